@@ -1,0 +1,49 @@
+"""The command `fairlead`: one word chooses a part, which is imported only then."""
+
+import importlib
+import sys
+from typing import NamedTuple
+
+
+class Command(NamedTuple):
+    module: str
+    summary: str
+
+
+COMMANDS = {
+    "engine": Command("engine_server.server.command", "serve one model over HTTP; what an engine pod runs"),
+    "router": Command("engine_server.router.command", "spread requests over engine replicas"),
+    "operator": Command("llm_operator.command", "turn LLMDeployments into pods"),
+    "up": Command("llm_operator.local", "run LLMDeployments on this machine, without a cluster"),
+    "fetch": Command("engine_server.models.command", "bring a model to a local folder and print its path"),
+    "bench": Command("engine_server.bench", "measure any OpenAI-compatible address under load"),
+}
+
+
+def usage() -> str:
+    rows = "\n".join(f"  {name:10}{command.summary}" for name, command in COMMANDS.items())
+    return f"usage: fairlead COMMAND ...\n\ncommands:\n{rows}\n\n`fairlead COMMAND --help` tells a command's flags."
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command that `argv` names; the return value is the process's exit status."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(usage())
+        return 0 if arguments else 2
+    name, *rest = arguments
+    if name == "--version":
+        from importlib.metadata import version
+
+        print(f"fairlead {version('fairlead')}")
+        return 0
+    if name not in COMMANDS:
+        print(f"fairlead: there is no command {name!r}; there are {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    run: object = importlib.import_module(COMMANDS[name].module).main
+    assert callable(run)
+    return int(run(rest) or 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
