@@ -1,0 +1,60 @@
+"""What the engine tells its stat loggers after each step."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class SchedulerStats(msgspec.Struct, array_like=True, frozen=True):
+    """The core's state after a step; it crosses the process boundary.
+
+    Gauges are the value now; every other field counts only what the step added.
+    """
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_cache_usage: float = 0.0  # 0 to 1
+    num_preemptions: int = 0
+    prefix_cache_queries: int = 0  # in tokens
+    prefix_cache_hits: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRequest:
+    """One request's life, told once when it ends. Times are in seconds."""
+
+    reason: FinishReason
+    num_prompt_tokens: int
+    num_generation_tokens: int
+    max_tokens: int | None  # as asked for; None: up to the context
+    e2e: float  # arrival to last token
+    queue: float  # arrival to first scheduled
+    prefill: float  # first scheduled to first token
+    decode: float  # first token to last token
+    num_cached_tokens: int = 0  # prompt tokens that were found in the prefix cache
+
+    @property
+    def inference(self) -> float:
+        return self.prefill + self.decode
+
+    @property
+    def time_per_output_token(self) -> float | None:
+        """The mean time between this request's tokens; none where it has at most one."""
+        if self.num_generation_tokens < 2:
+            return None
+        return self.decode / (self.num_generation_tokens - 1)
+
+
+@dataclass(slots=True)
+class IterationStats:
+    """What one step brought, collected by the front end as it handles the core's outputs."""
+
+    num_prompt_tokens: int = 0  # of the prompts whose first token came in this step
+    num_generation_tokens: int = 0
+    num_cached_prompt_tokens: int = 0
+    time_to_first_tokens: list[float] = field(default_factory=list)
+    inter_token_latencies: list[float] = field(default_factory=list)
+    finished: list[FinishedRequest] = field(default_factory=list)
