@@ -1,0 +1,44 @@
+# Fairlead's one image: engine, router and operator, chosen by the first argument.
+#   TORCH_INDEX  the package index that torch comes from (a CPU build, another CUDA); unset: the ordinary index
+ARG BASE=docker.io/library/python:3.12-slim
+
+# What is to be installed, apart from the rest of pyproject.toml, so that only a changed dependency installs anew.
+FROM ${BASE} AS requirements
+COPY pyproject.toml /source/
+RUN python3 -c "import tomllib; print(*tomllib.load(open('/source/pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" > /requirements.txt
+
+FROM ${BASE} AS dependencies
+ARG TORCH_INDEX=
+ENV PIP_CONSTRAINT=/constraints.txt PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN python3 -m venv /opt/fairlead
+COPY constraints.txt /
+COPY --from=requirements /requirements.txt /
+# Headers, tests and build tools of torch are a fifth of it, and nothing is compiled in a pod.
+RUN if [ -n "${TORCH_INDEX}" ]; then /opt/fairlead/bin/pip install --no-deps --index-url "${TORCH_INDEX}" torch; fi \
+    && /opt/fairlead/bin/pip install -r /requirements.txt \
+    && cd /opt/fairlead/lib/python3*/site-packages/torch \
+    && rm -rf include test bin/protoc* bin/test_* bin/*Test lib/*_test.so lib/*.a
+
+FROM ${BASE} AS wheel
+ENV PIP_CONSTRAINT=/constraints.txt PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+COPY constraints.txt /
+RUN python3 -m venv /opt/build && /opt/build/bin/pip install hatchling
+COPY pyproject.toml README.md LICENSE /source/
+COPY engine_server /source/engine_server
+COPY operator /source/operator
+RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /dist /source
+
+FROM ${BASE}
+# No NVIDIA_VISIBLE_DEVICES: a pod sees the GPUs that it asked for, and a pod without any sees none.
+ENV PATH=/opt/fairlead/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+RUN useradd --uid 65532 --user-group --create-home --shell /usr/sbin/nologin fairlead
+COPY --from=dependencies /opt/fairlead /opt/fairlead
+# Copied, not mounted: buildah keeps a layer that mounts another stage, even after that stage has changed.
+COPY --from=wheel /dist /dist
+RUN /opt/fairlead/bin/pip install --no-cache-dir --no-deps --compile /dist/*.whl
+USER 65532:65532
+WORKDIR /home/fairlead
+ENTRYPOINT ["fairlead"]
