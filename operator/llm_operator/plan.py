@@ -1,0 +1,106 @@
+"""The operator's heart: from an LLMDeployment and what there is, to what there should be. No I/O."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from llm_operator import names
+from llm_operator.observed import Manifest, Observed
+from llm_operator.pods import pod_template
+from llm_operator.settings import Settings
+from llm_operator.spec import LLMDeployment
+from llm_operator.status import Status, status
+
+PROGRESS_DEADLINE_SECONDS = 1800  # a replica's whole start: image, model, warm up
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`children` as they are applied, and the status to report."""
+
+    children: tuple[Manifest, ...]
+    status: Status
+
+    def child(self, kind: str) -> Manifest:
+        return next(child for child in self.children if child["kind"] == kind)
+
+
+def plan(deployment: LLMDeployment, observed: Observed, settings: Settings) -> Plan:
+    """Raises SpecError where the spec asks for what cannot be."""
+    template = template_in_force(deployment, observed) or pod_template(deployment, settings)
+    return Plan(
+        children=(
+            service_account(deployment, settings),
+            service(deployment, settings),
+            workload(deployment, template, settings),
+        ),
+        status=status(deployment.name, deployment.generation, deployment.spec.replicas, observed),
+    )
+
+
+def template_in_force(deployment: LLMDeployment, observed: Observed) -> dict[str, Any] | None:
+    """The pod template chosen for this very spec before: an upgrade of the operator rolls no engine."""
+    annotations = (observed.workload or {}).get("metadata", {}).get("annotations", {})
+    if annotations.get(names.SPEC_HASH_ANNOTATION) != deployment.spec_hash:
+        return None
+    recorded = annotations.get(names.POD_TEMPLATE_ANNOTATION)
+    return json.loads(recorded) if recorded else None
+
+
+def workload(deployment: LLMDeployment, template: dict[str, Any], settings: Settings) -> Manifest:
+    surge = deployment.spec.rollout.strategy == "surge"
+    manifest = child(deployment, settings, "apps/v1", "Deployment")
+    manifest["metadata"]["annotations"] = {
+        names.SPEC_HASH_ANNOTATION: deployment.spec_hash,
+        names.POD_TEMPLATE_ANNOTATION: json.dumps(template, sort_keys=True, separators=(",", ":")),
+    }
+    return manifest | {
+        "spec": {
+            "replicas": deployment.spec.replicas,
+            "selector": {"matchLabels": names.selector(deployment.name)},
+            "strategy": {
+                "type": "RollingUpdate",
+                "rollingUpdate": {"maxSurge": int(surge), "maxUnavailable": int(not surge)},
+            },
+            "progressDeadlineSeconds": PROGRESS_DEADLINE_SECONDS,
+            "revisionHistoryLimit": 3,
+            "template": template,
+        }
+    }
+
+
+def service(deployment: LLMDeployment, settings: Settings) -> Manifest:
+    port = {"name": names.HTTP_PORT, "port": names.ENGINE_PORT, "targetPort": names.HTTP_PORT}
+    return child(deployment, settings, "v1", "Service") | {
+        "spec": {
+            "type": "ClusterIP",
+            "selector": names.selector(deployment.name),
+            "ports": [{**port, "protocol": "TCP"}],
+        }
+    }
+
+
+def service_account(deployment: LLMDeployment, settings: Settings) -> Manifest:
+    return child(deployment, settings, "v1", "ServiceAccount") | {"automountServiceAccountToken": False}
+
+
+def child(deployment: LLMDeployment, settings: Settings, api_version: str, kind: str) -> Manifest:
+    return {
+        "apiVersion": api_version,
+        "kind": kind,
+        "metadata": {
+            "name": names.child_name(deployment.name),
+            "namespace": deployment.namespace,
+            "labels": names.child_labels(deployment.name, settings.version),
+            "ownerReferences": [
+                {
+                    "apiVersion": names.API_VERSION,
+                    "kind": names.KIND,
+                    "name": deployment.name,
+                    "uid": deployment.uid,
+                    "controller": True,
+                    "blockOwnerDeletion": True,
+                }
+            ],
+        },
+    }

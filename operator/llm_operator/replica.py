@@ -1,0 +1,91 @@
+"""The plan's engine container as a process of this machine: other port, paths and threads, all else the same."""
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llm_operator import names
+from llm_operator.observed import Observed
+from llm_operator.plan import plan
+from llm_operator.pods import CACHE_ENV, MODEL_FOLDER
+from llm_operator.settings import Settings
+from llm_operator.spec import LLMDeployment, SpecError
+
+HOST = "127.0.0.1"
+THREADS = "OMP_NUM_THREADS"
+GPUS = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """What of a planned pod matters here."""
+
+    deployment: LLMDeployment
+    arguments: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...]
+    fetch: str | None  # the URI that its init container brings
+    gpus: int
+    grace: float
+
+    @property
+    def label(self) -> str:
+        namespace = "" if self.deployment.namespace == "default" else f"{self.deployment.namespace}/"
+        return f"{namespace}{self.deployment.name}"
+
+
+def pod(deployment: LLMDeployment) -> Pod:
+    """The pod that the operator would make; SpecError for what only a cluster has."""
+    template = plan(deployment, Observed(), Settings(engine_image="")).child("Deployment")["spec"]["template"]
+    uri = deployment.spec.model.uri
+    if uri.startswith("pvc://"):
+        raise SpecError("spec.model.uri", f"{uri} is a volume claim, which only a cluster has")
+    engine = _container(template["spec"]["containers"], names.ENGINE_CONTAINER)
+    fetches = [init for init in template["spec"].get("initContainers", ()) if init["name"] == names.MODEL_CONTAINER]
+    return Pod(
+        deployment=deployment,
+        arguments=tuple(engine["args"]),
+        environment=tuple(_variable(entry) for entry in engine["env"] if entry["name"] not in CACHE_ENV),
+        fetch=fetches[0]["args"][1] if fetches else None,
+        gpus=deployment.spec.resources.gpu,
+        grace=float(template["spec"]["terminationGracePeriodSeconds"]),
+    )
+
+
+def arguments(pod: Pod, port: int, model: str | None) -> tuple[str, ...]:
+    """The container's arguments, listening on `port` of this machine alone, the model read from `model`."""
+    here = {"--host=0.0.0.0": f"--host={HOST}", f"--port={names.ENGINE_PORT}": f"--port={port}"}
+    if model is not None:
+        here[MODEL_FOLDER] = model
+    return tuple(here.get(argument, argument) for argument in pod.arguments)
+
+
+def environment(pod: Pod, threads: int, gpus: Sequence[str]) -> dict[str, str]:
+    """The container's variables, with this replica's share of the machine."""
+    return dict(pod.environment) | {THREADS: str(threads), GPUS: ",".join(gpus)}
+
+
+def share(gpus: Sequence[str], wanted: int, first: int) -> list[str]:
+    """`wanted` of the machine's GPUs, in turn from `first` on."""
+    return [gpus[(first + offset) % len(gpus)] for offset in range(wanted)] if gpus else []
+
+
+def visible_gpus(chosen: str | None) -> list[str]:
+    """The GPUs that CUDA would use, where `chosen` is CUDA_VISIBLE_DEVICES; asks the driver, not torch."""
+    if chosen is not None:
+        return [gpu for gpu in chosen.split(",") if gpu and gpu != "-1"]
+    if (smi := shutil.which("nvidia-smi")) is None:
+        return []
+    listed = subprocess.run([smi, "--list-gpus"], capture_output=True, text=True).stdout
+    return [str(index) for index, line in enumerate(listed.splitlines()) if line.startswith("GPU ")]
+
+
+def _container(containers: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    return next(container for container in containers if container["name"] == name)
+
+
+def _variable(entry: dict[str, Any]) -> tuple[str, str]:
+    if "valueFrom" in entry:
+        raise SpecError("spec.engine.env", f"{entry['name']} has a valueFrom, which only a cluster can look up")
+    return entry["name"], entry.get("value", "")

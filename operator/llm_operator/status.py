@@ -1,0 +1,169 @@
+"""What an LLMDeployment reports about itself. No I/O."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from llm_operator.names import ENGINE_CONTAINER, MODEL_CONTAINER, selector
+from llm_operator.observed import Manifest, Observed
+from llm_operator.reasons import Problem, condition, problems, running
+from llm_operator.schema import accepts, camel
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    type: str = accepts("Ready, Progressing, Degraded or NameTaken.")
+    status: str = accepts("True, False or Unknown.", choices=("True", "False", "Unknown"))
+    reason: str = accepts("One word for programs.")
+    message: str = accepts("A sentence for people.")
+    last_transition_time: str = accepts("When the status last changed.", format="date-time")
+    observed_generation: int | None = accepts("The generation that it speaks of.", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    observed_generation: int | None = accepts("The generation that this speaks of.", default=None)
+    replicas: int = accepts("Replicas that there are.", default=0)
+    ready_replicas: int = accepts("Replicas that answer.", default=0)
+    selector: str = accepts("Finds the pods; for whoever scales.", default="")
+    conditions: tuple[Condition, ...] = accepts(
+        "What is so, and why.", default=(), list_type="map", list_key="type"
+    )
+
+    def condition(self, kind: str) -> Condition | None:
+        return next((entry for entry in self.conditions if entry.type == kind), None)
+
+    def as_manifest(self) -> Manifest:
+        manifest: Manifest = spelt(asdict(self))
+        return manifest
+
+
+def spelt(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {camel(key): spelt(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [spelt(item) for item in value]
+    return value
+
+
+class Finding(NamedTuple):
+    type: str
+    holds: bool
+    reason: str
+    message: str
+
+
+class Counts(NamedTuple):
+    """Replicas as the Deployment counts them."""
+
+    wanted: int
+    existing: int = 0
+    updated: int = 0
+    ready: int = 0
+    current: bool = False  # whether the counts are about what was applied last
+    blocked: Problem | None = None  # why it cannot make pods, or why it gave up waiting for them
+
+    @property
+    def complete(self) -> bool:
+        return self.current and self.existing == self.updated == self.ready == self.wanted
+
+    @classmethod
+    def of(cls, wanted: int, workload: Manifest | None) -> "Counts":
+        if workload is None:
+            return cls(wanted)
+        said = workload.get("status", {})
+        return cls(
+            wanted=wanted,
+            existing=said.get("replicas", 0),
+            updated=said.get("updatedReplicas", 0),
+            ready=said.get("readyReplicas", 0),
+            current=said.get("observedGeneration", 0) >= workload["metadata"].get("generation", 0),
+            blocked=blocked(workload),
+        )
+
+
+def blocked(workload: Manifest) -> Problem | None:
+    failure = condition(workload, "ReplicaFailure")
+    if failure.get("status") == "True":
+        return Problem(failure.get("reason", "ReplicaFailure"), failure.get("message", ""))
+    progress = condition(workload, "Progressing")
+    if progress.get("status") == "False" and progress.get("reason") == "ProgressDeadlineExceeded":
+        return Problem("ProgressDeadlineExceeded", "the replicas were not ready within the deadline")
+    return None
+
+
+def status(
+    name: str, generation: int, wanted: int, observed: Observed, fault: Problem | None = None
+) -> Status:
+    """`fault`: why the spec as it stands could not be carried out."""
+    counts = Counts.of(wanted, observed.workload)
+    faults = [problem for problem in (fault, *pod_problems(counts, observed), counts.blocked) if problem]
+    findings = [ready(counts, faults, observed), progressing(counts, fault), degraded(faults)]
+    findings += name_taken(observed)
+    return Status(
+        observed_generation=generation,
+        replicas=counts.existing,
+        ready_replicas=counts.ready,
+        selector=",".join(f"{key}={value}" for key, value in selector(name).items()),
+        conditions=tuple(dated(finding, generation, observed) for finding in findings),
+    )
+
+
+def pod_problems(counts: Counts, observed: Observed) -> list[Problem]:
+    """Pods that failed for good, as evicted ones do, count only until others have replaced them."""
+    replaced = counts.ready >= counts.wanted
+    return problems(
+        pod for pod in observed.pods if not (replaced and pod.get("status", {}).get("phase") == "Failed")
+    )
+
+
+def ready(counts: Counts, faults: list[Problem], observed: Observed) -> Finding:
+    """True means that a request to the router is answered."""
+    if counts.wanted and counts.ready:
+        return Finding("Ready", True, "ReplicasReady", f"{counts.ready} of {counts.wanted} replicas answer")
+    if faults:
+        return Finding("Ready", False, *faults[0])
+    if not counts.wanted:
+        return Finding("Ready", False, "ScaledToZero", "no replica is wanted")
+    if any(running(pod, ENGINE_CONTAINER) for pod in observed.pods):
+        return Finding("Ready", False, "Loading", "the engine loads the model")
+    if any(running(pod, MODEL_CONTAINER) for pod in observed.pods):
+        return Finding("Ready", False, "FetchingModel", "the model is being fetched")
+    return Finding("Ready", False, "Starting", "pods are being started")
+
+
+def progressing(counts: Counts, fault: Problem | None) -> Finding:
+    if fault:
+        return Finding("Progressing", False, *fault)
+    if counts.complete:
+        return Finding(
+            "Progressing", False, "Complete", f"{counts.wanted} of {counts.wanted} replicas are ready"
+        )
+    if counts.blocked and counts.current:
+        return Finding("Progressing", False, *counts.blocked)
+    message = f"{counts.updated} of {counts.wanted} replicas are up to date, {counts.ready} ready"
+    return Finding("Progressing", True, "RollingOut", message)
+
+
+def degraded(faults: list[Problem]) -> Finding:
+    if not faults:
+        return Finding("Degraded", False, "AsExpected", "nothing is wrong")
+    return Finding("Degraded", True, faults[0].reason, "; ".join(problem.message for problem in faults[:3]))
+
+
+def name_taken(observed: Observed) -> Iterator[Finding]:
+    if observed.name_holders:
+        held = ", ".join(f"{name} is held by {holder}" for name, holder in observed.name_holders)
+        reach = f"requests reach this one as {observed.address}"
+        yield Finding("NameTaken", True, "HeldByAnOlderOne", f"{held}; {reach}")
+
+
+def dated(finding: Finding, generation: int, observed: Observed) -> Condition:
+    """Keeps the time of the last transition for as long as the status stays."""
+    holds = "True" if finding.holds else "False"
+    last = next((entry for entry in observed.conditions if entry["type"] == finding.type), None)
+    if last is not None and last["status"] == holds:
+        since = last["lastTransitionTime"]
+    else:
+        since = observed.now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return Condition(finding.type, holds, finding.reason, finding.message, since, generation)
