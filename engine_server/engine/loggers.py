@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
+import msgspec
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -91,7 +91,7 @@ class LoggingStatLogger(StatLoggerBase):
         self._prompt_tokens = self._generation_tokens = 0
 
     def log_engine_initialized(self) -> None:
-        settings = ", ".join(f"{name} {value}" for name, value in _cache_settings(self._config))
+        settings = ", ".join(f"{name} {value}" for name, value in _cache_settings(self._config).items())
         logger.info("engine %d: cache: %s", self._engine_index, settings)
 
 
@@ -235,17 +235,15 @@ class PrometheusStatLogger(StatLoggerBase):
             self._request_between_tokens.observe(request.time_per_output_token)
 
     def log_engine_initialized(self) -> None:
-        settings = dict(_cache_settings(self._config))
+        settings = _cache_settings(self._config)
         family = self._families.family(
             Gauge, "cache_config_info", "The cache's settings, as labels.", (*settings, "engine")
         )
         family.labels(**settings, engine=self._engine).set(1)
 
 
-def _cache_settings(config: EngineConfig) -> list[tuple[str, str]]:
-    return [
-        (field.name, str(getattr(config.cache, field.name))) for field in dataclasses.fields(config.cache)
-    ]
+def _cache_settings(config: EngineConfig) -> dict[str, str]:
+    return {name: str(value) for name, value in msgspec.structs.asdict(config.cache).items()}
 
 
 M = TypeVar("M", Gauge, Counter, Histogram)

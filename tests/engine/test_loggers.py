@@ -1,13 +1,13 @@
 """Stat loggers, read back as a scraper and a log reader would."""
 
 import logging
-from dataclasses import dataclass, field
 
 import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from engine_server.engine.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine_server.engine.loggers import (
     LoggingStatLogger,
     PrometheusStatLogger,
@@ -17,22 +17,25 @@ from engine_server.engine.loggers import (
 from engine_server.engine.stats import FinishedRequest, IterationStats, SchedulerStats
 
 
-@dataclass(frozen=True)
-class Model:
-    served_model_name: list[str] = field(default_factory=lambda: ["small", "alias"])
-    max_model_len: int = 1024
-
-
-@dataclass(frozen=True)
-class Cache:
-    block_size: int = 16
-    num_gpu_blocks: int | None = None
-
-
-@dataclass(frozen=True)
-class Config:
-    model: Model = field(default_factory=Model)
-    cache: Cache = field(default_factory=Cache)
+def a_config(max_model_len: int = 1024) -> EngineConfig:
+    return EngineConfig(
+        model=ModelConfig(
+            model="small",
+            path="/models/small",
+            tokenizer="/models/small",
+            served_model_name=["small", "alias"],
+            dtype="float32",
+            max_model_len=max_model_len,
+            vocab_size=100,
+            eos_token_ids=[0],
+            seed=0,
+        ),
+        cache=CacheConfig(
+            block_size=16, gpu_memory_utilization=0.9, kv_cache_memory_bytes=None, num_gpu_blocks_override=8
+        ),
+        scheduler=SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=4, enable_chunked_prefill=True),
+        device=DeviceConfig(device="cpu"),
+    )
 
 
 STEP = IterationStats(
@@ -72,7 +75,7 @@ def key(name: str, engine: str = "0", **labels: str) -> tuple[str, tuple[tuple[s
 
 def test_prometheus_exposes_what_was_recorded() -> None:
     registry = CollectorRegistry()
-    logger = PrometheusStatLogger(Config(), registry=registry)
+    logger = PrometheusStatLogger(a_config(), registry=registry)
     logger.log_engine_initialized()
     logger.record(SchedulerStats(num_running=4, num_waiting=2, kv_cache_usage=0.25, num_preemptions=1), STEP)
     logger.record(SchedulerStats(num_running=3, num_preemptions=1), None)
@@ -94,13 +97,20 @@ def test_prometheus_exposes_what_was_recorded() -> None:
     assert values[key("request_time_per_output_token_seconds_sum")] == pytest.approx(0.4)
     assert values[key("request_prefill_kv_computed_tokens_sum")] == 5
     assert values[key("request_params_max_tokens_sum")] == 5
-    info = ("vllm:cache_config_info", (("block_size", "16"), ("engine", "0"), ("num_gpu_blocks", "None")))
+    settings = {
+        "block_size": "16",
+        "engine": "0",
+        "gpu_memory_utilization": "0.9",
+        "kv_cache_memory_bytes": "None",
+        "num_gpu_blocks_override": "8",
+    }
+    info = ("vllm:cache_config_info", tuple(settings.items()))
     assert values[info] == 1
 
 
 def test_prometheus_keeps_the_names_of_older_dashboards() -> None:
     registry = CollectorRegistry()
-    PrometheusStatLogger(Config(), registry=registry).record(SchedulerStats(kv_cache_usage=0.5), STEP)
+    PrometheusStatLogger(a_config(), registry=registry).record(SchedulerStats(kv_cache_usage=0.5), STEP)
     values = scrape(registry)
     assert values[key("gpu_cache_usage_perc")] == values[key("kv_cache_usage_perc")] == 0.5
     assert values[key("time_per_output_token_seconds_bucket", le="0.025")] == 1
@@ -109,9 +119,9 @@ def test_prometheus_keeps_the_names_of_older_dashboards() -> None:
 
 def test_engines_of_one_process_share_the_metrics() -> None:
     registry = CollectorRegistry()
-    first = PrometheusStatLogger(Config(), registry=registry)
-    second = PrometheusStatLogger(Config(Model(max_model_len=4096)), 1, registry=registry)
-    again = PrometheusStatLogger(Config(), registry=registry)
+    first = PrometheusStatLogger(a_config(), registry=registry)
+    second = PrometheusStatLogger(a_config(4096), 1, registry=registry)
+    again = PrometheusStatLogger(a_config(), registry=registry)
     for logger in (first, second, again):
         logger.log_engine_initialized()
         logger.record(SchedulerStats(), STEP)
@@ -123,7 +133,7 @@ def test_engines_of_one_process_share_the_metrics() -> None:
 def test_an_aborted_request_without_a_token_is_counted() -> None:
     registry = CollectorRegistry()
     aborted = FinishedRequest("abort", 7, 0, None, e2e=0.5, queue=0.5, prefill=0.0, decode=0.0)
-    PrometheusStatLogger(Config(), registry=registry).record(None, IterationStats(finished=[aborted]))
+    PrometheusStatLogger(a_config(), registry=registry).record(None, IterationStats(finished=[aborted]))
     values = scrape(registry)
     assert values[key("request_success_total", finished_reason="abort")] == 1
     assert values[key("request_params_max_tokens_count")] == 0
@@ -141,7 +151,7 @@ def test_token_buckets(longest: int, buckets: list[int]) -> None:
 def test_logging_says_one_line_for_an_interval(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "engine_server.engine.loggers")
     times = iter([0.0, 5.0, 9.0, 100.0, 102.0])
-    logger = LoggingStatLogger(Config(), clock=lambda: next(times))
+    logger = LoggingStatLogger(a_config(), clock=lambda: next(times))
     for _ in range(3):
         logger.record(SchedulerStats(num_running=2, kv_cache_usage=0.5), STEP)
     assert not caplog.messages
@@ -162,7 +172,7 @@ def test_a_logger_must_record() -> None:
         def __init__(self, config: object, engine_index: int = 0) -> None: ...
 
     with pytest.raises(TypeError, match="record"):
-        Silent(Config())  # type: ignore[abstract]
+        Silent(a_config())  # type: ignore[abstract]
 
 
 def test_scheduler_stats_cross_a_process_boundary() -> None:
