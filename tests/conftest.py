@@ -1,0 +1,142 @@
+"""A real API server for whatever talks to Kubernetes: etcd and kube-apiserver, ended with the tests."""
+
+import os
+import re
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent
+CLUSTER = ROOT.parent / "shared" / "cluster" / "cluster"
+TOKEN = "tests-only"
+START_SECONDS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class ApiServer:
+    """`kubeconfig` is an administrator's; `assets` is the folder with kubectl."""
+
+    url: str
+    kubeconfig: Path
+    assets: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
+
+    def kubectl(self, *arguments: str, stdin: object = None) -> subprocess.CompletedProcess[str]:
+        """Its exit code is the caller's to judge; `stdin` becomes YAML."""
+        return subprocess.run(
+            [self.assets / "kubectl", *arguments],
+            env=self.environment,
+            input=yaml.safe_dump(stdin) if stdin is not None else None,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+
+@pytest.fixture(scope="session")
+def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    assets = find_assets()
+    folder = tmp_path_factory.mktemp("kubernetes")
+    etcd_port, etcd_peer_port, port = free_port(), free_port(), free_port()
+    (folder / "tokens.csv").write_text(f"{TOKEN},admin,admin,system:masters\n")
+    key = folder / "service-accounts.key"
+    subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
+    etcd = [
+        assets / "etcd",
+        f"--data-dir={folder / 'etcd'}",
+        f"--listen-client-urls=http://127.0.0.1:{etcd_port}",
+        f"--advertise-client-urls=http://127.0.0.1:{etcd_port}",
+        f"--listen-peer-urls=http://127.0.0.1:{etcd_peer_port}",
+        "--unsafe-no-fsync",
+        "--log-level=error",
+    ]
+    apiserver = [
+        assets / "kube-apiserver",
+        f"--etcd-servers=http://127.0.0.1:{etcd_port}",
+        "--bind-address=127.0.0.1",
+        "--advertise-address=127.0.0.1",
+        "--endpoint-reconciler-type=none",
+        f"--secure-port={port}",
+        f"--cert-dir={folder / 'certs'}",
+        f"--token-auth-file={folder / 'tokens.csv'}",
+        "--authorization-mode=RBAC",
+        "--service-cluster-ip-range=198.19.0.0/16",
+        "--service-account-issuer=https://kubernetes.default.svc",
+        f"--service-account-key-file={key}",
+        f"--service-account-signing-key-file={key}",
+        "--disable-admission-plugins=ServiceAccount",
+    ]
+    url = f"https://127.0.0.1:{port}"
+    with running(etcd, folder / "etcd.log"), running(apiserver, folder / "kube-apiserver.log") as process:
+        server = ApiServer(url, kubeconfig(folder, url), assets)
+        await_ready(server, process, folder / "kube-apiserver.log")
+        yield server
+
+
+def find_assets() -> Path:
+    """The folder with etcd, kube-apiserver and kubectl, as envtest has it."""
+    named = os.environ.get("KUBEBUILDER_ASSETS")
+    if named:
+        return Path(named)
+    if CLUSTER.is_file():
+        told = subprocess.run([CLUSTER, "assets"], check=True, capture_output=True, text=True).stdout
+        found = re.search(r"^export KUBEBUILDER_ASSETS=(.+)$", told, re.MULTILINE)
+        assert found, f"{CLUSTER} assets did not tell KUBEBUILDER_ASSETS: {told!r}"
+        return Path(found[1])
+    pytest.skip(f"no API server to test against: KUBEBUILDER_ASSETS is not set and there is no {CLUSTER}")
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@contextmanager
+def running(command: list[Any], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            yield process
+        finally:
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def kubeconfig(folder: Path, url: str) -> Path:
+    file = folder / "kubeconfig"
+    authority = folder / "certs" / "apiserver.crt"  # the server makes it, with its issuer in the same file
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "tests",
+        "contexts": [{"name": "tests", "context": {"cluster": "tests", "user": "admin"}}],
+        "clusters": [{"name": "tests", "cluster": {"server": url, "certificate-authority": str(authority)}}],
+        "users": [{"name": "admin", "user": {"token": TOKEN}}],
+    }
+    file.write_text(yaml.safe_dump(config))
+    return file
+
+
+def await_ready(server: ApiServer, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while server.kubectl("get", "--raw", "/readyz").returncode != 0:
+        if process.poll() is not None or time.monotonic() > deadline:
+            pytest.fail(f"kube-apiserver did not start:\n{log.read_text()[-3000:]}")
+        time.sleep(0.1)
