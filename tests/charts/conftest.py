@@ -1,0 +1,52 @@
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "charts" / "fairlead"
+CLUSTER = ROOT.parent / "shared" / "cluster" / "cluster"
+
+Manifest = dict[str, Any]
+Helm = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def helm() -> Helm:
+    """Runs helm, from the PATH or from the cluster script beside the repository."""
+    program = shutil.which("helm")
+    if program is None and CLUSTER.exists():
+        exports = subprocess.run([CLUSTER, "assets"], capture_output=True, text=True, check=True).stdout
+        folders = [line.partition("=")[2] for line in exports.splitlines() if "KUBEBUILDER_ASSETS=" in line]
+        program = shutil.which("helm", path=os.pathsep.join(folders))
+    if program is None:
+        pytest.skip("the chart's tests need helm, and it is not on the PATH")
+
+    def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([program, *arguments], capture_output=True, text=True)
+
+    return run
+
+
+@pytest.fixture
+def render(helm: Helm, tmp_path: Path) -> Callable[..., list[Manifest]]:
+    """The manifests of the chart for some values."""
+
+    def rendered(**values: Any) -> list[Manifest]:
+        file = tmp_path / "values.yaml"
+        file.write_text(yaml.safe_dump(values))
+        result = helm("template", "fairlead", CHART, "--namespace", "fairlead-system", "--values", file)
+        assert result.returncode == 0, result.stderr
+        return [manifest for manifest in yaml.safe_load_all(result.stdout) if manifest]
+
+    return rendered
