@@ -1,4 +1,4 @@
-"""`hf://org/name[@revision]`: a repository of a hub. HF_TOKEN, HF_HOME and HF_ENDPOINT as its library has them."""
+"""`hf://org/name[@revision]`: a repository of a hub, found by HF_ENDPOINT, HF_HOME and HF_TOKEN as usual."""
 
 import sys
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""Runs a command that ends when its parent ends, even by kill -9: python leash.py PARENT_PID COMMAND ARGUMENT...
+"""python leash.py PARENT_PID COMMAND ARGUMENT...: the command ends when its parent ends, even by kill -9.
 
-Only Linux tells a process of its parent's death; elsewhere the command just runs. Run as a file, so that it starts
-without anything of ours being imported.
+Only Linux tells a process of its parent's death; elsewhere the command just runs. This is run as a file, so
+that nothing of ours is imported first.
 """
 
 import ctypes

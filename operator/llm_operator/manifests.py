@@ -1,32 +1,38 @@
 """LLMDeployments out of YAML files."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from llm_operator.names import API_VERSION, GROUP, KIND
 from llm_operator.spec import LLMDeployment, SpecError, parse
 
+T = TypeVar("T")
+
 
 class ManifestError(ValueError):
     """A file cannot be used; the message names file, document and field."""
 
 
-def read(files: Iterable[Path]) -> list[LLMDeployment]:
-    """Every LLMDeployment in `files`; documents of other kinds are for a cluster, and left out."""
-    deployments: dict[tuple[str, str], LLMDeployment] = {}
+def read(files: Iterable[Path], make: Callable[[LLMDeployment], T]) -> list[T]:
+    """What `make` makes of every LLMDeployment in `files`; other kinds are for a cluster, and left out."""
+    made: dict[tuple[str, str], T] = {}
     for file in files:
-        found = [(number, _parsed(file, number, it)) for number, it in _documents(file) if _is_ours(it)]
-        if not found:
+        ours = [(number, document) for number, document in _documents(file) if _is_ours(document)]
+        if not ours:
             raise ManifestError(f"{file}: there is no {KIND} ({API_VERSION}) in it")
-        for number, deployment in found:
-            key = (deployment.namespace, deployment.name)
-            if key in deployments:
-                raise ManifestError(f"{file}, document {number}: {'/'.join(key)} is there twice")
-            deployments[key] = deployment
-    return list(deployments.values())
+        for number, document in ours:
+            try:
+                deployment = parse(document)
+                key = (deployment.namespace, deployment.name)
+                if key in made:
+                    raise SpecError("metadata.name", f"{'/'.join(key)} is there twice")
+                made[key] = make(deployment)
+            except SpecError as error:
+                raise ManifestError(f"{file}, document {number}: {error}") from error
+    return list(made.values())
 
 
 def _documents(file: Path) -> list[tuple[int, Any]]:
@@ -45,10 +51,3 @@ def _is_ours(document: Any) -> bool:
     if not isinstance(document, dict):
         return True
     return str(document.get("apiVersion", GROUP)).startswith(GROUP) or document.get("kind") == KIND
-
-
-def _parsed(file: Path, number: int, document: Any) -> LLMDeployment:
-    try:
-        return parse(document)
-    except SpecError as error:
-        raise ManifestError(f"{file}, document {number}: {error}") from error

@@ -1,4 +1,4 @@
-"""Programs as processes of this machine: their lines relayed, run again when they end, and never left behind."""
+"""Programs as processes of this machine: lines relayed, run again when they end, and never left behind."""
 
 import asyncio
 import os

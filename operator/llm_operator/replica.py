@@ -1,4 +1,4 @@
-"""The plan's engine container as a process of this machine: other port, paths and threads, all else the same."""
+"""The plan's engine container as a process of this machine: but for port, paths and threads, the same."""
 
 import shutil
 import subprocess
@@ -42,7 +42,9 @@ def pod(deployment: LLMDeployment) -> Pod:
     if uri.startswith("pvc://"):
         raise SpecError("spec.model.uri", f"{uri} is a volume claim, which only a cluster has")
     engine = _container(template["spec"]["containers"], names.ENGINE_CONTAINER)
-    fetches = [init for init in template["spec"].get("initContainers", ()) if init["name"] == names.MODEL_CONTAINER]
+    fetches = [
+        init for init in template["spec"].get("initContainers", ()) if init["name"] == names.MODEL_CONTAINER
+    ]
     return Pod(
         deployment=deployment,
         arguments=tuple(engine["args"]),
@@ -87,5 +89,7 @@ def _container(containers: list[dict[str, Any]], name: str) -> dict[str, Any]:
 
 def _variable(entry: dict[str, Any]) -> tuple[str, str]:
     if "valueFrom" in entry:
-        raise SpecError("spec.engine.env", f"{entry['name']} has a valueFrom, which only a cluster can look up")
+        raise SpecError(
+            "spec.engine.env", f"{entry['name']} has a valueFrom, which only a cluster can look up"
+        )
     return entry["name"], entry.get("value", "")

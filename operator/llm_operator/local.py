@@ -1,0 +1,257 @@
+"""`fairlead up FILE...`: LLMDeployments as processes of this machine behind the router, without a cluster."""
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import aiohttp
+
+from llm_operator import manifests, replica
+from llm_operator.processes import Kept, Program, ProgramError, lasted, relayed, running, say
+from llm_operator.replica import HOST, Pod
+
+POLL_SECONDS = 0.1
+ROUTER_GRACE = 90.0  # a router drains as long as its engines do
+
+Command = Callable[[Sequence[str]], tuple[str, ...]]
+
+
+class StartError(RuntimeError):
+    """Nothing is running, and the message says why."""
+
+
+def fairlead(arguments: Sequence[str]) -> tuple[str, ...]:
+    return (sys.executable, "-m", "engine_server.cli", *arguments)
+
+
+def main(argv: list[str], command: Command = fairlead) -> int:
+    parser = argparse.ArgumentParser(
+        prog="fairlead up",
+        description="Run the LLMDeployments in YAML files on this machine, without a cluster.",
+    )
+    parser.add_argument("files", metavar="FILE", nargs="+", type=Path, help="YAML with LLMDeployments")
+    parser.add_argument(
+        "--port", type=int, default=8080, help="the router's port (default: 8080; 0: any free one)"
+    )
+    arguments = parser.parse_args(argv)
+    try:
+        pods = manifests.read(arguments.files, replica.pod)
+        port = router_port(arguments.port)
+        asyncio.run(up(pods, port, command))
+    except (manifests.ManifestError, StartError, ProgramError) as error:
+        print(f"fairlead up: {error}", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+def router_port(wanted: int) -> int:
+    if wanted == 0:
+        return free_ports(1)[0]
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, wanted))
+        except (OSError, OverflowError) as error:
+            raise StartError(
+                f"port {wanted} cannot be used ({error}); choose another one with --port"
+            ) from error
+    return wanted
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind((HOST, 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One engine to be: whose it is, and where it listens."""
+
+    pod: Pod
+    name: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.port}"
+
+
+def replicas(pods: Sequence[Pod]) -> list[Replica]:
+    names = [(pod, f"{pod.label}-{index}") for pod in pods for index in range(pod.deployment.spec.replicas)]
+    return [Replica(pod, name, port) for (pod, name), port in zip(names, free_ports(len(names)), strict=True)]
+
+
+def programs(
+    engines: Sequence[Replica], models: dict[str, str], gpus: list[str], command: Command
+) -> list[Program]:
+    """Every engine as a program; cores are divided evenly, GPUs go round."""
+    threads = max(1, cores() // max(1, len(engines)))
+    listed, used = [], 0
+    for engine in engines:
+        pod = engine.pod
+        arguments = replica.arguments(pod, engine.port, models.get(pod.fetch) if pod.fetch else None)
+        environment = replica.environment(pod, threads, replica.share(gpus, pod.gpus, used))
+        used += pod.gpus
+        listed.append(Program(engine.name, command(arguments), environment, pod.grace))
+    return listed
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def endpoints(pods: Sequence[Pod], engines: Sequence[Replica]) -> str:
+    """What the router reads instead of a cluster's API; the first named is the oldest."""
+    listed = [
+        {
+            "namespace": pod.deployment.namespace,
+            "name": pod.deployment.name,
+            "servedNames": list(pod.deployment.served_names),
+            "policy": pod.deployment.spec.routing.policy,
+            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(index)),
+            "endpoints": [engine.url for engine in engines if engine.pod is pod],
+        }
+        for index, pod in enumerate(pods)
+    ]
+    return json.dumps({"deployments": listed}, indent=1)
+
+
+async def up(pods: Sequence[Pod], port: int, command: Command) -> None:
+    """Until SIGINT or SIGTERM, or until something does not come up; leaves no process behind."""
+    stop, hurry = asyncio.Event(), asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(
+            number, lambda: (hurry if stop.is_set() else stop).set()
+        )
+    work = asyncio.create_task(serve(pods, port, command, hurry))
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if not work.done():
+        say("stopping: requests under way may finish (once more to end at once)")
+        stop.set()
+        work.cancel()
+    stopping.cancel()
+    with suppress(asyncio.CancelledError):
+        await work
+    say("stopped")
+
+
+async def serve(pods: Sequence[Pod], port: int, command: Command, hurry: asyncio.Event) -> None:
+    start = time.monotonic()
+    gpus = visible_gpus(pods)
+    models = await fetch(pods, command, hurry)
+    fetched = time.monotonic()
+    engines = replicas(pods)
+    address = f"http://{HOST}:{port}"
+    with tempfile.TemporaryDirectory(prefix="fairlead-") as folder:
+        file = Path(folder) / "endpoints.json"
+        file.write_text(endpoints(pods, engines))
+        router = ("router", f"--host={HOST}", f"--port={port}", f"--endpoints-file={file}")
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
+            kept = [
+                Kept(program, partial(answers, session, f"{engine.url}/ready"), hurry)
+                for program, engine in zip(programs(engines, models, gpus, command), engines, strict=True)
+            ]
+            kept.append(
+                Kept(
+                    Program("router", command(router), grace=ROUTER_GRACE),
+                    partial(answers, session, f"{address}/health"),
+                    hurry,
+                )
+            )
+            say(f"starting {len(engines)} engines and the router")
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for each in kept:
+                        group.create_task(each.run())
+                    for each in kept:
+                        await each.ready.wait()
+                    await routed(session, address, pods)
+                    greet(address, pods, fetched - start, time.monotonic() - fetched)
+            except* ProgramError as failed:
+                raise failed.exceptions[0] from None
+
+
+def visible_gpus(pods: Sequence[Pod]) -> list[str]:
+    wanted = {pod.label: pod.gpus for pod in pods if pod.gpus}
+    if not wanted:
+        return []
+    gpus = replica.visible_gpus(os.environ.get(replica.GPUS))
+    for label, count in wanted.items():
+        if not gpus:
+            say(f"{label} asks for {count} GPUs; there is none here, so it runs on the CPU")
+        elif count > len(gpus):
+            raise StartError(f"{label} asks for {count} GPUs a replica; there are {len(gpus)} here")
+    return gpus
+
+
+async def fetch(pods: Sequence[Pod], command: Command, hurry: asyncio.Event) -> dict[str, str]:
+    """The folder of each model, by its URI; each is brought once."""
+    folders = {}
+    for uri in dict.fromkeys(pod.fetch for pod in pods if pod.fetch and pod.deployment.spec.replicas):
+        start = time.monotonic()
+        say(f"fetching {uri} ...")
+        lines: list[str] = []
+        program = Program("fetch", command(["fetch", uri]))
+        async with running(program, lines.append, relayed("fetch"), hurry) as process:
+            code = await process.wait()
+        if code != 0 or not lines:
+            raise StartError(f"{uri} cannot be fetched; the lines above say why")
+        folders[uri] = lines[-1]
+        say(f"{uri} is in {lines[-1]} after {lasted(time.monotonic() - start)}")
+    return folders
+
+
+async def answers(session: aiohttp.ClientSession, url: str) -> None:
+    """Returns once `url` answers 200."""
+    while True:
+        with suppress(aiohttp.ClientError, TimeoutError):
+            async with session.get(url) as response:
+                if response.status == 200:
+                    return
+        await asyncio.sleep(POLL_SECONDS)
+
+
+async def routed(session: aiohttp.ClientSession, address: str, pods: Sequence[Pod]) -> None:
+    """Returns once the router hands requests to a replica of each deployment."""
+    for pod in pods:
+        if not pod.deployment.spec.replicas:
+            continue
+        body = {"model": pod.deployment.served_names[0], "prompt": "Hello", "max_tokens": 1}
+        while True:
+            with suppress(aiohttp.ClientError, TimeoutError):
+                async with session.post(f"{address}/v1/completions", json=body) as response:
+                    if response.status not in (404, 502, 503):  # those are the router's own words
+                        break
+            await asyncio.sleep(POLL_SECONDS)
+
+
+def greet(address: str, pods: Sequence[Pod], fetched: float, started: float) -> None:
+    names = [name for pod in pods for name in pod.deployment.served_names]
+    spent = f"models {lasted(fetched)}, start {lasted(started)}"
+    say(f"ready after {lasted(fetched + started)} ({spent}): {', '.join(names)}")
+    question = {
+        "model": names[0],
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    }
+    for title, flags, body in (
+        ("ask", "-s", question),
+        ("ask, streamed", "-sN", {**question, "stream": True}),
+    ):
+        request = f"curl {flags} {address}/v1/chat/completions -H 'Content-Type: application/json'"
+        say(f"{title}:\n  {request} -d '{json.dumps(body)}'")
+    say(f"stop with Ctrl-C; the router's address is\n{address}")
