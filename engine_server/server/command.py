@@ -1,0 +1,139 @@
+"""`fairlead engine MODEL`: one model behind OpenAI's API."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+
+import uvicorn
+import uvloop
+
+from engine_server.engine.arg_utils import AsyncEngineArgs, parse_size
+from engine_server.engine.errors import EngineDeadError
+from engine_server.server.app import build_app
+from engine_server.server.engine_host import EngineHost
+from engine_server.server.gate import Gate
+from engine_server.server.shutdown import Shutdown
+
+logger = logging.getLogger(__name__)
+
+# Longer than the idle time after which routers and balancers drop a connection, so that it is never us who
+# close one just as a request comes over it.
+KEEP_ALIVE_SECONDS = 90
+LAST_WORDS_SECONDS = 1.0  # for what is left to be written when all requests are over
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="fairlead engine", description="Serve one model over OpenAI's API.", allow_abbrev=False
+    )
+    server = parser.add_argument_group("server")
+    server.add_argument("--host", default="0.0.0.0", help="address to listen on (default: %(default)s)")  # noqa: S104
+    server.add_argument("--port", type=int, default=8000, help="port (default: %(default)s; 0: any free one)")
+    server.add_argument(
+        "--drain-timeout",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="how long requests under way may take to finish after SIGTERM (default: %(default)g)",
+    )
+    server.add_argument(
+        "--max-body-bytes",
+        type=parse_size,
+        default=32 << 20,
+        metavar="SIZE",
+        help="larger request bodies are refused (default: 32MiB)",
+    )
+    AsyncEngineArgs.add_cli_args(parser)
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    started = time.monotonic()
+    options = parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        listener = _listen(options.host, options.port)
+    except OSError as error:
+        print(f"fairlead engine: can't listen on {options.host}:{options.port}: {error}", file=sys.stderr)
+        return 1
+    host = EngineHost(AsyncEngineArgs.from_cli_args(options), started)
+    status = uvloop.run(_serve(host, listener, options.drain_timeout, options.max_body_bytes))
+    host.shut_down()
+    if host.thread_runs:
+        # The start can't be interrupted from here, and the interpreter would wait for what it imports.
+        sys.stderr.flush()
+        os._exit(status)
+    return status
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, port), family=family, backlog=2048)
+    logger.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, listener.getsockname()[1])
+    return listener
+
+
+class _Server(uvicorn.Server):
+    """uvicorn with signals left to Shutdown."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _serve(host: EngineHost, listener: socket.socket, drain_timeout: float, max_body_bytes: int) -> int:
+    app, gate = build_app(host, max_body_bytes)
+    server = _Server(
+        uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level=logging.WARNING,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=int(LAST_WORDS_SECONDS),
+        )
+    )
+    shutdown = Shutdown(gate, drain_timeout, host.shut_down)
+    http = asyncio.create_task(server.serve(sockets=[listener]))
+    stop = asyncio.create_task(shutdown.run())
+    engine = asyncio.create_task(host.run())
+    await asyncio.wait((http, stop, engine), return_when=asyncio.FIRST_COMPLETED)
+    status = stop.result() if stop.done() else 1
+    if engine.done() and not stop.done():
+        await _mourn(engine, gate)
+    server.should_exit = True
+    server.force_exit = status > 1
+    for task in (stop, engine):
+        task.cancel()
+    await http
+    return status
+
+
+async def _mourn(engine: asyncio.Task[BaseException], gate: Gate) -> None:
+    """Say why the engine ended, and give open streams and the next health check time to be told."""
+    error = engine.exception()
+    if isinstance(error, ValueError):
+        print(f"fairlead engine: {error}", file=sys.stderr, flush=True)
+        return
+    if isinstance(error, EngineDeadError) or error is None:
+        logger.critical("the engine is dead: %s", error or engine.result())
+    else:
+        logger.critical("the engine did not start", exc_info=error)
+        return
+    await asyncio.sleep(LAST_WORDS_SECONDS / 2)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LAST_WORDS_SECONDS / 2):
+            await gate.idle()

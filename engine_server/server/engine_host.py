@@ -1,0 +1,98 @@
+"""The engine behind the server: loaded in a thread while the port already answers, then watched."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine_server.engine.arg_utils import AsyncEngineArgs
+    from engine_server.engine.async_llm import AsyncLLMEngine
+
+PHASES = ("import", "load", "warm up")
+WATCH_SECONDS = 0.2
+
+
+class EngineHost:
+    """Owns the engine. `phase` is what the start is at, None once the engine serves."""
+
+    def __init__(self, args: AsyncEngineArgs, started: float) -> None:
+        self._args = args
+        self._started = started
+        self._thread = threading.Thread(target=self._load, name="engine start", daemon=True)
+        self._loaded: asyncio.Future[AsyncLLMEngine]
+        self._engine: AsyncLLMEngine | None = None
+        self.phase: str | None = PHASES[0]
+        self.served_names: list[str] = []
+        self.max_model_len = 0
+
+    @property
+    def engine(self) -> AsyncLLMEngine:
+        assert self._engine is not None, "requests are admitted only once the engine is there"
+        return self._engine
+
+    @property
+    def loading(self) -> bool:
+        return self.phase is not None
+
+    @property
+    def dead(self) -> BaseException | None:
+        """Why the engine is dead, or None."""
+        if self._engine is None or not self._engine.errored:
+            return None
+        return self._engine.dead_error
+
+    @property
+    def thread_runs(self) -> bool:
+        return self._thread.is_alive()
+
+    async def run(self) -> BaseException:
+        """Load the engine, serve until it dies, and return why. Raises what the start raises."""
+        self._loaded = asyncio.get_running_loop().create_future()
+        self._thread.start()
+        engine = await self._loaded
+        model = await engine.get_model_config()
+        self.served_names = model.served_model_name
+        self.max_model_len = model.max_model_len
+        self._engine = engine
+        self.phase = None
+        _say("ready", time.monotonic() - self._started)
+        while self.dead is None:  # noqa: ASYNC110  (the engine tells of its death by this alone)
+            await asyncio.sleep(WATCH_SECONDS)
+        return self.dead
+
+    def shut_down(self) -> None:
+        if self._engine is not None:
+            self._engine.shutdown()
+
+    def _load(self) -> None:
+        loop = self._loaded.get_loop()
+        try:
+            from engine_server.engine.async_llm import AsyncLLMEngine
+
+            engine = AsyncLLMEngine.from_engine_args(self._args, on_phase=self._on_phase)
+        except BaseException as error:
+            loop.call_soon_threadsafe(self._settle, None, error)
+        else:
+            loop.call_soon_threadsafe(self._settle, engine, None)
+
+    def _settle(self, engine: AsyncLLMEngine | None, error: BaseException | None) -> None:
+        if self._loaded.done():  # the server was stopped meanwhile
+            return
+        if engine is not None:
+            self._loaded.set_result(engine)
+        else:
+            assert error is not None
+            self._loaded.set_exception(error)
+
+    def _on_phase(self, name: str, seconds: float) -> None:
+        _say(name, seconds)
+        later = PHASES[PHASES.index(name) + 1 :]
+        self.phase = later[0] if later else name
+
+
+def _say(phase: str, seconds: float) -> None:
+    print(f"phase {phase} {seconds:.1f} s", file=sys.stderr, flush=True)

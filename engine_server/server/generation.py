@@ -1,0 +1,81 @@
+"""Running the prompts of one request, together, as one stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from engine_server.server.errors import ApiError
+from engine_server.server.replies import Usage
+
+if TYPE_CHECKING:
+    from engine_server.engine.async_llm import AsyncLLMEngine
+    from engine_server.engine.inputs import TokensPrompt
+    from engine_server.engine.outputs import CompletionOutput
+    from engine_server.engine.sampling_params import SamplingParams
+
+IndexedOutput = tuple[int, "CompletionOutput"]
+
+
+async def generate(
+    engine: AsyncLLMEngine, request_id: str, prompts: list[TokensPrompt], params: SamplingParams, usage: Usage
+) -> AsyncGenerator[IndexedOutput, None]:
+    """The outputs of all prompts as they come, each with its prompt's number; `usage` is kept up to date.
+
+    Closing the generator aborts what is still running.
+    """
+    usage.prompt_tokens = sum(len(prompt["prompt_token_ids"]) for prompt in prompts)
+    if len(prompts) == 1:
+        outputs = _one(engine, request_id, 0, prompts[0], params)
+    else:
+        outputs = _several(engine, request_id, prompts, params)
+    async with aclosing(outputs):
+        async for index, output in outputs:
+            usage.completion_tokens += len(output.token_ids)
+            usage.total_tokens = usage.prompt_tokens + usage.completion_tokens
+            yield index, output
+
+
+async def _one(
+    engine: AsyncLLMEngine, request_id: str, index: int, prompt: TokensPrompt, params: SamplingParams
+) -> AsyncGenerator[IndexedOutput, None]:
+    async with aclosing(engine.generate(prompt, params, request_id)) as stream:
+        async for result in stream:
+            output = result.outputs[0]
+            if output.finish_reason in ("abort", "error"):
+                raise ApiError(503, "the request was aborted by the server", code="aborted", retry_after=1)
+            yield index, output
+
+
+async def _several(
+    engine: AsyncLLMEngine, request_id: str, prompts: list[TokensPrompt], params: SamplingParams
+) -> AsyncGenerator[IndexedOutput, None]:
+    ready: asyncio.Queue[IndexedOutput | Exception | None] = asyncio.Queue()
+
+    async def feed(index: int, prompt: TokensPrompt) -> None:
+        try:
+            async with aclosing(_one(engine, f"{request_id}-{index}", index, prompt, params)) as outputs:
+                async for output in outputs:
+                    ready.put_nowait(output)
+        except Exception as error:
+            ready.put_nowait(error)
+        else:
+            ready.put_nowait(None)
+
+    feeds = [asyncio.create_task(feed(index, prompt)) for index, prompt in enumerate(prompts)]
+    open_feeds = len(feeds)
+    try:
+        while open_feeds:
+            match await ready.get():
+                case None:
+                    open_feeds -= 1
+                case Exception() as error:
+                    raise error
+                case output:
+                    yield output
+    finally:
+        for task in feeds:
+            task.cancel()
+        await asyncio.wait(feeds)

@@ -1,0 +1,62 @@
+"""How the server ends: a drain at the first signal, at once at the second."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from typing import TYPE_CHECKING
+
+from engine_server.server.gate import Drain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from engine_server.server.gate import Gate
+
+logger = logging.getLogger(__name__)
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+ANNOUNCE_SECONDS = 2.0  # routers need a moment to see that this server is not ready any more
+
+
+class Shutdown:
+    def __init__(self, gate: Gate, drain_timeout: float, cut: Callable[[], None]) -> None:
+        """`cut` ends what is still under way at the timeout."""
+        self._gate = gate
+        self._drain_timeout = drain_timeout
+        self._cut = cut
+        self._signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
+
+    async def run(self) -> int:
+        """Wait for a signal, drain, and return the exit status."""
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self._signals.put_nowait, number)
+        first = await self._signals.get()
+        drain = asyncio.create_task(self._drain(announce=first is signal.SIGTERM))
+        again = asyncio.create_task(self._signals.get())
+        await asyncio.wait((drain, again), return_when=asyncio.FIRST_COMPLETED)
+        again.cancel()
+        if drain.done():
+            return 0
+        drain.cancel()
+        number = again.result() if again.done() and not again.cancelled() else signal.SIGTERM
+        logger.warning("a second signal: stopping at once")
+        return 128 + number
+
+    async def _drain(self, announce: bool) -> None:
+        gate = self._gate
+        gate.drain = Drain.ANNOUNCED
+        logger.info("draining: %d requests under way", gate.in_flight)
+        try:
+            async with asyncio.timeout(self._drain_timeout):
+                if announce and not gate.loading:
+                    await asyncio.sleep(ANNOUNCE_SECONDS)
+                gate.drain = Drain.CLOSED
+                await gate.idle()
+        except TimeoutError:
+            gate.drain = Drain.CLOSED
+            if gate.in_flight:
+                logger.warning("drain timeout: %d requests are cut", gate.in_flight)
+                self._cut()
