@@ -1,0 +1,285 @@
+"""A client's connection: requests come in, each is answered in its turn."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import cast
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
+
+from . import errors
+from .errors import RequestError
+from .upstream import Source, keep_watch
+from .wire import REASONS, Framing, Header, Request, find, lines, response_head
+
+log = logging.getLogger(__name__)
+
+QUIET_LIMIT = 60.0  # between requests, and between two pieces of one
+LINGER = 2.0  # how long a refused body is read and thrown away, so that the client reads why
+NOT_FORWARDED_ON_UPGRADE = frozenset((b"upgrade", b"http2-settings", b"connection"))
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    head: int = 64 * 1024
+    body: int = 32 * 1024 * 1024
+
+
+class Downstream(asyncio.Protocol):
+    """Parses in callbacks; answers in one task, which is cancelled when the connection is gone."""
+
+    def __init__(
+        self,
+        answer: Callable[[Request, "Downstream"], Awaitable[None]],
+        limits: Limits,
+        on_lost: Callable[["Downstream"], None],
+    ) -> None:
+        self._answer = answer
+        self._limits = limits
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._parser = HttpRequestParser(self)
+        self._arrived: deque[Request | RequestError] = deque()
+        self._arrival: asyncio.Future[None] | None = None
+        self._writable: asyncio.Future[None] | None = None
+        self._source: Source | None = None
+        self._deaf = False  # whatever else comes is thrown away
+        self._receiving = False  # a part of a request is here
+        self._serving = False
+        self._owes_continue = False
+        self._since = self._loop.time()
+        self._begin_message()
+        self.http11 = True
+        self.closing = False
+
+    # The connection
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        keep_watch(self._transport)
+        self._task = self._loop.create_task(self._converse())
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
+        self._since = self._loop.time()
+        if not self._head_complete:
+            self._head_size += len(data)
+        try:
+            self._parser.feed_data(data)
+        except HttpParserUpgrade as upgrade:
+            self._decline_upgrade(data[upgrade.args[0] :])
+        except HttpParserError as error:
+            self._refuse(errors.malformed(f"This is not HTTP: {error}"))
+        if not self._head_complete and self._head_size > self._limits.head:
+            self._refuse(errors.head_too_large(self._limits.head))
+        if self._arrived and self._serving:
+            self._transport.pause_reading()  # it sends faster than it is answered
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._task.cancel()
+        self._on_lost(self)
+
+    def pause_writing(self) -> None:
+        self._writable = self._loop.create_future()
+        if self._source is not None:
+            self._source.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self._writable is not None:
+            self._writable.set_result(None)
+            self._writable = None
+        if self._source is not None:
+            self._source.resume_reading()
+
+    # The parser
+
+    def on_message_begin(self) -> None:
+        self._begin_message()
+        self._receiving = True
+
+    def on_url(self, url: bytes) -> None:
+        self._target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._head_complete:  # what comes later are trailers
+            self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        self._head_complete = True
+        if sum(len(name) + len(value) for name, value in self._headers) > self._limits.head:
+            self._refuse(errors.head_too_large(self._limits.head))
+        elif int(find(self._headers, b"content-length") or 0) > self._limits.body:
+            self._refuse(errors.body_too_large(self._limits.body))
+        elif (find(self._headers, b"expect") or b"").lower() == b"100-continue":
+            if self._serving or self._arrived:
+                self._owes_continue = True
+            else:
+                self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, data: bytes) -> None:
+        self._body_size += len(data)
+        if self._body_size > self._limits.body:
+            self._refuse(errors.body_too_large(self._limits.body))
+        elif not self._deaf:
+            self._body.append(data)
+
+    def on_message_complete(self) -> None:
+        if self._deaf or self._parser.should_upgrade():
+            return
+        self._arrive(
+            Request(
+                self._parser.get_method(),
+                self._target,
+                self._headers,
+                b"".join(self._body),
+                self._parser.get_http_version() == "1.1",
+                self._parser.should_keep_alive(),
+            )
+        )
+
+    def _begin_message(self) -> None:
+        self._target = b""
+        self._headers: list[Header] = []
+        self._body: list[bytes] = []
+        self._body_size = 0
+        self._head_size = 0
+        self._head_complete = False
+
+    def _decline_upgrade(self, rest: bytes) -> None:
+        """Some clients offer HTTP/2 with their first request, and the parser then leaves its body: read
+        it again without the offer."""
+        method = self._parser.get_method()
+        if method == b"CONNECT":
+            self._refuse(errors.malformed("CONNECT is for proxies"))
+            return
+        head = b"%b %b HTTP/1.1\r\n" % (method, self._target)
+        self._parser = HttpRequestParser(self)
+        self.data_received(head + b"".join(lines(self._headers, NOT_FORWARDED_ON_UPGRADE)) + b"\r\n" + rest)
+
+    def _refuse(self, failure: RequestError) -> None:
+        """This request is not read to its end, so nothing after it can be."""
+        if not self._deaf:
+            self._deaf = True
+            self._body.clear()
+            self._arrive(failure)
+
+    def _arrive(self, request: Request | RequestError) -> None:
+        self._receiving = False
+        self._arrived.append(request)
+        if self._arrival is not None:
+            self._arrival.set_result(None)
+            self._arrival = None
+
+    # The conversation
+
+    async def _converse(self) -> None:
+        while True:
+            request = await self._next()
+            self._serving = True
+            if isinstance(request, RequestError):
+                await self._dismiss(request)
+                return
+            self.http11 = request.http11
+            self.closing |= not (request.http11 and request.keep_alive)
+            await self._serve(request)
+            if self._writable is not None:
+                await self._writable
+            if self.closing:
+                break
+            self._serving = False
+            self._since = self._loop.time()
+        self._transport.close()
+
+    async def _next(self) -> Request | RequestError:
+        if not self._arrived:
+            self._transport.resume_reading()
+            if self._owes_continue:
+                self._owes_continue = False
+                self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self._arrival = self._loop.create_future()
+            await self._arrival
+        return self._arrived.popleft()
+
+    async def _serve(self, request: Request) -> None:
+        try:
+            await self._answer(request, self)
+        except RequestError as failure:
+            self.respond(request, failure.status, failure.body(), headers=failure.headers)
+        except Exception:
+            log.exception("a request failed inside the router")
+            self.closing = True
+            self.respond(request, 500, errors.internal().body())
+
+    async def _dismiss(self, failure: RequestError) -> None:
+        self.closing = True
+        self._write_response(failure.status, failure.body(), b"application/json", failure.headers)
+        self._transport.write_eof()
+        await asyncio.sleep(LINGER)
+        self._transport.close()
+
+    def respond(
+        self,
+        request: Request,
+        status: int,
+        body: bytes,
+        content_type: bytes = b"application/json",
+        headers: tuple[Header, ...] = (),
+    ) -> None:
+        """Answer with something of the router's own."""
+        self._write_response(status, body, content_type, headers, with_body=request.method != b"HEAD")
+
+    def _write_response(
+        self,
+        status: int,
+        body: bytes,
+        content_type: bytes,
+        headers: tuple[Header, ...],
+        *,
+        with_body: bool = True,
+    ) -> None:
+        told = ((b"Content-Type", content_type), *headers)
+        head = response_head(
+            status, REASONS[status], told, Framing.LENGTH, b"%d" % len(body), close=self.closing
+        )
+        self.write(head + body if with_body else head)
+
+    # What others ask of it
+
+    def write(self, data: bytes) -> None:
+        self._transport.write(data)
+
+    def hold(self, source: Source | None) -> None:
+        """From now on, hold back this source while the client is slow to read."""
+        if self._source is not None and self._writable is not None:
+            self._source.resume_reading()
+        self._source = source
+        if source is not None and self._writable is not None:
+            source.pause_reading()
+
+    def cut(self) -> None:
+        """Let the client see that its answer is not complete."""
+        self.closing = True
+        if self.http11:
+            self._transport.close()
+        else:
+            self._transport.abort()
+
+    def leave_when_idle(self) -> None:
+        """No more requests but those that are here."""
+        self.closing = True
+        if not (self._serving or self._arrived or self._receiving):
+            self._transport.close()
+
+    def abandon(self) -> None:
+        self._transport.abort()
+
+    def expire(self, now: float) -> None:
+        if self._serving or self._arrived or now - self._since < QUIET_LIMIT:
+            return
+        if self._receiving:
+            self._refuse(errors.too_slow(QUIET_LIMIT))
+        else:
+            self._transport.close()

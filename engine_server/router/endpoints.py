@@ -1,0 +1,182 @@
+"""Who serves what: deployments as their sources tell them, found by a model's name."""
+
+import logging
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+from urllib.parse import urlsplit
+
+from .policy import POLICIES, Load, Policy
+
+log = logging.getLogger(__name__)
+
+
+class Address(NamedTuple):
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
+
+    @classmethod
+    def parse(cls, url: str) -> Self:
+        parts = urlsplit(url)
+        if parts.scheme != "http" or not parts.hostname or parts.path not in ("", "/") or parts.query:
+            raise ValueError(f"an endpoint is http://HOST:PORT, not {url!r}")
+        return cls(parts.hostname, parts.port or 80)
+
+
+class Key(NamedTuple):
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """One LLMDeployment, as far as routing is concerned."""
+
+    key: Key
+    served_names: tuple[str, ...]
+    addresses: tuple[Address, ...] = ()
+    created: str = ""  # RFC 3339: the oldest holder keeps a contested name
+    policy: str | None = None
+    vouched: bool = False  # the source itself watches readiness: no probe is needed before the first request
+
+    @property
+    def seniority(self) -> tuple[str, Key]:
+        return self.created, self.key
+
+
+class Endpoint:
+    """One engine."""
+
+    __slots__ = ("address", "in_flight", "live", "routes")
+
+    def __init__(self, address: Address, live: bool) -> None:
+        self.address = address
+        self.live = live
+        self.in_flight = 0
+        self.routes: set[Route] = set()
+
+    def mark(self, live: bool) -> None:
+        self.live = live
+        for route in self.routes:
+            route.refresh()
+
+
+class Route:
+    """A deployment with its endpoints and its policy's state."""
+
+    __slots__ = ("deployment", "endpoints", "live", "policy")
+
+    def __init__(self, deployment: Deployment, policy: Policy, endpoints: tuple[Endpoint, ...]) -> None:
+        self.deployment = deployment
+        self.policy = policy
+        self.endpoints = endpoints
+        self.refresh()
+
+    def refresh(self) -> None:
+        self.live = tuple(endpoint for endpoint in self.endpoints if endpoint.live)
+
+    def pick(self, load: Load[Endpoint], tried: Collection[Endpoint] = ()) -> Endpoint | None:
+        candidates = tuple(e for e in self.live if e not in tried) if tried else self.live
+        return self.policy.pick(candidates, load) if candidates else None
+
+
+Notice = Callable[[Endpoint], None]
+
+
+class Directory:
+    """Every route, by model name. The order in which sources put and remove deployments never matters."""
+
+    def __init__(self, default_policy: str, *, on_unproven: Notice, on_gone: Notice) -> None:
+        self._default_policy = default_policy
+        self._on_unproven = on_unproven
+        self._on_gone = on_gone
+        self._routes: dict[Key, Route] = {}
+        self._endpoints: dict[Address, Endpoint] = {}
+        self._names: dict[str, Route] | None = {}  # None: to be made anew
+
+    def put(self, deployment: Deployment) -> None:
+        before = self._routes.get(deployment.key)
+        if before is not None and before.deployment == deployment:
+            return
+        endpoints = tuple(self._endpoint(a, deployment.vouched) for a in dict.fromkeys(deployment.addresses))
+        if before is not None and before.deployment.policy == deployment.policy:
+            policy = before.policy
+        else:
+            policy = self._policy(deployment)
+        route = self._routes[deployment.key] = Route(deployment, policy, endpoints)
+        for endpoint in endpoints:
+            endpoint.routes.add(route)
+        if before is not None:
+            self._leave(before)
+        self._names = None
+
+    def remove(self, key: Key) -> None:
+        if route := self._routes.pop(key, None):
+            self._leave(route)
+            self._names = None
+
+    def resolve(self, model: str) -> Route | None:
+        return self._table().get(model)
+
+    def models(self) -> dict[str, Route]:
+        """Every model under the name that clients best use: a served name, else namespace/name."""
+        table = self._table()
+        found: dict[str, Route] = {}
+        for route in self._routes.values():
+            key = route.deployment.key
+            held = [name for name in route.deployment.served_names if table.get(name) is route]
+            found.update(dict.fromkeys(held or [f"{key.namespace}/{key.name}"], route))
+        return dict(sorted(found.items()))
+
+    @property
+    def routes(self) -> Iterable[Route]:
+        return self._routes.values()
+
+    def _table(self) -> dict[str, Route]:
+        if self._names is None:
+            self._names = names(self._routes.values())
+        return self._names
+
+    def _policy(self, deployment: Deployment) -> Policy:
+        name = deployment.policy or self._default_policy
+        if name not in POLICIES:
+            log.warning(
+                "%s/%s asks for the policy %r, which there is not: it gets %s",
+                *deployment.key, name, self._default_policy,
+            )  # fmt: skip
+            name = self._default_policy
+        return POLICIES[name]()
+
+    def _endpoint(self, address: Address, vouched: bool) -> Endpoint:
+        endpoint = self._endpoints.get(address)
+        if endpoint is None:
+            endpoint = self._endpoints[address] = Endpoint(address, live=vouched)
+            if not vouched:
+                self._on_unproven(endpoint)
+        return endpoint
+
+    def _leave(self, route: Route) -> None:
+        for endpoint in route.endpoints:
+            endpoint.routes.discard(route)
+            if not endpoint.routes:
+                del self._endpoints[endpoint.address]
+                self._on_gone(endpoint)
+
+
+def names(routes: Iterable[Route]) -> dict[str, Route]:
+    """What each name means: a served name first, then namespace/name, then namespace/served name, and the
+    oldest holder before all others. What must win is written last."""
+    youngest_first = sorted(routes, key=lambda route: route.deployment.seniority, reverse=True)
+    table: dict[str, Route] = {}
+    for route in youngest_first:
+        for served in route.deployment.served_names:
+            table[f"{route.deployment.key.namespace}/{served}"] = route
+    for route in youngest_first:
+        table["/".join(route.deployment.key)] = route
+    for route in youngest_first:
+        for served in route.deployment.served_names:
+            table[served] = route
+    return table

@@ -1,0 +1,107 @@
+"""A request's way to an engine and back."""
+
+import msgspec
+
+from . import errors
+from .downstream import Downstream
+from .endpoints import Directory, Endpoint
+from .health import Health
+from .lifecycle import Lifecycle, in_flight
+from .metrics import Metrics
+from .relay import Outcome, Relay
+from .upstream import Pools
+from .wire import Request
+
+MOST_UNANSWERED = 3  # a request that engines die of must not walk through all of them
+
+
+class Routing(msgspec.Struct):
+    """All that the router wants to know of a body."""
+
+    model: str
+
+
+_routing = msgspec.json.Decoder(Routing)
+
+
+def model_of(body: bytes) -> str:
+    try:
+        return _routing.decode(body).model
+    except msgspec.ValidationError as error:
+        raise errors.bad_body(f"The body does not say which model it is for: {error}", "model") from None
+    except msgspec.DecodeError as error:
+        raise errors.bad_body(f"The body is not JSON: {error}") from None
+
+
+class Forwarder:
+    def __init__(self, directory: Directory, pools: Pools, health: Health, metrics: Metrics) -> None:
+        self._directory = directory
+        self._pools = pools
+        self._health = health
+        self._metrics = metrics
+
+    async def forward(self, request: Request, client: Downstream) -> None:
+        with Lifecycle(self._metrics) as life:
+            try:
+                await self._place(request, client, life)
+            except errors.RequestError as failure:
+                life.answer(failure.status)
+                raise
+
+    async def _place(self, request: Request, client: Downstream, life: Lifecycle) -> None:
+        """Try one endpoint after the other, until one has begun to answer."""
+        model = model_of(request.body)
+        if self._directory.resolve(model) is None:
+            raise errors.unknown_model(model, list(self._directory.models()))
+        life.model = model
+        message = request.message()
+        tried: list[Endpoint] = []
+        unanswered = 0
+        while (endpoint := self._pick(model, tried)) is not None:
+            life.visit(endpoint)
+            tried.append(endpoint)
+            match await self._ask(endpoint, message, client, life, tried):
+                case Outcome.FINISHED:
+                    return
+                case Outcome.CUT:
+                    self._metrics.interrupted += 1
+                    client.cut()
+                    return
+                case Outcome.UNANSWERED:
+                    unanswered += 1
+                    if unanswered == MOST_UNANSWERED:
+                        raise errors.dropped(model)
+                    self._metrics.retries["unanswered"] += 1
+                case outcome:
+                    self._metrics.retries[outcome.name.lower()] += 1
+        raise errors.no_replica(model)
+
+    def _pick(self, model: str, tried: list[Endpoint]) -> Endpoint | None:
+        route = self._directory.resolve(model)  # anew each time: it may have changed since the last try
+        return route.pick(in_flight, tried) if route else None
+
+    async def _ask(
+        self, endpoint: Endpoint, message: bytes, client: Downstream, life: Lifecycle, tried: list[Endpoint]
+    ) -> Outcome:
+        """One endpoint's turn. A connection that was kept alive may be closed just as we write to it: if one
+        ends without a byte, a new one gets the request."""
+        connection = self._pools.take(endpoint.address)
+        was_kept = connection is not None
+        while True:
+            if connection is None:
+                try:
+                    connection = await self._pools.connect(endpoint.address)
+                except OSError as error:
+                    self._health.eject(endpoint, str(error) or "it does not answer a connect")
+                    return Outcome.UNANSWERED if was_kept else Outcome.UNREACHABLE
+            relay = Relay(client, life, keep_back_503=self._has_other(life.model, tried))
+            outcome = await connection.exchange(message, relay, client.hold)
+            if outcome is Outcome.REFUSED or (outcome is Outcome.FINISHED and life.status == 503):
+                self._health.eject(endpoint, "it answers 503")
+            if outcome is not Outcome.UNANSWERED or not was_kept:
+                return outcome
+            connection, was_kept = None, False
+
+    def _has_other(self, model: str, tried: list[Endpoint]) -> bool:
+        route = self._directory.resolve(model)
+        return route is not None and any(endpoint not in tried for endpoint in route.live)

@@ -1,0 +1,154 @@
+"""Deployments as a cluster has them: names from LLMDeployments, addresses from EndpointSlices."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import aiohttp
+import msgspec
+
+from .endpoints import Address, Deployment, Directory, Key
+from .kubernetes_access import Access
+from .kubernetes_watch import Identity, Object, Watch
+
+LABEL = "fairlead.dev/llmdeployment"
+PORT_NAME = "http"
+ADDRESS_TYPES = ("IPv4", "IPv6")  # in this order, where a pod has both
+
+
+class Model(msgspec.Struct, rename="camel"):
+    served_names: list[str] = []
+
+
+class Routing(msgspec.Struct):
+    policy: str | None = None
+
+
+class Spec(msgspec.Struct):
+    model: Model = msgspec.field(default_factory=Model)
+    routing: Routing = msgspec.field(default_factory=Routing)
+
+
+class LLMDeployment(Object):
+    spec: Spec = msgspec.field(default_factory=Spec)
+
+
+class Conditions(msgspec.Struct):
+    ready: bool | None = None
+    serving: bool | None = None
+    terminating: bool | None = None
+
+    @property
+    def usable(self) -> bool:
+        """Absent means: serving is ready's, ready is true, terminating is false."""
+        serving = self.serving if self.serving is not None else self.ready is not False
+        return serving and not self.terminating
+
+
+class Target(msgspec.Struct):
+    name: str = ""
+
+
+class SliceEndpoint(msgspec.Struct, rename="camel"):
+    addresses: list[str]
+    conditions: Conditions = msgspec.field(default_factory=Conditions)
+    target_ref: Target | None = None
+
+
+class Port(msgspec.Struct):
+    name: str | None = None
+    port: int | None = None
+
+
+class EndpointSlice(Object, rename="camel"):
+    address_type: str = "IPv4"
+    endpoints: list[SliceEndpoint] | None = None
+    ports: list[Port] | None = None
+
+    @property
+    def owner(self) -> Key:
+        return Key(self.metadata.namespace, self.metadata.labels.get(LABEL, ""))
+
+    @property
+    def port(self) -> int | None:
+        ports = self.ports or []
+        return next((p.port for p in ports if p.name == PORT_NAME), ports[0].port if ports else None)
+
+
+def addresses(slices: Iterable[EndpointSlice]) -> tuple[Address, ...]:
+    """One address for each pod that serves, whichever slices tell of it."""
+    by_pod: dict[str, Address] = {}
+    known = [one for one in slices if one.address_type in ADDRESS_TYPES]
+    for one in sorted(known, key=lambda one: ADDRESS_TYPES.index(one.address_type)):
+        for endpoint in one.endpoints or ():
+            if endpoint.conditions.usable and one.port is not None:
+                pod = endpoint.target_ref.name if endpoint.target_ref else endpoint.addresses[0]
+                by_pod.setdefault(pod, Address(endpoint.addresses[0], one.port))
+    return tuple(sorted(by_pod.values()))
+
+
+class KubernetesSource:
+    def __init__(self, access: Access, namespaces: Sequence[str]) -> None:
+        self._known: dict[Key, LLMDeployment] = {}
+        self._slices: defaultdict[Key, dict[Identity, EndpointSlice]] = defaultdict(dict)
+        self._changed: set[Key] = set()
+        self._wake = asyncio.Event()
+        self._watches: list[Watch[LLMDeployment] | Watch[EndpointSlice]] = []
+        for scope in [f"/namespaces/{namespace}" for namespace in namespaces] or [""]:
+            path = f"/apis/fairlead.dev/v1alpha1{scope}/llmdeployments"
+            self._watches.append(Watch(access, path, LLMDeployment, self._on_deployment))
+            path = f"/apis/discovery.k8s.io/v1{scope}/endpointslices"
+            self._watches.append(Watch(access, path, EndpointSlice, self._on_slice, selector=LABEL))
+
+    @property
+    def synced(self) -> bool:
+        """Once everything is listed, and the directory has it."""
+        return all(watch.synced for watch in self._watches) and not self._changed
+
+    async def run(self, directory: Directory) -> None:
+        async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as tasks:
+            for watch in self._watches:
+                tasks.create_task(watch.run(session))
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                self._apply(directory)
+
+    def _apply(self, directory: Directory) -> None:
+        while self._changed:
+            key = self._changed.pop()
+            if told := self._known.get(key):
+                directory.put(deployment(key, told, self._slices[key].values()))
+            else:
+                directory.remove(key)
+
+    def _on_deployment(self, one: LLMDeployment, there: bool) -> None:
+        key = Key(*one.identity)
+        if there:
+            self._known[key] = one
+        else:
+            self._known.pop(key, None)
+        self._touch(key)
+
+    def _on_slice(self, one: EndpointSlice, there: bool) -> None:
+        slices = self._slices[one.owner]
+        if there:
+            slices[one.identity] = one
+        else:
+            slices.pop(one.identity, None)
+        self._touch(one.owner)
+
+    def _touch(self, key: Key) -> None:
+        self._changed.add(key)
+        self._wake.set()
+
+
+def deployment(key: Key, told: LLMDeployment, slices: Iterable[EndpointSlice]) -> Deployment:
+    return Deployment(
+        key,
+        tuple(told.spec.model.served_names) or (key.name,),
+        addresses(slices),
+        told.metadata.creation_timestamp,
+        told.spec.routing.policy,
+        vouched=True,
+    )

@@ -1,0 +1,133 @@
+"""The router as a process: it listens, and it leaves without dropping anybody."""
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from .application import Application
+from .downstream import Downstream, Limits
+from .endpoints import Directory, Endpoint
+from .forward import Forwarder
+from .health import Health
+from .metrics import Exposition, Metrics
+from .policy import DEFAULT_POLICY
+from .sources import Source
+from .upstream import Pools
+
+log = logging.getLogger(__name__)
+
+STILL_ACCEPTING = 2.0  # after SIGTERM, until everybody has heard that we go
+SWEEP = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    host: str = "0.0.0.0"  # noqa: S104 - a router is there to be reached
+    port: int = 8080
+    policy: str = DEFAULT_POLICY
+    limits: Limits = field(default_factory=Limits)
+    drain_timeout: float = 60.0
+
+
+class Server:
+    def __init__(self, settings: Settings, sources: Sequence[Source]) -> None:
+        self._settings = settings
+        self._sources = sources
+        self._clients: set[Downstream] = set()
+        self._draining = False
+        self._told_once = asyncio.Event()
+        self._told_twice = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._grace = STILL_ACCEPTING
+        self._pools = Pools()
+        metrics = Metrics()
+        self._health = Health(metrics)
+        self._directory = Directory(settings.policy, on_unproven=self._health.watch, on_gone=self._forget)
+        forwarder = Forwarder(self._directory, self._pools, self._health, metrics)
+        exposition = Exposition(metrics, lambda: self._directory.routes)
+        self._application = Application(forwarder, self._directory, exposition, self._readiness)
+
+    async def run(self) -> None:
+        """Serve until a signal comes, then drain."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._leave, STILL_ACCEPTING)
+        loop.add_signal_handler(signal.SIGINT, self._leave, 0.0)
+        host = self._settings.host
+        listener = await loop.create_server(self._accept, host, self._settings.port, backlog=4096)
+        port = listener.sockets[0].getsockname()[1]
+        print(f"router: listening on http://{host}:{port}", file=sys.stderr, flush=True)
+        async with asyncio.TaskGroup() as tasks:
+            background = [tasks.create_task(source.run(self._directory)) for source in self._sources]
+            background.append(tasks.create_task(self._sweep()))
+            await self._told_once.wait()
+            await within(self._grace, self._told_twice)
+            listener.close()
+            await self._drain()
+            for task in background:
+                task.cancel()
+
+    async def _drain(self) -> None:
+        self._check_empty()
+        for client in [*self._clients]:
+            client.leave_when_idle()
+        await within(self._settings.drain_timeout, self._empty)
+        if self._clients:
+            log.warning("%d connections are cut off", len(self._clients))
+        for client in [*self._clients]:
+            client.abandon()
+
+    async def _sweep(self) -> None:
+        """Close what has been quiet for too long."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(SWEEP)
+            self._pools.close_old(loop.time())
+            for client in [*self._clients]:
+                client.expire(loop.time())
+
+    def _readiness(self) -> str:
+        if self._draining:
+            return "draining"
+        return "ready" if all(source.synced for source in self._sources) else "starting"
+
+    def _accept(self) -> Downstream:
+        client = Downstream(self._application.answer, self._settings.limits, self._lost)
+        client.closing = self._draining
+        self._clients.add(client)
+        return client
+
+    def _lost(self, client: Downstream) -> None:
+        self._clients.discard(client)
+        self._check_empty()
+
+    def _check_empty(self) -> None:
+        if self._draining and not self._clients:
+            self._empty.set()
+
+    def _leave(self, grace: float) -> None:
+        """A first signal drains; a second one doesn't wait."""
+        if self._draining:
+            self._told_twice.set()
+            self._empty.set()
+            return
+        log.warning("draining")
+        self._draining = True
+        self._grace = grace
+        for client in self._clients:
+            client.closing = True
+        self._told_once.set()
+
+    def _forget(self, endpoint: Endpoint) -> None:
+        self._health.forget(endpoint)
+        self._pools.forget(endpoint.address)
+
+
+async def within(seconds: float, event: asyncio.Event) -> None:
+    """Wait for an event, but not for ever."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()

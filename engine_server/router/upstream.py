@@ -1,0 +1,134 @@
+"""Connections to engines: kept alive, one answer at a time on each."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Protocol, cast
+
+from .endpoints import Address
+from .relay import Outcome, Relay
+
+CONNECT_TIMEOUT = 1.0  # a pod that is gone answers nothing at all, for a while
+IDLE_LIMIT = 60.0
+UNACKNOWLEDGED_MS = 30_000
+
+
+class Source(Protocol):
+    """What is held back for a client that reads too slowly."""
+
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+
+
+class Connection(asyncio.Protocol):
+    def __init__(self, pool: "Pool") -> None:
+        self._pool = pool
+        self._relay: Relay | None = None
+        self.since = 0.0  # when it was last put by
+
+    async def exchange(self, message: bytes, relay: Relay, hold: Callable[[Source | None], None]) -> Outcome:
+        """Send a request and let `relay` have the answer. Whatever ends this early closes the connection,
+        which is how an engine learns that nobody waits any more."""
+        self._relay = relay
+        hold(self.transport)
+        try:
+            self.transport.write(message)
+            return await relay.outcome
+        finally:
+            self._relay = None
+            hold(None)
+            if relay.reusable:
+                self._pool.put_by(self)
+            else:
+                self.transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        keep_watch(self.transport)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            sock = self.transport.get_extra_info("socket")
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS)
+
+    def data_received(self, data: bytes) -> None:
+        if self._relay is not None:
+            self._relay.feed(data)
+        else:
+            self.transport.abort()  # nobody asked
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._relay is not None:
+            self._relay.lost(exc)
+        else:
+            self._pool.strike(self)
+
+
+class Pool:
+    """Idle connections to one endpoint. The one used last goes first, so the rest grow old and are closed."""
+
+    def __init__(self) -> None:
+        self._idle: list[Connection] = []
+        self._open = True
+
+    def take(self) -> Connection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.transport.is_closing():
+                return connection
+        return None
+
+    def put_by(self, connection: Connection) -> None:
+        if self._open and not connection.transport.is_closing():
+            connection.since = asyncio.get_running_loop().time()
+            self._idle.append(connection)
+        else:
+            connection.transport.close()
+
+    def strike(self, connection: Connection) -> None:
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def close(self) -> None:
+        """Connections with an answer under way finish it first."""
+        self._open = False
+        self.close_unused_since(float("inf"))
+
+    def close_unused_since(self, when: float) -> None:
+        for connection in [c for c in self._idle if c.since < when]:
+            self._idle.remove(connection)
+            connection.transport.close()
+
+
+class Pools:
+    def __init__(self) -> None:
+        self._pools: dict[Address, Pool] = {}
+
+    def take(self, address: Address) -> Connection | None:
+        pool = self._pools.get(address)
+        return pool.take() if pool else None
+
+    async def connect(self, address: Address) -> Connection:
+        """A new connection, or OSError."""
+        pool = self._pools.setdefault(address, Pool())
+        async with asyncio.timeout(CONNECT_TIMEOUT):
+            _, connection = await asyncio.get_running_loop().create_connection(
+                lambda: Connection(pool), address.host, address.port
+            )
+        return connection
+
+    def forget(self, address: Address) -> None:
+        if pool := self._pools.pop(address, None):
+            pool.close()
+
+    def close_old(self, now: float) -> None:
+        for pool in self._pools.values():
+            pool.close_unused_since(now - IDLE_LIMIT)
+
+
+def keep_watch(transport: asyncio.Transport) -> None:
+    """Let the kernel notice a peer whose machine is gone, however long an answer takes."""
+    sock = transport.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
