@@ -1,0 +1,59 @@
+"""Fairlead's data plane. The engine's public names are imported when they are first used (PEP 562), so that
+the router and the command line never pay for torch."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engine_server.engine.arg_utils import AsyncEngineArgs, EngineArgs
+    from engine_server.engine.async_llm import AsyncLLM, AsyncLLMEngine
+    from engine_server.engine.errors import EngineDeadError, InvalidRequestError
+    from engine_server.engine.inputs import PromptType, TextPrompt, TokensPrompt
+    from engine_server.engine.llm_engine import LLMEngine
+    from engine_server.engine.loggers import StatLoggerBase
+    from engine_server.engine.outputs import CompletionOutput, Logprob, RequestOutput
+    from engine_server.engine.sampling_params import RequestOutputKind, SamplingParams
+
+_HOME = {
+    "AsyncEngineArgs": "arg_utils",
+    "AsyncLLM": "async_llm",
+    "AsyncLLMEngine": "async_llm",
+    "CompletionOutput": "outputs",
+    "EngineArgs": "arg_utils",
+    "EngineDeadError": "errors",
+    "InvalidRequestError": "errors",
+    "LLMEngine": "llm_engine",
+    "Logprob": "outputs",
+    "PromptType": "inputs",
+    "RequestOutput": "outputs",
+    "RequestOutputKind": "sampling_params",
+    "SamplingParams": "sampling_params",
+    "StatLoggerBase": "loggers",
+    "TextPrompt": "inputs",
+    "TokensPrompt": "inputs",
+}
+
+__all__ = [
+    "AsyncEngineArgs",
+    "AsyncLLM",
+    "AsyncLLMEngine",
+    "CompletionOutput",
+    "EngineArgs",
+    "EngineDeadError",
+    "InvalidRequestError",
+    "LLMEngine",
+    "Logprob",
+    "PromptType",
+    "RequestOutput",
+    "RequestOutputKind",
+    "SamplingParams",
+    "StatLoggerBase",
+    "TextPrompt",
+    "TokensPrompt",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"engine_server.engine.{_HOME[name]}"), name)

@@ -1,0 +1,1 @@
+"""The engine library: continuous batching over a paged KV cache. No HTTP, no Kubernetes."""

@@ -1,0 +1,259 @@
+"""The asynchronous engine: many callers, one core in a process of its own."""
+
+import asyncio
+import logging
+import weakref
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from typing import Self
+
+from transformers import PreTrainedTokenizerBase
+
+from engine_server.engine.arg_utils import AsyncEngineArgs
+from engine_server.engine.async_stream import AsyncStream
+from engine_server.engine.compat import one_prompt, refuse, request_key
+from engine_server.engine.config import EngineConfig, ModelConfig, SchedulerConfig
+from engine_server.engine.core_client import CoreProcess, OnPhase
+from engine_server.engine.errors import EngineDeadError
+from engine_server.engine.front_end import FrontEnd, StatLoggers
+from engine_server.engine.inputs import PromptType
+from engine_server.engine.messages import AbortRequests, StepOutputs
+from engine_server.engine.outputs import RequestOutput
+from engine_server.engine.sampling_params import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+
+class AsyncLLM:
+    """An engine for an event loop. Its way: processor, core, detokenizer, stream.
+
+    The constructor blocks until the core has loaded the model; `on_phase(name, seconds)` hears of each part of
+    the start as it ends. It may run in a thread: the engine belongs to the event loop that first uses it.
+    An engine that nobody holds is collected, and its core ends with it.
+
+    Raises ValueError for a model or setting that can't be used, EngineDeadError where the core can't start.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        log_stats: bool = True,
+        stat_loggers: StatLoggers | None = None,
+        log_requests: bool = True,
+        start_engine_loop: bool = True,
+        on_phase: OnPhase | None = None,
+    ) -> None:
+        self.config = config
+        self.log_requests = log_requests
+        self._start_engine_loop = start_engine_loop
+        self._streams: dict[str, AsyncStream] = {}
+        self._loop: asyncio.Task[None] | None = None
+        self._dead_error: EngineDeadError | None = None
+        self._core = CoreProcess(config)
+        self._finalizer = weakref.finalize(self, self._core.shutdown)
+        try:
+            self._front_end = FrontEnd(config, log_stats, stat_loggers)  # while the core loads
+            self._core.wait_until_ready(on_phase)
+        except BaseException:
+            self.shutdown()
+            raise
+        for stat_logger in self._front_end.loggers:
+            stat_logger.log_engine_initialized()
+
+    @classmethod
+    def from_engine_args(
+        cls,
+        engine_args: AsyncEngineArgs,
+        engine_config: EngineConfig | None = None,
+        start_engine_loop: bool = True,
+        stat_loggers: StatLoggers | None = None,
+        on_phase: OnPhase | None = None,
+    ) -> Self:
+        """Make an engine from its arguments; `engine_config`, where given, stands for what they resolve to."""
+        return cls(
+            engine_config or engine_args.create_engine_config(),
+            log_stats=not engine_args.disable_log_stats,
+            log_requests=engine_args.enable_log_requests,
+            start_engine_loop=start_engine_loop,
+            stat_loggers=stat_loggers,
+            on_phase=on_phase,
+        )
+
+    async def generate(
+        self,
+        prompt: PromptType | None = None,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | int = "",
+        lora_request: object = None,
+        trace_headers: Mapping[str, str] | None = None,
+        prompt_adapter_request: object = None,
+        priority: int = 0,
+        *,
+        inputs: PromptType | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Yield a request's outputs as they come; the last has `finished`.
+
+        A caller that stops iterating aborts the request. Raises InvalidRequestError before anything is queued,
+        and EngineDeadError when the core ends on the way.
+        """
+        key = request_key(request_id)
+        stream = await self.add_request(
+            key,
+            one_prompt(prompt, inputs),
+            sampling_params or SamplingParams(),
+            lora_request=lora_request,
+            trace_headers=trace_headers,
+            prompt_adapter_request=prompt_adapter_request,
+            priority=priority,
+        )
+        try:
+            while True:
+                output = await stream.get()
+                yield output
+                if output.finished:
+                    return
+        finally:
+            if self._streams.get(key) is stream:
+                self._abort([key])
+
+    async def add_request(
+        self,
+        request_id: str | int,
+        prompt: PromptType,
+        params: SamplingParams,
+        arrival_time: float | None = None,
+        lora_request: object = None,
+        trace_headers: Mapping[str, str] | None = None,
+        prompt_adapter_request: object = None,
+        priority: int = 0,
+    ) -> AsyncStream:
+        """Queue a request; its outputs come from the stream. `arrival_time` is on the monotonic clock."""
+        refuse(
+            lora_request=lora_request,
+            trace_headers=trace_headers,
+            prompt_adapter_request=prompt_adapter_request,
+            priority=priority,
+        )
+        if self._dead_error is not None:
+            raise self._dead_error
+        if not self.is_running:
+            if not self._start_engine_loop:
+                raise RuntimeError("the engine's loop isn't running; call start_background_loop() first")
+            self.start_background_loop()
+        key = request_key(request_id)
+        request = self._front_end.admit(key, prompt, params, arrival_time)
+        stream = self._streams[key] = AsyncStream(params.output_kind)
+        self._core.send(request)
+        if self.log_requests:
+            logger.info("request %s: %d prompt tokens", key, len(request.prompt_token_ids))
+        return stream
+
+    async def abort(self, request_id: str | int | Iterable[str]) -> None:
+        """End requests at once; their streams get a last output with the reason abort. Unknown ids are no error."""
+        one = isinstance(request_id, str | int)
+        self._abort([request_key(request_id)] if one else list(request_id))  # type: ignore[arg-type]
+
+    def start_background_loop(self) -> None:
+        """Start handling the core's messages in the running event loop."""
+        if self._dead_error is not None:
+            raise self._dead_error
+        if self.is_running:
+            raise RuntimeError("the engine's loop is running already")
+        self._loop = asyncio.create_task(self.run_engine_loop(weakref.ref(self)))
+
+    @staticmethod
+    async def run_engine_loop(engine_ref: "weakref.ref[AsyncLLM]") -> None:
+        """Handle the core's messages for as long as somebody holds the engine."""
+        engine = engine_ref()
+        while engine is not None:
+            core = engine._core
+            del engine
+            try:
+                message = await core.receive()
+            except EngineDeadError as error:
+                if engine := engine_ref():
+                    engine._die(error)
+                return
+            if (engine := engine_ref()) and isinstance(message, StepOutputs):
+                engine._handle(message)
+
+    @property
+    def is_running(self) -> bool:
+        return self._loop is not None and not self._loop.done()
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.errored or (self._loop is not None and self._loop.done())
+
+    @property
+    def errored(self) -> bool:
+        return self._dead_error is not None
+
+    @property
+    def dead_error(self) -> EngineDeadError:
+        return self._dead_error or EngineDeadError("the engine is not dead")
+
+    @property
+    def core_pid(self) -> int:
+        return self._core.pid
+
+    async def check_health(self) -> None:
+        """Raises EngineDeadError when the core has ended."""
+        if self._dead_error is not None:
+            raise self._dead_error
+
+    def get_num_unfinished_requests(self) -> int:
+        return len(self._streams)
+
+    async def get_tokenizer(self, lora_request: object = None) -> PreTrainedTokenizerBase:
+        """Raises ValueError where the engine was made without one."""
+        refuse(lora_request=lora_request)
+        if self._front_end.tokenizer is None:
+            raise ValueError("the engine has no tokenizer: it was made with skip_tokenizer_init")
+        return self._front_end.tokenizer
+
+    async def get_model_config(self) -> ModelConfig:
+        return self.config.model
+
+    async def get_scheduler_config(self) -> SchedulerConfig:
+        return self.config.scheduler
+
+    async def do_log_stats(self) -> None:
+        for stat_logger in self._front_end.loggers:
+            stat_logger.log()
+
+    def shutdown(self) -> None:
+        """End the core. Streams under way raise EngineDeadError."""
+        if self._loop is not None:
+            self._loop.cancel()
+        if self._dead_error is None:
+            self._die(EngineDeadError("the engine was shut down"))
+        self._finalizer()
+
+    def _handle(self, message: StepOutputs) -> None:
+        outputs, stopped = self._front_end.digest(message)
+        for output in outputs:
+            stream = self._streams[output.request_id]
+            if output.finished:
+                del self._streams[output.request_id]
+            stream.put(output)
+        if stopped:
+            self._core.send(AbortRequests(stopped))
+
+    def _abort(self, request_ids: list[str]) -> None:
+        known = [request_id for request_id in request_ids if request_id in self._streams]
+        if not known:
+            return
+        for output in self._front_end.abort(known):
+            self._streams[output.request_id].put(output)
+        for request_id in known:
+            del self._streams[request_id]
+        self._core.send(AbortRequests(known))
+
+    def _die(self, error: EngineDeadError) -> None:
+        self._dead_error = error
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.fail(error)
+
+
+AsyncLLMEngine = AsyncLLM

@@ -1,0 +1,46 @@
+"""One request's outputs on their way to the caller."""
+
+import asyncio
+
+from engine_server.engine.outputs import RequestOutput
+from engine_server.engine.sampling_params import RequestOutputKind
+
+
+class AsyncStream:
+    """Holds at most one output: what the caller is too slow to take is merged, so memory stays bounded."""
+
+    def __init__(self, kind: RequestOutputKind) -> None:
+        self._merges = kind == RequestOutputKind.DELTA
+        self._pending: RequestOutput | None = None
+        self._error: BaseException | None = None
+        self._changed = asyncio.Event()
+
+    def put(self, output: RequestOutput) -> None:
+        if self._merges and self._pending is not None:
+            output = merge(self._pending, output)
+        self._pending = output
+        self._changed.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Let the caller's next `get` raise `error`, once what came before is taken."""
+        self._error = error
+        self._changed.set()
+
+    async def get(self) -> RequestOutput:
+        while self._pending is None:
+            if self._error is not None:
+                raise self._error
+            self._changed.clear()
+            await self._changed.wait()
+        output, self._pending = self._pending, None
+        return output
+
+
+def merge(earlier: RequestOutput, later: RequestOutput) -> RequestOutput:
+    """Two deltas as one."""
+    for before, after in zip(earlier.outputs, later.outputs, strict=True):
+        after.text = before.text + after.text
+        after.token_ids = before.token_ids + after.token_ids
+        if after.logprobs is not None:
+            after.logprobs = (before.logprobs or []) + after.logprobs
+    return later

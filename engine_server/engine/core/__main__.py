@@ -1,0 +1,72 @@
+"""The engine core's process: `python -m engine_server.engine.core FOLDER LIFELINE`, started by its client."""
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+STARTED = time.monotonic()
+
+import msgspec  # noqa: E402  (the import's own time is a phase of the start)
+import zmq  # noqa: E402
+
+from engine_server.engine.config import EngineConfig  # noqa: E402
+from engine_server.engine.core.engine_core import EngineCore  # noqa: E402
+from engine_server.engine.messages import CoreMessage, Failed, FrontEndMessage, Phase, Ready  # noqa: E402
+
+logger = logging.getLogger("engine_server.engine.core")
+
+
+def main() -> None:
+    folder, lifeline = sys.argv[1], int(sys.argv[2])
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s core: %(message)s")
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # a terminal's Ctrl-C reaches the whole group; the parent decides
+    threading.Thread(target=end_with_parent, args=(lifeline,), daemon=True).start()
+    context = zmq.Context()
+    inputs, outputs = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    outputs.set_hwm(0)
+    inputs.connect(f"ipc://{folder}/input")
+    outputs.connect(f"ipc://{folder}/output")
+    encoder = msgspec.msgpack.Encoder()
+
+    def send(message: CoreMessage) -> None:
+        outputs.send(encoder.encode(message))
+
+    try:
+        serve(inputs, send)
+    except Exception as error:
+        logger.exception("the engine core can't go on")
+        send(Failed(f"{type(error).__name__}: {error}"))
+        outputs.close(linger=1000)
+        context.term()
+        sys.exit(1)
+
+
+def serve(inputs: "zmq.Socket[bytes]", send: Callable[[CoreMessage], None]) -> None:
+    config = msgspec.msgpack.decode(inputs.recv(), type=EngineConfig)
+    send(Phase("import", time.monotonic() - STARTED))
+    core = EngineCore(config, lambda name, seconds: send(Phase(name, seconds)))
+    send(Ready(core.table.pool.num_blocks))
+    decoder = msgspec.msgpack.Decoder(FrontEndMessage)
+    while True:
+        while not core.has_work or inputs.poll(0):
+            core.handle(decoder.decode(inputs.recv()))
+            if not core.has_work:
+                send(core.outputs())  # the last request was aborted: tell that nothing runs any more
+        send(core.outputs())
+
+
+def end_with_parent(lifeline: int) -> None:
+    """Wait for the other end to close, then go, whatever the main thread is doing."""
+    socket.socket(fileno=lifeline).recv(1)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

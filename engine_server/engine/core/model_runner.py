@@ -1,0 +1,81 @@
+"""The forward: from the scheduler's batch to logits, in one flat call."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine_server.engine.config import EngineConfig
+from engine_server.engine.core.attention import StepInputs, forward_context
+from engine_server.engine.core.block_pool import BlockPool, BlockTable
+from engine_server.engine.core.kv_cache import num_blocks
+from engine_server.engine.core.model_loader import choose_device, load_model
+from engine_server.engine.core.probe import probe
+from engine_server.engine.core.scheduler import Batch
+from engine_server.engine.core.torch_attention import TorchAttention
+
+
+class ModelRunner:
+    """Holds the model; `prepare` gives it its KV cache."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.device = choose_device(config.device)
+        self.model = load_model(config.model, self.device)
+
+    def prepare(self) -> BlockTable:
+        """Probe the model, size the cache from what is left, and warm up with one step."""
+        config = self.config
+        budget = config.scheduler.max_num_batched_tokens
+        probed = min(budget, config.model.max_model_len) if self.device.type == "cuda" else 2
+        layers = probe(self.model, self.model.config.get_text_config(), probed, self.device)
+        count = num_blocks(config.cache, layers, self.model.dtype, self.device, config.model.max_model_len)
+        self.backend = TorchAttention(layers, count, config.cache.block_size, self.model.dtype, self.device)
+        pool = BlockPool(count)
+        self.table = BlockTable(
+            pool, config.scheduler.max_num_seqs, config.model.max_model_len, config.cache.block_size
+        )
+        return self.table
+
+    @torch.inference_mode()
+    def execute(self, batch: Batch) -> Tensor:
+        """Logits [n, vocabulary] for the last token of each of the n requests that sample, in the batch's order."""
+        inputs = self.flatten(batch)
+        ends = inputs.starts + inputs.lengths - 1
+        sampling = ends[[scheduled.samples for scheduled in batch]]
+        with forward_context(self.backend, inputs):
+            output = self.model(
+                input_ids=torch.from_numpy(inputs.token_ids).to(self.device).unsqueeze(0),
+                position_ids=torch.from_numpy(inputs.positions).to(self.device).unsqueeze(0),
+                use_cache=False,
+                logits_to_keep=torch.from_numpy(sampling).to(self.device),
+            )
+        logits: Tensor = output.logits[0]
+        return logits
+
+    def flatten(self, batch: Batch) -> StepInputs:
+        """Lay the batch's tokens one after the other, and find where each one's K and V go."""
+        rows = np.array([scheduled.request.row for scheduled in batch])
+        lengths = np.array([scheduled.num_tokens for scheduled in batch])
+        computed = np.array([scheduled.request.computed for scheduled in batch])
+        starts = np.cumsum(lengths) - lengths
+        sequence = np.repeat(np.arange(len(batch)), lengths)
+        positions = np.arange(len(sequence)) - starts[sequence] + computed[sequence]
+        block_size = self.table.block_size
+        blocks = self.table.ids[rows[sequence], positions // block_size].astype(np.int64)
+        return StepInputs(
+            token_ids=np.fromiter(
+                (
+                    token
+                    for request, count in batch
+                    for token in request.token_ids[request.computed :][:count]
+                ),
+                dtype=np.int64,
+                count=len(sequence),
+            ),
+            positions=positions,
+            slots=blocks * block_size + positions % block_size,
+            starts=starts,
+            lengths=lengths,
+            contexts=computed + lengths,
+            block_ids=self.table.ids[rows],
+        )

@@ -1,0 +1,127 @@
+"""The way to an engine core in a process of its own: ZMQ for messages, a socket pair to notice an end.
+
+Each side holds one end of the pair, and the kernel closes it whatever happens to the process. So the core
+ends with its parent, and the parent hears of the core's end at once, even after a kill -9.
+"""
+
+import asyncio
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from engine_server.engine.config import EngineConfig
+from engine_server.engine.errors import EngineDeadError
+from engine_server.engine.messages import CoreMessage, Failed, FrontEndMessage, Phase, Ready
+
+OnPhase = Callable[[str, float], None]
+
+LAST_WORDS_MS = 200  # how long what the core sent just before its end may take to arrive
+POLL_MS = 100
+
+
+class CoreProcess:
+    """A child that runs the core. Made in any thread; used from one event loop, found at the first `receive`."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._folder = tempfile.mkdtemp(prefix="fairlead-")
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        self._input = context.socket(zmq.PUSH)
+        self._output = context.socket(zmq.PULL)
+        for endpoint in (self._input, self._output):
+            endpoint.set_hwm(0)
+            endpoint.linger = 0
+        self._input.bind(f"ipc://{self._folder}/input")
+        self._output.bind(f"ipc://{self._folder}/output")
+        self._lifeline, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", "engine_server.engine.core", self._folder, str(theirs.fileno())]
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(CoreMessage)
+        self._async_output: zmq.asyncio.Socket | None = None
+        self._receiving: asyncio.Future[bytes] | None = None
+        self._ended = False
+        self._input.send(self._encoder.encode(config))
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def wait_until_ready(self, on_phase: OnPhase | None) -> Ready:
+        """Block until the core takes requests. Raises EngineDeadError with its reason."""
+        while True:
+            if not self._output.poll(POLL_MS):
+                if self._process.poll() is not None and not self._output.poll(LAST_WORDS_MS):
+                    raise EngineDeadError(self._death())
+                continue
+            match self._decoder.decode(self._output.recv()):
+                case Phase(name, seconds):
+                    if on_phase is not None:
+                        on_phase(name, seconds)
+                case Ready() as ready:
+                    return ready
+                case Failed(reason):
+                    raise EngineDeadError(reason)
+
+    def send(self, message: FrontEndMessage) -> None:
+        """Never waits; what is sent to a core that has ended is lost, as `receive` tells."""
+        if not self._input.closed:
+            self._input.send(self._encoder.encode(message), zmq.NOBLOCK)
+
+    async def receive(self) -> CoreMessage:
+        """The next message. Raises EngineDeadError once the core has ended and nothing is left to read."""
+        if self._async_output is None:
+            self._async_output = zmq.asyncio.Socket.from_socket(self._output)
+            asyncio.get_running_loop().add_reader(self._lifeline, self._notice_end)
+        if not self._ended:
+            self._receiving = asyncio.ensure_future(self._async_output.recv())
+            try:
+                return self._understand(await self._receiving)
+            except asyncio.CancelledError:
+                if not self._ended:
+                    raise
+        if not self._output.closed and self._output.poll(LAST_WORDS_MS):
+            return self._understand(self._output.recv())
+        raise EngineDeadError(self._death())
+
+    def shutdown(self) -> None:
+        """End the core, and wait for its end."""
+        self._ended = True
+        self._lifeline.close()
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._input.close()
+        self._output.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _understand(self, data: bytes) -> CoreMessage:
+        message: CoreMessage = self._decoder.decode(data)
+        if isinstance(message, Failed):
+            raise EngineDeadError(message.reason)
+        return message
+
+    def _notice_end(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._lifeline)
+        self._ended = True
+        if self._receiving is not None:
+            self._receiving.cancel()
+
+    def _death(self) -> str:
+        try:
+            code = self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            return "the engine core closed its connection"
+        if code < 0:
+            return f"the engine core (process {self.pid}) was ended by {signal.Signals(-code).name}"
+        return f"the engine core (process {self.pid}) ended with status {code}"

@@ -1,0 +1,64 @@
+"""What both engines have on the caller's side of the core."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from engine_server.engine.config import EngineConfig
+from engine_server.engine.errors import InvalidRequestError
+from engine_server.engine.inputs import PromptType
+from engine_server.engine.loggers import LoggingStatLogger, PrometheusStatLogger, StatLoggerBase
+from engine_server.engine.messages import AddRequest, StepOutputs
+from engine_server.engine.output_processor import OutputProcessor
+from engine_server.engine.outputs import RequestOutput
+from engine_server.engine.processor import Processor
+from engine_server.engine.sampling_params import SamplingParams
+from engine_server.engine.stats import IterationStats
+from engine_server.engine.tokenizer import backend_of, load_tokenizer
+
+StatLoggers = Mapping[str, StatLoggerBase] | Sequence[StatLoggerBase]
+
+
+class FrontEnd:
+    """Tokeniser, requests' states and stat loggers."""
+
+    def __init__(self, config: EngineConfig, log_stats: bool, stat_loggers: StatLoggers | None) -> None:
+        self.tokenizer = load_tokenizer(config.model)
+        self.processor = Processor(config.model, self.tokenizer)
+        self.requests = OutputProcessor(backend_of(self.tokenizer) if self.tokenizer else None)
+        self.loggers = choose_loggers(config, log_stats, stat_loggers)
+
+    def admit(
+        self, request_id: str, prompt: PromptType, params: SamplingParams, arrival: float | None = None
+    ) -> AddRequest:
+        """Check a request and keep its state. Raises InvalidRequestError."""
+        if request_id in self.requests:
+            raise InvalidRequestError(f"a request with the id {request_id!r} is under way", "request_id")
+        request, text = self.processor.process(request_id, prompt, params, arrival)
+        self.requests.add(request, text)
+        return request
+
+    def digest(self, outputs: StepOutputs) -> tuple[list[RequestOutput], list[str]]:
+        """What callers get from a step, and which requests a stop string ended."""
+        stats = IterationStats()
+        given, stopped = self.requests.process(outputs.steps, stats)
+        for logger in self.loggers:
+            logger.record(outputs.stats, stats)
+        return given, stopped
+
+    def abort(self, request_ids: Iterable[str]) -> list[RequestOutput]:
+        stats = IterationStats()
+        outputs = self.requests.abort(request_ids, stats)
+        for logger in self.loggers:
+            logger.record(None, stats)
+        return outputs
+
+
+def choose_loggers(
+    config: EngineConfig, log_stats: bool, stat_loggers: StatLoggers | None
+) -> list[StatLoggerBase]:
+    """A mapping replaces the default loggers, a sequence adds to them."""
+    if isinstance(stat_loggers, Mapping):
+        return list(stat_loggers.values())
+    loggers: list[StatLoggerBase] = [PrometheusStatLogger(config)]
+    if log_stats:
+        loggers.append(LoggingStatLogger(config))
+    return [*loggers, *(stat_loggers or ())]

@@ -1,0 +1,81 @@
+"""What the front end and the core say to each other: msgspec structs, so that they cross a process as msgpack."""
+
+import msgspec
+
+from engine_server.engine.sampling_params import SamplingParams
+from engine_server.engine.stats import FinishReason, SchedulerStats
+
+
+class Message(msgspec.Struct, array_like=True, tag=True, omit_defaults=True):
+    """Tagged, so that one decoder serves every kind."""
+
+
+# front end -> core
+
+
+class AddRequest(Message):
+    """A checked request. `params.seed` is set; `arrival` is in seconds of the system's monotonic clock."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    max_tokens: int  # new tokens at most, the context's end included
+    arrival: float
+
+
+class AbortRequests(Message):
+    request_ids: list[str]
+
+
+FrontEndMessage = AddRequest | AbortRequests
+
+
+# core -> front end
+
+
+class TokenLogprobsArray(msgspec.Struct, array_like=True):
+    """One token's log-probabilities: the sampled token first, then the likeliest, with their ranks."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    ranks: list[int]
+
+
+class RequestStep(msgspec.Struct, array_like=True, omit_defaults=True):
+    """What one step did for one request."""
+
+    request_id: str
+    new_token_ids: list[int]
+    logprobs: list[TokenLogprobsArray] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    scheduled: float | None = None  # when it first ran; told with the first token
+
+
+class StepOutputs(Message):
+    """Everything that one step gave."""
+
+    steps: list[RequestStep]
+    stats: SchedulerStats
+
+
+class Phase(Message):
+    """A part of the start that has ended, and how long it took."""
+
+    name: str
+    seconds: float
+
+
+class Ready(Message):
+    """The core takes requests from now on."""
+
+    num_blocks: int
+
+
+class Failed(Message):
+    """The core can't go on; it exits after this."""
+
+    reason: str
+
+
+CoreMessage = StepOutputs | Phase | Ready | Failed

@@ -1,0 +1,59 @@
+"""What the engine must know of a model before it loads it: read from the folder's config files."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import AutoConfig, GenerationConfig
+
+from engine_server.engine.config import ModelConfig
+from engine_server.models import resolve
+
+if TYPE_CHECKING:
+    from engine_server.engine.arg_utils import EngineArgs
+
+
+def read_model_config(args: "EngineArgs") -> ModelConfig:
+    """Resolve `args.model` to a folder and read its limits. Raises ValueError in words."""
+    path = resolve(args.model)
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"{path / 'config.json'} is no configuration that transformers knows: {error}"
+        ) from error
+    text_config = config.get_text_config()
+    limit = getattr(text_config, "max_position_embeddings", None)
+    return ModelConfig(
+        model=args.model,
+        path=str(path),
+        tokenizer=args.tokenizer or str(path),
+        served_model_name=args.served_model_name or [args.model],
+        dtype=args.dtype,
+        max_model_len=_context(args.max_model_len, limit),
+        vocab_size=text_config.vocab_size,
+        eos_token_ids=_eos_token_ids(path, text_config),
+        seed=args.seed,
+        skip_tokenizer_init=args.skip_tokenizer_init,
+    )
+
+
+def _context(asked: int | None, limit: int | None) -> int:
+    if asked is None:
+        return limit or 2048
+    if limit is not None and asked > limit:
+        raise ValueError(f"max_model_len is {asked}; the model's positions end at {limit}")
+    return asked
+
+
+def _eos_token_ids(path: Path, config: Any) -> list[int]:
+    """Generation settings know best: chat models end at more tokens than their config names."""
+    found = config.eos_token_id
+    if (path / "generation_config.json").is_file():
+        try:
+            found = GenerationConfig.from_pretrained(path).eos_token_id or found
+        except (OSError, ValueError, json.JSONDecodeError) as error:
+            raise ValueError(f"{path / 'generation_config.json'} can't be read: {error}") from error
+    if found is None:
+        return []
+    return list(found) if isinstance(found, list) else [found]
