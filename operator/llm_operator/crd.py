@@ -63,7 +63,7 @@ def version() -> Schema:
             column("Ready", ".status.readyReplicas", "integer"),
             column("Status", '.status.conditions[?(@.type=="Ready")].reason'),
             column("Age", ".metadata.creationTimestamp", "date"),
-            column("Message", '.status.conditions[?(@.type=="Degraded")].message', priority=1),
+            column("Message", '.status.conditions[?(@.type=="Ready")].message', priority=1),
         ],
         "schema": {"openAPIV3Schema": root_schema()},
     }

@@ -19,6 +19,10 @@ class Condition:
     last_transition_time: str = accepts("When the status last changed.", format="date-time")
     observed_generation: int | None = accepts("The generation that it speaks of.", default=None)
 
+    @property
+    def is_bad(self) -> bool:
+        return self.type in ("Degraded", "NameTaken") and self.status == "True"
+
 
 @dataclass(frozen=True, slots=True)
 class Status:
@@ -92,13 +96,12 @@ def blocked(workload: Manifest) -> Problem | None:
     return None
 
 
-def status(
-    name: str, generation: int, wanted: int, observed: Observed, fault: Problem | None = None
-) -> Status:
-    """`fault`: why the spec as it stands could not be carried out."""
+def status(name: str, generation: int, wanted: int, observed: Observed) -> Status:
     counts = Counts.of(wanted, observed.workload)
-    faults = [problem for problem in (fault, *pod_problems(counts, observed), counts.blocked) if problem]
-    findings = [ready(counts, faults, observed), progressing(counts, fault), degraded(faults)]
+    faults = [
+        problem for problem in (observed.refusal, *pod_problems(counts, observed), counts.blocked) if problem
+    ]
+    findings = [ready(counts, faults, observed), progressing(counts, observed.refusal), degraded(faults)]
     findings += name_taken(observed)
     return Status(
         observed_generation=generation,
@@ -132,9 +135,9 @@ def ready(counts: Counts, faults: list[Problem], observed: Observed) -> Finding:
     return Finding("Ready", False, "Starting", "pods are being started")
 
 
-def progressing(counts: Counts, fault: Problem | None) -> Finding:
-    if fault:
-        return Finding("Progressing", False, *fault)
+def progressing(counts: Counts, refusal: Problem | None) -> Finding:
+    if refusal:
+        return Finding("Progressing", False, *refusal)
     if counts.complete:
         return Finding(
             "Progressing", False, "Complete", f"{counts.wanted} of {counts.wanted} replicas are ready"

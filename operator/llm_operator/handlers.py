@@ -1,0 +1,75 @@
+"""What kopf watches. Handlers only wake the reconciler, so kopf leaves no mark on any object."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import kopf
+from kubernetes.aio.client import Configuration
+
+from llm_operator import names
+from llm_operator.cluster import Key
+from llm_operator.reconcile import Reconciler
+
+CHILDREN = (
+    ("apps", "v1", "deployments"),
+    ("", "v1", "services"),
+    ("", "v1", "serviceaccounts"),
+    ("", "v1", "pods"),
+)
+Event = Mapping[str, Any]
+
+
+def registry(reconciler: Reconciler, configuration: Configuration) -> kopf.OperatorRegistry:
+    handlers = kopf.OperatorRegistry()
+
+    async def login(**_: Any) -> kopf.ConnectionInfo:
+        return await connection(configuration)
+
+    async def llmdeployment(event: Event, **_: Any) -> None:
+        manifest = dict(event["object"])
+        if event["type"] == "DELETED":
+            metadata = manifest["metadata"]
+            reconciler.saw_gone(Key(metadata["namespace"], metadata["name"]))
+        else:
+            reconciler.saw(manifest)
+
+    async def child(event: Event, **_: Any) -> None:
+        metadata = event["object"]["metadata"]
+        owner = metadata.get("labels", {}).get(names.LLMDEPLOYMENT_LABEL)
+        if owner:
+            reconciler.wake(Key(metadata["namespace"], owner))
+
+    kopf.on.login(registry=handlers)(login)
+    watch: Callable[..., Any] = kopf.on.event
+    watch(names.GROUP, names.VERSION, names.PLURAL, registry=handlers)(llmdeployment)
+    for resource in CHILDREN:
+        watch(*resource, registry=handlers)(child)
+    return handlers
+
+
+async def connection(configuration: Configuration) -> kopf.ConnectionInfo:
+    """The same credentials that our own calls use; asked for again when they expire."""
+    header = await configuration.get_api_key_with_prefix("BearerToken")
+    return kopf.ConnectionInfo(
+        server=configuration.host,
+        ca_path=configuration.ssl_ca_cert,
+        insecure=not configuration.verify_ssl,
+        token=header.split(" ", 1)[-1] if header else None,
+        certificate_path=configuration.cert_file,
+        private_key_path=configuration.key_file,
+    )
+
+
+def settings() -> kopf.OperatorSettings:
+    chosen = kopf.OperatorSettings()
+    chosen.peering.standalone = True  # our Lease chooses the one that works
+    chosen.scanning.disabled = True  # neither namespaces nor definitions are watched
+    chosen.posting.enabled = False
+    chosen.networking.request_timeout = 30
+    chosen.networking.connect_timeout = 10
+    chosen.watching.connect_timeout = 10
+    chosen.watching.inactivity_timeout = 70  # streams that stall in silence; bookmarks come each minute
+    chosen.process.ultimate_exiting_timeout = 30
+    for group, version, plural in CHILDREN:
+        chosen.watching.label_selectors[group, version, plural] = names.LLMDEPLOYMENT_LABEL
+    return chosen

@@ -1,0 +1,184 @@
+"""One change's way: look, plan, apply, report. Level-triggered: events only say when to look again."""
+
+import asyncio
+import logging
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+from kubernetes.aio.client import ApiException
+
+from llm_operator import metrics, names
+from llm_operator.claims import Claim, Claims
+from llm_operator.cluster import FAILURES, Cluster, Key, described_failure
+from llm_operator.observed import Manifest, Observed
+from llm_operator.plan import Plan, plan
+from llm_operator.reasons import Problem
+from llm_operator.settings import Settings
+from llm_operator.spec import SpecError, parse
+from llm_operator.status import Condition, Status, status
+from llm_operator.workqueue import WorkQueue
+
+WORKERS = 8
+RELIST_SECONDS = 300
+REFUSALS = (400, 403, 422)  # the API server read it and said no
+
+logger = logging.getLogger(__name__)
+
+
+class RefusedError(Exception):
+    """The spec could not be carried out; the status says why, and it is worth another try."""
+
+
+@dataclass(slots=True)
+class Reconciler:
+    cluster: Cluster
+    settings: Settings
+    queue: WorkQueue[Key] = field(default_factory=WorkQueue)
+    claims: Claims = field(default_factory=Claims)
+    conditions: dict[Key, frozenset[tuple[str, str]]] = field(default_factory=dict)
+
+    # --- what wakes it
+
+    def wake(self, key: Key) -> None:
+        self.queue.add(key)
+        metrics.QUEUED.set(len(self.queue.waiting))
+
+    def saw(self, manifest: Manifest) -> None:
+        """An LLMDeployment as it is now."""
+        claim = Claim.of(manifest)
+        for rival in self.claims.put(claim):
+            self.wake(rival)
+        self.wake(claim.key)
+
+    def saw_gone(self, key: Key) -> None:
+        for rival in self.claims.drop(key):
+            self.wake(rival)
+        self.conditions.pop(key, None)
+        metrics.count_conditions(self.conditions.values())
+
+    async def relist(self) -> None:
+        """Repairs what a missed event left behind."""
+        listed = await self.cluster.llmdeployments(self.settings.namespaces)
+        present = {Claim.of(manifest).key for manifest in listed}
+        for key in set(self.claims.by_key) - present:
+            self.saw_gone(key)
+        for manifest in listed:
+            self.saw(manifest)
+
+    async def relist_forever(self) -> None:
+        while True:
+            await asyncio.sleep(RELIST_SECONDS)
+            try:
+                await self.relist()
+            except FAILURES as error:
+                logger.warning("could not list LLMDeployments: %s", described_failure(error))
+
+    # --- what it does
+
+    async def work_forever(self) -> None:
+        while True:
+            key = await self.queue.take()
+            metrics.QUEUED.set(len(self.queue.waiting))
+            try:
+                with metrics.RECONCILE_SECONDS.time():
+                    await self.reconcile(key)
+            except Exception as error:
+                metrics.RECONCILES.labels("error").inc()
+                delay = self.queue.retry(key)
+                unexpected = None if isinstance(error, (RefusedError, *FAILURES)) else error
+                said = described_failure(error)
+                logger.warning("%s: %s; again in %.1f s", key, said, delay, exc_info=unexpected)
+            else:
+                metrics.RECONCILES.labels("success").inc()
+                self.queue.done(key)
+
+    async def reconcile(self, key: Key) -> None:
+        manifest = await self.cluster.llmdeployment(key)
+        if manifest is None:
+            self.saw_gone(key)
+            return
+        if "deletionTimestamp" in manifest["metadata"]:
+            return
+        observed = await self.observe(key, manifest)
+        try:
+            deployment = parse(manifest)
+            goal = plan(deployment, observed, self.settings)
+        except SpecError as error:
+            await self.report(key, manifest, unplanned(manifest, observed, error))
+            return  # nothing to try again before the spec changes
+        observed = await self.apply(goal, observed)
+        await self.report(key, manifest, plan(deployment, observed, self.settings).status)
+        if observed.refusal is not None:
+            raise RefusedError(observed.refusal.message)
+
+    async def observe(self, key: Key, manifest: Manifest) -> Observed:
+        children, pods = await asyncio.gather(self.cluster.children(key), self.cluster.pods(key))
+        return Observed(
+            children=children,
+            pods=tuple(pods),
+            conditions=tuple(manifest.get("status", {}).get("conditions", ())),
+            name_holders=self.claims.held_by_others(key),
+            address=str(key),
+            now=datetime.now(UTC),
+        )
+
+    async def apply(self, goal: Plan, observed: Observed) -> Observed:
+        """What there is afterwards, and what stood in the way."""
+        applied = dict(observed.children)
+        for child in goal.children:
+            kind = child["kind"]
+            if kind in applied and not is_ours(applied[kind], child):
+                taken = f"a {kind} named {child['metadata']['name']} is there already and is not ours"
+                return replace(observed, refusal=Problem("ChildExists", taken))
+            try:
+                applied[kind] = await self.cluster.apply(child)
+            except ApiException as error:
+                if error.status not in REFUSALS:
+                    raise
+                return replace(
+                    observed, children=applied, refusal=Problem("Refused", described_failure(error))
+                )
+        return replace(observed, children=applied)
+
+    async def report(self, key: Key, manifest: Manifest, result: Status) -> None:
+        """Writes the status where it changed, and only there: a write wakes us again."""
+        self.conditions[key] = frozenset((entry.type, entry.status) for entry in result.conditions)
+        metrics.count_conditions(self.conditions.values())
+        status_manifest = result.as_manifest()
+        if status_manifest == manifest.get("status"):
+            return
+        await self.cluster.report(key, status_manifest)
+        before = {entry["type"]: entry for entry in manifest.get("status", {}).get("conditions", ())}
+        for condition in result.conditions:
+            last = before.get(condition.type, {})
+            if is_news(condition, last):
+                kind = "Warning" if condition.is_bad else "Normal"
+                await self.cluster.post_event(manifest, kind, condition.reason, condition.message)
+
+
+def unplanned(manifest: Manifest, observed: Observed, error: SpecError) -> Status:
+    """The status of a spec that cannot be carried out; what ran before goes on."""
+    metadata = manifest["metadata"]
+    running = (observed.workload or {}).get("spec", {}).get("replicas", 0)
+    observed = replace(observed, refusal=Problem("InvalidSpec", str(error)))
+    return status(metadata["name"], metadata["generation"], running, observed)
+
+
+def is_ours(child: Manifest, planned: Manifest) -> bool:
+    """Whether a child has our LLMDeployment as its controller, or is an orphan with our label."""
+    (owner,) = planned["metadata"]["ownerReferences"]
+    owners = child["metadata"].get("ownerReferences", [])
+    if any(reference["uid"] == owner["uid"] for reference in owners):
+        return True
+    labels = child["metadata"].get("labels", {})
+    orphan = not any(reference.get("controller") for reference in owners)
+    return orphan and labels.get(names.LLMDEPLOYMENT_LABEL) == owner["name"]
+
+
+def is_news(condition: Condition, last: Manifest) -> bool:
+    """Whether people should hear of it: Ready and Degraded as they turn, and why."""
+    if condition.type == "Progressing":
+        return False
+    if not last:
+        return condition.is_bad
+    return (last["status"], last["reason"]) != (condition.status, condition.reason)
