@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 LEASH = Path(__file__).with_name("leash.py")
 FIRST_DELAY, LONGEST_DELAY = 1.0, 30.0  # seconds before a program that ended is started again
@@ -87,21 +88,41 @@ async def running(
     program: Program, out: Lines, err: Lines, hurry: asyncio.Event
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """`program` as a process, in a group of its own that is gone when the block is left."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", "-S", str(LEASH), str(os.getpid()), *program.command),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONUNBUFFERED": "1", **program.environment},
-        process_group=0,  # a terminal's Ctrl-C is for us, who then end it in order
+    # Pipes of our own: asyncio's hold process.wait() back until grandchildren have closed them too.
+    async with piped(out) as stdout, piped(err) as stderr:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", str(LEASH), str(os.getpid()), *program.command),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **program.environment},
+            process_group=0,  # a terminal's Ctrl-C is for us, who then end it in order
+        )
+        stdout.close()
+        stderr.close()
+        try:
+            yield process
+        finally:
+            await end(process, program.grace, hurry)
+
+
+@asynccontextmanager
+async def piped(line: Lines) -> AsyncIterator[IO[bytes]]:
+    """A pipe's end to write to, whose lines are handed on; left once all who write have ended."""
+    reading, writing = os.pipe()
+    stream = asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(stream)
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: protocol, os.fdopen(reading, "rb")
     )
-    assert process.stdout is not None and process.stderr is not None
-    relays = asyncio.gather(relay(process.stdout, out), relay(process.stderr, err))
-    try:
-        yield process
-    finally:
-        await end(process, program.grace, hurry)
-        await relays
+    relaying = asyncio.create_task(relay(stream, line))
+    with os.fdopen(writing, "wb") as file:
+        try:
+            yield file
+        finally:
+            file.close()
+            await relaying
+            transport.close()
 
 
 async def end(process: asyncio.subprocess.Process, grace: float, hurry: asyncio.Event) -> None:
