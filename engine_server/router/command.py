@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import logging
+import signal
 import sys
 from pathlib import Path
 
@@ -15,6 +16,10 @@ from .kubernetes_source import KubernetesSource
 from .policy import DEFAULT_POLICY, POLICIES
 from .server import Server, Settings
 from .sources import FileSource, FlagSource, Source
+
+log = logging.getLogger(__name__)
+
+STILL_ACCEPTING = 2.0  # after SIGTERM, until everybody has heard that we go
 
 
 def endpoint(flag: str) -> tuple[list[str], Address]:
@@ -81,9 +86,14 @@ def main(argv: list[str]) -> int:
         flags.host, flags.port, flags.policy, Limits(body=flags.max_body_bytes), flags.drain_timeout
     )
 
-    async def serve() -> None:
-        await Server(settings, sources).run()
-
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve())
+        runner.run(serve(settings, sources))
     return 0
+
+
+async def serve(settings: Settings, sources: list[Source]) -> None:
+    server = Server(settings, sources)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, server.leave, STILL_ACCEPTING)
+    loop.add_signal_handler(signal.SIGINT, server.leave, 0.0)
+    await server.run(lambda port: log.info("listening on http://%s:%d", settings.host, port))

@@ -12,13 +12,13 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from . import errors
 from .errors import RequestError
 from .upstream import Source, keep_watch
-from .wire import REASONS, Framing, Header, Request, find, lines, response_head
+from .wire import REASONS, Fields, Framing, Request, response_head
 
 log = logging.getLogger(__name__)
 
 QUIET_LIMIT = 60.0  # between requests, and between two pieces of one
 LINGER = 2.0  # how long a refused body is read and thrown away, so that the client reads why
-NOT_FORWARDED_ON_UPGRADE = frozenset((b"upgrade", b"http2-settings", b"connection"))
+FRAMING = (b"content-length", b"transfer-encoding")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +105,15 @@ class Downstream(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._head_complete:  # what comes later are trailers
-            self._headers.append((name, value))
+            self._fields.add(name, value)
 
     def on_headers_complete(self) -> None:
         self._head_complete = True
-        if sum(len(name) + len(value) for name, value in self._headers) > self._limits.head:
+        if self._fields.size > self._limits.head:
             self._refuse(errors.head_too_large(self._limits.head))
-        elif int(find(self._headers, b"content-length") or 0) > self._limits.body:
+        elif int(self._fields.get(b"content-length") or 0) > self._limits.body:
             self._refuse(errors.body_too_large(self._limits.body))
-        elif (find(self._headers, b"expect") or b"").lower() == b"100-continue":
+        elif self._fields.get(b"expect").lower() == b"100-continue":
             if self._serving or self._arrived:
                 self._owes_continue = True
             else:
@@ -133,7 +133,7 @@ class Downstream(asyncio.Protocol):
             Request(
                 self._parser.get_method(),
                 self._target,
-                self._headers,
+                self._fields,
                 b"".join(self._body),
                 self._parser.get_http_version() == "1.1",
                 self._parser.should_keep_alive(),
@@ -142,7 +142,7 @@ class Downstream(asyncio.Protocol):
 
     def _begin_message(self) -> None:
         self._target = b""
-        self._headers: list[Header] = []
+        self._fields = Fields()
         self._body: list[bytes] = []
         self._body_size = 0
         self._head_size = 0
@@ -155,9 +155,10 @@ class Downstream(asyncio.Protocol):
         if method == b"CONNECT":
             self._refuse(errors.malformed("CONNECT is for proxies"))
             return
-        head = b"%b %b HTTP/1.1\r\n" % (method, self._target)
+        framing = [b"%b: %b\r\n" % (name, value) for name in FRAMING if (value := self._fields.get(name))]
+        head = (b"%b %b HTTP/1.1\r\n" % (method, self._target), *self._fields.lines(), *framing, b"\r\n")
         self._parser = HttpRequestParser(self)
-        self.data_received(head + b"".join(lines(self._headers, NOT_FORWARDED_ON_UPGRADE)) + b"\r\n" + rest)
+        self.data_received(b"".join(head) + rest)
 
     def _refuse(self, failure: RequestError) -> None:
         """This request is not read to its end, so nothing after it can be."""
@@ -226,7 +227,7 @@ class Downstream(asyncio.Protocol):
         status: int,
         body: bytes,
         content_type: bytes = b"application/json",
-        headers: tuple[Header, ...] = (),
+        headers: list[bytes] | None = None,
     ) -> None:
         """Answer with something of the router's own."""
         self._write_response(status, body, content_type, headers, with_body=request.method != b"HEAD")
@@ -236,11 +237,11 @@ class Downstream(asyncio.Protocol):
         status: int,
         body: bytes,
         content_type: bytes,
-        headers: tuple[Header, ...],
+        headers: list[bytes] | None,
         *,
         with_body: bool = True,
     ) -> None:
-        told = ((b"Content-Type", content_type), *headers)
+        told = [b"Content-Type: %b\r\n" % content_type, *(headers or ())]
         head = response_head(
             status, REASONS[status], told, Framing.LENGTH, b"%d" % len(body), close=self.closing
         )

@@ -2,8 +2,6 @@
 
 import msgspec
 
-from .wire import Header
-
 MOST_NAMES = 20  # a 404 names the models it knows, but not a thousand of them
 
 
@@ -17,13 +15,13 @@ class RequestError(Exception):
         *,
         code: str | None = None,
         param: str | None = None,
-        headers: tuple[Header, ...] = (),
+        headers: list[bytes] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
         self.param = param
-        self.headers = headers
+        self.headers = headers or []
 
     def body(self) -> bytes:
         kind = "invalid_request_error" if self.status < 500 else "service_unavailable_error"
@@ -60,7 +58,7 @@ def unknown_path(method: bytes, path: bytes) -> RequestError:
 
 def wrong_method(path: bytes, allowed: bytes) -> RequestError:
     message = f"{path.decode('latin-1')} takes {allowed.decode()}"
-    return RequestError(405, message, code="method_not_allowed", headers=((b"Allow", allowed),))
+    return RequestError(405, message, code="method_not_allowed", headers=[b"Allow: %b\r\n" % allowed])
 
 
 def unknown_model(model: str, known: list[str]) -> RequestError:
@@ -73,7 +71,7 @@ def unknown_model(model: str, known: list[str]) -> RequestError:
 
 def no_replica(model: str) -> RequestError:
     message = f"No replica of {model!r} can take a request right now"
-    return RequestError(503, message, code="no_replica", headers=((b"Retry-After", b"1"),))
+    return RequestError(503, message, code="no_replica", headers=[b"Retry-After: 1\r\n"])
 
 
 def dropped(model: str) -> RequestError:

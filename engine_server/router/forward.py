@@ -94,7 +94,7 @@ class Forwarder:
                 except OSError as error:
                     self._health.eject(endpoint, str(error) or "it does not answer a connect")
                     return Outcome.UNANSWERED if was_kept else Outcome.UNREACHABLE
-            relay = Relay(client, life, keep_back_503=self._has_other(life.model, tried))
+            relay = Relay(client, life, lambda: self._has_other(life.model, tried))
             outcome = await connection.exchange(message, relay, client.hold)
             if outcome is Outcome.REFUSED or (outcome is Outcome.FINISHED and life.status == 503):
                 self._health.eject(endpoint, "it answers 503")

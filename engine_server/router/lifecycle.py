@@ -1,7 +1,7 @@
 """One request's stay in the router, from its arrival to whatever ends it."""
 
-from asyncio import get_running_loop
 from operator import attrgetter
+from time import perf_counter
 from types import TracebackType
 from typing import Self
 
@@ -16,18 +16,17 @@ class Lifecycle:
     """Counts a request as under way at the endpoint it visits, for as long as the `with` block lasts: an
     answer's end, an error and a client that hangs up all leave through the same door."""
 
-    __slots__ = ("_endpoint", "_metrics", "_now", "_started", "answered", "model", "status")
+    __slots__ = ("_endpoint", "_metrics", "_started", "answered", "model", "status")
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._now = get_running_loop().time
         self._endpoint: Endpoint | None = None
         self.model = ""
         self.status = 499  # what it stays if the client leaves before an answer; nginx's number for it
         self.answered: float | None = None
 
     def __enter__(self) -> Self:
-        self._started = self._now()
+        self._started = perf_counter()
         self._metrics.in_flight += 1
         return self
 
@@ -39,7 +38,7 @@ class Lifecycle:
     def answer(self, status: int) -> None:
         """The first byte is on its way to the client."""
         self.status = status
-        self.answered = self._now()
+        self.answered = perf_counter()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -47,7 +46,7 @@ class Lifecycle:
         self._leave()
         self._metrics.in_flight -= 1
         waited = None if self.answered is None else self.answered - self._started
-        self._metrics.request(self.model, self.status, waited, self._now() - self._started)
+        self._metrics.request(self.model, self.status, waited, perf_counter() - self._started)
 
     def _leave(self) -> None:
         if self._endpoint is not None:

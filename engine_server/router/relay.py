@@ -1,6 +1,7 @@
 """One answer on its way from an engine to a client: parsed as it comes, passed on as it comes."""
 
 from asyncio import Future, get_running_loop
+from collections.abc import Callable
 from enum import Enum
 from typing import Protocol
 
@@ -8,7 +9,7 @@ from httptools import HttpParserError, HttpResponseParser
 
 from .errors import interrupted
 from .lifecycle import Lifecycle
-from .wire import LAST_CHUNK, Framing, Header, chunk, find, response_head
+from .wire import LAST_CHUNK, Fields, Framing, chunk, response_head
 
 EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 
@@ -34,15 +35,15 @@ class Relay:
     """Feeds on one engine's bytes; `outcome` says how it went. Nothing reaches the client before the answer's
     head is whole, so that until then the request can go elsewhere."""
 
-    def __init__(self, client: Client, life: Lifecycle, *, keep_back_503: bool) -> None:
+    def __init__(self, client: Client, life: Lifecycle, may_refuse: Callable[[], bool]) -> None:
         self.outcome: Future[Outcome] = get_running_loop().create_future()
         self.reusable = False  # the engine's connection, afterwards
         self._client = client
         self._life = life
-        self._keep_back_503 = keep_back_503
+        self._may_refuse = may_refuse
         self._parser = HttpResponseParser(self)
         self._reason = b""
-        self._headers: list[Header] = []
+        self._fields = Fields()
         self._status = 0
         self._began = False
         self._framing = Framing.NONE
@@ -52,6 +53,10 @@ class Relay:
         self._pending: list[bytes] = []
 
     # What the connection says
+
+    def close(self) -> None:
+        """Nothing more will come. Part relay and parser, which know each other: no work for the collector."""
+        del self._parser
 
     def feed(self, data: bytes) -> None:
         try:
@@ -74,7 +79,7 @@ class Relay:
     def on_message_begin(self) -> None:
         if self.outcome.done():
             raise HttpParserError("more than one answer")
-        self._headers = []
+        self._fields = Fields()
         self._status = 0
 
     def on_status(self, reason: bytes) -> None:
@@ -82,7 +87,7 @@ class Relay:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._began:  # what comes after the head are trailers
-            self._headers.append((name, value))
+            self._fields.add(name, value)
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
@@ -90,7 +95,7 @@ class Relay:
             self._reason = b""
             return
         self._status = status
-        if status == 503 and self._keep_back_503:
+        if status == 503 and self._may_refuse():
             self._settle(Outcome.REFUSED)
             return
         self._begin()
@@ -113,20 +118,25 @@ class Relay:
 
     def _begin(self) -> None:
         self._began = True
-        length = find(self._headers, b"content-length") or b""
-        coded = find(self._headers, b"transfer-encoding")
+        length = self._fields.get(b"content-length")
+        coded = self._fields.get(b"transfer-encoding")
         if self._status in (204, 304):
             self._framing = Framing.NONE
-        elif coded is None and length:
+        elif length and not coded:
             self._framing = Framing.LENGTH
         else:
-            self._read_to_end = coded is None
+            self._read_to_end = not coded
             self._framing = Framing.CHUNKED if self._client.http11 else Framing.CLOSE
             self._client.closing |= self._framing is Framing.CLOSE
-        self._events = (find(self._headers, b"content-type") or b"").startswith(b"text/event-stream")
+        self._events = self._fields.get(b"content-type").startswith(b"text/event-stream")
         self._pending.append(
             response_head(
-                self._status, self._reason, self._headers, self._framing, length, close=self._client.closing
+                self._status,
+                self._reason,
+                self._fields.lines(),
+                self._framing,
+                length,
+                close=self._client.closing,
             )
         )
         self._life.answer(self._status)

@@ -2,9 +2,7 @@
 
 import asyncio
 import logging
-import signal
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -20,7 +18,6 @@ from .upstream import Pools
 
 log = logging.getLogger(__name__)
 
-STILL_ACCEPTING = 2.0  # after SIGTERM, until everybody has heard that we go
 SWEEP = 5.0
 
 
@@ -42,7 +39,7 @@ class Server:
         self._told_once = asyncio.Event()
         self._told_twice = asyncio.Event()
         self._empty = asyncio.Event()
-        self._grace = STILL_ACCEPTING
+        self._grace = 0.0
         self._pools = Pools()
         metrics = Metrics()
         self._health = Health(metrics)
@@ -51,15 +48,12 @@ class Server:
         exposition = Exposition(metrics, lambda: self._directory.routes)
         self._application = Application(forwarder, self._directory, exposition, self._readiness)
 
-    async def run(self) -> None:
-        """Serve until a signal comes, then drain."""
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, self._leave, STILL_ACCEPTING)
-        loop.add_signal_handler(signal.SIGINT, self._leave, 0.0)
-        host = self._settings.host
-        listener = await loop.create_server(self._accept, host, self._settings.port, backlog=4096)
-        port = listener.sockets[0].getsockname()[1]
-        print(f"router: listening on http://{host}:{port}", file=sys.stderr, flush=True)
+    async def run(self, on_listening: Callable[[int], None]) -> None:
+        """Serve until told to leave, then drain. `on_listening` hears the port."""
+        listener = await asyncio.get_running_loop().create_server(
+            self._accept, self._settings.host, self._settings.port, backlog=4096
+        )
+        on_listening(listener.sockets[0].getsockname()[1])
         async with asyncio.TaskGroup() as tasks:
             background = [tasks.create_task(source.run(self._directory)) for source in self._sources]
             background.append(tasks.create_task(self._sweep()))
@@ -108,8 +102,8 @@ class Server:
         if self._draining and not self._clients:
             self._empty.set()
 
-    def _leave(self, grace: float) -> None:
-        """A first signal drains; a second one doesn't wait."""
+    def leave(self, grace: float) -> None:
+        """Drain, after accepting for `grace` seconds more; told again, don't wait for anybody."""
         if self._draining:
             self._told_twice.set()
             self._empty.set()

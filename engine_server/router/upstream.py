@@ -36,6 +36,7 @@ class Connection(asyncio.Protocol):
             return await relay.outcome
         finally:
             self._relay = None
+            relay.close()
             hold(None)
             if relay.reusable:
                 self._pool.put_by(self)

@@ -1,0 +1,217 @@
+"""A router on loopback, and engines that are small real HTTP servers told how to behave."""
+
+import asyncio
+import contextlib
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+
+import aiohttp
+import pytest
+import uvloop
+
+from engine_server.router.downstream import Limits
+from engine_server.router.endpoints import Address
+from engine_server.router.server import Server, Settings
+from engine_server.router.sources import FlagSource
+
+
+@pytest.fixture(scope="session")
+def event_loop_policy():
+    return uvloop.EventLoopPolicy()
+
+
+@dataclass
+class Received:
+    method: str
+    path: str
+    headers: list[tuple[str, str]]
+    body: bytes
+
+    def header(self, name: str) -> str | None:
+        return next((value for key, value in self.headers if key.lower() == name.lower()), None)
+
+
+@dataclass
+class Engine:
+    """Answers requests as `behave` says, one after the other on each connection."""
+
+    behave: Callable[["Engine", Received, asyncio.StreamWriter], Awaitable[None]]
+    ready: bool = True
+    port: int = 0
+    received: list[Received] = field(default_factory=list)
+    connections: int = 0
+    probes: int = 0
+    hung_up: asyncio.Event = field(default_factory=asyncio.Event)
+    server: asyncio.Server | None = None
+    tasks: set[asyncio.Task] = field(default_factory=set)
+    writers: set[asyncio.StreamWriter] = field(default_factory=set)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self) -> "Engine":
+        self.server = await asyncio.start_server(self.serve, "127.0.0.1", self.port, limit=2**26)
+        self.port = self.server.sockets[0].getsockname()[1]
+        return self
+
+    async def stop(self) -> None:
+        """As kill -9: everything is closed at once."""
+        if self.server is not None:
+            self.server.close()
+            self.server = None
+        for task in self.tasks:
+            task.cancel()
+        for writer in self.writers:
+            writer.transport.abort()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writers.add(writer)
+        counted = False
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+                method, path, _ = head[0].split(" ")
+                headers = [tuple(line.split(": ", 1)) for line in head[1:] if line]
+                length = next((int(value) for key, value in headers if key.lower() == "content-length"), 0)
+                request = Received(method, path, headers, await reader.readexactly(length))
+                if path == "/ready":
+                    self.probes += 1
+                    status = "200 OK" if self.ready else "503 Service Unavailable"
+                    writer.write(
+                        f"HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode()
+                    )
+                    return
+                if not counted:
+                    counted = True
+                    self.connections += 1
+                self.received.append(request)
+                work = asyncio.create_task(self.behave(self, request, writer))
+                self.tasks.add(work)
+                gone = asyncio.create_task(reader.read(1))
+                await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+                if not work.done() and gone.done():
+                    self.hung_up.set()
+                    work.cancel()
+                    return
+                gone.cancel()
+                await asyncio.gather(gone, return_exceptions=True)
+                await work
+                if writer.is_closing():
+                    return
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            self.writers.discard(writer)
+            writer.close()
+
+
+async def answer(engine: Engine, request: Received, writer: asyncio.StreamWriter) -> None:
+    body = json.dumps({"port": engine.port}).encode()
+    writer.write(
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    )
+
+
+@pytest.fixture
+async def start_engine() -> AsyncIterator[Callable[..., Awaitable[Engine]]]:
+    engines: list[Engine] = []
+
+    async def start(behave=answer, *, ready: bool = True) -> Engine:
+        engine = await Engine(behave, ready).start()
+        engines.append(engine)
+        return engine
+
+    yield start
+    for engine in engines:
+        await engine.stop()
+
+
+@dataclass
+class Router:
+    port: int
+    server: Server
+    session: aiohttp.ClientSession
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def chat(self, model: str = "m", **body):
+        return self.session.post(f"{self.url}/v1/chat/completions", json={"model": model, **body})
+
+    def get(self, path: str):
+        return self.session.get(self.url + path)
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port, limit=2**26)
+
+    async def raw(self, data: bytes) -> bytes:
+        """All that the router says to these bytes until it closes."""
+        reader, writer = await self.connect()
+        writer.write(data)
+        try:
+            return await reader.read()
+        finally:
+            writer.close()
+
+    async def metric(self, pattern: str) -> float:
+        async with self.get("/metrics") as response:
+            text = await response.text()
+        return sum(float(value) for value in re.findall(rf"^{pattern} (\S+)$", text, re.MULTILINE))
+
+
+@pytest.fixture
+async def start_router(eventually) -> AsyncIterator[Callable[..., Awaitable[Router]]]:
+    """Starts a router over endpoints given as {model: [engine, ...]}, and waits until each engine that says it is
+    ready has been let in."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(
+            models=None, *, sources=None, policy="least_load", limits=None, drain_timeout=5.0
+        ) -> Router:
+            models = models or {}
+            flags = [([m], Address.parse(engine.url)) for m, engines in models.items() for engine in engines]
+            server = Server(
+                Settings("127.0.0.1", 0, policy, limits or Limits(), drain_timeout),
+                [FlagSource(flags)] if sources is None else sources,
+            )
+            port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+            task = asyncio.create_task(server.run(port.set_result))
+            session = await stack.enter_async_context(aiohttp.ClientSession())
+
+            async def stop() -> None:
+                await session.close()
+                server.leave(0.0)
+                server.leave(0.0)
+                await asyncio.wait_for(task, 10)
+
+            router = Router(await port, server, session)
+            stack.push_async_callback(stop)
+            wanted = len({engine.port for engines in models.values() for engine in engines if engine.ready})
+            live = r"fairlead_router_endpoint_live\{.*\}"
+
+            async def all_in() -> bool:
+                return len(models) == 0 or await router.metric(live) >= wanted
+
+            await eventually(all_in)
+            return router
+
+        yield start
+
+
+@pytest.fixture
+def eventually():
+    """Waits for a condition, which may be a coroutine function."""
+
+    async def wait(condition, seconds: float = 20.0) -> None:
+        async with asyncio.timeout(seconds):
+            while True:
+                held = condition()
+                if await held if asyncio.iscoroutine(held) else held:
+                    return
+                await asyncio.sleep(0.01)
+
+    return wait
