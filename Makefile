@@ -1,0 +1,78 @@
+# Each target sets up what it needs; a second run starts at once.
+#   PYTHON       the Python to use, 3.11 or later (default: the first found)
+#   TORCH_INDEX  the package index for torch alone, as for CPU or other CUDA builds (default: the ordinary index)
+#   KUBECONFIG   the cluster for `make e2e`
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
+TORCH := 2.13.0
+TORCH_INDEX ?=
+CLUSTER := ../shared/cluster/cluster
+# Tools that a cluster's owner has anyway are not installed here: found on PATH, or beside the cluster script.
+TOOLS = if ! command -v $(1) >/dev/null && [ -x $(CLUSTER) ]; then eval "$$($(CLUSTER) assets)"; fi; \
+	command -v $(1) >/dev/null || { echo "make $@: needs $(1) on PATH" >&2; exit 1; }
+RENDER = helm template fairlead charts/fairlead --namespace fairlead-system
+
+.PHONY: help
+help: ## list the targets
+	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 22
+
+.PHONY: up
+up: $(VENV)/.runtime ## serve the sample model on this machine
+	@exec $(BIN)/fairlead up manifests/samples/smollm2.yaml
+
+.PHONY: test
+test: $(VENV)/.development ## all tests but those that need a cluster with nodes
+	@if [ -z "$${KUBEBUILDER_ASSETS:-}" ] && [ -x $(CLUSTER) ]; then eval "$$($(CLUSTER) assets)"; fi; $(BIN)/pytest -q
+
+.PHONY: lint
+lint: $(VENV)/.development ## style, types, arrows between the parts, budgets, generated files
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	@$(BIN)/python .ci/budgets.py
+	@$(call TOOLS,helm); helm lint --quiet charts/fairlead
+	@$(call TOOLS,helm); diff -u manifests/fairlead.yaml <($(RENDER)) \
+		|| { echo "make lint: manifests/ is behind charts/: run make manifests" >&2; exit 1; }
+
+.PHONY: e2e
+e2e: $(VENV)/.development ## the whole way on a cluster: KUBECONFIG's, or one that is made for it
+	@.ci/e2e $(BIN)/pytest -q -m e2e tests/e2e
+
+.PHONY: manifests
+manifests: ## render charts/fairlead into manifests/
+	@$(call TOOLS,helm); $(RENDER) >manifests/fairlead.yaml
+
+# Pins for every platform and Python from 3.11 on. It names no index, so that everyone uses their own.
+.PHONY: constraints
+constraints: $(VENV)/.development ## renew constraints.txt; WHAT=package renews one
+	$(BIN)/uv pip compile --quiet pyproject.toml --group build --group test --group lint \
+		--universal --python-version 3.11 --no-annotate --custom-compile-command "make constraints" \
+		--constraint <(echo "torch==$(TORCH)") $(if $(WHAT),--upgrade-package $(WHAT),--upgrade) --output-file constraints.txt
+
+$(VENV)/bin/python:
+	@python="$(PYTHON)"; \
+	for name in $${python:-python3 python3.14 python3.13 python3.12 python3.11}; do \
+		if "$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$name; break; fi; \
+	done; \
+	[ -n "$${found:-}" ] || { echo "make: needs Python 3.11 or later; set PYTHON=..." >&2; exit 1; }; \
+	echo "making $(VENV) with $$("$$found" --version)"; \
+	"$$found" -m venv $(VENV)
+
+$(VENV)/.runtime: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing dependencies into $(VENV) ..."
+	@$(PIP) install --constraint constraints.txt pip hatchling editables
+	@$(if $(TORCH_INDEX),$(PIP) install --constraint constraints.txt --no-deps --index-url $(TORCH_INDEX) torch)
+	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.development: $(VENV)/.runtime
+	@echo "installing what tests and lint use ..."
+	@$(PIP) install --constraint constraints.txt --group build --group test --group lint
+	@touch $@
