@@ -53,9 +53,11 @@ def own_namespace() -> str:
 
 def main(argv: list[str]) -> int:
     options = parser().parse_args(argv)
-    level = options.log_level.upper()
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLevelName(level)))
+    logging.basicConfig(
+        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    if options.log_level == "info":
+        logging.getLogger("kopf").setLevel(logging.WARNING)  # it tells of each event
     settings = Settings(
         engine_image=options.engine_image,
         namespaces=tuple(options.namespace),
@@ -73,8 +75,7 @@ async def run(settings: Settings, lease_namespace: str, health_port: int, metric
             identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
             lease = Lease(cluster, lease_namespace, LEASE_NAME, identity)
             stop = asyncio.Event()
-            for number in (signal.SIGINT, signal.SIGTERM):
-                asyncio.get_running_loop().add_signal_handler(number, stop.set)
+            stop_on_signals(stop)
             if not await unless(stop, lead(cluster, lease)):
                 return 0
             try:
@@ -84,6 +85,11 @@ async def run(settings: Settings, lease_namespace: str, health_port: int, metric
     finally:
         server.shutdown()
         thread.join()
+
+
+def stop_on_signals(stop: asyncio.Event) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
 
 
 async def unless(stop: asyncio.Event, preparation: Coroutine[Any, Any, None]) -> bool:
@@ -127,17 +133,7 @@ async def work(
     tasks = [keeping, asyncio.create_task(reconciler.relist_forever())]
     await reconciler.relist()
     tasks += [asyncio.create_task(reconciler.work_forever()) for _ in range(WORKERS)]
-    namespaces = reconciler.settings.namespaces
-    watching = asyncio.create_task(
-        kopf.operator(
-            registry=handlers.registry(reconciler, configuration),
-            settings=handlers.settings(),
-            clusterwide=not namespaces,
-            namespaces=namespaces,
-            standalone=True,
-            stop_flag=stop,
-        )
-    )
+    watching = asyncio.create_task(watch(reconciler, configuration, stop))
     done, _ = await asyncio.wait((watching, *tasks), return_when=asyncio.FIRST_COMPLETED)
     stop.set()
     for task in tasks:
@@ -150,6 +146,21 @@ async def work(
     for task in done:
         task.result()
     return 0
+
+
+async def watch(reconciler: Reconciler, configuration: Configuration, stop: asyncio.Event) -> None:
+    namespaces = reconciler.settings.namespaces
+    ours = asyncio.all_tasks()
+    tasks = await kopf.spawn_tasks(
+        registry=handlers.registry(reconciler, configuration),
+        settings=handlers.settings(),
+        clusterwide=not namespaces,
+        namespaces=namespaces,
+        standalone=True,
+        stop_flag=stop,
+    )
+    stop_on_signals(stop)  # kopf has taken the signals, and is slow to stop by those
+    await kopf.run_tasks(tasks, ignored=ours)
 
 
 @asynccontextmanager

@@ -7,7 +7,6 @@ import yaml
 
 from llm_operator import names
 from llm_operator.schema import (
-    QUANTITY_PATTERN,
     Accepts,
     Attribute,
     Quantity,
@@ -125,7 +124,7 @@ def value_schema(kind: Any, limits: Accepts) -> Schema:
         schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     elif kind is Quantity:
         alternatives = [{"type": "integer"}, {"type": "string"}]
-        schema = {"anyOf": alternatives, "pattern": QUANTITY_PATTERN, "x-kubernetes-int-or-string": True}
+        schema = {"anyOf": alternatives, "minimum": 0, "x-kubernetes-int-or-string": True}
     elif kind is int:
         schema = {"type": "integer", "format": "int32"}
     else:

@@ -134,17 +134,8 @@ def compute(resources: Resources, gpu: bool) -> dict[str, Any]:
     return {key: value for key, value in (("requests", requests), ("limits", limits)) if value}
 
 
-DECIMAL_SUFFIXES = ("k", "M", "G", "T", "P", "E")
-SUFFIXES = (
-    {"": Decimal(1), "m": Decimal("0.001")}
-    | {suffix: Decimal(1000) ** power for power, suffix in enumerate(DECIMAL_SUFFIXES, 1)}
-    | {f"{suffix.upper()}i": Decimal(1024) ** power for power, suffix in enumerate(DECIMAL_SUFFIXES, 1)}
-)
-
-
 def cores(cpu: Quantity) -> Decimal:
-    number = cpu.rstrip("mkKMGTPEi")
-    return Decimal(number) * SUFFIXES[cpu[len(number) :]]
+    return Decimal(cpu[:-1]) / 1000 if cpu.endswith("m") else Decimal(cpu)
 
 
 def volumes(origin: Source) -> list[dict[str, Any]]:

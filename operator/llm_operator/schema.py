@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, NewType, TypeVar
 
 Quantity = NewType("Quantity", str)
-QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
+CPU_PATTERN = r"^[0-9]+(\.[0-9]+)?m?$"
+MEMORY_PATTERN = r"^[0-9]+(\.[0-9]+)?(k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
 INT32 = 2**31 - 1
 
 T = TypeVar("T")
@@ -97,7 +98,7 @@ def camel(name: str) -> str:
 
 
 def without_none(kind: Any) -> Any:
-    if isinstance(kind, types.UnionType):
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):
         (kind,) = (arm for arm in typing.get_args(kind) if arm is not type(None))
     return kind
 
@@ -152,7 +153,7 @@ def parse_value(kind: Any, limits: Accepts, value: object, path: str) -> Any:
     elif is_free_form(kind):
         parsed = mapping(value, path)
     elif kind is Quantity:
-        parsed = quantity(value, path)
+        parsed = quantity(limits, value, path)
     elif kind is int:
         parsed = integer(limits, value, path)
     else:
@@ -180,12 +181,10 @@ def integer(limits: Accepts, value: object, path: str) -> int:
     return value
 
 
-def quantity(value: object, path: str) -> Quantity:
+def quantity(limits: Accepts, value: object, path: str) -> Quantity:
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise SpecError(path, f"is {described(value)}; a quantity such as 4, 500m or 16Gi is wanted")
-    if not re.search(QUANTITY_PATTERN, str(value)):
-        raise SpecError(path, f"{value!r} is no quantity; 4, 500m and 16Gi are")
-    return Quantity(str(value))
+        raise SpecError(path, f"is {described(value)}; a string or an integer is wanted")
+    return Quantity(text(limits, str(value), path))
 
 
 def text(limits: Accepts, value: object, path: str) -> str:

@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 
 from llm_operator.names import API_VERSION, KIND, NAME_LIMIT
 from llm_operator.schema import (
+    CPU_PATTERN,
+    MEMORY_PATTERN,
     Accepts,
     Quantity,
     Rule,
@@ -60,13 +62,13 @@ CLAIM_HAS_PATH = Rule(
         or (re.match(r"pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[^/].*$", uri) is not None and ".." not in uri)
     ),
 )
-NO_OWNED_FLAGS = Rule(
-    cel="self.all(a, !(a.startsWith('--') && size(a.split('=')[0]) > 3 && "
-    f"[{', '.join(repr(flag) for flag in OWNED_FLAGS)}].exists(f, "
-    "f.startsWith(a.split('=')[0].replace('_', '-')))))",
-    message=f"the operator sets {', '.join(OWNED_FLAGS)} itself (from model, engine.maxModelLen,"
-    " resources.gpu and rollout)",
-    holds=lambda arguments: not any(is_owned(argument) for argument in arguments),
+NOT_OWNED = Rule(
+    cel="!self.startsWith('--') || size(self.split('=')[0]) <= 3 || "
+    f"![{', '.join(repr(flag) for flag in OWNED_FLAGS)}]"
+    ".exists(flag, flag.startsWith(self.split('=')[0].replace('_', '-')))",
+    message=f"the operator itself sets {', '.join(OWNED_FLAGS)}; model, engine.maxModelLen, resources.gpu"
+    " and rollout say to what",
+    holds=lambda argument: not is_owned(argument),
 )
 NOT_BLANK = Rule(
     cel="self.matches('^[^\\\\s]+$')",
@@ -131,8 +133,7 @@ class Engine:
         "More flags of `fairlead engine`, as in a container's args.",
         default=(),
         max_items=128,
-        items=Accepts(max_length=4096),
-        rules=(NO_OWNED_FLAGS,),
+        items=Accepts(max_length=4096, rules=(NOT_OWNED,)),
     )
     env: tuple[EnvVar, ...] = accepts(
         "Environment variables, as in a container.", default=(), max_items=128, list_type="map"
@@ -142,8 +143,12 @@ class Engine:
 @dataclass(frozen=True, slots=True)
 class Resources:
     gpu: int = accepts("GPUs for each replica; 0, the default, is a CPU pod.", default=0, minimum=0)
-    cpu: Quantity | None = accepts("CPU that each replica asks for; no limit.", default=None)
-    memory: Quantity | None = accepts("Memory that each replica gets: request and limit.", default=None)
+    cpu: Quantity | None = accepts(
+        "CPU that each replica asks for; it is no limit.", default=None, pattern=CPU_PATTERN
+    )
+    memory: Quantity | None = accepts(
+        "Memory that each replica gets: request and limit.", default=None, pattern=MEMORY_PATTERN
+    )
 
 
 @dataclass(frozen=True, slots=True)
