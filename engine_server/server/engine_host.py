@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from engine_server.engine.arg_utils import AsyncEngineArgs
     from engine_server.engine.async_llm import AsyncLLMEngine
 
-PHASES = ("import", "load", "warm up")
+NEXT_PHASE = {"import": "load", "load": "warm up"}
 WATCH_SECONDS = 0.2
 
 
@@ -25,7 +25,7 @@ class EngineHost:
         self._thread = threading.Thread(target=self._load, name="engine start", daemon=True)
         self._loaded: asyncio.Future[AsyncLLMEngine]
         self._engine: AsyncLLMEngine | None = None
-        self.phase: str | None = PHASES[0]
+        self.phase: str | None = "import"
         self.served_names: list[str] = []
         self.max_model_len = 0
 
@@ -54,6 +54,8 @@ class EngineHost:
         self._loaded = asyncio.get_running_loop().create_future()
         self._thread.start()
         engine = await self._loaded
+        if not engine.is_running:
+            engine.start_background_loop()  # so that the core's death is noticed before the first request too
         model = await engine.get_model_config()
         self.served_names = model.served_model_name
         self.max_model_len = model.max_model_len
@@ -90,8 +92,7 @@ class EngineHost:
 
     def _on_phase(self, name: str, seconds: float) -> None:
         _say(name, seconds)
-        later = PHASES[PHASES.index(name) + 1 :]
-        self.phase = later[0] if later else name
+        self.phase = NEXT_PHASE.get(name, self.phase)
 
 
 def _say(phase: str, seconds: float) -> None:

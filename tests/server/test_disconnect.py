@@ -1,0 +1,62 @@
+"""A client that hangs up frees what its request held."""
+
+import http.client
+import json
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+
+REQUEST = {"model": "smollm2", "max_tokens": 900, "ignore_eos": True, "temperature": 0}
+RUNNING = "vllm:num_requests_running"
+BLOCKS = "vllm:kv_cache_usage_perc"
+ABORTED = 'vllm:request_success_total{engine="0",finished_reason="abort",model_name="smollm2"}'
+
+Eventually = Callable[[Callable[[], bool]], None]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("prompt", ["Once upon a time", ["Once", "Twice", "Thrice"]], ids=["one", "several"])
+def test_hanging_up_aborts(
+    server: Any, eventually: Eventually, stream: bool, prompt: str | list[str]
+) -> None:
+    count = len(prompt) if isinstance(prompt, list) else 1
+    eventually(lambda: server.metric(RUNNING) == 0)
+    before = server.metric(ABORTED)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection.request("POST", "/v1/completions", json.dumps(REQUEST | {"prompt": prompt, "stream": stream}))
+    assert connection.sock is not None
+    if stream:
+        assert connection.sock.recv(4096).startswith(b"HTTP/1.1 200")
+    eventually(lambda: server.metric(RUNNING) == count)
+    connection.sock.shutdown(socket.SHUT_RDWR)
+    connection.close()
+    eventually(lambda: server.metric(RUNNING) == 0 and server.metric(BLOCKS) == 0)
+    assert server.metric(ABORTED) == before + count
+
+
+def test_a_client_that_leaves_its_stream(server: Any, client: openai.OpenAI, eventually: Eventually) -> None:
+    question = {"role": "user", "content": "Tell me a long story."}
+    with client.chat.completions.create(
+        model="smollm2",
+        messages=[question],  # type: ignore[list-item]
+        stream=True,
+        extra_body={"ignore_eos": True},
+    ) as stream:
+        next(stream)
+        assert server.metric(RUNNING) == 1
+    eventually(lambda: server.metric(RUNNING) == 0)
+    eventually(
+        lambda: (
+            server.metric('http_requests_total{handler="/v1/chat/completions",method="POST",status="499"}')
+            == 1
+        )
+    )
+
+
+def test_leaving_before_the_body_is_complete(server: Any) -> None:
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
+    assert server.get("/health").status == 200

@@ -1,0 +1,68 @@
+"""What operators, probes and dashboards ask for."""
+
+from importlib.metadata import version
+from typing import Any
+
+import openai
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+
+def test_health_readiness_and_version(server: Any) -> None:
+    assert (server.get("/health").status, server.get("/health").json) == (200, {"status": "alive"})
+    assert (server.get("/ready").status, server.get("/ready").json) == (200, {"status": "ready"})
+    assert server.get("/version").json == {"version": version("fairlead")}
+
+
+def test_models(client: openai.OpenAI) -> None:
+    models = client.models.list().data
+    assert [model.id for model in models] == ["smollm2", "second-name"]
+    assert models[1].model_extra
+    assert models[1].model_extra["max_model_len"] == 1024
+    assert client.models.retrieve("second-name") == models[1]
+    with pytest.raises(openai.NotFoundError, match="second-name"):
+        client.models.retrieve("third/name")
+
+
+def test_every_served_name_is_answered_under_itself(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model="second-name", prompt="Hello", max_tokens=1)
+    assert answer.model == "second-name"
+
+
+def test_metrics(server: Any) -> None:
+    generated = server.metric("vllm:generation_tokens_total")
+    prompts = server.metric("vllm:prompt_tokens_total")
+    answer = server.post("/v1/completions", {"model": "smollm2", "prompt": "Hello there", "max_tokens": 5})
+    usage = answer.json["usage"]
+    assert server.metric("vllm:generation_tokens_total") == generated + usage["completion_tokens"]
+    assert server.metric("vllm:prompt_tokens_total") == prompts + usage["prompt_tokens"]
+    families = {
+        family.name: family for family in text_string_to_metric_families(server.get("/metrics").body.decode())
+    }
+    handlers = {
+        (sample.labels["handler"], sample.labels["method"], sample.labels["status"])
+        for sample in families["http_requests"].samples
+    }
+    assert ("/v1/completions", "POST", "200") in handlers
+    assert not any(handler in ("/health", "/ready", "/metrics") for handler, _, _ in handlers)
+    assert families["http_request_duration_seconds"].samples
+    assert families["vllm:cache_config_info"].samples[0].labels["block_size"] == "16"
+
+
+def test_request_ids(server: Any) -> None:
+    body = {"model": "smollm2", "prompt": "Hello", "max_tokens": 1}
+    given = server.request("POST", "/v1/completions", body, {"X-Request-Id": "order-66"})
+    assert given.headers["x-request-id"] == "order-66"
+    server.wait_for_line(r"POST /v1/completions 200 .* order-66$")
+    made = [server.post("/v1/completions", body).headers["x-request-id"] for _ in range(2)]
+    assert made[0] != made[1]
+    odd = server.request("GET", "/v1/models", None, {"X-Request-Id": "with blank"})
+    assert odd.headers["x-request-id"] != "with blank"
+
+
+def test_one_request_id_on_two_requests_under_way(server: Any, client: openai.OpenAI) -> None:
+    headers = {"X-Request-Id": "twice"}
+    request: dict[str, Any] = {"model": "smollm2", "prompt": "Hello", "extra_headers": headers}
+    with client.completions.create(**request, max_tokens=500, stream=True) as stream:
+        next(stream)
+        assert client.completions.create(**request, max_tokens=1).choices[0].text
