@@ -12,7 +12,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from . import errors
 from .errors import RequestError
 from .upstream import Source, keep_watch
-from .wire import REASONS, Fields, Framing, Request, response_head
+from .wire import REASONS, Fields, Framing, Request, origin_form, response_head
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class Downstream(asyncio.Protocol):
         if self._deaf:
             return
         self._since = self._loop.time()
-        if not self._head_complete:
+        if self._receiving and not self._head_complete:
             self._head_size += len(data)
         try:
             self._parser.feed_data(data)
@@ -132,7 +132,7 @@ class Downstream(asyncio.Protocol):
         self._arrive(
             Request(
                 self._parser.get_method(),
-                self._target,
+                origin_form(self._target),
                 self._fields,
                 b"".join(self._body),
                 self._parser.get_http_version() == "1.1",

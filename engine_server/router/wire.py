@@ -102,5 +102,10 @@ def response_head(
     return b"".join(head)
 
 
+def origin_form(target: bytes) -> bytes:
+    """Some clients write their target as to a proxy, with the whole address."""
+    return target if target.startswith(b"/") else b"/" + b"/".join(target.split(b"/", 3)[3:])
+
+
 def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)

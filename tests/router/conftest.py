@@ -17,9 +17,8 @@ from engine_server.router.server import Server, Settings
 from engine_server.router.sources import FlagSource
 
 
-@pytest.fixture(scope="session")
-def event_loop_policy():
-    return uvloop.EventLoopPolicy()
+def pytest_asyncio_loop_factories(config, item):
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @dataclass
@@ -215,3 +214,9 @@ def eventually():
                 await asyncio.sleep(0.01)
 
     return wait
+
+
+@pytest.fixture
+async def session() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as session:
+        yield session
