@@ -126,9 +126,10 @@ class Directory:
         table = self._table()
         found: dict[str, Route] = {}
         for route in self._routes.values():
-            key = route.deployment.key
-            held = [name for name in route.deployment.served_names if table.get(name) is route]
-            found.update(dict.fromkeys(held or [f"{key.namespace}/{key.name}"], route))
+            held = [name for name in route.deployment.served_names if table[name] is route]
+            for name in held or ["/".join(route.deployment.key)]:
+                if table[name] is route:
+                    found[name] = route
         return dict(sorted(found.items()))
 
     @property
