@@ -1,0 +1,154 @@
+"""An operator at work against the API server, and the manifests that the tests share."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from llm_operator.crd import crd
+
+PATIENCE_SECONDS = 30
+
+
+def llmdeployment(name: str = "smollm2", namespace: str = "default", **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "fairlead.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"model": {"uri": "hf://org/name"}, **spec},
+    }
+
+
+@pytest.fixture(scope="session")
+def manifest() -> Callable[..., dict[str, Any]]:
+    """Makes an LLMDeployment; keywords are fields of its spec."""
+    return llmdeployment
+
+
+class World:
+    """The API server with our CRD, as a person with kubectl sees it."""
+
+    def __init__(self, api_server: Any) -> None:
+        self.api_server = api_server
+
+    def kubectl(self, *arguments: str, stdin: object = None) -> str:
+        done = self.api_server.kubectl(*arguments, stdin=stdin)
+        assert done.returncode == 0, done.stderr
+        return str(done.stdout)
+
+    def refused(self, *arguments: str, stdin: object = None) -> str:
+        done = self.api_server.kubectl(*arguments, stdin=stdin)
+        assert done.returncode != 0, done.stdout
+        return str(done.stderr)
+
+    def apply(self, *manifests: dict[str, Any]) -> None:
+        self.kubectl("apply", "-f", "-", stdin={"apiVersion": "v1", "kind": "List", "items": list(manifests)})
+
+    def get(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any]:
+        found = yaml.safe_load(self.kubectl("get", kind, name, "-n", namespace, "-o", "yaml"))
+        assert isinstance(found, dict)
+        return found
+
+    def eventually(self, question: Callable[[], Any]) -> Any:
+        """The first true answer; the last error or answer where there is none in time."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                answer = question()
+                if answer:
+                    return answer
+            except (AssertionError, KeyError, IndexError) as error:
+                answer = error
+            if time.monotonic() > deadline:
+                raise AssertionError(f"not in {PATIENCE_SECONDS} s: {answer}")
+            time.sleep(0.05)
+
+    def condition(self, name: str, kind: str, namespace: str = "default") -> dict[str, Any]:
+        listed = self.get("llmd", name, namespace)["status"]["conditions"]
+        return next((entry for entry in listed if entry["type"] == kind), {})
+
+    def set_status(self, kind: str, name: str, status: dict[str, Any], namespace: str = "default") -> None:
+        """What a controller or a kubelet would report."""
+        patch = yaml.safe_dump({"status": status})
+        self.kubectl(
+            "patch", kind, name, "-n", namespace, "--subresource=status", "--type=merge", "-p", patch
+        )
+
+
+@pytest.fixture(scope="session")
+def world(api_server: Any) -> World:
+    world = World(api_server)
+    world.kubectl("apply", "--server-side", "-f", "-", stdin=crd())
+    world.kubectl("wait", "--for=condition=Established", "crd/llmdeployments.fairlead.dev")
+    return world
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+class Operator:
+    def __init__(self, world: World, log: Path, *flags: str) -> None:
+        self.metrics_port = free_port()
+        self.log = log
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "engine_server.cli",
+                    "operator",
+                    f"--health-port={free_port()}",
+                    f"--metrics-port={self.metrics_port}",
+                    "--engine-image=engine:1",
+                    *flags,
+                ],
+                env={**os.environ, "KUBECONFIG": str(world.api_server.kubeconfig)},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def said(self, words: str) -> bool:
+        assert self.process.poll() is None, self.log.read_text()
+        return words in self.log.read_text()
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(20)
+
+
+@pytest.fixture
+def start_operator(world: World, tmp_path: Path) -> Iterator[Callable[..., Operator]]:
+    """Starts operators, and ends those that the test has not ended."""
+    started: list[Operator] = []
+
+    def start(*flags: str) -> Operator:
+        operator = Operator(world, tmp_path / f"operator{len(started)}.log", *flags)
+        started.append(operator)
+        return operator
+
+    yield start
+    for operator in started:
+        if operator.process.poll() is None:
+            operator.process.kill()
+            operator.process.wait()
+
+
+@pytest.fixture(scope="module")
+def operator(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
+    """One operator for all the tests of a module."""
+    running = Operator(world, tmp_path_factory.mktemp("operator") / "operator.log")
+    world.eventually(lambda: running.said("holds default/fairlead-operator"))
+    yield running
+    assert running.stop() == 0, running.log.read_text()
+    assert "Traceback" not in running.log.read_text()

@@ -1,0 +1,132 @@
+"""Manifests: what is accepted, and what people are told of the rest."""
+
+from typing import Any
+
+import pytest
+from llm_operator.spec import SpecError, parse
+
+
+def test_a_full_manifest(manifest: Any) -> None:
+    deployment = parse(
+        manifest(
+            model={"uri": "hf://a/b@main", "servedNames": ["x", "y"], "secretRef": {"name": "hf"}},
+            engine={
+                "image": "e:2",
+                "maxModelLen": 2048,
+                "args": ["--max-num-seqs=64"],
+                "env": [{"name": "A"}],
+            },
+            resources={"gpu": 2, "cpu": 4, "memory": "16Gi"},
+            replicas=3,
+            autoscaling={"min": 0, "max": 8, "targetInFlight": 32},
+            routing={"policy": "least_load"},
+            rollout={"strategy": "inPlace", "drainTimeoutSeconds": 5},
+            podTemplate={"spec": {"nodeSelector": {"gpu": "h200"}}},
+        )
+    )
+    spec = deployment.spec
+    assert deployment.served_names == ("x", "y")
+    assert spec.model.secret_ref is not None and spec.model.secret_ref.name == "hf"
+    assert (spec.engine.max_model_len, spec.engine.args) == (2048, ("--max-num-seqs=64",))
+    assert (spec.resources.gpu, spec.resources.cpu, spec.resources.memory) == (2, "4", "16Gi")
+    assert (spec.replicas, spec.rollout.strategy, spec.rollout.drain_timeout_seconds) == (3, "inPlace", 5)
+    assert spec.autoscaling is not None and spec.autoscaling.target_in_flight == 32
+
+
+def test_the_least_manifest(manifest: Any) -> None:
+    deployment = parse(manifest())
+    assert deployment.served_names == ("smollm2",)
+    assert (deployment.namespace, deployment.spec.replicas, deployment.spec.resources.gpu) == (
+        "default",
+        1,
+        0,
+    )
+
+
+def test_null_is_absent(manifest: Any) -> None:
+    assert parse(manifest(engine=None, replicas=None)).spec.replicas == 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"replicas": -1}, "spec.replicas: -1 is less than 0, the least allowed"),
+        ({"replicas": "2"}, "spec.replicas: is a string ('2'); an integer is wanted"),
+        ({"replicas": True}, "spec.replicas: is a boolean (True); an integer is wanted"),
+        ({"resources": {"gpu": -1}}, "spec.resources.gpu: -1 is less than 0"),
+        ({"resources": {"cpu": "lots"}}, "spec.resources.cpu: 'lots' does not match"),
+        ({"engine": {"maxModelLn": 1}}, "spec.engine.maxModelLn: there is no such field; did you mean maxModelLen?"),
+        ({"quantum": 1}, "spec.quantum: there is no such field (allowed: model, engine,"),
+        ({"engine": {"args": "--a"}}, "spec.engine.args: is a string ('--a'); a list is wanted"),
+        ({"engine": []}, "spec.engine: is a list ([]); an object is wanted"),
+        ({"model": {}}, "spec.model.uri: is required"),
+        ({"model": {"uri": "s3://bucket/x"}}, "it is 's3://bucket/x'"),
+        ({"model": {"uri": "pvc://claim"}}, "a model on a volume is pvc://CLAIM/PATH"),
+        ({"model": {"uri": "pvc://claim/../x"}}, "a model on a volume is pvc://CLAIM/PATH"),
+        ({"model": {"uri": ""}}, "spec.model.uri: must not be empty"),
+        ({"model": {"uri": "a/b", "servedNames": ["x", "x"]}}, "spec.model.servedNames: 'x' is there more than once"),
+        ({"model": {"uri": "a/b", "servedNames": ["a b"]}}, "no white space"),
+        ({"rollout": {"strategy": "never"}}, "spec.rollout.strategy: 'never' is not one of surge, inPlace"),
+        ({"autoscaling": {"min": 3, "max": 2}}, "spec.autoscaling: min is more than max"),
+        ({"engine": {"env": [{"name": "A"}, {"name": "A"}]}}, "spec.engine.env: 'A' is there more than once"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said(manifest: Any, spec: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse(manifest(**spec))
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "--port=1",
+        "--port",
+        "--host",
+        "--max-model-len=4",
+        "--max_model_len",
+        "--served-model-name=x",
+        "--tensor-p",
+    ],
+)
+def test_flags_that_the_operator_owns_are_refused(manifest: Any, argument: str) -> None:
+    with pytest.raises(SpecError, match=r"spec\.engine\.args\[1\]: the operator itself sets"):
+        parse(manifest(engine={"args": ["--seed=1", argument]}))
+
+
+@pytest.mark.parametrize("argument", ["--max-num-seqs=4", "64", "-v", "--", "--dtype", "--model-impl=x"])
+def test_other_flags_pass(manifest: Any, argument: str) -> None:
+    assert parse(manifest(engine={"args": [argument]})).spec.engine.args == (argument,)
+
+
+@pytest.mark.parametrize("name", ["9lives", "Big", "a.b", "-a", "a-", "a" * 53, "", None, 7])
+def test_names_that_no_service_can_have(manifest: Any, name: Any) -> None:
+    with pytest.raises(SpecError, match=r"metadata\.name"):
+        parse(manifest(name=name))
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"apiVersion": "v1"}, "apiVersion"),
+        ({"kind": "Model"}, "kind"),
+        ({"spec": None}, "spec"),
+        ({"metadata": None}, "metadata"),
+        ({"specs": {}}, "specs: there is no such field; did you mean spec"),
+    ],
+)
+def test_what_is_no_llmdeployment(manifest: Any, change: dict[str, Any], field: str) -> None:
+    with pytest.raises(SpecError, match=field):
+        parse(manifest() | change)
+
+
+def test_the_hash_covers_what_rolls_a_pod(manifest: Any) -> None:
+    plain = parse(manifest()).spec_hash
+    for quiet in ({"replicas": 5}, {"autoscaling": {"max": 9}}, {"routing": {"policy": "round_robin"}}):
+        assert parse(manifest(**quiet)).spec_hash == plain
+    for loud in (
+        {"engine": {"args": ["--seed=1"]}},
+        {"resources": {"gpu": 1}},
+        {"podTemplate": {"spec": {}}},
+    ):
+        assert parse(manifest(**loud)).spec_hash != plain
