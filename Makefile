@@ -9,7 +9,7 @@ SHELL := bash
 
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
+PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
 TORCH := 2.13.0
 TORCH_INDEX ?=
 CLUSTER := ../shared/cluster/cluster
@@ -66,9 +66,10 @@ $(VENV)/bin/python:
 	"$$found" -m venv $(VENV)
 
 $(VENV)/.runtime: pyproject.toml constraints.txt | $(VENV)/bin/python
-	@echo "installing dependencies into $(VENV) ..."
+	@echo "installing torch into $(VENV) (the largest part) ..."
 	@$(PIP) install --constraint constraints.txt pip hatchling editables
-	@$(if $(TORCH_INDEX),$(PIP) install --constraint constraints.txt --no-deps --index-url $(TORCH_INDEX) torch)
+	@$(PIP) install --constraint constraints.txt $(if $(TORCH_INDEX),--no-deps --index-url $(TORCH_INDEX)) torch
+	@echo "installing the other dependencies ..."
 	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable .
 	@touch $@
 

@@ -23,7 +23,7 @@ def convert(gguf: Path, place: Path) -> None:
         model = transformers.AutoModelForCausalLM.from_pretrained(
             gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16, **_unpacked(transformers)
         )
-    except (ValueError, KeyError, OSError, RuntimeError) as error:
+    except Exception as error:  # whatever a damaged file makes its readers raise
         raise ModelSourceError(f"{gguf.name}: transformers cannot read this GGUF file: {error}") from error
     _restore_pre_tokenizer(gguf, tokenizer)
     generation: Any = transformers.GenerationConfig

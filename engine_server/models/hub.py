@@ -1,5 +1,6 @@
 """`hf://org/name[@revision]`: a repository of a hub, found by HF_ENDPOINT, HF_HOME and HF_TOKEN as usual."""
 
+import logging
 import sys
 from pathlib import Path
 
@@ -16,6 +17,7 @@ def download(source: HubRepository, into: Path | None = None) -> Path:
     from huggingface_hub import constants, errors, snapshot_download
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # a retry's warning comes with a traceback
     if not sys.stderr.isatty():
         disable_progress_bars()
     name = f"hf://{source.repository}" + (f"@{source.revision}" if source.revision else "")

@@ -1,0 +1,108 @@
+"""Small wheels in a folder that pip reads as its index, and a model in GGUF that converts in a moment."""
+
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+HIDDEN, HEADS, LAYERS, CONTEXT = 32, 2, 2, 64
+TEMPLATE = "{% for message in messages %}<s>{{ message['content'] }}</s>{% endfor %}"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("FAIRLEAD_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Makes a wheel of the given files, which pip then finds and nothing else."""
+    shelf = tmp_path / "wheels"
+    shelf.mkdir()
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(shelf))
+
+    def make(name: str, **files: bytes | Path) -> Path:
+        return _wheel(shelf, name, files)
+
+    return make
+
+
+def _wheel(shelf: Path, name: str, files: dict[str, bytes | Path]) -> Path:
+    module = name.replace("-", "_")
+    info = f"{module}-1.0.dist-info"
+    path = shelf / f"{module}-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for inside, content in files.items():
+            archive.writestr(inside, content if isinstance(content, bytes) else content.read_bytes())
+        archive.writestr(f"{module}/__init__.py", "raise RuntimeError('a model is never imported')")
+        archive.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\nRequires-Dist: absent\n"
+        )
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A llama of two layers with random weights, over bytes and three special tokens."""
+    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(CONTEXT)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(2 * HIDDEN)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(1)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_rope_dimension_count(HIDDEN // HEADS)
+    specials = ["<unk>", "<s>", "</s>"]
+    tokens = [*specials, *_byte_letters(), "ĠĠ"]
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types([gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL] * (len(tokens) - 3))
+    writer.add_token_merges(["Ġ Ġ"])
+    writer.add_unk_token_id(0)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(TEMPLATE)
+    random = np.random.default_rng(0)
+    half = HIDDEN // HEADS
+    shapes = {"token_embd": (len(tokens), HIDDEN), "output_norm": (HIDDEN,)}
+    for layer in range(LAYERS):
+        shapes |= {
+            f"blk.{layer}.attn_q": (HIDDEN, HIDDEN),
+            f"blk.{layer}.attn_k": (half, HIDDEN),
+            f"blk.{layer}.attn_v": (half, HIDDEN),
+            f"blk.{layer}.attn_output": (HIDDEN, HIDDEN),
+            f"blk.{layer}.ffn_gate": (2 * HIDDEN, HIDDEN),
+            f"blk.{layer}.ffn_up": (2 * HIDDEN, HIDDEN),
+            f"blk.{layer}.ffn_down": (HIDDEN, 2 * HIDDEN),
+            f"blk.{layer}.attn_norm": (HIDDEN,),
+            f"blk.{layer}.ffn_norm": (HIDDEN,),
+        }
+    for name, shape in shapes.items():
+        writer.add_tensor(f"{name}.weight", random.standard_normal(shape, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _byte_letters() -> list[str]:
+    """The letters that stand for bytes in a byte-level vocabulary."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return [chr(byte) for byte in printable] + [chr(256 + index) for index in range(len(others))]

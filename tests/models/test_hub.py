@@ -1,0 +1,215 @@
+"""`hf://` against a real HTTP server that answers as a hub does."""
+
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from hashlib import sha1
+from pathlib import Path
+
+import pytest
+
+COMMIT = "a" * 40
+TOKEN = "hf_" + "secret" * 4
+FETCH = [sys.executable, "-m", "engine_server.cli", "fetch"]
+
+
+class Hub(http.server.ThreadingHTTPServer):
+    """org/open is for everyone, org/gated for who has the token, and org/cut breaks off in its weights once."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.asked: list[str] = []
+        self.cuts = 1
+        self.files = {
+            "config.json": b"{}",
+            "model.safetensors": b"weights" * 1000,
+            "tokenizer.json": b"{}",
+            "README.md": b"words",
+            "original/consolidated.safetensors": b"again",
+            "pytorch_model.bin": b"unsafe",
+        }
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Answer(http.server.BaseHTTPRequestHandler):
+    server: Hub
+
+    def do_GET(self) -> None:
+        self.server.asked.append(f"{self.command} {self.path}")
+        match self.path.partition("?")[0].strip("/").split("/"):
+            case ["api", "models", org, name, "revision", revision]:
+                if self._admitted(org, name, revision):
+                    self._send(json.dumps({"id": f"{org}/{name}", "sha": COMMIT, "siblings": []}).encode())
+            case ["api", "models", _, name, "tree", _]:
+                entries = [
+                    {"type": "file", "path": path, "size": len(content), "oid": sha1(content).hexdigest()}
+                    for path, content in self._files(name).items()
+                ]
+                self._send(json.dumps(entries).encode())
+            case [org, name, "resolve", _, *path]:
+                if self._admitted(org, name, COMMIT):
+                    self._send(
+                        self._files(name)["/".join(path)], cut=name == "cut" and path == ["model.safetensors"]
+                    )
+            case _:
+                self._refuse(404)
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def _files(self, name: str) -> dict[str, bytes]:
+        if name == "unsafe":
+            return {path: it for path, it in self.server.files.items() if not path.endswith(".safetensors")}
+        return self.server.files
+
+    def _admitted(self, org: str, name: str, revision: str) -> bool:
+        if name == "absent":
+            self._refuse(401, "RepoNotFound")
+        elif name == "gated" and self.headers["authorization"] != f"Bearer {TOKEN}":
+            self._refuse(401, "GatedRepo")
+        elif name == "broken":
+            self._refuse(500)
+        elif revision not in ("main", "v1", COMMIT):
+            self._refuse(404, "RevisionNotFound")
+        else:
+            return True
+        return False
+
+    def _send(self, body: bytes, cut: bool = False) -> None:
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.send_header("x-repo-commit", COMMIT)
+        self.send_header("etag", f'"{sha1(body).hexdigest()}"')
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if cut and self.server.cuts:
+            self.server.cuts -= 1
+            self.wfile.write(body[: len(body) // 2])
+            self.close_connection = True
+        else:
+            self.wfile.write(body)
+
+    def _refuse(self, status: int, code: str = "") -> None:
+        self.send_response(status)
+        self.send_header("x-error-code", code)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with Hub() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+@pytest.fixture
+def fetch(hub: Hub, tmp_path: Path):  # type: ignore[no-untyped-def]
+    """Runs `fairlead fetch`; the hub's library reads its settings once, so each time in a process of its own."""
+
+    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+        settings = {
+            "HF_ENDPOINT": hub.url,
+            "HF_HOME": str(tmp_path / "home"),
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+        }
+        return subprocess.run(
+            [*FETCH, *arguments], capture_output=True, text=True, env={**kept, **settings, **environment}
+        )
+
+    return run
+
+
+def test_a_repository_is_brought_without_what_is_not_read(fetch, hub: Hub, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    done = fetch("hf://org/open@v1")
+    assert done.returncode == 0, done.stderr
+    folder = Path(done.stdout.splitlines()[-1])
+    assert folder.is_relative_to(tmp_path / "home")
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
+    assert f"fetching hf://org/open@v1 from {hub.url} ..." in done.stderr
+
+
+def test_a_second_time_downloads_nothing_and_works_offline(fetch, hub: Hub) -> None:  # type: ignore[no-untyped-def]
+    first = fetch("org/open")
+    hub.asked.clear()
+    assert fetch("org/open").stdout == first.stdout
+    assert not [asked for asked in hub.asked if "/resolve/" in asked]
+    hub.asked.clear()
+    assert fetch("org/open", HF_HUB_OFFLINE="1").stdout == first.stdout
+    assert hub.asked == []
+
+
+def test_to_a_folder_it_is_whole_and_nothing_else(fetch, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    place = tmp_path / "models/model"
+    done = fetch("hf://org/open", "--to", str(place))
+    assert done.stdout == f"{place}\n", done.stderr
+    names = [path.name for path in place.iterdir()]
+    assert sorted(names) == [".fairlead-model", "config.json", "model.safetensors", "tokenizer.json"]
+
+
+def test_the_token_opens_a_gated_repository(fetch) -> None:  # type: ignore[no-untyped-def]
+    assert fetch("hf://org/gated", HF_TOKEN=TOKEN).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("uri", "environment", "words"),
+    [
+        ("hf://org/gated", {}, "access to this repository at {url} must be granted to you"),
+        (
+            "hf://org/gated",
+            {"HF_TOKEN": "hf_wrong"},
+            "access to this repository at {url} must be granted to you",
+        ),
+        ("hf://org/absent", {"HF_TOKEN": TOKEN}, "{url} has no such repository, or it is private"),
+        ("hf://org/open@v9", {}, "the repository at {url} has no revision v9"),
+        ("hf://org/broken", {}, "{url} cannot be reached (HfHubHTTPError: Server error '500"),
+        (
+            "hf://org/open",
+            {"HF_HUB_OFFLINE": "1"},
+            "HF_HUB_OFFLINE is set, and the model is not whole in the cache",
+        ),
+        (
+            "hf://org/open",
+            {"HF_ENDPOINT": "http://127.0.0.1:1"},
+            "http://127.0.0.1:1 cannot be reached (ConnectError",
+        ),
+        ("hf://org/unsafe", {}, "*.safetensors missing in"),
+    ],
+)
+def test_what_the_hub_refuses_is_said_in_words(
+    fetch, hub: Hub, uri: str, environment: dict[str, str], words: str
+) -> None:  # type: ignore[no-untyped-def]
+    done = fetch(uri, **environment)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert words.format(url=hub.url) in done.stderr
+    assert "Traceback" not in done.stderr
+    assert TOKEN not in done.stderr and "hf_wrong" not in done.stderr
+
+
+def test_a_download_that_breaks_off_is_not_used(fetch, hub: Hub, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    place = tmp_path / "models/model"
+    hub.cuts = 100
+    done = fetch("hf://org/cut", "--to", str(place))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "Traceback" not in done.stderr
+    assert not place.exists()
+    hub.cuts = 0
+    assert fetch("hf://org/cut", "--to", str(place)).returncode == 0
+    assert (place / "model.safetensors").read_bytes() == hub.files["model.safetensors"]

