@@ -52,6 +52,6 @@ def download(source: HubRepository, into: Path | None = None) -> Path:
         raise ModelSourceError(
             f"{name}: {reason}, and the model is not whole in the cache {constants.HF_HUB_CACHE}"
         ) from error
-    except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
+    except Exception as error:  # the library lets through whatever its HTTP library raises
         raise ModelSourceError(f"{name}: {where} refused or broke off: {error}") from error
     return Path(found)
