@@ -76,6 +76,7 @@ def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
         f"--service-account-key-file={key}",
         f"--service-account-signing-key-file={key}",
         "--disable-admission-plugins=ServiceAccount",
+        "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",  # as OpenShift has it
     ]
     url = f"https://127.0.0.1:{port}"
     with running(etcd, folder / "etcd.log"), running(apiserver, folder / "kube-apiserver.log") as process:

@@ -131,7 +131,6 @@ async def work(
     metrics.LEADER.set(1)
     keeping = asyncio.create_task(lease.keep())
     tasks = [keeping, asyncio.create_task(reconciler.relist_forever())]
-    await reconciler.relist()
     tasks += [asyncio.create_task(reconciler.work_forever()) for _ in range(WORKERS)]
     watching = asyncio.create_task(watch(reconciler, configuration, stop))
     done, _ = await asyncio.wait((watching, *tasks), return_when=asyncio.FIRST_COMPLETED)

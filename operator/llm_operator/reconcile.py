@@ -20,7 +20,7 @@ from llm_operator.workqueue import WorkQueue
 
 WORKERS = 8
 RELIST_SECONDS = 300
-REFUSALS = (400, 403, 422)  # the API server read it and said no
+RETRY_SECONDS = 1
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,7 @@ class Reconciler:
     settings: Settings
     queue: WorkQueue[Key] = field(default_factory=WorkQueue)
     claims: Claims = field(default_factory=Claims)
+    listed: asyncio.Event = field(default_factory=asyncio.Event)
     conditions: dict[Key, frozenset[tuple[str, str]]] = field(default_factory=dict)
 
     # --- what wakes it
@@ -67,15 +68,18 @@ class Reconciler:
 
     async def relist_forever(self) -> None:
         while True:
-            await asyncio.sleep(RELIST_SECONDS)
             try:
                 await self.relist()
+                self.listed.set()
+                await asyncio.sleep(RELIST_SECONDS)
             except FAILURES as error:
                 logger.warning("could not list LLMDeployments: %s", described_failure(error))
+                await asyncio.sleep(RETRY_SECONDS)
 
     # --- what it does
 
     async def work_forever(self) -> None:
+        await self.listed.wait()  # who holds a name is known only when all are
         while True:
             key = await self.queue.take()
             metrics.QUEUED.set(len(self.queue.waiting))
@@ -133,7 +137,7 @@ class Reconciler:
             try:
                 applied[kind] = await self.cluster.apply(child)
             except ApiException as error:
-                if error.status not in REFUSALS:
+                if not is_refusal(error):
                     raise
                 return replace(
                     observed, children=applied, refusal=Problem("Refused", described_failure(error))
@@ -173,6 +177,11 @@ def is_ours(child: Manifest, planned: Manifest) -> bool:
     labels = child["metadata"].get("labels", {})
     orphan = not any(reference.get("controller") for reference in owners)
     return orphan and labels.get(names.LLMDEPLOYMENT_LABEL) == owner["name"]
+
+
+def is_refusal(error: ApiException) -> bool:
+    """Whether the API server read it and said no; fields of a wrong type or name are a 500 to it."""
+    return error.status in (400, 403, 422) or "failed to create typed patch" in described_failure(error)
 
 
 def is_news(condition: Condition, last: Manifest) -> bool:

@@ -32,11 +32,70 @@ def manifest() -> Callable[..., dict[str, Any]]:
     return llmdeployment
 
 
+OPERATOR_RULES = [
+    {"apiGroups": ["fairlead.dev"], "resources": ["llmdeployments"], "verbs": ["get", "list", "watch"]},
+    {"apiGroups": ["fairlead.dev"], "resources": ["llmdeployments/status"], "verbs": ["patch"]},
+    {"apiGroups": ["fairlead.dev"], "resources": ["llmdeployments/finalizers"], "verbs": ["update"]},
+    {
+        "apiGroups": ["apps"],
+        "resources": ["deployments"],
+        "verbs": ["get", "list", "watch", "create", "patch"],
+    },
+    {
+        "apiGroups": [""],
+        "resources": ["services", "serviceaccounts"],
+        "verbs": ["get", "list", "watch", "create", "patch"],
+    },
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},
+    {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},
+]
+LEASE_RULES = [
+    {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]},
+]
+
+
+def bound(
+    kind: str, name: str, namespace: str, home: str, rules: list[dict[str, Any]]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A role and its binding to the operator's account."""
+    group = "rbac.authorization.k8s.io"
+    metadata = {"name": name, "namespace": namespace} if namespace else {"name": name}
+    role = {"apiVersion": f"{group}/v1", "kind": kind, "metadata": metadata, "rules": rules}
+    binding = {
+        "apiVersion": f"{group}/v1",
+        "kind": f"{kind}Binding",
+        "metadata": metadata,
+        "roleRef": {"apiGroup": group, "kind": kind, "name": name},
+        "subjects": [{"kind": "ServiceAccount", "name": "operator", "namespace": home}],
+    }
+    return role, binding
+
+
 class World:
     """The API server with our CRD, as a person with kubectl sees it."""
 
     def __init__(self, api_server: Any) -> None:
         self.api_server = api_server
+
+    def service_account(self, home: str, *namespaces: str) -> Path:
+        """A kubeconfig with the operator's rights in the namespaces, or in all of them, and no more."""
+        kind = "Role" if namespaces else "ClusterRole"
+        for namespace in namespaces or ("",):
+            self.apply(*bound(kind, f"operator-of-{home}", namespace, home, OPERATOR_RULES))
+        self.apply(*bound("Role", "operator-lease", home, home, LEASE_RULES))
+        self.apply(
+            {
+                "apiVersion": "v1",
+                "kind": "ServiceAccount",
+                "metadata": {"name": "operator", "namespace": home},
+            }
+        )
+        token = self.kubectl("create", "token", "operator", "-n", home).strip()
+        config = yaml.safe_load(self.api_server.kubeconfig.read_text())
+        config["users"][0]["user"] = {"token": token}
+        file = self.api_server.kubeconfig.with_name(f"operator-of-{home}")
+        file.write_text(yaml.safe_dump(config))
+        return Path(file)
 
     def kubectl(self, *arguments: str, stdin: object = None) -> str:
         done = self.api_server.kubectl(*arguments, stdin=stdin)
@@ -98,7 +157,7 @@ def free_port() -> int:
 
 
 class Operator:
-    def __init__(self, world: World, log: Path, *flags: str) -> None:
+    def __init__(self, kubeconfig: Path, log: Path, *flags: str) -> None:
         self.metrics_port = free_port()
         self.log = log
         with log.open("wb") as output:
@@ -113,7 +172,7 @@ class Operator:
                     "--engine-image=engine:1",
                     *flags,
                 ],
-                env={**os.environ, "KUBECONFIG": str(world.api_server.kubeconfig)},
+                env={**os.environ, "KUBECONFIG": str(kubeconfig)},
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
@@ -128,12 +187,12 @@ class Operator:
 
 
 @pytest.fixture
-def start_operator(world: World, tmp_path: Path) -> Iterator[Callable[..., Operator]]:
+def start_operator(tmp_path: Path) -> Iterator[Callable[..., Operator]]:
     """Starts operators, and ends those that the test has not ended."""
     started: list[Operator] = []
 
-    def start(*flags: str) -> Operator:
-        operator = Operator(world, tmp_path / f"operator{len(started)}.log", *flags)
+    def start(kubeconfig: Path, *flags: str) -> Operator:
+        operator = Operator(kubeconfig, tmp_path / f"operator{len(started)}.log", *flags)
         started.append(operator)
         return operator
 
@@ -146,9 +205,10 @@ def start_operator(world: World, tmp_path: Path) -> Iterator[Callable[..., Opera
 
 @pytest.fixture(scope="module")
 def operator(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    """One operator for all the tests of a module."""
-    running = Operator(world, tmp_path_factory.mktemp("operator") / "operator.log")
+    """One operator for all the tests of a module, with the rights that the chart gives it."""
+    log = tmp_path_factory.mktemp("operator") / "operator.log"
+    running = Operator(world.service_account("default"), log)
     world.eventually(lambda: running.said("holds default/fairlead-operator"))
     yield running
-    assert running.stop() == 0, running.log.read_text()
-    assert "Traceback" not in running.log.read_text()
+    assert running.stop() == 0, log.read_text()
+    assert "Traceback" not in log.read_text(), log.read_text()

