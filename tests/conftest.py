@@ -1,10 +1,14 @@
 """A real API server for whatever talks to Kubernetes: etcd and kube-apiserver, ended with the tests."""
 
+import json
 import os
 import re
 import socket
+import ssl
 import subprocess
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +35,20 @@ class ApiServer:
     @property
     def environment(self) -> dict[str, str]:
         return {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
+
+    def post(self, path: str, body: object) -> tuple[int, str]:
+        """The status and the message that the API server answers."""
+        request = urllib.request.Request(
+            f"{self.url}/{path}",
+            json.dumps(body).encode(),
+            {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"},
+        )
+        trust = ssl.create_default_context(cafile=self.kubeconfig.with_name("certs") / "apiserver.crt")
+        try:
+            with urllib.request.urlopen(request, context=trust) as answer:
+                return answer.status, ""
+        except urllib.error.HTTPError as error:
+            return error.code, str(json.load(error)["message"])
 
     def kubectl(self, *arguments: str, stdin: object = None) -> subprocess.CompletedProcess[str]:
         """Its exit code is the caller's to judge; `stdin` becomes YAML."""

@@ -110,6 +110,13 @@ class World:
     def apply(self, *manifests: dict[str, Any]) -> None:
         self.kubectl("apply", "-f", "-", stdin={"apiVersion": "v1", "kind": "List", "items": list(manifests)})
 
+    def try_out(self, manifest: dict[str, Any]) -> str:
+        """What the API server has against it, unknown fields too; it keeps nothing."""
+        path = f"apis/fairlead.dev/v1alpha1/namespaces/{manifest['metadata']['namespace']}/llmdeployments"
+        status, message = self.api_server.post(f"{path}?dryRun=All&fieldValidation=Strict", manifest)
+        assert status in (201, 400, 422), (status, message)
+        return str(message)
+
     def get(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any]:
         found = yaml.safe_load(self.kubectl("get", kind, name, "-n", namespace, "-o", "yaml"))
         assert isinstance(found, dict)

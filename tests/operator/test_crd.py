@@ -129,22 +129,21 @@ def test_scale_status_and_columns() -> None:
 @pytest.mark.parametrize("spec", RIGHT, ids=str)
 def test_both_accept(world: Any, manifest: Any, spec: dict[str, Any]) -> None:
     parse(manifest(name="right", **spec))
-    world.kubectl("create", "--dry-run=server", "-f", "-", stdin=manifest(name="right", **spec))
+    assert world.try_out(manifest(name="right", **spec)) == ""
 
 
 @pytest.mark.parametrize("spec", WRONG, ids=str)
 def test_both_refuse(world: Any, manifest: Any, spec: dict[str, Any]) -> None:
     with pytest.raises(SpecError):
         parse(manifest(name="wrong", **spec))
-    world.refused("create", "--dry-run=server", "-f", "-", stdin=manifest(name="wrong", **spec))
+    assert world.try_out(manifest(name="wrong", **spec))
 
 
 @pytest.mark.parametrize("name", ["9lives", "a.b", "a" * 53])
 def test_both_refuse_a_name(world: Any, manifest: Any, name: str) -> None:
     with pytest.raises(SpecError):
         parse(manifest(name=name))
-    said = world.refused("create", "--dry-run=server", "-f", "-", stdin=manifest(name=name))
-    assert "begins with a letter, at most 52 characters" in said
+    assert "begins with a letter, at most 52 characters" in world.try_out(manifest(name=name))
 
 
 @pytest.mark.parametrize(
@@ -160,4 +159,9 @@ def test_both_refuse_a_name(world: Any, manifest: Any, name: str) -> None:
     ],
 )
 def test_the_api_server_says_why(world: Any, manifest: Any, spec: dict[str, Any], said: str) -> None:
-    assert said in world.refused("create", "-f", "-", stdin=manifest(name="wrong", **spec))
+    assert said in world.try_out(manifest(name="wrong", **spec))
+
+
+def test_kubectl_refuses_an_unknown_field(world: Any, manifest: Any) -> None:
+    said = world.refused("apply", "-f", "-", stdin=manifest(name="wrong", quantum=1))
+    assert 'unknown field "spec.quantum"' in said
