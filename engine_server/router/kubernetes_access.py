@@ -31,12 +31,15 @@ class Access:
 
 def find_access(kubeconfig: Path | None) -> Access:
     """The given kubeconfig; else the pod's account; else $KUBECONFIG; else the user's own."""
-    if kubeconfig is not None:
-        return from_kubeconfig(kubeconfig)
-    if "KUBERNETES_SERVICE_HOST" in os.environ and (ACCOUNT / "token").exists():
-        return from_account(ACCOUNT)
-    named = os.environ.get("KUBECONFIG", "").split(os.pathsep)[0]
-    return from_kubeconfig(Path(named) if named else Path.home() / ".kube" / "config")
+    try:
+        if kubeconfig is not None:
+            return from_kubeconfig(kubeconfig)
+        if "KUBERNETES_SERVICE_HOST" in os.environ and (ACCOUNT / "token").exists():
+            return from_account(ACCOUNT)
+        named = os.environ.get("KUBECONFIG", "").split(os.pathsep)[0]
+        return from_kubeconfig(Path(named) if named else Path.home() / ".kube" / "config")
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise AccessError(f"the kubeconfig cannot be used: {error}") from None
 
 
 def from_account(account: Path) -> Access:
@@ -47,10 +50,7 @@ def from_account(account: Path) -> Access:
 
 
 def from_kubeconfig(path: Path) -> Access:
-    try:
-        config: dict[str, Any] = yaml.safe_load(path.read_text()) or {}
-    except (OSError, yaml.YAMLError) as error:
-        raise AccessError(f"the kubeconfig cannot be read: {error}") from None
+    config: dict[str, Any] = yaml.safe_load(path.read_text()) or {}
     context = entry(config, "contexts", "context", config.get("current-context"), path)
     cluster = entry(config, "clusters", "cluster", context.get("cluster"), path)
     user = entry(config, "users", "user", context.get("user"), path) if context.get("user") else {}
