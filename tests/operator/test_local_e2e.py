@@ -1,0 +1,116 @@
+"""`fairlead up` with the real engine, router and model."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import openai
+import psutil
+import pytest
+import yaml
+
+SAMPLE = Path(__file__).parents[2] / "manifests/samples/smollm2.yaml"
+PATIENCE = 180  # seconds; ample for a first conversion of the model on a busy machine
+CORE = "engine_server.engine.core"
+
+
+class Up:
+    """A running `fairlead up`, without a terminal, its lines in a file."""
+
+    def __init__(self, folder: Path, replicas: int) -> None:
+        manifest = yaml.safe_load(SAMPLE.read_text())
+        manifest["spec"]["replicas"] = replicas
+        (folder / "smollm2.yaml").write_text(yaml.safe_dump(manifest))
+        self.log = folder / "log"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "engine_server.cli", "up", str(folder / "smollm2.yaml"), "--port=0"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def until(self, condition: Callable[[list[str]], object]) -> list[str]:
+        """Its lines so far, once they fulfil the condition."""
+        deadline = time.monotonic() + PATIENCE
+        while not condition(lines := self.log.read_text().splitlines()):
+            assert self.process.poll() is None and time.monotonic() < deadline, "\n".join(lines)
+            time.sleep(0.05)
+        return lines
+
+    def address(self) -> str:
+        """Once it is ready: the line after the last words of ours."""
+        lines = self.until(lambda lines: any(line.startswith("http://") for line in lines))
+        return next(line for line in lines if line.startswith("http://"))
+
+    def family(self) -> list[psutil.Process]:
+        family: list[psutil.Process] = psutil.Process(self.process.pid).children(recursive=True)
+        return family
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[Callable[[int], Up]]:
+    started: list[Up] = []
+
+    def start(replicas: int) -> Up:
+        started.append(Up(tmp_path, replicas))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.process.kill()
+        each.process.wait()
+
+
+def cores(family: list[psutil.Process]) -> list[psutil.Process]:
+    return [process for process in family if CORE in process.cmdline()]
+
+
+def left(family: list[psutil.Process]) -> list[psutil.Process]:
+    _, alive = psutil.wait_procs(family, timeout=PATIENCE)
+    return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_two_replicas_answer_survive_a_kill_and_end_together(up: Callable[[int], Up]) -> None:
+    running = up(2)
+    address = running.address()
+    lines = running.log.read_text().splitlines()
+    for phase in ("import", "load", "warm up", "ready"):
+        assert sum(f" | phase {phase} " in line for line in lines) == 2
+    client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    stream = client.chat.completions.create(
+        model="smollm2", messages=question, stream=True, temperature=0, max_tokens=16
+    )
+    assert "Paris" in "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+
+    assert len(cores(running.family())) == 2
+    cores(running.family())[0].kill()
+    running.until(lambda lines: any("ended with exit code" in line for line in lines))
+
+    def ask(_: int) -> str:
+        answer = client.completions.create(model="smollm2", prompt="Hello", max_tokens=1)
+        return str(answer.choices[0].finish_reason)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(ask, range(100))) == {"length"}
+    running.until(lambda lines: sum("is ready after" in line for line in lines) == 4)
+
+    family = running.family()
+    assert len(cores(family)) == 2
+    running.process.send_signal(signal.SIGINT)
+    assert running.process.wait(PATIENCE) == 0
+    assert left(family) == []
+
+
+def test_no_engine_outlives_it_when_it_is_killed(up: Callable[[int], Up]) -> None:
+    running = up(1)
+    running.address()
+    family = running.family()
+    assert len(cores(family)) == 1
+    running.process.kill()
+    assert left(family) == []
