@@ -17,6 +17,9 @@ CLUSTER := ../shared/cluster/cluster
 TOOLS = if ! command -v $(1) >/dev/null && [ -x $(CLUSTER) ]; then eval "$$($(CLUSTER) assets)"; fi; \
 	command -v $(1) >/dev/null || { echo "make $@: needs $(1) on PATH" >&2; exit 1; }
 RENDER = helm template fairlead charts/fairlead --namespace fairlead-system
+CRD := charts/fairlead/files/llmdeployment-crd.yaml
+MANIFEST := manifests/fairlead.yaml
+BEHIND = || { echo "make lint: a generated file is behind: run make manifests" >&2; exit 1; }
 
 .PHONY: help
 help: ## list the targets
@@ -28,7 +31,7 @@ up: $(VENV)/.runtime ## serve the sample model on this machine
 
 .PHONY: test
 test: $(VENV)/.development ## all tests but those that need a cluster with nodes
-	@if [ -z "$${KUBEBUILDER_ASSETS:-}" ] && [ -x $(CLUSTER) ]; then eval "$$($(CLUSTER) assets)"; fi; $(BIN)/pytest -q
+	@$(BIN)/pytest -q
 
 .PHONY: lint
 lint: $(VENV)/.development ## style, types, arrows between the parts, budgets, generated files
@@ -37,17 +40,17 @@ lint: $(VENV)/.development ## style, types, arrows between the parts, budgets, g
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	@$(BIN)/python .ci/budgets.py
-	@$(call TOOLS,helm); helm lint --quiet charts/fairlead
-	@$(call TOOLS,helm); diff -u manifests/fairlead.yaml <($(RENDER)) \
-		|| { echo "make lint: manifests/ is behind charts/: run make manifests" >&2; exit 1; }
+	@diff -u $(CRD) <($(BIN)/python -m llm_operator.crd) $(BEHIND)
+	@$(call TOOLS,helm); helm lint --quiet charts/fairlead; diff -u $(MANIFEST) <($(RENDER)) $(BEHIND)
 
 .PHONY: e2e
 e2e: $(VENV)/.development ## the whole way on a cluster: KUBECONFIG's, or one that is made for it
-	@.ci/e2e $(BIN)/pytest -q -m e2e tests/e2e
+	@$(BIN)/pytest -q -m e2e tests/e2e
 
 .PHONY: manifests
-manifests: ## render charts/fairlead into manifests/
-	@$(call TOOLS,helm); $(RENDER) >manifests/fairlead.yaml
+manifests: $(VENV)/.runtime ## write the CRD into charts/fairlead, and render that into manifests/
+	@$(BIN)/python -m llm_operator.crd >$(CRD)
+	@$(call TOOLS,helm); $(RENDER) >$(MANIFEST)
 
 # Pins for every platform and Python from 3.11 on. It names no index, so that everyone uses their own.
 .PHONY: constraints
