@@ -36,19 +36,17 @@ class Application:
             await self._forward(request, client)
         elif path == MODELS or path.startswith(MODELS + b"/"):
             expect_read(request)
-            client.respond(request, 200, self._models(path.removeprefix(MODELS + b"/")))
+            client.respond(200, self._models(path.removeprefix(MODELS + b"/")))
         elif path == b"/health":
             expect_read(request)
-            client.respond(request, 200, b'{"status":"ok"}')
+            client.respond(200, b'{"status":"ok"}')
         elif path == b"/ready":
             expect_read(request)
             status = self._readiness()
-            client.respond(
-                request, 200 if status == "ready" else 503, msgspec.json.encode({"status": status})
-            )
+            client.respond(200 if status == "ready" else 503, msgspec.json.encode({"status": status}))
         elif path == b"/metrics":
             expect_read(request)
-            client.respond(request, 200, self._exposition.text(), b"text/plain; version=0.0.4; charset=utf-8")
+            client.respond(200, self._exposition.text(), b"text/plain; version=0.0.4; charset=utf-8")
         else:
             raise errors.unknown_path(request.method, path)
 

@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
+import socket
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -11,12 +12,11 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from . import errors
 from .errors import RequestError
-from .upstream import Source, keep_watch
 from .wire import REASONS, Fields, Framing, Request, origin_form, response_head
 
 log = logging.getLogger(__name__)
 
-QUIET_LIMIT = 60.0  # between requests, and between two pieces of one
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 LINGER = 2.0  # how long a refused body is read and thrown away, so that the client reads why
 FRAMING = (b"content-length", b"transfer-encoding")
 
@@ -44,13 +44,14 @@ class Downstream(asyncio.Protocol):
         self._arrived: deque[Request | RequestError] = deque()
         self._arrival: asyncio.Future[None] | None = None
         self._writable: asyncio.Future[None] | None = None
-        self._source: Source | None = None
+        self._source: asyncio.Transport | None = None
         self._deaf = False  # whatever else comes is thrown away
         self._receiving = False  # a part of a request is here
         self._serving = False
         self._owes_continue = False
-        self._since = self._loop.time()
+        self._heard = self._loop.time()
         self._begin_message()
+        self._with_body = True
         self.http11 = True
         self.closing = False
 
@@ -64,7 +65,7 @@ class Downstream(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._deaf:
             return
-        self._since = self._loop.time()
+        self._heard = self._loop.time()
         if self._receiving and not self._head_complete:
             self._head_size += len(data)
         try:
@@ -117,7 +118,7 @@ class Downstream(asyncio.Protocol):
             if self._serving or self._arrived:
                 self._owes_continue = True
             else:
-                self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                self.write(CONTINUE)
 
     def on_body(self, data: bytes) -> None:
         self._body_size += len(data)
@@ -185,13 +186,21 @@ class Downstream(asyncio.Protocol):
                 return
             self.http11 = request.http11
             self.closing |= not (request.http11 and request.keep_alive)
-            await self._serve(request)
+            self._with_body = request.method != b"HEAD"
+            try:
+                await self._answer(request, self)
+            except RequestError as failure:
+                self.respond(failure.status, failure.body(), headers=failure.headers)
+            except Exception:
+                log.exception("a request failed inside the router")
+                self.closing = True
+                self.respond(500, errors.internal().body())
             if self._writable is not None:
                 await self._writable
             if self.closing:
                 break
             self._serving = False
-            self._since = self._loop.time()
+            self._heard = self._loop.time()
         self._transport.close()
 
     async def _next(self) -> Request | RequestError:
@@ -199,60 +208,37 @@ class Downstream(asyncio.Protocol):
             self._transport.resume_reading()
             if self._owes_continue:
                 self._owes_continue = False
-                self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                self.write(CONTINUE)
             self._arrival = self._loop.create_future()
             await self._arrival
         return self._arrived.popleft()
 
-    async def _serve(self, request: Request) -> None:
-        try:
-            await self._answer(request, self)
-        except RequestError as failure:
-            self.respond(request, failure.status, failure.body(), headers=failure.headers)
-        except Exception:
-            log.exception("a request failed inside the router")
-            self.closing = True
-            self.respond(request, 500, errors.internal().body())
-
     async def _dismiss(self, failure: RequestError) -> None:
         self.closing = True
-        self._write_response(failure.status, failure.body(), b"application/json", failure.headers)
+        self.respond(failure.status, failure.body(), headers=failure.headers)
         self._transport.write_eof()
         await asyncio.sleep(LINGER)
         self._transport.close()
 
+    # What others ask of it
+
     def respond(
         self,
-        request: Request,
         status: int,
         body: bytes,
         content_type: bytes = b"application/json",
-        headers: list[bytes] | None = None,
+        headers: Sequence[bytes] = (),
     ) -> None:
         """Answer with something of the router's own."""
-        self._write_response(status, body, content_type, headers, with_body=request.method != b"HEAD")
-
-    def _write_response(
-        self,
-        status: int,
-        body: bytes,
-        content_type: bytes,
-        headers: list[bytes] | None,
-        *,
-        with_body: bool = True,
-    ) -> None:
-        told = [b"Content-Type: %b\r\n" % content_type, *(headers or ())]
-        head = response_head(
-            status, REASONS[status], told, Framing.LENGTH, b"%d" % len(body), close=self.closing
-        )
-        self.write(head + body if with_body else head)
-
-    # What others ask of it
+        lines = [b"Content-Type: %b\r\n" % content_type, *headers]
+        length = b"%d" % len(body)
+        head = response_head(status, REASONS[status], lines, Framing.LENGTH, length, close=self.closing)
+        self.write(head + body if self._with_body else head)
 
     def write(self, data: bytes) -> None:
         self._transport.write(data)
 
-    def hold(self, source: Source | None) -> None:
+    def hold(self, source: asyncio.Transport | None) -> None:
         """From now on, hold back this source while the client is slow to read."""
         if self._source is not None and self._writable is not None:
             self._source.resume_reading()
@@ -277,10 +263,17 @@ class Downstream(asyncio.Protocol):
     def abandon(self) -> None:
         self._transport.abort()
 
-    def expire(self, now: float) -> None:
-        if self._serving or self._arrived or now - self._since < QUIET_LIMIT:
-            return
-        if self._receiving:
-            self._refuse(errors.too_slow(QUIET_LIMIT))
-        else:
-            self._transport.close()
+    @property
+    def quiet_since(self) -> float:
+        """When the client, whose turn it is to speak, spoke last."""
+        return self._loop.time() if self._serving or self._arrived else self._heard
+
+
+def keep_watch(transport: asyncio.Transport) -> None:
+    """Let the kernel notice a peer whose machine is gone, however long an answer takes."""
+    sock = transport.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)

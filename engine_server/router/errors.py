@@ -1,5 +1,7 @@
 """What a client is told when its request cannot be served, in OpenAI's shape."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 MOST_NAMES = 20  # a 404 names the models it knows, but not a thousand of them
@@ -15,13 +17,13 @@ class RequestError(Exception):
         *,
         code: str | None = None,
         param: str | None = None,
-        headers: list[bytes] | None = None,
+        headers: Sequence[bytes] = (),
     ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
         self.param = param
-        self.headers = headers or []
+        self.headers = headers
 
     def body(self) -> bytes:
         kind = "invalid_request_error" if self.status < 500 else "service_unavailable_error"
@@ -45,10 +47,6 @@ def body_too_large(limit: int) -> RequestError:
     return RequestError(
         413, f"The request's body is larger than the limit of {limit} bytes", code="body_too_large"
     )
-
-
-def too_slow(seconds: float) -> RequestError:
-    return RequestError(408, f"Nothing of the request came for {seconds:.0f} s", code="request_timeout")
 
 
 def unknown_path(method: bytes, path: bytes) -> RequestError:

@@ -85,23 +85,20 @@ class Forwarder:
     ) -> Outcome:
         """One endpoint's turn. A connection that was kept alive may be closed just as we write to it: if one
         ends without a byte, a new one gets the request."""
-        connection = self._pools.take(endpoint.address)
+        pool = self._pools[endpoint.address]
+        connection = pool.take()
         was_kept = connection is not None
         while True:
             if connection is None:
                 try:
-                    connection = await self._pools.connect(endpoint.address)
+                    connection = await pool.connect()
                 except OSError as error:
                     self._health.eject(endpoint, str(error) or "it does not answer a connect")
                     return Outcome.UNANSWERED if was_kept else Outcome.UNREACHABLE
-            relay = Relay(client, life, lambda: self._has_other(life.model, tried))
+            relay = Relay(client, life, lambda: self._pick(life.model, tried) is not None)
             outcome = await connection.exchange(message, relay, client.hold)
             if outcome is Outcome.REFUSED or (outcome is Outcome.FINISHED and life.status == 503):
                 self._health.eject(endpoint, "it answers 503")
             if outcome is not Outcome.UNANSWERED or not was_kept:
                 return outcome
             connection, was_kept = None, False
-
-    def _has_other(self, model: str, tried: list[Endpoint]) -> bool:
-        route = self._directory.resolve(model)
-        return route is not None and any(endpoint not in tried for endpoint in route.live)

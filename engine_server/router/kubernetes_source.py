@@ -91,8 +91,6 @@ class KubernetesSource:
     def __init__(self, access: Access, namespaces: Sequence[str]) -> None:
         self._known: dict[Key, LLMDeployment] = {}
         self._slices: defaultdict[Key, dict[Identity, EndpointSlice]] = defaultdict(dict)
-        self._changed: set[Key] = set()
-        self._wake = asyncio.Event()
         self._watches: list[Watch[LLMDeployment] | Watch[EndpointSlice]] = []
         for scope in [f"/namespaces/{namespace}" for namespace in namespaces] or [""]:
             path = f"/apis/fairlead.dev/v1alpha1{scope}/llmdeployments"
@@ -102,25 +100,12 @@ class KubernetesSource:
 
     @property
     def synced(self) -> bool:
-        """Once everything is listed, and the directory has it."""
-        return all(watch.synced for watch in self._watches) and not self._changed
+        return all(watch.synced for watch in self._watches)
 
     async def run(self, directory: Directory) -> None:
-        async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as tasks:
-            for watch in self._watches:
-                tasks.create_task(watch.run(session))
-            while True:
-                await self._wake.wait()
-                self._wake.clear()
-                self._apply(directory)
-
-    def _apply(self, directory: Directory) -> None:
-        while self._changed:
-            key = self._changed.pop()
-            if told := self._known.get(key):
-                directory.put(deployment(key, told, self._slices[key].values()))
-            else:
-                directory.remove(key)
+        self._directory = directory
+        async with aiohttp.ClientSession() as session:
+            await asyncio.gather(*(watch.run(session) for watch in self._watches))
 
     def _on_deployment(self, one: LLMDeployment, there: bool) -> None:
         key = Key(*one.identity)
@@ -128,7 +113,7 @@ class KubernetesSource:
             self._known[key] = one
         else:
             self._known.pop(key, None)
-        self._touch(key)
+        self._tell(key)
 
     def _on_slice(self, one: EndpointSlice, there: bool) -> None:
         slices = self._slices[one.owner]
@@ -136,11 +121,13 @@ class KubernetesSource:
             slices[one.identity] = one
         else:
             slices.pop(one.identity, None)
-        self._touch(one.owner)
+        self._tell(one.owner)
 
-    def _touch(self, key: Key) -> None:
-        self._changed.add(key)
-        self._wake.set()
+    def _tell(self, key: Key) -> None:
+        if told := self._known.get(key):
+            self._directory.put(deployment(key, told, self._slices[key].values()))
+        else:
+            self._directory.remove(key)
 
 
 def deployment(key: Key, told: LLMDeployment, slices: Iterable[EndpointSlice]) -> Deployment:

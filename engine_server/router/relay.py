@@ -3,10 +3,10 @@
 from asyncio import Future, get_running_loop
 from collections.abc import Callable
 from enum import Enum
-from typing import Protocol
 
 from httptools import HttpParserError, HttpResponseParser
 
+from .downstream import Downstream
 from .errors import interrupted
 from .lifecycle import Lifecycle
 from .wire import LAST_CHUNK, Fields, Framing, chunk, response_head
@@ -22,20 +22,11 @@ class Outcome(Enum):
     CUT = "the answer broke off after the client had seen some of it"
 
 
-class Client(Protocol):
-    """Where an answer goes."""
-
-    http11: bool
-    closing: bool  # no further request will be read from this client, and it is to be told so
-
-    def write(self, data: bytes) -> None: ...
-
-
 class Relay:
     """Feeds on one engine's bytes; `outcome` says how it went. Nothing reaches the client before the answer's
     head is whole, so that until then the request can go elsewhere."""
 
-    def __init__(self, client: Client, life: Lifecycle, may_refuse: Callable[[], bool]) -> None:
+    def __init__(self, client: Downstream, life: Lifecycle, may_refuse: Callable[[], bool]) -> None:
         self.outcome: Future[Outcome] = get_running_loop().create_future()
         self.reusable = False  # the engine's connection, afterwards
         self._client = client

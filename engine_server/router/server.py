@@ -19,6 +19,7 @@ from .upstream import Pools
 log = logging.getLogger(__name__)
 
 SWEEP = 5.0
+QUIET_LIMIT = 60.0  # for connections: between requests, and between two pieces of one
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +80,11 @@ class Server:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(SWEEP)
-            self._pools.close_old(loop.time())
+            for pool in self._pools.values():
+                pool.close_unused_since(loop.time() - QUIET_LIMIT)
             for client in [*self._clients]:
-                client.expire(loop.time())
+                if client.quiet_since < loop.time() - QUIET_LIMIT:
+                    client.abandon()
 
     def _readiness(self) -> str:
         if self._draining:
@@ -117,7 +120,8 @@ class Server:
 
     def _forget(self, endpoint: Endpoint) -> None:
         self._health.forget(endpoint)
-        self._pools.forget(endpoint.address)
+        if pool := self._pools.pop(endpoint.address, None):
+            pool.close()
 
 
 async def within(seconds: float, event: asyncio.Event) -> None:

@@ -3,21 +3,14 @@
 import asyncio
 import socket
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import cast
 
+from .downstream import keep_watch
 from .endpoints import Address
 from .relay import Outcome, Relay
 
 CONNECT_TIMEOUT = 1.0  # a pod that is gone answers nothing at all, for a while
-IDLE_LIMIT = 60.0
 UNACKNOWLEDGED_MS = 30_000
-
-
-class Source(Protocol):
-    """What is held back for a client that reads too slowly."""
-
-    def pause_reading(self) -> None: ...
-    def resume_reading(self) -> None: ...
 
 
 class Connection(asyncio.Protocol):
@@ -26,7 +19,9 @@ class Connection(asyncio.Protocol):
         self._relay: Relay | None = None
         self.since = 0.0  # when it was last put by
 
-    async def exchange(self, message: bytes, relay: Relay, hold: Callable[[Source | None], None]) -> Outcome:
+    async def exchange(
+        self, message: bytes, relay: Relay, hold: Callable[[asyncio.Transport | None], None]
+    ) -> Outcome:
         """Send a request and let `relay` have the answer. Whatever ends this early closes the connection,
         which is how an engine learns that nobody waits any more."""
         self._relay = relay
@@ -66,7 +61,8 @@ class Connection(asyncio.Protocol):
 class Pool:
     """Idle connections to one endpoint. The one used last goes first, so the rest grow old and are closed."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: Address) -> None:
+        self._address = address
         self._idle: list[Connection] = []
         self._open = True
 
@@ -76,6 +72,14 @@ class Pool:
             if not connection.transport.is_closing():
                 return connection
         return None
+
+    async def connect(self) -> Connection:
+        """A new connection, or OSError."""
+        async with asyncio.timeout(CONNECT_TIMEOUT):
+            _, connection = await asyncio.get_running_loop().create_connection(
+                lambda: Connection(self), *self._address
+            )
+        return connection
 
     def put_by(self, connection: Connection) -> None:
         if self._open and not connection.transport.is_closing():
@@ -89,7 +93,7 @@ class Pool:
             self._idle.remove(connection)
 
     def close(self) -> None:
-        """Connections with an answer under way finish it first."""
+        """For good; connections with an answer under way finish it first."""
         self._open = False
         self.close_unused_since(float("inf"))
 
@@ -99,37 +103,7 @@ class Pool:
             connection.transport.close()
 
 
-class Pools:
-    def __init__(self) -> None:
-        self._pools: dict[Address, Pool] = {}
-
-    def take(self, address: Address) -> Connection | None:
-        pool = self._pools.get(address)
-        return pool.take() if pool else None
-
-    async def connect(self, address: Address) -> Connection:
-        """A new connection, or OSError."""
-        pool = self._pools.setdefault(address, Pool())
-        async with asyncio.timeout(CONNECT_TIMEOUT):
-            _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: Connection(pool), address.host, address.port
-            )
-        return connection
-
-    def forget(self, address: Address) -> None:
-        if pool := self._pools.pop(address, None):
-            pool.close()
-
-    def close_old(self, now: float) -> None:
-        for pool in self._pools.values():
-            pool.close_unused_since(now - IDLE_LIMIT)
-
-
-def keep_watch(transport: asyncio.Transport) -> None:
-    """Let the kernel notice a peer whose machine is gone, however long an answer takes."""
-    sock = transport.get_extra_info("socket")
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if hasattr(socket, "TCP_KEEPIDLE"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+class Pools(dict[Address, Pool]):
+    def __missing__(self, address: Address) -> Pool:
+        pool = self[address] = Pool(address)
+        return pool
