@@ -48,6 +48,7 @@ class CoreProcess:
         self._decoder = msgspec.msgpack.Decoder(CoreMessage)
         self._async_output: zmq.asyncio.Socket | None = None
         self._receiving: asyncio.Future[bytes] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._ended = False
         self._input.send(self._encoder.encode(config))
 
@@ -80,7 +81,8 @@ class CoreProcess:
         """The next message. Raises EngineDeadError once the core has ended and nothing is left to read."""
         if self._async_output is None:
             self._async_output = zmq.asyncio.Socket.from_socket(self._output)
-            asyncio.get_running_loop().add_reader(self._lifeline, self._notice_end)
+            self._loop = asyncio.get_running_loop()
+            self._loop.add_reader(self._lifeline, self._notice_end)
         if not self._ended:
             self._receiving = asyncio.ensure_future(self._async_output.recv())
             try:
@@ -94,7 +96,10 @@ class CoreProcess:
 
     def shutdown(self) -> None:
         """End the core, and wait for its end."""
-        self._ended = True
+        if self._loop is not None and not self._loop.is_closed():
+            self._notice_end()
+        if self._async_output is not None:
+            self._async_output.close()
         self._lifeline.close()
         try:
             self._process.wait(timeout=10)
@@ -112,8 +117,9 @@ class CoreProcess:
         return message
 
     def _notice_end(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._lifeline)
+        assert self._loop is not None
         self._ended = True
+        self._loop.remove_reader(self._lifeline)
         if self._receiving is not None:
             self._receiving.cancel()
 

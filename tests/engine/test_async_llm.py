@@ -1,0 +1,206 @@
+"""The asynchronous engine: streams, aborts, and what happens when a process dies."""
+
+import asyncio
+import gc
+import os
+import random
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+import pytest_asyncio
+
+from engine_server import (
+    AsyncEngineArgs,
+    AsyncLLMEngine,
+    EngineDeadError,
+    InvalidRequestError,
+    RequestOutputKind,
+    StatLoggerBase,
+)
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+class Watcher(StatLoggerBase):
+    """Remembers the last state that the core told."""
+
+    def __init__(self) -> None:
+        self.latest = None
+        self.finished: list[str] = []
+
+    def record(self, scheduler_stats, iteration_stats) -> None:
+        self.latest = scheduler_stats or self.latest
+        self.finished += [request.reason for request in iteration_stats.finished]
+
+    def log_engine_initialized(self) -> None:
+        pass
+
+    @property
+    def idle(self) -> bool:
+        state = self.latest
+        return state is not None and (state.num_running, state.num_waiting, state.kv_cache_usage) == (0, 0, 0)
+
+
+async def until(condition) -> None:
+    """Wait for what other tasks bring about; pytest's own time limit is the bound."""
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110  (what changes lies in another process)
+            await asyncio.sleep(0)
+
+
+def make(folder: Path, **options) -> AsyncLLMEngine:
+    arguments = AsyncEngineArgs(
+        model=str(folder), dtype="float32", skip_tokenizer_init=True, num_gpu_blocks_override=64,
+        max_num_batched_tokens=64, max_num_seqs=8, disable_log_stats=True,
+    )  # fmt: skip
+    return AsyncLLMEngine.from_engine_args(arguments, **options)
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def watched() -> Watcher:
+    return Watcher()
+
+
+@pytest.fixture
+def watcher(watched: Watcher) -> Watcher:
+    watched.finished.clear()
+    return watched
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def tiny(tiny_llama: Path, watched: Watcher) -> AsyncIterator[AsyncLLMEngine]:
+    """Shared by the tests that leave it empty."""
+    engine = await asyncio.to_thread(make, tiny_llama, stat_loggers={"watcher": watched})
+    yield engine
+    engine.shutdown()
+
+
+def prompt(length: int) -> dict:
+    return {"prompt_token_ids": [7] * length}
+
+
+async def test_deltas_make_the_whole(tiny: AsyncLLMEngine, tiny_params) -> None:
+    async def collect(kind: RequestOutputKind) -> list:
+        params = tiny_params(max_tokens=20, seed=5, ignore_eos=True, output_kind=kind)
+        return [output async for output in tiny.generate(prompt(30), params, kind.name)]
+
+    cumulative, delta, final = await asyncio.gather(*(collect(kind) for kind in RequestOutputKind))
+    assert [token for output in delta for token in output.outputs[0].token_ids] == final[0].outputs[
+        0
+    ].token_ids
+    assert cumulative[-1].outputs[0].token_ids == final[0].outputs[0].token_ids
+    assert len(final) == 1 and final[0].finished
+
+
+async def test_an_aborted_stream_ends_with_its_reason(
+    tiny: AsyncLLMEngine, watcher: Watcher, tiny_params
+) -> None:
+    outputs = []
+    async for output in tiny.generate(prompt(20), tiny_params(max_tokens=200, ignore_eos=True), "one"):
+        outputs.append(output)
+        if len(outputs) == 3:
+            await tiny.abort("one")
+    assert outputs[-1].finished and outputs[-1].outputs[0].finish_reason == "abort"
+    assert not any(output.finished for output in outputs[:-1])
+    await tiny.abort("nobody")
+    await until(lambda: watcher.idle)
+
+
+async def test_a_caller_that_leaves_aborts(tiny: AsyncLLMEngine, watcher: Watcher, tiny_params) -> None:
+    async for _ in (
+        stream := tiny.generate(prompt(20), tiny_params(max_tokens=200, ignore_eos=True), "left")
+    ):
+        break
+    await stream.aclose()
+    task = asyncio.create_task(anext(tiny.generate(prompt(200), tiny_params(max_tokens=40), "cancelled")))
+    await until(lambda: tiny.get_num_unfinished_requests() == 1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await until(lambda: watcher.idle and watcher.finished == ["abort", "abort"])
+    assert tiny.get_num_unfinished_requests() == 0
+
+
+async def test_two_hundred_random_requests_leave_nothing(
+    tiny: AsyncLLMEngine, watcher: Watcher, tiny_params
+) -> None:
+    choose = random.Random(1)
+    ends = []
+
+    async def request(number: int) -> None:
+        params = tiny_params(max_tokens=choose.randrange(1, 40), ignore_eos=True)
+        leaves_after = choose.randrange(1, 80)
+        stream = tiny.generate(prompt(choose.randrange(1, 120)), params, number)
+        count = 0
+        async for output in stream:
+            count += 1
+            if output.finished:
+                ends.append(output.outputs[0].finish_reason)
+            elif count == leaves_after:
+                await stream.aclose() if choose.random() < 0.5 else await tiny.abort(str(number))
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(200):
+            group.create_task(request(number))
+            if choose.random() < 0.3:
+                await asyncio.sleep(0)
+    assert set(ends) == {"length", "abort"}
+    assert tiny.get_num_unfinished_requests() == 0
+    await until(lambda: watcher.idle)
+
+
+async def test_bad_requests_raise_before_anything_is_queued(tiny: AsyncLLMEngine, tiny_params) -> None:
+    with pytest.raises(InvalidRequestError, match=r"300 tokens.* 256"):
+        await anext(tiny.generate(prompt(300), tiny_params(), "long"))
+    first = tiny.generate(prompt(3), tiny_params(max_tokens=50, ignore_eos=True), "same")
+    await anext(first)
+    with pytest.raises(InvalidRequestError, match="'same' is under way"):
+        await anext(tiny.generate(prompt(3), tiny_params(), "same"))
+    await first.aclose()
+    assert tiny.get_num_unfinished_requests() == 0
+
+
+async def test_the_loop_can_be_started_by_hand(tiny_llama: Path, tiny_params) -> None:
+    engine = await asyncio.to_thread(make, tiny_llama, start_engine_loop=False)
+    with pytest.raises(RuntimeError, match="start_background_loop"):
+        await anext(engine.generate(prompt(3), tiny_params(), "early"))
+    engine.start_background_loop()
+    assert (
+        engine.is_running
+        and (await anext(engine.generate(prompt(3), tiny_params(), "late"))).request_id == "late"
+    )
+    engine.shutdown()
+    assert engine.is_stopped and not psutil.pid_exists(engine.core_pid)
+
+
+async def test_a_killed_core_fails_every_stream_with_the_cause(tiny_llama: Path, tiny_params) -> None:
+    doomed = await asyncio.to_thread(make, tiny_llama)
+    streams = [
+        doomed.generate(prompt(20), tiny_params(max_tokens=200, ignore_eos=True), name) for name in "abc"
+    ]
+    await asyncio.gather(*(anext(stream) for stream in streams))
+    os.kill(doomed.core_pid, signal.SIGKILL)
+
+    async def drain(stream) -> None:
+        async for _ in stream:
+            pass
+
+    results = await asyncio.gather(*(drain(stream) for stream in streams), return_exceptions=True)
+    assert all(isinstance(result, EngineDeadError) and "SIGKILL" in str(result) for result in results)
+    assert doomed.errored and not doomed.is_running
+    with pytest.raises(EngineDeadError, match="SIGKILL"):
+        await doomed.check_health()
+    with pytest.raises(EngineDeadError):
+        await anext(doomed.generate(prompt(3), tiny_params(), "after"))
+
+
+async def test_an_engine_that_nobody_holds_is_collected(tiny_llama: Path, tiny_params) -> None:
+    engine = await asyncio.to_thread(make, tiny_llama)
+    async for _ in engine.generate(prompt(3), tiny_params(max_tokens=2), "only"):
+        pass
+    core = psutil.Process(engine.core_pid)
+    del engine
+    await until(lambda: gc.collect() is not None and not core.is_running())

@@ -1,0 +1,175 @@
+"""The synchronous engine, as a caller drives it."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from engine_server import EngineArgs, InvalidRequestError, LLMEngine, RequestOutputKind, SamplingParams
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_llama: Path) -> LLMEngine:
+    return LLMEngine.from_engine_args(
+        EngineArgs(
+            model=str(tiny_llama), dtype="float32", skip_tokenizer_init=True, num_gpu_blocks_override=40,
+            max_num_batched_tokens=64, max_num_seqs=16, disable_log_stats=True,
+        )
+    )  # fmt: skip
+
+
+def test_the_seeds_example(engine: LLMEngine) -> None:
+    example_inputs = [(0, "What is LLM?", SamplingParams(temperature=0.0))]
+    finished = []
+    while True:
+        if example_inputs:
+            request_id, prompt, sampling_params = example_inputs.pop(0)
+            engine.add_request(str(request_id), prompt, sampling_params)
+        finished += [output for output in engine.step() if output.finished]
+        if not (engine.has_unfinished_requests() or example_inputs):
+            break
+    (output,) = finished
+    assert output.request_id == "0" and output.prompt == "What is LLM?"
+    assert len(output.outputs[0].token_ids) == 16 and output.outputs[0].finish_reason == "length"
+
+
+def test_inputs_and_integer_ids_are_older_spellings(engine: LLMEngine, finish) -> None:
+    engine.add_request(7, inputs="Hello", params=SamplingParams(max_tokens=1))
+    assert list(finish(engine)) == ["7"]
+
+
+def test_step_with_nothing_to_do(engine: LLMEngine) -> None:
+    assert engine.step() == []
+
+
+def test_an_answer_ends_at_the_end_of_sequence(engine: LLMEngine, finish) -> None:
+    messages = [{"role": "user", "content": "What is the capital of France? Answer in one short sentence."}]
+    prompt = engine.get_tokenizer().apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    engine.add_request("chat", prompt, SamplingParams(temperature=0, max_tokens=40))
+    completion = finish(engine)["chat"].outputs[0]
+    assert "Paris" in completion.text and "<|im_end|>" not in completion.text
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", None)
+    engine.add_request("on", prompt, SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))
+    completion = finish(engine)["on"].outputs[0]
+    assert len(completion.token_ids) == 40 and completion.finish_reason == "length"
+
+
+def test_output_kinds_tell_the_same(engine: LLMEngine, finish) -> None:
+    def params(kind: RequestOutputKind) -> SamplingParams:
+        return SamplingParams(temperature=0.8, seed=11, max_tokens=12, logprobs=1, output_kind=kind)
+
+    for kind in RequestOutputKind:
+        engine.add_request(kind.name, "The sea is", params(kind))
+    seen: dict[str, list] = {kind.name: [] for kind in RequestOutputKind}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            seen[output.request_id].append(output.outputs[0])
+    whole = seen["CUMULATIVE"][-1]
+    assert len(seen["FINAL_ONLY"]) == 1 and seen["FINAL_ONLY"][0] == whole
+    assert "".join(one.text for one in seen["DELTA"]) == whole.text
+    assert [token for one in seen["DELTA"] for token in one.token_ids] == whole.token_ids
+    assert [one for delta in seen["DELTA"] for one in delta.logprobs] == whole.logprobs
+    assert len(whole.logprobs) == 12 and whole.logprobs[0][whole.token_ids[0]].decoded_token
+
+
+def test_stop_strings_and_stop_tokens(engine: LLMEngine, finish) -> None:
+    engine.add_request("text", "1, 2, 3, 4,", SamplingParams(temperature=0, max_tokens=30, stop=["7"]))
+    by_text = finish(engine)["text"].outputs[0]
+    assert by_text.text == " 5, 6, " and (by_text.finish_reason, by_text.stop_reason) == ("stop", "7")
+    comma = engine.get_tokenizer().encode(",")[0]
+    engine.add_request(
+        "token", "1, 2, 3, 4,", SamplingParams(temperature=0, max_tokens=30, stop_token_ids=[comma])
+    )
+    by_token = finish(engine)["token"].outputs[0]
+    assert by_token.text == " 5" and (by_token.finish_reason, by_token.stop_reason) == ("stop", comma)
+
+
+def test_seeds_make_it_repeatable_and_neighbours_change_nothing(engine: LLMEngine, finish) -> None:
+    params = SamplingParams(temperature=1.0, top_p=0.95, top_k=40, seed=3, max_tokens=16)
+    engine.add_request("alone", "Once upon a time", params)
+    alone = finish(engine)["alone"].outputs[0].token_ids
+    engine.add_request("again", "Once upon a time", params)
+    for number in range(6):
+        engine.add_request(
+            f"neighbour {number}", "word " * (10 * number + 1), SamplingParams(max_tokens=5 + number)
+        )
+    assert finish(engine)["again"].outputs[0].token_ids == alone
+    engine.add_request("other", "Once upon a time", SamplingParams(temperature=1.0, seed=4, max_tokens=16))
+    assert finish(engine)["other"].outputs[0].token_ids != alone
+
+
+def test_max_tokens_none_runs_to_the_contexts_end(tiny: LLMEngine, finish, tiny_params) -> None:
+    tiny.add_request("long", {"prompt_token_ids": [5] * 200}, tiny_params(max_tokens=None, ignore_eos=True))
+    assert len(finish(tiny)["long"].outputs[0].token_ids) == 56
+
+
+def test_abort_frees_at_once_and_step_is_silent(tiny: LLMEngine, finish, tiny_params) -> None:
+    for name in ("stays", "goes", "waits"):
+        tiny.add_request(name, {"prompt_token_ids": [5] * 40}, tiny_params(max_tokens=20, ignore_eos=True))
+    tiny.step()
+    tiny.abort_request(["goes", "waits", "nobody"])
+    seen = finish(tiny)
+    assert list(seen) == ["stays"]
+    assert tiny._core.table.pool.usage == 0
+
+
+def test_two_hundred_random_requests_leave_nothing(tiny: LLMEngine, tiny_params) -> None:
+    """Random arrivals, lengths and aborts: all end, and every block comes back."""
+    choose = random.Random(0)
+    waiting = [str(number) for number in range(200)]
+    finished, aborted = set(), set()
+    while waiting or tiny.has_unfinished_requests():
+        for _ in range(min(len(waiting), choose.randrange(6))):
+            prompt = [choose.randrange(2, 128) for _ in range(choose.randrange(1, 150))]
+            params = tiny_params(max_tokens=choose.randrange(1, 60), ignore_eos=choose.random() < 0.5)
+            tiny.add_request(waiting.pop(), {"prompt_token_ids": prompt}, params)
+        finished |= {output.request_id for output in tiny.step() if output.finished}
+        if choose.random() < 0.2:
+            goes = choose.choice([str(number) for number in range(200)])
+            if goes not in waiting and goes not in finished:
+                aborted.add(goes)
+            tiny.abort_request(goes)
+    assert finished | aborted == {str(number) for number in range(200)}
+    assert not finished & aborted
+    assert tiny._core.table.pool.usage == 0 and not tiny._core.scheduler.requests
+
+
+@pytest.mark.parametrize(
+    ("options", "named", "words"),
+    [
+        ({"temperature": -1}, "temperature", "-1"),
+        ({"temperature": "hot"}, "temperature", "number"),
+        ({"top_p": 0}, "top_p", "above 0"),
+        ({"top_k": 1.5}, "top_k", "integer"),
+        ({"max_tokens": 0}, "max_tokens", "at least 1"),
+        ({"n": 2}, "n", "only 1"),
+        ({"stop": [""]}, "stop", "non-empty"),
+        ({"stop_token_ids": ["x"]}, "stop_token_ids", "token ids"),
+        ({"logprobs": 21}, "logprobs", "20"),
+        ({"min_tokens": 20, "max_tokens": 10}, "min_tokens", "max_tokens"),
+    ],
+)
+def test_bad_parameters_are_named(options: dict, named: str, words: str) -> None:
+    with pytest.raises(InvalidRequestError, match=words) as caught:
+        SamplingParams(**options)
+    assert caught.value.parameter == named
+
+
+def test_bad_requests_queue_nothing(tiny: LLMEngine, engine: LLMEngine, finish, tiny_params) -> None:
+    def refused(prompt, words: str, **options) -> None:
+        with pytest.raises(InvalidRequestError, match=words):
+            tiny.add_request("bad", prompt, tiny_params(), **options)
+
+    refused({"prompt_token_ids": []}, "empty")
+    refused({"prompt_token_ids": [3] * 256}, "256 tokens.* 256")
+    refused({"prompt_token_ids": [128]}, "token 128; tokens are integers from 0 to 127")
+    refused("text", "no tokenizer")
+    refused({"text": "x"}, "neither")
+    refused(None, "no prompt")
+    refused({"prompt_token_ids": [3]}, "lora_request is not supported", lora_request="adapter")
+    with pytest.raises(InvalidRequestError, match="empty"):
+        engine.add_request("bad", "", SamplingParams())
+    tiny.add_request("twice", {"prompt_token_ids": [3]}, tiny_params(max_tokens=2))
+    with pytest.raises(InvalidRequestError, match="'twice' is under way"):
+        tiny.add_request("twice", {"prompt_token_ids": [3]}, tiny_params())
+    assert list(finish(tiny)) == ["twice"]

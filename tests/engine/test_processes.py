@@ -1,0 +1,67 @@
+"""The engine in plain scripts: how it starts, and that it leaves no process behind."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from engine_server import AsyncEngineArgs, AsyncLLMEngine, EngineDeadError
+
+
+def test_a_model_that_is_not_there_is_an_error_in_words(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"config\.json"):
+        AsyncLLMEngine.from_engine_args(AsyncEngineArgs(model=str(tmp_path)))
+
+
+def test_a_cache_that_is_too_small_names_both_sizes(tiny_llama: Path) -> None:
+    arguments = AsyncEngineArgs(model=str(tiny_llama), skip_tokenizer_init=True, num_gpu_blocks_override=3)
+    with pytest.raises(EngineDeadError, match=r"needs 16 blocks.*room for 3"):
+        AsyncLLMEngine.from_engine_args(arguments)
+
+
+SCRIPT = """
+import asyncio, sys
+from engine_server import AsyncLLMEngine, AsyncEngineArgs, SamplingParams
+
+engine_args = AsyncEngineArgs(model=sys.argv[1], dtype="float32", max_model_len=512, kv_cache_memory_bytes=64 << 20)
+engine = AsyncLLMEngine.from_engine_args(engine_args)
+example_input = {"prompt": "What is LLM?", "stream": False, "temperature": 0.0, "request_id": 0}
+
+async def main():
+    results_generator = engine.generate(
+        example_input["prompt"],
+        SamplingParams(temperature=example_input["temperature"]),
+        example_input["request_id"])
+    final_output = None
+    async for request_output in results_generator:
+        final_output = request_output
+    print(engine.core_pid, final_output.request_id, len(final_output.outputs[0].token_ids), flush=True)
+    if len(sys.argv) > 2:
+        await asyncio.sleep(float(sys.argv[2]))
+
+asyncio.run(main())
+"""
+
+
+def test_the_seeds_example_runs_as_a_plain_script(smollm2: Path) -> None:
+    """No `__main__` guard, no shutdown: and no process is left."""
+    ended = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(smollm2)], capture_output=True, text=True, timeout=120
+    )
+    assert ended.returncode == 0, ended.stderr
+    core, request_id, tokens = ended.stdout.split()
+    assert (request_id, tokens) == ("0", "16")
+    assert not psutil.pid_exists(int(core))
+
+
+def test_the_core_ends_with_a_parent_that_was_killed(smollm2: Path) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(smollm2), "600"], stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    core = psutil.Process(int(parent.stdout.readline().split()[0]))
+    parent.kill()
+    parent.wait()
+    core.wait(timeout=10)
