@@ -1,24 +1,16 @@
 """The CustomResourceDefinition, generated from the typed spec and status."""
 
-import dataclasses
-from typing import Any, cast
+from typing import Any
 
+import msgspec
 import yaml
 
 from llm_operator import names
-from llm_operator.schema import (
-    Accepts,
-    Attribute,
-    Quantity,
-    Rule,
-    attributes,
-    is_free_form,
-    item_kind,
-    object_rules,
-)
+from llm_operator.schema import Section, ruled
 from llm_operator.spec import NAME_RULE, LLMDeploymentSpec
 from llm_operator.status import Status
 
+NOT_STRUCTURAL = ("title", "default", "additionalProperties")
 Schema = dict[str, Any]
 
 
@@ -74,6 +66,8 @@ def column(name: str, path: str, kind: str = "string", priority: int = 0) -> Sch
 
 
 def root_schema() -> Schema:
+    spec = structural(LLMDeploymentSpec)
+    spec["properties"]["replicas"]["default"] = 1  # the one that etcd keeps: scaling needs the field
     return {
         "type": "object",
         "description": "A large language model, served by engine replicas behind the router.",
@@ -82,74 +76,40 @@ def root_schema() -> Schema:
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
-            "spec": object_schema(LLMDeploymentSpec),
-            "status": object_schema(Status),
+            "spec": spec,
+            "status": structural(Status),
         },
-        "x-kubernetes-validations": [
-            {"rule": NAME_RULE.cel, "message": f"metadata.name must be {NAME_RULE.message}"}
-        ],
-    }
+    } | ruled(NAME_RULE)
 
 
-def object_schema(cls: type) -> Schema:
-    fields = attributes(cls)
-    schema: Schema = {"type": "object"}
-    required = [attribute.spelling for attribute in fields if attribute.required]
-    if required:
-        schema["required"] = required
-    schema["properties"] = {attribute.spelling: field_schema(attribute) for attribute in fields}
-    return schema | validations(object_rules(cls))
+def structural(section: type[Section]) -> Schema:
+    """msgspec's JSON schema as Kubernetes wants it: without references, nulls and titles."""
+    (schema,), definitions = msgspec.json.schema_components([section])
+    return inlined(schema, definitions)
 
 
-def field_schema(attribute: Attribute) -> Schema:
-    limits = attribute.accepts
-    schema = {"description": limits.about} | value_schema(attribute.kind, limits)
-    if limits.persisted_default:
-        schema["default"] = attribute.default
-    return schema
+def inlined(schema: Schema, definitions: dict[str, Schema]) -> Schema:
+    own = dict(schema)
+    arms = [arm for arm in own.pop("anyOf", []) if arm != {"type": "null"}]
+    if "$ref" in own:
+        own = definitions[own.pop("$ref").removeprefix("#/$defs/")] | own
+    if len(arms) == 1:
+        own = inlined(arms[0], definitions) | own
+    elif arms:  # an integer or a string
+        own = own | {"anyOf": [{"type": arm["type"]} for arm in arms]} | bounds(arms)
+    if "enum" in own:
+        own["type"] = "string"
+    if "properties" in own:
+        own["properties"] = {name: inlined(field, definitions) for name, field in own["properties"].items()}
+    elif own.get("type") == "object":
+        own["x-kubernetes-preserve-unknown-fields"] = True
+    if "items" in own:
+        own["items"] = inlined(own["items"], definitions)
+    return {key: own[key] for key in own if key not in NOT_STRUCTURAL and own[key] != []}
 
 
-def value_schema(kind: Any, limits: Accepts) -> Schema:
-    schema: Schema
-    inner = item_kind(kind)
-    if inner is not None:
-        schema = {"type": "array", "items": value_schema(inner, limits.items or Accepts())}
-        if limits.list_type is not None:
-            schema["x-kubernetes-list-type"] = limits.list_type
-        if limits.list_type == "map":
-            schema["x-kubernetes-list-map-keys"] = [limits.list_key]
-    elif dataclasses.is_dataclass(kind):
-        schema = object_schema(cast(type, kind))
-    elif is_free_form(kind):
-        schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    elif kind is Quantity:
-        alternatives = [{"type": "integer"}, {"type": "string"}]
-        schema = {"anyOf": alternatives, "minimum": 0, "x-kubernetes-int-or-string": True}
-    elif kind is int:
-        schema = {"type": "integer", "format": "int32"}
-    else:
-        schema = {"type": "string"}
-    return schema | bounds(limits) | validations(limits.rules)
-
-
-def bounds(limits: Accepts) -> Schema:
-    named = {
-        "minimum": limits.minimum,
-        "maximum": limits.maximum,
-        "pattern": limits.pattern,
-        "enum": list(limits.choices) or None,
-        "format": limits.format,
-        "minLength": limits.min_length,
-        "maxLength": limits.max_length,
-        "maxItems": limits.max_items,
-    }
-    return {key: value for key, value in named.items() if value is not None}
-
-
-def validations(rules: tuple[Rule, ...]) -> Schema:
-    if not rules:
-        return {}
-    return {"x-kubernetes-validations": [{"rule": rule.cel, "message": rule.message} for rule in rules]}
+def bounds(arms: list[Schema]) -> Schema:
+    return {key: value for arm in arms for key, value in arm.items() if key != "type"}
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from llm_operator import names
 from llm_operator.podtemplate import merge
-from llm_operator.schema import Quantity
 from llm_operator.settings import Settings
 from llm_operator.spec import LLMDeployment, Resources
 
@@ -126,16 +125,17 @@ def compute(resources: Resources, gpu: bool) -> dict[str, Any]:
     requests: dict[str, str] = {}
     limits: dict[str, str] = {}
     if resources.cpu is not None:
-        requests["cpu"] = resources.cpu
+        requests["cpu"] = str(resources.cpu)
     if resources.memory is not None:
-        requests["memory"] = limits["memory"] = resources.memory
+        requests["memory"] = limits["memory"] = str(resources.memory)
     if gpu and resources.gpu:
         limits["nvidia.com/gpu"] = str(resources.gpu)
     return {key: value for key, value in (("requests", requests), ("limits", limits)) if value}
 
 
-def cores(cpu: Quantity) -> Decimal:
-    return Decimal(cpu[:-1]) / 1000 if cpu.endswith("m") else Decimal(cpu)
+def cores(cpu: int | str) -> Decimal:
+    text = str(cpu)
+    return Decimal(text[:-1]) / 1000 if text.endswith("m") else Decimal(text)
 
 
 def volumes(origin: Source) -> list[dict[str, Any]]:

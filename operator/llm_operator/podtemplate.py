@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from llm_operator.schema import SpecError, described, mapping
+from llm_operator.schema import SpecError, as_list, as_object
 from llm_operator.settings import Settings
 
 PATH = "spec.podTemplate"
@@ -58,14 +58,12 @@ def check(template: Mapping[str, Any], overlay: Mapping[str, Any], settings: Set
 
 
 def section(parent: Mapping[str, Any], key: str, path: str) -> Mapping[str, Any]:
-    return mapping(parent.get(key) or {}, f"{path}.{key}")
+    return as_object(parent.get(key) or {}, f"{path}.{key}")
 
 
 def listed(parent: Mapping[str, Any], key: str, path: str) -> list[Mapping[str, Any]]:
-    value = parent.get(key) or []
-    if not isinstance(value, list):
-        raise SpecError(f"{path}.{key}", f"is {described(value)}; a list is wanted")
-    return [mapping(item, f"{path}.{key}[{index}]") for index, item in enumerate(value)]
+    items = as_list(parent.get(key) or [], f"{path}.{key}")
+    return [as_object(item, f"{path}.{key}[{index}]") for index, item in enumerate(items)]
 
 
 def overlaid(base: Mapping[str, Any], overlay: Mapping[str, Any], path: str) -> dict[str, Any]:
@@ -76,7 +74,7 @@ def overlaid(base: Mapping[str, Any], overlay: Mapping[str, Any], path: str) -> 
         if value is None:
             merged.pop(key, None)
         elif isinstance(merged.get(key), Mapping):
-            merged[key] = overlaid(merged[key], mapping(value, where), where)
+            merged[key] = overlaid(merged[key], as_object(value, where), where)
         elif key in MERGE_KEYS and isinstance(merged.get(key), list):
             merged[key] = overlaid_list(merged[key], listed(overlay, key, path), MERGE_KEYS[key], where)
         else:

@@ -1,20 +1,22 @@
-"""A typed field's vocabulary: what it accepts, read by the parser here and by the CRD's generator."""
+"""How the API's types are said: msgspec parses by them, and the CRD is generated from them."""
 
-import dataclasses
 import difflib
 import re
-import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NewType, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, NamedTuple, TypeVar
 
-Quantity = NewType("Quantity", str)
-CPU_PATTERN = r"^[0-9]+(\.[0-9]+)?m?$"
-MEMORY_PATTERN = r"^[0-9]+(\.[0-9]+)?(k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
-INT32 = 2**31 - 1
+import msgspec
+from msgspec import Meta
 
-T = TypeVar("T")
+Count = Annotated[int, Meta(ge=0, le=2**31 - 1, extra_json_schema={"format": "int32"})]
+Positive = Annotated[int, Meta(ge=1, le=2**31 - 1, extra_json_schema={"format": "int32"})]
+Object = dict[str, Any]  # of any shape
+
+
+def about(words: str) -> Meta:
+    """A field's description, for `kubectl explain`."""
+    return Meta(description=words)
 
 
 class SpecError(ValueError):
@@ -26,197 +28,105 @@ class SpecError(ValueError):
         self.problem = problem
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     """One condition in two languages: CEL for the API server, and the same in Python."""
 
     cel: str
     message: str
     holds: Callable[[Any], bool]
 
-
-@dataclass(frozen=True, slots=True)
-class Accepts:
-    """What a field accepts beyond its type. `items` is what each item of a list accepts."""
-
-    about: str = ""
-    minimum: int | None = None
-    maximum: int | None = None
-    pattern: str | None = None
-    choices: tuple[str, ...] = ()
-    min_length: int | None = None
-    max_length: int | None = None
-    max_items: int | None = None
-    format: str | None = None
-    list_type: str | None = None  # "set", or "map" keyed by `list_key`, as the API server understands them
-    list_key: str = "name"
-    items: "Accepts | None" = None
-    rules: tuple[Rule, ...] = ()
-    persisted_default: bool = False  # the schema carries the default, and etcd keeps it
+    def check(self, value: object, path: str) -> None:
+        if not self.holds(value):
+            raise SpecError(path, self.message + (f"; it is {value!r}" if isinstance(value, str) else ""))
 
 
-def accepts(about: str, *, default: Any = dataclasses.MISSING, **limits: Any) -> Any:
-    """A dataclass field with its limits."""
-    return field(default=default, metadata={"accepts": Accepts(about, **limits)})
+def ruled(*rules: Rule) -> dict[str, Any]:
+    return {"x-kubernetes-validations": [{"rule": rule.cel, "message": rule.message} for rule in rules]}
 
 
-@dataclass(frozen=True, slots=True)
-class Attribute:
-    """A dataclass field as manifests spell it."""
-
-    name: str
-    spelling: str
-    kind: Any  # its type, without `| None`
-    required: bool
-    default: Any
-    accepts: Accepts
+class Section(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """A part of the API: snake_case here, camelCase in manifests."""
 
 
-def attributes(cls: type) -> list[Attribute]:
-    hints = typing.get_type_hints(cls)
-    return [
-        Attribute(
-            name=f.name,
-            spelling=camel(f.name),
-            kind=without_none(hints[f.name]),
-            required=f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING,
-            default=f.default,
-            accepts=f.metadata.get("accepts", Accepts()),
-        )
-        for f in dataclasses.fields(cls)
-    ]
+S = TypeVar("S", bound=Section)
 
 
-def object_rules(cls: type) -> tuple[Rule, ...]:
-    """Rules over several fields, which a dataclass keeps in RULES."""
-    return getattr(cls, "RULES", ())
+def convert(cls: type[S], value: object, path: str) -> S:
+    """A section from a manifest's mapping; null is absent, as it is to the API server."""
+    given = without_nulls(value)
+    try:
+        return msgspec.convert(given, cls)
+    except msgspec.ValidationError as error:
+        raise explained(error, cls, given, path) from error
 
 
-def camel(name: str) -> str:
-    head, *rest = name.split("_")
-    return head + "".join(word.capitalize() for word in rest)
+def without_nulls(value: object) -> object:
+    if isinstance(value, Mapping):
+        # in a podTemplate null means to remove
+        return {
+            key: item if key == "podTemplate" else without_nulls(item)
+            for key, item in value.items()
+            if item is not None
+        }
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+def explained(error: msgspec.ValidationError, cls: type[Section], given: object, root: str) -> SpecError:
+    """Adds to msgspec's words what was there and what may be."""
+    cause = error.__cause__
+    words, _, tail = str(error).partition(" - at `$")
+    path = root + tail.rstrip("`")
+    if isinstance(cause, SpecError):
+        return SpecError(f"{path}.{cause.path}".rstrip("."), cause.problem)
+    unknown = re.search("unknown field `(.*)`", words)
+    if unknown:
+        return SpecError(f"{path}.{unknown[1]}", no_such_field(unknown[1], dict(fields_of(cls, root))))
+    problem = words[0].lower() + words[1:]
+    allowed = typing.get_args(dict(fields_of(cls, root)).get(path))
+    if words.startswith("Invalid enum value") and allowed:
+        return SpecError(path, f"{problem}; allowed: {', '.join(allowed)}")
+    found = at(given, tail.rstrip("`"))
+    return SpecError(path, problem if isinstance(found, Mapping | list) else f"{problem}; it is {found!r}")
+
+
+def no_such_field(name: str, paths: Iterable[str]) -> str:
+    by_name = {path.rsplit(".", 1)[-1]: path for path in sorted(paths, reverse=True)}
+    close = difflib.get_close_matches(name, by_name, 1)
+    return "there is no such field" + (f"; did you mean {by_name[close[0]]}?" if close else "")
+
+
+def fields_of(cls: type[Section], path: str) -> Iterable[tuple[str, Any]]:
+    """Every field below, as manifests spell its path, with its type."""
+    for field in msgspec.structs.fields(cls):
+        kind = without_none(field.type)
+        spelling = f"{path}.{field.encode_name}"
+        yield spelling, kind
+        if isinstance(kind, type) and issubclass(kind, Section):
+            yield from fields_of(kind, spelling)
 
 
 def without_none(kind: Any) -> Any:
-    if typing.get_origin(kind) in (types.UnionType, typing.Union):
-        (kind,) = (arm for arm in typing.get_args(kind) if arm is not type(None))
-    return kind
+    """X of Annotated[X | None, ...]."""
+    if typing.get_origin(kind) is Annotated:
+        return without_none(typing.get_args(kind)[0])
+    arms = [arm for arm in typing.get_args(kind) if arm is not type(None)]
+    return without_none(arms[0]) if type(None) in typing.get_args(kind) and len(arms) == 1 else kind
 
 
-def is_free_form(kind: Any) -> bool:
-    return typing.get_origin(kind) is Mapping
-
-
-def item_kind(kind: Any) -> Any:
-    """X of tuple[X, ...], or None for what is no list."""
-    return typing.get_args(kind)[0] if typing.get_origin(kind) is tuple else None
-
-
-# --- parsing ------------------------------------------------------------------------------------------
-
-
-def parse_object(cls: type[T], value: object, path: str) -> T:
-    """A dataclass from a manifest's mapping; null is absent, as it is to the API server."""
-    given = {key: item for key, item in mapping(value, path).items() if item is not None}
-    known = {attribute.spelling: attribute for attribute in attributes(cls)}
-    for key in given:
-        if key not in known:
-            raise SpecError(f"{path}.{key}", unknown_field(str(key), list(known)))
-    arguments = {}
-    for spelling, attribute in known.items():
-        if spelling in given:
-            arguments[attribute.name] = parse_value(
-                attribute.kind, attribute.accepts, given[spelling], f"{path}.{spelling}"
-            )
-        elif attribute.required:
-            raise SpecError(f"{path}.{spelling}", "is required")
-    parsed = cls(**arguments)
-    for rule in object_rules(cls):
-        if not rule.holds(parsed):
-            raise SpecError(path, rule.message)
-    return parsed
-
-
-def parse_value(kind: Any, limits: Accepts, value: object, path: str) -> Any:
-    parsed: Any
-    inner = item_kind(kind)
-    if inner is not None:
-        if isinstance(value, str) or not isinstance(value, Sequence):
-            raise SpecError(path, f"is {described(value)}; a list is wanted")
-        parsed = tuple(
-            parse_value(inner, limits.items or Accepts(), item, f"{path}[{index}]")
-            for index, item in enumerate(value)
-        )
-        check_list(limits, parsed, path)
-    elif dataclasses.is_dataclass(kind):
-        parsed = parse_object(typing.cast(type, kind), value, path)
-    elif is_free_form(kind):
-        parsed = mapping(value, path)
-    elif kind is Quantity:
-        parsed = quantity(limits, value, path)
-    elif kind is int:
-        parsed = integer(limits, value, path)
-    else:
-        parsed = text(limits, value, path)
-    for rule in limits.rules:
-        if not rule.holds(parsed):
-            raise SpecError(path, f"{rule.message}; it is {parsed!r}")
-    return parsed
-
-
-def mapping(value: object, path: str) -> Mapping[str, Any]:
+def as_object(value: object, path: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise SpecError(path, f"is {described(value)}; an object is wanted")
+        raise SpecError(path, f"an object is wanted; it is {value!r}")
     return value
 
 
-def integer(limits: Accepts, value: object, path: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise SpecError(path, f"is {described(value)}; an integer is wanted")
-    low, high = limits.minimum, INT32 if limits.maximum is None else limits.maximum
-    if low is not None and value < low:
-        raise SpecError(path, f"{value} is less than {low}, the least allowed")
-    if value > high:
-        raise SpecError(path, f"{value} is more than {high}, the most allowed")
+def as_list(value: object, path: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise SpecError(path, f"a list is wanted; it is {value!r}")
     return value
 
 
-def quantity(limits: Accepts, value: object, path: str) -> Quantity:
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise SpecError(path, f"is {described(value)}; a string or an integer is wanted")
-    return Quantity(text(limits, str(value), path))
-
-
-def text(limits: Accepts, value: object, path: str) -> str:
-    if not isinstance(value, str):
-        raise SpecError(path, f"is {described(value)}; a string is wanted")
-    if limits.choices and value not in limits.choices:
-        raise SpecError(path, f"{value!r} is not one of {', '.join(limits.choices)}")
-    if limits.min_length is not None and len(value) < limits.min_length:
-        raise SpecError(path, "must not be empty" if not value else f"is shorter than {limits.min_length}")
-    if limits.max_length is not None and len(value) > limits.max_length:
-        raise SpecError(path, f"has {len(value)} characters; {limits.max_length} is the most allowed")
-    if limits.pattern and not re.search(limits.pattern, value):
-        raise SpecError(path, f"{value!r} does not match {limits.pattern}")
+def at(value: Any, path: str) -> Any:
+    """What lies at a path such as .engine.args[0]."""
+    for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", path):
+        value = value[name] if name else value[int(index)]
     return value
-
-
-def check_list(limits: Accepts, items: tuple[Any, ...], path: str) -> None:
-    if limits.max_items is not None and len(items) > limits.max_items:
-        raise SpecError(path, f"has {len(items)} items; {limits.max_items} is the most allowed")
-    if limits.list_type is not None:
-        keys = [getattr(item, limits.list_key) if limits.list_type == "map" else item for item in items]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise SpecError(path, f"{key!r} is there more than once")
-
-
-def unknown_field(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, 1)
-    hint = f"; did you mean {close[0]}?" if close else ""
-    return f"there is no such field{hint} (allowed: {', '.join(known)})"
-
-
-def described(value: object) -> str:
-    names = {bool: "a boolean", int: "an integer", float: "a number", str: "a string", list: "a list"}
-    return f"{names.get(type(value), 'an object')} ({value!r})" if type(value) in names else "an object"

@@ -1,26 +1,27 @@
 """The LLMDeployment as people write it: typed, frozen, parsed once at the edge."""
-# ruff: noqa: RUF009 (accepts() makes dataclass fields)
 
 import hashlib
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any, ClassVar
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 from llm_operator.names import API_VERSION, KIND, NAME_LIMIT
 from llm_operator.schema import (
-    CPU_PATTERN,
-    MEMORY_PATTERN,
-    Accepts,
-    Quantity,
+    Count,
+    Object,
+    Positive,
     Rule,
+    Section,
     SpecError,
-    accepts,
-    mapping,
-    parse_object,
-    unknown_field,
+    about,
+    as_object,
+    convert,
+    no_such_field,
+    ruled,
 )
 
 __all__ = ["LLMDeployment", "LLMDeploymentSpec", "SpecError", "parse"]
@@ -36,7 +37,6 @@ OWNED_FLAGS = (
     "--tensor-parallel-size",
     "--drain-timeout",
 )
-EPOCH = datetime.fromtimestamp(0, UTC)
 TOP_LEVEL = ("apiVersion", "kind", "metadata", "spec", "status")
 # Not part of what a pod is made from: changing one of these rolls nothing.
 ROLLS_NOTHING = ("replicas", "autoscaling", "routing")
@@ -77,130 +77,146 @@ NOT_BLANK = Rule(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SecretRef:
-    name: str = accepts("A Secret's name; the hub's token is its key `token`.", min_length=1, max_length=253)
+MIN_AT_MOST_MAX = Rule(
+    cel="!has(self.min) || self.min <= self.max",
+    message="min is more than max",
+    holds=lambda bounds: bounds.min <= bounds.max,
+)
+ONE_VALUE = Rule(
+    cel="!(has(self.value) && has(self.valueFrom))",
+    message="a variable has a value or a valueFrom, not both",
+    holds=lambda variable: variable.value is None or variable.value_from is None,
+)
+BY_NAME = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
+INT_OR_STRING = {"x-kubernetes-int-or-string": True}
+Name = Annotated[str, Meta(min_length=1, max_length=253)]
+Cpu = Annotated[str, Meta(pattern=r"^[0-9]+(\.[0-9]+)?m?$")]
+Memory = Annotated[str, Meta(pattern=r"^[0-9]+(\.[0-9]+)?(k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$")]
+Seconds = Annotated[int, Meta(ge=1, le=86400, extra_json_schema={"format": "int32"})]
+Whole = Annotated[int, Meta(ge=0)]
 
 
-@dataclass(frozen=True, slots=True)
-class Model:
-    uri: str = accepts(
-        "hf://ORG/NAME[@REVISION], pypi://PACKAGE, pvc://CLAIM/PATH, ORG/NAME or a path in the image.",
-        min_length=1,
-        max_length=1024,
-        rules=(KNOWN_SOURCE, CLAIM_HAS_PATH),
-    )
-    served_names: tuple[str, ...] = accepts(
-        "The names that requests may ask for. Without any it is metadata.name.",
-        default=(),
-        max_items=16,
-        list_type="set",
-        items=Accepts(min_length=1, max_length=253, rules=(NOT_BLANK,)),
-    )
-    secret_ref: SecretRef | None = accepts("Where the hub's token is, for private models.", default=None)
+def check_unique(names: tuple[str, ...], path: str) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise SpecError(path, f"{name!r} is there more than once")
 
 
-@dataclass(frozen=True, slots=True)
-class EnvVar:
-    name: str = accepts("The variable's name.", min_length=1, max_length=253)
-    value: str | None = accepts("Its value.", default=None)
-    value_from: Mapping[str, Any] | None = accepts(
-        "Where its value comes from, as in a container's env.", default=None
-    )
-    RULES: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            cel="!(has(self.value) && has(self.valueFrom))",
-            message="a variable has a value or a valueFrom, not both",
-            holds=lambda env: env.value is None or env.value_from is None,
-        ),
-    )
+class SecretRef(Section, frozen=True):
+    name: Annotated[Name, about("A Secret's name; the hub's token is its key `token`.")]
 
 
-@dataclass(frozen=True, slots=True)
-class Engine:
-    image: str | None = accepts(
-        "The engine's image. Without it the operator chooses, and keeps its choice until the spec changes.",
-        default=None,
-        min_length=1,
-        max_length=1024,
-    )
-    max_model_len: int | None = accepts(
-        "The longest context, prompt and answer together; without it what the model was made for.",
-        default=None,
-        minimum=1,
-    )
-    args: tuple[str, ...] = accepts(
-        "More flags of `fairlead engine`, as in a container's args.",
-        default=(),
-        max_items=128,
-        items=Accepts(max_length=4096, rules=(NOT_OWNED,)),
-    )
-    env: tuple[EnvVar, ...] = accepts(
-        "Environment variables, as in a container.", default=(), max_items=128, list_type="map"
-    )
+class Model(Section, frozen=True):
+    uri: Annotated[
+        str,
+        Meta(min_length=1, max_length=1024, extra_json_schema=ruled(KNOWN_SOURCE, CLAIM_HAS_PATH)),
+        about("hf://ORG/NAME[@REVISION], pypi://PACKAGE, pvc://CLAIM/PATH, ORG/NAME or a path in the image."),
+    ]
+    served_names: Annotated[
+        tuple[Annotated[Name, Meta(extra_json_schema=ruled(NOT_BLANK))], ...],
+        Meta(max_length=16, extra_json_schema={"x-kubernetes-list-type": "set"}),
+        about("The names that requests may ask for. Without any it is metadata.name."),
+    ] = ()
+    secret_ref: Annotated[SecretRef | None, about("Where the hub's token is, for private models.")] = None
+
+    def __post_init__(self) -> None:
+        for rule in (KNOWN_SOURCE, CLAIM_HAS_PATH):
+            rule.check(self.uri, "uri")
+        for index, name in enumerate(self.served_names):
+            NOT_BLANK.check(name, f"servedNames[{index}]")
+        check_unique(self.served_names, "servedNames")
 
 
-@dataclass(frozen=True, slots=True)
-class Resources:
-    gpu: int = accepts("GPUs for each replica; 0, the default, is a CPU pod.", default=0, minimum=0)
-    cpu: Quantity | None = accepts(
-        "CPU that each replica asks for; it is no limit.", default=None, pattern=CPU_PATTERN
-    )
-    memory: Quantity | None = accepts(
-        "Memory that each replica gets: request and limit.", default=None, pattern=MEMORY_PATTERN
-    )
+class EnvVar(Section, frozen=True):
+    name: Annotated[Name, about("The variable's name.")]
+    value: Annotated[str | None, about("Its value.")] = None
+    value_from: Annotated[Object | None, about("Where its value comes from, as in a container's env.")] = None
+
+    def __post_init__(self) -> None:
+        ONE_VALUE.check(self, "")
 
 
-@dataclass(frozen=True, slots=True)
-class Autoscaling:
-    max: int = accepts("The most replicas.", minimum=1)
-    min: int = accepts("The fewest replicas; 0 lets it sleep.", default=0, minimum=0)
-    target_in_flight: int | None = accepts("Requests under way for each replica.", default=None, minimum=1)
-    RULES: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            cel="!has(self.min) || self.min <= self.max",
-            message="min is more than max",
-            holds=lambda bounds: bounds.min <= bounds.max,
-        ),
-    )
+class Engine(Section, frozen=True):
+    image: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=1024)] | None,
+        about("The engine's image. Without it the operator's, kept from then on until the spec changes."),
+    ] = None
+    max_model_len: Annotated[
+        Positive | None,
+        about("The longest context, prompt and answer together; without it what the model was made for."),
+    ] = None
+    args: Annotated[
+        tuple[Annotated[str, Meta(max_length=4096, extra_json_schema=ruled(NOT_OWNED))], ...],
+        Meta(max_length=128),
+        about("More flags of `fairlead engine`, as in a container's args."),
+    ] = ()
+    env: Annotated[
+        tuple[Annotated[EnvVar, Meta(extra_json_schema=ruled(ONE_VALUE))], ...],
+        Meta(max_length=128, extra_json_schema=BY_NAME),
+        about("Environment variables, as in a container."),
+    ] = ()
+
+    def __post_init__(self) -> None:
+        for index, argument in enumerate(self.args):
+            NOT_OWNED.check(argument, f"args[{index}]")
+        check_unique(tuple(variable.name for variable in self.env), "env")
 
 
-@dataclass(frozen=True, slots=True)
-class Routing:
-    policy: str | None = accepts(
-        "How the router chooses a replica; without it the router's own default.",
-        default=None,
-        choices=("least_load", "round_robin"),
-    )
+class Resources(Section, frozen=True):
+    gpu: Annotated[Count, about("GPUs for each replica; 0, the default, is a CPU pod.")] = 0
+    cpu: Annotated[
+        Whole | Cpu | None,
+        Meta(extra_json_schema=INT_OR_STRING),
+        about("CPU that each replica asks for; it is no limit."),
+    ] = None
+    memory: Annotated[
+        Whole | Memory | None,
+        Meta(extra_json_schema=INT_OR_STRING),
+        about("Memory that each replica gets: request and limit."),
+    ] = None
 
 
-@dataclass(frozen=True, slots=True)
-class Rollout:
-    strategy: str = accepts(
-        "surge starts a new replica before it ends an old one; inPlace needs no spare GPU.",
-        default="surge",
-        choices=("surge", "inPlace"),
-    )
-    drain_timeout_seconds: int = accepts(
-        "How long a stopping replica may finish what it has.",
-        default=60,
-        minimum=1,
-        maximum=86400,
-    )
+class Autoscaling(Section, frozen=True):
+    max: Annotated[Positive, about("The most replicas.")]
+    min: Annotated[Count, about("The fewest replicas; 0 lets it sleep.")] = 0
+    target_in_flight: Annotated[Positive | None, about("Requests under way for each replica.")] = None
+
+    def __post_init__(self) -> None:
+        MIN_AT_MOST_MAX.check(self, "")
 
 
-@dataclass(frozen=True, slots=True)
-class LLMDeploymentSpec:
-    model: Model = accepts("The model and where it comes from.")
-    engine: Engine = accepts("How the engine runs.", default=Engine())
-    resources: Resources = accepts("What each replica gets.", default=Resources())
-    replicas: int = accepts("How many engines.", default=1, minimum=0, persisted_default=True)
-    autoscaling: Autoscaling | None = accepts("Bounds and target for whoever scales.", default=None)
-    routing: Routing = accepts("How requests are spread.", default=Routing())
-    rollout: Rollout = accepts("How a change reaches the replicas.", default=Rollout())
-    pod_template: Mapping[str, Any] | None = accepts(
-        "Merged over the operator's pod template last, for what has no field here.", default=None
-    )
+class Routing(Section, frozen=True):
+    policy: Annotated[
+        Literal["least_load", "round_robin"] | None,
+        about("How the router chooses a replica; without it as the router does by default."),
+    ] = None
+
+
+class Rollout(Section, frozen=True):
+    strategy: Annotated[
+        Literal["surge", "inPlace"],
+        about("surge starts a new replica before it ends an old one; inPlace needs no spare GPU."),
+    ] = "surge"
+    drain_timeout_seconds: Annotated[
+        Seconds, about("How long a stopping replica may finish what it has.")
+    ] = 60
+
+
+class LLMDeploymentSpec(Section, frozen=True):
+    model: Annotated[Model, about("The model and where it comes from.")]
+    engine: Annotated[Engine, about("How the engine runs.")] = Engine()
+    resources: Annotated[Resources, about("What each replica gets.")] = Resources()
+    replicas: Annotated[Count, about("How many engines.")] = 1
+    autoscaling: Annotated[
+        Autoscaling | None,
+        Meta(extra_json_schema=ruled(MIN_AT_MOST_MAX)),
+        about("Bounds and target for whoever scales."),
+    ] = None
+    routing: Annotated[Routing, about("How requests are spread.")] = Routing()
+    rollout: Annotated[Rollout, about("How a change reaches the replicas.")] = Rollout()
+    pod_template: Annotated[
+        Object | None, about("Merged over the operator's pod template last, for what has no field here.")
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +229,6 @@ class LLMDeployment:
     spec_hash: str
     uid: str = ""
     generation: int = 0
-    created: datetime = EPOCH
 
     @property
     def served_names(self) -> tuple[str, ...]:
@@ -222,28 +237,26 @@ class LLMDeployment:
 
 def parse(manifest: Mapping[str, Any]) -> LLMDeployment:
     """The typed LLMDeployment; SpecError names the field, what is wrong and what is allowed."""
-    given = mapping(manifest, "the manifest")
+    given = as_object(manifest, "the manifest")
     for key, wanted in (("apiVersion", API_VERSION), ("kind", KIND)):
         if given.get(key) != wanted:
             raise SpecError(key, f"is {given.get(key)!r}; {wanted} is wanted")
-    metadata = mapping(given.get("metadata"), "metadata")
+    metadata = as_object(given.get("metadata"), "metadata")
     name = metadata.get("name")
     if not isinstance(name, str) or not NAME_RULE.holds(name):
         raise SpecError("metadata.name", f"{name!r} is not {NAME_RULE.message}")
     for key in given:
         if key not in TOP_LEVEL:
-            raise SpecError(str(key), unknown_field(str(key), list(TOP_LEVEL)))
+            raise SpecError(str(key), no_such_field(str(key), dict.fromkeys(TOP_LEVEL)))
     if given.get("spec") is None:
         raise SpecError("spec", "is required")
-    created = metadata.get("creationTimestamp")
     return LLMDeployment(
         namespace=metadata.get("namespace") or "default",
         name=name,
-        spec=parse_object(LLMDeploymentSpec, given["spec"], "spec"),
+        spec=convert(LLMDeploymentSpec, given["spec"], "spec"),
         spec_hash=spec_hash(given["spec"]),
         uid=metadata.get("uid", ""),
         generation=metadata.get("generation", 0),
-        created=parse_time(created) if created else EPOCH,
     )
 
 
@@ -259,7 +272,3 @@ def spec_hash(spec: Mapping[str, Any]) -> str:
     """Over the spec as written, so that a later operator's new defaults do not change it."""
     written = {key: value for key, value in spec.items() if key not in ROLLS_NOTHING}
     return hashlib.sha256(json.dumps(written, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def parse_time(text: str) -> datetime:
-    return datetime.fromisoformat(text)

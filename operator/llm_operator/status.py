@@ -1,53 +1,49 @@
 """What an LLMDeployment reports about itself. No I/O."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
 
 from llm_operator.names import ENGINE_CONTAINER, MODEL_CONTAINER, selector
 from llm_operator.observed import Manifest, Observed
 from llm_operator.reasons import Problem, condition, problems, running
-from llm_operator.schema import accepts, camel
+from llm_operator.schema import Count, Section, about
+
+BY_TYPE = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
-    type: str = accepts("Ready, Progressing, Degraded or NameTaken.")
-    status: str = accepts("True, False or Unknown.", choices=("True", "False", "Unknown"))
-    reason: str = accepts("One word for programs.")
-    message: str = accepts("A sentence for people.")
-    last_transition_time: str = accepts("When the status last changed.", format="date-time")
-    observed_generation: int | None = accepts("The generation that it speaks of.", default=None)
+class Condition(Section, frozen=True):
+    type: Annotated[str, about("Ready, Progressing, Degraded or NameTaken.")]
+    status: Annotated[Literal["True", "False", "Unknown"], about("Whether it is so.")]
+    reason: Annotated[str, about("One word for programs.")]
+    message: Annotated[str, about("A sentence for people.")]
+    last_transition_time: Annotated[
+        str, Meta(extra_json_schema={"format": "date-time"}), about("When the status last changed.")
+    ]
+    observed_generation: Annotated[int, about("The generation that it speaks of.")] = 0
 
     @property
     def is_bad(self) -> bool:
         return self.type in ("Degraded", "NameTaken") and self.status == "True"
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
-    observed_generation: int | None = accepts("The generation that this speaks of.", default=None)
-    replicas: int = accepts("Replicas that there are.", default=0)
-    ready_replicas: int = accepts("Replicas that answer.", default=0)
-    selector: str = accepts("Finds the pods; for whoever scales.", default="")
-    conditions: tuple[Condition, ...] = accepts(
-        "What is so, and why.", default=(), list_type="map", list_key="type"
-    )
+class Status(Section, frozen=True):
+    observed_generation: Annotated[int, about("The generation that this speaks of.")] = 0
+    replicas: Annotated[Count, about("Replicas that there are.")] = 0
+    ready_replicas: Annotated[Count, about("Replicas that answer.")] = 0
+    selector: Annotated[str, about("Finds the pods; for whoever scales.")] = ""
+    conditions: Annotated[
+        tuple[Condition, ...], Meta(extra_json_schema=BY_TYPE), about("What is so, and why.")
+    ] = ()
 
     def condition(self, kind: str) -> Condition | None:
         return next((entry for entry in self.conditions if entry.type == kind), None)
 
     def as_manifest(self) -> Manifest:
-        manifest: Manifest = spelt(asdict(self))
+        manifest: Manifest = msgspec.json.decode(msgspec.json.encode(self))
         return manifest
-
-
-def spelt(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {camel(key): spelt(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list | tuple):
-        return [spelt(item) for item in value]
-    return value
 
 
 class Finding(NamedTuple):
@@ -163,10 +159,17 @@ def name_taken(observed: Observed) -> Iterator[Finding]:
 
 def dated(finding: Finding, generation: int, observed: Observed) -> Condition:
     """Keeps the time of the last transition for as long as the status stays."""
-    holds = "True" if finding.holds else "False"
+    holds: Literal["True", "False"] = "True" if finding.holds else "False"
     last = next((entry for entry in observed.conditions if entry["type"] == finding.type), None)
     if last is not None and last["status"] == holds:
         since = last["lastTransitionTime"]
     else:
         since = observed.now.strftime("%Y-%m-%dT%H:%M:%SZ")
-    return Condition(finding.type, holds, finding.reason, finding.message, since, generation)
+    return Condition(
+        type=finding.type,
+        status=holds,
+        reason=finding.reason,
+        message=finding.message,
+        last_transition_time=since,
+        observed_generation=generation,
+    )

@@ -257,7 +257,7 @@ def test_null_in_a_pod_template_removes(manifest: Any) -> None:
             r"containers\[0\]\.securityContext\.privileged",
         ),
         ({"containers": [{"image": "x"}]}, r"containers\[0\]\.name: is required"),
-        ({"containers": "engine"}, "containers: is a string"),
+        ({"containers": "engine"}, "containers: a list is wanted"),
     ],
 )
 def test_what_a_pod_template_may_not(manifest: Any, pod_spec: dict[str, Any], field: str) -> None:
