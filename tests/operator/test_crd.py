@@ -1,11 +1,12 @@
 """The CRD and the typed spec are one: what either accepts, the other does."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from llm_operator.crd import crd, root_schema
-from llm_operator.schema import fields_of
+from llm_operator.schema import Section, fields_of
 from llm_operator.spec import EnvVar, LLMDeploymentSpec, SpecError, parse
 from llm_operator.status import Status
 
@@ -166,3 +167,11 @@ def test_the_api_server_says_why(world: Any, manifest: Any, spec: dict[str, Any]
 def test_kubectl_refuses_an_unknown_field(world: Any, manifest: Any) -> None:
     said = world.refused("apply", "-f", "-", stdin=manifest(name="wrong", quantum=1))
     assert 'unknown field "spec.quantum"' in said
+
+
+def test_the_reference_has_every_field() -> None:
+    reference = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+    for path, kind in fields_of(LLMDeploymentSpec, "spec"):
+        if not (isinstance(kind, type) and issubclass(kind, Section)):
+            section, _, name = path.removeprefix("spec.").rpartition(".")
+            assert f"`{section}.{name}`".replace("`.", "`") in reference or f"`.{name}`" in reference, path
