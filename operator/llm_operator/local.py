@@ -103,8 +103,10 @@ def programs(
     listed, used = [], 0
     for engine in engines:
         pod = engine.pod
-        arguments = replica.arguments(pod, engine.port, models.get(pod.fetch) if pod.fetch else None)
-        environment = replica.environment(pod, threads, replica.share(gpus, pod.gpus, used))
+        its_gpus = replica.share(gpus, pod.gpus, used)
+        model = models[pod.fetch] if pod.fetch else None
+        arguments = replica.arguments(pod, engine.port, model, its_gpus)
+        environment = replica.environment(pod, threads, its_gpus)
         used += pod.gpus
         listed.append(Program(engine.name, command(arguments), environment, pod.grace))
     return listed

@@ -13,7 +13,6 @@ from typing import IO
 
 LEASH = Path(__file__).with_name("leash.py")
 FIRST_DELAY, LONGEST_DELAY = 1.0, 30.0  # seconds before a program that ended is started again
-STEADY_SECONDS = 30.0  # ready for so long, a program's earlier failures are forgotten
 ATTEMPTS = 3  # of a program that was never ready
 
 Lines = Callable[[str], None]
@@ -41,7 +40,7 @@ def lasted(seconds: float) -> str:
 
 @dataclass(slots=True)
 class Kept:
-    """A program that is run again whenever it ends, later each time that it fails."""
+    """A program that is run again whenever it ends, later each time that it was not even ready."""
 
     program: Program
     probe: Callable[[], Awaitable[None]]  # returns once the program answers
@@ -52,9 +51,16 @@ class Kept:
 
     async def run(self) -> None:
         """Until cancelled; ProgramError where it was never ready and no attempt is left."""
+        lines = relayed(self.program.name)
         while True:
-            code, steady = await self._once()
-            self.failures = 1 if steady else self.failures + 1
+            async with running(self.program, lines, lines, self.hurry) as process:
+                announcing = asyncio.create_task(self._announce(time.monotonic()))
+                try:
+                    code = await process.wait()
+                finally:
+                    announcing.cancel()
+                    self.ready.clear()
+            self.failures += 1
             what = f"{self.program.name} ended with {outcome(code)}"
             if not self.was_ready and self.failures == ATTEMPTS:
                 raise ProgramError(f"{what}, {ATTEMPTS} times, and was never ready")
@@ -62,25 +68,11 @@ class Kept:
             say(f"{what}; starting it again in {delay:.0f} s")
             await asyncio.sleep(delay)
 
-    async def _once(self) -> tuple[int, bool]:
-        """One life: the exit code, and whether it was ready for long."""
-        relay = relayed(self.program.name)
-        async with running(self.program, relay, relay, self.hurry) as process:
-            announcing = asyncio.create_task(self._announce(time.monotonic()))
-            try:
-                code = await process.wait()
-            finally:
-                announcing.cancel()
-                self.ready.clear()
-            steady = announcing.done() and not announcing.cancelled()
-            return code, steady and time.monotonic() - announcing.result() >= STEADY_SECONDS
-
-    async def _announce(self, start: float) -> float:
+    async def _announce(self, start: float) -> None:
         await self.probe()
         self.ready.set()
-        self.was_ready = True
+        self.was_ready, self.failures = True, 0
         say(f"{self.program.name} is ready after {lasted(time.monotonic() - start)}")
-        return time.monotonic()
 
 
 @asynccontextmanager

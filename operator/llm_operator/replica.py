@@ -16,6 +16,7 @@ from llm_operator.spec import LLMDeployment, SpecError
 HOST = "127.0.0.1"
 THREADS = "OMP_NUM_THREADS"
 GPUS = "CUDA_VISIBLE_DEVICES"
+SHARDING = "--tensor-parallel-size="  # over GPUs: left out where there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +56,13 @@ def pod(deployment: LLMDeployment) -> Pod:
     )
 
 
-def arguments(pod: Pod, port: int, model: str | None) -> tuple[str, ...]:
+def arguments(pod: Pod, port: int, model: str | None, gpus: Sequence[str]) -> tuple[str, ...]:
     """The container's arguments, listening on `port` of this machine alone, the model read from `model`."""
     here = {"--host=0.0.0.0": f"--host={HOST}", f"--port={names.ENGINE_PORT}": f"--port={port}"}
     if model is not None:
         here[MODEL_FOLDER] = model
-    return tuple(here.get(argument, argument) for argument in pod.arguments)
+    kept = [argument for argument in pod.arguments if gpus or not argument.startswith(SHARDING)]
+    return tuple(here.get(argument, argument) for argument in kept)
 
 
 def environment(pod: Pod, threads: int, gpus: Sequence[str]) -> dict[str, str]:

@@ -266,7 +266,7 @@ def test_arguments_are_the_planned_containers_but_for_port_host_and_model() -> N
     ]
     container = template["spec"]["containers"][0]
     pod = replica.pod(deployment)
-    ours = replica.arguments(pod, 1234, "/here")
+    ours = replica.arguments(pod, 1234, "/here", ["0", "1"])
     different = [
         (planned, here) for planned, here in zip(container["args"], ours, strict=True) if planned != here
     ]
@@ -284,12 +284,24 @@ def test_arguments_are_the_planned_containers_but_for_port_host_and_model() -> N
     assert pod.fetch == "pypi://tiny"
 
 
+def test_where_there_is_no_gpu_nothing_is_sharded_over_gpus() -> None:
+    pod = replica.pod(parse(manifest(resources={"gpu": 2})))
+    without = set(pod.arguments) - {
+        "--tensor-parallel-size=2",
+        "--host=0.0.0.0",
+        "--port=8000",
+        "/models/model",
+    }
+    ours = set(replica.arguments(pod, 1, "/here", []))
+    assert ours == without | {"--host=127.0.0.1", "--port=1", "/here"}
+
+
 def test_a_folder_is_served_where_it_lies(tmp_path: Path) -> None:
     document = manifest()
     document["spec"]["model"]["uri"] = str(tmp_path)  # type: ignore[index]
     pod = replica.pod(parse(document))
     assert pod.fetch is None
-    assert replica.arguments(pod, 1, None)[1] == str(tmp_path)
+    assert replica.arguments(pod, 1, None, [])[1] == str(tmp_path)
 
 
 @pytest.mark.parametrize(
