@@ -95,11 +95,6 @@ class Cluster:
 
     # --- LLMDeployments
 
-    async def serves_llmdeployments(self) -> bool:
-        """Whether the API server knows the kind yet."""
-        listed = await self.find(LLMDEPLOYMENTS)
-        return listed is not None and any(entry["name"] == names.PLURAL for entry in listed["resources"])
-
     async def llmdeployment(self, key: Key) -> Manifest | None:
         return await self.find(llmdeployment_path(key))
 
@@ -151,17 +146,11 @@ class Cluster:
 
     async def post_event(self, subject: Manifest, kind: str, reason: str, message: str) -> None:
         """What `kubectl describe` shows under Events."""
-        metadata = subject["metadata"]
+        about = {key: subject["metadata"][key] for key in ("name", "namespace", "uid")}
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         event = {
-            "metadata": {"generateName": f"{metadata['name']}.", "namespace": metadata["namespace"]},
-            "involvedObject": {
-                "apiVersion": names.API_VERSION,
-                "kind": names.KIND,
-                "name": metadata["name"],
-                "namespace": metadata["namespace"],
-                "uid": metadata["uid"],
-            },
+            "metadata": {"generateName": f"{about['name']}.", "namespace": about["namespace"]},
+            "involvedObject": {"apiVersion": names.API_VERSION, "kind": names.KIND, **about},
             "type": kind,
             "reason": reason,
             "message": message[:1024],
@@ -170,7 +159,7 @@ class Cluster:
             "lastTimestamp": now,
             "count": 1,
         }
-        await self.call("POST", f"api/v1/namespaces/{metadata['namespace']}/events", event)
+        await self.call("POST", f"api/v1/namespaces/{about['namespace']}/events", event)
 
 
 def llmdeployment_path(key: Key) -> str:

@@ -6,10 +6,9 @@ import logging
 import signal
 import socket
 import uuid
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import kopf
 import prometheus_client
@@ -17,14 +16,13 @@ from aiohttp import web
 from kubernetes.aio.client import ApiClient, Configuration
 
 from llm_operator import handlers, metrics
-from llm_operator.cluster import FAILURES, Cluster, described_failure, load_configuration
+from llm_operator.cluster import Cluster, load_configuration
 from llm_operator.lease import Lease
-from llm_operator.reconcile import WORKERS, Reconciler
+from llm_operator.reconcile import RETRY_SECONDS, WORKERS, Reconciler
 from llm_operator.settings import Settings
 
 LEASE_NAME = "fairlead-operator"
 OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-POLL_SECONDS = 1
 
 logger = logging.getLogger(__name__)
 
@@ -63,72 +61,43 @@ def main(argv: list[str]) -> int:
         namespaces=tuple(options.namespace),
         allow_service_account=options.allow_service_account,
     )
-    return asyncio.run(run(settings, options.lease_namespace, options.health_port, options.metrics_port))
+    return asyncio.run(run(settings, options.lease_namespace, (options.health_port, options.metrics_port)))
 
 
-async def run(settings: Settings, lease_namespace: str, health_port: int, metrics_port: int) -> int:
+async def run(settings: Settings, lease_namespace: str, ports: tuple[int, int]) -> int:
     configuration = await load_configuration()
-    server, thread = prometheus_client.start_http_server(metrics_port, registry=metrics.REGISTRY)
-    try:
-        async with ApiClient(configuration) as api, healthy(health_port):
-            cluster = Cluster(api)
-            identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
-            lease = Lease(cluster, lease_namespace, LEASE_NAME, identity)
-            stop = asyncio.Event()
-            stop_on_signals(stop)
-            if not await unless(stop, lead(cluster, lease)):
-                return 0
-            try:
-                return await work(Reconciler(cluster, settings), lease, configuration, stop)
-            finally:
-                await lease.release()
-    finally:
-        server.shutdown()
-        thread.join()
+    async with ApiClient(configuration) as api, answering(ports):
+        cluster = Cluster(api)
+        reconciler = Reconciler(cluster, settings)
+        lease = Lease(cluster, lease_namespace, LEASE_NAME, f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}")
+        standing_by = asyncio.create_task(stand_by(reconciler, lease))
+        on_signals(standing_by.cancel)
+        try:
+            await standing_by
+            return await work(reconciler, lease, configuration)
+        except asyncio.CancelledError:
+            return 0
+        finally:
+            await lease.release()
 
 
-def stop_on_signals(stop: asyncio.Event) -> None:
+def on_signals(act: Callable[[], object]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, act)
 
 
-async def unless(stop: asyncio.Event, preparation: Coroutine[Any, Any, None]) -> bool:
-    """Whether the preparation ended before it was told to stop."""
-    waiting = asyncio.create_task(stop.wait())
-    preparing = asyncio.create_task(preparation)
-    done, pending = await asyncio.wait((waiting, preparing), return_when=asyncio.FIRST_COMPLETED)
-    for task in pending:
-        task.cancel()
-    await asyncio.gather(*pending, return_exceptions=True)
-    if preparing in done:
-        preparing.result()
-    return preparing in done
-
-
-async def lead(cluster: Cluster, lease: Lease) -> None:
+async def stand_by(reconciler: Reconciler, lease: Lease) -> None:
     """Returns when there is something to watch and this operator may."""
-    said = False
-    while not await known(cluster):
-        if not said:
-            logger.info("waiting until the API server knows LLMDeployments")
-            said = True
-        await asyncio.sleep(POLL_SECONDS)
+    while not await reconciler.try_relist():  # noqa: ASYNC110 (it asks the API server)
+        await asyncio.sleep(RETRY_SECONDS)
     await lease.acquire()
+    await reconciler.try_relist()  # who holds a name is known only when all are
 
 
-async def known(cluster: Cluster) -> bool:
-    try:
-        return await cluster.serves_llmdeployments()
-    except FAILURES as error:
-        logger.warning("the API server does not answer: %s", described_failure(error))
-        return False
-
-
-async def work(
-    reconciler: Reconciler, lease: Lease, configuration: Configuration, stop: asyncio.Event
-) -> int:
+async def work(reconciler: Reconciler, lease: Lease, configuration: Configuration) -> int:
     """Until it is told to stop, or the lease is lost: then another works, and this process ends."""
     metrics.LEADER.set(1)
+    stop = asyncio.Event()
     keeping = asyncio.create_task(lease.keep())
     tasks = [keeping, asyncio.create_task(reconciler.relist_forever())]
     tasks += [asyncio.create_task(reconciler.work_forever()) for _ in range(WORKERS)]
@@ -148,6 +117,7 @@ async def work(
 
 
 async def watch(reconciler: Reconciler, configuration: Configuration, stop: asyncio.Event) -> None:
+    """kopf.operator(), but for the signals: kopf is slow to stop by those, and quick by the event."""
     namespaces = reconciler.settings.namespaces
     ours = asyncio.all_tasks()
     tasks = await kopf.spawn_tasks(
@@ -158,23 +128,29 @@ async def watch(reconciler: Reconciler, configuration: Configuration, stop: asyn
         standalone=True,
         stop_flag=stop,
     )
-    stop_on_signals(stop)  # kopf has taken the signals, and is slow to stop by those
+    on_signals(stop.set)
     await kopf.run_tasks(tasks, ignored=ours)
 
 
 @asynccontextmanager
-async def healthy(port: int) -> AsyncIterator[None]:
-    """Answers /healthz, standing by or at work."""
+async def answering(ports: Iterable[int]) -> AsyncIterator[None]:
+    """/healthz and /metrics, standing by or at work."""
 
-    async def answer(_: web.Request) -> web.Response:
+    async def health(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
+    async def exposition(_: web.Request) -> web.Response:
+        body = prometheus_client.generate_latest(metrics.REGISTRY)
+        return web.Response(body=body, headers={"Content-Type": prometheus_client.CONTENT_TYPE_LATEST})
+
     application = web.Application()
-    application.router.add_get("/healthz", answer)
+    application.router.add_get("/healthz", health)
+    application.router.add_get("/metrics", exposition)
     runner = web.AppRunner(application, access_log=None)
     await runner.setup()
     try:
-        await web.TCPSite(runner, port=port).start()
+        for port in ports:
+            await web.TCPSite(runner, port=port).start()
         yield
     finally:
         await runner.cleanup()

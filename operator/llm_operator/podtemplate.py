@@ -1,15 +1,30 @@
 """What people put over the operator's pod template: checked, then merged as kubectl would."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from llm_operator.schema import SpecError, as_list, as_object
 from llm_operator.settings import Settings
 
 PATH = "spec.podTemplate"
-SERVICE_ACCOUNT_FIELDS = ("serviceAccountName", "serviceAccount", "automountServiceAccountToken")
-HOST_FIELDS = ("hostNetwork", "hostPID", "hostIPC")
-PRIVILEGES = ("privileged", "allowPrivilegeEscalation")
+# What would give whoever may write an LLMDeployment more than a confined pod.
+SERVICE_ACCOUNT = "the operator does not allow a choice of service account"
+HOST = "engines share nothing with the host"
+PRIVILEGES = "engines run without privileges"
+REFUSED = {
+    "spec.serviceAccountName": SERVICE_ACCOUNT,
+    "spec.serviceAccount": SERVICE_ACCOUNT,
+    "spec.automountServiceAccountToken": SERVICE_ACCOUNT,
+    "spec.hostNetwork": HOST,
+    "spec.hostPID": HOST,
+    "spec.hostIPC": HOST,
+    "spec.volumes[].hostPath": HOST,
+    "spec.containers[].securityContext.privileged": PRIVILEGES,
+    "spec.containers[].securityContext.allowPrivilegeEscalation": PRIVILEGES,
+    "spec.initContainers[].securityContext.privileged": PRIVILEGES,
+    "spec.initContainers[].securityContext.allowPrivilegeEscalation": PRIVILEGES,
+}
 # Lists that are merged item by item, and what tells their items apart.
 MERGE_KEYS = {
     "containers": "name",
@@ -28,37 +43,29 @@ def merge(template: dict[str, Any], overlay: Mapping[str, Any], settings: Settin
 
 
 def check(template: Mapping[str, Any], overlay: Mapping[str, Any], settings: Settings) -> None:
-    """Whoever may write an LLMDeployment gains no more than a confined pod by it."""
     for key in overlay:
         if key not in ("metadata", "spec"):
-            raise SpecError(f"{PATH}.{key}", "there is no such field (allowed: metadata, spec)")
-    metadata = section(overlay, "metadata", PATH)
-    labels = section(metadata, "labels", f"{PATH}.metadata")
-    for label, value in template["metadata"]["labels"].items():
-        if label in labels and labels[label] != value:
-            raise SpecError(f"{PATH}.metadata.labels", f"{label} belongs to the operator")
-    pod = section(overlay, "spec", PATH)
-    path = f"{PATH}.spec"
-    for key in SERVICE_ACCOUNT_FIELDS:
-        if key in pod and not settings.allow_service_account:
-            raise SpecError(f"{path}.{key}", "the operator does not allow a choice of service account")
-    for key in HOST_FIELDS:
-        if pod.get(key):
-            raise SpecError(f"{path}.{key}", "engines do not share the host's namespaces")
-    for index, volume in enumerate(listed(pod, "volumes", path)):
-        if volume.get("hostPath") is not None:
-            raise SpecError(f"{path}.volumes[{index}].hostPath", "engines do not mount the host's folders")
-    for kind in ("initContainers", "containers"):
-        for index, container in enumerate(listed(pod, kind, path)):
-            where = f"{path}.{kind}[{index}]"
-            context = section(container, "securityContext", where)
-            for key in PRIVILEGES:
-                if context.get(key):
-                    raise SpecError(f"{where}.securityContext.{key}", "engines run without privileges")
+            raise SpecError(f"{PATH}.{key}", "there is no such field; metadata and spec are")
+    ours = {f"metadata.labels.{label}": value for label, value in template["metadata"]["labels"].items()}
+    for path, value in leaves(overlay, ""):
+        refusal = REFUSED.get(re.sub(r"\[\d+\]", "[]", path))
+        if refusal == SERVICE_ACCOUNT and settings.allow_service_account:
+            continue
+        if refusal and value is not False:
+            raise SpecError(f"{PATH}.{path}", refusal)
+        if ours.get(path, value) != value:
+            raise SpecError(f"{PATH}.{path}", "this label belongs to the operator")
 
 
-def section(parent: Mapping[str, Any], key: str, path: str) -> Mapping[str, Any]:
-    return as_object(parent.get(key) or {}, f"{path}.{key}")
+def leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
+    """Every path in a manifest, with what lies there."""
+    yield path, value
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from leaves(item, f"{path}.{key}" if path else key)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from leaves(item, f"{path}[{index}]")
 
 
 def listed(parent: Mapping[str, Any], key: str, path: str) -> list[Mapping[str, Any]]:

@@ -20,7 +20,7 @@ from llm_operator.workqueue import WorkQueue
 
 WORKERS = 8
 RELIST_SECONDS = 300
-RETRY_SECONDS = 1
+RETRY_SECONDS = 2
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,6 @@ class Reconciler:
     settings: Settings
     queue: WorkQueue[Key] = field(default_factory=WorkQueue)
     claims: Claims = field(default_factory=Claims)
-    listed: asyncio.Event = field(default_factory=asyncio.Event)
     conditions: dict[Key, frozenset[tuple[str, str]]] = field(default_factory=dict)
 
     # --- what wakes it
@@ -66,20 +65,22 @@ class Reconciler:
         for manifest in listed:
             self.saw(manifest)
 
+    async def try_relist(self) -> bool:
+        try:
+            await self.relist()
+        except FAILURES as error:
+            logger.warning("could not list LLMDeployments: %s", described_failure(error))
+            return False
+        return True
+
     async def relist_forever(self) -> None:
         while True:
-            try:
-                await self.relist()
-                self.listed.set()
-                await asyncio.sleep(RELIST_SECONDS)
-            except FAILURES as error:
-                logger.warning("could not list LLMDeployments: %s", described_failure(error))
-                await asyncio.sleep(RETRY_SECONDS)
+            listed = await self.try_relist()
+            await asyncio.sleep(RELIST_SECONDS if listed else RETRY_SECONDS)
 
     # --- what it does
 
     async def work_forever(self) -> None:
-        await self.listed.wait()  # who holds a name is known only when all are
         while True:
             key = await self.queue.take()
             metrics.QUEUED.set(len(self.queue.waiting))

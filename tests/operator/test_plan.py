@@ -249,6 +249,8 @@ def test_null_in_a_pod_template_removes(manifest: Any) -> None:
     [
         ({"serviceAccountName": "admin"}, "serviceAccountName"),
         ({"automountServiceAccountToken": True}, "automountServiceAccountToken"),
+        ({"automountServiceAccountToken": None}, "automountServiceAccountToken"),
+        ({"serviceAccountName": None}, "serviceAccountName"),
         ({"hostNetwork": True}, "hostNetwork"),
         ({"hostPID": True}, "hostPID"),
         ({"volumes": [{"name": "x", "hostPath": {"path": "/"}}]}, r"volumes\[0\]\.hostPath"),
