@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import re
 import signal
 import subprocess
@@ -131,7 +132,9 @@ def start_server() -> Iterator[StartServer]:
             f"--max-model-len={CONTEXT}",
         ]
         command += ["--kv-cache-memory-bytes=256MiB", *flags]
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        # One thread: several servers share the machine, and threads that wait for each other take its time.
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
         server = Server(process)
         servers.append(server)
         threading.Thread(target=server.read, daemon=True).start()

