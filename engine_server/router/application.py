@@ -15,6 +15,7 @@ from .metrics import Exposition
 from .wire import Request
 
 READS = (b"GET", b"HEAD")
+JSON = b"application/json"
 MODELS = b"/v1/models"
 Readiness = Callable[[], str]  # "ready", or the word for why not
 
@@ -30,34 +31,36 @@ class Application:
 
     async def answer(self, request: Request, client: Downstream) -> None:
         path = request.path
-        if path.startswith(b"/v1/") and not path.startswith(MODELS):
-            if request.method != b"POST":
-                raise errors.wrong_method(path, b"POST")
+        if not path.startswith(b"/v1/") or path == MODELS or path.startswith(MODELS + b"/"):
+            status, body, content_type = self._page(path)
+            if request.method not in READS:
+                raise errors.wrong_method(path, b"GET, HEAD")
+            client.respond(status, body, content_type)
+        elif request.method == b"POST":
             await self._forward(request, client)
-        elif path == MODELS or path.startswith(MODELS + b"/"):
-            expect_read(request)
-            client.respond(200, self._models(path.removeprefix(MODELS + b"/")))
-        elif path == b"/health":
-            expect_read(request)
-            client.respond(200, b'{"status":"ok"}')
-        elif path == b"/ready":
-            expect_read(request)
-            status = self._readiness()
-            client.respond(200 if status == "ready" else 503, msgspec.json.encode({"status": status}))
-        elif path == b"/metrics":
-            expect_read(request)
-            client.respond(200, self._exposition.text(), b"text/plain; version=0.0.4; charset=utf-8")
         else:
-            raise errors.unknown_path(request.method, path)
+            raise errors.wrong_method(path, b"POST")
 
-    def _models(self, asked: bytes) -> bytes:
-        models = self._directory.models()
-        if asked == MODELS:
-            return msgspec.json.encode({"object": "list", "data": [card(*item) for item in models.items()]})
-        name = unquote_to_bytes(asked).decode(errors="replace")
+    def _page(self, path: bytes) -> tuple[int, bytes, bytes]:
+        if path == b"/health":
+            return 200, b'{"status":"ok"}', JSON
+        if path == b"/ready":
+            status = self._readiness()
+            return 200 if status == "ready" else 503, msgspec.json.encode({"status": status}), JSON
+        if path == b"/metrics":
+            return 200, self._exposition.text(), b"text/plain; version=0.0.4; charset=utf-8"
+        if path == MODELS:
+            cards = [card(*model) for model in self._directory.models().items()]
+            return 200, msgspec.json.encode({"object": "list", "data": cards}), JSON
+        if path.startswith(MODELS + b"/"):
+            return 200, self._model(path.removeprefix(MODELS + b"/")), JSON
+        raise errors.unknown_path(path)
+
+    def _model(self, quoted: bytes) -> bytes:
+        name = unquote_to_bytes(quoted).decode(errors="replace")
         route = self._directory.resolve(name)
         if route is None:
-            raise errors.unknown_model(name, list(models))
+            raise errors.unknown_model(name, list(self._directory.models()))
         return msgspec.json.encode(card(name, route))
 
 
@@ -65,8 +68,3 @@ def card(name: str, route: Route) -> dict[str, object]:
     created = route.deployment.created
     seconds = timegm(datetime.fromisoformat(created).utctimetuple()) if created else 0
     return {"id": name, "object": "model", "created": seconds, "owned_by": "fairlead"}
-
-
-def expect_read(request: Request) -> None:
-    if request.method not in READS:
-        raise errors.wrong_method(request.path, b"GET, HEAD")

@@ -10,12 +10,12 @@ from pathlib import Path
 import uvloop
 
 from .downstream import Limits
-from .endpoints import Address
+from .endpoints import Address, Deployment
 from .kubernetes_access import AccessError, find_access
 from .kubernetes_source import KubernetesSource
 from .policy import DEFAULT_POLICY, POLICIES
 from .server import Server, Settings
-from .sources import FileSource, FlagSource, Source
+from .sources import FileSource, Source, from_flags
 
 log = logging.getLogger(__name__)
 
@@ -33,36 +33,19 @@ def endpoint(flag: str) -> tuple[list[str], Address]:
 
 
 def arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="fairlead router", description="Spread requests over engine replicas."
-    )
-    parser.add_argument("--host", default="0.0.0.0", help="address to listen on (%(default)s)")  # noqa: S104
-    parser.add_argument(
-        "--port", type=int, default=8080, help="port to listen on; 0 takes a free one (%(default)s)"
-    )
-    where = parser.add_argument_group("where the engines are (several may be given)")
-    where.add_argument("--endpoint", type=endpoint, action="append", default=[], metavar="NAME[,NAME...]=URL")
-    where.add_argument("--endpoints-file", type=Path, metavar="FILE", help="JSON, read again when it changes")
-    where.add_argument("--kubernetes", action="store_true", help="watch LLMDeployments and EndpointSlices")
-    where.add_argument(
-        "--namespace", action="append", default=[], metavar="NS", help="only this one; may be repeated"
-    )
-    where.add_argument(
-        "--kubeconfig", type=Path, metavar="FILE", help="default: the pod's own account, else $KUBECONFIG"
-    )
-    parser.add_argument(
-        "--policy", choices=sorted(POLICIES), default=DEFAULT_POLICY, help="default: %(default)s"
-    )
-    parser.add_argument(
-        "--max-body-bytes", type=int, default=Limits().body, metavar="N", help="default: %(default)s"
-    )
-    parser.add_argument(
-        "--drain-timeout",
-        type=float,
-        default=60.0,
-        metavar="SECONDS",
-        help="for requests under way (%(default)s)",
-    )
+    parser = argparse.ArgumentParser("fairlead router", description="Spread requests over engine replicas.")
+    flag = parser.add_argument
+    flag("--host", default="0.0.0.0", help="to listen on (%(default)s)")  # noqa: S104
+    flag("--port", type=int, default=8080, help="to listen on; 0 takes a free one (%(default)s)")
+    flag("--policy", choices=sorted(POLICIES), default=DEFAULT_POLICY, help="%(default)s, if not given")
+    flag("--max-body-bytes", type=int, default=Limits().body, metavar="N", help="of a request (%(default)s)")
+    flag("--drain-timeout", type=float, default=60.0, metavar="S", help="seconds to finish (%(default)s)")
+    flag = parser.add_argument_group("where the engines are (all of these can be given)").add_argument
+    flag("--endpoint", type=endpoint, action="append", default=[], metavar="NAME[,NAME...]=URL")
+    flag("--endpoints-file", type=Path, metavar="FILE", help="JSON, read again when it changes")
+    flag("--kubernetes", action="store_true", help="watch LLMDeployments and EndpointSlices")
+    flag("--namespace", action="append", default=[], metavar="NS", help="watch this one; may be repeated")
+    flag("--kubeconfig", type=Path, metavar="FILE", help="default: the pod's account, else $KUBECONFIG")
     return parser
 
 
@@ -71,8 +54,6 @@ def main(argv: list[str]) -> int:
     flags = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="router: %(message)s", stream=sys.stderr)
     sources: list[Source] = []
-    if flags.endpoint:
-        sources.append(FlagSource(flags.endpoint))
     if flags.endpoints_file:
         sources.append(FileSource(flags.endpoints_file))
     if flags.kubernetes:
@@ -80,19 +61,17 @@ def main(argv: list[str]) -> int:
             sources.append(KubernetesSource(find_access(flags.kubeconfig), flags.namespace))
         except AccessError as error:
             parser.error(str(error))
-    if not sources:
+    if not (flags.endpoint or sources):
         parser.error("nothing says where the engines are: give --endpoint, --endpoints-file or --kubernetes")
-    settings = Settings(
-        flags.host, flags.port, flags.policy, Limits(body=flags.max_body_bytes), flags.drain_timeout
-    )
-
+    limits = Limits(body=flags.max_body_bytes)
+    settings = Settings(flags.host, flags.port, flags.policy, limits, flags.drain_timeout)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(settings, sources))
+        runner.run(serve(settings, from_flags(flags.endpoint), sources))
     return 0
 
 
-async def serve(settings: Settings, sources: list[Source]) -> None:
-    server = Server(settings, sources)
+async def serve(settings: Settings, deployments: list[Deployment], sources: list[Source]) -> None:
+    server = Server(settings, deployments, sources)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, server.leave, STILL_ACCEPTING)
     loop.add_signal_handler(signal.SIGINT, server.leave, 0.0)

@@ -30,15 +30,9 @@ class Limits:
 class Downstream(asyncio.Protocol):
     """Parses in callbacks; answers in one task, which is cancelled when the connection is gone."""
 
-    def __init__(
-        self,
-        answer: Callable[[Request, "Downstream"], Awaitable[None]],
-        limits: Limits,
-        on_lost: Callable[["Downstream"], None],
-    ) -> None:
+    def __init__(self, answer: "Answer", limits: Limits) -> None:
         self._answer = answer
         self._limits = limits
-        self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._parser = HttpRequestParser(self)
         self._arrived: deque[Request | RequestError] = deque()
@@ -48,10 +42,10 @@ class Downstream(asyncio.Protocol):
         self._deaf = False  # whatever else comes is thrown away
         self._receiving = False  # a part of a request is here
         self._serving = False
-        self._owes_continue = False
         self._heard = self._loop.time()
         self._begin_message()
         self._with_body = True
+        self.gone: asyncio.Future[None] = self._loop.create_future()
         self.http11 = True
         self.closing = False
 
@@ -81,7 +75,7 @@ class Downstream(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._task.cancel()
-        self._on_lost(self)
+        self.gone.set_result(None)
 
     def pause_writing(self) -> None:
         self._writable = self._loop.create_future()
@@ -114,11 +108,8 @@ class Downstream(asyncio.Protocol):
             self._refuse(errors.head_too_large(self._limits.head))
         elif int(self._fields.get(b"content-length") or 0) > self._limits.body:
             self._refuse(errors.body_too_large(self._limits.body))
-        elif self._fields.get(b"expect").lower() == b"100-continue":
-            if self._serving or self._arrived:
-                self._owes_continue = True
-            else:
-                self.write(CONTINUE)
+        elif self._fields.get(b"expect").lower() == b"100-continue" and not self._busy:
+            self.write(CONTINUE)
 
     def on_body(self, data: bytes) -> None:
         self._body_size += len(data)
@@ -130,16 +121,10 @@ class Downstream(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._deaf or self._parser.should_upgrade():
             return
-        self._arrive(
-            Request(
-                self._parser.get_method(),
-                origin_form(self._target),
-                self._fields,
-                b"".join(self._body),
-                self._parser.get_http_version() == "1.1",
-                self._parser.should_keep_alive(),
-            )
-        )
+        parser = self._parser
+        http11, keep_alive = parser.get_http_version() == "1.1", parser.should_keep_alive()
+        target, body = origin_form(self._target), b"".join(self._body)
+        self._arrive(Request(parser.get_method(), target, self._fields, body, http11, keep_alive))
 
     def _begin_message(self) -> None:
         self._target = b""
@@ -191,7 +176,7 @@ class Downstream(asyncio.Protocol):
                 await self._answer(request, self)
             except RequestError as failure:
                 self.respond(failure.status, failure.body(), headers=failure.headers)
-            except Exception:
+            except Exception:  # a fault of ours ends one connection, not the router
                 log.exception("a request failed inside the router")
                 self.closing = True
                 self.respond(500, errors.internal().body())
@@ -206,9 +191,6 @@ class Downstream(asyncio.Protocol):
     async def _next(self) -> Request | RequestError:
         if not self._arrived:
             self._transport.resume_reading()
-            if self._owes_continue:
-                self._owes_continue = False
-                self.write(CONTINUE)
             self._arrival = self._loop.create_future()
             await self._arrival
         return self._arrived.popleft()
@@ -257,16 +239,20 @@ class Downstream(asyncio.Protocol):
     def leave_when_idle(self) -> None:
         """No more requests but those that are here."""
         self.closing = True
-        if not (self._serving or self._arrived or self._receiving):
+        if not (self._busy or self._receiving):
             self._transport.close()
 
     def abandon(self) -> None:
         self._transport.abort()
 
     @property
+    def _busy(self) -> bool:
+        return self._serving or bool(self._arrived)
+
+    @property
     def quiet_since(self) -> float:
         """When the client, whose turn it is to speak, spoke last."""
-        return self._loop.time() if self._serving or self._arrived else self._heard
+        return self._loop.time() if self._busy else self._heard
 
 
 def keep_watch(transport: asyncio.Transport) -> None:
@@ -277,3 +263,6 @@ def keep_watch(transport: asyncio.Transport) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+
+
+Answer = Callable[[Request, Downstream], Awaitable[None]]

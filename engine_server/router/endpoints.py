@@ -1,14 +1,11 @@
 """Who serves what: deployments as their sources tell them, found by a model's name."""
 
-import logging
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 from urllib.parse import urlsplit
 
 from .policy import POLICIES, Load, Policy
-
-log = logging.getLogger(__name__)
 
 
 class Address(NamedTuple):
@@ -39,12 +36,8 @@ class Deployment:
     served_names: tuple[str, ...]
     addresses: tuple[Address, ...] = ()
     created: str = ""  # RFC 3339: the oldest holder keeps a contested name
-    policy: str | None = None
+    policy: str | None = None  # the router's own, where it is absent or not known
     vouched: bool = False  # the source itself watches readiness: no probe is needed before the first request
-
-    @property
-    def seniority(self) -> tuple[str, Key]:
-        return self.created, self.key
 
 
 class Endpoint:
@@ -102,10 +95,8 @@ class Directory:
         if before is not None and before.deployment == deployment:
             return
         endpoints = tuple(self._endpoint(a, deployment.vouched) for a in dict.fromkeys(deployment.addresses))
-        if before is not None and before.deployment.policy == deployment.policy:
-            policy = before.policy
-        else:
-            policy = self._policy(deployment)
+        same = before is not None and before.deployment.policy == deployment.policy
+        policy = before.policy if before and same else self._policy(deployment)
         route = self._routes[deployment.key] = Route(deployment, policy, endpoints)
         for endpoint in endpoints:
             endpoint.routes.add(route)
@@ -142,14 +133,7 @@ class Directory:
         return self._names
 
     def _policy(self, deployment: Deployment) -> Policy:
-        name = deployment.policy or self._default_policy
-        if name not in POLICIES:
-            log.warning(
-                "%s/%s asks for the policy %r, which there is not: it gets %s",
-                *deployment.key, name, self._default_policy,
-            )  # fmt: skip
-            name = self._default_policy
-        return POLICIES[name]()
+        return POLICIES.get(deployment.policy or self._default_policy, POLICIES[self._default_policy])()
 
     def _endpoint(self, address: Address, vouched: bool) -> Endpoint:
         endpoint = self._endpoints.get(address)
@@ -170,7 +154,7 @@ class Directory:
 def names(routes: Iterable[Route]) -> dict[str, Route]:
     """What each name means: a served name first, then namespace/name, then namespace/served name, and the
     oldest holder before all others. What must win is written last."""
-    youngest_first = sorted(routes, key=lambda route: route.deployment.seniority, reverse=True)
+    youngest_first = sorted(routes, key=lambda r: (r.deployment.created, r.deployment.key), reverse=True)
     table: dict[str, Route] = {}
     for route in youngest_first:
         for served in route.deployment.served_names:

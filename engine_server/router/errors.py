@@ -11,13 +11,7 @@ class RequestError(Exception):
     """A request's end without an engine's answer."""
 
     def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        code: str | None = None,
-        param: str | None = None,
-        headers: Sequence[bytes] = (),
+        self, status: int, code: str, message: str, param: str | None = None, headers: Sequence[bytes] = ()
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -32,56 +26,48 @@ class RequestError(Exception):
 
 
 def malformed(reason: str) -> RequestError:
-    return RequestError(400, reason, code="malformed_request")
+    return RequestError(400, "malformed_request", reason)
 
 
 def bad_body(reason: str, param: str | None = None) -> RequestError:
-    return RequestError(400, reason, code="invalid_body", param=param)
+    return RequestError(400, "invalid_body", reason, param)
 
 
 def head_too_large(limit: int) -> RequestError:
-    return RequestError(431, f"The request's head is larger than {limit} bytes", code="head_too_large")
+    return RequestError(431, "head_too_large", f"The request's head is larger than {limit} bytes")
 
 
 def body_too_large(limit: int) -> RequestError:
-    return RequestError(
-        413, f"The request's body is larger than the limit of {limit} bytes", code="body_too_large"
-    )
+    return RequestError(413, "body_too_large", f"The request's body is larger than {limit} bytes")
 
 
-def unknown_path(method: bytes, path: bytes) -> RequestError:
-    where = f"{method.decode('latin-1')} {path.decode('latin-1')}"
-    return RequestError(404, f"There is no {where} here", code="unknown_path")
+def unknown_path(path: bytes) -> RequestError:
+    return RequestError(404, "unknown_path", f"There is no {path.decode('latin-1')} here")
 
 
 def wrong_method(path: bytes, allowed: bytes) -> RequestError:
     message = f"{path.decode('latin-1')} takes {allowed.decode()}"
-    return RequestError(405, message, code="method_not_allowed", headers=[b"Allow: %b\r\n" % allowed])
+    return RequestError(405, "method_not_allowed", message, headers=[b"Allow: %b\r\n" % allowed])
 
 
-def unknown_model(model: str, known: list[str]) -> RequestError:
-    names = ", ".join(known[:MOST_NAMES]) + (
-        f" and {len(known) - MOST_NAMES} more" if len(known) > MOST_NAMES else ""
-    )
-    message = f"The model {model!r} does not exist; there {'is ' + names if known else 'are none yet'}"
-    return RequestError(404, message, code="model_not_found", param="model")
+def unknown_model(model: str, known: Sequence[str]) -> RequestError:
+    names = ", ".join(known[:MOST_NAMES]) + ("" if len(known) <= MOST_NAMES else ", ...")
+    there = f"there is {names}" if known else "there are none yet"
+    return RequestError(404, "model_not_found", f"The model {model!r} does not exist; {there}", "model")
 
 
 def no_replica(model: str) -> RequestError:
     message = f"No replica of {model!r} can take a request right now"
-    return RequestError(503, message, code="no_replica", headers=[b"Retry-After: 1\r\n"])
+    return RequestError(503, "no_replica", message, headers=[b"Retry-After: 1\r\n"])
 
 
-def dropped(model: str) -> RequestError:
-    message = f"The replicas of {model!r} that were tried closed the connection without an answer"
-    return RequestError(502, message, code="no_answer")
-
-
-def internal() -> RequestError:
-    return RequestError(500, "The router failed on this request; its log says why", code="internal_error")
+def no_answer(model: str, tries: int) -> RequestError:
+    return RequestError(502, "no_answer", f"{model!r} closed the connection without an answer {tries} times")
 
 
 def interrupted(model: str) -> RequestError:
-    return RequestError(
-        502, f"The replica of {model!r} went away before the answer was complete", code="interrupted"
-    )
+    return RequestError(502, "interrupted", f"The replica of {model!r} went away in the middle of its answer")
+
+
+def internal() -> RequestError:
+    return RequestError(500, "internal_error", "The router failed on this request; its log says why")

@@ -70,7 +70,7 @@ class Forwarder:
                 case Outcome.UNANSWERED:
                     unanswered += 1
                     if unanswered == MOST_UNANSWERED:
-                        raise errors.dropped(model)
+                        raise errors.no_answer(model, unanswered)
                     self._metrics.retries["unanswered"] += 1
                 case outcome:
                     self._metrics.retries[outcome.name.lower()] += 1

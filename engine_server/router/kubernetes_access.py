@@ -55,9 +55,7 @@ def from_kubeconfig(path: Path) -> Access:
     cluster = entry(config, "clusters", "cluster", context.get("cluster"), path)
     user = entry(config, "users", "user", context.get("user"), path) if context.get("user") else {}
     if "exec" in user or "auth-provider" in user:
-        raise AccessError(
-            f"{path} asks for a login plugin; give a kubeconfig with a token or a client certificate"
-        )
+        raise AccessError(f"{path} asks for a login plugin; give one with a token or a client certificate")
     token_file = user.get("tokenFile")
     return Access(
         str(cluster["server"]).rstrip("/"),

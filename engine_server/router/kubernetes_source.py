@@ -13,7 +13,6 @@ from .kubernetes_watch import Identity, Object, Watch
 
 LABEL = "fairlead.dev/llmdeployment"
 PORT_NAME = "http"
-ADDRESS_TYPES = ("IPv4", "IPv6")  # in this order, where a pod has both
 
 
 class Model(msgspec.Struct, rename="camel"):
@@ -78,10 +77,9 @@ class EndpointSlice(Object, rename="camel"):
 def addresses(slices: Iterable[EndpointSlice]) -> tuple[Address, ...]:
     """One address for each pod that serves, whichever slices tell of it."""
     by_pod: dict[str, Address] = {}
-    known = [one for one in slices if one.address_type in ADDRESS_TYPES]
-    for one in sorted(known, key=lambda one: ADDRESS_TYPES.index(one.address_type)):
+    for one in sorted(slices, key=lambda one: one.address_type):  # IPv4 before IPv6, where a pod has both
         for endpoint in one.endpoints or ():
-            if endpoint.conditions.usable and one.port is not None:
+            if endpoint.conditions.usable and one.port and one.address_type != "FQDN":
                 pod = endpoint.target_ref.name if endpoint.target_ref else endpoint.addresses[0]
                 by_pod.setdefault(pod, Address(endpoint.addresses[0], one.port))
     return tuple(sorted(by_pod.values()))

@@ -66,13 +66,12 @@ Identity = tuple[str, str]
 
 
 class Watch(Generic[T]):
-    """`objects` is what the API server holds, as far as it has told; `changed` hears of each that came,
-    changed or went, and whether it is there."""
+    """`changed` hears of each object that came, changed or went, and whether it is there."""
 
     def __init__(
         self, access: Access, path: str, kind: type[T], changed: Callable[[T, bool], None], selector: str = ""
     ) -> None:
-        self.objects: dict[Identity, T] = {}
+        self._objects: dict[Identity, T] = {}
         self.synced = False
         self._access = access
         self._path = path
@@ -106,7 +105,7 @@ class Watch(Generic[T]):
             if not page.metadata.continue_:
                 break
             query["continue"] = page.metadata.continue_
-        before, self.objects, self.synced = self.objects, found, True
+        before, self._objects, self.synced = self._objects, found, True
         for identity, one in (before | found).items():
             if before.get(identity) != found.get(identity):
                 self._changed(one, identity in found)
@@ -114,13 +113,8 @@ class Watch(Generic[T]):
 
     async def _watch(self, session: aiohttp.ClientSession, version: str) -> str | None:
         """Follow changes until the server ends it: the version to go on from, or None if a list is needed."""
-        query = {
-            **self._query,
-            "watch": "1",
-            "resourceVersion": version,
-            "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(WATCH_SECONDS),
-        }
+        query = {"watch": "1", "resourceVersion": version, "allowWatchBookmarks": "true", **self._query}
+        query["timeoutSeconds"] = str(WATCH_SECONDS)
         async with self._get(session, query, WATCH_SECONDS + LIST_TIMEOUT) as response:
             async for line in lines(response.content):
                 event = msgspec.json.decode(line, type=Event)
@@ -131,16 +125,13 @@ class Watch(Generic[T]):
                     return None
                 one = self._decoder.decode(event.object)
                 version = one.metadata.resource_version
+                if event.type == "DELETED":
+                    self._objects.pop(one.identity, None)
+                elif event.type != "BOOKMARK":
+                    self._objects[one.identity] = one
                 if event.type != "BOOKMARK":
-                    self._take(event.type, one)
+                    self._changed(one, event.type != "DELETED")
         return version
-
-    def _take(self, type_: str, one: T) -> None:
-        if type_ == "DELETED":
-            self.objects.pop(one.identity, None)
-        else:
-            self.objects[one.identity] = one
-        self._changed(one, type_ != "DELETED")
 
     @asynccontextmanager
     async def _get(

@@ -2,7 +2,6 @@
 
 from operator import attrgetter
 from time import perf_counter
-from types import TracebackType
 from typing import Self
 
 from .endpoints import Endpoint
@@ -40,9 +39,7 @@ class Lifecycle:
         self.status = status
         self.answered = perf_counter()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._leave()
         self._metrics.in_flight -= 1
         waited = None if self.answered is None else self.answered - self._started

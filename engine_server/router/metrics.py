@@ -5,11 +5,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily as Counted
+from prometheus_client.core import GaugeMetricFamily as Gauge
+from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from .endpoints import Route
 
+PREFIX = "fairlead_router_"
 BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
@@ -63,48 +66,31 @@ class Exposition(Collector):
 
     def collect(self) -> Iterable[Metric]:
         metrics = self._metrics
-        requests = CounterMetricFamily(
-            "fairlead_router_requests", "Requests by answer", labels=["model", "code"]
-        )
+        requests = Counted(f"{PREFIX}requests", "Requests by answer", labels=["model", "code"])
         for (model, status), count in metrics.requests.items():
             requests.add_metric([model, str(status)], count)
-        yield requests
-        yield histogram("fairlead_router_time_to_first_byte_seconds", "Until an answer began", metrics.waits)
-        yield histogram(
-            "fairlead_router_request_duration_seconds", "Until a request's end", metrics.durations
-        )
-        retries = CounterMetricFamily(
-            "fairlead_router_retries", "Requests sent to another replica", labels=["reason"]
-        )
+        retries = Counted(f"{PREFIX}retries", "Requests sent to another replica", labels=["reason"])
         for reason, count in metrics.retries.items():
             retries.add_metric([reason], count)
-        yield retries
-        yield CounterMetricFamily(
-            "fairlead_router_interrupted", "Answers cut off by their replica", value=metrics.interrupted
-        )
-        yield CounterMetricFamily("fairlead_router_ejections", "Endpoints ejected", value=metrics.ejections)
-        yield GaugeMetricFamily("fairlead_router_in_flight", "Requests under way", value=metrics.in_flight)
-        yield from self._endpoints()
-
-    def _endpoints(self) -> Iterable[Metric]:
+        yield from (requests, retries)
+        yield histogram("time_to_first_byte_seconds", "Until an answer began", metrics.waits)
+        yield histogram("request_duration_seconds", "Until a request's end", metrics.durations)
+        yield Counted(f"{PREFIX}interrupted", "Answers cut off by their replica", metrics.interrupted)
+        yield Counted(f"{PREFIX}ejections", "Endpoints ejected", metrics.ejections)
+        yield Gauge(f"{PREFIX}in_flight", "Requests under way", metrics.in_flight)
         labels = ["namespace", "deployment", "endpoint"]
-        live = GaugeMetricFamily(
-            "fairlead_router_endpoint_live", "Whether an endpoint takes requests", labels=labels
-        )
-        busy = GaugeMetricFamily(
-            "fairlead_router_endpoint_in_flight", "Requests under way there", labels=labels
-        )
+        live = Gauge(f"{PREFIX}endpoint_live", "Whether an endpoint takes requests", labels=labels)
+        busy = Gauge(f"{PREFIX}endpoint_in_flight", "Requests under way there", labels=labels)
         for route in self._routes():
             for endpoint in route.endpoints:
                 values = [*route.deployment.key, str(endpoint.address)]
                 live.add_metric(values, float(endpoint.live))
                 busy.add_metric(values, float(endpoint.in_flight))
-        yield live
-        yield busy
+        yield from (live, busy)
 
 
 def histogram(name: str, about: str, by_model: dict[str, Histogram]) -> HistogramMetricFamily:
-    family = HistogramMetricFamily(name, about, labels=["model"])
+    family = HistogramMetricFamily(PREFIX + name, about, labels=["model"])
     for model, one in by_model.items():
         family.add_metric([model], one.buckets(), one.total)
     return family

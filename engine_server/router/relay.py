@@ -98,7 +98,7 @@ class Relay:
             data = self._whole_events(data)
             if not data:
                 return
-        self._pending.append(chunk(data) if self._framing is Framing.CHUNKED else data)
+        self._send(data)
 
     def on_message_complete(self) -> None:
         if self._began:
@@ -144,23 +144,25 @@ class Relay:
 
     def _finish(self) -> None:
         if self._partial_event:
-            self._pending.append(
-                chunk(self._partial_event) if self._framing is Framing.CHUNKED else self._partial_event
-            )
-        if self._framing is Framing.CHUNKED:
-            self._pending.append(LAST_CHUNK)
-        self._settle(Outcome.FINISHED)
+            self._send(self._partial_event)
+        self._end(Outcome.FINISHED)
 
     def _break_off(self) -> None:
         if self.outcome.done():
             return
-        if not self._began:
-            self._settle(Outcome.UNANSWERED)
-            return
-        if self._events and self._framing is not Framing.LENGTH:
-            event = b"data: %b\n\n" % interrupted(self._life.model).body()
-            self._pending.append(chunk(event) + LAST_CHUNK if self._framing is Framing.CHUNKED else event)
-        self._settle(Outcome.CUT)
+        if self._began and self._events and self._framing is not Framing.LENGTH:
+            self._send(b"data: %b\n\n" % interrupted(self._life.model).body())
+            self._end(Outcome.CUT)
+        else:
+            self._settle(Outcome.CUT if self._began else Outcome.UNANSWERED)
+
+    def _send(self, data: bytes) -> None:
+        self._pending.append(chunk(data) if self._framing is Framing.CHUNKED else data)
+
+    def _end(self, outcome: Outcome) -> None:
+        if self._framing is Framing.CHUNKED:
+            self._pending.append(LAST_CHUNK)
+        self._settle(outcome)
 
     def _settle(self, outcome: Outcome) -> None:
         if not self.outcome.done():

@@ -2,13 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from .application import Application
 from .downstream import Downstream, Limits
-from .endpoints import Directory, Endpoint
+from .endpoints import Deployment, Directory, Endpoint
 from .forward import Forwarder
 from .health import Health
 from .metrics import Exposition, Metrics
@@ -19,7 +18,7 @@ from .upstream import Pools
 log = logging.getLogger(__name__)
 
 SWEEP = 5.0
-QUIET_LIMIT = 60.0  # for connections: between requests, and between two pieces of one
+QUIET_LIMIT = 60.0  # between requests, and between two pieces of one
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +31,21 @@ class Settings:
 
 
 class Server:
-    def __init__(self, settings: Settings, sources: Sequence[Source]) -> None:
+    def __init__(
+        self, settings: Settings, deployments: Iterable[Deployment], sources: Sequence[Source]
+    ) -> None:
+        """Endpoints that are known, and sources of others."""
         self._settings = settings
         self._sources = sources
         self._clients: set[Downstream] = set()
-        self._draining = False
-        self._told_once = asyncio.Event()
-        self._told_twice = asyncio.Event()
-        self._empty = asyncio.Event()
+        self._leaving = asyncio.Event()
         self._grace = 0.0
         self._pools = Pools()
         metrics = Metrics()
         self._health = Health(metrics)
         self._directory = Directory(settings.policy, on_unproven=self._health.watch, on_gone=self._forget)
+        for deployment in deployments:
+            self._directory.put(deployment)
         forwarder = Forwarder(self._directory, self._pools, self._health, metrics)
         exposition = Exposition(metrics, lambda: self._directory.routes)
         self._application = Application(forwarder, self._directory, exposition, self._readiness)
@@ -58,74 +59,59 @@ class Server:
         async with asyncio.TaskGroup() as tasks:
             background = [tasks.create_task(source.run(self._directory)) for source in self._sources]
             background.append(tasks.create_task(self._sweep()))
-            await self._told_once.wait()
-            await within(self._grace, self._told_twice)
+            await self._leaving.wait()
+            await asyncio.sleep(self._grace)
             listener.close()
             await self._drain()
             for task in background:
                 task.cancel()
 
+    def leave(self, grace: float) -> None:
+        """Drain, after accepting for `grace` seconds more; told again, don't wait for anybody."""
+        if self._leaving.is_set():
+            self._abandon_clients()
+            return
+        log.warning("draining")
+        self._leaving.set()
+        self._grace = grace
+        for client in self._clients:
+            client.closing = True
+
     async def _drain(self) -> None:
-        self._check_empty()
         for client in [*self._clients]:
             client.leave_when_idle()
-        await within(self._settings.drain_timeout, self._empty)
+        if self._clients:
+            await asyncio.wait([c.gone for c in self._clients], timeout=self._settings.drain_timeout)
+        self._abandon_clients()
+
+    def _abandon_clients(self) -> None:
         if self._clients:
             log.warning("%d connections are cut off", len(self._clients))
         for client in [*self._clients]:
             client.abandon()
 
     async def _sweep(self) -> None:
-        """Close what has been quiet for too long."""
-        loop = asyncio.get_running_loop()
+        """Close clients that have been quiet for too long."""
         while True:
             await asyncio.sleep(SWEEP)
-            for pool in self._pools.values():
-                pool.close_unused_since(loop.time() - QUIET_LIMIT)
+            limit = asyncio.get_running_loop().time() - QUIET_LIMIT
             for client in [*self._clients]:
-                if client.quiet_since < loop.time() - QUIET_LIMIT:
+                if client.quiet_since < limit:
                     client.abandon()
 
     def _readiness(self) -> str:
-        if self._draining:
+        if self._leaving.is_set():
             return "draining"
         return "ready" if all(source.synced for source in self._sources) else "starting"
 
     def _accept(self) -> Downstream:
-        client = Downstream(self._application.answer, self._settings.limits, self._lost)
-        client.closing = self._draining
+        client = Downstream(self._application.answer, self._settings.limits)
+        client.closing = self._leaving.is_set()
         self._clients.add(client)
+        client.gone.add_done_callback(lambda _: self._clients.discard(client))
         return client
-
-    def _lost(self, client: Downstream) -> None:
-        self._clients.discard(client)
-        self._check_empty()
-
-    def _check_empty(self) -> None:
-        if self._draining and not self._clients:
-            self._empty.set()
-
-    def leave(self, grace: float) -> None:
-        """Drain, after accepting for `grace` seconds more; told again, don't wait for anybody."""
-        if self._draining:
-            self._told_twice.set()
-            self._empty.set()
-            return
-        log.warning("draining")
-        self._draining = True
-        self._grace = grace
-        for client in self._clients:
-            client.closing = True
-        self._told_once.set()
 
     def _forget(self, endpoint: Endpoint) -> None:
         self._health.forget(endpoint)
         if pool := self._pools.pop(endpoint.address, None):
             pool.close()
-
-
-async def within(seconds: float, event: asyncio.Event) -> None:
-    """Wait for an event, but not for ever."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await event.wait()

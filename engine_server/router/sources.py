@@ -24,21 +24,13 @@ class Source(Protocol):
     async def run(self, directory: Directory) -> None: ...
 
 
-class FlagSource:
+def from_flags(flags: list[tuple[list[str], Address]]) -> list[Deployment]:
     """`--endpoint NAME[,NAME...]=URL`: each name is a model, served by all endpoints given with it."""
-
-    def __init__(self, flags: list[tuple[list[str], Address]]) -> None:
-        self.synced = False
-        self._flags = flags
-
-    async def run(self, directory: Directory) -> None:
-        by_name: dict[str, list[Address]] = {}
-        for names, address in self._flags:
-            for name in names:
-                by_name.setdefault(name, []).append(address)
-        for name, addresses in by_name.items():
-            directory.put(Deployment(Key(DEFAULT_NAMESPACE, name), (name,), tuple(addresses)))
-        self.synced = True
+    by_name: dict[str, list[Address]] = {}
+    for names, address in flags:
+        for name in names:
+            by_name.setdefault(name, []).append(address)
+    return [Deployment(Key(DEFAULT_NAMESPACE, name), (name,), tuple(at)) for name, at in by_name.items()]
 
 
 class FileDeployment(msgspec.Struct, rename="camel"):

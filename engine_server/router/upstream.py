@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import cast
 
 from .downstream import keep_watch
@@ -17,7 +18,6 @@ class Connection(asyncio.Protocol):
     def __init__(self, pool: "Pool") -> None:
         self._pool = pool
         self._relay: Relay | None = None
-        self.since = 0.0  # when it was last put by
 
     async def exchange(
         self, message: bytes, relay: Relay, hold: Callable[[asyncio.Transport | None], None]
@@ -59,7 +59,7 @@ class Connection(asyncio.Protocol):
 
 
 class Pool:
-    """Idle connections to one endpoint. The one used last goes first, so the rest grow old and are closed."""
+    """Idle connections to one endpoint. The one used last goes first, so the engine can close the rest."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -83,23 +83,18 @@ class Pool:
 
     def put_by(self, connection: Connection) -> None:
         if self._open and not connection.transport.is_closing():
-            connection.since = asyncio.get_running_loop().time()
             self._idle.append(connection)
         else:
             connection.transport.close()
 
     def strike(self, connection: Connection) -> None:
-        if connection in self._idle:
+        with suppress(ValueError):
             self._idle.remove(connection)
 
     def close(self) -> None:
         """For good; connections with an answer under way finish it first."""
         self._open = False
-        self.close_unused_since(float("inf"))
-
-    def close_unused_since(self, when: float) -> None:
-        for connection in [c for c in self._idle if c.since < when]:
-            self._idle.remove(connection)
+        for connection in self._idle:
             connection.transport.close()
 
 

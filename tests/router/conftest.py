@@ -14,7 +14,7 @@ import uvloop
 from engine_server.router.downstream import Limits
 from engine_server.router.endpoints import Address
 from engine_server.router.server import Server, Settings
-from engine_server.router.sources import FlagSource
+from engine_server.router.sources import from_flags
 
 
 def pytest_asyncio_loop_factories(config, item):
@@ -169,13 +169,14 @@ async def start_router(eventually) -> AsyncIterator[Callable[..., Awaitable[Rout
     async with contextlib.AsyncExitStack() as stack:
 
         async def start(
-            models=None, *, sources=None, policy="least_load", limits=None, drain_timeout=5.0
+            models=None, *, sources=(), policy="least_load", limits=None, drain_timeout=5.0
         ) -> Router:
             models = models or {}
             flags = [([m], Address.parse(engine.url)) for m, engines in models.items() for engine in engines]
             server = Server(
                 Settings("127.0.0.1", 0, policy, limits or Limits(), drain_timeout),
-                [FlagSource(flags)] if sources is None else sources,
+                from_flags(flags),
+                sources,
             )
             port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
             task = asyncio.create_task(server.run(port.set_result))
