@@ -66,7 +66,6 @@ def main(argv: list[str]) -> int:
         return 1
     host = EngineHost(AsyncEngineArgs.from_cli_args(options), started)
     status = uvloop.run(_serve(host, listener, options.drain_timeout, options.max_body_bytes))
-    host.shut_down()
     if host.thread_runs:
         # The start can't be interrupted from here, and the interpreter would wait for what it imports.
         sys.stderr.flush()
@@ -119,6 +118,7 @@ async def _serve(host: EngineHost, listener: socket.socket, drain_timeout: float
     for task in (stop, engine):
         task.cancel()
     await http
+    host.shut_down()  # here, in the loop that the engine belongs to
     return status
 
 
