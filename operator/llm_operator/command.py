@@ -66,9 +66,10 @@ def main(argv: list[str]) -> int:
 
 async def run(settings: Settings, lease_namespace: str, ports: tuple[int, int]) -> int:
     configuration = await load_configuration()
-    async with ApiClient(configuration) as api, answering(ports):
-        cluster = Cluster(api)
-        reconciler = Reconciler(cluster, settings)
+    api = ApiClient(configuration)
+    cluster = Cluster(api)
+    reconciler = Reconciler(cluster, settings)
+    async with api, answering(ports, reconciler):
         lease = Lease(cluster, lease_namespace, LEASE_NAME, f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}")
         standing_by = asyncio.create_task(stand_by(reconciler, lease))
         on_signals(standing_by.cancel)
@@ -133,13 +134,14 @@ async def watch(reconciler: Reconciler, configuration: Configuration, stop: asyn
 
 
 @asynccontextmanager
-async def answering(ports: Iterable[int]) -> AsyncIterator[None]:
+async def answering(ports: Iterable[int], reconciler: Reconciler) -> AsyncIterator[None]:
     """/healthz and /metrics, standing by or at work."""
 
     async def health(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
     async def exposition(_: web.Request) -> web.Response:
+        metrics.count_conditions(reconciler.conditions.values())
         body = prometheus_client.generate_latest(metrics.REGISTRY)
         return web.Response(body=body, headers={"Content-Type": prometheus_client.CONTENT_TYPE_LATEST})
 

@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from kubernetes.aio.client import ApiException
 
@@ -29,6 +31,26 @@ class RefusedError(Exception):
     """The spec could not be carried out; the status says why, and it is worth another try."""
 
 
+class Settled(NamedTuple):
+    """A child as it was left: while plan and child are still these, there is nothing to apply."""
+
+    plan: Manifest
+    version: str | int  # of its spec, where the API server counts that
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    owners: list[Manifest]
+
+    @classmethod
+    def of(cls, planned: Manifest, child: Manifest) -> "Settled":
+        metadata = child["metadata"]
+        version = metadata.get("generation") or metadata["resourceVersion"]
+        there = metadata.get("annotations", {})
+        annotations = {name: there.get(name, "") for name in planned["metadata"].get("annotations", {})}
+        return cls(
+            planned, version, metadata.get("labels", {}), annotations, metadata.get("ownerReferences", [])
+        )
+
+
 @dataclass(slots=True)
 class Reconciler:
     cluster: Cluster
@@ -36,6 +58,7 @@ class Reconciler:
     queue: WorkQueue[Key] = field(default_factory=WorkQueue)
     claims: Claims = field(default_factory=Claims)
     conditions: dict[Key, frozenset[tuple[str, str]]] = field(default_factory=dict)
+    settled: dict[Key, dict[str, Settled]] = field(default_factory=dict)  # by kind
 
     # --- what wakes it
 
@@ -54,7 +77,7 @@ class Reconciler:
         for rival in self.claims.drop(key):
             self.wake(rival)
         self.conditions.pop(key, None)
-        metrics.count_conditions(self.conditions.values())
+        self.settled.pop(key, None)
 
     async def relist(self) -> None:
         """Repairs what a missed event left behind."""
@@ -111,7 +134,7 @@ class Reconciler:
         except SpecError as error:
             await self.report(key, manifest, unplanned(manifest, observed, error))
             return  # nothing to try again before the spec changes
-        observed = await self.apply(goal, observed)
+        observed = await self.apply(key, goal, observed)
         await self.report(key, manifest, plan(deployment, observed, self.settings).status)
         if observed.refusal is not None:
             raise RefusedError(observed.refusal.message)
@@ -127,16 +150,20 @@ class Reconciler:
             now=datetime.now(UTC),
         )
 
-    async def apply(self, goal: Plan, observed: Observed) -> Observed:
+    async def apply(self, key: Key, goal: Plan, observed: Observed) -> Observed:
         """What there is afterwards, and what stood in the way."""
         applied = dict(observed.children)
+        settled = self.settled.setdefault(key, {})
         for child in goal.children:
             kind = child["kind"]
             if kind in applied and not is_ours(applied[kind], child):
                 taken = f"a {kind} named {child['metadata']['name']} is there already and is not ours"
                 return replace(observed, refusal=Problem("ChildExists", taken))
+            if kind in applied and settled.get(kind) == Settled.of(child, applied[kind]):
+                continue
             try:
                 applied[kind] = await self.cluster.apply(child)
+                settled[kind] = Settled.of(child, applied[kind])
             except ApiException as error:
                 if not is_refusal(error):
                     raise
@@ -148,7 +175,6 @@ class Reconciler:
     async def report(self, key: Key, manifest: Manifest, result: Status) -> None:
         """Writes the status where it changed, and only there: a write wakes us again."""
         self.conditions[key] = frozenset((entry.type, entry.status) for entry in result.conditions)
-        metrics.count_conditions(self.conditions.values())
         status_manifest = result.as_manifest()
         if status_manifest == manifest.get("status"):
             return
@@ -186,9 +212,7 @@ def is_refusal(error: ApiException) -> bool:
 
 
 def is_news(condition: Condition, last: Manifest) -> bool:
-    """Whether people should hear of it: Ready and Degraded as they turn, and why."""
-    if condition.type == "Progressing":
-        return False
-    if not last:
-        return condition.is_bad
-    return (last["status"], last["reason"]) != (condition.status, condition.reason)
+    """Whether people should hear of it: Ready as it turns, and each new reason why something is wrong."""
+    if condition.type == "Ready":
+        return condition.status != str(last.get("status", "False"))
+    return condition.is_bad and (last.get("status"), last.get("reason")) != ("True", condition.reason)

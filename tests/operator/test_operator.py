@@ -121,9 +121,15 @@ def test_a_pods_own_reason_reaches_the_condition(world: Any, manifest: Any, name
     world.set_status("pod", name, {"phase": "Pending", "initContainerStatuses": [container | state]})
     found = world.eventually(lambda: failing(world, name, "ModelFetchFailed"))
     assert found["message"] == "the model could not be fetched: fairlead fetch: there is no model org/name"
-    world.eventually(lambda: "ModelFetchFailed" in world.kubectl("events", "--for", f"llmd/{name}"))
+    events = world.eventually(lambda: told_as_event(world, name, "ModelFetchFailed"))
+    assert events.count("ModelFetchFailed") == 1
     world.kubectl("delete", "pod", name, "--force", "--grace-period=0")
     world.eventually(lambda: world.condition(name, "Degraded")["status"] == "False")
+
+
+def told_as_event(world: Any, name: str, reason: str) -> str | None:
+    events = str(world.kubectl("events", "--for", f"llmd/{name}"))
+    return events if reason in events else None
 
 
 def failing(world: Any, name: str, reason: str) -> dict[str, Any] | None:
