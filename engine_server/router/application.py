@@ -1,8 +1,6 @@
 """What the router answers itself, and what it sends on."""
 
-from calendar import timegm
 from collections.abc import Callable
-from datetime import datetime
 from urllib.parse import unquote_to_bytes
 
 import msgspec
@@ -65,6 +63,5 @@ class Application:
 
 
 def card(name: str, route: Route) -> dict[str, object]:
-    created = route.deployment.created
-    seconds = timegm(datetime.fromisoformat(created).utctimetuple()) if created else 0
-    return {"id": name, "object": "model", "created": seconds, "owned_by": "fairlead"}
+    created = int(route.deployment.created)
+    return {"id": name, "object": "model", "created": created, "owned_by": "fairlead"}

@@ -178,8 +178,7 @@ class Downstream(asyncio.Protocol):
                 self.respond(failure.status, failure.body(), headers=failure.headers)
             except Exception:  # a fault of ours ends one connection, not the router
                 log.exception("a request failed inside the router")
-                self.closing = True
-                self.respond(500, errors.internal().body())
+                self.cut()
             if self._writable is not None:
                 await self._writable
             if self.closing:
@@ -196,7 +195,7 @@ class Downstream(asyncio.Protocol):
         return self._arrived.popleft()
 
     async def _dismiss(self, failure: RequestError) -> None:
-        self.closing = True
+        self.closing = self._with_body = True
         self.respond(failure.status, failure.body(), headers=failure.headers)
         self._transport.write_eof()
         await asyncio.sleep(LINGER)

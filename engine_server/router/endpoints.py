@@ -35,7 +35,7 @@ class Deployment:
     key: Key
     served_names: tuple[str, ...]
     addresses: tuple[Address, ...] = ()
-    created: str = ""  # RFC 3339: the oldest holder keeps a contested name
+    created: float = 0.0  # seconds of the epoch: the oldest holder keeps a contested name
     policy: str | None = None  # the router's own, where it is absent or not known
     vouched: bool = False  # the source itself watches readiness: no probe is needed before the first request
 

@@ -67,7 +67,3 @@ def no_answer(model: str, tries: int) -> RequestError:
 
 def interrupted(model: str) -> RequestError:
     return RequestError(502, "interrupted", f"The replica of {model!r} went away in the middle of its answer")
-
-
-def internal() -> RequestError:
-    return RequestError(500, "internal_error", "The router failed on this request; its log says why")

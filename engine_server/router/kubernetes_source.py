@@ -133,7 +133,7 @@ def deployment(key: Key, told: LLMDeployment, slices: Iterable[EndpointSlice]) -
         key,
         tuple(told.spec.model.served_names) or (key.name,),
         addresses(slices),
-        told.metadata.creation_timestamp,
+        told.metadata.creation_timestamp.timestamp() if told.metadata.creation_timestamp else 0.0,
         told.spec.routing.policy,
         vouched=True,
     )

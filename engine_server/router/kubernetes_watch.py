@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import datetime
 from typing import Generic, TypeVar
 
 import aiohttp
@@ -29,7 +30,7 @@ class Metadata(msgspec.Struct, rename="camel"):
     name: str = ""
     namespace: str = ""
     resource_version: str = ""
-    creation_timestamp: str = ""
+    creation_timestamp: datetime | None = None
     labels: dict[str, str] = {}
 
 

@@ -26,21 +26,22 @@ class Relay:
     """Feeds on one engine's bytes; `outcome` says how it went. Nothing reaches the client before the answer's
     head is whole, so that until then the request can go elsewhere."""
 
+    reusable = False  # the engine's connection, afterwards
+    _status = 0
+    _reason = b""
+    _began = False
+    _framing = Framing.NONE
+    _read_to_end = False  # the engine marks the answer's end by closing
+    _events = False
+    _partial_event = b""
+
     def __init__(self, client: Downstream, life: Lifecycle, may_refuse: Callable[[], bool]) -> None:
         self.outcome: Future[Outcome] = get_running_loop().create_future()
-        self.reusable = False  # the engine's connection, afterwards
         self._client = client
         self._life = life
         self._may_refuse = may_refuse
         self._parser = HttpResponseParser(self)
-        self._reason = b""
         self._fields = Fields()
-        self._status = 0
-        self._began = False
-        self._framing = Framing.NONE
-        self._read_to_end = False  # the engine marks the answer's end by closing
-        self._events = False
-        self._partial_event = b""
         self._pending: list[bytes] = []
 
     # What the connection says

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
@@ -39,12 +40,13 @@ class FileDeployment(msgspec.Struct, rename="camel"):
     namespace: str = DEFAULT_NAMESPACE
     served_names: list[str] = []
     policy: str | None = None
-    created: str = ""
+    created: datetime | None = None
 
     def deployment(self) -> Deployment:
         names = tuple(self.served_names) or (self.name,)
+        created = self.created.timestamp() if self.created else 0.0
         addresses = tuple(Address.parse(url) for url in self.endpoints)
-        return Deployment(Key(self.namespace, self.name), names, addresses, self.created, self.policy)
+        return Deployment(Key(self.namespace, self.name), names, addresses, created, self.policy)
 
 
 class EndpointsFile(msgspec.Struct):

@@ -12,7 +12,7 @@ deployments = st.builds(
     st.builds(Key, st.sampled_from("xy"), st.sampled_from("abc")),
     st.lists(st.sampled_from(["a", "b", "s", "t", "x/a"]), min_size=1, max_size=2, unique=True).map(tuple),
     addresses,
-    st.sampled_from(["2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"]),
+    st.sampled_from([1.0, 2.0]),
 )
 
 
@@ -61,7 +61,7 @@ def test_the_oldest_holder_keeps_a_name(told):
 
 
 def deployment(
-    namespace: str, name: str, *served: str, created: str = "", at: tuple[str, ...] = ()
+    namespace: str, name: str, *served: str, created: float = 0.0, at: tuple[str, ...] = ()
 ) -> Deployment:
     return Deployment(Key(namespace, name), served, tuple(Address.parse(url) for url in at), created)
 
@@ -69,9 +69,9 @@ def deployment(
 def test_a_served_name_comes_before_namespace_and_name():
     notes = Notes()
     for one in (
-        deployment("x", "a", "m", created="1"),
-        deployment("y", "b", "x/a", "m", created="2"),
-        deployment("y", "c", "b", created="3"),
+        deployment("x", "a", "m", created=1.0),
+        deployment("y", "b", "x/a", "m", created=2.0),
+        deployment("y", "c", "b", created=3.0),
     ):
         notes.directory.put(one)
 
@@ -90,8 +90,8 @@ def test_a_served_name_comes_before_namespace_and_name():
 
 def test_a_deployment_that_lost_all_its_names_is_listed_in_full():
     notes = Notes()
-    notes.directory.put(deployment("x", "a", "m", created="1"))
-    notes.directory.put(deployment("y", "b", "m", created="2"))
+    notes.directory.put(deployment("x", "a", "m", created=1.0))
+    notes.directory.put(deployment("y", "b", "m", created=2.0))
     assert list(notes.directory.models()) == ["m", "y/b"]
     notes.directory.remove(Key("x", "a"))
     assert list(notes.directory.models()) == ["m"]

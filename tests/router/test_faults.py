@@ -1,6 +1,7 @@
 """What the router does when engines, clients or requests go wrong."""
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import sys
 
 import pytest
 
+from engine_server.router import server
 from engine_server.router.downstream import Limits
 
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -398,3 +400,26 @@ async def send_until_it_arrives(session, url, engine, eventually) -> asyncio.Tas
     task = asyncio.create_task(send(session, url))
     await eventually(lambda: engine.received)
     return task
+
+
+async def test_quiet_connections_are_closed_and_busy_ones_are_not(start_engine, start_router, monkeypatch):
+    monkeypatch.setattr(server, "SWEEP", 0.02)
+    monkeypatch.setattr(server, "QUIET_LIMIT", 0.1)
+    release = asyncio.Event()
+
+    async def behave(engine, request, writer):
+        await release.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+    router = await start_router({"m": [await start_engine(behave)]})
+    busy, busy_writer = await router.connect()
+    busy_writer.write(post(b'{"model":"m"}'))
+    for said in (b"", b"POST /v1/completions HTTP/1.1\r\nContent-Le"):
+        reader, writer = await router.connect()
+        writer.write(said)
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        writer.close()
+    release.set()
+    assert (await busy.readline()).startswith(b"HTTP/1.1 200")
+    busy_writer.close()

@@ -45,12 +45,15 @@ async def test_the_file_is_followed(tmp_path, start_engine, start_router, eventu
         "name": "a",
         "servedNames": ["m", "n"],
         "policy": "round_robin",
+        "created": "2026-01-01T00:00:00Z",
         "endpoints": [one.url],
     }
     write(path, told(first))
     for model in ("m", "n", "x/a", "x/m"):
         await eventually(lambda model=model: answers(model, one))
     assert await readiness() == 200
+    async with router.get("/v1/models/m") as response:
+        assert (await response.json())["created"] == 1767225600
     write(path, told({**first, "endpoints": [two.url]}))
     await eventually(lambda: answers("m", two))
 
