@@ -7,18 +7,7 @@ from typing import Any, NamedTuple
 from llm_operator.names import MODEL_CONTAINER
 
 LONGEST_MESSAGE = 500
-FAILING = frozenset(
-    {
-        "CrashLoopBackOff",
-        "ImagePullBackOff",
-        "ErrImagePull",
-        "ErrImageNeverPull",
-        "InvalidImageName",
-        "CreateContainerConfigError",
-        "CreateContainerError",
-        "RunContainerError",
-    }
-)
+ON_ITS_WAY = ("", "ContainerCreating", "PodInitializing")  # why a container waits in good health
 ENDED_BADLY = ("CrashLoopBackOff", "Restarting")
 # The kubelet goes back and forth between these; one name keeps the condition still.
 SAME_AS = {"ErrImagePull": "ImagePullBackOff"}
@@ -27,14 +16,6 @@ SAME_AS = {"ErrImagePull": "ImagePullBackOff"}
 class Problem(NamedTuple):
     reason: str
     message: str
-
-
-def is_ready(pod: Mapping[str, Any]) -> bool:
-    return condition(pod, "Ready").get("status") == "True"
-
-
-def is_leaving(pod: Mapping[str, Any]) -> bool:
-    return "deletionTimestamp" in pod["metadata"]
 
 
 def running(pod: Mapping[str, Any], container: str) -> bool:
@@ -55,7 +36,7 @@ def problems(pods: Iterable[Mapping[str, Any]]) -> list[Problem]:
 
 
 def problem_of(pod: Mapping[str, Any]) -> Problem | None:
-    if is_leaving(pod) or is_ready(pod):
+    if "deletionTimestamp" in pod["metadata"] or condition(pod, "Ready").get("status") == "True":
         return None
     status = pod.get("status", {})
     if status.get("phase") == "Failed":
@@ -88,21 +69,20 @@ def container_problems(status: Mapping[str, Any]) -> Iterator[Problem]:
 
 def failure(container: Mapping[str, Any]) -> Problem | None:
     """A container that waits for a bad reason, or ended badly and has not come back."""
-    state = container.get("state", {})
-    ended = state.get("terminated") or container.get("lastState", {}).get("terminated")
-    waiting = state.get("waiting", {})
     if container.get("ready"):
         return None
-    if ended is not None and ended.get("exitCode") != 0 and waiting.get("reason") != "ContainerCreating":
-        reason = "CrashLoopBackOff" if waiting.get("reason") == "CrashLoopBackOff" else "Restarting"
-        return Problem(reason, shortened(last_words(ended)))
-    reason = waiting.get("reason", "")
-    if reason in FAILING:
-        secret = re.search(r'secret "([^"]+)" not found', waiting.get("message", ""))
-        if secret:
-            return Problem("SecretNotFound", f"there is no Secret {secret[1]}")
-        return Problem(SAME_AS.get(reason, reason), shortened(waiting.get("message") or reason))
-    return None
+    state = container.get("state", {})
+    waiting = state.get("waiting", {})
+    reason, message = waiting.get("reason", ""), waiting.get("message", "")
+    ended = state.get("terminated") or container.get("lastState", {}).get("terminated")
+    if ended is not None and ended.get("exitCode") != 0 and reason in (*ON_ITS_WAY, "CrashLoopBackOff"):
+        return Problem(reason if reason == "CrashLoopBackOff" else "Restarting", shortened(last_words(ended)))
+    if reason in ON_ITS_WAY:
+        return None
+    secret = re.search(r'secret "([^"]+)" not found', message)
+    if secret:
+        return Problem("SecretNotFound", f"there is no Secret {secret[1]}")
+    return Problem(SAME_AS.get(reason, reason), shortened(message or reason))
 
 
 def last_words(terminated: Mapping[str, Any]) -> str:
