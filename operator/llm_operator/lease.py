@@ -70,6 +70,8 @@ class Lease:
         """Takes or renews it; False where another has it, or where the API server does not answer."""
         try:
             found = await self.cluster.find(f"{self.path}/{self.name}")
+            if found is not None:
+                found.setdefault("spec", {})  # whoever installs us may have made it
             if found is not None and self.is_held(found):
                 return False
             self.seen = await self.write(found, holder=self.identity)

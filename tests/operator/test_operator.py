@@ -238,6 +238,8 @@ def test_metrics_tell_of_conditions(world: Any, manifest: Any, name: str, operat
 
 def test_a_second_operator_stands_by_until_the_first_stops(world: Any, start_operator: Any) -> None:
     world.kubectl("create", "namespace", "pair")
+    lease = {"name": "fairlead-operator", "namespace": "pair"}  # as the chart makes it
+    world.apply({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": lease})
     account = world.service_account("pair", "pair")
     flags = ("--namespace=pair", "--lease-namespace=pair")
     first = start_operator(account, *flags)
