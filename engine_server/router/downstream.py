@@ -33,7 +33,7 @@ class Downstream(asyncio.Protocol):
     def __init__(self, answer: "Answer", limits: Limits) -> None:
         self._answer = answer
         self._limits = limits
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._parser = HttpRequestParser(self)
         self._arrived: deque[Request | RequestError] = deque()
         self._arrival: asyncio.Future[None] | None = None
@@ -42,10 +42,10 @@ class Downstream(asyncio.Protocol):
         self._deaf = False  # whatever else comes is thrown away
         self._receiving = False  # a part of a request is here
         self._serving = False
-        self._heard = self._loop.time()
+        self._heard = self.loop.time()
         self._begin_message()
         self._with_body = True
-        self.gone: asyncio.Future[None] = self._loop.create_future()
+        self.gone: asyncio.Future[None] = self.loop.create_future()
         self.http11 = True
         self.closing = False
 
@@ -54,12 +54,12 @@ class Downstream(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         keep_watch(self._transport)
-        self._task = self._loop.create_task(self._converse())
+        self._task = self.loop.create_task(self._converse())
 
     def data_received(self, data: bytes) -> None:
         if self._deaf:
             return
-        self._heard = self._loop.time()
+        self._heard = self.loop.time()
         if self._receiving and not self._head_complete:
             self._head_size += len(data)
         try:
@@ -78,7 +78,7 @@ class Downstream(asyncio.Protocol):
         self.gone.set_result(None)
 
     def pause_writing(self) -> None:
-        self._writable = self._loop.create_future()
+        self._writable = self.loop.create_future()
         if self._source is not None:
             self._source.pause_reading()
 
@@ -184,13 +184,13 @@ class Downstream(asyncio.Protocol):
             if self.closing:
                 break
             self._serving = False
-            self._heard = self._loop.time()
+            self._heard = self.loop.time()
         self._transport.close()
 
     async def _next(self) -> Request | RequestError:
         if not self._arrived:
             self._transport.resume_reading()
-            self._arrival = self._loop.create_future()
+            self._arrival = self.loop.create_future()
             await self._arrival
         return self._arrived.popleft()
 
@@ -251,7 +251,7 @@ class Downstream(asyncio.Protocol):
     @property
     def quiet_since(self) -> float:
         """When the client, whose turn it is to speak, spoke last."""
-        return self._loop.time() if self._busy else self._heard
+        return self.loop.time() if self._busy else self._heard
 
 
 def keep_watch(transport: asyncio.Transport) -> None:

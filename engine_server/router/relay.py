@@ -1,6 +1,6 @@
 """One answer on its way from an engine to a client: parsed as it comes, passed on as it comes."""
 
-from asyncio import Future, get_running_loop
+from asyncio import Future
 from collections.abc import Callable
 from enum import Enum
 
@@ -36,7 +36,7 @@ class Relay:
     _partial_event = b""
 
     def __init__(self, client: Downstream, life: Lifecycle, may_refuse: Callable[[], bool]) -> None:
-        self.outcome: Future[Outcome] = get_running_loop().create_future()
+        self.outcome: Future[Outcome] = client.loop.create_future()
         self._client = client
         self._life = life
         self._may_refuse = may_refuse
