@@ -78,7 +78,7 @@ def engine_container(deployment: LLMDeployment, origin: Source, image: str) -> d
 def engine_args(deployment: LLMDeployment, origin: Source) -> list[str]:
     spec = deployment.spec
     arguments = ["engine", origin.argument]
-    arguments += [f"--served-model-name={name}" for name in deployment.served_names]
+    arguments += [f"--served-model-name={name}" for name in deployment.routed_names]
     arguments += ["--host=0.0.0.0", f"--port={names.ENGINE_PORT}"]
     arguments += [f"--drain-timeout={spec.rollout.drain_timeout_seconds}"]
     if spec.engine.max_model_len is not None:

@@ -234,6 +234,12 @@ class LLMDeployment:
     def served_names(self) -> tuple[str, ...]:
         return self.spec.model.served_names or (self.name,)
 
+    @property
+    def routed_names(self) -> tuple[str, ...]:
+        """Every name that a request may reach it under: the served ones, and those with its namespace."""
+        qualified = (f"{self.namespace}/{name}" for name in (self.name, *self.served_names))
+        return tuple(dict.fromkeys((*self.served_names, *qualified)))
+
 
 def parse(manifest: Mapping[str, Any]) -> LLMDeployment:
     """The typed LLMDeployment; SpecError names the field, what is wrong and what is allowed."""
