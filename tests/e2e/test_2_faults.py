@@ -1,0 +1,173 @@
+"""What goes wrong on a cluster, and what a person sees of it."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+NAMESPACE, OTHER = "team-a", "team-b"
+FINDS_THE_CORE = """
+import os, pathlib, signal
+for entry in pathlib.Path("/proc").glob("[0-9]*"):
+    if b"engine_server.engine.core" in (entry / "cmdline").read_bytes():
+        os.kill(int(entry.name), signal.SIGKILL)
+        break
+else:
+    raise SystemExit("no engine core")
+"""
+
+
+def manifest(name: str, **spec: Any) -> str:
+    return json.dumps(
+        {
+            "apiVersion": "fairlead.dev/v1alpha1",
+            "kind": "LLMDeployment",
+            "metadata": {"name": name},
+            "spec": {"model": {"uri": "pvc://models/smollm2"}, **spec},
+        }
+    )
+
+
+@pytest.fixture
+def applied(cluster: Any, release: None) -> Any:
+    """Applies a manifest, and deletes it at the end."""
+    made: list[tuple[str, str]] = []
+
+    def apply(name: str, namespace: str, **spec: Any) -> None:
+        made.append((name, namespace))
+        cluster.kubectl("apply", "-n", namespace, "-f", "-", input=manifest(name, **spec))
+
+    yield apply
+    for name, namespace in made:
+        cluster.kubectl("delete", "llmd", name, "-n", namespace)
+
+
+def stream(client: openai.OpenAI) -> str:
+    """A long streamed answer; how it ended."""
+    try:
+        chunks = client.completions.create(
+            model="smollm2",
+            prompt="Once upon a time",
+            max_tokens=900,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        finish = [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices]
+    except openai.APIError as error:
+        return f"error: {error.message}"
+    return str(finish[-1])
+
+
+def test_a_killed_engine_core(cluster: Any, smollm2: str, client: openai.OpenAI, until: Any) -> None:
+    victim = cluster.pods(smollm2, NAMESPACE)[0]["metadata"]["name"]
+
+    def running() -> float:
+        metrics = cluster.kubectl(
+            "get", "--raw", f"/api/v1/namespaces/{NAMESPACE}/pods/{victim}:8000/proxy/metrics"
+        )
+        lines = [line for line in metrics.splitlines() if line.startswith("vllm:num_requests_running{")]
+        return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+    with ThreadPoolExecutor(6) as pool:
+        streams = [pool.submit(stream, client) for _ in range(6)]
+        until(lambda: running() >= 2, "streams on the replica that is to die")
+        cluster.kubectl("exec", victim, "-n", NAMESPACE, "-c", "engine", "--", "python", "-c", FINDS_THE_CORE)
+        ends = [future.result() for future in streams]
+    assert {end for end in ends if not end.startswith("error: ")} <= {"length"}
+    assert any(end.startswith("error: ") for end in ends), "nobody was told"
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(
+            pool.map(
+                lambda n: client.completions.create(model="smollm2", prompt=f"{n}", max_tokens=2), range(100)
+            )
+        )
+    assert len(answers) == 100
+
+    def restarted() -> bool:
+        status = cluster.get("pod", victim, "-n", NAMESPACE)["status"]["containerStatuses"][0]
+        return bool(status["restartCount"] >= 1 and status["ready"])
+
+    until(restarted, "the kubelet restarts the engine, and it is ready again")
+    state = cluster.get("pod", victim, "-n", NAMESPACE)["status"]["containerStatuses"][0]["lastState"]
+    assert state["terminated"]["exitCode"] != 0
+    cluster.wait_replicas(smollm2, NAMESPACE, 2)
+    cluster.wait_ready(smollm2, NAMESPACE)
+
+
+def test_an_unknown_field_is_refused(cluster: Any, release: None) -> None:
+    words = cluster.refusal("apply", "-n", NAMESPACE, "-f", "-", input=manifest("typo", replica=2))
+    assert "spec.replica" in words
+
+
+def test_replicas_below_zero_are_refused(cluster: Any, release: None) -> None:
+    words = cluster.refusal("apply", "-n", NAMESPACE, "-f", "-", input=manifest("negative", replicas=-1))
+    assert "spec.replicas" in words
+
+
+def test_a_flag_that_the_operator_owns_is_refused(cluster: Any, release: None) -> None:
+    spec = {"engine": {"args": ["--port=1"]}}
+    words = cluster.refusal("apply", "-n", NAMESPACE, "-f", "-", input=manifest("port", **spec))
+    assert "--port" in words
+
+
+@pytest.mark.parametrize(
+    ("name", "uri", "words"),
+    [
+        ("no-claim", "pvc://nowhere/smollm2", ["no PersistentVolumeClaim nowhere"]),
+        ("no-folder", "pvc://models/nothing", ["config.json"]),
+        ("no-package", "pypi://there-is-no-such-model", ["there-is-no-such-model"]),
+    ],
+)
+def test_a_model_that_is_not_there(
+    cluster: Any, applied: Any, until: Any, name: str, uri: str, words: list[str]
+) -> None:
+    applied(name, NAMESPACE, model={"uri": uri})
+
+    def told() -> str:
+        ready = cluster.condition(name, NAMESPACE, "Ready")
+        message: str = ready.get("message", "")
+        return message if all(word in message for word in words) and ready["status"] == "False" else ""
+
+    message = until(told, f"Ready says {words}; it says {cluster.condition(name, NAMESPACE, 'Ready')}")
+    degraded = cluster.condition(name, NAMESPACE, "Degraded")
+    assert degraded["status"] == "True"
+    cluster.show(f"{uri}: the condition's message", message)
+
+
+def test_one_name_in_two_namespaces(
+    cluster: Any, smollm2: str, applied: Any, client: openai.OpenAI, until: Any
+) -> None:
+    applied("smollm2", OTHER)
+    cluster.wait_replicas("smollm2", OTHER, 1)
+    until(
+        lambda: cluster.condition("smollm2", OTHER, "NameTaken").get("status") == "True",
+        "the later one says that its name is taken",
+    )
+    assert cluster.condition("smollm2", NAMESPACE, "NameTaken").get("status") != "True"
+    for name in ("smollm2", f"{NAMESPACE}/smollm2", f"{OTHER}/smollm2"):
+        reply = client.completions.create(model=name, prompt="The sea is", max_tokens=4)
+        assert reply.choices[0].text
+
+
+def test_a_gpu_pod_goes_where_the_gpu_is(
+    cluster: Any, applied: Any, gpu_node: str, client: openai.OpenAI
+) -> None:
+    applied("on-gpu", OTHER, resources={"gpu": 1})
+    cluster.wait_ready("on-gpu", OTHER)
+    (pod,) = cluster.pods("on-gpu", OTHER)
+    assert pod["spec"]["nodeName"] == gpu_node
+    assert pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert client.completions.create(model="on-gpu", prompt="The sea is", max_tokens=4).choices[0].text
+
+
+def test_more_gpus_than_there_are(cluster: Any, applied: Any, gpu_node: str, until: Any) -> None:
+    applied("too-many", OTHER, resources={"gpu": 8})
+    until(
+        lambda: "nvidia.com/gpu" in cluster.condition("too-many", OTHER, "Ready").get("message", ""),
+        "Ready says that no node has so many GPUs",
+    )

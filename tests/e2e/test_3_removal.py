@@ -1,0 +1,119 @@
+"""What goes, what stays, and what runs on meanwhile. Last of all: these tests take Fairlead away."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import openai
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+SYSTEM, NAMESPACE, OTHER = "fairlead-system", "team-a", "team-b"
+CHILDREN = "deployments,replicasets,pods,services,endpointslices,serviceaccounts,configmaps,secrets,leases"
+EVERYTHING = f"{CHILDREN},roles,rolebindings,poddisruptionbudgets"
+OPERATOR = ("deploy/fairlead-operator", "-n", SYSTEM)
+
+
+@pytest.fixture
+def scaled(cluster: Any) -> Iterator[Callable[[int], None]]:
+    """Sets the operator's replicas, and waits."""
+
+    def to(replicas: int) -> None:
+        cluster.kubectl("scale", *OPERATOR, f"--replicas={replicas}")
+        cluster.kubectl("rollout", "status", *OPERATOR, "--timeout=120s")
+        if not replicas:
+            cluster.kubectl(
+                "wait", "--for=delete", "pod", "-n", SYSTEM,
+                "-l", "app.kubernetes.io/component=operator", "--timeout=60s",
+            )  # fmt: skip
+
+    yield to
+    to(1)
+
+
+@pytest.mark.parametrize("operators", [1, 0])
+def test_delete_leaves_nothing(
+    cluster: Any, release: None, scaled: Callable[[int], None], until: Any, operators: int
+) -> None:
+    left = set(cluster.names(CHILDREN, OTHER))
+    manifest = {
+        "apiVersion": "fairlead.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "metadata": {"name": "brief"},
+        "spec": {"model": {"uri": "pvc://models/smollm2"}},
+    }
+    cluster.kubectl("apply", "-n", OTHER, "-f", "-", input=json.dumps(manifest))
+    cluster.wait_ready("brief", OTHER)
+    assert set(cluster.names(CHILDREN, OTHER)) > left
+    scaled(operators)
+    cluster.kubectl("delete", "llmd", "brief", "-n", OTHER, "--timeout=30s")
+    until(lambda: set(cluster.names(CHILDREN, OTHER)) <= left, "nothing of it is left")
+
+
+def engines(cluster: Any) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in cluster.pods("smollm2", NAMESPACE)}
+
+
+def answers(client: openai.OpenAI) -> bool:
+    return bool(client.completions.create(model="smollm2", prompt="The sea is", max_tokens=4).choices[0].text)
+
+
+def uninstall(cluster: Any, until: Any) -> None:
+    cluster.kubectl("wait", "--for=condition=Available", *OPERATOR, "--timeout=60s")
+    cluster.run("helm", "uninstall", "fairlead", "--namespace", SYSTEM, "--wait")
+    mine = "app.kubernetes.io/name=fairlead"
+
+    def left() -> list[str]:
+        found = cluster.names(EVERYTHING, SYSTEM, mine) + cluster.names(EVERYTHING, NAMESPACE, mine)
+        return [*found, *cluster.names("clusterroles,clusterrolebindings", SYSTEM, mine)]
+
+    until(lambda: not left(), "nothing of the release is left")
+    assert cluster.names("crd", SYSTEM, mine) == [
+        "customresourcedefinition.apiextensions.k8s.io/llmdeployments.fairlead.dev"
+    ]
+
+
+def test_uninstall_leaves_the_crd_and_peoples_llmdeployments(cluster: Any, smollm2: str, until: Any) -> None:
+    running = engines(cluster)
+    uninstall(cluster, until)
+    assert cluster.names("llmd", NAMESPACE) == ["llmdeployment.fairlead.dev/smollm2"]
+    assert engines(cluster) == running
+
+
+def test_install_again_for_one_namespace(cluster: Any, smollm2: str, install: Any, until: Any) -> None:
+    running = engines(cluster)
+    install(f"watchNamespaces={{{NAMESPACE}}}", "rbac.aggregateToDefaultRoles=false")
+    assert cluster.names("clusterroles", SYSTEM, "app.kubernetes.io/name=fairlead") == []
+    cluster.kubectl("annotate", "llmd", smollm2, "-n", NAMESPACE, "looked=at")
+    cluster.kubectl(
+        "patch", "llmd", smollm2, "-n", NAMESPACE, "--type=merge", "-p", '{"spec": {"routing": {}}}'
+    )
+    generation = cluster.get("llmd", smollm2, "-n", NAMESPACE)["metadata"]["generation"]
+    until(
+        lambda: cluster.get("llmd", smollm2, "-n", NAMESPACE)["status"]["observedGeneration"] == generation,
+        "the operator sees a change in the namespace that it watches",
+    )
+    assert engines(cluster) == running
+
+
+def test_namespaced_router_answers(smollm2: str, client: openai.OpenAI) -> None:
+    assert answers(client)
+
+
+def test_uninstall_again(cluster: Any, smollm2: str, until: Any) -> None:
+    uninstall(cluster, until)
+
+
+def test_plain_manifests_serve_as_well(cluster: Any, smollm2: str) -> None:
+    running = engines(cluster)
+    cluster.kubectl("apply", "--dry-run=server", "-k", "manifests")
+    cluster.kubectl("apply", "-k", "tests/e2e/plain")
+    for component in ("operator", "router"):
+        cluster.kubectl("rollout", "status", f"deploy/fairlead-{component}", "-n", SYSTEM, "--timeout=120s")
+    cluster.wait_ready(smollm2, NAMESPACE)
+    assert engines(cluster) == running
+
+
+def test_router_of_the_plain_manifests_answers(smollm2: str, client: openai.OpenAI) -> None:
+    assert answers(client)
