@@ -86,19 +86,18 @@ class Forwarder:
         """One endpoint's turn. A connection that was kept alive may be closed just as we write to it: if one
         ends without a byte, a new one gets the request."""
         pool = self._pools[endpoint.address]
-        connection = pool.take()
-        was_kept = connection is not None
+        connection, fresh, sent = pool.take(), False, False
         while True:
             if connection is None:
                 try:
-                    connection = await pool.connect()
+                    connection, fresh = await pool.connect(), True
                 except OSError as error:
                     self._health.eject(endpoint, str(error) or "it does not answer a connect")
-                    return Outcome.UNANSWERED if was_kept else Outcome.UNREACHABLE
+                    return Outcome.UNANSWERED if sent else Outcome.UNREACHABLE
             relay = Relay(client, life, lambda: self._pick(life.model, tried) is not None)
-            outcome = await connection.exchange(message, relay, client.hold)
+            outcome, sent = await connection.exchange(message, relay, client.hold), True
             if outcome is Outcome.REFUSED or (outcome is Outcome.FINISHED and life.status == 503):
                 self._health.eject(endpoint, "it answers 503")
-            if outcome is not Outcome.UNANSWERED or not was_kept:
+            if outcome is not Outcome.UNANSWERED or fresh:
                 return outcome
-            connection, was_kept = None, False
+            connection = None

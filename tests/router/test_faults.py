@@ -105,6 +105,25 @@ async def test_a_request_that_engines_die_of_does_not_visit_them_all(start_engin
     assert sum(len(engine.received) for engine in engines) == 3
 
 
+async def test_nor_where_connections_were_kept_and_the_engines_really_die(start_engine, start_router):
+    async def behave(engine, request, writer):
+        if b"poison" in request.body:
+            await engine.stop()
+        else:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+    engines = [await start_engine(behave) for _ in range(6)]
+    router = await start_router({"m": engines}, policy="round_robin")
+    for _ in engines:
+        async with router.chat() as response:
+            assert response.status == 200
+    async with router.chat(prompt="poison") as response:
+        assert response.status == 502
+    assert sum(engine.server is None for engine in engines) == 3
+    async with router.chat() as response:
+        assert response.status == 200
+
+
 async def test_an_engine_that_does_not_speak_http(start_engine, start_router):
     async def behave(engine, request, writer):
         writer.write(b"SSH-2.0-OpenSSH_9.2\r\n\r\n")
