@@ -1,17 +1,17 @@
 """The asynchronous engine: many callers, one core in a process of its own."""
 
+from __future__ import annotations
+
 import asyncio
 import logging
 import weakref
 from collections.abc import AsyncGenerator, Iterable, Mapping
-from typing import Self
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Self
 
 from engine_server.engine.arg_utils import AsyncEngineArgs
 from engine_server.engine.async_stream import AsyncStream
 from engine_server.engine.compat import one_prompt, refuse, request_key
-from engine_server.engine.config import EngineConfig, ModelConfig, SchedulerConfig
+from engine_server.engine.config import EngineConfig, ModelConfig, SchedulerConfig, with_blocks
 from engine_server.engine.core_client import CoreProcess, OnPhase
 from engine_server.engine.errors import EngineDeadError
 from engine_server.engine.front_end import FrontEnd, StatLoggers
@@ -19,6 +19,10 @@ from engine_server.engine.inputs import PromptType
 from engine_server.engine.messages import AbortRequests, StepOutputs
 from engine_server.engine.outputs import RequestOutput
 from engine_server.engine.sampling_params import SamplingParams
+from engine_server.engine.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +32,8 @@ class AsyncLLM:
 
     The constructor blocks until the core has loaded the model; `on_phase(name, seconds)` hears of each part of
     the start as it ends. It may run in a thread: the engine belongs to the event loop that first uses it.
-    An engine that nobody holds is collected, and its core ends with it.
+    An engine that nobody holds is collected, and its core ends with it. `core` may be given by who started one
+    before, since its import takes seconds.
 
     Raises ValueError for a model or setting that can't be used, EngineDeadError where the core can't start.
     """
@@ -41,23 +46,24 @@ class AsyncLLM:
         log_requests: bool = True,
         start_engine_loop: bool = True,
         on_phase: OnPhase | None = None,
+        core: CoreProcess | None = None,
     ) -> None:
-        self.config = config
         self.log_requests = log_requests
         self._start_engine_loop = start_engine_loop
         self._streams: dict[str, AsyncStream] = {}
         self._loop: asyncio.Task[None] | None = None
         self._dead_error: EngineDeadError | None = None
-        self._core = CoreProcess(config)
+        self._core = core or CoreProcess()
         self._finalizer = weakref.finalize(self, self._core.shutdown)
         try:
-            self._front_end = FrontEnd(config, log_stats, stat_loggers)  # while the core loads
-            self._core.wait_until_ready(on_phase)
+            self._core.configure(config)
+            tokenizer = load_tokenizer(config.model)  # while the core loads
+            ready = self._core.wait_until_ready(on_phase)
         except BaseException:
             self.shutdown()
             raise
-        for stat_logger in self._front_end.loggers:
-            stat_logger.log_engine_initialized()
+        self.config = with_blocks(config, ready.num_blocks)
+        self._front_end = FrontEnd(self.config, tokenizer, log_stats, stat_loggers)
 
     @classmethod
     def from_engine_args(
@@ -69,13 +75,20 @@ class AsyncLLM:
         on_phase: OnPhase | None = None,
     ) -> Self:
         """Make an engine from its arguments; `engine_config`, where given, stands for what they resolve to."""
+        core = CoreProcess()  # imports while we read the model's configuration
+        try:
+            config = engine_config or engine_args.create_engine_config()
+        except BaseException:
+            core.shutdown()
+            raise
         return cls(
-            engine_config or engine_args.create_engine_config(),
+            config,
             log_stats=not engine_args.disable_log_stats,
             log_requests=engine_args.enable_log_requests,
             start_engine_loop=start_engine_loop,
             stat_loggers=stat_loggers,
             on_phase=on_phase,
+            core=core,
         )
 
     async def generate(
@@ -161,7 +174,7 @@ class AsyncLLM:
         self._loop = asyncio.create_task(self.run_engine_loop(weakref.ref(self)))
 
     @staticmethod
-    async def run_engine_loop(engine_ref: "weakref.ref[AsyncLLM]") -> None:
+    async def run_engine_loop(engine_ref: weakref.ref[AsyncLLM]) -> None:
         """Handle the core's messages for as long as somebody holds the engine."""
         engine = engine_ref()
         while engine is not None:

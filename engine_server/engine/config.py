@@ -21,6 +21,7 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     gpu_memory_utilization: float  # share of a GPU's memory for weights, activations and cache together
     kv_cache_memory_bytes: int | None  # the cache's own size; None: from what is free
     num_gpu_blocks_override: int | None
+    num_gpu_blocks: int | None = None  # how many there are; known once the core is ready
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,3 +39,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     cache: CacheConfig
     scheduler: SchedulerConfig
     device: DeviceConfig
+
+
+def with_blocks(config: EngineConfig, num_blocks: int) -> EngineConfig:
+    """The config of an engine whose core is ready."""
+    replace = msgspec.structs.replace
+    return replace(config, cache=replace(config.cache, num_gpu_blocks=num_blocks))

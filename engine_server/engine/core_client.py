@@ -28,9 +28,12 @@ POLL_MS = 100
 
 
 class CoreProcess:
-    """A child that runs the core. Made in any thread; used from one event loop, found at the first `receive`."""
+    """A child that runs the core. Made in any thread; used from one event loop, found at the first `receive`.
 
-    def __init__(self, config: EngineConfig) -> None:
+    The child begins to import as soon as it is made, and to load once `configure` has told it what.
+    """
+
+    def __init__(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="fairlead-")
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._input = context.socket(zmq.PUSH)
@@ -50,11 +53,13 @@ class CoreProcess:
         self._receiving: asyncio.Future[bytes] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended = False
-        self._input.send(self._encoder.encode(config))
 
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def configure(self, config: EngineConfig) -> None:
+        self._input.send(self._encoder.encode(config))
 
     def wait_until_ready(self, on_phase: OnPhase | None) -> Ready:
         """Block until the core takes requests. Raises EngineDeadError with its reason."""

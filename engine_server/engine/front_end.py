@@ -1,6 +1,9 @@
 """What both engines have on the caller's side of the core."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from engine_server.engine.config import EngineConfig
 from engine_server.engine.errors import InvalidRequestError
@@ -12,7 +15,10 @@ from engine_server.engine.outputs import RequestOutput
 from engine_server.engine.processor import Processor
 from engine_server.engine.sampling_params import SamplingParams
 from engine_server.engine.stats import IterationStats
-from engine_server.engine.tokenizer import backend_of, load_tokenizer
+from engine_server.engine.tokenizer import backend_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 StatLoggers = Mapping[str, StatLoggerBase] | Sequence[StatLoggerBase]
 
@@ -20,11 +26,19 @@ StatLoggers = Mapping[str, StatLoggerBase] | Sequence[StatLoggerBase]
 class FrontEnd:
     """Tokeniser, requests' states and stat loggers."""
 
-    def __init__(self, config: EngineConfig, log_stats: bool, stat_loggers: StatLoggers | None) -> None:
-        self.tokenizer = load_tokenizer(config.model)
+    def __init__(
+        self,
+        config: EngineConfig,
+        tokenizer: PreTrainedTokenizerBase | None,
+        log_stats: bool,
+        stat_loggers: StatLoggers | None,
+    ) -> None:
+        self.tokenizer = tokenizer
         self.processor = Processor(config.model, self.tokenizer)
         self.requests = OutputProcessor(backend_of(self.tokenizer) if self.tokenizer else None)
         self.loggers = choose_loggers(config, log_stats, stat_loggers)
+        for logger in self.loggers:
+            logger.log_engine_initialized()
 
     def admit(
         self, request_id: str, prompt: PromptType, params: SamplingParams, arrival: float | None = None

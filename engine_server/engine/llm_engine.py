@@ -8,13 +8,14 @@ from transformers import PreTrainedTokenizerBase
 
 from engine_server.engine.arg_utils import EngineArgs
 from engine_server.engine.compat import one_prompt, refuse, request_key
-from engine_server.engine.config import EngineConfig, ModelConfig, SchedulerConfig
+from engine_server.engine.config import EngineConfig, ModelConfig, SchedulerConfig, with_blocks
 from engine_server.engine.core.engine_core import EngineCore
 from engine_server.engine.front_end import FrontEnd, StatLoggers
 from engine_server.engine.inputs import PromptType
 from engine_server.engine.messages import AbortRequests
 from engine_server.engine.outputs import RequestOutput
 from engine_server.engine.sampling_params import SamplingParams
+from engine_server.engine.tokenizer import load_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -25,11 +26,10 @@ class LLMEngine:
     def __init__(
         self, config: EngineConfig, log_stats: bool = True, stat_loggers: StatLoggers | None = None
     ) -> None:
-        self.config = config
-        self._front_end = FrontEnd(config, log_stats, stat_loggers)
+        tokenizer = load_tokenizer(config.model)
         self._core = EngineCore(config, lambda name, seconds: logger.info("%s: %.1f s", name, seconds))
-        for stat_logger in self._front_end.loggers:
-            stat_logger.log_engine_initialized()
+        self.config = with_blocks(config, self._core.table.pool.num_blocks)
+        self._front_end = FrontEnd(self.config, tokenizer, log_stats, stat_loggers)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, stat_loggers: StatLoggers | None = None) -> Self:

@@ -1,17 +1,22 @@
 """From what a caller gives to a checked request: every error that can be known is raised here."""
 
+from __future__ import annotations
+
 import random
 import time
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
-from transformers import PreTrainedTokenizerBase
 
 from engine_server.engine.config import ModelConfig
 from engine_server.engine.errors import InvalidRequestError
 from engine_server.engine.inputs import PromptType
 from engine_server.engine.messages import AddRequest
 from engine_server.engine.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class Processor:
@@ -31,15 +36,7 @@ class Processor:
                 f"params is a {type(params).__name__}; it takes SamplingParams", "params"
             )
         text, token_ids = self._tokens(prompt)
-        room = self.config.max_model_len - len(token_ids)
-        if not token_ids:
-            raise InvalidRequestError("the prompt is empty; it takes at least one token", "prompt")
-        if room < 1:
-            raise InvalidRequestError(
-                f"the prompt has {len(token_ids)} tokens; with at least one new token it must fit the context of "
-                f"{self.config.max_model_len}",
-                "prompt",
-            )
+        room = self._room(token_ids)
         if self.tokenizer is None and params.detokenize:
             raise InvalidRequestError("the engine has no tokenizer; ask with detokenize=False", "detokenize")
         beyond = [token for token in params.stop_token_ids or () if token >= self.config.vocab_size]
@@ -72,6 +69,7 @@ class Processor:
             )
         if "prompt_token_ids" in prompt:
             token_ids = list(prompt["prompt_token_ids"])  # type: ignore[typeddict-item]
+            self._room(token_ids)  # before each of what may be millions is looked at
             for token in token_ids:
                 if type(token) is not int or not 0 <= token < self.config.vocab_size:
                     raise InvalidRequestError(
@@ -83,6 +81,19 @@ class Processor:
         if not isinstance(text, str):
             raise InvalidRequestError("the prompt has neither prompt nor prompt_token_ids", "prompt")
         return text, self._tokenize(text)
+
+    def _room(self, token_ids: list[int]) -> int:
+        """How many tokens may follow the prompt, at least one."""
+        if not token_ids:
+            raise InvalidRequestError("the prompt is empty; it takes at least one token", "prompt")
+        room = self.config.max_model_len - len(token_ids)
+        if room < 1:
+            raise InvalidRequestError(
+                f"the prompt has {len(token_ids)} tokens; with at least one new token it must fit the context of "
+                f"{self.config.max_model_len}",
+                "prompt",
+            )
+        return room
 
     def _tokenize(self, text: str) -> list[int]:
         if self.tokenizer is None:

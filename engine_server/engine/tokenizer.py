@@ -1,17 +1,24 @@
 """The model's tokenizer."""
 
+from __future__ import annotations
+
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer as Backend
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from engine_server.engine.config import ModelConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase | None:
     """None where the config says so. Raises ValueError for a folder without one, or one that can't stream."""
     if config.skip_tokenizer_init:
         return None
+    from transformers import AutoTokenizer  # brings torch, and takes seconds
+
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             config.tokenizer, local_files_only=Path(config.tokenizer).is_dir()

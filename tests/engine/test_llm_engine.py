@@ -54,6 +54,15 @@ def test_an_answer_ends_at_the_end_of_sequence(engine: LLMEngine, finish) -> Non
     assert len(completion.token_ids) == 40 and completion.finish_reason == "length"
 
 
+def test_an_answer_may_not_end_before_min_tokens(engine: LLMEngine, finish) -> None:
+    prompt = "<|im_start|>user\nSay hi.<|im_end|>\n<|im_start|>assistant\nHi!"
+    engine.add_request("free", prompt, SamplingParams(temperature=0, max_tokens=30))
+    engine.add_request("longer", prompt, SamplingParams(temperature=0, max_tokens=30, min_tokens=28))
+    outputs = finish(engine)
+    assert outputs["free"].outputs[0].finish_reason == "stop"
+    assert len(outputs["free"].outputs[0].token_ids) < 28 <= len(outputs["longer"].outputs[0].token_ids)
+
+
 def test_output_kinds_tell_the_same(engine: LLMEngine, finish) -> None:
     def params(kind: RequestOutputKind) -> SamplingParams:
         return SamplingParams(temperature=0.8, seed=11, max_tokens=12, logprobs=1, output_kind=kind)
@@ -65,10 +74,11 @@ def test_output_kinds_tell_the_same(engine: LLMEngine, finish) -> None:
         for output in engine.step():
             seen[output.request_id].append(output.outputs[0])
     whole = seen["CUMULATIVE"][-1]
-    assert len(seen["FINAL_ONLY"]) == 1 and seen["FINAL_ONLY"][0] == whole
+    (final,) = seen["FINAL_ONLY"]
+    assert (final.text, final.token_ids) == (whole.text, whole.token_ids)
     assert "".join(one.text for one in seen["DELTA"]) == whole.text
     assert [token for one in seen["DELTA"] for token in one.token_ids] == whole.token_ids
-    assert [one for delta in seen["DELTA"] for one in delta.logprobs] == whole.logprobs
+    assert [next(iter(one)) for delta in seen["DELTA"] for one in delta.logprobs] == whole.token_ids
     assert len(whole.logprobs) == 12 and whole.logprobs[0][whole.token_ids[0]].decoded_token
 
 

@@ -31,7 +31,11 @@ def a_config(max_model_len: int = 1024) -> EngineConfig:
             seed=0,
         ),
         cache=CacheConfig(
-            block_size=16, gpu_memory_utilization=0.9, kv_cache_memory_bytes=None, num_gpu_blocks_override=8
+            block_size=16,
+            gpu_memory_utilization=0.9,
+            kv_cache_memory_bytes=None,
+            num_gpu_blocks_override=8,
+            num_gpu_blocks=8,
         ),
         scheduler=SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=4, enable_chunked_prefill=True),
         device=DeviceConfig(device="cpu"),
@@ -102,6 +106,7 @@ def test_prometheus_exposes_what_was_recorded() -> None:
         "engine": "0",
         "gpu_memory_utilization": "0.9",
         "kv_cache_memory_bytes": "None",
+        "num_gpu_blocks": "8",
         "num_gpu_blocks_override": "8",
     }
     info = ("vllm:cache_config_info", tuple(settings.items()))

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -27,7 +28,7 @@ def main() -> None:
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # a terminal's Ctrl-C reaches the whole group; the parent decides
-    threading.Thread(target=end_with_parent, args=(lifeline,), daemon=True).start()
+    threading.Thread(target=end_with_parent, args=(lifeline, folder), daemon=True).start()
     context = zmq.Context()
     inputs, outputs = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     outputs.set_hwm(0)
@@ -62,9 +63,10 @@ def serve(inputs: "zmq.Socket[bytes]", send: Callable[[CoreMessage], None]) -> N
         send(core.outputs())
 
 
-def end_with_parent(lifeline: int) -> None:
-    """Wait for the other end to close, then go, whatever the main thread is doing."""
+def end_with_parent(lifeline: int, folder: str) -> None:
+    """Wait for the other end to close, then clean up and go, whatever the main thread is doing."""
     socket.socket(fileno=lifeline).recv(1)
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
 

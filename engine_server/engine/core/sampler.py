@@ -20,6 +20,7 @@ class Sampler:
     def __init__(self, eos_token_ids: Sequence[int]) -> None:
         self.eos_token_ids = list(eos_token_ids)
 
+    @torch.inference_mode()
     def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[Sampled]:
         """logits: [n, vocabulary], a row for each of `requests`, changed in place."""
         logits = logits.float()
