@@ -279,9 +279,10 @@ def sample(cluster: Cluster) -> str:
 
 @pytest.fixture(scope="session")
 def smollm2(cluster: Cluster, release: None, sample: str) -> str:
-    """The sample, applied and ready in the first namespace: its name."""
+    """The sample, applied in the first namespace, with both its replicas ready: its name."""
     cluster.kubectl("apply", "-n", NAMESPACES[0], "-f", "-", input=sample)
     cluster.wait_ready("smollm2", NAMESPACES[0])
+    cluster.wait_replicas("smollm2", NAMESPACES[0], 2)
     return "smollm2"
 
 

@@ -27,11 +27,10 @@ def test_router_without_models_says_so(cluster: Any, release: None, client: open
 
 def test_apply_and_wait_until_ready(cluster: Any, smollm2: str) -> None:
     deployment = cluster.get("llmd", smollm2, "-n", NAMESPACE)
-    assert deployment["status"]["readyReplicas"] >= 1
+    assert deployment["status"]["readyReplicas"] == 2
     ready = cluster.condition(smollm2, NAMESPACE, "Ready")
     assert ready["status"] == "True"
     assert ready["observedGeneration"] == deployment["metadata"]["generation"]
-    cluster.wait_replicas(smollm2, NAMESPACE, 2)
 
 
 def test_get_shows_model_replicas_ready_and_age(cluster: Any, smollm2: str) -> None:
