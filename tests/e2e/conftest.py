@@ -3,7 +3,8 @@
 KUBECONFIG    a cluster to use. kind's gets the image by `kind load`; any other needs E2E_IMAGE.
 E2E_IMAGE     an image that the cluster can pull, in place of one built from here.
 KEEP_CLUSTER  leaves everything up, to look at.
-Without KUBECONFIG the script shared/cluster/cluster beside the repository starts one, and ends it.
+Without KUBECONFIG it is the one of the script shared/cluster/cluster beside the repository, which starts it
+and ends it again unless it was up before.
 """
 
 import json
@@ -150,15 +151,16 @@ def waiter() -> Callable[..., Any]:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     environment = dict(os.environ)
-    ours = "KUBECONFIG" not in environment
-    if ours:
+    ours = False
+    if "KUBECONFIG" not in environment:
         if not SCRIPT.exists():
             pytest.exit("the end-to-end tests need a cluster: set KUBECONFIG (kind works)", returncode=2)
+        ours = not answers(started(environment)) and "KEEP_CLUSTER" not in environment
         subprocess.run([SCRIPT, "up", "--nodes", "2"], check=True, stdout=subprocess.DEVNULL)
         environment = started(environment)
     cluster = Cluster(environment, environment.get("E2E_IMAGE", IMAGE))
     try:
-        if cluster.run("kubectl", "get", "crd", "llmdeployments.fairlead.dev", check=False).returncode == 0:
+        if cluster.names("crd", "default", "app.kubernetes.io/name=fairlead"):
             pytest.exit("this cluster has Fairlead in it already: these tests would remove it", returncode=2)
         if "E2E_IMAGE" not in environment:
             deliver(environment)
@@ -167,8 +169,16 @@ def cluster() -> Iterator[Cluster]:
             cluster.run("kubectl", "delete", "namespace", *NAMESPACES, "--ignore-not-found")
             cluster.run("kubectl", "delete", "-k", "tests/e2e/plain", "--ignore-not-found")
     finally:
-        if ours and "KEEP_CLUSTER" not in environment:
+        if ours:
             subprocess.run([SCRIPT, "down"], check=True)
+
+
+def answers(environment: dict[str, str]) -> bool:
+    try:
+        probe = ["kubectl", "get", "--raw", "/readyz", "--request-timeout=5s"]
+        return subprocess.run(probe, env=environment, capture_output=True).returncode == 0
+    except FileNotFoundError:  # kubectl comes with the cluster, the first time
+        return False
 
 
 def deliver(environment: dict[str, str]) -> None:

@@ -12,6 +12,7 @@ pytestmark = pytest.mark.e2e
 SYSTEM, NAMESPACE, OTHER = "fairlead-system", "team-a", "team-b"
 CHILDREN = "deployments,replicasets,pods,services,endpointslices,serviceaccounts,configmaps,secrets,leases"
 EVERYTHING = f"{CHILDREN},roles,rolebindings,poddisruptionbudgets"
+OF_ANY_NAMESPACE = {"serviceaccount/default", "configmap/kube-root-ca.crt"}
 OPERATOR = ("deploy/fairlead-operator", "-n", SYSTEM)
 
 
@@ -36,7 +37,9 @@ def scaled(cluster: Any) -> Iterator[Callable[[int], None]]:
 def test_delete_leaves_nothing(
     cluster: Any, release: None, scaled: Callable[[int], None], until: Any, operators: int
 ) -> None:
-    left = set(cluster.names(CHILDREN, OTHER))
+    labelled = "fairlead.dev/llmdeployment"
+    until(lambda: not cluster.names(CHILDREN, OTHER, labelled), "what was deleted before is gone")
+    others = set(cluster.names(CHILDREN, OTHER))
     manifest = {
         "apiVersion": "fairlead.dev/v1alpha1",
         "kind": "LLMDeployment",
@@ -45,10 +48,10 @@ def test_delete_leaves_nothing(
     }
     cluster.kubectl("apply", "-n", OTHER, "-f", "-", input=json.dumps(manifest))
     cluster.wait_ready("brief", OTHER)
-    assert set(cluster.names(CHILDREN, OTHER)) > left
+    assert {"deployment.apps/brief-engine", "service/brief-engine"} <= set(cluster.names(CHILDREN, OTHER))
     scaled(operators)
     cluster.kubectl("delete", "llmd", "brief", "-n", OTHER, "--timeout=30s")
-    until(lambda: set(cluster.names(CHILDREN, OTHER)) <= left, "nothing of it is left")
+    until(lambda: set(cluster.names(CHILDREN, OTHER)) <= others, "nothing of it is left")
 
 
 def engines(cluster: Any) -> set[str]:
@@ -64,9 +67,9 @@ def uninstall(cluster: Any, until: Any) -> None:
     cluster.run("helm", "uninstall", "fairlead", "--namespace", SYSTEM, "--wait")
     mine = "app.kubernetes.io/name=fairlead"
 
-    def left() -> list[str]:
-        found = cluster.names(EVERYTHING, SYSTEM, mine) + cluster.names(EVERYTHING, NAMESPACE, mine)
-        return [*found, *cluster.names("clusterroles,clusterrolebindings", SYSTEM, mine)]
+    def left() -> set[str]:
+        found = {*cluster.names(EVERYTHING, SYSTEM), *cluster.names(EVERYTHING, NAMESPACE, mine)}
+        return (found | {*cluster.names("clusterroles,clusterrolebindings", SYSTEM, mine)}) - OF_ANY_NAMESPACE
 
     until(lambda: not left(), "nothing of the release is left")
     assert cluster.names("crd", SYSTEM, mine) == [
