@@ -31,7 +31,7 @@ up: $(VENV)/.runtime ## serve the sample model on this machine
 
 .PHONY: test
 test: $(VENV)/.development ## all tests but those that need a cluster with nodes
-	@$(BIN)/pytest -q
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -q --numprocesses logical --maxprocesses 4 --dist loadfile
 
 .PHONY: lint
 lint: $(VENV)/.development ## style, types, arrows between the parts, budgets, generated files

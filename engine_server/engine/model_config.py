@@ -4,8 +4,6 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers import AutoConfig, GenerationConfig
-
 from engine_server.engine.config import ModelConfig
 from engine_server.models import resolve
 
@@ -16,6 +14,8 @@ if TYPE_CHECKING:
 def read_model_config(args: "EngineArgs") -> ModelConfig:
     """Resolve `args.model` to a folder and read its limits. Raises ValueError in words."""
     path = resolve(args.model)
+    from transformers import AutoConfig  # takes seconds, which a model that isn't there need not wait
+
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
@@ -50,6 +50,8 @@ def _eos_token_ids(path: Path, config: Any) -> list[int]:
     """Generation settings know best: chat models end at more tokens than their config names."""
     found = config.eos_token_id
     if (path / "generation_config.json").is_file():
+        from transformers import GenerationConfig
+
         try:
             found = GenerationConfig.from_pretrained(path).eos_token_id or found
         except (OSError, ValueError, json.JSONDecodeError) as error:

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams
 
-NEW_TOKENS = 8
+NEW_TOKENS = 6
 LENGTHS = [
     1,
     2,

@@ -10,24 +10,21 @@ import threading
 import time
 from collections.abc import Callable
 
-STARTED = time.monotonic()
+import msgspec
+import zmq
 
-import msgspec  # noqa: E402  (the import's own time is a phase of the start)
-import zmq  # noqa: E402
-
-from engine_server.engine.config import EngineConfig  # noqa: E402
-from engine_server.engine.core.engine_core import EngineCore  # noqa: E402
-from engine_server.engine.messages import CoreMessage, Failed, FrontEndMessage, Phase, Ready  # noqa: E402
+from engine_server.engine.config import EngineConfig
+from engine_server.engine.messages import CoreMessage, Failed, FrontEndMessage, Phase, Ready
 
 logger = logging.getLogger("engine_server.engine.core")
 
 
 def main() -> None:
+    started = time.monotonic()
     folder, lifeline = sys.argv[1], int(sys.argv[2])
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s core: %(message)s")
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # a terminal's Ctrl-C reaches the whole group; the parent decides
+    # A terminal's Ctrl-C reaches the whole group; it is for the parent to decide.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=end_with_parent, args=(lifeline, folder), daemon=True).start()
     context = zmq.Context()
     inputs, outputs = context.socket(zmq.PULL), context.socket(zmq.PUSH)
@@ -40,7 +37,7 @@ def main() -> None:
         outputs.send(encoder.encode(message))
 
     try:
-        serve(inputs, send)
+        serve(inputs, send, started)
     except Exception as error:
         logger.exception("the engine core can't go on")
         send(Failed(f"{type(error).__name__}: {error}"))
@@ -49,9 +46,12 @@ def main() -> None:
         sys.exit(1)
 
 
-def serve(inputs: "zmq.Socket[bytes]", send: Callable[[CoreMessage], None]) -> None:
+def serve(inputs: "zmq.Socket[bytes]", send: Callable[[CoreMessage], None], started: float) -> None:
+    # torch and transformers take seconds, in which the lifeline is watched already.
+    from engine_server.engine.core.engine_core import EngineCore
+
+    send(Phase("import", time.monotonic() - started))
     config = msgspec.msgpack.decode(inputs.recv(), type=EngineConfig)
-    send(Phase("import", time.monotonic() - STARTED))
     core = EngineCore(config, lambda name, seconds: send(Phase(name, seconds)))
     send(Ready(core.table.pool.num_blocks))
     decoder = msgspec.msgpack.Decoder(FrontEndMessage)
