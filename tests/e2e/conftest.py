@@ -217,7 +217,9 @@ def install(cluster: Cluster) -> Callable[..., None]:
         chart = ["fairlead", "charts/fairlead", "--namespace", SYSTEM]
         result = cluster.run("helm", "install", *chart, *settings, "--wait", "--timeout", "3m", check=False)
         if result.returncode:
-            pytest.fail(result.stderr + cluster.kubectl("describe", "pods", "-n", SYSTEM)[-6000:])
+            ours = ["-n", SYSTEM, "-l", "app.kubernetes.io/name=fairlead"]
+            logs = cluster.run("kubectl", "logs", *ours, "--tail=20", "--prefix", check=False).stdout
+            pytest.fail("\n".join([result.stderr, cluster.kubectl("get", "pods", *ours, "-o", "wide"), logs]))
 
     return installed
 
