@@ -51,13 +51,13 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_
 S = TypeVar("S", bound=Section)
 
 
-def convert(cls: type[S], value: object, path: str) -> S:
-    """A section from a manifest's mapping; null is absent, as it is to the API server."""
-    given = without_nulls(value)
+def convert(cls: type[S], manifest: object) -> S:
+    """What a manifest says; null is absent, as it is to the API server."""
+    given = without_nulls(manifest)
     try:
         return msgspec.convert(given, cls)
     except msgspec.ValidationError as error:
-        raise explained(error, cls, given, path) from error
+        raise explained(error, cls, given) from error
 
 
 def without_nulls(value: object) -> object:
@@ -71,22 +71,21 @@ def without_nulls(value: object) -> object:
     return [without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
-def explained(error: msgspec.ValidationError, cls: type[Section], given: object, root: str) -> SpecError:
+def explained(error: msgspec.ValidationError, cls: type[Section], given: object) -> SpecError:
     """Adds to msgspec's words what was there and what may be."""
-    cause = error.__cause__
-    words, _, tail = str(error).partition(" - at `$")
-    path = root + tail.rstrip("`")
-    if isinstance(cause, SpecError):
-        return SpecError(f"{path}.{cause.path}".rstrip("."), cause.problem)
-    unknown = re.search("unknown field `(.*)`", words)
-    if unknown:
-        return SpecError(f"{path}.{unknown[1]}", no_such_field(unknown[1], dict(fields_of(cls, root))))
+    words, _, tail = str(error).partition(" - at `$.")
+    path = tail.rstrip("`")
+    if isinstance(cause := error.__cause__, SpecError):
+        return SpecError(f"{path}.{cause.path}".strip("."), cause.problem)
+    fields = dict(fields_of(cls))
+    if unknown := re.search("unknown field `(.*)`", words):
+        return SpecError(f"{path}.{unknown[1]}".strip("."), no_such_field(unknown[1], fields))
     problem = words[0].lower() + words[1:]
-    allowed = typing.get_args(dict(fields_of(cls, root)).get(path))
-    if words.startswith("Invalid enum value") and allowed:
+    if words.startswith("Invalid enum value") and (allowed := typing.get_args(fields.get(path))):
         return SpecError(path, f"{problem}; allowed: {', '.join(allowed)}")
-    found = at(given, tail.rstrip("`"))
-    return SpecError(path, problem if isinstance(found, Mapping | list) else f"{problem}; it is {found!r}")
+    found = at(given, path)
+    is_short = not isinstance(found, Mapping | list)
+    return SpecError(path or "the manifest", f"{problem}; it is {found!r}" if is_short else problem)
 
 
 def no_such_field(name: str, paths: Iterable[str]) -> str:
@@ -95,11 +94,11 @@ def no_such_field(name: str, paths: Iterable[str]) -> str:
     return "there is no such field" + (f"; did you mean {by_name[close[0]]}?" if close else "")
 
 
-def fields_of(cls: type[Section], path: str) -> Iterable[tuple[str, Any]]:
+def fields_of(cls: type[Section], path: str = "") -> Iterable[tuple[str, Any]]:
     """Every field below, as manifests spell its path, with its type."""
     for field in msgspec.structs.fields(cls):
         kind = without_none(field.type)
-        spelling = f"{path}.{field.encode_name}"
+        spelling = f"{path}.{field.encode_name}".removeprefix(".")
         yield spelling, kind
         if isinstance(kind, type) and issubclass(kind, Section):
             yield from fields_of(kind, spelling)
@@ -126,7 +125,7 @@ def as_list(value: object, path: str) -> list[Any]:
 
 
 def at(value: Any, path: str) -> Any:
-    """What lies at a path such as .engine.args[0]."""
-    for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", path):
+    """What lies at a path such as engine.args[0]."""
+    for name, index in re.findall(r"(\w+)|\[(\d+)\]", path):
         value = value[name] if name else value[int(index)]
     return value

@@ -7,22 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta
 
 from llm_operator.names import API_VERSION, KIND, NAME_LIMIT
-from llm_operator.schema import (
-    Count,
-    Object,
-    Positive,
-    Rule,
-    Section,
-    SpecError,
-    about,
-    as_object,
-    convert,
-    no_such_field,
-    ruled,
-)
+from llm_operator.schema import Count, Object, Positive, Rule, Section, SpecError, about, convert, ruled
 
 __all__ = ["LLMDeployment", "LLMDeploymentSpec", "SpecError", "parse"]
 
@@ -37,7 +26,6 @@ OWNED_FLAGS = (
     "--tensor-parallel-size",
     "--drain-timeout",
 )
-TOP_LEVEL = ("apiVersion", "kind", "metadata", "spec", "status")
 # Not part of what a pod is made from: changing one of these rolls nothing.
 ROLLS_NOTHING = ("replicas", "autoscaling", "routing")
 
@@ -75,8 +63,12 @@ NOT_BLANK = Rule(
     message="a served name has no white space in it",
     holds=lambda name: re.search(r"\s", name) is None,
 )
-
-
+NAME_RULE = Rule(
+    cel=f"self.metadata.name.matches('{NAME_PATTERN}') && size(self.metadata.name) <= {NAME_LIMIT}",
+    message=f"a name of lower-case letters, digits and hyphens that begins with a letter,"
+    f" at most {NAME_LIMIT} characters",
+    holds=lambda name: len(name) <= NAME_LIMIT and re.search(NAME_PATTERN, name) is not None,
+)
 MIN_AT_MOST_MAX = Rule(
     cel="!has(self.min) || self.min <= self.max",
     message="min is more than max",
@@ -219,6 +211,26 @@ class LLMDeploymentSpec(Section, frozen=True):
     ] = None
 
 
+class Metadata(msgspec.Struct, frozen=True):
+    """What of it matters here."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    generation: int = 0
+
+    def __post_init__(self) -> None:
+        NAME_RULE.check(self.name, "name")
+
+
+class Manifest(Section, frozen=True):
+    api_version: Annotated[str, Meta(pattern=f"^{API_VERSION}$")]
+    kind: Annotated[str, Meta(pattern=f"^{KIND}$")]
+    metadata: Metadata
+    spec: LLMDeploymentSpec
+    status: Any = None
+
+
 @dataclass(frozen=True, slots=True)
 class LLMDeployment:
     """One LLMDeployment. `spec_hash` covers what a pod is made from, as it was written."""
@@ -243,35 +255,15 @@ class LLMDeployment:
 
 def parse(manifest: Mapping[str, Any]) -> LLMDeployment:
     """The typed LLMDeployment; SpecError names the field, what is wrong and what is allowed."""
-    given = as_object(manifest, "the manifest")
-    for key, wanted in (("apiVersion", API_VERSION), ("kind", KIND)):
-        if given.get(key) != wanted:
-            raise SpecError(key, f"is {given.get(key)!r}; {wanted} is wanted")
-    metadata = as_object(given.get("metadata"), "metadata")
-    name = metadata.get("name")
-    if not isinstance(name, str) or not NAME_RULE.holds(name):
-        raise SpecError("metadata.name", f"{name!r} is not {NAME_RULE.message}")
-    for key in given:
-        if key not in TOP_LEVEL:
-            raise SpecError(str(key), no_such_field(str(key), dict.fromkeys(TOP_LEVEL)))
-    if given.get("spec") is None:
-        raise SpecError("spec", "is required")
+    written = convert(Manifest, manifest)
     return LLMDeployment(
-        namespace=metadata.get("namespace") or "default",
-        name=name,
-        spec=convert(LLMDeploymentSpec, given["spec"], "spec"),
-        spec_hash=spec_hash(given["spec"]),
-        uid=metadata.get("uid", ""),
-        generation=metadata.get("generation", 0),
+        namespace=written.metadata.namespace or "default",
+        name=written.metadata.name,
+        spec=written.spec,
+        spec_hash=spec_hash(manifest["spec"]),
+        uid=written.metadata.uid,
+        generation=written.metadata.generation,
     )
-
-
-NAME_RULE = Rule(
-    cel=f"self.metadata.name.matches('{NAME_PATTERN}') && size(self.metadata.name) <= {NAME_LIMIT}",
-    message=f"a name of lower-case letters, digits and hyphens that begins with a letter,"
-    f" at most {NAME_LIMIT} characters",
-    holds=lambda name: len(name) <= NAME_LIMIT and re.search(NAME_PATTERN, name) is not None,
-)
 
 
 def spec_hash(spec: Mapping[str, Any]) -> str:
