@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -9,7 +10,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -18,17 +19,13 @@ from pathlib import Path
 import aiohttp
 
 from llm_operator import manifests, replica
-from llm_operator.processes import Kept, Program, ProgramError, lasted, relayed, running, say
+from llm_operator.processes import Program, StartError, keep, lasted, relayed, running, say
 from llm_operator.replica import HOST, Pod
 
 POLL_SECONDS = 0.1
 ROUTER_GRACE = 90.0  # a router drains as long as its engines do
 
 Command = Callable[[Sequence[str]], tuple[str, ...]]
-
-
-class StartError(RuntimeError):
-    """Nothing is running, and the message says why."""
 
 
 def fairlead(arguments: Sequence[str]) -> tuple[str, ...]:
@@ -47,69 +44,57 @@ def main(argv: list[str], command: Command = fairlead) -> int:
     arguments = parser.parse_args(argv)
     try:
         pods = manifests.read(arguments.files, replica.pod)
-        port = router_port(arguments.port)
-        asyncio.run(up(pods, port, command))
-    except (manifests.ManifestError, StartError, ProgramError) as error:
+        asyncio.run(up(pods, router_port(arguments.port), command))
+    except (manifests.ManifestError, StartError) as error:
         print(f"fairlead up: {error}", file=sys.stderr, flush=True)
         return 1
     return 0
 
 
 def router_port(wanted: int) -> int:
-    if wanted == 0:
-        return free_ports(1)[0]
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, wanted))
-        except (OSError, OverflowError) as error:
-            raise StartError(
-                f"port {wanted} cannot be used ({error}); choose another one with --port"
-            ) from error
-    return wanted
+    try:
+        return free_ports([wanted])[0]
+    except (OSError, OverflowError) as error:
+        raise StartError(f"port {wanted} cannot be used ({error}); choose another one with --port") from error
 
 
-def free_ports(count: int) -> list[int]:
+def free_ports(wanted: Iterable[int]) -> list[int]:
+    """The same ones, but any free one for each 0."""
     with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind((HOST, 0))
+        sockets = [held.enter_context(socket.create_server((HOST, port))) for port in wanted]
         return [each.getsockname()[1] for each in sockets]
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One engine to be: whose it is, and where it listens."""
+    """One engine to be: whose it is, where it listens, and its GPUs."""
 
     pod: Pod
     name: str
     port: int
+    gpus: list[str]
 
     @property
     def url(self) -> str:
         return f"http://{HOST}:{self.port}"
 
-
-def replicas(pods: Sequence[Pod]) -> list[Replica]:
-    names = [(pod, f"{pod.label}-{index}") for pod in pods for index in range(pod.deployment.spec.replicas)]
-    return [Replica(pod, name, port) for (pod, name), port in zip(names, free_ports(len(names)), strict=True)]
-
-
-def programs(
-    engines: Sequence[Replica], models: dict[str, str], gpus: list[str], command: Command
-) -> list[Program]:
-    """Every engine as a program; cores are divided evenly, GPUs go round."""
-    threads = max(1, cores() // max(1, len(engines)))
-    listed, used = [], 0
-    for engine in engines:
-        pod = engine.pod
-        its_gpus = replica.share(gpus, pod.gpus, used)
+    def program(self, models: dict[str, str], threads: int, command: Command) -> Program:
+        pod = self.pod
         model = models[pod.fetch] if pod.fetch else None
-        arguments = replica.arguments(pod, engine.port, model, its_gpus)
-        environment = replica.environment(pod, threads, its_gpus)
-        used += pod.gpus
-        listed.append(Program(engine.name, command(arguments), environment, pod.grace))
-    return listed
+        arguments = replica.arguments(pod, self.port, model, self.gpus)
+        environment = replica.environment(pod, threads, self.gpus)
+        return Program(self.name, command(arguments), environment, pod.grace)
+
+
+def replicas(pods: Sequence[Pod], gpus: Sequence[str]) -> list[Replica]:
+    """GPUs go round."""
+    names = [(pod, f"{pod.label}-{index}") for pod in pods for index in range(pod.deployment.spec.replicas)]
+    ports = free_ports([0] * len(names))
+    turns = itertools.cycle(gpus)
+    return [
+        Replica(pod, name, port, list(itertools.islice(turns, pod.gpus)))
+        for (pod, name), port in zip(names, ports, strict=True)
+    ]
 
 
 def cores() -> int:
@@ -157,34 +142,28 @@ async def serve(pods: Sequence[Pod], port: int, command: Command, hurry: asyncio
     gpus = visible_gpus(pods)
     models = await fetch(pods, command, hurry)
     fetched = time.monotonic()
-    engines = replicas(pods)
+    engines = replicas(pods, gpus)
+    threads = max(1, cores() // max(1, len(engines)))
     address = f"http://{HOST}:{port}"
     with tempfile.TemporaryDirectory(prefix="fairlead-") as folder:
         file = Path(folder) / "endpoints.json"
         file.write_text(endpoints(pods, engines))
-        router = ("router", f"--host={HOST}", f"--port={port}", f"--endpoints-file={file}")
+        arguments = ("router", f"--host={HOST}", f"--port={port}", f"--endpoints-file={file}")
+        programs = [(engine.program(models, threads, command), f"{engine.url}/ready") for engine in engines]
+        programs += [(Program("router", command(arguments), grace=ROUTER_GRACE), f"{address}/health")]
+        say(f"starting {len(engines)} engines and the router")
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
-            kept = [
-                Kept(program, partial(answers, session, f"{engine.url}/ready"), hurry)
-                for program, engine in zip(programs(engines, models, gpus, command), engines, strict=True)
-            ]
-            kept.append(
-                Kept(
-                    Program("router", command(router), grace=ROUTER_GRACE),
-                    partial(answers, session, f"{address}/health"),
-                    hurry,
-                )
-            )
-            say(f"starting {len(engines)} engines and the router")
             try:
                 async with asyncio.TaskGroup() as group:
-                    for each in kept:
-                        group.create_task(each.run())
-                    for each in kept:
-                        await each.ready.wait()
+                    ready = [asyncio.Event() for _ in programs]
+                    for (program, url), was_ready in zip(programs, ready, strict=True):
+                        probe = partial(answered, session, "GET", url)
+                        group.create_task(keep(program, probe, was_ready, hurry))
+                    for was_ready in ready:
+                        await was_ready.wait()
                     await routed(session, address, pods)
                     greet(address, pods, fetched - start, time.monotonic() - fetched)
-            except* ProgramError as failed:
+            except* StartError as failed:
                 raise failed.exceptions[0] from None
 
 
@@ -218,12 +197,12 @@ async def fetch(pods: Sequence[Pod], command: Command, hurry: asyncio.Event) -> 
     return folders
 
 
-async def answers(session: aiohttp.ClientSession, url: str) -> None:
-    """Returns once `url` answers 200."""
+async def answered(session: aiohttp.ClientSession, method: str, url: str, body: object = None) -> None:
+    """Returns once there is an answer that says neither that nobody is there nor to come later."""
     while True:
         with suppress(aiohttp.ClientError, TimeoutError):
-            async with session.get(url) as response:
-                if response.status == 200:
+            async with session.request(method, url, json=body) as response:
+                if response.status not in (404, 502, 503):
                     return
         await asyncio.sleep(POLL_SECONDS)
 
@@ -231,15 +210,9 @@ async def answers(session: aiohttp.ClientSession, url: str) -> None:
 async def routed(session: aiohttp.ClientSession, address: str, pods: Sequence[Pod]) -> None:
     """Returns once the router hands requests to a replica of each deployment."""
     for pod in pods:
-        if not pod.deployment.spec.replicas:
-            continue
-        body = {"model": pod.deployment.served_names[0], "prompt": "Hello", "max_tokens": 1}
-        while True:
-            with suppress(aiohttp.ClientError, TimeoutError):
-                async with session.post(f"{address}/v1/completions", json=body) as response:
-                    if response.status not in (404, 502, 503):  # those are the router's own words
-                        break
-            await asyncio.sleep(POLL_SECONDS)
+        if pod.deployment.spec.replicas:
+            body = {"model": pod.deployment.served_names[0], "prompt": "Hello", "max_tokens": 1}
+            await answered(session, "POST", f"{address}/v1/completions", body)
 
 
 def greet(address: str, pods: Sequence[Pod], fetched: float, started: float) -> None:

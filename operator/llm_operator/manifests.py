@@ -20,7 +20,7 @@ def read(files: Iterable[Path], make: Callable[[LLMDeployment], T]) -> list[T]:
     """What `make` makes of every LLMDeployment in `files`; other kinds are for a cluster, and left out."""
     made: dict[tuple[str, str], T] = {}
     for file in files:
-        ours = [(number, document) for number, document in _documents(file) if _is_ours(document)]
+        ours = [(number, it) for number, it in enumerate(documents(file), start=1) if is_ours(it)]
         if not ours:
             raise ManifestError(f"{file}: there is no {KIND} ({API_VERSION}) in it")
         for number, document in ours:
@@ -35,19 +35,17 @@ def read(files: Iterable[Path], make: Callable[[LLMDeployment], T]) -> list[T]:
     return list(made.values())
 
 
-def _documents(file: Path) -> list[tuple[int, Any]]:
+def documents(file: Path) -> list[Any]:
     try:
-        text = file.read_text()
-        documents = list(yaml.safe_load_all(text))
+        return list(yaml.safe_load_all(file.read_text()))
     except (OSError, UnicodeDecodeError) as error:
         raise ManifestError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
     except yaml.YAMLError as error:
         raise ManifestError(f"{file}: is not YAML: {error}") from error
-    return [(number, it) for number, it in enumerate(documents, start=1) if it is not None]
 
 
-def _is_ours(document: Any) -> bool:
+def is_ours(document: Any) -> bool:
     """Whether it is one of our group, right or wrong; what has no kind at all is meant to be."""
     if not isinstance(document, dict):
-        return True
+        return document is not None
     return str(document.get("apiVersion", GROUP)).startswith(GROUP) or document.get("kind") == KIND

@@ -14,12 +14,13 @@ from typing import IO
 LEASH = Path(__file__).with_name("leash.py")
 FIRST_DELAY, LONGEST_DELAY = 1.0, 30.0  # seconds before a program that ended is started again
 ATTEMPTS = 3  # of a program that was never ready
+LONGEST_LINE = 1 << 30
 
 Lines = Callable[[str], None]
 
 
-class ProgramError(RuntimeError):
-    """A program does not come up."""
+class StartError(RuntimeError):
+    """Something does not come up, and the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,41 +39,34 @@ def lasted(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
-@dataclass(slots=True)
-class Kept:
-    """A program that is run again whenever it ends, later each time that it was not even ready."""
+async def keep(
+    program: Program, probe: Callable[[], Awaitable[None]], was_ready: asyncio.Event, hurry: asyncio.Event
+) -> None:
+    """Runs it again whenever it ends, later each time that it was not even ready; `probe` returns once it is.
+    StartError where it never was and no attempt is left."""
+    lines = relayed(program.name)
+    failures = 0
 
-    program: Program
-    probe: Callable[[], Awaitable[None]]  # returns once the program answers
-    hurry: asyncio.Event  # set: end at once
-    ready: asyncio.Event = field(default_factory=asyncio.Event)
-    failures: int = 0
-    was_ready: bool = False
+    async def announce() -> None:
+        start = time.monotonic()
+        await probe()
+        was_ready.set()
+        say(f"{program.name} is ready after {lasted(time.monotonic() - start)}")
 
-    async def run(self) -> None:
-        """Until cancelled; ProgramError where it was never ready and no attempt is left."""
-        lines = relayed(self.program.name)
-        while True:
-            async with running(self.program, lines, lines, self.hurry) as process:
-                announcing = asyncio.create_task(self._announce(time.monotonic()))
-                try:
-                    code = await process.wait()
-                finally:
-                    announcing.cancel()
-                    self.ready.clear()
-            self.failures += 1
-            what = f"{self.program.name} ended with {outcome(code)}"
-            if not self.was_ready and self.failures == ATTEMPTS:
-                raise ProgramError(f"{what}, {ATTEMPTS} times, and was never ready")
-            delay = min(LONGEST_DELAY, FIRST_DELAY * 2 ** (self.failures - 1))
-            say(f"{what}; starting it again in {delay:.0f} s")
-            await asyncio.sleep(delay)
-
-    async def _announce(self, start: float) -> None:
-        await self.probe()
-        self.ready.set()
-        self.was_ready, self.failures = True, 0
-        say(f"{self.program.name} is ready after {lasted(time.monotonic() - start)}")
+    while True:
+        async with running(program, lines, lines, hurry) as process:
+            announcing = asyncio.create_task(announce())
+            try:
+                code = await process.wait()
+            finally:
+                announcing.cancel()
+        failures = failures + 1 if announcing.cancelled() else 1
+        ended = f"{program.name} ended with {outcome(code)}"
+        if failures == ATTEMPTS and not was_ready.is_set():
+            raise StartError(f"{ended}, {ATTEMPTS} times, and was never ready")
+        delay = min(LONGEST_DELAY, FIRST_DELAY * 2 ** (failures - 1))
+        say(f"{ended}; starting it again in {delay:.0f} s")
+        await asyncio.sleep(delay)
 
 
 @asynccontextmanager
@@ -102,10 +96,9 @@ async def running(
 async def piped(line: Lines) -> AsyncIterator[IO[bytes]]:
     """A pipe's end to write to, whose lines are handed on; left once all who write have ended."""
     reading, writing = os.pipe()
-    stream = asyncio.StreamReader()
-    protocol = asyncio.StreamReaderProtocol(stream)
+    stream = asyncio.StreamReader(limit=LONGEST_LINE)
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: protocol, os.fdopen(reading, "rb")
+        lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(reading, "rb")
     )
     relaying = asyncio.create_task(relay(stream, line))
     with os.fdopen(writing, "wb") as file:
@@ -117,13 +110,17 @@ async def piped(line: Lines) -> AsyncIterator[IO[bytes]]:
             transport.close()
 
 
+async def relay(stream: asyncio.StreamReader, line: Lines) -> None:
+    async for text in stream:
+        line(text.decode(errors="replace").rstrip("\r\n"))
+
+
 async def end(process: asyncio.subprocess.Process, grace: float, hurry: asyncio.Event) -> None:
     """SIGTERM, and after the grace SIGKILL to what is left of the group."""
     ended = asyncio.create_task(process.wait())
     hurried = asyncio.create_task(hurry.wait())
     with suppress(ProcessLookupError):
-        if process.returncode is None:
-            process.terminate()
+        process.terminate()
     await asyncio.wait({ended, hurried}, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
     hurried.cancel()
     with suppress(ProcessLookupError, PermissionError):
@@ -131,22 +128,9 @@ async def end(process: asyncio.subprocess.Process, grace: float, hurry: asyncio.
     await ended
 
 
-async def relay(stream: asyncio.StreamReader, line: Lines) -> None:
-    """Hands on each line, of whatever length."""
-    rest = b""
-    while chunk := await stream.read(1 << 16):
-        *whole, rest = (rest + chunk).split(b"\n")
-        for text in whole:
-            line(text.decode(errors="replace").rstrip("\r"))
-    if rest:
-        line(rest.decode(errors="replace"))
-
-
 def relayed(name: str) -> Lines:
     return lambda line: print(f"{name} | {line}", file=sys.stderr, flush=True)
 
 
 def outcome(code: int) -> str:
-    if code < 0:
-        return f"signal {signal.Signals(-code).name}"
-    return f"exit code {code}"
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

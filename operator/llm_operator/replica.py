@@ -25,7 +25,7 @@ class Pod:
 
     deployment: LLMDeployment
     arguments: tuple[str, ...]
-    environment: tuple[tuple[str, str], ...]
+    environment: dict[str, str]
     fetch: str | None  # the URI that its init container brings
     gpus: int
     grace: float
@@ -38,22 +38,30 @@ class Pod:
 
 def pod(deployment: LLMDeployment) -> Pod:
     """The pod that the operator would make; SpecError for what only a cluster has."""
-    template = plan(deployment, Observed(), Settings(engine_image="")).child("Deployment")["spec"]["template"]
     uri = deployment.spec.model.uri
     if uri.startswith("pvc://"):
         raise SpecError("spec.model.uri", f"{uri} is a volume claim, which only a cluster has")
-    engine = _container(template["spec"]["containers"], names.ENGINE_CONTAINER)
-    fetches = [
-        init for init in template["spec"].get("initContainers", ()) if init["name"] == names.MODEL_CONTAINER
-    ]
+    template = plan(deployment, Observed(), Settings(engine_image="")).child("Deployment")["spec"]["template"]
+    spec = template["spec"]
+    containers = {each["name"]: each for each in (*spec["containers"], *spec.get("initContainers", ()))}
+    engine, fetch = containers[names.ENGINE_CONTAINER], containers.get(names.MODEL_CONTAINER)
     return Pod(
         deployment=deployment,
         arguments=tuple(engine["args"]),
-        environment=tuple(_variable(entry) for entry in engine["env"] if entry["name"] not in CACHE_ENV),
-        fetch=fetches[0]["args"][1] if fetches else None,
+        environment={
+            entry["name"]: value(entry) for entry in engine["env"] if entry["name"] not in CACHE_ENV
+        },
+        fetch=fetch["args"][1] if fetch else None,
         gpus=deployment.spec.resources.gpu,
-        grace=float(template["spec"]["terminationGracePeriodSeconds"]),
+        grace=float(spec["terminationGracePeriodSeconds"]),
     )
+
+
+def value(variable: dict[str, Any]) -> str:
+    if "valueFrom" in variable:
+        missing = f"{variable['name']} has a valueFrom, which only a cluster can look up"
+        raise SpecError("spec.engine.env", missing)
+    return str(variable.get("value", ""))
 
 
 def arguments(pod: Pod, port: int, model: str | None, gpus: Sequence[str]) -> tuple[str, ...]:
@@ -67,12 +75,7 @@ def arguments(pod: Pod, port: int, model: str | None, gpus: Sequence[str]) -> tu
 
 def environment(pod: Pod, threads: int, gpus: Sequence[str]) -> dict[str, str]:
     """The container's variables, with this replica's share of the machine."""
-    return dict(pod.environment) | {THREADS: str(threads), GPUS: ",".join(gpus)}
-
-
-def share(gpus: Sequence[str], wanted: int, first: int) -> list[str]:
-    """`wanted` of the machine's GPUs, in turn from `first` on."""
-    return [gpus[(first + offset) % len(gpus)] for offset in range(wanted)] if gpus else []
+    return pod.environment | {THREADS: str(threads), GPUS: ",".join(gpus)}
 
 
 def visible_gpus(chosen: str | None) -> list[str]:
@@ -83,15 +86,3 @@ def visible_gpus(chosen: str | None) -> list[str]:
         return []
     listed = subprocess.run([smi, "--list-gpus"], capture_output=True, text=True).stdout
     return [str(index) for index, line in enumerate(listed.splitlines()) if line.startswith("GPU ")]
-
-
-def _container(containers: list[dict[str, Any]], name: str) -> dict[str, Any]:
-    return next(container for container in containers if container["name"] == name)
-
-
-def _variable(entry: dict[str, Any]) -> tuple[str, str]:
-    if "valueFrom" in entry:
-        raise SpecError(
-            "spec.engine.env", f"{entry['name']} has a valueFrom, which only a cluster can look up"
-        )
-    return entry["name"], entry.get("value", "")
