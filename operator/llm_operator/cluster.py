@@ -18,13 +18,29 @@ from llm_operator.observed import Manifest
 REQUEST_SECONDS = 30
 # What a call may raise: an answer that is an error, or no answer.
 FAILURES = (ApiException, ClientError, OSError, TimeoutError)
-# The children's kinds and where the API keeps them.
-CHILD_KINDS = {
-    "ServiceAccount": ("api/v1", "serviceaccounts"),
-    "Service": ("api/v1", "services"),
-    "Deployment": ("apis/apps/v1", "deployments"),
+
+
+class Resource(NamedTuple):
+    """Where the API keeps the objects of a kind."""
+
+    group: str
+    version: str
+    plural: str
+
+    def path(self, namespace: str = "", name: str = "") -> str:
+        root = f"/apis/{self.group}" if self.group else "/api"
+        scope = f"/namespaces/{namespace}" if namespace else ""
+        return f"{root}/{self.version}{scope}/{self.plural}" + (f"/{name}" if name else "")
+
+
+LLMDEPLOYMENTS = Resource(names.GROUP, names.VERSION, names.PLURAL)
+CHILDREN = {
+    "ServiceAccount": Resource("", "v1", "serviceaccounts"),
+    "Service": Resource("", "v1", "services"),
+    "Deployment": Resource("apps", "v1", "deployments"),
 }
-LLMDEPLOYMENTS = f"apis/{names.API_VERSION}"
+PODS = Resource("", "v1", "pods")
+EVENTS = Resource("", "v1", "events")
 
 
 class Key(NamedTuple):
@@ -32,6 +48,10 @@ class Key(NamedTuple):
 
     namespace: str
     name: str
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> "Key":
+        return cls(manifest["metadata"]["namespace"], manifest["metadata"]["name"])
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -72,7 +92,7 @@ class Cluster:
     ) -> Manifest:
         request = await self.api.param_serialize(
             method,
-            f"/{path}",
+            path,
             query_params=list(query.items()),
             header_params={"Content-Type": content_type, "Accept": "application/json"},
             body=body,
@@ -93,55 +113,46 @@ class Cluster:
                 return None
             raise
 
-    # --- LLMDeployments
-
     async def llmdeployment(self, key: Key) -> Manifest | None:
-        return await self.find(llmdeployment_path(key))
+        return await self.find(LLMDEPLOYMENTS.path(*key))
 
     async def llmdeployments(self, namespaces: Iterable[str]) -> list[Manifest]:
         """Those of the namespaces, or of all where none is named."""
-        paths = [f"{LLMDEPLOYMENTS}/namespaces/{namespace}/{names.PLURAL}" for namespace in namespaces]
-        pages = await asyncio.gather(
-            *(self.call("GET", path) for path in paths or [f"{LLMDEPLOYMENTS}/{names.PLURAL}"])
-        )
+        paths = [LLMDEPLOYMENTS.path(namespace) for namespace in namespaces] or [LLMDEPLOYMENTS.path()]
+        pages = await asyncio.gather(*(self.call("GET", path) for path in paths))
         return [item for page in pages for item in page["items"]]
-
-    async def report(self, key: Key, status: Manifest) -> None:
-        """Replaces the status; a merge patch would keep what is no longer said."""
-        body = {"apiVersion": names.API_VERSION, "kind": names.KIND, "status": status}
-        await self.call(
-            "PATCH",
-            f"{llmdeployment_path(key)}/status",
-            body,
-            "application/merge-patch+json",
-            fieldManager=names.FIELD_MANAGER,
-        )
-
-    # --- children
 
     async def children(self, key: Key) -> dict[str, Manifest]:
         """What there is, by kind."""
+        name = names.child_name(key.name)
         found = await asyncio.gather(
-            *(self.find(child_path(kind, key.namespace, names.child_name(key.name))) for kind in CHILD_KINDS)
+            *(self.find(resource.path(key.namespace, name)) for resource in CHILDREN.values())
         )
-        return {kind: child for kind, child in zip(CHILD_KINDS, found, strict=True) if child is not None}
+        return {kind: child for kind, child in zip(CHILDREN, found, strict=True) if child is not None}
 
     async def pods(self, key: Key) -> list[Manifest]:
-        selector = ",".join(f"{label}={value}" for label, value in names.selector(key.name).items())
-        page = await self.call("GET", f"api/v1/namespaces/{key.namespace}/pods", labelSelector=selector)
+        page = await self.call("GET", PODS.path(key.namespace), labelSelector=names.selector_text(key.name))
         items: list[Manifest] = page["items"]
         return items
 
     async def apply(self, child: Manifest) -> Manifest:
         """Server-side apply: afterwards every field that the plan names is as the plan says."""
-        metadata = child["metadata"]
         return await self.call(
             "PATCH",
-            child_path(child["kind"], metadata["namespace"], metadata["name"]),
+            CHILDREN[child["kind"]].path(*Key.of(child)),
             child,
             "application/apply-patch+yaml",
             fieldManager=names.FIELD_MANAGER,
             force="true",
+        )
+
+    async def report(self, key: Key, status: Manifest) -> None:
+        await self.call(
+            "PATCH",
+            f"{LLMDEPLOYMENTS.path(*key)}/status",
+            {"status": status},
+            "application/merge-patch+json",
+            fieldManager=names.FIELD_MANAGER,
         )
 
     async def post_event(self, subject: Manifest, kind: str, reason: str, message: str) -> None:
@@ -159,13 +170,4 @@ class Cluster:
             "lastTimestamp": now,
             "count": 1,
         }
-        await self.call("POST", f"api/v1/namespaces/{about['namespace']}/events", event)
-
-
-def llmdeployment_path(key: Key) -> str:
-    return f"{LLMDEPLOYMENTS}/namespaces/{key.namespace}/{names.PLURAL}/{key.name}"
-
-
-def child_path(kind: str, namespace: str, name: str) -> str:
-    group, plural = CHILD_KINDS[kind]
-    return f"{group}/namespaces/{namespace}/{plural}/{name}"
+        await self.call("POST", EVENTS.path(about["namespace"]), event)

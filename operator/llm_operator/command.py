@@ -11,14 +11,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import kopf
-import prometheus_client
 from aiohttp import web
 from kubernetes.aio.client import ApiClient, Configuration
+from prometheus_client.aiohttp import make_aiohttp_handler
 
 from llm_operator import handlers, metrics
 from llm_operator.cluster import Cluster, load_configuration
 from llm_operator.lease import Lease
-from llm_operator.reconcile import RETRY_SECONDS, WORKERS, Reconciler
+from llm_operator.reconcile import RETRY_SECONDS, Reconciler
 from llm_operator.settings import Settings
 
 LEASE_NAME = "fairlead-operator"
@@ -66,10 +66,9 @@ def main(argv: list[str]) -> int:
 
 async def run(settings: Settings, lease_namespace: str, ports: tuple[int, int]) -> int:
     configuration = await load_configuration()
-    api = ApiClient(configuration)
-    cluster = Cluster(api)
-    reconciler = Reconciler(cluster, settings)
-    async with api, answering(ports, reconciler):
+    async with ApiClient(configuration) as api, answering(ports):
+        cluster = Cluster(api)
+        reconciler = Reconciler(cluster, settings)
         lease = Lease(cluster, lease_namespace, LEASE_NAME, f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}")
         standing_by = asyncio.create_task(stand_by(reconciler, lease))
         on_signals(standing_by.cancel)
@@ -89,10 +88,10 @@ def on_signals(act: Callable[[], object]) -> None:
 
 async def stand_by(reconciler: Reconciler, lease: Lease) -> None:
     """Returns when there is something to watch and this operator may."""
-    while not await reconciler.try_relist():  # noqa: ASYNC110 (it asks the API server)
+    while not await reconciler.relist():  # noqa: ASYNC110 (it asks the API server)
         await asyncio.sleep(RETRY_SECONDS)
     await lease.acquire()
-    await reconciler.try_relist()  # who holds a name is known only when all are
+    await reconciler.relist()  # who holds a name is known only when all are
 
 
 async def work(reconciler: Reconciler, lease: Lease, configuration: Configuration) -> int:
@@ -100,15 +99,13 @@ async def work(reconciler: Reconciler, lease: Lease, configuration: Configuratio
     metrics.LEADER.set(1)
     stop = asyncio.Event()
     keeping = asyncio.create_task(lease.keep())
-    tasks = [keeping, asyncio.create_task(reconciler.relist_forever())]
-    tasks += [asyncio.create_task(reconciler.work_forever()) for _ in range(WORKERS)]
+    reconciling = asyncio.create_task(reconciler.run())
     watching = asyncio.create_task(watch(reconciler, configuration, stop))
-    done, _ = await asyncio.wait((watching, *tasks), return_when=asyncio.FIRST_COMPLETED)
+    done, _ = await asyncio.wait((watching, keeping, reconciling), return_when=asyncio.FIRST_COMPLETED)
     stop.set()
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(watching, *tasks, return_exceptions=True)
-    metrics.LEADER.set(0)
+    keeping.cancel()
+    reconciling.cancel()
+    await asyncio.wait((watching, keeping, reconciling))
     if keeping in done:
         logger.error("the lease is lost")
         return 1
@@ -134,20 +131,15 @@ async def watch(reconciler: Reconciler, configuration: Configuration, stop: asyn
 
 
 @asynccontextmanager
-async def answering(ports: Iterable[int], reconciler: Reconciler) -> AsyncIterator[None]:
+async def answering(ports: Iterable[int]) -> AsyncIterator[None]:
     """/healthz and /metrics, standing by or at work."""
 
     async def health(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
-    async def exposition(_: web.Request) -> web.Response:
-        metrics.count_conditions(reconciler.conditions.values())
-        body = prometheus_client.generate_latest(metrics.REGISTRY)
-        return web.Response(body=body, headers={"Content-Type": prometheus_client.CONTENT_TYPE_LATEST})
-
     application = web.Application()
     application.router.add_get("/healthz", health)
-    application.router.add_get("/metrics", exposition)
+    application.router.add_get("/metrics", make_aiohttp_handler(metrics.REGISTRY))
     runner = web.AppRunner(application, access_log=None)
     await runner.setup()
     try:

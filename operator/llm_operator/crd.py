@@ -26,7 +26,7 @@ def crd() -> Schema:
                 "kind": names.KIND,
                 "listKind": f"{names.KIND}List",
                 "plural": names.PLURAL,
-                "singular": names.SINGULAR,
+                "singular": names.KIND.lower(),
                 "shortNames": [names.SHORT_NAME],
                 "categories": ["fairlead"],
             },

@@ -7,15 +7,9 @@ import kopf
 from kubernetes.aio.client import Configuration
 
 from llm_operator import names
-from llm_operator.cluster import Key
+from llm_operator.cluster import CHILDREN, LLMDEPLOYMENTS, PODS, Key
 from llm_operator.reconcile import Reconciler
 
-CHILDREN = (
-    ("apps", "v1", "deployments"),
-    ("", "v1", "services"),
-    ("", "v1", "serviceaccounts"),
-    ("", "v1", "pods"),
-)
 Event = Mapping[str, Any]
 
 
@@ -26,24 +20,20 @@ def registry(reconciler: Reconciler, configuration: Configuration) -> kopf.Opera
         return await connection(configuration)
 
     async def llmdeployment(event: Event, **_: Any) -> None:
-        manifest = dict(event["object"])
         if event["type"] == "DELETED":
-            metadata = manifest["metadata"]
-            reconciler.saw_gone(Key(metadata["namespace"], metadata["name"]))
+            reconciler.saw_gone(Key.of(event["object"]))
         else:
-            reconciler.saw(manifest)
+            reconciler.saw(event["object"])
 
     async def child(event: Event, **_: Any) -> None:
         metadata = event["object"]["metadata"]
-        owner = metadata.get("labels", {}).get(names.LLMDEPLOYMENT_LABEL)
-        if owner:
-            reconciler.wake(Key(metadata["namespace"], owner))
+        reconciler.wake(Key(metadata["namespace"], metadata["labels"][names.LLMDEPLOYMENT_LABEL]))
 
     kopf.on.login(registry=handlers)(login)
     watch: Callable[..., Any] = kopf.on.event
-    watch(names.GROUP, names.VERSION, names.PLURAL, registry=handlers)(llmdeployment)
-    for resource in CHILDREN:
-        watch(*resource, registry=handlers)(child)
+    watch(*LLMDEPLOYMENTS, registry=handlers)(llmdeployment)
+    for resource in (*CHILDREN.values(), PODS):
+        watch(*resource, registry=handlers, labels={names.LLMDEPLOYMENT_LABEL: kopf.PRESENT})(child)
     return handlers
 
 
@@ -70,6 +60,6 @@ def settings() -> kopf.OperatorSettings:
     chosen.watching.connect_timeout = 10
     chosen.watching.inactivity_timeout = 70  # streams that stall in silence; bookmarks come each minute
     chosen.process.ultimate_exiting_timeout = 30
-    for group, version, plural in CHILDREN:
+    for group, version, plural in (*CHILDREN.values(), PODS):
         chosen.watching.label_selectors[group, version, plural] = names.LLMDEPLOYMENT_LABEL
     return chosen

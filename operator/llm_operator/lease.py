@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from llm_operator.cluster import FAILURES, Cluster, described_failure
+from llm_operator.cluster import FAILURES, Cluster, Resource, described_failure
 from llm_operator.observed import Manifest
 
+LEASES = Resource("coordination.k8s.io", "v1", "leases")
 DURATION_SECONDS = 15  # a holder that is silent for so long has lost it
 GIVE_UP_SECONDS = 10  # a holder that cannot renew stops well before another may start
 RENEW_SECONDS = 3
@@ -24,16 +25,15 @@ class Lease:
     namespace: str
     name: str
     identity: str
-    seen: Manifest | None = None  # the record as it was last time
+    seen: Manifest = field(default_factory=dict)  # as it was last time
     seen_at: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
 
     @property
     def holder(self) -> str:
-        return str((self.seen or {}).get("spec", {}).get("holderIdentity") or "")
-
-    @property
-    def path(self) -> str:
-        return f"apis/coordination.k8s.io/v1/namespaces/{self.namespace}/leases"
+        return str(self.seen.get("spec", {}).get("holderIdentity", ""))
 
     async def acquire(self) -> None:
         """Returns once this operator is the one."""
@@ -41,9 +41,9 @@ class Lease:
         while not await self.hold():
             if self.holder != holder:
                 holder = self.holder
-                logger.info("standing by: %s holds %s/%s", holder, self.namespace, self.name)
+                logger.info("standing by: %s holds %s", holder, self)
             await asyncio.sleep(RETRY_SECONDS)
-        logger.info("this operator holds %s/%s", self.namespace, self.name)
+        logger.info("this operator holds %s", self)
 
     async def keep(self) -> None:
         """Returns when the lease is lost."""
@@ -60,43 +60,40 @@ class Lease:
 
     async def release(self) -> None:
         """Lets the next operator start at once."""
-        if self.seen is not None and self.holder == self.identity:
+        if self.holder == self.identity:
             try:
-                await self.write(self.seen, holder="")
+                await self.write("")
             except FAILURES as error:
                 logger.warning("could not release the lease: %s", described_failure(error))
 
     async def hold(self) -> bool:
         """Takes or renews it; False where another has it, or where the API server does not answer."""
         try:
-            found = await self.cluster.find(f"{self.path}/{self.name}")
-            if found is not None:
-                found.setdefault("spec", {})  # whoever installs us may have made it
-            if found is not None and self.is_held(found):
+            await self.look()
+            age = asyncio.get_running_loop().time() - self.seen_at
+            if self.holder not in ("", self.identity) and age < DURATION_SECONDS:
                 return False
-            self.seen = await self.write(found, holder=self.identity)
+            await self.write(self.identity)
         except FAILURES as error:
-            logger.warning("lease %s/%s: %s", self.namespace, self.name, described_failure(error))
+            logger.warning("lease %s: %s", self, described_failure(error))
             return False
         return True
 
-    def is_held(self, found: Manifest) -> bool:
-        """Whether another holds it and has shown life lately."""
-        now = asyncio.get_running_loop().time()
-        if self.seen is None or self.seen["spec"] != found["spec"]:
-            self.seen_at = now
+    async def look(self) -> None:
+        """What it says now, and since when; where there is none it is made."""
+        folder = LEASES.path(self.namespace)
+        found = await self.cluster.find(f"{folder}/{self.name}")
+        found = found or await self.cluster.call("POST", folder, {"metadata": {"name": self.name}})
+        if found.get("spec") != self.seen.get("spec"):
+            self.seen_at = asyncio.get_running_loop().time()
         self.seen = found
-        ran_out = now - self.seen_at >= found["spec"].get("leaseDurationSeconds", DURATION_SECONDS)
-        return self.holder not in ("", self.identity) and not ran_out
 
-    async def write(self, last: Manifest | None, holder: str) -> Manifest:
-        """The resource version in `last` lets one of two writers win."""
+    async def write(self, holder: str) -> None:
+        """The resource version in what was seen lets one of two writers win."""
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        spec = {"holderIdentity": holder, "leaseDurationSeconds": DURATION_SECONDS, "renewTime": now}
-        if last is None:
-            body = {"metadata": {"name": self.name}, "spec": spec | {"acquireTime": now}}
-            return await self.cluster.call("POST", self.path, body)
-        same = last["spec"].get("holderIdentity") == holder
-        spec["acquireTime"] = last["spec"].get("acquireTime", now) if same else now
-        spec["leaseTransitions"] = last["spec"].get("leaseTransitions", 0) + (not same)
-        return await self.cluster.call("PUT", f"{self.path}/{self.name}", {**last, "spec": spec})
+        last = self.seen.get("spec", {})  # whoever installs us may have made it without
+        changed = {"holderIdentity": holder, "leaseDurationSeconds": DURATION_SECONDS, "renewTime": now}
+        if holder != self.holder:
+            changed |= {"acquireTime": now, "leaseTransitions": last.get("leaseTransitions", 0) + 1}
+        lease = {**self.seen, "spec": last | changed}
+        self.seen = await self.cluster.call("PUT", LEASES.path(self.namespace, self.name), lease)

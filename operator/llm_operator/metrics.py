@@ -20,14 +20,16 @@ LLMDEPLOYMENTS = Gauge(
     ["condition", "status"],
     registry=REGISTRY,
 )
-CONDITIONS = ("Ready", "Progressing", "Degraded", "NameTaken")
+for condition in ("Ready", "Progressing", "Degraded", "NameTaken"):
+    for status in ("True", "False"):
+        LLMDEPLOYMENTS.labels(condition, status).set(0)
+
+Conditions = Iterable[tuple[str, str]]  # type and status
 
 
-def count_conditions(reported: Iterable[frozenset[tuple[str, str]]]) -> None:
-    """`reported`: each LLMDeployment's conditions as (type, status)."""
-    counts = {(condition, status): 0 for condition in CONDITIONS for status in ("True", "False")}
-    for conditions in reported:
-        for pair in conditions:
-            counts[pair] = counts.get(pair, 0) + 1
-    for (condition, status), count in counts.items():
-        LLMDEPLOYMENTS.labels(condition, status).set(count)
+def recount(before: Conditions, now: Conditions) -> None:
+    """One LLMDeployment's conditions have changed."""
+    for condition in before:
+        LLMDEPLOYMENTS.labels(*condition).dec()
+    for condition in now:
+        LLMDEPLOYMENTS.labels(*condition).inc()

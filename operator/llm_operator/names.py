@@ -5,7 +5,6 @@ VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "LLMDeployment"
 PLURAL = "llmdeployments"
-SINGULAR = "llmdeployment"
 SHORT_NAME = "llmd"
 
 FIELD_MANAGER = "fairlead"
@@ -30,6 +29,11 @@ def child_name(name: str) -> str:
 def selector(name: str) -> dict[str, str]:
     """The labels that find an LLMDeployment's pods; they never change."""
     return {"app.kubernetes.io/name": ENGINE, LLMDEPLOYMENT_LABEL: name}
+
+
+def selector_text(name: str) -> str:
+    """The same as queries spell it."""
+    return ",".join(f"{label}={value}" for label, value in selector(name).items())
 
 
 def pod_labels(name: str) -> dict[str, str]:

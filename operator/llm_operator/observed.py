@@ -24,5 +24,5 @@ class Observed:
     now: datetime = EPOCH
 
     @property
-    def workload(self) -> Manifest | None:
-        return self.children.get("Deployment")
+    def workload(self) -> Manifest:
+        return self.children.get("Deployment", {})

@@ -30,7 +30,7 @@ def plan(deployment: LLMDeployment, observed: Observed, settings: Settings) -> P
     template = template_in_force(deployment, observed) or pod_template(deployment, settings)
     return Plan(
         children=(
-            service_account(deployment, settings),
+            child(deployment, settings, "v1", "ServiceAccount", automountServiceAccountToken=False),
             service(deployment, settings),
             workload(deployment, template, settings),
         ),
@@ -40,67 +40,60 @@ def plan(deployment: LLMDeployment, observed: Observed, settings: Settings) -> P
 
 def template_in_force(deployment: LLMDeployment, observed: Observed) -> dict[str, Any] | None:
     """The pod template chosen for this very spec before: an upgrade of the operator rolls no engine."""
-    annotations = (observed.workload or {}).get("metadata", {}).get("annotations", {})
-    if annotations.get(names.SPEC_HASH_ANNOTATION) != deployment.spec_hash:
-        return None
+    annotations = observed.workload.get("metadata", {}).get("annotations", {})
     recorded = annotations.get(names.POD_TEMPLATE_ANNOTATION)
-    return json.loads(recorded) if recorded else None
+    if annotations.get(names.SPEC_HASH_ANNOTATION) != deployment.spec_hash or not recorded:
+        return None
+    template: dict[str, Any] = json.loads(recorded)
+    return template
 
 
 def workload(deployment: LLMDeployment, template: dict[str, Any], settings: Settings) -> Manifest:
     surge = deployment.spec.rollout.strategy == "surge"
-    manifest = child(deployment, settings, "apps/v1", "Deployment")
+    spec = {
+        "replicas": deployment.spec.replicas,
+        "selector": {"matchLabels": names.selector(deployment.name)},
+        "strategy": {
+            "type": "RollingUpdate",
+            "rollingUpdate": {"maxSurge": int(surge), "maxUnavailable": int(not surge)},
+        },
+        "progressDeadlineSeconds": PROGRESS_DEADLINE_SECONDS,
+        "revisionHistoryLimit": 3,
+        "template": template,
+    }
+    manifest = child(deployment, settings, "apps/v1", "Deployment", spec=spec)
     manifest["metadata"]["annotations"] = {
         names.SPEC_HASH_ANNOTATION: deployment.spec_hash,
         names.POD_TEMPLATE_ANNOTATION: json.dumps(template, sort_keys=True, separators=(",", ":")),
     }
-    return manifest | {
-        "spec": {
-            "replicas": deployment.spec.replicas,
-            "selector": {"matchLabels": names.selector(deployment.name)},
-            "strategy": {
-                "type": "RollingUpdate",
-                "rollingUpdate": {"maxSurge": int(surge), "maxUnavailable": int(not surge)},
-            },
-            "progressDeadlineSeconds": PROGRESS_DEADLINE_SECONDS,
-            "revisionHistoryLimit": 3,
-            "template": template,
-        }
-    }
+    return manifest
 
 
 def service(deployment: LLMDeployment, settings: Settings) -> Manifest:
     port = {"name": names.HTTP_PORT, "port": names.ENGINE_PORT, "targetPort": names.HTTP_PORT}
-    return child(deployment, settings, "v1", "Service") | {
-        "spec": {
-            "type": "ClusterIP",
-            "selector": names.selector(deployment.name),
-            "ports": [{**port, "protocol": "TCP"}],
-        }
+    spec = {
+        "type": "ClusterIP",
+        "selector": names.selector(deployment.name),
+        "ports": [{**port, "protocol": "TCP"}],
     }
+    return child(deployment, settings, "v1", "Service", spec=spec)
 
 
-def service_account(deployment: LLMDeployment, settings: Settings) -> Manifest:
-    return child(deployment, settings, "v1", "ServiceAccount") | {"automountServiceAccountToken": False}
-
-
-def child(deployment: LLMDeployment, settings: Settings, api_version: str, kind: str) -> Manifest:
-    return {
-        "apiVersion": api_version,
-        "kind": kind,
-        "metadata": {
-            "name": names.child_name(deployment.name),
-            "namespace": deployment.namespace,
-            "labels": names.child_labels(deployment.name, settings.version),
-            "ownerReferences": [
-                {
-                    "apiVersion": names.API_VERSION,
-                    "kind": names.KIND,
-                    "name": deployment.name,
-                    "uid": deployment.uid,
-                    "controller": True,
-                    "blockOwnerDeletion": True,
-                }
-            ],
-        },
+def child(
+    deployment: LLMDeployment, settings: Settings, api_version: str, kind: str, **content: object
+) -> Manifest:
+    owner = {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "name": deployment.name,
+        "uid": deployment.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
     }
+    metadata = {
+        "name": names.child_name(deployment.name),
+        "namespace": deployment.namespace,
+        "labels": names.child_labels(deployment.name, settings.version),
+        "ownerReferences": [owner],
+    }
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **content}

@@ -2,13 +2,12 @@
 
 import math
 import re
-from decimal import Decimal
 from typing import Any, NamedTuple
 
 from llm_operator import names
 from llm_operator.podtemplate import merge
 from llm_operator.settings import Settings
-from llm_operator.spec import LLMDeployment, Resources
+from llm_operator.spec import LLMDeployment, LLMDeploymentSpec, Resources
 
 MODEL_FOLDER = "/models/model"
 STOP_MARGIN_SECONDS = 15  # between the end of the drain and the kubelet's SIGKILL
@@ -16,22 +15,39 @@ PRE_STOP_SECONDS = 3  # lets routers see the pod leave before it is told
 CACHE_ENV = {"HOME": "/cache", "XDG_CACHE_HOME": "/cache", "HF_HOME": "/cache/huggingface"}
 
 
+class Volume(NamedTuple):
+    """A volume, and where containers have it."""
+
+    name: str
+    content: dict[str, Any]
+    mount: dict[str, Any]
+
+
+SCRATCH = (
+    Volume("tmp", {"emptyDir": {}}, {"mountPath": "/tmp"}),  # noqa: S108
+    Volume("cache", {"emptyDir": {}}, {"mountPath": "/cache"}),
+    Volume("shm", {"emptyDir": {"medium": "Memory"}}, {"mountPath": "/dev/shm"}),  # noqa: S108
+)
+FETCHED = Volume("models", {"emptyDir": {}}, {"mountPath": "/models"})
+
+
 class Source(NamedTuple):
     """Where a pod gets its model."""
 
     argument: str  # what the engine is given
     fetch: str | None = None  # the URI to bring into the pod first
-    claim: str | None = None
-    path: str | None = None  # on the claim
+    volumes: tuple[Volume, ...] = ()  # where it lies
 
 
 def source(uri: str) -> Source:
     scheme, separator, rest = uri.partition("://")
     if separator and scheme == "pvc":
-        claim, _, path = rest.partition("/")
-        return Source(MODEL_FOLDER, claim=claim, path=path.strip("/"))
+        name, _, path = rest.partition("/")
+        claim = {"persistentVolumeClaim": {"claimName": name, "readOnly": True}}
+        mount = {"mountPath": MODEL_FOLDER, "subPath": path.strip("/")}
+        return Source(MODEL_FOLDER, volumes=(Volume("models", claim, mount),))
     if separator or re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(@[\w./-]+)?", uri):
-        return Source(MODEL_FOLDER, fetch=uri)
+        return Source(MODEL_FOLDER, fetch=uri, volumes=(FETCHED,))
     return Source(uri)
 
 
@@ -39,18 +55,17 @@ def pod_template(deployment: LLMDeployment, settings: Settings) -> dict[str, Any
     spec = deployment.spec
     origin = source(spec.model.uri)
     image = spec.engine.image or settings.engine_image
-    grace = spec.rollout.drain_timeout_seconds + STOP_MARGIN_SECONDS
     pod: dict[str, Any] = {
         "serviceAccountName": names.child_name(deployment.name),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
-        "terminationGracePeriodSeconds": grace,
+        "terminationGracePeriodSeconds": spec.rollout.drain_timeout_seconds + STOP_MARGIN_SECONDS,
         "containers": [engine_container(deployment, origin, image)],
-        "volumes": volumes(origin),
+        "volumes": [{"name": volume.name, **volume.content} for volume in (*SCRATCH, *origin.volumes)],
     }
     if origin.fetch is not None:
-        pod["initContainers"] = [model_container(deployment, origin.fetch, image)]
+        pod["initContainers"] = [model_container(spec, origin.fetch, image)]
     if spec.resources.gpu:
         pod["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
     template = {"metadata": {"labels": names.pod_labels(deployment.name)}, "spec": pod}
@@ -58,16 +73,13 @@ def pod_template(deployment: LLMDeployment, settings: Settings) -> dict[str, Any
 
 
 def engine_container(deployment: LLMDeployment, origin: Source, image: str) -> dict[str, Any]:
-    return {
-        "name": names.ENGINE_CONTAINER,
-        "image": image,
-        "args": engine_args(deployment, origin),
-        "env": environment(deployment, threads=True),
+    resources = deployment.spec.resources
+    models = [{**mount, "readOnly": True} for mount in mounts(origin.volumes)]
+    return container(names.ENGINE_CONTAINER, image, engine_args(deployment, origin)) | {
+        "env": listed(environment(deployment.spec, threads(resources))),
         "ports": [{"name": names.HTTP_PORT, "containerPort": names.ENGINE_PORT, "protocol": "TCP"}],
-        "resources": compute(deployment.spec.resources, gpu=True),
-        "securityContext": confined(),
-        "volumeMounts": mounts(origin, models_read_only=True),
-        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "resources": compute(resources, resources.gpu),
+        "volumeMounts": [*mounts(SCRATCH), *models],
         "startupProbe": {**ask("/health"), "periodSeconds": 2, "timeoutSeconds": 2, "failureThreshold": 300},
         "livenessProbe": {**ask("/health"), "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6},
         "readinessProbe": {**ask("/ready"), "periodSeconds": 2, "timeoutSeconds": 2, "failureThreshold": 3},
@@ -88,93 +100,71 @@ def engine_args(deployment: LLMDeployment, origin: Source) -> list[str]:
     return [*arguments, *spec.engine.args]
 
 
-def model_container(deployment: LLMDeployment, uri: str, image: str) -> dict[str, Any]:
+def model_container(spec: LLMDeploymentSpec, uri: str, image: str) -> dict[str, Any]:
     """Brings the model to where the engine reads it; the one container that sees the hub's token."""
-    secret = deployment.spec.model.secret_ref
-    env = environment(deployment, threads=False)
-    if secret is not None:
-        token = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": secret.name, "key": "token"}}}
-        env = [*(entry for entry in env if entry["name"] != "HF_TOKEN"), token]
-    return {
-        "name": names.MODEL_CONTAINER,
-        "image": image,
-        "args": ["fetch", uri, "--to", MODEL_FOLDER],
-        "env": env,
-        "resources": compute(deployment.spec.resources, gpu=False),
-        "securityContext": confined(),
-        "volumeMounts": mounts(source(uri), models_read_only=False),
-        "terminationMessagePolicy": "FallbackToLogsOnError",
+    env = environment(spec, {})
+    if (secret := spec.model.secret_ref) is not None:
+        env["HF_TOKEN"] = {"valueFrom": {"secretKeyRef": {"name": secret.name, "key": "token"}}}
+    return container(names.MODEL_CONTAINER, image, ["fetch", uri, "--to", MODEL_FOLDER]) | {
+        "env": listed(env),
+        "resources": compute(spec.resources, gpus=0),
+        "volumeMounts": mounts((*SCRATCH, FETCHED)),
     }
 
 
-def environment(deployment: LLMDeployment, threads: bool) -> list[dict[str, Any]]:
-    spec = deployment.spec
-    env: dict[str, dict[str, Any]] = {name: {"value": value} for name, value in CACHE_ENV.items()}
-    if threads and spec.resources.gpu == 0 and spec.resources.cpu is not None:
-        env["OMP_NUM_THREADS"] = {"value": str(max(1, math.ceil(cores(spec.resources.cpu))))}
-    for variable in spec.engine.env:
-        env[variable.name] = (
-            {"valueFrom": variable.value_from}
-            if variable.value_from is not None
-            else {"value": variable.value or ""}
-        )
-    return [{"name": name, **content} for name, content in env.items()]
-
-
-def compute(resources: Resources, gpu: bool) -> dict[str, Any]:
-    requests: dict[str, str] = {}
-    limits: dict[str, str] = {}
-    if resources.cpu is not None:
-        requests["cpu"] = str(resources.cpu)
-    if resources.memory is not None:
-        requests["memory"] = limits["memory"] = str(resources.memory)
-    if gpu and resources.gpu:
-        limits["nvidia.com/gpu"] = str(resources.gpu)
-    return {key: value for key, value in (("requests", requests), ("limits", limits)) if value}
-
-
-def cores(cpu: int | str) -> Decimal:
-    text = str(cpu)
-    return Decimal(text[:-1]) / 1000 if text.endswith("m") else Decimal(text)
-
-
-def volumes(origin: Source) -> list[dict[str, Any]]:
-    listed: list[dict[str, Any]] = [
-        {"name": "tmp", "emptyDir": {}},
-        {"name": "cache", "emptyDir": {}},
-        {"name": "shm", "emptyDir": {"medium": "Memory"}},
-    ]
-    if origin.fetch is not None:
-        listed.append({"name": "models", "emptyDir": {}})
-    if origin.claim is not None:
-        claim = {"claimName": origin.claim, "readOnly": True}
-        listed.append({"name": "models", "persistentVolumeClaim": claim})
-    return listed
-
-
-def mounts(origin: Source, models_read_only: bool) -> list[dict[str, Any]]:
-    listed: list[dict[str, Any]] = [
-        {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
-        {"name": "cache", "mountPath": "/cache"},
-        {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
-    ]
-    if origin.fetch is not None:
-        mount = {"name": "models", "mountPath": "/models"}
-        listed.append({**mount, "readOnly": True} if models_read_only else mount)
-    if origin.claim is not None:
-        listed.append({"name": "models", "mountPath": MODEL_FOLDER, "subPath": origin.path, "readOnly": True})
-    return listed
-
-
-def confined() -> dict[str, Any]:
-    """What the restricted Pod Security Standard asks of a container, and a read-only root."""
-    return {
+def container(name: str, image: str, args: list[str]) -> dict[str, Any]:
+    """What all containers share; as confined as the restricted Pod Security Standard asks, and more."""
+    confined = {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
         "runAsNonRoot": True,
         "capabilities": {"drop": ["ALL"]},
         "seccompProfile": {"type": "RuntimeDefault"},
     }
+    return {
+        "name": name,
+        "image": image,
+        "args": args,
+        "securityContext": confined,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+
+
+def environment(spec: LLMDeploymentSpec, ours: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """Variables by name; what people set wins over ours."""
+    env: dict[str, dict[str, Any]] = {name: {"value": value} for name, value in (CACHE_ENV | ours).items()}
+    for variable in spec.engine.env:
+        found = {"valueFrom": variable.value_from} if variable.value_from is not None else None
+        env[variable.name] = found or {"value": variable.value or ""}
+    return env
+
+
+def listed(env: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"name": name, **content} for name, content in env.items()]
+
+
+def threads(resources: Resources) -> dict[str, str]:
+    """One for each core that a CPU pod asks for, rounded up."""
+    if resources.gpu or resources.cpu is None:
+        return {}
+    cpu = str(resources.cpu)
+    cores = float(cpu.removesuffix("m")) / (1000 if cpu.endswith("m") else 1)
+    return {"OMP_NUM_THREADS": str(max(1, math.ceil(cores)))}
+
+
+def compute(resources: Resources, gpus: int) -> dict[str, Any]:
+    asked = {"cpu": resources.cpu, "memory": resources.memory}
+    most = {"memory": resources.memory, "nvidia.com/gpu": gpus or None}
+    given = {"requests": asked, "limits": most}
+    return {
+        kind: amounts
+        for kind, wanted in given.items()
+        if (amounts := {name: str(amount) for name, amount in wanted.items() if amount is not None})
+    }
+
+
+def mounts(volumes: tuple[Volume, ...]) -> list[dict[str, Any]]:
+    return [{"name": volume.name, **volume.mount} for volume in volumes]
 
 
 def ask(path: str) -> dict[str, Any]:

@@ -39,7 +39,8 @@ MERGE_KEYS = {
 
 def merge(template: dict[str, Any], overlay: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
     check(template, overlay, settings)
-    return overlaid(template, overlay, PATH)
+    merged: dict[str, Any] = overlaid(template, overlay, PATH)
+    return merged
 
 
 def check(template: Mapping[str, Any], overlay: Mapping[str, Any], settings: Settings) -> None:
@@ -68,34 +69,23 @@ def leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
             yield from leaves(item, f"{path}[{index}]")
 
 
-def listed(parent: Mapping[str, Any], key: str, path: str) -> list[Mapping[str, Any]]:
-    items = as_list(parent.get(key) or [], f"{path}.{key}")
-    return [as_object(item, f"{path}.{key}[{index}]") for index, item in enumerate(items)]
-
-
-def overlaid(base: Mapping[str, Any], overlay: Mapping[str, Any], path: str) -> dict[str, Any]:
+def overlaid(base: Any, overlay: Any, path: str) -> Any:
     """Objects merge, null removes, lists of MERGE_KEYS merge item by item; all else is replaced."""
-    merged = dict(base)
-    for key, value in overlay.items():
-        where = f"{path}.{key}"
-        if value is None:
-            merged.pop(key, None)
-        elif isinstance(merged.get(key), Mapping):
-            merged[key] = overlaid(merged[key], as_object(value, where), where)
-        elif key in MERGE_KEYS and isinstance(merged.get(key), list):
-            merged[key] = overlaid_list(merged[key], listed(overlay, key, path), MERGE_KEYS[key], where)
-        else:
-            merged[key] = value
-    return merged
-
-
-def overlaid_list(
-    base: list[dict[str, Any]], overlay: list[Mapping[str, Any]], identity: str, path: str
-) -> list[dict[str, Any]]:
-    merged = {item[identity]: item for item in base}
-    for index, item in enumerate(overlay):
-        key = item.get(identity)
-        if not isinstance(key, str | int):
-            raise SpecError(f"{path}[{index}].{identity}", "is required: it tells the items apart")
-        merged[key] = overlaid(merged.get(key, {}), item, f"{path}[{index}]")
-    return list(merged.values())
+    if overlay is None:
+        return None
+    if isinstance(base, Mapping):
+        merged = dict(base)
+        for key, value in as_object(overlay, path).items():
+            merged[key] = overlaid(merged.get(key), value, f"{path}.{key}")
+        return {key: value for key, value in merged.items() if value is not None}
+    identity = MERGE_KEYS.get(path.rpartition(".")[2])
+    if identity is None or not isinstance(base, list):
+        return overlay
+    items = {item[identity]: item for item in base}
+    for index, item in enumerate(as_list(overlay, path)):
+        where = f"{path}[{index}]"
+        name = as_object(item, where).get(identity)
+        if not isinstance(name, str | int):
+            raise SpecError(f"{where}.{identity}", "is required: it tells the items apart")
+        items[name] = overlaid(items.get(name, {}), item, where)
+    return list(items.values())

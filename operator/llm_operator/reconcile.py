@@ -1,11 +1,10 @@
 """One change's way: look, plan, apply, report. Level-triggered: events only say when to look again."""
 
 import asyncio
+import json
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import NamedTuple
 
 from kubernetes.aio.client import ApiException
 
@@ -23,6 +22,7 @@ from llm_operator.workqueue import WorkQueue
 WORKERS = 8
 RELIST_SECONDS = 300
 RETRY_SECONDS = 2
+VOLATILE = {"resourceVersion", "managedFields"}  # changes with the status too
 
 logger = logging.getLogger(__name__)
 
@@ -31,82 +31,59 @@ class RefusedError(Exception):
     """The spec could not be carried out; the status says why, and it is worth another try."""
 
 
-class Settled(NamedTuple):
-    """A child as it was left: while plan and child are still these, there is nothing to apply."""
-
-    plan: Manifest
-    version: str | int  # of its spec, where the API server counts that
-    labels: Mapping[str, str]
-    annotations: Mapping[str, str]
-    owners: list[Manifest]
-
-    @classmethod
-    def of(cls, planned: Manifest, child: Manifest) -> "Settled":
-        metadata = child["metadata"]
-        version = metadata.get("generation") or metadata["resourceVersion"]
-        there = metadata.get("annotations", {})
-        annotations = {name: there.get(name, "") for name in planned["metadata"].get("annotations", {})}
-        return cls(
-            planned, version, metadata.get("labels", {}), annotations, metadata.get("ownerReferences", [])
-        )
-
-
 @dataclass(slots=True)
 class Reconciler:
     cluster: Cluster
     settings: Settings
-    queue: WorkQueue[Key] = field(default_factory=WorkQueue)
+    queue: WorkQueue = field(default_factory=WorkQueue)
     claims: Claims = field(default_factory=Claims)
-    conditions: dict[Key, frozenset[tuple[str, str]]] = field(default_factory=dict)
-    settled: dict[Key, dict[str, Settled]] = field(default_factory=dict)  # by kind
+    conditions: dict[Key, metrics.Conditions] = field(default_factory=dict)
+    settled: dict[Key, dict[str, int]] = field(default_factory=dict)  # by kind
 
     # --- what wakes it
 
-    def wake(self, key: Key) -> None:
-        self.queue.add(key)
-        metrics.QUEUED.set(len(self.queue.waiting))
+    def wake(self, *keys: Key) -> None:
+        for key in keys:
+            self.queue.add(key)
+        metrics.QUEUED.set(len(self.queue.due))
 
     def saw(self, manifest: Manifest) -> None:
         """An LLMDeployment as it is now."""
-        claim = Claim.of(manifest)
-        for rival in self.claims.put(claim):
-            self.wake(rival)
-        self.wake(claim.key)
+        key = Key.of(manifest)
+        self.wake(key, *self.claims.put(key, Claim.of(manifest)))
 
     def saw_gone(self, key: Key) -> None:
-        for rival in self.claims.drop(key):
-            self.wake(rival)
-        self.conditions.pop(key, None)
+        self.wake(*self.claims.put(key, None))
+        metrics.recount(self.conditions.pop(key, ()), ())
         self.settled.pop(key, None)
 
-    async def relist(self) -> None:
-        """Repairs what a missed event left behind."""
-        listed = await self.cluster.llmdeployments(self.settings.namespaces)
-        present = {Claim.of(manifest).key for manifest in listed}
-        for key in set(self.claims.by_key) - present:
-            self.saw_gone(key)
-        for manifest in listed:
-            self.saw(manifest)
-
-    async def try_relist(self) -> bool:
+    async def relist(self) -> bool:
+        """Repairs what a missed event left behind; False where the API server does not answer."""
         try:
-            await self.relist()
+            listed = await self.cluster.llmdeployments(self.settings.namespaces)
         except FAILURES as error:
             logger.warning("could not list LLMDeployments: %s", described_failure(error))
             return False
+        for key in self.claims.by_key.keys() - {Key.of(manifest) for manifest in listed}:
+            self.saw_gone(key)
+        for manifest in listed:
+            self.saw(manifest)
         return True
-
-    async def relist_forever(self) -> None:
-        while True:
-            listed = await self.try_relist()
-            await asyncio.sleep(RELIST_SECONDS if listed else RETRY_SECONDS)
 
     # --- what it does
 
-    async def work_forever(self) -> None:
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(WORKERS):
+                group.create_task(self.work())
+            while True:
+                listed = await self.relist()
+                await asyncio.sleep(RELIST_SECONDS if listed else RETRY_SECONDS)
+
+    async def work(self) -> None:
         while True:
             key = await self.queue.take()
-            metrics.QUEUED.set(len(self.queue.waiting))
+            metrics.QUEUED.set(len(self.queue.due))
             try:
                 with metrics.RECONCILE_SECONDS.time():
                     await self.reconcile(key)
@@ -154,32 +131,35 @@ class Reconciler:
         """What there is afterwards, and what stood in the way."""
         applied = dict(observed.children)
         settled = self.settled.setdefault(key, {})
+        refusal = None
         for child in goal.children:
             kind = child["kind"]
             if kind in applied and not is_ours(applied[kind], child):
                 taken = f"a {kind} named {child['metadata']['name']} is there already and is not ours"
-                return replace(observed, refusal=Problem("ChildExists", taken))
-            if kind in applied and settled.get(kind) == Settled.of(child, applied[kind]):
+                refusal = Problem("ChildExists", taken)
+                break
+            if kind in applied and settled.get(kind) == fingerprint(child, applied[kind]):
                 continue
             try:
                 applied[kind] = await self.cluster.apply(child)
-                settled[kind] = Settled.of(child, applied[kind])
             except ApiException as error:
                 if not is_refusal(error):
                     raise
-                return replace(
-                    observed, children=applied, refusal=Problem("Refused", described_failure(error))
-                )
-        return replace(observed, children=applied)
+                refusal = Problem("Refused", described_failure(error))
+                break
+            settled[kind] = fingerprint(child, applied[kind])
+        return replace(observed, children=applied, refusal=refusal)
 
     async def report(self, key: Key, manifest: Manifest, result: Status) -> None:
         """Writes the status where it changed, and only there: a write wakes us again."""
-        self.conditions[key] = frozenset((entry.type, entry.status) for entry in result.conditions)
-        status_manifest = result.as_manifest()
-        if status_manifest == manifest.get("status"):
+        conditions = [(entry.type, entry.status) for entry in result.conditions]
+        metrics.recount(self.conditions.get(key, ()), conditions)
+        self.conditions[key] = conditions
+        last_result = manifest.get("status", {})
+        if result.as_manifest() == last_result:
             return
-        await self.cluster.report(key, status_manifest)
-        before = {entry["type"]: entry for entry in manifest.get("status", {}).get("conditions", ())}
+        await self.cluster.report(key, result.as_manifest())
+        before = {entry["type"]: entry for entry in last_result.get("conditions", ())}
         for condition in result.conditions:
             last = before.get(condition.type, {})
             if is_news(condition, last):
@@ -190,9 +170,15 @@ class Reconciler:
 def unplanned(manifest: Manifest, observed: Observed, error: SpecError) -> Status:
     """The status of a spec that cannot be carried out; what ran before goes on."""
     metadata = manifest["metadata"]
-    running = (observed.workload or {}).get("spec", {}).get("replicas", 0)
+    running = observed.workload.get("spec", {}).get("replicas", 0)
     observed = replace(observed, refusal=Problem("InvalidSpec", str(error)))
     return status(metadata["name"], metadata["generation"], running, observed)
+
+
+def fingerprint(planned: Manifest, child: Manifest) -> int:
+    """Of a plan and what came of it: while it is the same there is nothing to apply."""
+    metadata = {key: child["metadata"][key] for key in child["metadata"].keys() - VOLATILE}
+    return hash(json.dumps([planned, {**child, "metadata": metadata, "status": None}], sort_keys=True))
 
 
 def is_ours(child: Manifest, planned: Manifest) -> bool:

@@ -1,12 +1,12 @@
 """What an LLMDeployment reports about itself. No I/O."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
-from llm_operator.names import ENGINE_CONTAINER, MODEL_CONTAINER, selector
+from llm_operator.names import ENGINE_CONTAINER, MODEL_CONTAINER, selector_text
 from llm_operator.observed import Manifest, Observed
 from llm_operator.reasons import Problem, condition, problems, running
 from llm_operator.schema import Count, Section, about
@@ -53,94 +53,74 @@ class Finding(NamedTuple):
     message: str
 
 
-class Counts(NamedTuple):
-    """Replicas as the Deployment counts them."""
+class Counts(msgspec.Struct, frozen=True, rename="camel"):
+    """Replicas as the Deployment's status counts them."""
 
-    wanted: int
-    existing: int = 0
-    updated: int = 0
-    ready: int = 0
-    current: bool = False  # whether the counts are about what was applied last
-    blocked: Problem | None = None  # why it cannot make pods, or why it gave up waiting for them
-
-    @property
-    def complete(self) -> bool:
-        return self.current and self.existing == self.updated == self.ready == self.wanted
-
-    @classmethod
-    def of(cls, wanted: int, workload: Manifest | None) -> "Counts":
-        if workload is None:
-            return cls(wanted)
-        said = workload.get("status", {})
-        return cls(
-            wanted=wanted,
-            existing=said.get("replicas", 0),
-            updated=said.get("updatedReplicas", 0),
-            ready=said.get("readyReplicas", 0),
-            current=said.get("observedGeneration", 0) >= workload["metadata"].get("generation", 0),
-            blocked=blocked(workload),
-        )
+    replicas: int = 0
+    updated_replicas: int = 0
+    ready_replicas: int = 0
+    observed_generation: int = 0
 
 
 def blocked(workload: Manifest) -> Problem | None:
+    """Why the Deployment cannot make pods, or why it gave up waiting for them."""
     failure = condition(workload, "ReplicaFailure")
     if failure.get("status") == "True":
         return Problem(failure.get("reason", "ReplicaFailure"), failure.get("message", ""))
-    progress = condition(workload, "Progressing")
-    if progress.get("status") == "False" and progress.get("reason") == "ProgressDeadlineExceeded":
+    if condition(workload, "Progressing").get("reason") == "ProgressDeadlineExceeded":
         return Problem("ProgressDeadlineExceeded", "the replicas were not ready within the deadline")
     return None
 
 
 def status(name: str, generation: int, wanted: int, observed: Observed) -> Status:
-    counts = Counts.of(wanted, observed.workload)
-    faults = [
-        problem for problem in (observed.refusal, *pod_problems(counts, observed), counts.blocked) if problem
-    ]
-    findings = [ready(counts, faults, observed), progressing(counts, observed.refusal), degraded(faults)]
-    findings += name_taken(observed)
+    counts = msgspec.convert(observed.workload.get("status", {}), Counts)
+    found = (observed.refusal, *pod_problems(counts, wanted, observed), blocked(observed.workload))
+    faults = [problem for problem in found if problem]
+    findings = [ready(counts, wanted, faults, observed.pods), progressing(counts, wanted, observed)]
+    findings += [degraded(faults), *name_taken(observed)]
     return Status(
         observed_generation=generation,
-        replicas=counts.existing,
-        ready_replicas=counts.ready,
-        selector=",".join(f"{key}={value}" for key, value in selector(name).items()),
+        replicas=counts.replicas,
+        ready_replicas=counts.ready_replicas,
+        selector=selector_text(name),
         conditions=tuple(dated(finding, generation, observed) for finding in findings),
     )
 
 
-def pod_problems(counts: Counts, observed: Observed) -> list[Problem]:
+def pod_problems(counts: Counts, wanted: int, observed: Observed) -> list[Problem]:
     """Pods that failed for good, as evicted ones do, count only until others have replaced them."""
-    replaced = counts.ready >= counts.wanted
+    replaced = counts.ready_replicas >= wanted
     return problems(
         pod for pod in observed.pods if not (replaced and pod.get("status", {}).get("phase") == "Failed")
     )
 
 
-def ready(counts: Counts, faults: list[Problem], observed: Observed) -> Finding:
+def ready(counts: Counts, wanted: int, faults: list[Problem], pods: Iterable[Manifest]) -> Finding:
     """True means that a request to the router is answered."""
-    if counts.wanted and counts.ready:
-        return Finding("Ready", True, "ReplicasReady", f"{counts.ready} of {counts.wanted} replicas answer")
+    if wanted and counts.ready_replicas:
+        message = f"{counts.ready_replicas} of {wanted} replicas answer"
+        return Finding("Ready", True, "ReplicasReady", message)
     if faults:
         return Finding("Ready", False, *faults[0])
-    if not counts.wanted:
+    if not wanted:
         return Finding("Ready", False, "ScaledToZero", "no replica is wanted")
-    if any(running(pod, ENGINE_CONTAINER) for pod in observed.pods):
+    if any(running(pod, ENGINE_CONTAINER) for pod in pods):
         return Finding("Ready", False, "Loading", "the engine loads the model")
-    if any(running(pod, MODEL_CONTAINER) for pod in observed.pods):
+    if any(running(pod, MODEL_CONTAINER) for pod in pods):
         return Finding("Ready", False, "FetchingModel", "the model is being fetched")
     return Finding("Ready", False, "Starting", "pods are being started")
 
 
-def progressing(counts: Counts, refusal: Problem | None) -> Finding:
-    if refusal:
-        return Finding("Progressing", False, *refusal)
-    if counts.complete:
-        return Finding(
-            "Progressing", False, "Complete", f"{counts.wanted} of {counts.wanted} replicas are ready"
-        )
-    if counts.blocked and counts.current:
-        return Finding("Progressing", False, *counts.blocked)
-    message = f"{counts.updated} of {counts.wanted} replicas are up to date, {counts.ready} ready"
+def progressing(counts: Counts, wanted: int, observed: Observed) -> Finding:
+    generation = observed.workload.get("metadata", {}).get("generation", 0)
+    counted = bool(observed.workload) and counts.observed_generation >= generation
+    if observed.refusal:
+        return Finding("Progressing", False, *observed.refusal)
+    if counted and counts.replicas == counts.updated_replicas == counts.ready_replicas == wanted:
+        return Finding("Progressing", False, "Complete", f"{wanted} of {wanted} replicas are ready")
+    if counted and (stuck := blocked(observed.workload)):
+        return Finding("Progressing", False, *stuck)
+    message = f"{counts.updated_replicas} of {wanted} replicas are up to date, {counts.ready_replicas} ready"
     return Finding("Progressing", True, "RollingOut", message)
 
 
@@ -159,17 +139,15 @@ def name_taken(observed: Observed) -> Iterator[Finding]:
 
 def dated(finding: Finding, generation: int, observed: Observed) -> Condition:
     """Keeps the time of the last transition for as long as the status stays."""
-    holds: Literal["True", "False"] = "True" if finding.holds else "False"
-    last = next((entry for entry in observed.conditions if entry["type"] == finding.type), None)
-    if last is not None and last["status"] == holds:
-        since = last["lastTransitionTime"]
-    else:
-        since = observed.now.strftime("%Y-%m-%dT%H:%M:%SZ")
-    return Condition(
-        type=finding.type,
-        status=holds,
-        reason=finding.reason,
-        message=finding.message,
-        last_transition_time=since,
-        observed_generation=generation,
-    )
+    now = {
+        "type": finding.type,
+        "status": str(finding.holds),
+        "reason": finding.reason,
+        "message": finding.message,
+        "lastTransitionTime": observed.now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "observedGeneration": generation,
+    }
+    for last in observed.conditions:
+        if (last["type"], last["status"]) == (now["type"], now["status"]):
+            now["lastTransitionTime"] = last["lastTransitionTime"]
+    return msgspec.convert(now, Condition)

@@ -1,56 +1,49 @@
-"""A queue of keys: each at most once in it, and never in two hands at a time."""
+"""A queue of LLMDeployments: each at most once in it, and never in two hands at a time."""
 
 import asyncio
 import random
-from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
 
-K = TypeVar("K", bound=Hashable)
+from llm_operator.cluster import Key
 
 FIRST_DELAY_SECONDS = 0.5
 LONGEST_DELAY_SECONDS = 60.0
 
 
 @dataclass(slots=True)
-class WorkQueue(Generic[K]):
+class WorkQueue:
     """A key that is added while it is being worked on comes again afterwards."""
 
-    ready: asyncio.Queue[K] = field(default_factory=asyncio.Queue)
-    waiting: set[K] = field(default_factory=set)
-    in_hand: set[K] = field(default_factory=set)
-    again: set[K] = field(default_factory=set)
-    failures: dict[K, int] = field(default_factory=dict)
+    ready: asyncio.Queue[Key] = field(default_factory=asyncio.Queue)
+    due: set[Key] = field(default_factory=set)
+    in_hand: set[Key] = field(default_factory=set)
+    delays: dict[Key, float] = field(default_factory=dict)  # of those that failed
 
-    def add(self, key: K) -> None:
-        if key in self.in_hand:
-            self.again.add(key)
-        elif key not in self.waiting:
-            self.waiting.add(key)
-            self.ready.put_nowait(key)
+    def add(self, key: Key) -> None:
+        if key not in self.due:
+            self.due.add(key)
+            if key not in self.in_hand:
+                self.ready.put_nowait(key)
 
-    async def take(self) -> K:
+    async def take(self) -> Key:
         key = await self.ready.get()
-        self.waiting.discard(key)
+        self.due.remove(key)
         self.in_hand.add(key)
         return key
 
-    def done(self, key: K) -> None:
-        self.failures.pop(key, None)
+    def release(self, key: Key) -> None:
+        self.in_hand.remove(key)
+        if key in self.due:
+            self.ready.put_nowait(key)
+
+    def done(self, key: Key) -> None:
+        self.delays.pop(key, None)
         self.release(key)
 
-    def retry(self, key: K) -> float:
+    def retry(self, key: Key) -> float:
         """Puts the key back after a delay that doubles with each failure in a row, and tells it."""
-        failures = self.failures.get(key, 0)
-        self.failures[key] = failures + 1
-        delay = min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2.0 ** min(failures, 10))
-        delay *= random.uniform(0.8, 1.2)
+        delay = min(LONGEST_DELAY_SECONDS, 2 * self.delays.get(key, FIRST_DELAY_SECONDS / 2))
+        self.delays[key] = delay
         self.release(key)
-        asyncio.get_running_loop().call_later(delay, self.add, key)
+        asyncio.get_running_loop().call_later(delay * random.uniform(0.8, 1.2), self.add, key)
         return delay
-
-    def release(self, key: K) -> None:
-        self.in_hand.discard(key)
-        if key in self.again:
-            self.again.discard(key)
-            self.add(key)
