@@ -6,6 +6,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from engine_server.engine.config import DeviceConfig, ModelConfig
 from engine_server.engine.core.attention import IMPLEMENTATION
+from engine_server.engine.core.packed_linear import pack_linears
 
 
 def choose_device(config: DeviceConfig) -> torch.device:
@@ -33,4 +34,6 @@ def load_model(config: ModelConfig, device: torch.device) -> PreTrainedModel:
     except (OSError, KeyError, ValueError) as error:
         raise ValueError(f"the model in {config.path} can't be loaded: {error}") from error
     model.requires_grad_(False)
+    if device.type == "cpu":
+        pack_linears(model)
     return model

@@ -1,35 +1,17 @@
 """Paged attention in plain torch: gather each context's blocks, then attend. Right on every device."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from engine_server.engine.core.attention import AttentionBackend, LayerShape, StepInputs
 
-
-class Prefill(NamedTuple):
-    """One sequence with several tokens in this step."""
-
-    tokens: slice
-    context: int
-    block_ids: Tensor  # [blocks]
-
-
-class DecodeGroup(NamedTuple):
-    """Sequences with one token in this step, whose contexts round up to the same number of blocks.
-
-    That number is the power of two at or above a sequence's own, so that the shape that a sequence is computed
-    in depends on no neighbour, and at most half of what is gathered is masked.
-    """
-
-    rows: Tensor  # [n], which of the step's tokens
-    contexts: Tensor  # [n]
-    block_ids: Tensor  # [n * blocks]
-    width: int  # tokens, rounded up
+Masks = dict[int | None, Tensor]  # by window; all layers with one window share one mask
 
 
 class TorchAttention(AttentionBackend):
@@ -54,9 +36,7 @@ class TorchAttention(AttentionBackend):
 
     def begin(self, inputs: StepInputs) -> None:
         self._slots = torch.from_numpy(inputs.slots).to(self.device)
-        self._prefills = list(self._plan_prefills(inputs))
-        self._decodes = list(self._plan_decodes(inputs))
-        self._masks: dict[tuple[int, int | None], Tensor] = {}
+        self._parts: list[Prefill | DecodeGroup] = [*self._prefills(inputs), *self._decodes(inputs)]
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
@@ -65,94 +45,119 @@ class TorchAttention(AttentionBackend):
         keys.flatten(0, 1).index_copy_(0, self._slots, key)
         values.flatten(0, 1).index_copy_(0, self._slots, value)
         output = query.new_empty(*query.shape[:2], value.shape[-1])
-        for number, prefill in enumerate(self._prefills):
-            context_keys = gather(keys, prefill.block_ids)[: prefill.context]
-            context_values = gather(values, prefill.block_ids)[: prefill.context]
-            output[prefill.tokens] = F.scaled_dot_product_attention(
-                query[prefill.tokens].transpose(0, 1).unsqueeze(0),
-                context_keys.transpose(0, 1).unsqueeze(0),
-                context_values.transpose(0, 1).unsqueeze(0),
-                attn_mask=self._prefill_mask(number, window),
-                scale=scaling,
-                enable_gqa=True,
-            )[0].transpose(0, 1)
-        for number, group in enumerate(self._decodes):
-            output[group.rows] = self._decode(group, number, query[group.rows], keys, values, scaling, window)
+        for part in self._parts:
+            output[part.tokens] = part.attend(query[part.tokens], keys, values, scaling, window)
         return output
 
-    def _decode(
-        self,
-        group: DecodeGroup,
-        number: int,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        scaling: float,
-        window: int | None,
+    def _prefills(self, inputs: StepInputs) -> Iterator["Prefill"]:
+        for sequence in np.flatnonzero(inputs.lengths > 1).tolist():
+            start, context = int(inputs.starts[sequence]), int(inputs.contexts[sequence])
+            blocks = inputs.block_ids[sequence, : -(-context // self.block_size)]
+            tokens = slice(start, start + int(inputs.lengths[sequence]))
+            yield Prefill(tokens, context, torch.from_numpy(blocks).to(self.device))
+
+    def _decodes(self, inputs: StepInputs) -> Iterator["DecodeGroup"]:
+        sequences = np.flatnonzero(inputs.lengths == 1)
+        widths = rounded(-(-inputs.contexts[sequences] // self.block_size))
+        for width in np.unique(widths).tolist():
+            members = sequences[widths == width]
+            blocks = np.zeros((len(members), width), dtype=np.int32)
+            blocks[:, : inputs.block_ids.shape[1]] = inputs.block_ids[members, :width]
+            yield DecodeGroup(
+                selection(inputs.starts[members], self.device),
+                torch.from_numpy(inputs.contexts[members]).to(self.device),
+                torch.from_numpy(blocks.ravel()).to(self.device),
+                width * self.block_size,
+            )
+
+
+@dataclass(slots=True)
+class Prefill:
+    """One sequence with several tokens in this step."""
+
+    tokens: slice
+    context: int
+    block_ids: Tensor  # [blocks]
+    masks: Masks = field(default_factory=dict)
+
+    def attend(
+        self, query: Tensor, keys: Tensor, values: Tensor, scaling: float, window: int | None
     ) -> Tensor:
-        """One token a sequence. The query heads that share a KV head stand as that head's queries: GQA for free."""
+        """query: [tokens, query heads, dim], the result alike."""
+        mask = self._mask(query, window)
+        output = F.scaled_dot_product_attention(
+            query.transpose(0, 1).unsqueeze(0),
+            gather(keys, self.block_ids)[: self.context].transpose(0, 1).unsqueeze(0),
+            gather(values, self.block_ids)[: self.context].transpose(0, 1).unsqueeze(0),
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=scaling,
+            enable_gqa=True,
+        )
+        return output[0].transpose(0, 1)
+
+    def _mask(self, query: Tensor, window: int | None) -> Tensor | None:
+        """[tokens, context]; None where plain causality says the same, which is quicker."""
+        if len(query) == self.context and (window is None or window >= self.context):
+            return None
+        if window not in self.masks:
+            positions = torch.arange(self.context, device=query.device)
+            self.masks[window] = mask_out(positions[-len(query) :, None], positions, window, query.dtype)
+        return self.masks[window]
+
+
+@dataclass(slots=True)
+class DecodeGroup:
+    """Sequences with one token in this step, whose contexts round up to the same number of blocks.
+
+    The rounding looks at a sequence's own length alone, so no neighbour changes the shape that it is computed in.
+    """
+
+    tokens: slice | Tensor  # which of the step's tokens
+    contexts: Tensor  # [n]
+    block_ids: Tensor  # [n * blocks]
+    width: int  # tokens of context, rounded up
+    masks: Masks = field(default_factory=dict)
+
+    def attend(
+        self, query: Tensor, keys: Tensor, values: Tensor, scaling: float, window: int | None
+    ) -> Tensor:
+        """query: [n, query heads, dim], the result alike.
+
+        The query heads that share a KV head stand as that head's queries: grouped-query attention for free.
+        """
         count, heads, dim = query.shape
         kv_heads = keys.shape[2]
-        context_keys = gather(keys, group.block_ids).view(count, group.width, kv_heads, dim)
-        context_values = gather(values, group.block_ids).view(count, group.width, kv_heads, -1)
         output = F.scaled_dot_product_attention(
             query.reshape(count, kv_heads, heads // kv_heads, dim),
-            context_keys.transpose(1, 2),
-            context_values.transpose(1, 2),
-            attn_mask=self._decode_mask(group, number, window),
+            gather(keys, self.block_ids).view(count, self.width, kv_heads, -1).transpose(1, 2),
+            gather(values, self.block_ids).view(count, self.width, kv_heads, -1).transpose(1, 2),
+            attn_mask=self._mask(query, window),
             scale=scaling,
         )
         return output.reshape(count, heads, -1)
 
-    def _plan_prefills(self, inputs: StepInputs) -> Iterator[Prefill]:
-        for sequence in np.flatnonzero(inputs.lengths > 1).tolist():
-            start, context = int(inputs.starts[sequence]), int(inputs.contexts[sequence])
-            blocks = -(-context // self.block_size)
-            yield Prefill(
-                slice(start, start + int(inputs.lengths[sequence])),
-                context,
-                torch.from_numpy(inputs.block_ids[sequence, :blocks]).to(self.device),
-            )
+    def _mask(self, query: Tensor, window: int | None) -> Tensor:
+        """[n, 1, 1, width]"""
+        if window not in self.masks:
+            positions = torch.arange(self.width, device=query.device)
+            mask = mask_out(self.contexts[:, None] - 1, positions, window, query.dtype)
+            self.masks[window] = mask[:, None, None]
+        return self.masks[window]
 
-    def _plan_decodes(self, inputs: StepInputs) -> Iterator[DecodeGroup]:
-        sequences = np.flatnonzero(inputs.lengths == 1)
-        blocks = -(-inputs.contexts[sequences] // self.block_size)
-        widths = 1 << np.ceil(np.log2(blocks)).astype(np.int64)
-        for width in np.unique(widths).tolist():
-            members = sequences[widths == width]
-            held = min(width, inputs.block_ids.shape[1])
-            block_ids = np.zeros((len(members), width), dtype=np.int32)
-            block_ids[:, :held] = inputs.block_ids[members, :held]
-            yield DecodeGroup(
-                torch.from_numpy(inputs.starts[members]).to(self.device),
-                torch.from_numpy(inputs.contexts[members]).to(self.device),
-                torch.from_numpy(block_ids.ravel()).to(self.device),
-                width * self.block_size,
-            )
 
-    def _prefill_mask(self, number: int, window: int | None) -> Tensor:
-        """[tokens, context], True where a token may look."""
-        mask = self._masks.get((number, window))
-        if mask is None:
-            tokens, context, _ = self._prefills[number]
-            own = torch.arange(context - (tokens.stop - tokens.start), context, device=self.device).unsqueeze(
-                1
-            )
-            mask = self._masks[number, window] = visible(
-                own, torch.arange(context, device=self.device), window
-            )
-        return mask
+def rounded(blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Up to the next of 1, 2, 3, 4, 6, 8, 12, 16, ...: few widths, and at most a third of one is padding."""
+    power = 1 << np.ceil(np.log2(blocks)).astype(np.int64)
+    return np.where((power >= 4) & (blocks <= power * 3 // 4), power * 3 // 4, power)
 
-    def _decode_mask(self, group: DecodeGroup, number: int, window: int | None) -> Tensor:
-        """[n, 1, 1, width], True where a token may look."""
-        key = (len(self._prefills) + number, window)
-        mask = self._masks.get(key)
-        if mask is None:
-            own = group.contexts.unsqueeze(1) - 1
-            mask = self._masks[key] = visible(own, torch.arange(group.width, device=self.device), window)[
-                :, None, None
-            ]
-        return mask
+
+def selection(places: npt.NDArray[np.int64], device: torch.device) -> slice | Tensor:
+    """An index for ascending places: a slice, which copies nothing, where they are neighbours."""
+    first, last = int(places[0]), int(places[-1])
+    if last - first == len(places) - 1:
+        return slice(first, last + 1)
+    return torch.from_numpy(places).to(device)
 
 
 def gather(cache: Tensor, block_ids: Tensor) -> Tensor:
@@ -160,7 +165,9 @@ def gather(cache: Tensor, block_ids: Tensor) -> Tensor:
     return cache.index_select(0, block_ids).flatten(0, 1)
 
 
-def visible(own: Tensor, others: Tensor, window: int | None) -> Tensor:
-    """Which of `others` a token at position `own` sees: none after itself, none before its window."""
-    mask = others <= own
-    return mask if window is None else mask & (others > own - window)
+def mask_out(own: Tensor, others: Tensor, window: int | None, dtype: torch.dtype) -> Tensor:
+    """What to add to a token's scores: 0 for the tokens that it sees, -inf for those after it or before its window."""
+    hidden = others > own
+    if window is not None:
+        hidden = hidden | (others <= own - window)
+    return torch.zeros(hidden.shape, dtype=dtype, device=own.device).masked_fill_(hidden, -torch.inf)

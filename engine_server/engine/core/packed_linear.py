@@ -1,0 +1,27 @@
+"""Linear layers laid out for the CPU: oneDNN's own weight format, packed once instead of at each call."""
+
+import torch
+from torch import Tensor, nn
+
+
+class PackedLinear(nn.Module):
+    """An nn.Linear in bfloat16: [..., in] to [..., out]."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None)
+        self.bias = linear.bias
+
+    def forward(self, values: Tensor) -> Tensor:
+        output: Tensor = torch.ops.mkldnn._linear_pointwise(values, self.packed, self.bias, "none", [], "")
+        return output
+
+
+def pack_linears(model: nn.Module) -> None:
+    """Replace every bfloat16 Linear of a model on the CPU. Its own weight is freed where nothing shares it."""
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if type(child) is nn.Linear and child.weight.dtype == torch.bfloat16:
+                setattr(parent, name, PackedLinear(child))
