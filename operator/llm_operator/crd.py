@@ -11,10 +11,32 @@ from llm_operator.spec import NAME_RULE, LLMDeploymentSpec
 from llm_operator.status import Status
 
 NOT_STRUCTURAL = ("title", "default", "additionalProperties")
+READY = '.status.conditions[?(@.type=="Ready")]'
+COLUMNS = (
+    {"name": "Model", "type": "string", "jsonPath": ".spec.model.uri"},
+    {"name": "Replicas", "type": "integer", "jsonPath": ".spec.replicas"},
+    {"name": "Ready", "type": "integer", "jsonPath": ".status.readyReplicas"},
+    {"name": "Status", "type": "string", "jsonPath": f"{READY}.reason"},
+    {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+    {"name": "Message", "type": "string", "jsonPath": f"{READY}.message", "priority": 1},  # -o wide
+)
+SCALE = {
+    "specReplicasPath": ".spec.replicas",
+    "statusReplicasPath": ".status.replicas",
+    "labelSelectorPath": ".status.selector",
+}
 Schema = dict[str, Any]
 
 
 def crd() -> Schema:
+    version = {
+        "name": names.VERSION,
+        "served": True,
+        "storage": True,
+        "subresources": {"status": {}, "scale": SCALE},
+        "additionalPrinterColumns": list(COLUMNS),
+        "schema": {"openAPIV3Schema": root_schema()},
+    }
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -30,39 +52,9 @@ def crd() -> Schema:
                 "shortNames": [names.SHORT_NAME],
                 "categories": ["fairlead"],
             },
-            "versions": [version()],
+            "versions": [version],
         },
     }
-
-
-def version() -> Schema:
-    return {
-        "name": names.VERSION,
-        "served": True,
-        "storage": True,
-        "subresources": {
-            "status": {},
-            "scale": {
-                "specReplicasPath": ".spec.replicas",
-                "statusReplicasPath": ".status.replicas",
-                "labelSelectorPath": ".status.selector",
-            },
-        },
-        "additionalPrinterColumns": [
-            column("Model", ".spec.model.uri"),
-            column("Replicas", ".spec.replicas", "integer"),
-            column("Ready", ".status.readyReplicas", "integer"),
-            column("Status", '.status.conditions[?(@.type=="Ready")].reason'),
-            column("Age", ".metadata.creationTimestamp", "date"),
-            column("Message", '.status.conditions[?(@.type=="Ready")].message', priority=1),
-        ],
-        "schema": {"openAPIV3Schema": root_schema()},
-    }
-
-
-def column(name: str, path: str, kind: str = "string", priority: int = 0) -> Schema:
-    listed: Schema = {"name": name, "type": kind, "jsonPath": path}
-    return listed | {"priority": priority} if priority else listed
 
 
 def root_schema() -> Schema:
@@ -96,7 +88,8 @@ def inlined(schema: Schema, definitions: dict[str, Schema]) -> Schema:
     if len(arms) == 1:
         own = inlined(arms[0], definitions) | own
     elif arms:  # an integer or a string
-        own = own | {"anyOf": [{"type": arm["type"]} for arm in arms]} | bounds(arms)
+        bounds = {key: value for arm in arms for key, value in arm.items() if key != "type"}
+        own |= {"anyOf": [{"type": arm["type"]} for arm in arms]} | bounds
     if "enum" in own:
         own["type"] = "string"
     if "properties" in own:
@@ -106,10 +99,6 @@ def inlined(schema: Schema, definitions: dict[str, Schema]) -> Schema:
     if "items" in own:
         own["items"] = inlined(own["items"], definitions)
     return {key: own[key] for key in own if key not in NOT_STRUCTURAL and own[key] != []}
-
-
-def bounds(arms: list[Schema]) -> Schema:
-    return {key: value for arm in arms for key, value in arm.items() if key != "type"}
 
 
 if __name__ == "__main__":

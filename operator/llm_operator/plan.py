@@ -4,6 +4,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from llm_operator import names
 from llm_operator.observed import Manifest, Observed
 from llm_operator.pods import pod_template
@@ -34,7 +36,7 @@ def plan(deployment: LLMDeployment, observed: Observed, settings: Settings) -> P
             service(deployment, settings),
             workload(deployment, template, settings),
         ),
-        status=status(deployment.name, deployment.generation, deployment.spec.replicas, observed),
+        status=status(deployment.name, deployment.metadata.generation, deployment.spec.replicas, observed),
     )
 
 
@@ -44,8 +46,7 @@ def template_in_force(deployment: LLMDeployment, observed: Observed) -> dict[str
     recorded = annotations.get(names.POD_TEMPLATE_ANNOTATION)
     if annotations.get(names.SPEC_HASH_ANNOTATION) != deployment.spec_hash or not recorded:
         return None
-    template: dict[str, Any] = json.loads(recorded)
-    return template
+    return msgspec.json.decode(recorded, type=dict[str, Any])
 
 
 def workload(deployment: LLMDeployment, template: dict[str, Any], settings: Settings) -> Manifest:
@@ -86,7 +87,7 @@ def child(
         "apiVersion": names.API_VERSION,
         "kind": names.KIND,
         "name": deployment.name,
-        "uid": deployment.uid,
+        "uid": deployment.metadata.uid,
         "controller": True,
         "blockOwnerDeletion": True,
     }

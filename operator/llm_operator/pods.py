@@ -4,6 +4,8 @@ import math
 import re
 from typing import Any, NamedTuple
 
+import msgspec
+
 from llm_operator import names
 from llm_operator.podtemplate import merge
 from llm_operator.settings import Settings
@@ -74,9 +76,10 @@ def pod_template(deployment: LLMDeployment, settings: Settings) -> dict[str, Any
 
 def engine_container(deployment: LLMDeployment, origin: Source, image: str) -> dict[str, Any]:
     resources = deployment.spec.resources
+    people: tuple[dict[str, Any], ...] = msgspec.to_builtins(deployment.spec.engine.env)
     models = [{**mount, "readOnly": True} for mount in mounts(origin.volumes)]
     return container(names.ENGINE_CONTAINER, image, engine_args(deployment, origin)) | {
-        "env": listed(environment(deployment.spec, threads(resources))),
+        "env": environment(*literal(CACHE_ENV | threads(resources)), *people),
         "ports": [{"name": names.HTTP_PORT, "containerPort": names.ENGINE_PORT, "protocol": "TCP"}],
         "resources": compute(resources, resources.gpu),
         "volumeMounts": [*mounts(SCRATCH), *models],
@@ -102,11 +105,12 @@ def engine_args(deployment: LLMDeployment, origin: Source) -> list[str]:
 
 def model_container(spec: LLMDeploymentSpec, uri: str, image: str) -> dict[str, Any]:
     """Brings the model to where the engine reads it; the one container that sees the hub's token."""
-    env = environment(spec, {})
+    env = environment(*literal(CACHE_ENV), *msgspec.to_builtins(spec.engine.env))
     if (secret := spec.model.secret_ref) is not None:
-        env["HF_TOKEN"] = {"valueFrom": {"secretKeyRef": {"name": secret.name, "key": "token"}}}
+        reference = {"secretKeyRef": {"name": secret.name, "key": "token"}}
+        env = environment(*env, {"name": "HF_TOKEN", "valueFrom": reference})
     return container(names.MODEL_CONTAINER, image, ["fetch", uri, "--to", MODEL_FOLDER]) | {
-        "env": listed(env),
+        "env": env,
         "resources": compute(spec.resources, gpus=0),
         "volumeMounts": mounts((*SCRATCH, FETCHED)),
     }
@@ -130,17 +134,13 @@ def container(name: str, image: str, args: list[str]) -> dict[str, Any]:
     }
 
 
-def environment(spec: LLMDeploymentSpec, ours: dict[str, str]) -> dict[str, dict[str, Any]]:
-    """Variables by name; what people set wins over ours."""
-    env: dict[str, dict[str, Any]] = {name: {"value": value} for name, value in (CACHE_ENV | ours).items()}
-    for variable in spec.engine.env:
-        found = {"valueFrom": variable.value_from} if variable.value_from is not None else None
-        env[variable.name] = found or {"value": variable.value or ""}
-    return env
+def environment(*variables: dict[str, Any]) -> list[dict[str, Any]]:
+    """The last one of a name wins."""
+    return list({variable["name"]: variable for variable in variables}.values())
 
 
-def listed(env: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{"name": name, **content} for name, content in env.items()]
+def literal(values: dict[str, str]) -> list[dict[str, Any]]:
+    return [{"name": name, "value": value} for name, value in values.items()]
 
 
 def threads(resources: Resources) -> dict[str, str]:

@@ -1,29 +1,21 @@
 """What people put over the operator's pod template: checked, then merged as kubectl would."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from llm_operator.schema import SpecError, as_list, as_object
+from llm_operator.schema import SpecError
 from llm_operator.settings import Settings
 
 PATH = "spec.podTemplate"
-# What would give whoever may write an LLMDeployment more than a confined pod.
 SERVICE_ACCOUNT = "the operator does not allow a choice of service account"
-HOST = "engines share nothing with the host"
-PRIVILEGES = "engines run without privileges"
+# What would give whoever may write an LLMDeployment more than a confined pod.
 REFUSED = {
-    "spec.serviceAccountName": SERVICE_ACCOUNT,
-    "spec.serviceAccount": SERVICE_ACCOUNT,
-    "spec.automountServiceAccountToken": SERVICE_ACCOUNT,
-    "spec.hostNetwork": HOST,
-    "spec.hostPID": HOST,
-    "spec.hostIPC": HOST,
-    "spec.volumes[].hostPath": HOST,
-    "spec.containers[].securityContext.privileged": PRIVILEGES,
-    "spec.containers[].securityContext.allowPrivilegeEscalation": PRIVILEGES,
-    "spec.initContainers[].securityContext.privileged": PRIVILEGES,
-    "spec.initContainers[].securityContext.allowPrivilegeEscalation": PRIVILEGES,
+    r"spec\.(serviceAccount|serviceAccountName|automountServiceAccountToken)": SERVICE_ACCOUNT,
+    r"spec\.(hostNetwork|hostPID|hostIPC|volumes\[\d+\]\.hostPath)": "engines share nothing with the host",
+    r"spec\.(containers|initContainers)\[\d+\]\.securityContext\.(privileged|allowPrivilegeEscalation)": (
+        "engines run without privileges"
+    ),
 }
 # Lists that are merged item by item, and what tells their items apart.
 MERGE_KEYS = {
@@ -38,54 +30,42 @@ MERGE_KEYS = {
 
 
 def merge(template: dict[str, Any], overlay: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
-    check(template, overlay, settings)
-    merged: dict[str, Any] = overlaid(template, overlay, PATH)
-    return merged
-
-
-def check(template: Mapping[str, Any], overlay: Mapping[str, Any], settings: Settings) -> None:
     for key in overlay:
         if key not in ("metadata", "spec"):
             raise SpecError(f"{PATH}.{key}", "there is no such field; metadata and spec are")
-    ours = {f"metadata.labels.{label}": value for label, value in template["metadata"]["labels"].items()}
-    for path, value in leaves(overlay, ""):
-        refusal = REFUSED.get(re.sub(r"\[\d+\]", "[]", path))
-        if refusal == SERVICE_ACCOUNT and settings.allow_service_account:
-            continue
-        if refusal and value is not False:
-            raise SpecError(f"{PATH}.{path}", refusal)
+    labels = template["metadata"]["labels"]
+    ours = {f"{PATH}.metadata.labels.{label}": value for label, value in labels.items()}
+
+    def check(path: str, value: object) -> None:
+        for pattern, words in REFUSED.items():
+            allowed = words == SERVICE_ACCOUNT and settings.allow_service_account
+            if value is not False and not allowed and re.fullmatch(f"{PATH}.{pattern}", path):
+                raise SpecError(path, words)
         if ours.get(path, value) != value:
-            raise SpecError(f"{PATH}.{path}", "this label belongs to the operator")
+            raise SpecError(path, "this label belongs to the operator")
+
+    merged: dict[str, Any] = overlaid(template, overlay, PATH, check)
+    return merged
 
 
-def leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
-    """Every path in a manifest, with what lies there."""
-    yield path, value
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from leaves(item, f"{path}.{key}" if path else key)
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from leaves(item, f"{path}[{index}]")
-
-
-def overlaid(base: Any, overlay: Any, path: str) -> Any:
+def overlaid(base: Any, overlay: Any, path: str, check: Callable[[str, object], None]) -> Any:
     """Objects merge, null removes, lists of MERGE_KEYS merge item by item; all else is replaced."""
-    if overlay is None:
-        return None
-    if isinstance(base, Mapping):
-        merged = dict(base)
-        for key, value in as_object(overlay, path).items():
-            merged[key] = overlaid(merged.get(key), value, f"{path}.{key}")
+    check(path, overlay)
+    if isinstance(overlay, Mapping):
+        merged = dict(base) if isinstance(base, Mapping) else {}
+        for key, value in overlay.items():
+            merged[key] = overlaid(merged.get(key), value, f"{path}.{key}", check)
         return {key: value for key, value in merged.items() if value is not None}
     identity = MERGE_KEYS.get(path.rpartition(".")[2])
-    if identity is None or not isinstance(base, list):
-        return overlay
-    items = {item[identity]: item for item in base}
-    for index, item in enumerate(as_list(overlay, path)):
-        where = f"{path}[{index}]"
-        name = as_object(item, where).get(identity)
-        if not isinstance(name, str | int):
-            raise SpecError(f"{where}.{identity}", "is required: it tells the items apart")
-        items[name] = overlaid(items.get(name, {}), item, where)
-    return list(items.values())
+    if identity and isinstance(overlay, list):
+        items = {item[identity]: item for item in base or ()}
+        for index, item in enumerate(overlay):
+            name = item.get(identity) if isinstance(item, Mapping) else None
+            if not isinstance(name, str | int):
+                raise SpecError(f"{path}[{index}].{identity}", "is required: it tells the items apart")
+            items[name] = overlaid(items.get(name), item, f"{path}[{index}]", check)
+        return list(items.values())
+    if overlay is not None and isinstance(base, dict | list) and not isinstance(overlay, type(base)):
+        wanted = "an object" if isinstance(base, dict) else "a list"
+        raise SpecError(path, f"{wanted} is wanted; it is {overlay!r}")
+    return overlay

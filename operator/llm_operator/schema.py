@@ -4,7 +4,7 @@ import difflib
 import re
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, Self
 
 import msgspec
 from msgspec import Meta
@@ -44,20 +44,19 @@ def ruled(*rules: Rule) -> dict[str, Any]:
     return {"x-kubernetes-validations": [{"rule": rule.cel, "message": rule.message} for rule in rules]}
 
 
-class Section(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+class Section(
+    msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True, omit_defaults=True
+):
     """A part of the API: snake_case here, camelCase in manifests."""
 
-
-S = TypeVar("S", bound=Section)
-
-
-def convert(cls: type[S], manifest: object) -> S:
-    """What a manifest says; null is absent, as it is to the API server."""
-    given = without_nulls(manifest)
-    try:
-        return msgspec.convert(given, cls)
-    except msgspec.ValidationError as error:
-        raise explained(error, cls, given) from error
+    @classmethod
+    def parse(cls, manifest: object) -> Self:
+        """SpecError names the field, what is wrong and what is allowed. Null is absent, as to the API server."""
+        given = without_nulls(manifest)
+        try:
+            return msgspec.convert(given, cls)
+        except msgspec.ValidationError as error:
+            raise explained(error, cls, given) from error
 
 
 def without_nulls(value: object) -> object:
@@ -110,18 +109,6 @@ def without_none(kind: Any) -> Any:
         return without_none(typing.get_args(kind)[0])
     arms = [arm for arm in typing.get_args(kind) if arm is not type(None)]
     return without_none(arms[0]) if type(None) in typing.get_args(kind) and len(arms) == 1 else kind
-
-
-def as_object(value: object, path: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise SpecError(path, f"an object is wanted; it is {value!r}")
-    return value
-
-
-def as_list(value: object, path: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise SpecError(path, f"a list is wanted; it is {value!r}")
-    return value
 
 
 def at(value: Any, path: str) -> Any:

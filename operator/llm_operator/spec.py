@@ -1,22 +1,20 @@
 """The LLMDeployment as people write it: typed, frozen, parsed once at the edge."""
 
 import hashlib
-import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from llm_operator.names import API_VERSION, KIND, NAME_LIMIT
-from llm_operator.schema import Count, Object, Positive, Rule, Section, SpecError, about, convert, ruled
+from llm_operator.schema import Count, Object, Positive, Rule, Section, SpecError, about, ruled
 
 __all__ = ["LLMDeployment", "LLMDeploymentSpec", "SpecError", "parse"]
 
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
-SCHEMES = ("hf", "pypi", "pvc")
+SOURCE_PATTERN = "^(hf|pypi|pvc)://[^/].*"
+CLAIM_PATTERN = "^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[^/].*$"
 OWNED_FLAGS = (
     "--model",
     "--host",
@@ -26,8 +24,6 @@ OWNED_FLAGS = (
     "--tensor-parallel-size",
     "--drain-timeout",
 )
-# Not part of what a pod is made from: changing one of these rolls nothing.
-ROLLS_NOTHING = ("replicas", "autoscaling", "routing")
 
 
 def is_owned(argument: str) -> bool:
@@ -37,17 +33,15 @@ def is_owned(argument: str) -> bool:
 
 
 KNOWN_SOURCE = Rule(
-    cel=f"!self.contains('://') || self.matches('^({'|'.join(SCHEMES)})://[^/].*')",
+    cel=f"!self.contains('://') || self.matches('{SOURCE_PATTERN}')",
     message="a model is hf://ORG/NAME[@REVISION], pypi://PACKAGE, pvc://CLAIM/PATH, ORG/NAME or a path",
-    holds=lambda uri: "://" not in uri or re.match(f"({'|'.join(SCHEMES)})://[^/].*", uri) is not None,
+    holds=lambda uri: "://" not in uri or re.search(SOURCE_PATTERN, uri) is not None,
 )
 CLAIM_HAS_PATH = Rule(
-    cel="!self.startsWith('pvc://') || self.matches('^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[^/].*$')"
-    " && !self.contains('..')",
+    cel=f"!self.startsWith('pvc://') || self.matches('{CLAIM_PATTERN}') && !self.contains('..')",
     message="a model on a volume is pvc://CLAIM/PATH, with no .. in the path",
     holds=lambda uri: (
-        not uri.startswith("pvc://")
-        or (re.match(r"pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[^/].*$", uri) is not None and ".." not in uri)
+        not uri.startswith("pvc://") or (re.search(CLAIM_PATTERN, uri) is not None and ".." not in uri)
     ),
 )
 NOT_OWNED = Rule(
@@ -211,11 +205,15 @@ class LLMDeploymentSpec(Section, frozen=True):
     ] = None
 
 
+# A change of one of these rolls nothing.
+ROLLS_NOTHING = {"replicas": 1, "autoscaling": None, "routing": Routing()}
+
+
 class Metadata(msgspec.Struct, frozen=True):
     """What of it matters here."""
 
     name: str = ""
-    namespace: str = ""
+    namespace: str = "default"
     uid: str = ""
     generation: int = 0
 
@@ -223,24 +221,26 @@ class Metadata(msgspec.Struct, frozen=True):
         NAME_RULE.check(self.name, "name")
 
 
-class Manifest(Section, frozen=True):
+class LLMDeployment(Section, frozen=True):
     api_version: Annotated[str, Meta(pattern=f"^{API_VERSION}$")]
     kind: Annotated[str, Meta(pattern=f"^{KIND}$")]
     metadata: Metadata
     spec: LLMDeploymentSpec
     status: Any = None
 
+    @property
+    def name(self) -> str:
+        return self.metadata.name
 
-@dataclass(frozen=True, slots=True)
-class LLMDeployment:
-    """One LLMDeployment. `spec_hash` covers what a pod is made from, as it was written."""
+    @property
+    def namespace(self) -> str:
+        return self.metadata.namespace
 
-    namespace: str
-    name: str
-    spec: LLMDeploymentSpec
-    spec_hash: str
-    uid: str = ""
-    generation: int = 0
+    @property
+    def spec_hash(self) -> str:
+        """Over what a pod is made from; defaults are left out, so that a later operator's do not change it."""
+        rolling = msgspec.structs.replace(self.spec, **ROLLS_NOTHING)
+        return hashlib.sha256(msgspec.json.encode(rolling, order="sorted")).hexdigest()[:16]
 
     @property
     def served_names(self) -> tuple[str, ...]:
@@ -253,20 +253,4 @@ class LLMDeployment:
         return tuple(dict.fromkeys((*self.served_names, *qualified)))
 
 
-def parse(manifest: Mapping[str, Any]) -> LLMDeployment:
-    """The typed LLMDeployment; SpecError names the field, what is wrong and what is allowed."""
-    written = convert(Manifest, manifest)
-    return LLMDeployment(
-        namespace=written.metadata.namespace or "default",
-        name=written.metadata.name,
-        spec=written.spec,
-        spec_hash=spec_hash(manifest["spec"]),
-        uid=written.metadata.uid,
-        generation=written.metadata.generation,
-    )
-
-
-def spec_hash(spec: Mapping[str, Any]) -> str:
-    """Over the spec as written, so that a later operator's new defaults do not change it."""
-    written = {key: value for key, value in spec.items() if key not in ROLLS_NOTHING}
-    return hashlib.sha256(json.dumps(written, sort_keys=True, default=str).encode()).hexdigest()[:16]
+parse = LLMDeployment.parse
