@@ -10,11 +10,11 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import aiohttp
 
@@ -43,7 +43,7 @@ def main(argv: list[str], command: Command = fairlead) -> int:
     )
     arguments = parser.parse_args(argv)
     try:
-        pods = manifests.read(arguments.files, replica.pod)
+        pods = manifests.read(arguments.files)
         asyncio.run(up(pods, router_port(arguments.port), command))
     except (manifests.ManifestError, StartError) as error:
         print(f"fairlead up: {error}", file=sys.stderr, flush=True)
@@ -65,52 +65,44 @@ def free_ports(wanted: Iterable[int]) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
-@dataclass(frozen=True, slots=True)
-class Replica:
-    """One engine to be: whose it is, where it listens, and its GPUs."""
+class Engine(NamedTuple):
+    """One replica to be: whose it is, and where it listens."""
 
     pod: Pod
-    name: str
-    port: int
-    gpus: list[str]
-
-    @property
-    def url(self) -> str:
-        return f"http://{HOST}:{self.port}"
-
-    def program(self, models: dict[str, str], threads: int, command: Command) -> Program:
-        pod = self.pod
-        model = models[pod.fetch] if pod.fetch else None
-        arguments = replica.arguments(pod, self.port, model, self.gpus)
-        environment = replica.environment(pod, threads, self.gpus)
-        return Program(self.name, command(arguments), environment, pod.grace)
+    url: str
+    program: Program
 
 
-def replicas(pods: Sequence[Pod], gpus: Sequence[str]) -> list[Replica]:
-    """GPUs go round."""
-    names = [(pod, f"{pod.label}-{index}") for pod in pods for index in range(pod.deployment.spec.replicas)]
-    ports = free_ports([0] * len(names))
+def engines(
+    pods: Sequence[Pod], models: dict[str, str], gpus: Sequence[str], command: Command
+) -> Iterator[Engine]:
+    """Cores are divided evenly, GPUs go round."""
+    listed = [(pod, index) for pod in pods for index in range(pod.deployment.spec.replicas)]
+    threads = max(1, cores() // max(1, len(listed)))
     turns = itertools.cycle(gpus)
-    return [
-        Replica(pod, name, port, list(itertools.islice(turns, pod.gpus)))
-        for (pod, name), port in zip(names, ports, strict=True)
-    ]
+    for (pod, index), port in zip(listed, free_ports([0] * len(listed)), strict=True):
+        model = models[pod.fetch] if pod.fetch else None
+        its_gpus = list(itertools.islice(turns, pod.gpus))
+        arguments = replica.arguments(pod, port, model, its_gpus)
+        environment = replica.environment(pod, threads, its_gpus)
+        program = Program(f"{pod.label}-{index}", command(arguments), environment, pod.grace)
+        yield Engine(pod, f"http://{HOST}:{port}", program)
 
 
 def cores() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
-def endpoints(pods: Sequence[Pod], engines: Sequence[Replica]) -> str:
+def endpoints(pods: Sequence[Pod], running: Sequence[Engine]) -> str:
     """What the router reads instead of a cluster's API; the first named is the oldest."""
     listed = [
         {
             "namespace": pod.deployment.namespace,
             "name": pod.deployment.name,
-            "servedNames": list(pod.deployment.served_names),
+            "servedNames": pod.deployment.served_names,
             "policy": pod.deployment.spec.routing.policy,
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(index)),
-            "endpoints": [engine.url for engine in engines if engine.pod is pod],
+            "endpoints": [engine.url for engine in running if engine.pod is pod],
         }
         for index, pod in enumerate(pods)
     ]
@@ -119,19 +111,18 @@ def endpoints(pods: Sequence[Pod], engines: Sequence[Replica]) -> str:
 
 async def up(pods: Sequence[Pod], port: int, command: Command) -> None:
     """Until SIGINT or SIGTERM, or until something does not come up; leaves no process behind."""
-    stop, hurry = asyncio.Event(), asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(
-            number, lambda: (hurry if stop.is_set() else stop).set()
-        )
+    hurry = asyncio.Event()
     work = asyncio.create_task(serve(pods, port, command, hurry))
-    stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    if not work.done():
-        say("stopping: requests under way may finish (once more to end at once)")
-        stop.set()
-        work.cancel()
-    stopping.cancel()
+
+    def stop() -> None:
+        if work.cancelling():
+            hurry.set()
+        else:
+            say("stopping: requests under way may finish (once more to end at once)")
+            work.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
     with suppress(asyncio.CancelledError):
         await work
     say("stopped")
@@ -142,16 +133,15 @@ async def serve(pods: Sequence[Pod], port: int, command: Command, hurry: asyncio
     gpus = visible_gpus(pods)
     models = await fetch(pods, command, hurry)
     fetched = time.monotonic()
-    engines = replicas(pods, gpus)
-    threads = max(1, cores() // max(1, len(engines)))
+    listed = list(engines(pods, models, gpus, command))
     address = f"http://{HOST}:{port}"
     with tempfile.TemporaryDirectory(prefix="fairlead-") as folder:
         file = Path(folder) / "endpoints.json"
-        file.write_text(endpoints(pods, engines))
+        file.write_text(endpoints(pods, listed))
         arguments = ("router", f"--host={HOST}", f"--port={port}", f"--endpoints-file={file}")
-        programs = [(engine.program(models, threads, command), f"{engine.url}/ready") for engine in engines]
+        programs = [(engine.program, f"{engine.url}/ready") for engine in listed]
         programs += [(Program("router", command(arguments), grace=ROUTER_GRACE), f"{address}/health")]
-        say(f"starting {len(engines)} engines and the router")
+        say(f"starting {len(listed)} engines and the router")
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
             try:
                 async with asyncio.TaskGroup() as group:
@@ -168,15 +158,14 @@ async def serve(pods: Sequence[Pod], port: int, command: Command, hurry: asyncio
 
 
 def visible_gpus(pods: Sequence[Pod]) -> list[str]:
-    wanted = {pod.label: pod.gpus for pod in pods if pod.gpus}
-    if not wanted:
+    if not any(pod.gpus for pod in pods):
         return []
     gpus = replica.visible_gpus(os.environ.get(replica.GPUS))
-    for label, count in wanted.items():
-        if not gpus:
-            say(f"{label} asks for {count} GPUs; there is none here, so it runs on the CPU")
-        elif count > len(gpus):
-            raise StartError(f"{label} asks for {count} GPUs a replica; there are {len(gpus)} here")
+    for pod in pods:
+        if pod.gpus and not gpus:
+            say(f"{pod.label} asks for {pod.gpus} GPUs; there is none here, so it runs on the CPU")
+        elif pod.gpus > len(gpus):
+            raise StartError(f"{pod.label} asks for {pod.gpus} GPUs a replica; there are {len(gpus)} here")
     return gpus
 
 
@@ -219,14 +208,9 @@ def greet(address: str, pods: Sequence[Pod], fetched: float, started: float) -> 
     names = [name for pod in pods for name in pod.deployment.served_names]
     spent = f"models {lasted(fetched)}, start {lasted(started)}"
     say(f"ready after {lasted(fetched + started)} ({spent}): {', '.join(names)}")
-    question = {
-        "model": names[0],
-        "messages": [{"role": "user", "content": "What is the capital of France?"}],
-    }
-    for title, flags, body in (
-        ("ask", "-s", question),
-        ("ask, streamed", "-sN", {**question, "stream": True}),
-    ):
-        request = f"curl {flags} {address}/v1/chat/completions -H 'Content-Type: application/json'"
-        say(f"{title}:\n  {request} -d '{json.dumps(body)}'")
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    question = {"model": names[0], "messages": messages}
+    request = f"{address}/v1/chat/completions -H 'Content-Type: application/json'"
+    say(f"ask:\n  curl -s {request} -d '{json.dumps(question)}'")
+    say(f"ask, streamed:\n  curl -sN {request} -d '{json.dumps({**question, 'stream': True})}'")
     say(f"stop with Ctrl-C; the router's address is\n{address}")

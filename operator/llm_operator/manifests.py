@@ -1,24 +1,23 @@
 """LLMDeployments out of YAML files."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 
 from llm_operator.names import API_VERSION, GROUP, KIND
-from llm_operator.spec import LLMDeployment, SpecError, parse
-
-T = TypeVar("T")
+from llm_operator.replica import Pod, pod
+from llm_operator.spec import SpecError, parse
 
 
 class ManifestError(ValueError):
     """A file cannot be used; the message names file, document and field."""
 
 
-def read(files: Iterable[Path], make: Callable[[LLMDeployment], T]) -> list[T]:
-    """What `make` makes of every LLMDeployment in `files`; other kinds are for a cluster, and left out."""
-    made: dict[tuple[str, str], T] = {}
+def read(files: Iterable[Path]) -> list[Pod]:
+    """The pods of every LLMDeployment in `files`; other kinds are for a cluster, and left out."""
+    pods: dict[tuple[str, str], Pod] = {}
     for file in files:
         ours = [(number, it) for number, it in enumerate(documents(file), start=1) if is_ours(it)]
         if not ours:
@@ -27,12 +26,12 @@ def read(files: Iterable[Path], make: Callable[[LLMDeployment], T]) -> list[T]:
             try:
                 deployment = parse(document)
                 key = (deployment.namespace, deployment.name)
-                if key in made:
+                if key in pods:
                     raise SpecError("metadata.name", f"{'/'.join(key)} is there twice")
-                made[key] = make(deployment)
+                pods[key] = pod(deployment)
             except SpecError as error:
                 raise ManifestError(f"{file}, document {number}: {error}") from error
-    return list(made.values())
+    return list(pods.values())
 
 
 def documents(file: Path) -> list[Any]:

@@ -100,7 +100,12 @@ async def piped(line: Lines) -> AsyncIterator[IO[bytes]]:
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(reading, "rb")
     )
-    relaying = asyncio.create_task(relay(stream, line))
+
+    async def relay() -> None:
+        async for text in stream:
+            line(text.decode(errors="replace").rstrip("\r\n"))
+
+    relaying = asyncio.create_task(relay())
     with os.fdopen(writing, "wb") as file:
         try:
             yield file
@@ -108,11 +113,6 @@ async def piped(line: Lines) -> AsyncIterator[IO[bytes]]:
             file.close()
             await relaying
             transport.close()
-
-
-async def relay(stream: asyncio.StreamReader, line: Lines) -> None:
-    async for text in stream:
-        line(text.decode(errors="replace").rstrip("\r\n"))
 
 
 async def end(process: asyncio.subprocess.Process, grace: float, hurry: asyncio.Event) -> None:

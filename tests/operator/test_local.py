@@ -335,7 +335,7 @@ def test_a_wrong_file_is_named_with_document_and_field(
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(manifests.ManifestError, match=r"none\.yaml: cannot be read: No such file"):
-        manifests.read([tmp_path / "none.yaml"], replica.pod)
+        manifests.read([tmp_path / "none.yaml"])
 
 
 def test_a_port_in_use_is_said_before_anything_starts(
