@@ -38,10 +38,8 @@ class Claims:
     def held_by_others(self, key: Key) -> tuple[tuple[str, str], ...]:
         """The names that `key` asks for and an older one has, each with who has it."""
         mine = self.by_key.get(key)
-        if mine is None:
-            return ()
         oldest = {
             name: min(claim for claim in self.by_key.values() if name in claim.served_names).key
-            for name in sorted(mine.served_names)
+            for name in sorted(mine.served_names if mine else ())
         }
         return tuple((name, str(holder)) for name, holder in oldest.items() if holder != key)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+import msgspec
 from aiohttp import ClientError
 from kubernetes.aio.client import ApiClient, ApiException, Configuration
 from kubernetes.aio.config import load_incluster_config, load_kube_config
@@ -102,8 +103,7 @@ class Cluster:
         text = await response.response.text()
         if not 200 <= response.status < 300:
             raise ApiException.from_response(http_resp=response, body=text, data=None)
-        answer: Manifest = json.loads(text)
-        return answer
+        return msgspec.json.decode(text, type=dict[str, Any])
 
     async def find(self, path: str) -> Manifest | None:
         try:
@@ -135,25 +135,17 @@ class Cluster:
         items: list[Manifest] = page["items"]
         return items
 
+    async def patch(self, path: str, body: Manifest, content_type: str, **query: str) -> Manifest:
+        return await self.call("PATCH", path, body, content_type, fieldManager=names.FIELD_MANAGER, **query)
+
     async def apply(self, child: Manifest) -> Manifest:
         """Server-side apply: afterwards every field that the plan names is as the plan says."""
-        return await self.call(
-            "PATCH",
-            CHILDREN[child["kind"]].path(*Key.of(child)),
-            child,
-            "application/apply-patch+yaml",
-            fieldManager=names.FIELD_MANAGER,
-            force="true",
-        )
+        path = CHILDREN[child["kind"]].path(*Key.of(child))
+        return await self.patch(path, child, "application/apply-patch+yaml", force="true")
 
     async def report(self, key: Key, status: Manifest) -> None:
-        await self.call(
-            "PATCH",
-            f"{LLMDEPLOYMENTS.path(*key)}/status",
-            {"status": status},
-            "application/merge-patch+json",
-            fieldManager=names.FIELD_MANAGER,
-        )
+        path = f"{LLMDEPLOYMENTS.path(*key)}/status"
+        await self.patch(path, {"status": status}, "application/merge-patch+json")
 
     async def post_event(self, subject: Manifest, kind: str, reason: str, message: str) -> None:
         """What `kubectl describe` shows under Events."""

@@ -27,7 +27,11 @@ OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 logger = logging.getLogger(__name__)
 
 
-def parser() -> argparse.ArgumentParser:
+def own_namespace() -> str:
+    return OWN_NAMESPACE.read_text().strip() if OWN_NAMESPACE.exists() else "default"
+
+
+def main(argv: list[str]) -> int:
     flags = argparse.ArgumentParser(prog="fairlead operator", description="Turns LLMDeployments into pods.")
     flags.add_argument("--engine-image", required=True, help="for LLMDeployments without engine.image")
     flags.add_argument(
@@ -42,15 +46,7 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--health-port", type=int, default=8081)
     flags.add_argument("--metrics-port", type=int, default=9090)
     flags.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
-    return flags
-
-
-def own_namespace() -> str:
-    return OWN_NAMESPACE.read_text().strip() if OWN_NAMESPACE.exists() else "default"
-
-
-def main(argv: list[str]) -> int:
-    options = parser().parse_args(argv)
+    options = flags.parse_args(argv)
     logging.basicConfig(
         level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -97,27 +93,9 @@ async def stand_by(reconciler: Reconciler, lease: Lease) -> None:
 async def work(reconciler: Reconciler, lease: Lease, configuration: Configuration) -> int:
     """Until it is told to stop, or the lease is lost: then another works, and this process ends."""
     metrics.LEADER.set(1)
-    stop = asyncio.Event()
-    keeping = asyncio.create_task(lease.keep())
-    reconciling = asyncio.create_task(reconciler.run())
-    watching = asyncio.create_task(watch(reconciler, configuration, stop))
-    done, _ = await asyncio.wait((watching, keeping, reconciling), return_when=asyncio.FIRST_COMPLETED)
-    stop.set()
-    keeping.cancel()
-    reconciling.cancel()
-    await asyncio.wait((watching, keeping, reconciling))
-    if keeping in done:
-        logger.error("the lease is lost")
-        return 1
-    for task in done:
-        task.result()
-    return 0
-
-
-async def watch(reconciler: Reconciler, configuration: Configuration, stop: asyncio.Event) -> None:
-    """kopf.operator(), but for the signals: kopf is slow to stop by those, and quick by the event."""
     namespaces = reconciler.settings.namespaces
-    ours = asyncio.all_tasks()
+    stop = asyncio.Event()
+    others = asyncio.all_tasks()
     tasks = await kopf.spawn_tasks(
         registry=handlers.registry(reconciler, configuration),
         settings=handlers.settings(),
@@ -126,8 +104,13 @@ async def watch(reconciler: Reconciler, configuration: Configuration, stop: asyn
         standalone=True,
         stop_flag=stop,
     )
-    on_signals(stop.set)
-    await kopf.run_tasks(tasks, ignored=ours)
+    on_signals(stop.set)  # kopf is slow to stop by signals, and quick by the event
+    keeping = asyncio.create_task(lease.keep())
+    ours = (keeping, asyncio.create_task(reconciler.run()))
+    await kopf.run_tasks([*tasks, *ours], ignored=others)  # until one of them ends
+    if not keeping.cancelled():
+        logger.error("the lease is lost")
+    return int(not keeping.cancelled())
 
 
 @asynccontextmanager

@@ -17,7 +17,16 @@ def registry(reconciler: Reconciler, configuration: Configuration) -> kopf.Opera
     handlers = kopf.OperatorRegistry()
 
     async def login(**_: Any) -> kopf.ConnectionInfo:
-        return await connection(configuration)
+        """The same credentials that our own calls use; asked for again when they expire."""
+        header = await configuration.get_api_key_with_prefix("BearerToken")
+        return kopf.ConnectionInfo(
+            server=configuration.host,
+            ca_path=configuration.ssl_ca_cert,
+            insecure=not configuration.verify_ssl,
+            token=header.split(" ", 1)[-1] if header else None,
+            certificate_path=configuration.cert_file,
+            private_key_path=configuration.key_file,
+        )
 
     async def llmdeployment(event: Event, **_: Any) -> None:
         if event["type"] == "DELETED":
@@ -35,19 +44,6 @@ def registry(reconciler: Reconciler, configuration: Configuration) -> kopf.Opera
     for resource in (*CHILDREN.values(), PODS):
         watch(*resource, registry=handlers, labels={names.LLMDEPLOYMENT_LABEL: kopf.PRESENT})(child)
     return handlers
-
-
-async def connection(configuration: Configuration) -> kopf.ConnectionInfo:
-    """The same credentials that our own calls use; asked for again when they expire."""
-    header = await configuration.get_api_key_with_prefix("BearerToken")
-    return kopf.ConnectionInfo(
-        server=configuration.host,
-        ca_path=configuration.ssl_ca_cert,
-        insecure=not configuration.verify_ssl,
-        token=header.split(" ", 1)[-1] if header else None,
-        certificate_path=configuration.cert_file,
-        private_key_path=configuration.key_file,
-    )
 
 
 def settings() -> kopf.OperatorSettings:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -47,7 +48,7 @@ class Lease:
 
     async def keep(self) -> None:
         """Returns when the lease is lost."""
-        try:
+        with suppress(TimeoutError):
             while True:
                 await asyncio.sleep(RENEW_SECONDS)
                 async with asyncio.timeout(GIVE_UP_SECONDS):
@@ -55,8 +56,6 @@ class Lease:
                         if self.holder != self.identity:
                             return
                         await asyncio.sleep(RETRY_SECONDS)
-        except TimeoutError:
-            return
 
     async def release(self) -> None:
         """Lets the next operator start at once."""

@@ -7,10 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 REGISTRY = CollectorRegistry()
 RECONCILES = Counter("fairlead_operator_reconciles", "Reconciles that ended.", ["outcome"], registry=REGISTRY)
 RECONCILE_SECONDS = Histogram(
-    "fairlead_operator_reconcile_seconds",
-    "How long a reconcile takes.",
-    buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
-    registry=REGISTRY,
+    "fairlead_operator_reconcile_seconds", "How long a reconcile takes.", registry=REGISTRY
 )
 QUEUED = Gauge("fairlead_operator_queued", "LLMDeployments that wait for a reconcile.", registry=REGISTRY)
 LEADER = Gauge("fairlead_operator_leader", "1 where this operator holds the Lease.", registry=REGISTRY)

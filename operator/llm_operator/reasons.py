@@ -1,16 +1,19 @@
 """Why a pod is not serving, in the pod's own words."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from llm_operator.names import MODEL_CONTAINER
 
 LONGEST_MESSAGE = 500
 ON_ITS_WAY = ("", "ContainerCreating", "PodInitializing")  # why a container waits in good health
-ENDED_BADLY = ("CrashLoopBackOff", "Restarting")
 # The kubelet goes back and forth between these; one name keeps the condition still.
 SAME_AS = {"ErrImagePull": "ImagePullBackOff"}
+MISSING = {
+    "persistentvolumeclaim": ("ClaimNotFound", "PersistentVolumeClaim"),
+    "secret": ("SecretNotFound", "Secret"),
+}
 
 
 class Problem(NamedTuple):
@@ -22,6 +25,10 @@ def running(pod: Mapping[str, Any], container: str) -> bool:
     said = pod.get("status", {})
     listed = [*said.get("initContainerStatuses", []), *said.get("containerStatuses", [])]
     return any(entry["name"] == container and "running" in entry.get("state", {}) for entry in listed)
+
+
+def phase(pod: Mapping[str, Any]) -> str:
+    return str(pod.get("status", {}).get("phase", ""))
 
 
 def condition(resource: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
@@ -39,32 +46,16 @@ def problem_of(pod: Mapping[str, Any]) -> Problem | None:
     if "deletionTimestamp" in pod["metadata"] or condition(pod, "Ready").get("status") == "True":
         return None
     status = pod.get("status", {})
-    if status.get("phase") == "Failed":
+    if phase(pod) == "Failed":
         return Problem(
             status.get("reason") or "PodFailed", shortened(status.get("message", "the pod failed"))
         )
     scheduled = condition(pod, "PodScheduled")
     if scheduled.get("status") == "False":
-        return unscheduled(scheduled)
-    return next(container_problems(status), None)
-
-
-def unscheduled(scheduled: Mapping[str, Any]) -> Problem:
-    message = scheduled.get("message", "no node takes the pod")
-    missing = re.search(r'persistentvolumeclaim "([^"]+)" not found', message)
-    if missing:
-        return Problem("ClaimNotFound", f"there is no PersistentVolumeClaim {missing[1]}")
-    return Problem(scheduled.get("reason", "Unschedulable"), shortened(message))
-
-
-def container_problems(status: Mapping[str, Any]) -> Iterator[Problem]:
-    for container in status.get("initContainerStatuses", []):
-        words = failure(container)
-        if words and container["name"] == MODEL_CONTAINER and words.reason in ENDED_BADLY:
-            yield Problem("ModelFetchFailed", f"the model could not be fetched: {words.message}")
-        elif words:
-            yield words
-    yield from filter(None, map(failure, status.get("containerStatuses", [])))
+        message = scheduled.get("message", "no node takes the pod")
+        return named(scheduled.get("reason", "Unschedulable"), message)
+    containers = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
+    return next(filter(None, map(failure, containers)), None)
 
 
 def failure(container: Mapping[str, Any]) -> Problem | None:
@@ -73,16 +64,23 @@ def failure(container: Mapping[str, Any]) -> Problem | None:
         return None
     state = container.get("state", {})
     waiting = state.get("waiting", {})
-    reason, message = waiting.get("reason", ""), waiting.get("message", "")
-    ended = state.get("terminated") or container.get("lastState", {}).get("terminated")
-    if ended is not None and ended.get("exitCode") != 0 and reason in (*ON_ITS_WAY, "CrashLoopBackOff"):
-        return Problem(reason if reason == "CrashLoopBackOff" else "Restarting", shortened(last_words(ended)))
-    if reason in ON_ITS_WAY:
-        return None
-    secret = re.search(r'secret "([^"]+)" not found', message)
-    if secret:
-        return Problem("SecretNotFound", f"there is no Secret {secret[1]}")
-    return Problem(SAME_AS.get(reason, reason), shortened(message or reason))
+    reason = waiting.get("reason", "")
+    ended = state.get("terminated") or container.get("lastState", {}).get("terminated", {})
+    if ended.get("exitCode", 0) != 0 and reason in (*ON_ITS_WAY, "CrashLoopBackOff"):
+        words = last_words(ended)
+        if container["name"] == MODEL_CONTAINER:
+            return Problem("ModelFetchFailed", shortened(f"the model could not be fetched: {words}"))
+        return Problem(reason if reason == "CrashLoopBackOff" else "Restarting", shortened(words))
+    return None if reason in ON_ITS_WAY else named(reason, waiting.get("message") or reason)
+
+
+def named(reason: str, message: str) -> Problem:
+    """What is missing, where that is why."""
+    missing = re.search(r'(persistentvolumeclaim|secret) "([^"]+)" not found', message)
+    if missing:
+        better, kind = MISSING[missing[1]]
+        return Problem(better, f"there is no {kind} {missing[2]}")
+    return Problem(SAME_AS.get(reason, reason), shortened(message))
 
 
 def last_words(terminated: Mapping[str, Any]) -> str:

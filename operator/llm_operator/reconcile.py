@@ -45,7 +45,6 @@ class Reconciler:
     def wake(self, *keys: Key) -> None:
         for key in keys:
             self.queue.add(key)
-        metrics.QUEUED.set(len(self.queue.due))
 
     def saw(self, manifest: Manifest) -> None:
         """An LLMDeployment as it is now."""
@@ -73,6 +72,7 @@ class Reconciler:
     # --- what it does
 
     async def run(self) -> None:
+        metrics.QUEUED.set_function(lambda: len(self.queue.due))
         async with asyncio.TaskGroup() as group:
             for _ in range(WORKERS):
                 group.create_task(self.work())
@@ -83,7 +83,6 @@ class Reconciler:
     async def work(self) -> None:
         while True:
             key = await self.queue.take()
-            metrics.QUEUED.set(len(self.queue.due))
             try:
                 with metrics.RECONCILE_SECONDS.time():
                     await self.reconcile(key)
@@ -109,8 +108,12 @@ class Reconciler:
             deployment = parse(manifest)
             goal = plan(deployment, observed, self.settings)
         except SpecError as error:
-            await self.report(key, manifest, unplanned(manifest, observed, error))
-            return  # nothing to try again before the spec changes
+            # What ran before goes on, and there is nothing to try again before the spec changes.
+            wanted = observed.workload.get("spec", {}).get("replicas", 0)
+            observed = replace(observed, refusal=Problem("InvalidSpec", str(error)))
+            generation = manifest["metadata"]["generation"]
+            await self.report(key, manifest, status(key.name, generation, wanted, observed))
+            return
         observed = await self.apply(key, goal, observed)
         await self.report(key, manifest, plan(deployment, observed, self.settings).status)
         if observed.refusal is not None:
@@ -165,14 +168,6 @@ class Reconciler:
             if is_news(condition, last):
                 kind = "Warning" if condition.is_bad else "Normal"
                 await self.cluster.post_event(manifest, kind, condition.reason, condition.message)
-
-
-def unplanned(manifest: Manifest, observed: Observed, error: SpecError) -> Status:
-    """The status of a spec that cannot be carried out; what ran before goes on."""
-    metadata = manifest["metadata"]
-    running = observed.workload.get("spec", {}).get("replicas", 0)
-    observed = replace(observed, refusal=Problem("InvalidSpec", str(error)))
-    return status(metadata["name"], metadata["generation"], running, observed)
 
 
 def fingerprint(planned: Manifest, child: Manifest) -> int:

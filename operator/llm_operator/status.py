@@ -1,20 +1,19 @@
 """What an LLMDeployment reports about itself. No I/O."""
 
-from collections.abc import Iterable, Iterator
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
 from llm_operator.names import ENGINE_CONTAINER, MODEL_CONTAINER, selector_text
 from llm_operator.observed import Manifest, Observed
-from llm_operator.reasons import Problem, condition, problems, running
+from llm_operator.reasons import Problem, condition, phase, problems, running
 from llm_operator.schema import Count, Section, about
 
 BY_TYPE = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
 
 
-class Condition(Section, frozen=True):
+class Condition(Section, frozen=True, omit_defaults=False):
     type: Annotated[str, about("Ready, Progressing, Degraded or NameTaken.")]
     status: Annotated[Literal["True", "False", "Unknown"], about("Whether it is so.")]
     reason: Annotated[str, about("One word for programs.")]
@@ -29,7 +28,7 @@ class Condition(Section, frozen=True):
         return self.type in ("Degraded", "NameTaken") and self.status == "True"
 
 
-class Status(Section, frozen=True):
+class Status(Section, frozen=True, omit_defaults=False):
     observed_generation: Annotated[int, about("The generation that this speaks of.")] = 0
     replicas: Annotated[Count, about("Replicas that there are.")] = 0
     ready_replicas: Annotated[Count, about("Replicas that answer.")] = 0
@@ -38,16 +37,11 @@ class Status(Section, frozen=True):
         tuple[Condition, ...], Meta(extra_json_schema=BY_TYPE), about("What is so, and why.")
     ] = ()
 
-    def condition(self, kind: str) -> Condition | None:
-        return next((entry for entry in self.conditions if entry.type == kind), None)
-
     def as_manifest(self) -> Manifest:
-        manifest: Manifest = msgspec.json.decode(msgspec.json.encode(self))
-        return manifest
+        return msgspec.json.decode(msgspec.json.encode(self), type=dict[str, Any])
 
 
-class Finding(NamedTuple):
-    type: str
+class Verdict(NamedTuple):
     holds: bool
     reason: str
     message: str
@@ -59,7 +53,29 @@ class Counts(msgspec.Struct, frozen=True, rename="camel"):
     replicas: int = 0
     updated_replicas: int = 0
     ready_replicas: int = 0
-    observed_generation: int = 0
+    observed_generation: int = -1  # nothing was counted yet
+
+
+def status(name: str, generation: int, wanted: int, observed: Observed) -> Status:
+    counts = msgspec.convert(observed.workload.get("status", {}), Counts)
+    # Pods that failed for good, as evicted ones do, count only until others have replaced them.
+    replaced = counts.ready_replicas >= wanted
+    pods = [pod for pod in observed.pods if not (replaced and phase(pod) == "Failed")]
+    found = (observed.refusal, *problems(pods), blocked(observed.workload))
+    faults = [problem for problem in found if problem]
+    verdicts = {
+        "Ready": ready(counts, wanted, faults, pods),
+        "Progressing": progressing(counts, wanted, observed),
+        "Degraded": degraded(faults),
+        "NameTaken": name_taken(observed),
+    }
+    return Status(
+        observed_generation=generation,
+        replicas=counts.replicas,
+        ready_replicas=counts.ready_replicas,
+        selector=selector_text(name),
+        conditions=tuple(dated(kind, each, generation, observed) for kind, each in verdicts.items() if each),
+    )
 
 
 def blocked(workload: Manifest) -> Problem | None:
@@ -72,82 +88,59 @@ def blocked(workload: Manifest) -> Problem | None:
     return None
 
 
-def status(name: str, generation: int, wanted: int, observed: Observed) -> Status:
-    counts = msgspec.convert(observed.workload.get("status", {}), Counts)
-    found = (observed.refusal, *pod_problems(counts, wanted, observed), blocked(observed.workload))
-    faults = [problem for problem in found if problem]
-    findings = [ready(counts, wanted, faults, observed.pods), progressing(counts, wanted, observed)]
-    findings += [degraded(faults), *name_taken(observed)]
-    return Status(
-        observed_generation=generation,
-        replicas=counts.replicas,
-        ready_replicas=counts.ready_replicas,
-        selector=selector_text(name),
-        conditions=tuple(dated(finding, generation, observed) for finding in findings),
-    )
-
-
-def pod_problems(counts: Counts, wanted: int, observed: Observed) -> list[Problem]:
-    """Pods that failed for good, as evicted ones do, count only until others have replaced them."""
-    replaced = counts.ready_replicas >= wanted
-    return problems(
-        pod for pod in observed.pods if not (replaced and pod.get("status", {}).get("phase") == "Failed")
-    )
-
-
-def ready(counts: Counts, wanted: int, faults: list[Problem], pods: Iterable[Manifest]) -> Finding:
+def ready(counts: Counts, wanted: int, faults: list[Problem], pods: list[Manifest]) -> Verdict:
     """True means that a request to the router is answered."""
     if wanted and counts.ready_replicas:
-        message = f"{counts.ready_replicas} of {wanted} replicas answer"
-        return Finding("Ready", True, "ReplicasReady", message)
+        return Verdict(True, "ReplicasReady", f"{counts.ready_replicas} of {wanted} replicas answer")
     if faults:
-        return Finding("Ready", False, *faults[0])
+        return Verdict(False, *faults[0])
     if not wanted:
-        return Finding("Ready", False, "ScaledToZero", "no replica is wanted")
+        return Verdict(False, "ScaledToZero", "no replica is wanted")
     if any(running(pod, ENGINE_CONTAINER) for pod in pods):
-        return Finding("Ready", False, "Loading", "the engine loads the model")
+        return Verdict(False, "Loading", "the engine loads the model")
     if any(running(pod, MODEL_CONTAINER) for pod in pods):
-        return Finding("Ready", False, "FetchingModel", "the model is being fetched")
-    return Finding("Ready", False, "Starting", "pods are being started")
+        return Verdict(False, "FetchingModel", "the model is being fetched")
+    return Verdict(False, "Starting", "pods are being started")
 
 
-def progressing(counts: Counts, wanted: int, observed: Observed) -> Finding:
+def progressing(counts: Counts, wanted: int, observed: Observed) -> Verdict:
     generation = observed.workload.get("metadata", {}).get("generation", 0)
-    counted = bool(observed.workload) and counts.observed_generation >= generation
+    counted = counts.observed_generation >= generation
     if observed.refusal:
-        return Finding("Progressing", False, *observed.refusal)
+        return Verdict(False, *observed.refusal)
     if counted and counts.replicas == counts.updated_replicas == counts.ready_replicas == wanted:
-        return Finding("Progressing", False, "Complete", f"{wanted} of {wanted} replicas are ready")
+        return Verdict(False, "Complete", f"{wanted} of {wanted} replicas are ready")
     if counted and (stuck := blocked(observed.workload)):
-        return Finding("Progressing", False, *stuck)
+        return Verdict(False, *stuck)
     message = f"{counts.updated_replicas} of {wanted} replicas are up to date, {counts.ready_replicas} ready"
-    return Finding("Progressing", True, "RollingOut", message)
+    return Verdict(True, "RollingOut", message)
 
 
-def degraded(faults: list[Problem]) -> Finding:
+def degraded(faults: list[Problem]) -> Verdict:
     if not faults:
-        return Finding("Degraded", False, "AsExpected", "nothing is wrong")
-    return Finding("Degraded", True, faults[0].reason, "; ".join(problem.message for problem in faults[:3]))
+        return Verdict(False, "AsExpected", "nothing is wrong")
+    return Verdict(True, faults[0].reason, "; ".join(problem.message for problem in faults[:3]))
 
 
-def name_taken(observed: Observed) -> Iterator[Finding]:
-    if observed.name_holders:
-        held = ", ".join(f"{name} is held by {holder}" for name, holder in observed.name_holders)
-        reach = f"requests reach this one as {observed.address}"
-        yield Finding("NameTaken", True, "HeldByAnOlderOne", f"{held}; {reach}")
+def name_taken(observed: Observed) -> Verdict | None:
+    if not observed.name_holders:
+        return None
+    held = ", ".join(f"{name} is held by {holder}" for name, holder in observed.name_holders)
+    return Verdict(True, "HeldByAnOlderOne", f"{held}; requests reach this one as {observed.address}")
 
 
-def dated(finding: Finding, generation: int, observed: Observed) -> Condition:
+def dated(kind: str, verdict: Verdict, generation: int, observed: Observed) -> Condition:
     """Keeps the time of the last transition for as long as the status stays."""
-    now = {
-        "type": finding.type,
-        "status": str(finding.holds),
-        "reason": finding.reason,
-        "message": finding.message,
-        "lastTransitionTime": observed.now.strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "observedGeneration": generation,
-    }
+    status: Literal["True", "False"] = "True" if verdict.holds else "False"
+    since = observed.now.strftime("%Y-%m-%dT%H:%M:%SZ")
     for last in observed.conditions:
-        if (last["type"], last["status"]) == (now["type"], now["status"]):
-            now["lastTransitionTime"] = last["lastTransitionTime"]
-    return msgspec.convert(now, Condition)
+        if (last["type"], last["status"]) == (kind, status):
+            since = last["lastTransitionTime"]
+    return Condition(
+        type=kind,
+        status=status,
+        reason=verdict.reason,
+        message=verdict.message,
+        last_transition_time=since,
+        observed_generation=generation,
+    )
