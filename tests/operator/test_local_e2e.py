@@ -88,6 +88,9 @@ def test_two_replicas_answer_survive_a_kill_and_end_together(up: Callable[[int],
     )
     assert "Paris" in "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
 
+    qualified = client.completions.create(model="default/smollm2", prompt="Hello", max_tokens=1)
+    assert qualified.choices[0].finish_reason == "length"
+
     assert len(cores(running.family())) == 2
     cores(running.family())[0].kill()
     running.until(lambda lines: any("ended with exit code" in line for line in lines))
