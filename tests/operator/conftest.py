@@ -50,7 +50,12 @@ OPERATOR_RULES = [
     {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},
 ]
 LEASE_RULES = [
-    {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]},
+    {
+        "apiGroups": ["coordination.k8s.io"],
+        "resources": ["leases"],
+        "resourceNames": ["fairlead-operator"],
+        "verbs": ["get", "update"],
+    },
 ]
 
 
@@ -78,7 +83,8 @@ class World:
         self.api_server = api_server
 
     def service_account(self, home: str, *namespaces: str) -> Path:
-        """A kubeconfig with the operator's rights in the namespaces, or in all of them, and no more."""
+        """A kubeconfig with the operator's rights in the namespaces, or in all of them, and no more. The
+        Lease is there, as the chart makes it."""
         kind = "Role" if namespaces else "ClusterRole"
         for namespace in namespaces or ("",):
             self.apply(*bound(kind, f"operator-of-{home}", namespace, home, OPERATOR_RULES))
@@ -88,7 +94,12 @@ class World:
                 "apiVersion": "v1",
                 "kind": "ServiceAccount",
                 "metadata": {"name": "operator", "namespace": home},
-            }
+            },
+            {
+                "apiVersion": "coordination.k8s.io/v1",
+                "kind": "Lease",
+                "metadata": {"name": "fairlead-operator", "namespace": home},
+            },
         )
         token = self.kubectl("create", "token", "operator", "-n", home).strip()
         config = yaml.safe_load(self.api_server.kubeconfig.read_text())

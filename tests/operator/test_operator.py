@@ -238,8 +238,6 @@ def test_metrics_tell_of_conditions(world: Any, manifest: Any, name: str, operat
 
 def test_a_second_operator_stands_by_until_the_first_stops(world: Any, start_operator: Any) -> None:
     world.kubectl("create", "namespace", "pair")
-    lease = {"name": "fairlead-operator", "namespace": "pair"}  # as the chart makes it
-    world.apply({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": lease})
     account = world.service_account("pair", "pair")
     flags = ("--namespace=pair", "--lease-namespace=pair")
     first = start_operator(account, *flags)
@@ -249,6 +247,15 @@ def test_a_second_operator_stands_by_until_the_first_stops(world: Any, start_ope
     assert not second.said("this operator holds")
     assert first.stop() == 0
     world.eventually(lambda: second.said("this operator holds pair/fairlead-operator"))
+
+
+def test_an_operator_that_may_makes_its_lease(world: Any, start_operator: Any) -> None:
+    world.kubectl("create", "namespace", "bare")
+    operator = start_operator(world.api_server.kubeconfig, "--namespace=bare", "--lease-namespace=bare")
+    world.eventually(lambda: operator.said("this operator holds bare/fairlead-operator"))
+    assert world.get("lease", "fairlead-operator", "bare")["spec"]["holderIdentity"]
+    assert operator.stop() == 0
+    assert world.get("lease", "fairlead-operator", "bare")["spec"]["holderIdentity"] == ""
 
 
 def test_an_operator_of_some_namespaces_needs_no_rights_beyond(
