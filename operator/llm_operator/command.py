@@ -104,10 +104,11 @@ async def work(reconciler: Reconciler, lease: Lease, configuration: Configuratio
         standalone=True,
         stop_flag=stop,
     )
-    on_signals(stop.set)  # kopf is slow to stop by signals, and quick by the event
     keeping = asyncio.create_task(lease.keep())
-    ours = (keeping, asyncio.create_task(reconciler.run()))
-    await kopf.run_tasks([*tasks, *ours], ignored=others)  # until one of them ends
+    keeping.add_done_callback(lambda _: stop.set())
+    on_signals(stop.set)  # kopf is quick to stop by the event, and slow by anything else
+    reconciling = asyncio.create_task(reconciler.run())
+    await kopf.run_tasks([*tasks, keeping, reconciling], ignored=others)
     if not keeping.cancelled():
         logger.error("the lease is lost")
     return int(not keeping.cancelled())

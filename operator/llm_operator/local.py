@@ -93,7 +93,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
-def endpoints(pods: Sequence[Pod], running: Sequence[Engine]) -> str:
+def endpoints(pods: Sequence[Pod], started: Sequence[Engine]) -> str:
     """What the router reads instead of a cluster's API; the first named is the oldest."""
     listed = [
         {
@@ -102,7 +102,7 @@ def endpoints(pods: Sequence[Pod], running: Sequence[Engine]) -> str:
             "servedNames": pod.deployment.served_names,
             "policy": pod.deployment.spec.routing.policy,
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(index)),
-            "endpoints": [engine.url for engine in running if engine.pod is pod],
+            "endpoints": [engine.url for engine in started if engine.pod is pod],
         }
         for index, pod in enumerate(pods)
     ]

@@ -258,6 +258,20 @@ def test_an_operator_that_may_makes_its_lease(world: Any, start_operator: Any) -
     assert world.get("lease", "fairlead-operator", "bare")["spec"]["holderIdentity"] == ""
 
 
+def test_an_operator_that_loses_its_lease_ends(world: Any, start_operator: Any) -> None:
+    world.kubectl("create", "namespace", "lost")
+    operator = start_operator(
+        world.service_account("lost", "lost"), "--namespace=lost", "--lease-namespace=lost"
+    )
+    world.eventually(lambda: operator.said("this operator holds lost/fairlead-operator"))
+    other = '{"spec": {"holderIdentity": "other"}}'
+    world.kubectl("patch", "lease", "fairlead-operator", "-n", "lost", "--type=merge", "-p", other)
+    assert operator.process.wait(30) == 1
+    assert "the lease is lost" in operator.log.read_text()
+    assert "Traceback" not in operator.log.read_text()
+    assert world.get("lease", "fairlead-operator", "lost")["spec"]["holderIdentity"] == "other"
+
+
 def test_an_operator_of_some_namespaces_needs_no_rights_beyond(
     world: Any, manifest: Any, start_operator: Any, name: str
 ) -> None:
