@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams
 
-NEW_TOKENS = 6
+NEW_TOKENS = 5
 LENGTHS = [
     1,
     2,
@@ -40,7 +40,7 @@ LENGTHS = [
     129,
     200,
     257,
-    500,
+    300,
     900,
 ]
 TEXT = (Path(__file__).parents[2] / "LICENSE").read_text()
@@ -91,7 +91,7 @@ def test_one_at_a_time(engine: LLMEngine, prompts, expected, finish) -> None:
 def test_in_small_chunks(smollm2: Path, prompts, expected, finish) -> None:
     small = LLMEngine.from_engine_args(
         EngineArgs(
-            model=str(smollm2), dtype="float32", max_model_len=1024, max_num_batched_tokens=48, max_num_seqs=7,
+            model=str(smollm2), dtype="float32", max_model_len=1024, max_num_batched_tokens=64, max_num_seqs=7,
             kv_cache_memory_bytes=256 << 20, disable_log_stats=True,
         )
     )  # fmt: skip
