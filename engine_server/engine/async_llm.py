@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from engine_server.engine.arg_utils import AsyncEngineArgs
 from engine_server.engine.async_stream import AsyncStream
-from engine_server.engine.compat import one_prompt, refuse, request_key
+from engine_server.engine.compat import one_prompt, refuse, request_key, request_keys
 from engine_server.engine.config import EngineConfig, ModelConfig, SchedulerConfig, with_blocks
 from engine_server.engine.core_client import CoreProcess, OnPhase
 from engine_server.engine.errors import EngineDeadError
@@ -162,8 +162,7 @@ class AsyncLLM:
 
     async def abort(self, request_id: str | int | Iterable[str]) -> None:
         """End requests at once; their streams get a last output with the reason abort. Unknown ids are no error."""
-        one = isinstance(request_id, str | int)
-        self._abort([request_key(request_id)] if one else list(request_id))  # type: ignore[arg-type]
+        self._abort(request_keys(request_id))
 
     def start_background_loop(self) -> None:
         """Start handling the core's messages in the running event loop."""
@@ -220,9 +219,7 @@ class AsyncLLM:
     async def get_tokenizer(self, lora_request: object = None) -> PreTrainedTokenizerBase:
         """Raises ValueError where the engine was made without one."""
         refuse(lora_request=lora_request)
-        if self._front_end.tokenizer is None:
-            raise ValueError("the engine has no tokenizer: it was made with skip_tokenizer_init")
-        return self._front_end.tokenizer
+        return self._front_end.require_tokenizer()
 
     async def get_model_config(self) -> ModelConfig:
         return self.config.model
@@ -231,8 +228,7 @@ class AsyncLLM:
         return self.config.scheduler
 
     async def do_log_stats(self) -> None:
-        for stat_logger in self._front_end.loggers:
-            stat_logger.log()
+        self._front_end.log_stats()
 
     def shutdown(self) -> None:
         """End the core. Streams under way raise EngineDeadError."""

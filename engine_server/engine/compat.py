@@ -1,5 +1,7 @@
 """Older spellings of the same thing, and parameters that can do nothing here yet."""
 
+from collections.abc import Iterable
+
 from engine_server.engine.errors import InvalidRequestError
 from engine_server.engine.inputs import PromptType
 
@@ -19,6 +21,13 @@ def request_key(request_id: str | int) -> str:
     if isinstance(request_id, bool) or not isinstance(request_id, str | int):
         raise InvalidRequestError(f"request_id is {request_id!r}; it takes a string", "request_id")
     return str(request_id)
+
+
+def request_keys(request_ids: str | int | Iterable[str]) -> list[str]:
+    """One request id or several, as a list of strings."""
+    if isinstance(request_ids, str | int):
+        return [request_key(request_ids)]
+    return list(request_ids)
 
 
 def refuse(**parameters: object) -> None:

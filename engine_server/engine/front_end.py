@@ -40,6 +40,16 @@ class FrontEnd:
         for logger in self.loggers:
             logger.log_engine_initialized()
 
+    def require_tokenizer(self) -> PreTrainedTokenizerBase:
+        """Raises ValueError where the engine was made without one."""
+        if self.tokenizer is None:
+            raise ValueError("the engine has no tokenizer: it was made with skip_tokenizer_init")
+        return self.tokenizer
+
+    def log_stats(self) -> None:
+        for logger in self.loggers:
+            logger.log()
+
     def admit(
         self, request_id: str, prompt: PromptType, params: SamplingParams, arrival: float | None = None
     ) -> AddRequest:

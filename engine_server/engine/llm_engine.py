@@ -7,7 +7,7 @@ from typing import Self
 from transformers import PreTrainedTokenizerBase
 
 from engine_server.engine.arg_utils import EngineArgs
-from engine_server.engine.compat import one_prompt, refuse, request_key
+from engine_server.engine.compat import one_prompt, refuse, request_key, request_keys
 from engine_server.engine.config import EngineConfig, ModelConfig, SchedulerConfig, with_blocks
 from engine_server.engine.core.engine_core import EngineCore
 from engine_server.engine.front_end import FrontEnd, StatLoggers
@@ -62,8 +62,7 @@ class LLMEngine:
 
     def abort_request(self, request_id: str | int | Iterable[str]) -> None:
         """End requests at once; `step` says nothing of them any more. Unknown ids are no error."""
-        one = isinstance(request_id, str | int)
-        request_ids = [request_key(request_id)] if one else list(request_id)  # type: ignore[arg-type]
+        request_ids = request_keys(request_id)
         self._front_end.abort(request_ids)
         self._core.handle(AbortRequests(request_ids))
 
@@ -84,9 +83,7 @@ class LLMEngine:
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         """Raises ValueError where the engine was made without one."""
-        if self._front_end.tokenizer is None:
-            raise ValueError("the engine has no tokenizer: it was made with skip_tokenizer_init")
-        return self._front_end.tokenizer
+        return self._front_end.require_tokenizer()
 
     def get_model_config(self) -> ModelConfig:
         return self.config.model
@@ -95,5 +92,4 @@ class LLMEngine:
         return self.config.scheduler
 
     def do_log_stats(self) -> None:
-        for stat_logger in self._front_end.loggers:
-            stat_logger.log()
+        self._front_end.log_stats()
