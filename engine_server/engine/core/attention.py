@@ -5,7 +5,7 @@ batch, and the backend of the context does the rest. The model's own code stays 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -15,6 +15,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 IMPLEMENTATION = "fairlead"
+
+# What models pass along that says nothing new: positions are in the step's inputs, and the rest asks for outputs.
+HARMLESS = ("position_ids", "use_cache", "output_attentions", "output_hidden_states", "return_dict")
 
 IntArray = npt.NDArray[np.int64]
 
@@ -46,8 +49,24 @@ class LayerShape(NamedTuple):
     value_dim: int
 
 
+class Scoring(NamedTuple):
+    """How one attention layer weighs the tokens that it sees."""
+
+    scaling: float
+    window: int | None = None  # only the last so many tokens are seen, the token itself included
+    softcap: float | None = None  # scores become softcap * tanh(scores / softcap)
+    sinks: Tensor | None = None  # [query heads], scores of a token without a value (gpt-oss)
+    bias: Callable[[Tensor], Tensor] | None = None  # from the keys' positions [n] to [query heads, n] (ALiBi)
+    causal: bool = True
+
+    @property
+    def fused(self) -> bool:
+        """Whether torch's fused attention can do it."""
+        return self.softcap is None and self.sinks is None
+
+
 class AttentionBackend(ABC):
-    """Paged attention on one kind of device."""
+    """Attention on one kind of device."""
 
     @abstractmethod
     def begin(self, inputs: StepInputs) -> None:
@@ -55,12 +74,12 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+        self, layer: int | None, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:
-        """Write this step's K and V, then attend over each sequence's whole context, causally.
+        """Write this step's K and V, then attend over each sequence's whole context.
 
         query: [T, query heads, dim]; key, value: [T, kv heads, dim]; the result: [T, query heads, value dim].
-        window: only the last so many tokens are seen, the token itself included.
+        layer: None where an encoder doesn't number its layers.
         """
 
 
@@ -89,32 +108,36 @@ def paged_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    is_causal: bool | None = None,
+    bias: Callable[[Tensor], Tensor] | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: [1, heads, T, dim] in, [1, T, heads, dim] out."""
     assert _backend is not None, "attention outside of a forward"
     refuse_unknown(module, attention_mask, options)
+    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     layer = getattr(module, "layer_idx", None)
-    if layer is None:
+    if layer is None and causal:
         raise UnsupportedModelError(
             f"{type(module).__name__} has no layer_idx, so its KV cache can't be told apart"
         )
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    scoring = Scoring(scale, sliding_window, softcap, s_aux, bias, causal)
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    return _backend.attend(layer, query, key, value, scale, sliding_window).unsqueeze(0), None
+    return _backend.attend(layer, query, key, value, scoring).unsqueeze(0), None
 
 
 def refuse_unknown(module: nn.Module, mask: Tensor | None, options: dict[str, Any]) -> None:
-    """Whatever would change the result and isn't handled is an error, not a wrong answer."""
-    for name in ("softcap", "s_aux", "position_bias", "head_mask"):
-        if options.get(name) is not None:
-            raise UnsupportedModelError(
-                f"{type(module).__name__} asks for {name}, which attention doesn't know yet"
-            )
+    """Whatever might change the result and isn't handled is an error, not a wrong answer."""
     if mask is not None:
         raise UnsupportedModelError(f"{type(module).__name__} makes a mask of its own")
-    if not getattr(module, "is_causal", True):
-        raise UnsupportedModelError(f"{type(module).__name__} is not causal; only decoders are served")
+    for name, option in options.items():
+        if option is not None and name not in HARMLESS:
+            raise UnsupportedModelError(
+                f"{type(module).__name__} asks for {name}, which attention doesn't know"
+            )
 
 
 AttentionInterface.register(IMPLEMENTATION, paged_attention)

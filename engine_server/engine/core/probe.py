@@ -4,42 +4,35 @@ from collections import Counter
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from engine_server.engine.core.attention import (
-    AttentionBackend,
     LayerShape,
+    Scoring,
     StepInputs,
     UnsupportedModelError,
     forward_context,
 )
+from engine_server.engine.core.torch_attention import StepAttention
 
 # Their factors follow the longest position in the batch, so a neighbour would change a request's result.
 NEIGHBOURLY_ROPES = ("longrope", "dynamic")
 
 
-class Probe(AttentionBackend):
-    """Attends within the step alone, and notes what each layer would cache."""
+class Probe(StepAttention):
+    """Notes what each layer would cache."""
 
     def __init__(self) -> None:
-        self.shapes: dict[int, LayerShape] = {}
-        self.calls: Counter[int] = Counter()
-
-    def begin(self, inputs: StepInputs) -> None:
-        pass
+        self.shapes: dict[int | None, LayerShape] = {}
+        self.calls: Counter[int | None] = Counter()
 
     def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+        self, layer: int | None, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:
         self.calls[layer] += 1
         self.shapes[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2])
-        query, key, value = (tensor.transpose(0, 1).unsqueeze(0) for tensor in (query, key, value))
-        output = F.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=scaling, enable_gqa=True
-        )
-        return output[0].transpose(0, 1)
+        return super().attend(layer, query, key, value, scoring)
 
 
 def probe(
@@ -51,8 +44,8 @@ def probe(
     """
     refuse_rope(config)
     tokens = np.zeros(num_tokens, dtype=np.int64)
-    one = np.zeros(1, dtype=np.int64)
-    inputs = StepInputs(tokens, tokens, tokens, one, one, one, one.astype(np.int32).reshape(1, 1))
+    zero, length = np.zeros(1, dtype=np.int64), np.full(1, num_tokens)
+    inputs = StepInputs(tokens, tokens, tokens, zero, length, length, np.zeros((1, 1), dtype=np.int32))
     seen = Probe()
     with torch.inference_mode(), forward_context(seen, inputs):
         model(

@@ -9,9 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine_server.engine.core.attention import AttentionBackend, LayerShape, StepInputs
+from engine_server.engine.core.attention import AttentionBackend, LayerShape, Scoring, StepInputs
 
-Masks = dict[int | None, Tensor]  # by window; all layers with one window share one mask
+MOST_SCORES = 1 << 26  # held at once where they must be written down
+
+Masks = dict[tuple[object, ...], Tensor]  # layers that hide and favour the same tokens share one mask
 
 
 class TorchAttention(AttentionBackend):
@@ -39,14 +41,15 @@ class TorchAttention(AttentionBackend):
         self._parts: list[Prefill | DecodeGroup] = [*self._prefills(inputs), *self._decodes(inputs)]
 
     def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None
+        self, layer: int | None, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:
+        assert layer is not None
         keys, values = self.keys[layer], self.values[layer]
         keys.flatten(0, 1).index_copy_(0, self._slots, key)
         values.flatten(0, 1).index_copy_(0, self._slots, value)
         output = query.new_empty(*query.shape[:2], value.shape[-1])
         for part in self._parts:
-            output[part.tokens] = part.attend(query[part.tokens], keys, values, scaling, window)
+            output[part.tokens] = part.attend(query[part.tokens], keys, values, scoring)
         return output
 
     def _prefills(self, inputs: StepInputs) -> Iterator["Prefill"]:
@@ -54,7 +57,7 @@ class TorchAttention(AttentionBackend):
             start, context = int(inputs.starts[sequence]), int(inputs.contexts[sequence])
             blocks = inputs.block_ids[sequence, : -(-context // self.block_size)]
             tokens = slice(start, start + int(inputs.lengths[sequence]))
-            yield Prefill(tokens, context, torch.from_numpy(blocks).to(self.device))
+            yield Prefill(Sequence(context), tokens, torch.from_numpy(blocks).to(self.device))
 
     def _decodes(self, inputs: StepInputs) -> Iterator["DecodeGroup"]:
         sequences = np.flatnonzero(inputs.lengths == 1)
@@ -71,39 +74,67 @@ class TorchAttention(AttentionBackend):
             )
 
 
+class StepAttention(AttentionBackend):
+    """Attends within the step alone and keeps nothing: for encoders, whose prompts are never cut."""
+
+    def begin(self, inputs: StepInputs) -> None:
+        spans = zip(inputs.starts.tolist(), inputs.lengths.tolist(), strict=True)
+        self._sequences = [(slice(start, start + length), Sequence(length)) for start, length in spans]
+
+    def attend(
+        self, layer: int | None, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
+    ) -> Tensor:
+        output = query.new_empty(*query.shape[:2], value.shape[-1])
+        for own, sequence in self._sequences:
+            output[own] = sequence.attend(query[own], key[own], value[own], scoring)
+        return output
+
+
+@dataclass(slots=True)
+class Sequence:
+    """One sequence's last tokens over all of it."""
+
+    context: int
+    masks: Masks = field(default_factory=dict)
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
+        """query: [tokens, query heads, dim], the result alike; keys, values: [context, kv heads, dim]."""
+        query, keys, values = (tensor.transpose(0, 1).unsqueeze(0) for tensor in (query, keys, values))
+        mask = self._mask(query, scoring)
+        if mask is None or scoring.fused:
+            return attention(query, keys, values, mask, scoring)[0].transpose(0, 1)
+        rows = 1 + MOST_SCORES // (query.shape[1] * self.context)
+        parts = zip(torch.split(query, rows, 2), torch.split(mask, rows, 1), strict=True)
+        output = torch.cat([attention(part, keys, values, mask, scoring) for part, mask in parts], 2)
+        return output[0].transpose(0, 1)
+
+    def _mask(self, query: Tensor, scoring: Scoring) -> Tensor | None:
+        """[1 or query heads, tokens, context]; None where the kernel knows without, which is quicker."""
+        count, window = query.shape[2], scoring.window
+        narrow = (window is not None and window < self.context) or scoring.bias is not None
+        if not narrow and (not scoring.causal or (scoring.fused and count == self.context)):
+            return None
+        key = (window, scoring.bias, scoring.causal)
+        if key not in self.masks:
+            positions = torch.arange(self.context, device=query.device)
+            mask = mask_out(positions[-count:], positions, scoring, query.dtype)
+            self.masks[key] = mask.transpose(0, 1)
+        return self.masks[key]
+
+
 @dataclass(slots=True)
 class Prefill:
     """One sequence with several tokens in this step."""
 
+    sequence: Sequence
     tokens: slice
-    context: int
     block_ids: Tensor  # [blocks]
-    masks: Masks = field(default_factory=dict)
 
-    def attend(
-        self, query: Tensor, keys: Tensor, values: Tensor, scaling: float, window: int | None
-    ) -> Tensor:
-        """query: [tokens, query heads, dim], the result alike."""
-        mask = self._mask(query, window)
-        output = F.scaled_dot_product_attention(
-            query.transpose(0, 1).unsqueeze(0),
-            gather(keys, self.block_ids)[: self.context].transpose(0, 1).unsqueeze(0),
-            gather(values, self.block_ids)[: self.context].transpose(0, 1).unsqueeze(0),
-            attn_mask=mask,
-            is_causal=mask is None,
-            scale=scaling,
-            enable_gqa=True,
-        )
-        return output[0].transpose(0, 1)
-
-    def _mask(self, query: Tensor, window: int | None) -> Tensor | None:
-        """[tokens, context]; None where plain causality says the same, which is quicker."""
-        if len(query) == self.context and (window is None or window >= self.context):
-            return None
-        if window not in self.masks:
-            positions = torch.arange(self.context, device=query.device)
-            self.masks[window] = mask_out(positions[-len(query) :, None], positions, window, query.dtype)
-        return self.masks[window]
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
+        """query: [tokens, query heads, dim], the result alike; keys, values: the layer's cache."""
+        context = self.sequence.context
+        keys, values = (gather(cache, self.block_ids)[:context] for cache in (keys, values))
+        return self.sequence.attend(query, keys, values, scoring)
 
 
 @dataclass(slots=True)
@@ -119,31 +150,30 @@ class DecodeGroup:
     width: int  # tokens of context, rounded up
     masks: Masks = field(default_factory=dict)
 
-    def attend(
-        self, query: Tensor, keys: Tensor, values: Tensor, scaling: float, window: int | None
-    ) -> Tensor:
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
         """query: [n, query heads, dim], the result alike.
 
         The query heads that share a KV head stand as that head's queries: grouped-query attention for free.
         """
         count, heads, dim = query.shape
         kv_heads = keys.shape[2]
-        output = F.scaled_dot_product_attention(
+        output = attention(
             query.reshape(count, kv_heads, heads // kv_heads, dim),
             gather(keys, self.block_ids).view(count, self.width, kv_heads, -1).transpose(1, 2),
             gather(values, self.block_ids).view(count, self.width, kv_heads, -1).transpose(1, 2),
-            attn_mask=self._mask(query, window),
-            scale=scaling,
+            self._mask(query, kv_heads, scoring),
+            scoring,
         )
         return output.reshape(count, heads, -1)
 
-    def _mask(self, query: Tensor, window: int | None) -> Tensor:
-        """[n, 1, 1, width]"""
-        if window not in self.masks:
+    def _mask(self, query: Tensor, kv_heads: int, scoring: Scoring) -> Tensor:
+        """[n, 1, 1, width], or [n, kv heads, query heads of each, width]."""
+        key = (scoring.window, scoring.bias)
+        if key not in self.masks:
             positions = torch.arange(self.width, device=query.device)
-            mask = mask_out(self.contexts[:, None] - 1, positions, window, query.dtype)
-            self.masks[window] = mask[:, None, None]
-        return self.masks[window]
+            mask = mask_out(self.contexts - 1, positions, scoring, query.dtype)
+            self.masks[key] = mask.view(len(query), kv_heads if scoring.bias else 1, -1, self.width)
+        return self.masks[key]
 
 
 def rounded(blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -165,9 +195,44 @@ def gather(cache: Tensor, block_ids: Tensor) -> Tensor:
     return cache.index_select(0, block_ids).flatten(0, 1)
 
 
-def mask_out(own: Tensor, others: Tensor, window: int | None, dtype: torch.dtype) -> Tensor:
-    """What to add to a token's scores: 0 for the tokens that it sees, -inf for those after it or before its window."""
-    hidden = others > own
-    if window is not None:
-        hidden = hidden | (others <= own - window)
-    return torch.zeros(hidden.shape, dtype=dtype, device=own.device).masked_fill_(hidden, -torch.inf)
+def attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scoring: Scoring) -> Tensor:
+    """query: [n, heads, tokens, dim], the result alike; keys, values: [n, kv heads, context, dim].
+
+    `mask` is added to the scores [n, heads, tokens, context]; without one plain causality holds, or nothing.
+    """
+    if scoring.fused:
+        return F.scaled_dot_product_attention(
+            query,
+            keys,
+            values,
+            attn_mask=mask,
+            is_causal=mask is None and scoring.causal,
+            scale=scoring.scaling,
+            enable_gqa=query.shape[1] != keys.shape[1],
+        )
+    count, heads, tokens, dim = query.shape
+    kv_heads, context = keys.shape[1:3]
+    scores = (query.reshape(count, kv_heads, -1, dim) @ keys.mT).view(count, heads, tokens, context).float()
+    scores = scores * scoring.scaling
+    if scoring.softcap is not None:
+        scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
+    if mask is not None:
+        scores = scores + mask
+    if scoring.sinks is not None:
+        sinks = scoring.sinks.view(heads, -1, 1).expand(count, -1, tokens, 1)
+        scores = torch.cat([scores, sinks], -1)
+    weights = scores.softmax(-1)[..., :context].to(values.dtype)
+    return (weights.reshape(count, kv_heads, -1, context) @ values).view(count, heads, tokens, -1)
+
+
+def mask_out(own: Tensor, others: Tensor, scoring: Scoring, dtype: torch.dtype) -> Tensor:
+    """What to add to tokens' scores: -inf for what they don't see, else the bias, or 0.
+
+    own: the tokens' positions [n]; others: those of the keys [width]; the result: [n, 1 or query heads, width].
+    """
+    distance = own[:, None, None] - others
+    hidden = distance < 0 if scoring.causal else torch.zeros_like(distance, dtype=torch.bool)
+    if scoring.window is not None:
+        hidden = hidden | (distance.abs() >= scoring.window)
+    mask = torch.zeros(hidden.shape, dtype=dtype, device=own.device).masked_fill_(hidden, -torch.inf)
+    return mask if scoring.bias is None else mask + scoring.bias(others).to(dtype)
