@@ -5,8 +5,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from engine_server.engine.adapters import LoRARequest, PromptAdapterRequest
     from engine_server.engine.arg_utils import AsyncEngineArgs, EngineArgs
     from engine_server.engine.async_llm import AsyncLLM, AsyncLLMEngine
+    from engine_server.engine.config import EngineConfig, UsageContext
     from engine_server.engine.errors import EngineDeadError, InvalidRequestError
     from engine_server.engine.inputs import PromptType, TextPrompt, TokensPrompt
     from engine_server.engine.llm_engine import LLMEngine
@@ -20,10 +22,13 @@ _HOME = {
     "AsyncLLMEngine": "async_llm",
     "CompletionOutput": "outputs",
     "EngineArgs": "arg_utils",
+    "EngineConfig": "config",
     "EngineDeadError": "errors",
     "InvalidRequestError": "errors",
     "LLMEngine": "llm_engine",
+    "LoRARequest": "adapters",
     "Logprob": "outputs",
+    "PromptAdapterRequest": "adapters",
     "PromptType": "inputs",
     "RequestOutput": "outputs",
     "RequestOutputKind": "sampling_params",
@@ -31,6 +36,7 @@ _HOME = {
     "StatLoggerBase": "loggers",
     "TextPrompt": "inputs",
     "TokensPrompt": "inputs",
+    "UsageContext": "config",
 }
 
 __all__ = [
@@ -39,10 +45,13 @@ __all__ = [
     "AsyncLLMEngine",
     "CompletionOutput",
     "EngineArgs",
+    "EngineConfig",
     "EngineDeadError",
     "InvalidRequestError",
     "LLMEngine",
+    "LoRARequest",
     "Logprob",
+    "PromptAdapterRequest",
     "PromptType",
     "RequestOutput",
     "RequestOutputKind",
@@ -50,6 +59,7 @@ __all__ = [
     "StatLoggerBase",
     "TextPrompt",
     "TokensPrompt",
+    "UsageContext",
 ]
 
 

@@ -8,8 +8,12 @@ from typing import Any, Self, get_args, get_type_hints
 
 from engine_server.engine.config import (
     CacheConfig,
+    DecodingConfig,
     DeviceConfig,
     EngineConfig,
+    LoadConfig,
+    ObservabilityConfig,
+    ParallelConfig,
     SchedulerConfig,
 )
 
@@ -114,19 +118,23 @@ class EngineArgs:
                 f"{model.max_model_len}"
             )
         return EngineConfig(
-            model=model,
-            cache=CacheConfig(
+            model_config=model,
+            cache_config=CacheConfig(
                 block_size=self.block_size,
                 gpu_memory_utilization=self.gpu_memory_utilization,
                 kv_cache_memory_bytes=self.kv_cache_memory_bytes,
                 num_gpu_blocks_override=self.num_gpu_blocks_override,
             ),
-            scheduler=SchedulerConfig(
+            parallel_config=ParallelConfig(tensor_parallel_size=self.tensor_parallel_size),
+            scheduler_config=SchedulerConfig(
                 max_num_batched_tokens=budget,
                 max_num_seqs=self.max_num_seqs,
                 enable_chunked_prefill=self.enable_chunked_prefill,
             ),
-            device=DeviceConfig(device=self.device),
+            device_config=DeviceConfig(device=self.device),
+            load_config=LoadConfig(),
+            decoding_config=DecodingConfig(),
+            observability_config=ObservabilityConfig(),
         )
 
     def _default_budget(self, max_model_len: int) -> int:

@@ -8,21 +8,33 @@ import weakref
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import TYPE_CHECKING, Self
 
+from engine_server.engine.adapters import LoRARequest, PromptAdapterRequest
 from engine_server.engine.arg_utils import AsyncEngineArgs
 from engine_server.engine.async_stream import AsyncStream
 from engine_server.engine.compat import one_prompt, refuse, request_key, request_keys
-from engine_server.engine.config import EngineConfig, ModelConfig, SchedulerConfig, with_blocks
+from engine_server.engine.config import (
+    DecodingConfig,
+    EngineConfig,
+    LoRAConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    UsageContext,
+)
 from engine_server.engine.core_client import CoreProcess, OnPhase
 from engine_server.engine.errors import EngineDeadError
 from engine_server.engine.front_end import FrontEnd, StatLoggers
-from engine_server.engine.inputs import PromptType
+from engine_server.engine.inputs import INPUT_REGISTRY, InputRegistry, PromptType
 from engine_server.engine.messages import AbortRequests, StepOutputs
 from engine_server.engine.outputs import RequestOutput
+from engine_server.engine.processor import Processor
 from engine_server.engine.sampling_params import SamplingParams
 from engine_server.engine.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from engine_server.engine.core.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
 
@@ -40,14 +52,20 @@ class AsyncLLM:
 
     def __init__(
         self,
-        config: EngineConfig,
-        log_stats: bool = True,
+        vllm_config: EngineConfig,
+        executor_class: type[ModelRunner] | None,
+        log_stats: bool,
+        usage_context: UsageContext = UsageContext.ENGINE_CONTEXT,
         stat_loggers: StatLoggers | None = None,
+        input_registry: InputRegistry = INPUT_REGISTRY,
+        use_cached_outputs: bool = False,
         log_requests: bool = True,
         start_engine_loop: bool = True,
         on_phase: OnPhase | None = None,
         core: CoreProcess | None = None,
     ) -> None:
+        refuse(input_registry=input_registry is not INPUT_REGISTRY, use_cached_outputs=use_cached_outputs)
+        config = vllm_config.with_executor(executor_class)
         self.log_requests = log_requests
         self._start_engine_loop = start_engine_loop
         self._streams: dict[str, AsyncStream] = {}
@@ -57,13 +75,14 @@ class AsyncLLM:
         self._finalizer = weakref.finalize(self, self._core.shutdown)
         try:
             self._core.configure(config)
-            tokenizer = load_tokenizer(config.model)  # while the core loads
+            tokenizer = load_tokenizer(config.model_config)  # while the core loads
             ready = self._core.wait_until_ready(on_phase)
         except BaseException:
             self.shutdown()
             raise
-        self.config = with_blocks(config, ready.num_blocks)
+        self.config = config.with_blocks(ready.num_blocks)
         self._front_end = FrontEnd(self.config, tokenizer, log_stats, stat_loggers)
+        logger.info("engine ready for %s", usage_context.value)
 
     @classmethod
     def from_engine_args(
@@ -71,6 +90,7 @@ class AsyncLLM:
         engine_args: AsyncEngineArgs,
         engine_config: EngineConfig | None = None,
         start_engine_loop: bool = True,
+        usage_context: UsageContext = UsageContext.ENGINE_CONTEXT,
         stat_loggers: StatLoggers | None = None,
         on_phase: OnPhase | None = None,
     ) -> Self:
@@ -83,7 +103,9 @@ class AsyncLLM:
             raise
         return cls(
             config,
+            executor_class=None,
             log_stats=not engine_args.disable_log_stats,
+            usage_context=usage_context,
             log_requests=engine_args.enable_log_requests,
             start_engine_loop=start_engine_loop,
             stat_loggers=stat_loggers,
@@ -96,9 +118,9 @@ class AsyncLLM:
         prompt: PromptType | None = None,
         sampling_params: SamplingParams | None = None,
         request_id: str | int = "",
-        lora_request: object = None,
+        lora_request: LoRARequest | None = None,
         trace_headers: Mapping[str, str] | None = None,
-        prompt_adapter_request: object = None,
+        prompt_adapter_request: PromptAdapterRequest | None = None,
         priority: int = 0,
         *,
         inputs: PromptType | None = None,
@@ -110,14 +132,9 @@ class AsyncLLM:
         """
         key = request_key(request_id)
         stream = await self.add_request(
-            key,
-            one_prompt(prompt, inputs),
-            sampling_params or SamplingParams(),
-            lora_request=lora_request,
-            trace_headers=trace_headers,
-            prompt_adapter_request=prompt_adapter_request,
-            priority=priority,
-        )
+            key, one_prompt(prompt, inputs), sampling_params or SamplingParams(), None,
+            lora_request, trace_headers, prompt_adapter_request, priority,
+        )  # fmt: skip
         try:
             while True:
                 output = await stream.get()
@@ -134,30 +151,32 @@ class AsyncLLM:
         prompt: PromptType,
         params: SamplingParams,
         arrival_time: float | None = None,
-        lora_request: object = None,
+        lora_request: LoRARequest | None = None,
         trace_headers: Mapping[str, str] | None = None,
-        prompt_adapter_request: object = None,
+        prompt_adapter_request: PromptAdapterRequest | None = None,
         priority: int = 0,
     ) -> AsyncStream:
         """Queue a request; its outputs come from the stream. `arrival_time` is on the monotonic clock."""
-        refuse(
-            lora_request=lora_request,
-            trace_headers=trace_headers,
-            prompt_adapter_request=prompt_adapter_request,
-            priority=priority,
-        )
         if self._dead_error is not None:
             raise self._dead_error
         if not self.is_running:
             if not self._start_engine_loop:
                 raise RuntimeError("the engine's loop isn't running; call start_background_loop() first")
             self.start_background_loop()
-        key = request_key(request_id)
-        request = self._front_end.admit(key, prompt, params, arrival_time)
-        stream = self._streams[key] = AsyncStream(params.output_kind)
+        request = self._front_end.admit(
+            request_id,
+            prompt,
+            params,
+            arrival_time,
+            lora_request,
+            trace_headers,
+            prompt_adapter_request,
+            priority,
+        )
+        stream = self._streams[request.request_id] = AsyncStream(params.output_kind)
         self._core.send(request)
         if self.log_requests:
-            logger.info("request %s: %d prompt tokens", key, len(request.prompt_token_ids))
+            logger.info("request %s: %d prompt tokens", request.request_id, len(request.prompt_token_ids))
         return stream
 
     async def abort(self, request_id: str | int | Iterable[str]) -> None:
@@ -216,16 +235,27 @@ class AsyncLLM:
     def get_num_unfinished_requests(self) -> int:
         return len(self._streams)
 
-    async def get_tokenizer(self, lora_request: object = None) -> PreTrainedTokenizerBase:
+    async def get_tokenizer(self, lora_request: LoRARequest | None = None) -> PreTrainedTokenizerBase:
         """Raises ValueError where the engine was made without one."""
-        refuse(lora_request=lora_request)
-        return self._front_end.require_tokenizer()
+        return self._front_end.require_tokenizer(lora_request)
 
     async def get_model_config(self) -> ModelConfig:
-        return self.config.model
+        return self.config.model_config
+
+    async def get_parallel_config(self) -> ParallelConfig:
+        return self.config.parallel_config
 
     async def get_scheduler_config(self) -> SchedulerConfig:
-        return self.config.scheduler
+        return self.config.scheduler_config
+
+    async def get_decoding_config(self) -> DecodingConfig | None:
+        return self.config.decoding_config
+
+    async def get_lora_config(self) -> LoRAConfig | None:
+        return self.config.lora_config
+
+    async def get_input_preprocessor(self) -> Processor:
+        return self._front_end.processor
 
     async def do_log_stats(self) -> None:
         self._front_end.log_stats()

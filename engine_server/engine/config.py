@@ -1,6 +1,25 @@
 """The engine's settings after every default is resolved: typed, frozen, and sent to the core as they are."""
 
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Self
+
 import msgspec
+
+if TYPE_CHECKING:
+    from engine_server.engine.core.model_runner import ModelRunner
+
+
+class UsageContext(Enum):
+    """Who made the engine. It is said in the log; nothing is collected."""
+
+    UNKNOWN_CONTEXT = "UNKNOWN_CONTEXT"
+    LLM_CLASS = "LLM_CLASS"
+    API_SERVER = "API_SERVER"
+    OPENAI_API_SERVER = "OPENAI_API_SERVER"
+    OPENAI_BATCH_RUNNER = "OPENAI_BATCH_RUNNER"
+    ENGINE_CONTEXT = "ENGINE_CONTEXT"
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,6 +43,11 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_gpu_blocks: int | None = None  # how many there are; known once the core is ready
 
 
+class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    tensor_parallel_size: int = 1
+    worker_cls: str = "engine_server.engine.core.model_runner:ModelRunner"  # what executes the model
+
+
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int  # a step's token budget
     max_num_seqs: int
@@ -34,14 +58,60 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: str  # "auto", "cpu" or "cuda"
 
 
-class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    model: ModelConfig
-    cache: CacheConfig
-    scheduler: SchedulerConfig
-    device: DeviceConfig
+class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How weights are read."""
 
 
-def with_blocks(config: EngineConfig, num_blocks: int) -> EngineConfig:
-    """The config of an engine whose core is ready."""
-    replace = msgspec.structs.replace
-    return replace(config, cache=replace(config.cache, num_gpu_blocks=num_blocks))
+class LoRAConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Adapters beside the model. Not supported yet."""
+
+
+class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Drafts that the model verifies. Not supported yet."""
+
+
+class DecodingConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How grammars are enforced; there is nothing to choose yet."""
+
+
+class ObservabilityConfig(msgspec.Struct, frozen=True, kw_only=True):
+    pass
+
+
+class PromptAdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Learned prefixes. Not supported yet."""
+
+
+class EngineConfig(msgspec.Struct, frozen=True):
+    """All of an engine's settings. Raises ValueError for those that nothing can serve yet."""
+
+    model_config: ModelConfig
+    cache_config: CacheConfig
+    parallel_config: ParallelConfig
+    scheduler_config: SchedulerConfig
+    device_config: DeviceConfig
+    load_config: LoadConfig
+    lora_config: LoRAConfig | None = None
+    speculative_config: SpeculativeConfig | None = None
+    decoding_config: DecodingConfig | None = None
+    observability_config: ObservabilityConfig | None = None
+    prompt_adapter_config: PromptAdapterConfig | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("lora_config", "speculative_config", "prompt_adapter_config"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name} is not supported yet; it takes None")
+
+    def with_blocks(self, num_blocks: int) -> Self:
+        """The config of an engine whose core is ready."""
+        cache = msgspec.structs.replace(self.cache_config, num_gpu_blocks=num_blocks)
+        return msgspec.structs.replace(self, cache_config=cache)
+
+    def with_executor(self, executor_class: type[ModelRunner] | None) -> Self:
+        """Execute the model by this class, which crosses to the core by its import path; None changes nothing."""
+        if executor_class is None:
+            return self
+        path = f"{executor_class.__module__}:{executor_class.__qualname__}"
+        return msgspec.structs.replace(
+            self, parallel_config=msgspec.structs.replace(self.parallel_config, worker_cls=path)
+        )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from engine_server.engine.adapters import LoRARequest, PromptAdapterRequest
+from engine_server.engine.compat import refuse, request_key
 from engine_server.engine.config import EngineConfig
 from engine_server.engine.errors import InvalidRequestError
 from engine_server.engine.inputs import PromptType
@@ -34,14 +36,15 @@ class FrontEnd:
         stat_loggers: StatLoggers | None,
     ) -> None:
         self.tokenizer = tokenizer
-        self.processor = Processor(config.model, self.tokenizer)
+        self.processor = Processor(config.model_config, self.tokenizer)
         self.requests = OutputProcessor(backend_of(self.tokenizer) if self.tokenizer else None)
         self.loggers = choose_loggers(config, log_stats, stat_loggers)
         for logger in self.loggers:
             logger.log_engine_initialized()
 
-    def require_tokenizer(self) -> PreTrainedTokenizerBase:
+    def require_tokenizer(self, lora_request: LoRARequest | None) -> PreTrainedTokenizerBase:
         """Raises ValueError where the engine was made without one."""
+        refuse(lora_request=lora_request)
         if self.tokenizer is None:
             raise ValueError("the engine has no tokenizer: it was made with skip_tokenizer_init")
         return self.tokenizer
@@ -51,12 +54,27 @@ class FrontEnd:
             logger.log()
 
     def admit(
-        self, request_id: str, prompt: PromptType, params: SamplingParams, arrival: float | None = None
+        self,
+        request_id: str | int,
+        prompt: PromptType,
+        params: SamplingParams,
+        arrival_time: float | None = None,
+        lora_request: LoRARequest | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        prompt_adapter_request: PromptAdapterRequest | None = None,
+        priority: int = 0,
     ) -> AddRequest:
         """Check a request and keep its state. Raises InvalidRequestError."""
-        if request_id in self.requests:
-            raise InvalidRequestError(f"a request with the id {request_id!r} is under way", "request_id")
-        request, text = self.processor.process(request_id, prompt, params, arrival)
+        refuse(
+            lora_request=lora_request,
+            trace_headers=trace_headers,
+            prompt_adapter_request=prompt_adapter_request,
+            priority=priority,
+        )
+        key = request_key(request_id)
+        if key in self.requests:
+            raise InvalidRequestError(f"a request with the id {key!r} is under way", "request_id")
+        request, text = self.processor.process(key, prompt, params, arrival_time)
         self.requests.add(request, text)
         return request
 

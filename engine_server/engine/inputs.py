@@ -17,3 +17,10 @@ class TokensPrompt(TypedDict):
 
 
 PromptType = str | TextPrompt | TokensPrompt
+
+
+class InputRegistry:
+    """Where models would register how their inputs are processed; every prompt here is tokens."""
+
+
+INPUT_REGISTRY = InputRegistry()

@@ -2,16 +2,33 @@
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Self
+from typing import ClassVar, Self
 
+import msgspec
 from transformers import PreTrainedTokenizerBase
 
+from engine_server.engine.adapters import LoRARequest, PromptAdapterRequest
 from engine_server.engine.arg_utils import EngineArgs
-from engine_server.engine.compat import one_prompt, refuse, request_key, request_keys
-from engine_server.engine.config import EngineConfig, ModelConfig, SchedulerConfig, with_blocks
+from engine_server.engine.compat import one_prompt, refuse, request_keys
+from engine_server.engine.config import (
+    CacheConfig,
+    DecodingConfig,
+    DeviceConfig,
+    EngineConfig,
+    LoadConfig,
+    LoRAConfig,
+    ModelConfig,
+    ObservabilityConfig,
+    ParallelConfig,
+    PromptAdapterConfig,
+    SchedulerConfig,
+    SpeculativeConfig,
+    UsageContext,
+)
 from engine_server.engine.core.engine_core import EngineCore
+from engine_server.engine.core.model_runner import ModelRunner
 from engine_server.engine.front_end import FrontEnd, StatLoggers
-from engine_server.engine.inputs import PromptType
+from engine_server.engine.inputs import INPUT_REGISTRY, InputRegistry, PromptType
 from engine_server.engine.messages import AbortRequests
 from engine_server.engine.outputs import RequestOutput
 from engine_server.engine.sampling_params import SamplingParams
@@ -21,19 +38,62 @@ logger = logging.getLogger(__name__)
 
 
 class LLMEngine:
-    """An engine that its caller drives. Raises ValueError for a model or setting that can't be used."""
+    """An engine that its caller drives. `from_engine_args` makes one from far fewer words.
+
+    executor_class: what executes the model; None: as `parallel_config` says.
+    log_stats: a line of statistics every ten seconds. stat_loggers: a mapping replaces the engine's own, a
+    sequence adds to them. input_registry and use_cached_outputs have nothing to choose between.
+
+    Raises ValueError for a model or setting that can't be used.
+    """
+
+    DO_VALIDATE_OUTPUT: ClassVar[bool] = False  # let `step` check the type of what it returns
 
     def __init__(
-        self, config: EngineConfig, log_stats: bool = True, stat_loggers: StatLoggers | None = None
+        self,
+        model_config: ModelConfig,
+        cache_config: CacheConfig,
+        parallel_config: ParallelConfig,
+        scheduler_config: SchedulerConfig,
+        device_config: DeviceConfig,
+        load_config: LoadConfig,
+        lora_config: LoRAConfig | None,
+        speculative_config: SpeculativeConfig | None,
+        decoding_config: DecodingConfig | None,
+        observability_config: ObservabilityConfig | None,
+        prompt_adapter_config: PromptAdapterConfig | None,
+        executor_class: type[ModelRunner] | None,
+        log_stats: bool,
+        usage_context: UsageContext = UsageContext.ENGINE_CONTEXT,
+        stat_loggers: StatLoggers | None = None,
+        input_registry: InputRegistry = INPUT_REGISTRY,
+        use_cached_outputs: bool = False,
     ) -> None:
-        tokenizer = load_tokenizer(config.model)
+        refuse(input_registry=input_registry is not INPUT_REGISTRY, use_cached_outputs=use_cached_outputs)
+        config = EngineConfig(
+            model_config, cache_config, parallel_config, scheduler_config, device_config, load_config, lora_config,
+            speculative_config, decoding_config, observability_config, prompt_adapter_config,
+        ).with_executor(executor_class)  # fmt: skip
+        tokenizer = load_tokenizer(model_config)
         self._core = EngineCore(config, lambda name, seconds: logger.info("%s: %.1f s", name, seconds))
-        self.config = with_blocks(config, self._core.table.pool.num_blocks)
+        self.config = config.with_blocks(self._core.table.pool.num_blocks)
         self._front_end = FrontEnd(self.config, tokenizer, log_stats, stat_loggers)
+        logger.info("engine ready for %s", usage_context.value)
 
     @classmethod
-    def from_engine_args(cls, engine_args: EngineArgs, stat_loggers: StatLoggers | None = None) -> Self:
-        return cls(engine_args.create_engine_config(), not engine_args.disable_log_stats, stat_loggers)
+    def from_engine_args(
+        cls,
+        engine_args: EngineArgs,
+        usage_context: UsageContext = UsageContext.ENGINE_CONTEXT,
+        stat_loggers: StatLoggers | None = None,
+    ) -> Self:
+        return cls(
+            **msgspec.structs.asdict(engine_args.create_engine_config()),
+            executor_class=None,
+            log_stats=not engine_args.disable_log_stats,
+            usage_context=usage_context,
+            stat_loggers=stat_loggers,
+        )
 
     def add_request(
         self,
@@ -41,24 +101,20 @@ class LLMEngine:
         prompt: PromptType | None = None,
         params: SamplingParams | None = None,
         arrival_time: float | None = None,
-        lora_request: object = None,
+        lora_request: LoRARequest | None = None,
         trace_headers: Mapping[str, str] | None = None,
-        prompt_adapter_request: object = None,
+        prompt_adapter_request: PromptAdapterRequest | None = None,
         priority: int = 0,
         *,
         inputs: PromptType | None = None,
     ) -> None:
         """Queue a request for the next steps. Raises InvalidRequestError. `arrival_time` is monotonic."""
-        refuse(
-            lora_request=lora_request,
-            trace_headers=trace_headers,
-            prompt_adapter_request=prompt_adapter_request,
-            priority=priority,
-        )
-        key = request_key(request_id)
         self._core.handle(
-            self._front_end.admit(key, one_prompt(prompt, inputs), params or SamplingParams(), arrival_time)
-        )
+            self._front_end.admit(
+                request_id, one_prompt(prompt, inputs), params or SamplingParams(), arrival_time,
+                lora_request, trace_headers, prompt_adapter_request, priority,
+            )
+        )  # fmt: skip
 
     def abort_request(self, request_id: str | int | Iterable[str]) -> None:
         """End requests at once; `step` says nothing of them any more. Unknown ids are no error."""
@@ -73,23 +129,55 @@ class LLMEngine:
         outputs, stopped = self._front_end.digest(self._core.outputs())
         if stopped:
             self._core.handle(AbortRequests(stopped))
+        if self.DO_VALIDATE_OUTPUT:
+            for output in outputs:
+                if not isinstance(output, RequestOutput):
+                    raise TypeError(f"an output is a {type(output).__name__}, not a RequestOutput")
         return outputs
 
     def has_unfinished_requests(self) -> bool:
         return len(self._front_end.requests) > 0
 
+    def has_unfinished_requests_for_virtual_engine(self, virtual_engine: int) -> bool:
+        """There is one stage of the pipeline, number 0. Raises IndexError for another."""
+        if virtual_engine != 0:
+            raise IndexError(f"virtual_engine is {virtual_engine}; there is only 0")
+        return self.has_unfinished_requests()
+
     def get_num_unfinished_requests(self) -> int:
         return len(self._front_end.requests)
 
-    def get_tokenizer(self) -> PreTrainedTokenizerBase:
+    def get_tokenizer(self, lora_request: LoRARequest | None = None) -> PreTrainedTokenizerBase:
         """Raises ValueError where the engine was made without one."""
-        return self._front_end.require_tokenizer()
+        return self._front_end.require_tokenizer(lora_request)
 
     def get_model_config(self) -> ModelConfig:
-        return self.config.model
+        return self.config.model_config
+
+    def get_parallel_config(self) -> ParallelConfig:
+        return self.config.parallel_config
 
     def get_scheduler_config(self) -> SchedulerConfig:
-        return self.config.scheduler
+        return self.config.scheduler_config
 
-    def do_log_stats(self) -> None:
+    def get_decoding_config(self) -> DecodingConfig | None:
+        return self.config.decoding_config
+
+    def get_lora_config(self) -> LoRAConfig | None:
+        return self.config.lora_config
+
+    def do_log_stats(
+        self,
+        scheduler_outputs: None = None,
+        model_output: None = None,
+        finished_before: None = None,
+        skip: None = None,
+    ) -> None:
+        """Let the stat loggers say now what they would say at the next interval; the parameters take None."""
+        refuse(
+            scheduler_outputs=scheduler_outputs,
+            model_output=model_output,
+            finished_before=finished_before,
+            skip=skip,
+        )
         self._front_end.log_stats()

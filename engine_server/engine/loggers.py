@@ -124,8 +124,8 @@ class PrometheusStatLogger(StatLoggerBase):
         self._config = config
         self._engine = str(engine_index)
         self._families = _FAMILIES.setdefault(registry, _Families(registry))
-        names = {"model_name": config.model.served_model_name[0], "engine": self._engine}
-        tokens = token_buckets(config.model.max_model_len)
+        names = {"model_name": config.model_config.served_model_name[0], "engine": self._engine}
+        tokens = token_buckets(config.model_config.max_model_len)
 
         # The labels are looked up once, here, and not at every step.
         def gauge(name: str, text: str, former: str | None = None) -> Gauge:
@@ -243,7 +243,7 @@ class PrometheusStatLogger(StatLoggerBase):
 
 
 def _cache_settings(config: EngineConfig) -> dict[str, str]:
-    return {name: str(value) for name, value in msgspec.structs.asdict(config.cache).items()}
+    return {name: str(value) for name, value in msgspec.structs.asdict(config.cache_config).items()}
 
 
 M = TypeVar("M", Gauge, Counter, Histogram)

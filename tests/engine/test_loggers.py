@@ -7,7 +7,15 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine_server.engine.config import CacheConfig, DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
+from engine_server.engine.config import (
+    CacheConfig,
+    DeviceConfig,
+    EngineConfig,
+    LoadConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+)
 from engine_server.engine.loggers import (
     LoggingStatLogger,
     PrometheusStatLogger,
@@ -19,7 +27,7 @@ from engine_server.engine.stats import FinishedRequest, IterationStats, Schedule
 
 def a_config(max_model_len: int = 1024) -> EngineConfig:
     return EngineConfig(
-        model=ModelConfig(
+        model_config=ModelConfig(
             model="small",
             path="/models/small",
             tokenizer="/models/small",
@@ -30,15 +38,19 @@ def a_config(max_model_len: int = 1024) -> EngineConfig:
             eos_token_ids=[0],
             seed=0,
         ),
-        cache=CacheConfig(
+        cache_config=CacheConfig(
             block_size=16,
             gpu_memory_utilization=0.9,
             kv_cache_memory_bytes=None,
             num_gpu_blocks_override=8,
             num_gpu_blocks=8,
         ),
-        scheduler=SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=4, enable_chunked_prefill=True),
-        device=DeviceConfig(device="cpu"),
+        scheduler_config=SchedulerConfig(
+            max_num_batched_tokens=64, max_num_seqs=4, enable_chunked_prefill=True
+        ),
+        device_config=DeviceConfig(device="cpu"),
+        parallel_config=ParallelConfig(),
+        load_config=LoadConfig(),
     )
 
 

@@ -1,5 +1,6 @@
 """The engine core: the step, and what it needs."""
 
+import pkgutil
 import time
 from collections.abc import Callable
 
@@ -17,12 +18,13 @@ class EngineCore:
     def __init__(self, config: EngineConfig, on_phase: Callable[[str, float], None]) -> None:
         """Load the model and make the KV cache; `on_phase(name, seconds)` hears of each part as it ends."""
         started = time.monotonic()
-        self.runner = ModelRunner(config)
+        executor: type[ModelRunner] = pkgutil.resolve_name(config.parallel_config.worker_cls)
+        self.runner = executor(config)
         loaded = time.monotonic()
         on_phase("load", loaded - started)
         self.table = self.runner.prepare()
-        self.scheduler = Scheduler(config.scheduler, self.table, config.model.eos_token_ids)
-        self.sampler = Sampler(config.model.eos_token_ids)
+        self.scheduler = Scheduler(config.scheduler_config, self.table, config.model_config.eos_token_ids)
+        self.sampler = Sampler(config.model_config.eos_token_ids)
         on_phase("warm up", time.monotonic() - loaded)
 
     def handle(self, message: FrontEndMessage) -> None:

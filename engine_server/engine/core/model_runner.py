@@ -19,20 +19,27 @@ class ModelRunner:
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
-        self.device = choose_device(config.device)
-        self.model = load_model(config.model, self.device)
+        self.device = choose_device(config.device_config)
+        self.model = load_model(config.model_config, self.device)
 
     def prepare(self) -> BlockTable:
         """Probe the model, size the cache from what is left, and warm up with one step."""
         config = self.config
-        budget = config.scheduler.max_num_batched_tokens
-        probed = min(budget, config.model.max_model_len) if self.device.type == "cuda" else 2
+        budget = config.scheduler_config.max_num_batched_tokens
+        probed = min(budget, config.model_config.max_model_len) if self.device.type == "cuda" else 2
         layers = probe(self.model, self.model.config.get_text_config(), probed, self.device)
-        count = num_blocks(config.cache, layers, self.model.dtype, self.device, config.model.max_model_len)
-        self.backend = TorchAttention(layers, count, config.cache.block_size, self.model.dtype, self.device)
+        count = num_blocks(
+            config.cache_config, layers, self.model.dtype, self.device, config.model_config.max_model_len
+        )
+        self.backend = TorchAttention(
+            layers, count, config.cache_config.block_size, self.model.dtype, self.device
+        )
         pool = BlockPool(count)
         self.table = BlockTable(
-            pool, config.scheduler.max_num_seqs, config.model.max_model_len, config.cache.block_size
+            pool,
+            config.scheduler_config.max_num_seqs,
+            config.model_config.max_model_len,
+            config.cache_config.block_size,
         )
         return self.table
 
