@@ -5,7 +5,7 @@ batch, and the backend of the context does the rest. The model's own code stays 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -56,7 +56,7 @@ class Scoring(NamedTuple):
     window: int | None = None  # only the last so many tokens are seen, the token itself included
     softcap: float | None = None  # scores become softcap * tanh(scores / softcap)
     sinks: Tensor | None = None  # [query heads], scores of a token without a value (gpt-oss)
-    bias: Callable[[Tensor], Tensor] | None = None  # from the keys' positions [n] to [query heads, n] (ALiBi)
+    alibi: Tensor | None = None  # [query heads], what is taken from a score for each token that lies between
     causal: bool = True
 
     @property
@@ -111,7 +111,7 @@ def paged_attention(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     is_causal: bool | None = None,
-    bias: Callable[[Tensor], Tensor] | None = None,
+    alibi: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: [1, heads, T, dim] in, [1, T, heads, dim] out."""
@@ -124,7 +124,7 @@ def paged_attention(
             f"{type(module).__name__} has no layer_idx, so its KV cache can't be told apart"
         )
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    scoring = Scoring(scale, sliding_window, softcap, s_aux, bias, causal)
+    scoring = Scoring(scale, sliding_window, softcap, s_aux, alibi, causal)
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     return _backend.attend(layer, query, key, value, scoring).unsqueeze(0), None
 

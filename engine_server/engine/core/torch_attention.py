@@ -111,10 +111,10 @@ class Sequence:
     def _mask(self, query: Tensor, scoring: Scoring) -> Tensor | None:
         """[1 or query heads, tokens, context]; None where the kernel knows without, which is quicker."""
         count, window = query.shape[2], scoring.window
-        narrow = (window is not None and window < self.context) or scoring.bias is not None
+        narrow = (window is not None and window < self.context) or scoring.alibi is not None
         if not narrow and (not scoring.causal or (scoring.fused and count == self.context)):
             return None
-        key = (window, scoring.bias, scoring.causal)
+        key = (window, scoring.alibi, scoring.causal)
         if key not in self.masks:
             positions = torch.arange(self.context, device=query.device)
             mask = mask_out(positions[-count:], positions, scoring, query.dtype)
@@ -168,11 +168,12 @@ class DecodeGroup:
 
     def _mask(self, query: Tensor, kv_heads: int, scoring: Scoring) -> Tensor:
         """[n, 1, 1, width], or [n, kv heads, query heads of each, width]."""
-        key = (scoring.window, scoring.bias)
+        key = (scoring.window, scoring.alibi)
         if key not in self.masks:
             positions = torch.arange(self.width, device=query.device)
             mask = mask_out(self.contexts - 1, positions, scoring, query.dtype)
-            self.masks[key] = mask.view(len(query), kv_heads if scoring.bias else 1, -1, self.width)
+            shared = 1 if scoring.alibi is None else kv_heads
+            self.masks[key] = mask.view(len(query), shared, -1, self.width)
         return self.masks[key]
 
 
@@ -226,7 +227,7 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, 
 
 
 def mask_out(own: Tensor, others: Tensor, scoring: Scoring, dtype: torch.dtype) -> Tensor:
-    """What to add to tokens' scores: -inf for what they don't see, else the bias, or 0.
+    """What to add to tokens' scores: -inf for what they don't see, else 0, less with ALiBi.
 
     own: the tokens' positions [n]; others: those of the keys [width]; the result: [n, 1 or query heads, width].
     """
@@ -235,4 +236,4 @@ def mask_out(own: Tensor, others: Tensor, scoring: Scoring, dtype: torch.dtype) 
     if scoring.window is not None:
         hidden = hidden | (distance.abs() >= scoring.window)
     mask = torch.zeros(hidden.shape, dtype=dtype, device=own.device).masked_fill_(hidden, -torch.inf)
-    return mask if scoring.bias is None else mask + scoring.bias(others).to(dtype)
+    return mask if scoring.alibi is None else mask - (scoring.alibi[:, None] * distance).to(dtype)
