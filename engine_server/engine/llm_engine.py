@@ -76,7 +76,7 @@ class LLMEngine:
         ).with_executor(executor_class)  # fmt: skip
         tokenizer = load_tokenizer(model_config)
         self._core = EngineCore(config, lambda name, seconds: logger.info("%s: %.1f s", name, seconds))
-        self.config = config.with_blocks(self._core.table.pool.num_blocks)
+        self.config = config.with_blocks(self._core.num_blocks)
         self._front_end = FrontEnd(self.config, tokenizer, log_stats, stat_loggers)
         logger.info("engine ready for %s", usage_context.value)
 

@@ -1,6 +1,6 @@
 """The scheduler and the block pool alone: whatever comes, in whatever order, nothing leaks and everyone ends."""
 
-import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,8 +15,10 @@ LONGEST = 40  # prompt and output together
 EOS = 99
 
 
-def make(num_blocks: int, budget: int, seats: int, chunked: bool = True) -> Scheduler:
-    table = BlockTable(BlockPool(num_blocks), seats, LONGEST, BLOCK)
+def make(
+    num_blocks: int, budget: int, seats: int, chunked: bool = True, windows: tuple[int | None, ...] = (None,)
+) -> Scheduler:
+    table = BlockTable(BlockPool(num_blocks * len(windows)), seats, LONGEST, BLOCK, windows)
     return Scheduler(
         SchedulerConfig(max_num_batched_tokens=budget, max_num_seqs=seats, enable_chunked_prefill=chunked),
         table,
@@ -29,15 +31,16 @@ def request(name: str, prompt: int, output: int) -> Request:
 
 
 def check(scheduler: Scheduler) -> None:
-    """Every block is free or in exactly one running request's row, and rows hold what was computed."""
+    """Every block is free or in exactly one running request's row, and rows hold what later tokens see."""
     table, pool = scheduler.table, scheduler.table.pool
-    held = [table._held[one.row] for one in scheduler.running]
-    used = np.concatenate(
-        [table.ids[one.row, :count] for one, count in zip(scheduler.running, held, strict=True)]
-        or [np.array([], int)]
-    )
-    assert sorted([*used.tolist(), *pool._free]) == list(range(pool.num_blocks))
-    assert all(one.computed <= count * BLOCK for one, count in zip(scheduler.running, held, strict=True))
+    used = []
+    for kind, window in enumerate(table.windows):
+        for one in scheduler.running:
+            held = table._held[kind][one.row]
+            seen = range(0 if window is None else max(0, one.computed + 1 - window), one.computed)
+            assert not seen or held.start <= seen.start // BLOCK <= (one.computed - 1) // BLOCK < held.stop
+            used += table.ids[kind, one.row, held.start : held.stop].tolist()
+    assert sorted([*used, *pool._free]) == list(range(pool.num_blocks))
     assert len({one.row for one in scheduler.running}) == len(scheduler.running)
     assert {id(one) for one in scheduler.requests.values()} == {
         id(one) for one in [*scheduler.running, *scheduler.waiting]
@@ -54,13 +57,16 @@ arrivals = st.lists(
 )  # fmt: skip
 
 
+windows = st.lists(st.one_of(st.none(), st.integers(1, 20)), min_size=1, max_size=3, unique=True).map(tuple)
+
+
 @settings(max_examples=60, deadline=None)
-@given(arrivals, st.integers(10, 40), st.integers(1, 64), st.integers(1, 8), st.booleans())
+@given(arrivals, st.integers(10, 40), st.integers(1, 64), st.integers(1, 8), st.booleans(), windows)
 def test_nothing_leaks_and_everyone_ends(
-    plan, num_blocks: int, budget: int, seats: int, chunked: bool
+    plan, num_blocks: int, budget: int, seats: int, chunked: bool, windows: tuple[int | None, ...]
 ) -> None:
     budget = budget if chunked else max(budget, LONGEST)
-    scheduler = make(num_blocks, budget, seats, chunked)
+    scheduler = make(num_blocks, budget, seats, chunked, windows)
     comes = {number: at for number, (_, _, at, _) in enumerate(plan)}
     leaves = {number: at for number, (_, _, _, at) in enumerate(plan) if at is not None}
     tokens: dict[str, int] = {}
@@ -82,7 +88,7 @@ def test_nothing_leaks_and_everyone_ends(
                 reasons[outcome.request_id] = outcome.finish_reason
         check(scheduler)
         step += 1
-    assert scheduler.table.pool.num_free == num_blocks
+    assert scheduler.table.pool.num_free == num_blocks * len(windows)
     assert len(scheduler.table._free_rows) == seats
     for number, (_, output, at, left) in enumerate(plan):
         if left is None or left < at:
@@ -119,6 +125,18 @@ def test_without_chunks_a_prompt_runs_whole() -> None:
     scheduler.add(request("second", 25, 1))
     batch = scheduler.schedule()
     assert [(scheduled.request.request_id, scheduled.num_tokens) for scheduled in batch] == [("first", 25)]
+
+
+@pytest.mark.parametrize("window", [1, 3, 4, 5, 8, 9])
+def test_a_window_holds_what_it_needs_and_no_more(window: int) -> None:
+    scheduler = make(num_blocks=40, budget=7, seats=1, windows=(window,))
+    scheduler.add(request("long", 25, 15))
+    while scheduler.requests:
+        batch = scheduler.schedule()
+        [(one, count)] = batch
+        first, last = max(0, one.computed + 1 - window), one.computed + count - 1
+        assert scheduler.table._held[0][one.row] == range(first // BLOCK, last // BLOCK + 1)
+        run(scheduler, batch)
 
 
 def test_an_unknown_id_is_no_error() -> None:

@@ -53,7 +53,7 @@ def serve(inputs: "zmq.Socket[bytes]", send: Callable[[CoreMessage], None], star
     send(Phase("import", time.monotonic() - started))
     config = msgspec.msgpack.decode(inputs.recv(), type=EngineConfig)
     core = EngineCore(config, lambda name, seconds: send(Phase(name, seconds)))
-    send(Ready(core.table.pool.num_blocks))
+    send(Ready(core.num_blocks))
     decoder = msgspec.msgpack.Decoder(FrontEndMessage)
     while True:
         while not core.has_work or inputs.poll(0):

@@ -29,16 +29,16 @@ class UnsupportedModelError(ValueError):
 class StepInputs(NamedTuple):
     """One step's tokens, flat: sequence s owns tokens starts[s] to starts[s] + lengths[s].
 
-    All arrays are int64 but block_ids; T tokens, S sequences.
+    All arrays are int64 but block_ids; T tokens, S sequences. A kind of attention is a window, or none.
     """
 
     token_ids: IntArray  # [T]
     positions: IntArray  # [T], each within its sequence
-    slots: IntArray  # [T], where in the cache each token's K and V go: block id * block size + offset
+    slots: list[IntArray]  # [T] for each kind, where each token's K and V go: block id * block size + offset
     starts: IntArray  # [S]
     lengths: IntArray  # [S], tokens of this step
     contexts: IntArray  # [S], tokens in the cache once this step's are written
-    block_ids: npt.NDArray[np.int32]  # [S, blocks], rows of the block table
+    block_ids: list[npt.NDArray[np.int32]]  # [S, blocks] for each kind: rows of the block table
 
 
 class LayerShape(NamedTuple):
@@ -47,6 +47,7 @@ class LayerShape(NamedTuple):
     kv_heads: int
     key_dim: int
     value_dim: int
+    window: int | None = None  # only the last so many tokens are seen, the token itself included
 
 
 class Scoring(NamedTuple):

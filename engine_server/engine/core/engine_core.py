@@ -23,6 +23,7 @@ class EngineCore:
         loaded = time.monotonic()
         on_phase("load", loaded - started)
         self.table = self.runner.prepare()
+        self.num_blocks = self.runner.num_blocks
         self.scheduler = Scheduler(config.scheduler_config, self.table, config.model_config.eos_token_ids)
         self.sampler = Sampler(config.model_config.eos_token_ids)
         on_phase("warm up", time.monotonic() - loaded)

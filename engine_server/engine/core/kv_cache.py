@@ -1,6 +1,9 @@
-"""How many blocks the KV cache has: from what was asked for, or from the memory that is free."""
+"""The KV cache's tensors, and how many blocks they have: as asked for, or as the free memory allows."""
 
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -15,11 +18,48 @@ CPU_SHARE = 4  # without a setting, the cache takes this part of what is free, a
 CPU_MOST = 2 << 30
 
 
+class Layout(NamedTuple):
+    """Which tensors there are, and which of them each layer uses.
+
+    A block belongs to one kind of attention at a time, so layers of different kinds can share a tensor: the n-th
+    of each kind do, where what they keep has one shape. Whichever kind needs a block takes it from the same pool.
+    """
+
+    windows: list[int | None]  # of each kind
+    kinds: list[int]  # of each layer
+    tensors: list[int]  # of each layer
+    shapes: list[LayerShape]  # of each tensor
+
+    def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
+        """Bytes of one block of tokens in all layers, K and V: a block id for each kind."""
+        elements = sum(shape.kv_heads * (shape.key_dim + shape.value_dim) for shape in self.shapes)
+        return elements * len(self.windows) * block_size * dtype.itemsize
+
+
+def lay_out(layers: Sequence[LayerShape], longest: int) -> Layout:
+    """The layout for `layers`, in order; a window that no request of `longest` tokens leaves is none."""
+    layers = [
+        layer._replace(window=None) if layer.window and layer.window >= longest else layer for layer in layers
+    ]
+    windows = list(dict.fromkeys(layer.window for layer in layers))
+    tensors: dict[tuple[LayerShape, int], int] = {}
+    uses = []
+    seen: Counter[LayerShape] = Counter()
+    for layer in layers:
+        uses.append(tensors.setdefault((layer._replace(window=None), seen[layer]), len(tensors)))
+        seen[layer] += 1
+    kinds = [windows.index(layer.window) for layer in layers]
+    return Layout(windows, kinds, uses, [shape for shape, _ in tensors])
+
+
 def num_blocks(
-    config: CacheConfig, layers: list[LayerShape], dtype: torch.dtype, device: torch.device, longest: int
+    config: CacheConfig, layout: Layout, dtype: torch.dtype, device: torch.device, longest: int
 ) -> int:
-    """How many blocks fit; at least one request of `longest` tokens must. Raises ValueError with both sizes."""
-    block = block_bytes(layers, config.block_size, dtype)
+    """How many blocks of tokens fit, whatever the kinds; at least one request of `longest` tokens must.
+
+    Raises ValueError with both sizes.
+    """
+    block = layout.block_bytes(config.block_size, dtype)
     if config.num_gpu_blocks_override is not None:
         count = config.num_gpu_blocks_override
     else:
@@ -32,12 +72,6 @@ def num_blocks(
             f"there is room for {count}, {count * block >> 20} MiB. Lower max_model_len or raise kv_cache_memory_bytes"
         )
     return count
-
-
-def block_bytes(layers: list[LayerShape], block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block in all layers, K and V."""
-    elements = sum(layer.kv_heads * (layer.key_dim + layer.value_dim) for layer in layers)
-    return elements * block_size * dtype.itemsize
 
 
 def free_memory(config: CacheConfig, device: torch.device) -> int:

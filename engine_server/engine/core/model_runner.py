@@ -7,7 +7,7 @@ from torch import Tensor
 from engine_server.engine.config import EngineConfig
 from engine_server.engine.core.attention import StepInputs, forward_context
 from engine_server.engine.core.block_pool import BlockPool, BlockTable
-from engine_server.engine.core.kv_cache import num_blocks
+from engine_server.engine.core.kv_cache import lay_out, num_blocks
 from engine_server.engine.core.model_loader import choose_device, load_model
 from engine_server.engine.core.probe import probe
 from engine_server.engine.core.scheduler import Batch
@@ -28,19 +28,13 @@ class ModelRunner:
         budget = config.scheduler_config.max_num_batched_tokens
         probed = min(budget, config.model_config.max_model_len) if self.device.type == "cuda" else 2
         layers = probe(self.model, self.model.config.get_text_config(), probed, self.device)
-        count = num_blocks(
-            config.cache_config, layers, self.model.dtype, self.device, config.model_config.max_model_len
-        )
-        self.backend = TorchAttention(
-            layers, count, config.cache_config.block_size, self.model.dtype, self.device
-        )
-        pool = BlockPool(count)
-        self.table = BlockTable(
-            pool,
-            config.scheduler_config.max_num_seqs,
-            config.model_config.max_model_len,
-            config.cache_config.block_size,
-        )
+        longest, dtype = config.model_config.max_model_len, self.model.dtype
+        block_size, rows = config.cache_config.block_size, config.scheduler_config.max_num_seqs
+        layout = lay_out(layers, longest)
+        self.num_blocks = num_blocks(config.cache_config, layout, dtype, self.device, longest)
+        pool = BlockPool(self.num_blocks * len(layout.windows))
+        self.backend = TorchAttention(layout, pool.num_blocks, block_size, dtype, self.device)
+        self.table = BlockTable(pool, rows, longest, block_size, layout.windows)
         return self.table
 
     @torch.inference_mode()
@@ -68,21 +62,23 @@ class ModelRunner:
         sequence = np.repeat(np.arange(len(batch)), lengths)
         positions = np.arange(len(sequence)) - starts[sequence] + computed[sequence]
         block_size = self.table.block_size
-        blocks = self.table.ids[rows[sequence], positions // block_size].astype(np.int64)
+        contexts = computed + lengths
+        ids = self.table.ids[:, rows, : -(-int(contexts.max()) // block_size)]
+        blocks = ids[:, sequence, positions // block_size].astype(np.int64)
         return StepInputs(
             token_ids=np.fromiter(
                 (
                     token
                     for request, count in batch
-                    for token in request.token_ids[request.computed :][:count]
+                    for token in request.token_ids[request.computed : request.computed + count]
                 ),
                 dtype=np.int64,
                 count=len(sequence),
             ),
             positions=positions,
-            slots=blocks * block_size + positions % block_size,
+            slots=list(blocks * block_size + positions % block_size),
             starts=starts,
             lengths=lengths,
-            contexts=computed + lengths,
-            block_ids=self.table.ids[rows],
+            contexts=contexts,
+            block_ids=list(ids),
         )

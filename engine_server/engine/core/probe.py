@@ -31,7 +31,7 @@ class Probe(StepAttention):
         self, layer: int | None, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:
         self.calls[layer] += 1
-        self.shapes[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2])
+        self.shapes[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2], scoring.window)
         return super().attend(layer, query, key, value, scoring)
 
 
@@ -45,7 +45,7 @@ def probe(
     refuse_rope(config)
     tokens = np.zeros(num_tokens, dtype=np.int64)
     zero, length = np.zeros(1, dtype=np.int64), np.full(1, num_tokens)
-    inputs = StepInputs(tokens, tokens, tokens, zero, length, length, np.zeros((1, 1), dtype=np.int32))
+    inputs = StepInputs(tokens, tokens, [tokens], zero, length, length, [np.zeros((1, 1), dtype=np.int32)])
     seen = Probe()
     with torch.inference_mode(), forward_context(seen, inputs):
         model(

@@ -71,7 +71,7 @@ class Scheduler:
             if request.row is None:  # preempted by an earlier one in this very loop
                 continue
             count = min(request.pending, budget)
-            if count and self._make_room(request, request.computed + count, batch):
+            if count and self._make_room(request, count, batch):
                 batch.append(Scheduled(request, count))
                 budget -= count
         if self._num_preemptions > preempted:  # no room: what just went must not come straight back
@@ -107,21 +107,22 @@ class Scheduler:
             return False
         if not self.config.enable_chunked_prefill and request.pending > budget:
             return False
-        row = self.table.open()
-        if not self.table.grow(row, len(request.token_ids)):
+        row, count = self.table.open(), min(request.pending, budget)
+        if not self.table.grow(row, request.computed, request.computed + count, len(request.token_ids)):
             self.table.close(row)
             return False
         self.waiting.popleft()
         request.row = row
         request.scheduled = request.scheduled or time.monotonic()
         self.running.append(request)
-        batch.append(Scheduled(request, min(request.pending, budget)))
+        batch.append(Scheduled(request, count))
         return True
 
     def _make_room(self, request: Request, num_tokens: int, batch: Batch) -> bool:
-        """Blocks for `num_tokens`, taken from the newest requests where there are none; False if itself went."""
+        """Blocks for `num_tokens` more, taken from the newest requests where there are none; False if itself went."""
         assert request.row is not None
-        while not self.table.grow(request.row, num_tokens):
+        until, total = request.computed + num_tokens, len(request.token_ids)
+        while not self.table.grow(request.row, request.computed, until, total):
             newest = self.running[-1]
             self._preempt(newest, batch)
             if newest is request:

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine_server.engine.core.attention import AttentionBackend, LayerShape, Scoring, StepInputs
+from engine_server.engine.core.attention import AttentionBackend, IntArray, LayerShape, Scoring, StepInputs
+from engine_server.engine.core.kv_cache import Layout
 
 MOST_SCORES = 1 << 26  # held at once where they must be written down
 
@@ -17,61 +18,73 @@ Masks = dict[tuple[object, ...], Tensor]  # layers that hide and favour the same
 
 
 class TorchAttention(AttentionBackend):
-    """One K and one V tensor a layer: [blocks, block size, kv heads, dim]."""
+    """One K and one V tensor for each of the layout's: [blocks, block size, kv heads, dim]."""
 
     def __init__(
-        self,
-        layers: list[LayerShape],
-        num_blocks: int,
-        block_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, layout: Layout, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         def cache(shape: LayerShape, dim: int) -> Tensor:
             # Zeros, since masked slots are multiplied by a weight of 0, which a NaN would survive.
             return torch.zeros(num_blocks, block_size, shape.kv_heads, dim, dtype=dtype, device=device)
 
+        self.layout = layout
         self.block_size = block_size
         self.device = device
-        self.keys = [cache(shape, shape.key_dim) for shape in layers]
-        self.values = [cache(shape, shape.value_dim) for shape in layers]
+        self.keys = [cache(shape, shape.key_dim) for shape in layout.shapes]
+        self.values = [cache(shape, shape.value_dim) for shape in layout.shapes]
 
     def begin(self, inputs: StepInputs) -> None:
-        self._slots = torch.from_numpy(inputs.slots).to(self.device)
-        self._parts: list[Prefill | DecodeGroup] = [*self._prefills(inputs), *self._decodes(inputs)]
+        self._slots = [torch.from_numpy(slots).to(self.device) for slots in inputs.slots]
+        self._parts: list[list[Prefill | DecodeGroup]] = [
+            [*self._prefills(inputs, kind), *self._decodes(inputs, kind)]
+            for kind in range(len(self.layout.windows))
+        ]
 
     def attend(
         self, layer: int | None, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:
         assert layer is not None
-        keys, values = self.keys[layer], self.values[layer]
-        keys.flatten(0, 1).index_copy_(0, self._slots, key)
-        values.flatten(0, 1).index_copy_(0, self._slots, value)
+        kind, tensor = self.layout.kinds[layer], self.layout.tensors[layer]
+        keys, values = self.keys[tensor], self.values[tensor]
+        keys.flatten(0, 1).index_copy_(0, self._slots[kind], key)
+        values.flatten(0, 1).index_copy_(0, self._slots[kind], value)
         output = query.new_empty(*query.shape[:2], value.shape[-1])
-        for part in self._parts:
+        for part in self._parts[kind]:
             output[part.tokens] = part.attend(query[part.tokens], keys, values, scoring)
         return output
 
-    def _prefills(self, inputs: StepInputs) -> Iterator["Prefill"]:
+    def _prefills(self, inputs: StepInputs, kind: int) -> Iterator["Prefill"]:
+        firsts, contexts = self._seen(inputs, kind)
         for sequence in np.flatnonzero(inputs.lengths > 1).tolist():
-            start, context = int(inputs.starts[sequence]), int(inputs.contexts[sequence])
-            blocks = inputs.block_ids[sequence, : -(-context // self.block_size)]
+            start, first, context = int(inputs.starts[sequence]), firsts[sequence], int(contexts[sequence])
+            blocks = inputs.block_ids[kind][sequence, first : first - (-context // self.block_size)]
             tokens = slice(start, start + int(inputs.lengths[sequence]))
             yield Prefill(Sequence(context), tokens, torch.from_numpy(blocks).to(self.device))
 
-    def _decodes(self, inputs: StepInputs) -> Iterator["DecodeGroup"]:
+    def _decodes(self, inputs: StepInputs, kind: int) -> Iterator["DecodeGroup"]:
+        firsts, contexts = self._seen(inputs, kind)
         sequences = np.flatnonzero(inputs.lengths == 1)
-        widths = rounded(-(-inputs.contexts[sequences] // self.block_size))
+        held = -(-contexts // self.block_size)
+        widths = rounded(held[sequences])
         for width in np.unique(widths).tolist():
             members = sequences[widths == width]
-            blocks = np.zeros((len(members), width), dtype=np.int32)
-            blocks[:, : inputs.block_ids.shape[1]] = inputs.block_ids[members, :width]
+            # What rounds a width up is the sequence's own last block: a neighbour's NaN would survive the mask.
+            columns = np.minimum(np.arange(width), held[members, None] - 1) + firsts[members, None]
+            blocks = inputs.block_ids[kind][members[:, None], columns]
             yield DecodeGroup(
                 selection(inputs.starts[members], self.device),
-                torch.from_numpy(inputs.contexts[members]).to(self.device),
+                torch.from_numpy(contexts[members]).to(self.device),
                 torch.from_numpy(blocks.ravel()).to(self.device),
                 width * self.block_size,
             )
+
+    def _seen(self, inputs: StepInputs, kind: int) -> tuple[IntArray, IntArray]:
+        """[S]: the first block that each sequence's window needs, and how many tokens lie from there on."""
+        window = self.layout.windows[kind]
+        if window is None:
+            return np.zeros_like(inputs.contexts), inputs.contexts
+        first = np.maximum(inputs.contexts - inputs.lengths + 1 - window, 0) // self.block_size
+        return first, inputs.contexts - first * self.block_size
 
 
 class StepAttention(AttentionBackend):
