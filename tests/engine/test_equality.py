@@ -6,109 +6,84 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from engine_server import EngineArgs, LLMEngine, SamplingParams
+from engine_server import EngineArgs, LLMEngine, SamplingParams, StatLoggerBase
 
 NEW_TOKENS = 5
-LENGTHS = [
-    1,
-    2,
-    3,
-    4,
-    5,
-    7,
-    9,
-    12,
-    15,
-    16,
-    17,
-    20,
-    24,
-    31,
-    32,
-    33,
-    40,
-    47,
-    48,
-    49,
-    63,
-    64,
-    65,
-    80,
-    96,
-    113,
-    128,
-    129,
-    200,
-    257,
-    300,
-    900,
-]
+LENGTHS = (
+    *(1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 14, 15, 16, 17, 18),
+    *(20, 22, 24, 28, 31, 32, 33, 40, 47, 48, 49, 63, 64, 65, 129, 320),
+)
 TEXT = (Path(__file__).parents[2] / "LICENSE").read_text()
 
+Prompts = dict[int, list[int]]  # by their length
+
 
 @pytest.fixture(scope="module")
-def prompts(smollm2: Path) -> list[list[int]]:
+def prompts(smollm2: Path) -> Prompts:
     """Real text, cut at each length, each from a place of its own."""
     token_ids = AutoTokenizer.from_pretrained(smollm2).encode(TEXT)
-    assert len(LENGTHS) == 32
-    return [token_ids[37 * number : 37 * number + length] for number, length in enumerate(LENGTHS)]
+    return {length: token_ids[37 * number :][:length] for number, length in enumerate(LENGTHS)}
 
 
 @pytest.fixture(scope="module")
-def expected(smollm2: Path, prompts: list[list[int]]) -> list[list[int]]:
-    model = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
-    outputs = []
-    for prompt in prompts:
-        ids = torch.tensor([prompt])
-        generated = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=NEW_TOKENS,
-            do_sample=False,
-            pad_token_id=0,
-        )
-        outputs.append(generated[0, len(prompt) :].tolist())
-    return outputs
+def together(engine: LLMEngine, prompts: Prompts, finish) -> Prompts:
+    """What follows each prompt where all are added at once."""
+    return greedy(engine, prompts, LENGTHS, finish)
 
 
-def greedy(engine: LLMEngine, prompts: list[list[int]], finish, prefix: str) -> list[list[int]]:
-    for number, prompt in enumerate(prompts):
-        params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS)
-        engine.add_request(f"{prefix}{number}", {"prompt_token_ids": prompt}, params)
+def greedy(engine: LLMEngine, prompts: Prompts, lengths: tuple[int, ...], finish) -> Prompts:
+    params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
+    for length in lengths:
+        engine.add_request(str(length), {"prompt_token_ids": prompts[length]}, params)
     last = finish(engine)
-    return [last[f"{prefix}{number}"].outputs[0].token_ids for number in range(len(prompts))]
+    return {length: last[str(length)].outputs[0].token_ids for length in lengths}
 
 
-def test_all_at_once(engine: LLMEngine, prompts, expected, finish) -> None:
-    assert greedy(engine, prompts, finish, "all-") == expected
+def test_all_at_once(smollm2: Path, prompts: Prompts, together: Prompts) -> None:
+    """Each token is the likeliest after those before it; so all of them are what `generate` would make."""
+    model = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
+    for length, output in together.items():
+        assert len(output) == NEW_TOKENS
+        with torch.inference_mode():
+            forced = torch.tensor([prompts[length] + output[:-1]])
+            logits = model(forced, logits_to_keep=NEW_TOKENS, use_cache=False).logits
+        assert logits[0].argmax(-1).tolist() == output
 
 
-def test_one_at_a_time(engine: LLMEngine, prompts, expected, finish) -> None:
-    for number, prompt in enumerate(prompts):
-        assert greedy(engine, [prompt], finish, f"one-{number}-") == [expected[number]]
+def test_one_at_a_time(engine: LLMEngine, prompts: Prompts, together: Prompts, finish) -> None:
+    for length in (1, 9, 15, 16, 17, 129):
+        assert greedy(engine, prompts, (length,), finish) == {length: together[length]}
 
 
-def test_in_small_chunks(smollm2: Path, prompts, expected, finish) -> None:
+def test_in_small_chunks(smollm2: Path, prompts: Prompts, together: Prompts, finish) -> None:
     small = LLMEngine.from_engine_args(
         EngineArgs(
             model=str(smollm2), dtype="float32", max_model_len=1024, max_num_batched_tokens=64, max_num_seqs=7,
             kv_cache_memory_bytes=256 << 20, disable_log_stats=True,
         )
     )  # fmt: skip
-    assert greedy(small, prompts, finish, "chunked-") == expected
+    lengths = (1, 3, 12, 15, 16, 17, 33, 63, 64, 65, 320)
+    assert greedy(small, prompts, lengths, finish) == {length: together[length] for length in lengths}
 
 
-def test_preempted(smollm2: Path, prompts, expected, finish) -> None:
+class Preemptions(StatLoggerBase):
+    def __init__(self) -> None:
+        self.count = 0
+
+    def record(self, scheduler_stats, iteration_stats) -> None:
+        self.count += scheduler_stats.num_preemptions if scheduler_stats else 0
+
+    def log_engine_initialized(self) -> None:
+        pass
+
+
+def test_preempted(smollm2: Path, prompts: Prompts, together: Prompts, finish) -> None:
     """Blocks for the longest request alone, so that the others are pushed out and computed again."""
+    preemptions = Preemptions()
     scarce = LLMEngine.from_engine_args(
-        EngineArgs(
-            model=str(smollm2),
-            dtype="float32",
-            max_model_len=160,
-            num_gpu_blocks_override=11,
-            disable_log_stats=True,
-        )
+        EngineArgs(model=str(smollm2), dtype="float32", max_model_len=160, num_gpu_blocks_override=11),
+        stat_loggers={"preemptions": preemptions},
     )
-    short = [number for number, prompt in enumerate(prompts) if len(prompt) < 40]
-    outputs = greedy(scarce, [prompts[number] for number in short], finish, "scarce-")
-    assert outputs == [expected[number] for number in short]
+    lengths = (12, 14, 15, 16, 28, 31, 32)
+    assert greedy(scarce, prompts, lengths, finish) == {length: together[length] for length in lengths}
+    assert preemptions.count
