@@ -59,6 +59,11 @@ class EngineArgs:
     served_model_name: list[str] | None = _argument(
         None, "the model's names in the API; may be repeated (default: the model as given)"
     )
+    logits_processors: list[str] | None = _argument(
+        None,
+        "package.module:callable, which requests may name: called with the prompt's and the output's token ids and "
+        "the logits [vocabulary], it returns the logits; may be repeated",
+    )
     dtype: str = _argument(
         "auto",
         "the weights' and the cache's type; auto: as the weights are",
@@ -90,11 +95,11 @@ class EngineArgs:
                 parser.add_argument("model", **options)
                 continue
             inner = [kind for kind in get_args(kinds[item.name]) if kind is not type(None)]
-            kind = inner[0] if inner and item.name != "served_model_name" else kinds[item.name]
+            kind = inner[0] if inner else kinds[item.name]
             options["default"] = item.default
             if kind is bool:
                 options["action"] = argparse.BooleanOptionalAction
-            elif item.name == "served_model_name":
+            elif kind == list[str]:
                 options |= {"action": "extend", "nargs": "+", "metavar": "NAME"}
             else:
                 options.setdefault("type", kind)

@@ -163,8 +163,9 @@ class AsyncLLM:
             if not self._start_engine_loop:
                 raise RuntimeError("the engine's loop isn't running; call start_background_loop() first")
             self.start_background_loop()
-        request = self._front_end.admit(
-            request_id,
+        key = request_key(request_id)
+        requests = self._front_end.admit(
+            key,
             prompt,
             params,
             arrival_time,
@@ -173,10 +174,13 @@ class AsyncLLM:
             prompt_adapter_request,
             priority,
         )
-        stream = self._streams[request.request_id] = AsyncStream(params.output_kind)
-        self._core.send(request)
-        if self.log_requests:
-            logger.info("request %s: %d prompt tokens", request.request_id, len(request.prompt_token_ids))
+        stream = self._streams[key] = AsyncStream(params.output_kind)
+        for request in requests:
+            self._core.send(request)
+            if self.log_requests:
+                logger.info("request %s: %d prompt tokens", request.request_id, len(request.prompt_token_ids))
+        if not requests:
+            self._abort([key])  # it has its last output already
         return stream
 
     async def abort(self, request_id: str | int | Iterable[str]) -> None:
@@ -282,11 +286,12 @@ class AsyncLLM:
         known = [request_id for request_id in request_ids if request_id in self._streams]
         if not known:
             return
-        for output in self._front_end.abort(known):
+        outputs, unfinished = self._front_end.abort(known)
+        for output in outputs:
             self._streams[output.request_id].put(output)
         for request_id in known:
             del self._streams[request_id]
-        self._core.send(AbortRequests(known))
+        self._core.send(AbortRequests(unfinished))
 
     def _die(self, error: EngineDeadError) -> None:
         self._dead_error = error

@@ -37,10 +37,15 @@ class AsyncStream:
 
 
 def merge(earlier: RequestOutput, later: RequestOutput) -> RequestOutput:
-    """Two deltas as one."""
-    for before, after in zip(earlier.outputs, later.outputs, strict=True):
-        after.text = before.text + after.text
-        after.token_ids = before.token_ids + after.token_ids
-        if after.logprobs is not None:
-            after.logprobs = (before.logprobs or []) + after.logprobs
+    """Two deltas as one; either may lack completions that the other has."""
+    outputs = {output.index: output for output in earlier.outputs}
+    for after in later.outputs:
+        if before := outputs.get(after.index):
+            after.text = before.text + after.text
+            after.token_ids = before.token_ids + after.token_ids
+            if after.logprobs is not None:
+                after.logprobs = (before.logprobs or []) + after.logprobs
+        outputs[after.index] = after
+    later.outputs = [outputs[index] for index in sorted(outputs)]
+    later.prompt_logprobs = earlier.prompt_logprobs or later.prompt_logprobs
     return later

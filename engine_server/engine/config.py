@@ -33,6 +33,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: list[int]
     seed: int
     skip_tokenizer_init: bool = False
+    logits_processors: list[str] = []  # import paths of those that requests may name
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):

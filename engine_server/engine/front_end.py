@@ -12,7 +12,7 @@ from engine_server.engine.errors import InvalidRequestError
 from engine_server.engine.inputs import PromptType
 from engine_server.engine.loggers import LoggingStatLogger, PrometheusStatLogger, StatLoggerBase
 from engine_server.engine.messages import AddRequest, StepOutputs
-from engine_server.engine.output_processor import OutputProcessor
+from engine_server.engine.output_processor import OutputProcessor, fan_out
 from engine_server.engine.outputs import RequestOutput
 from engine_server.engine.processor import Processor
 from engine_server.engine.sampling_params import SamplingParams
@@ -37,7 +37,9 @@ class FrontEnd:
     ) -> None:
         self.tokenizer = tokenizer
         self.processor = Processor(config.model_config, self.tokenizer)
-        self.requests = OutputProcessor(backend_of(self.tokenizer) if self.tokenizer else None)
+        self.requests = OutputProcessor(
+            backend_of(self.tokenizer) if self.tokenizer else None, config.model_config.eos_token_ids
+        )
         self.loggers = choose_loggers(config, log_stats, stat_loggers)
         for logger in self.loggers:
             logger.log_engine_initialized()
@@ -63,8 +65,11 @@ class FrontEnd:
         trace_headers: Mapping[str, str] | None = None,
         prompt_adapter_request: PromptAdapterRequest | None = None,
         priority: int = 0,
-    ) -> AddRequest:
-        """Check a request and keep its state. Raises InvalidRequestError."""
+    ) -> list[AddRequest]:
+        """Check a request and keep its state; what the core must hear: nothing, where what is resumed has ended.
+
+        Raises InvalidRequestError.
+        """
         refuse(
             lora_request=lora_request,
             trace_headers=trace_headers,
@@ -72,11 +77,11 @@ class FrontEnd:
             priority=priority,
         )
         key = request_key(request_id)
-        if key in self.requests:
-            raise InvalidRequestError(f"a request with the id {key!r} is under way", "request_id")
         request, text = self.processor.process(key, prompt, params, arrival_time)
-        self.requests.add(request, text)
-        return request
+        children = fan_out(request)
+        if key in self.requests or any(child.request_id in self.requests for child in children):
+            raise InvalidRequestError(f"a request with the id {key!r} is under way", "request_id")
+        return children if self.requests.add(key, children, params, text) else []
 
     def digest(self, outputs: StepOutputs) -> tuple[list[RequestOutput], list[str]]:
         """What callers get from a step, and which requests a stop string ended."""
@@ -86,12 +91,13 @@ class FrontEnd:
             logger.record(outputs.stats, stats)
         return given, stopped
 
-    def abort(self, request_ids: Iterable[str]) -> list[RequestOutput]:
+    def abort(self, request_ids: Iterable[str]) -> tuple[list[RequestOutput], list[str]]:
+        """The last outputs of those that were under way, and what the core must abort."""
         stats = IterationStats()
-        outputs = self.requests.abort(request_ids, stats)
+        outputs, unfinished = self.requests.abort(request_ids, stats)
         for logger in self.loggers:
             logger.record(None, stats)
-        return outputs
+        return outputs, unfinished
 
 
 def choose_loggers(

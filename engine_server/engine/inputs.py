@@ -3,13 +3,20 @@
 from typing import NotRequired, TypedDict
 
 
-class TextPrompt(TypedDict):
+class Resumable(TypedDict):
+    """`resume_token_ids`: output that was produced already. The request continues after it as if it had never
+    stopped: limits, penalties and counts include it, deltas begin behind it."""
+
+    resume_token_ids: NotRequired[list[int]]
+
+
+class TextPrompt(Resumable):
     """Text, tokenised by the engine."""
 
     prompt: str
 
 
-class TokensPrompt(TypedDict):
+class TokensPrompt(Resumable):
     """Token ids as they are; `prompt` is the text to show beside them, if any."""
 
     prompt_token_ids: list[int]

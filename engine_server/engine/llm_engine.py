@@ -109,22 +109,20 @@ class LLMEngine:
         inputs: PromptType | None = None,
     ) -> None:
         """Queue a request for the next steps. Raises InvalidRequestError. `arrival_time` is monotonic."""
-        self._core.handle(
-            self._front_end.admit(
-                request_id, one_prompt(prompt, inputs), params or SamplingParams(), arrival_time,
-                lora_request, trace_headers, prompt_adapter_request, priority,
-            )
-        )  # fmt: skip
+        for request in self._front_end.admit(
+            request_id, one_prompt(prompt, inputs), params or SamplingParams(), arrival_time,
+            lora_request, trace_headers, prompt_adapter_request, priority,
+        ):  # fmt: skip
+            self._core.handle(request)
 
     def abort_request(self, request_id: str | int | Iterable[str]) -> None:
         """End requests at once; `step` says nothing of them any more. Unknown ids are no error."""
-        request_ids = request_keys(request_id)
-        self._front_end.abort(request_ids)
-        self._core.handle(AbortRequests(request_ids))
+        _, unfinished = self._front_end.abort(request_keys(request_id))
+        self._core.handle(AbortRequests(unfinished))
 
     def step(self) -> list[RequestOutput]:
         """One iteration over whatever runs; [] at once where nothing does."""
-        if not self._core.has_work:
+        if not self.has_unfinished_requests():
             return []
         outputs, stopped = self._front_end.digest(self._core.outputs())
         if stopped:

@@ -19,8 +19,10 @@ class AddRequest(Message):
     request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams
-    max_tokens: int  # new tokens at most, the context's end included
+    max_tokens: int  # output tokens at most, the context's end included
     arrival: float
+    child: int = 0  # its number among the n completions of one prompt
+    num_resumed: int = 0  # tokens at the end of `prompt_token_ids` that are output already
 
 
 class AbortRequests(Message):
@@ -50,6 +52,10 @@ class RequestStep(msgspec.Struct, array_like=True, omit_defaults=True):
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     scheduled: float | None = None  # when it first ran; told with the first token
+    prompt_logprobs: list[TokenLogprobsArray] | None = (
+        None  # of the second prompt token on; with the first token
+    )
+    error: str | None = None  # why it ended, where the reason is error
 
 
 class StepOutputs(Message):

@@ -35,6 +35,7 @@ def read_model_config(args: "EngineArgs") -> ModelConfig:
         eos_token_ids=_eos_token_ids(path, text_config),
         seed=args.seed,
         skip_tokenizer_init=args.skip_tokenizer_init,
+        logits_processors=args.logits_processors or [],
     )
 
 

@@ -1,9 +1,10 @@
 """From the core's steps to what callers see, and to statistics. One per engine, in the caller's process."""
 
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 
+import msgspec
 from tokenizers import Tokenizer
 
 from engine_server.engine.detokenizer import Detokenizer
@@ -14,116 +15,191 @@ from engine_server.engine.stats import FinishedRequest, FinishReason, IterationS
 
 
 @dataclass(slots=True)
+class Child:
+    """One completion of a request, a request of its own to the core: what was made, and how much of that was told."""
+
+    core_id: str
+    index: int
+    detokenizer: Detokenizer | None
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    cumulative_logprob: float = 0.0
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    scheduled: float = 0.0
+    first_token: float = 0.0
+    last_token: float = 0.0
+    fresh: bool = False  # whether there is something to tell
+    told_tokens: int = 0
+    told_text: int = 0
+
+    @property
+    def text(self) -> str:
+        return self.detokenizer.text if self.detokenizer else ""
+
+
+@dataclass(slots=True)
 class RequestState:
-    """A request under way: what was made of it so far, and how much of that was told."""
+    """A request under way, as its caller gave it."""
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     params: SamplingParams
-    detokenizer: Detokenizer | None
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs]
     arrival: float
-    cumulative_logprob: float = 0.0
-    scheduled: float = 0.0
-    first_token: float = 0.0
-    last_token: float = 0.0
-    told_tokens: int = 0
-    told_text: int = 0
+    children: list[Child]
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+
+    @property
+    def finished(self) -> bool:
+        return all(child.finish_reason for child in self.children)
+
+
+def fan_out(request: AddRequest) -> list[AddRequest]:
+    """A request for the core from each completion that is to be made; the first one reports the prompt."""
+    params, replace = request.params, msgspec.structs.replace
+    if params.num_children == 1:
+        return [request]
+    if params.num_children > params.n and params.logprobs is None:
+        params = replace(params, logprobs=0)  # to choose by
+    return [
+        replace(
+            request,
+            request_id=f"{index}_{request.request_id}",
+            child=index,
+            params=params if index == 0 else replace(params, prompt_logprobs=None),
+        )
+        for index in range(params.num_children)
+    ]
 
 
 class OutputProcessor:
     """Keeps each request's state from admission to its last output."""
 
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, eos_token_ids: Iterable[int]) -> None:
         self._tokenizer = tokenizer
+        self._eos_token_ids = frozenset(eos_token_ids)
         self._states: dict[str, RequestState] = {}
+        self._running: dict[str, tuple[RequestState, Child]] = {}  # by the core's id
+        self._ended: dict[str, RequestState] = {}  # by what they resumed, and not told of yet
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._states
+        return request_id in self._states or request_id in self._running
 
     def __len__(self) -> int:
         return len(self._states)
 
-    def add(self, request: AddRequest, prompt: str | None) -> None:
-        params = request.params
-        detokenizer = None
-        if params.detokenize and self._tokenizer is not None:
-            detokenizer = Detokenizer(self._tokenizer, request.prompt_token_ids, params)
-        self._states[request.request_id] = RequestState(
-            request.request_id, prompt, request.prompt_token_ids, params, detokenizer, [], [], request.arrival
-        )
+    def add(
+        self, request_id: str, requests: Sequence[AddRequest], params: SamplingParams, prompt: str | None
+    ) -> bool:
+        """Keep a request, whose children are `requests`; False if the tokens that it resumes have ended it."""
+        first = requests[0]
+        prompt_token_ids = first.prompt_token_ids[: len(first.prompt_token_ids) - first.num_resumed]
+        state = RequestState(request_id, prompt, prompt_token_ids, params, first.arrival, [])
+        self._states[request_id] = state
+        for request in requests:
+            detokenizer = None
+            if params.detokenize and self._tokenizer is not None:
+                detokenizer = Detokenizer(self._tokenizer, prompt_token_ids, params)
+            child = Child(request.request_id, request.child, detokenizer)
+            state.children.append(child)
+            self._running[child.core_id] = state, child
+            self._replay(child, params, request)
+        if state.finished:
+            self._ended[request_id] = state
+        return not state.finished
 
     def process(
         self, steps: Sequence[RequestStep], stats: IterationStats
     ) -> tuple[list[RequestOutput], list[str]]:
         """The outputs to give, and the ids of requests that a stop string ended, which the core must abort."""
         now = time.monotonic()
-        outputs, stopped = [], []
+        stopped = []
+        touched, self._ended = self._ended, {}
         for step in steps:
-            state = self._states.get(step.request_id)
-            if state is None:  # aborted while the core was at work
+            if step.request_id not in self._running:  # aborted while the core was at work
                 continue
-            self._count(state, step, now, stats)
-            reason, stop_reason = self._append(state, step)
-            if reason and not step.finish_reason:
-                stopped.append(state.request_id)
-            if output := self._output(state, reason, stop_reason):
-                outputs.append(output)
-            if reason:
-                self._finish(state, reason, now, stats)
-        return outputs, stopped
+            state, child = self._running[step.request_id]
+            touched[state.request_id] = state
+            self._count(state, child, step, now, stats)
+            self._append(child, state.params, step)
+            if step.prompt_logprobs is not None:
+                state.prompt_logprobs = [None, *map(self._decode_logprobs, step.prompt_logprobs)]
+            if child.finish_reason and not step.finish_reason:
+                stopped.append(child.core_id)
+        return self._tell(touched.values(), now, stats), stopped
 
-    def abort(self, request_ids: Iterable[str], stats: IterationStats) -> list[RequestOutput]:
-        """Forget requests; a last output for each that was known, with everything not told yet."""
-        outputs = []
-        for request_id in request_ids:
-            if state := self._states.get(request_id):
-                if output := self._output(state, "abort", None):
-                    outputs.append(output)
-                self._finish(state, "abort", time.monotonic(), stats)
+    def abort(
+        self, request_ids: Iterable[str], stats: IterationStats
+    ) -> tuple[list[RequestOutput], list[str]]:
+        """Forget requests: a last output for each that was known, with everything not told yet, and what the core
+        must abort."""
+        states = [self._states[name] for name in dict.fromkeys(request_ids) if name in self._states]
+        unfinished = [child for state in states for child in state.children if not child.finish_reason]
+        for child in unfinished:
+            child.finish_reason, child.fresh = "abort", True
+        return self._tell(states, time.monotonic(), stats), [child.core_id for child in unfinished]
+
+    def _replay(self, child: Child, params: SamplingParams, request: AddRequest) -> None:
+        """Take the tokens that a request resumes, up to the one that ended it."""
+        for token_id in request.prompt_token_ids[len(request.prompt_token_ids) - request.num_resumed :]:
+            number = len(child.token_ids) + 1
+            reason, stop = params.end(token_id, number, request.max_tokens, self._eos_token_ids)
+            self._append(child, params, RequestStep(child.core_id, [token_id], None, reason, stop))
+            child.logprobs.append({})
+            if child.finish_reason:
+                break
+        child.told_tokens, child.told_text = len(child.token_ids), len(child.text)
+
+    def _append(self, child: Child, params: SamplingParams, step: RequestStep) -> None:
+        """Add the step's tokens, and find out whether they end the completion."""
+        before = len(child.token_ids)
+        child.fresh = True
+        child.token_ids += step.new_token_ids
+        child.finish_reason, child.stop_reason = step.finish_reason, step.error or step.stop_reason
+        for token in step.logprobs or ():
+            child.logprobs.append(self._decode_logprobs(token))
+            child.cumulative_logprob += token.logprobs[0]
+        if child.detokenizer is not None:
+            # The token that ends a text is no part of it: an end of sequence, or a stop token.
+            ended_by_token = step.finish_reason == "stop" and not params.include_stop_str_in_output
+            shown = step.new_token_ids[:-1] if ended_by_token else step.new_token_ids
+            if stop := child.detokenizer.append(shown, bool(step.finish_reason), before):
+                child.finish_reason, child.stop_reason = "stop", stop
+
+    def _tell(
+        self, states: Collection[RequestState], now: float, stats: IterationStats
+    ) -> list[RequestOutput]:
+        """The outputs that are due of these requests; forget what has ended."""
+        outputs = [output for state in states if (output := self._output(state))]
+        for state in states:
+            for child in state.children:
+                if child.finish_reason and self._running.pop(child.core_id, None):
+                    stats.finished.append(finished_request(state, child, child.finish_reason, now))
+            if state.finished:
+                del self._states[state.request_id]
+                self._ended.pop(state.request_id, None)
         return outputs
 
-    def _append(self, state: RequestState, step: RequestStep) -> tuple[FinishReason | None, int | str | None]:
-        """Add the step's tokens; why the request ends, if it does."""
-        before = len(state.token_ids)
-        state.token_ids += step.new_token_ids
-        for token in step.logprobs or ():
-            state.logprobs.append(self._decode_logprobs(token))
-            state.cumulative_logprob += token.logprobs[0]
-        if state.detokenizer is None:
-            return step.finish_reason, step.stop_reason
-        # The token that ends a text is no part of it: an end of sequence, or a stop token.
-        ended_by_token = step.finish_reason == "stop" and not state.params.include_stop_str_in_output
-        shown = step.new_token_ids[:-1] if ended_by_token else step.new_token_ids
-        stop = state.detokenizer.append(shown, bool(step.finish_reason), before)
-        return ("stop", stop) if stop else (step.finish_reason, step.stop_reason)
-
-    def _output(
-        self, state: RequestState, reason: FinishReason | None, stop_reason: int | str | None
-    ) -> RequestOutput | None:
-        kind = state.params.output_kind
-        if kind == RequestOutputKind.FINAL_ONLY and reason is None:
+    def _output(self, state: RequestState) -> RequestOutput | None:
+        """What the request's output kind shows now, if anything."""
+        params, children = state.params, state.children
+        chooses = len(children) > params.n
+        if not state.finished and (chooses or params.output_kind == RequestOutputKind.FINAL_ONLY):
             return None
-        text = state.detokenizer.text if state.detokenizer else ""
-        first_token = first_character = 0
-        if kind == RequestOutputKind.DELTA:
-            first_token, first_character = state.told_tokens, state.told_text
-            state.told_tokens, state.told_text = len(state.token_ids), len(text)
-        wanted = state.params.logprobs is not None
-        completion = CompletionOutput(
-            index=0,
-            text=text[first_character:],
-            token_ids=state.token_ids[first_token:],
-            cumulative_logprob=state.cumulative_logprob if wanted else None,
-            logprobs=state.logprobs[first_token:] if wanted else None,
-            finish_reason=reason,
-            stop_reason=stop_reason,
-        )
-        return RequestOutput(
-            state.request_id, state.prompt, state.prompt_token_ids, [completion], finished=reason is not None
-        )
+        if chooses:
+            children = sorted(children, key=lambda child: -child.cumulative_logprob)[: params.n]
+            for rank, child in enumerate(children):
+                child.index = rank
+        output = RequestOutput(
+            state.request_id, state.prompt, state.prompt_token_ids, finished=state.finished,
+            prompt_logprobs=state.prompt_logprobs,
+        )  # fmt: skip
+        if params.output_kind == RequestOutputKind.DELTA:
+            state.prompt_logprobs = None
+            children = [child for child in children if child.fresh]
+        output.outputs = [completion(child, params) for child in children]
+        return output
 
     def _decode_logprobs(self, token: TokenLogprobsArray) -> TokenLogprobs:
         return {
@@ -131,28 +207,48 @@ class OutputProcessor:
             for token_id, logprob, rank in zip(token.token_ids, token.logprobs, token.ranks, strict=True)
         }
 
-    def _count(self, state: RequestState, step: RequestStep, now: float, stats: IterationStats) -> None:
+    def _count(
+        self, state: RequestState, child: Child, step: RequestStep, now: float, stats: IterationStats
+    ) -> None:
         stats.num_generation_tokens += len(step.new_token_ids)
         if step.scheduled is not None:
-            state.scheduled, state.first_token = step.scheduled, now
+            child.scheduled, child.first_token = step.scheduled, now
             stats.num_prompt_tokens += len(state.prompt_token_ids)
             stats.time_to_first_tokens.append(now - state.arrival)
         elif step.new_token_ids:
-            stats.inter_token_latencies.append(now - state.last_token)
-        state.last_token = now
+            stats.inter_token_latencies.append(now - child.last_token)
+        child.last_token = now
 
-    def _finish(self, state: RequestState, reason: FinishReason, now: float, stats: IterationStats) -> None:
-        del self._states[state.request_id]
-        scheduled, first = state.scheduled or now, state.first_token or now
-        stats.finished.append(
-            FinishedRequest(
-                reason=reason,
-                num_prompt_tokens=len(state.prompt_token_ids),
-                num_generation_tokens=len(state.token_ids),
-                max_tokens=state.params.max_tokens,
-                e2e=now - state.arrival,
-                queue=scheduled - state.arrival,
-                prefill=first - scheduled,
-                decode=now - first,
-            )
-        )
+
+def completion(child: Child, params: SamplingParams) -> CompletionOutput:
+    """All of a completion, or what is new of it; from then on it counts as told."""
+    first_token = first_character = 0
+    text = child.text
+    if params.output_kind == RequestOutputKind.DELTA:
+        first_token, first_character = child.told_tokens, child.told_text
+    child.told_tokens, child.told_text, child.fresh = len(child.token_ids), len(text), False
+    wanted = params.logprobs is not None
+    return CompletionOutput(
+        index=child.index,
+        text=text[first_character:],
+        token_ids=child.token_ids[first_token:],
+        cumulative_logprob=child.cumulative_logprob if wanted else None,
+        logprobs=child.logprobs[first_token:] if wanted else None,
+        finish_reason=child.finish_reason,
+        stop_reason=child.stop_reason,
+    )
+
+
+def finished_request(state: RequestState, child: Child, reason: FinishReason, now: float) -> FinishedRequest:
+    """The times and counts of a completion that has ended."""
+    scheduled, first = child.scheduled or now, child.first_token or now
+    return FinishedRequest(
+        reason=reason,
+        num_prompt_tokens=len(state.prompt_token_ids),
+        num_generation_tokens=len(child.token_ids),
+        max_tokens=state.params.max_tokens,
+        e2e=now - state.arrival,
+        queue=scheduled - state.arrival,
+        prefill=first - scheduled,
+        decode=now - first,
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -35,52 +35,94 @@ class Processor:
             raise InvalidRequestError(
                 f"params is a {type(params).__name__}; it takes SamplingParams", "params"
             )
-        text, token_ids = self._tokens(prompt)
+        text, token_ids = self._tokens(prompt, params.truncate_prompt_tokens)
         room = self._room(token_ids)
+        resumed = self._resumed(prompt, params, room)
         if self.tokenizer is None and params.detokenize:
             raise InvalidRequestError("the engine has no tokenizer; ask with detokenize=False", "detokenize")
-        beyond = [token for token in params.stop_token_ids or () if token >= self.config.vocab_size]
-        if beyond:
-            raise InvalidRequestError(
-                f"stop_token_ids has {beyond[0]}; the vocabulary ends at {self.config.vocab_size - 1}",
-                "stop_token_ids",
-            )
+        self._check_vocabulary(params)
         params = msgspec.structs.replace(
-            params, seed=self._seeds.getrandbits(64) if params.seed is None else params.seed
+            params,
+            seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
+            bad_words_token_ids=self._bad_words(params),
         )
         return (
             AddRequest(
                 request_id=request_id,
-                prompt_token_ids=token_ids,
+                prompt_token_ids=token_ids + resumed,
                 params=params,
                 max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
                 arrival=time.monotonic() if arrival is None else arrival,
+                num_resumed=len(resumed),
             ),
             text,
         )
 
-    def _tokens(self, prompt: PromptType) -> tuple[str | None, list[int]]:
+    def _resumed(self, prompt: PromptType, params: SamplingParams, room: int) -> list[int]:
+        """The tokens that the request has produced already."""
+        resumed = [] if isinstance(prompt, str) else list(prompt.get("resume_token_ids") or ())
+        if resumed and params.num_children > 1:
+            raise InvalidRequestError("resume_token_ids continues one completion; n must be 1", "n")
+        if len(resumed) > room:
+            raise InvalidRequestError(
+                f"resume_token_ids has {len(resumed)} tokens; {room} fit behind the prompt",
+                "resume_token_ids",
+            )
+        self._check_tokens(resumed, "resume_token_ids")
+        return resumed
+
+    def _check_vocabulary(self, params: SamplingParams) -> None:
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            self._check_tokens(getattr(params, name) or (), name)
+        for token_ids in params.bad_words_token_ids or ():
+            self._check_tokens(token_ids, "bad_words_token_ids")
+        for path in params.logits_processors or ():
+            if path not in self.config.logits_processors:
+                raise InvalidRequestError(
+                    f"logits_processors has {path!r}; the engine was started with "
+                    f"{', '.join(self.config.logits_processors) or 'none'}",
+                    "logits_processors",
+                )
+
+    def _check_tokens(self, token_ids: Iterable[object], name: str) -> None:
+        for token in token_ids:
+            if type(token) is not int or not 0 <= token < self.config.vocab_size:
+                raise InvalidRequestError(
+                    f"{name} has token {token!r}; tokens are integers from 0 to {self.config.vocab_size - 1}",
+                    name,
+                )
+
+    def _bad_words(self, params: SamplingParams) -> list[list[int]] | None:
+        """The tokens of each word, where it begins a word and where it doesn't."""
+        if not params.bad_words:
+            return params.bad_words_token_ids
+        if self.tokenizer is None:
+            raise InvalidRequestError("the engine has no tokenizer; give bad_words_token_ids", "bad_words")
+        texts = [prefix + word.lstrip() for word in params.bad_words for prefix in ("", " ")]
+        encoded = (self.tokenizer.encode(text, add_special_tokens=False) for text in texts)
+        return [token_ids for token_ids in encoded if token_ids]
+
+    def _tokens(self, prompt: PromptType, keep: int | None) -> tuple[str | None, list[int]]:
+        """The prompt's text where it is known, and the last `keep` of its tokens."""
+        last = (
+            slice(None) if keep is None else slice(-keep if keep > 0 else 1 - self.config.max_model_len, None)
+        )
         if isinstance(prompt, str):
-            return prompt, self._tokenize(prompt)
+            return prompt, self._tokenize(prompt)[last]
         if not isinstance(prompt, Mapping):
             raise InvalidRequestError(
                 f"the prompt is a {type(prompt).__name__}; it takes text, or a mapping with prompt or prompt_token_ids",
                 "prompt",
             )
         if "prompt_token_ids" in prompt:
-            token_ids = list(prompt["prompt_token_ids"])  # type: ignore[typeddict-item]
+            token_ids = list(prompt["prompt_token_ids"][last])  # type: ignore[typeddict-item]
             self._room(token_ids)  # before each of what may be millions is looked at
-            for token in token_ids:
-                if type(token) is not int or not 0 <= token < self.config.vocab_size:
-                    raise InvalidRequestError(
-                        f"the prompt has token {token!r}; tokens are integers from 0 to {self.config.vocab_size - 1}",
-                        "prompt",
-                    )
+            self._check_tokens(token_ids, "prompt")
             return prompt.get("prompt"), token_ids
         text = prompt.get("prompt")
         if not isinstance(text, str):
             raise InvalidRequestError("the prompt has neither prompt nor prompt_token_ids", "prompt")
-        return text, self._tokenize(text)
+        return text, self._tokenize(text)[last]
 
     def _room(self, token_ids: list[int]) -> int:
         """How many tokens may follow the prompt, at least one."""

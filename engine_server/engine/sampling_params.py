@@ -1,13 +1,25 @@
 """How a request's tokens are chosen, and when it ends."""
 
+from collections.abc import Collection
 from enum import IntEnum
-from typing import Any
+from functools import cache
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from engine_server.engine.errors import InvalidRequestError
+from engine_server.engine.stats import FinishReason
 
 MAX_LOGPROBS = 20
+
+MOST = (1 << 31) - 1
+Count = Annotated[int, Meta(ge=1, le=MOST)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Text = Annotated[str, Meta(min_length=1)]
+Token = Annotated[int, Meta(ge=0, le=MOST)]
+NumLogprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 
 
 class RequestOutputKind(IntEnum):
@@ -18,57 +30,74 @@ class RequestOutputKind(IntEnum):
     FINAL_ONLY = 2  # everything, once, at the end
 
 
-class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
+class SamplingParams(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True):
     """Sampling parameters, with the names and defaults of OpenAI's API and vLLM's.
 
-    temperature: 0 is greedy. top_p in (0, 1]. top_k: 0 or -1 turns it off.
+    n: completions of the prompt. best_of: how many to make, of which the n likeliest are given, at the end.
+    temperature: 0 is greedy. top_k: 0 or -1 turns it off. min_p: the least probability, as a share of the likeliest's.
+    presence_penalty, frequency_penalty: taken from the logits of the output's tokens, once or for each time.
+    repetition_penalty: divides the positive logits of the prompt's and the output's tokens, multiplies the others.
     seed: the tokens are a function of the prompt and the seed; drawn at admission where it is None.
     stop: strings that end the text, which leaves them out unless include_stop_str_in_output.
     max_tokens: new tokens at most; None means up to the context's end. min_tokens: no end of sequence before.
-    logprobs: how many of the likeliest tokens to report beside each sampled one, at most 20.
+    timeout: seconds from arrival, after which the request ends as it is.
+    logprobs, prompt_logprobs: how many of the likeliest tokens to report beside each one.
+    logit_bias: what to add to tokens' logits. bad_words: texts that never come, be it at a word's beginning or inside;
+    bad_words_token_ids is their tokens, made of them at admission.
+    logits_processors: import paths among those that the engine was started with; see EngineArgs.
+    truncate_prompt_tokens: how many of the prompt's last tokens to keep; -1: as many as fit.
 
     Raises InvalidRequestError, which names the parameter.
     """
 
-    n: int = 1
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
+    n: Count = 1
+    best_of: Count | None = None
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] = 1.0
+    temperature: Annotated[float, Meta(ge=0, le=100)] = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Meta(ge=-1, le=MOST)] = 0
+    min_p: Share = 0.0
     seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    max_tokens: int | None = 16
-    min_tokens: int = 0
+    stop: Text | list[Text] | None = None
+    stop_token_ids: list[Token] | None = None
+    bad_words: list[Text] | None = None
+    bad_words_token_ids: list[Annotated[list[Token], Meta(min_length=1)]] | None = None
+    max_tokens: Count | None = 16
+    min_tokens: Annotated[int, Meta(ge=0, le=MOST)] = 0
+    timeout: Annotated[float, Meta(gt=0)] | None = None
     ignore_eos: bool = False
-    logprobs: int | None = None
+    logprobs: NumLogprobs | None = None
+    prompt_logprobs: NumLogprobs | None = None
     include_stop_str_in_output: bool = False
     detokenize: bool = True
     skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    logits_processors: list[Text] | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=MOST)] | None = None
+    logit_bias: dict[Token, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    allowed_token_ids: Annotated[list[Token], Meta(min_length=1)] | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     def __post_init__(self) -> None:
-        self._number("temperature", 0.0, 100.0)
-        self._number("top_p", 0.0, 1.0, above=True)
-        self._integer("top_k", -1)
-        self._integer("n", 1)
-        self._integer("min_tokens", 0)
-        self._integer("max_tokens", 1, optional=True)
-        self._integer("logprobs", 0, MAX_LOGPROBS, optional=True)
-        self._integer("seed", -(1 << 63), (1 << 64) - 1, optional=True)
-        if self.n > 1:
-            raise InvalidRequestError(f"n is {self.n}; only 1 is supported", "n")
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise InvalidRequestError(
-                f"min_tokens is {self.min_tokens}, more than max_tokens, {self.max_tokens}", "min_tokens"
-            )
-        if not all(isinstance(text, str) and text for text in self.stop_strings):
-            raise InvalidRequestError(f"stop is {self.stop!r}; it takes non-empty strings", "stop")
-        if self.stop_strings and not self.detokenize:
-            raise InvalidRequestError("stop strings need detokenize=True", "stop")
-        if not all(type(token) is int and token >= 0 for token in self.stop_token_ids or ()):
-            raise InvalidRequestError(
-                f"stop_token_ids is {self.stop_token_ids!r}; it takes token ids, 0 or more", "stop_token_ids"
-            )
+        check_fields(self)
+        for wrong, name, words in (
+            (self.num_children < self.n, "best_of", f"n is {self.n}, which is more"),
+            (self.num_children > 1 and bool(self.best_of) and self.greedy, "best_of", "greedy makes but one"),
+            (self.min_tokens > (self.max_tokens or self.min_tokens), "min_tokens", f"max_tokens is {self.max_tokens}"),
+            (not -(1 << 63) <= (self.seed or 0) < 1 << 64, "seed", "it takes 64 bits, signed or not"),
+            (self.truncate_prompt_tokens == 0, "truncate_prompt_tokens", "it takes -1, or an integer of at least 1"),
+            (not self.spaces_between_special_tokens, "spaces_between_special_tokens", "it takes True alone"),
+            (self.stop_strings and not self.detokenize, "stop", "stop strings need detokenize=True"),
+        ):  # fmt: skip
+            if wrong:
+                raise InvalidRequestError(f"{name} is {getattr(self, name)!r}; {words}", name)
+
+    @property
+    def num_children(self) -> int:
+        """How many completions are made."""
+        return self.best_of or self.n
 
     @property
     def stop_strings(self) -> list[str]:
@@ -80,17 +109,42 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     def greedy(self) -> bool:
         return self.temperature < 1e-5
 
-    def _number(self, name: str, low: float, high: float, above: bool = False) -> None:
-        value: Any = getattr(self, name)
-        real = isinstance(value, int | float) and not isinstance(value, bool)
-        if not real or not (low < value if above else low <= value) or not value <= high:
-            allowed = f"{'above' if above else 'from'} {low:g} to {high:g}"
-            raise InvalidRequestError(f"{name} is {value!r}; it takes a number {allowed}", name)
+    @property
+    def adjusts_logits(self) -> bool:
+        """Whether single logits change before a token is chosen."""
+        return (
+            bool(self.min_tokens or self.logit_bias or self.bad_words_token_ids or self.logits_processors)
+            or self.allowed_token_ids is not None
+            or (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0, 0, 1)
+        )
 
-    def _integer(self, name: str, low: int, high: int | None = None, optional: bool = False) -> None:
-        value: Any = getattr(self, name)
-        if value is None and optional:
-            return
-        if type(value) is not int or value < low or (high is not None and value > high):
-            allowed = f"of at least {low}" if high is None else f"from {low} to {high}"
-            raise InvalidRequestError(f"{name} is {value!r}; it takes an integer {allowed}", name)
+    def end(
+        self, token_id: int, num_output: int, max_tokens: int, eos_token_ids: Collection[int]
+    ) -> tuple[FinishReason | None, int | None]:
+        """Whether `token_id`, as output token number `num_output`, ends the request: the reason, and a stop token."""
+        if num_output >= self.min_tokens:
+            if token_id in eos_token_ids and not self.ignore_eos:
+                return "stop", None
+            if token_id in (self.stop_token_ids or ()):
+                return "stop", token_id
+        return ("length" if num_output >= max_tokens else None), None
+
+
+@cache
+def twin(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
+    """A struct with the same fields that checks nothing but their annotations."""
+    return msgspec.defstruct(kind.__name__, [(item.name, item.type) for item in msgspec.structs.fields(kind)])
+
+
+def check_fields(params: msgspec.Struct) -> None:
+    """Hold each field to its annotation. Raises InvalidRequestError, which names the field and what it takes."""
+    try:
+        checked = msgspec.convert(params, twin(type(params)), from_attributes=True)
+    except msgspec.ValidationError as error:
+        words, _, path = str(error).partition(" - at ")
+        name = path.partition("$.")[2].strip("`").partition("[")[0]
+        raise InvalidRequestError(
+            f"{name} is {getattr(params, name)!r}; {words.replace('E', 'e', 1)}", name
+        ) from None
+    for name in checked.__struct_fields__:
+        setattr(params, name, getattr(checked, name))

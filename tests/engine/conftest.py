@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from engine_server import EngineArgs, LLMEngine, RequestOutput, SamplingParams
 from engine_server.models import resolve
@@ -37,6 +38,43 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny llama with a tokenizer of its own: bytes, and what this file's text merges into; 300 tokens."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("tiny-writer")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet)
+    tokenizer.train_from_iterator([Path(__file__).read_text()], trainer)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>").save_pretrained(folder)
+    config = LlamaConfig(
+        vocab_size=300,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        max_position_embeddings=256,
+        initializer_range=0.5,
+        eos_token_id=1,
+        bos_token_id=0,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def writer(tiny_writer: Path) -> LLMEngine:
+    """An engine whose text means nothing, but is text."""
+    return LLMEngine.from_engine_args(
+        EngineArgs(
+            model=str(tiny_writer), dtype="float32", num_gpu_blocks_override=80, disable_log_stats=True
+        )
+    )
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ def request(output: int = 0, **params) -> Request:
 
 
 def sample(logits: torch.Tensor, *requests: Request) -> list[int]:
-    return [one.token_id for one in Sampler([2]).sample(logits.clone(), requests)]
+    return [one.token_id for one in Sampler([2], {}).sample(logits.clone(), requests)]
 
 
 def test_philox_gives_its_authors_known_answers() -> None:
@@ -40,7 +40,7 @@ def test_philox_gives_its_authors_known_answers() -> None:
 
 
 def test_uniforms_are_uniform() -> None:
-    numbers = uniform([1234] * 20_000, range(20_000))
+    numbers = uniform([1234] * 20_000, [0] * 20_000, range(20_000))
     assert numbers.min() >= 0 and numbers.max() < 1
     counts = np.histogram(numbers, bins=20, range=(0, 1))[0]
     assert ((counts - 1000) ** 2 / 1000).sum() < 45  # chi squared of 19 degrees: p < 0.001 beyond
@@ -97,7 +97,7 @@ def test_no_end_before_min_tokens() -> None:
 
 def test_logprobs_are_the_models_own() -> None:
     logits = torch.randn(1, VOCABULARY)
-    (one,) = Sampler([2]).sample(logits.clone(), [request(temperature=5.0, top_k=9, seed=3, logprobs=4)])
+    (one,) = Sampler([2], {}).sample(logits.clone(), [request(temperature=5.0, top_k=9, seed=3, logprobs=4)])
     expected = logits[0].log_softmax(-1)
     assert one.logprobs is not None
     assert one.logprobs.token_ids[1:] == expected.topk(4).indices.tolist()

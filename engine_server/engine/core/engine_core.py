@@ -25,7 +25,10 @@ class EngineCore:
         self.table = self.runner.prepare()
         self.num_blocks = self.runner.num_blocks
         self.scheduler = Scheduler(config.scheduler_config, self.table, config.model_config.eos_token_ids)
-        self.sampler = Sampler(config.model_config.eos_token_ids)
+        self.sampler = Sampler(
+            config.model_config.eos_token_ids,
+            {path: pkgutil.resolve_name(path) for path in config.model_config.logits_processors},
+        )
         on_phase("warm up", time.monotonic() - loaded)
 
     def handle(self, message: FrontEndMessage) -> None:

@@ -1,15 +1,18 @@
 """The forward: from the scheduler's batch to logits, in one flat call."""
 
+from functools import partial
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from engine_server.engine.config import EngineConfig
-from engine_server.engine.core.attention import StepInputs, forward_context
+from engine_server.engine.core.attention import IntArray, StepInputs, forward_context
 from engine_server.engine.core.block_pool import BlockPool, BlockTable
 from engine_server.engine.core.kv_cache import lay_out, num_blocks
 from engine_server.engine.core.model_loader import choose_device, load_model
 from engine_server.engine.core.probe import probe
+from engine_server.engine.core.prompt_logprobs import kept_output, report_prompts
 from engine_server.engine.core.scheduler import Batch
 from engine_server.engine.core.torch_attention import TorchAttention
 
@@ -43,13 +46,20 @@ class ModelRunner:
         inputs = self.flatten(batch)
         ends = inputs.starts + inputs.lengths - 1
         sampling = ends[[scheduled.samples for scheduled in batch]]
-        with forward_context(self.backend, inputs):
-            output = self.model(
-                input_ids=torch.from_numpy(inputs.token_ids).to(self.device).unsqueeze(0),
-                position_ids=torch.from_numpy(inputs.positions).to(self.device).unsqueeze(0),
-                use_cache=False,
-                logits_to_keep=torch.from_numpy(sampling).to(self.device),
-            )
+        decoder = self.model.get_decoder()  # type: ignore[no-untyped-call]
+        with forward_context(self.backend, inputs), kept_output(decoder):
+            logits = self._logits(inputs, sampling)
+            report_prompts(batch, inputs, partial(self._logits, inputs))
+        return logits
+
+    def _logits(self, inputs: StepInputs, rows: IntArray) -> Tensor:
+        """Logits [n, vocabulary] in the n given rows of the step."""
+        output = self.model(
+            input_ids=torch.from_numpy(inputs.token_ids).to(self.device).unsqueeze(0),
+            position_ids=torch.from_numpy(inputs.positions).to(self.device).unsqueeze(0),
+            use_cache=False,
+            logits_to_keep=torch.from_numpy(rows).to(self.device),
+        )
         logits: Tensor = output.logits[0]
         return logits
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from engine_server.engine.messages import AddRequest
+from engine_server.engine.messages import AddRequest, TokenLogprobsArray
 from engine_server.engine.sampling_params import SamplingParams
 
 
@@ -16,11 +16,22 @@ class Request:
     computed: int = 0  # tokens whose K and V are in the cache
     row: int | None = None  # its row of the block table, while it runs
     scheduled: float | None = None  # when it first ran
+    child: int = 0  # its number among the n completions of one prompt
+    num_resumed: int = 0  # output tokens that it came with
+    prompt_logprobs: list[TokenLogprobsArray] | None = None  # while they are collected
 
     @classmethod
     def from_message(cls, message: AddRequest) -> "Request":
-        prompt = message.prompt_token_ids
-        return cls(message.request_id, prompt, len(prompt), message.params, message.max_tokens)
+        return cls(
+            message.request_id,
+            message.prompt_token_ids,
+            len(message.prompt_token_ids) - message.num_resumed,
+            message.params,
+            message.max_tokens,
+            child=message.child,
+            num_resumed=message.num_resumed,
+            prompt_logprobs=None if message.params.prompt_logprobs is None else [],
+        )
 
     @property
     def num_output(self) -> int:

@@ -10,7 +10,7 @@ from engine_server.engine.config import SchedulerConfig
 from engine_server.engine.core.block_pool import BlockTable
 from engine_server.engine.core.request import Request
 from engine_server.engine.messages import RequestStep, TokenLogprobsArray
-from engine_server.engine.stats import FinishReason, SchedulerStats
+from engine_server.engine.stats import SchedulerStats
 
 
 class Scheduled(NamedTuple):
@@ -30,10 +30,11 @@ Batch = list[Scheduled]
 
 @dataclass(slots=True)
 class Sampled:
-    """A new token of a request."""
+    """A new token of a request; none, if there is an `error`, which ends this request alone."""
 
     token_id: int
     logprobs: TokenLogprobsArray | None = None
+    error: str | None = None
 
 
 class Scheduler:
@@ -137,29 +138,25 @@ class Scheduler:
         self._num_preemptions += 1
 
     def _append(self, request: Request, sampled: Sampled) -> RequestStep:
+        if sampled.error is not None:
+            self._finish(request)
+            return RequestStep(request.request_id, [], finish_reason="error", error=sampled.error)
         request.token_ids.append(sampled.token_id)
-        reason, stop = self._finish_reason(request, sampled.token_id)
+        reason, stop = request.params.end(
+            sampled.token_id, request.num_output, request.max_tokens, self.eos_token_ids
+        )
         if reason:
             self._finish(request)
+        prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, None
         return RequestStep(
             request_id=request.request_id,
             new_token_ids=[sampled.token_id],
             logprobs=[sampled.logprobs] if sampled.logprobs else None,
             finish_reason=reason,
             stop_reason=stop,
-            scheduled=request.scheduled if request.num_output == 1 else None,
+            scheduled=request.scheduled if request.num_output == request.num_resumed + 1 else None,
+            prompt_logprobs=prompt_logprobs,
         )
-
-    def _finish_reason(self, request: Request, token_id: int) -> tuple[FinishReason | None, int | None]:
-        params = request.params
-        if request.num_output >= params.min_tokens:
-            if token_id in self.eos_token_ids and not params.ignore_eos:
-                return "stop", None
-            if token_id in (params.stop_token_ids or ()):
-                return "stop", token_id
-        if request.num_output >= request.max_tokens:
-            return "length", None
-        return None, None
 
     def _finish(self, request: Request) -> None:
         del self.requests[request.request_id]
