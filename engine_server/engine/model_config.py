@@ -23,20 +23,26 @@ def read_model_config(args: "EngineArgs") -> ModelConfig:
             f"{path / 'config.json'} is no configuration that transformers knows: {error}"
         ) from error
     text_config = config.get_text_config()
-    limit = getattr(text_config, "max_position_embeddings", None)
     return ModelConfig(
         model=args.model,
         path=str(path),
         tokenizer=args.tokenizer or str(path),
         served_model_name=args.served_model_name or [args.model],
         dtype=args.dtype,
-        max_model_len=_context(args.max_model_len, limit),
+        max_model_len=_context(args.max_model_len, _positions(text_config)),
         vocab_size=text_config.vocab_size,
         eos_token_ids=_eos_token_ids(path, text_config),
         seed=args.seed,
         skip_tokenizer_init=args.skip_tokenizer_init,
         logits_processors=args.logits_processors or [],
     )
+
+
+def _positions(config: Any) -> int | None:
+    """How many tokens the model can tell apart; a dynamic rope stretches them as a context grows."""
+    limit: int | None = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    return int(limit * rope["factor"]) if limit and rope.get("rope_type") == "dynamic" else limit
 
 
 def _context(asked: int | None, limit: int | None) -> int:

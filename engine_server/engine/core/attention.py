@@ -17,7 +17,7 @@ from transformers import AttentionInterface
 IMPLEMENTATION = "fairlead"
 
 # What models pass along that says nothing new: positions are in the step's inputs, and the rest asks for outputs.
-HARMLESS = ("position_ids", "use_cache", "output_attentions", "output_hidden_states", "return_dict")
+HARMLESS = ("position_ids", "use_cache", "output_attentions", "output_hidden_states", "output_router_logits")
 
 IntArray = npt.NDArray[np.int64]
 
@@ -39,6 +39,7 @@ class StepInputs(NamedTuple):
     lengths: IntArray  # [S], tokens of this step
     contexts: IntArray  # [S], tokens in the cache once this step's are written
     block_ids: list[npt.NDArray[np.int32]]  # [S, blocks] for each kind: rows of the block table
+    regimes: IntArray | int = 0  # [S], what a stretched rope depends on besides positions
 
 
 class LayerShape(NamedTuple):
@@ -85,19 +86,26 @@ class AttentionBackend(ABC):
 
 
 _backend: AttentionBackend | None = None
+_inputs: StepInputs | None = None
 
 
 @contextmanager
 def forward_context(backend: AttentionBackend, inputs: StepInputs) -> Iterator[None]:
     """Route the model's attention layers to `backend` for one forward."""
-    global _backend
+    global _backend, _inputs
     assert _backend is None, "forwards don't nest"
     backend.begin(inputs)
-    _backend = backend
+    _backend, _inputs = backend, inputs
     try:
         yield
     finally:
-        _backend = None
+        _backend = _inputs = None
+
+
+def step_inputs() -> StepInputs:
+    """What the forward that is running was given."""
+    assert _inputs is not None, "no forward is running"
+    return _inputs
 
 
 def paged_attention(

@@ -24,7 +24,12 @@ class EngineCore:
         on_phase("load", loaded - started)
         self.table = self.runner.prepare()
         self.num_blocks = self.runner.num_blocks
-        self.scheduler = Scheduler(config.scheduler_config, self.table, config.model_config.eos_token_ids)
+        self.scheduler = Scheduler(
+            config.scheduler_config,
+            self.table,
+            config.model_config.eos_token_ids,
+            self.runner.rope and self.runner.rope.regime,
+        )
         self.sampler = Sampler(
             config.model_config.eos_token_ids,
             {path: pkgutil.resolve_name(path) for path in config.model_config.logits_processors},

@@ -13,6 +13,7 @@ from engine_server.engine.core.kv_cache import lay_out, num_blocks
 from engine_server.engine.core.model_loader import choose_device, load_model
 from engine_server.engine.core.probe import probe
 from engine_server.engine.core.prompt_logprobs import kept_output, report_prompts
+from engine_server.engine.core.rope import per_sequence
 from engine_server.engine.core.scheduler import Batch
 from engine_server.engine.core.torch_attention import TorchAttention
 
@@ -24,12 +25,13 @@ class ModelRunner:
         self.config = config
         self.device = choose_device(config.device_config)
         self.model = load_model(config.model_config, self.device)
+        self.rope = per_sequence(self.model)
 
     def prepare(self) -> BlockTable:
         """Probe the model, size the cache from what is left, and warm up with one step."""
         config = self.config
-        budget = config.scheduler_config.max_num_batched_tokens
-        probed = min(budget, config.model_config.max_model_len) if self.device.type == "cuda" else 2
+        budget = config.scheduler_config.max_num_batched_tokens if self.device.type == "cuda" else 4
+        probed = max(2, min(budget, config.model_config.max_model_len))
         layers = probe(self.model, self.model.config.get_text_config(), probed, self.device)
         longest, dtype = config.model_config.max_model_len, self.model.dtype
         block_size, rows = config.cache_config.block_size, config.scheduler_config.max_num_seqs
@@ -91,4 +93,5 @@ class ModelRunner:
             lengths=lengths,
             contexts=contexts,
             block_ids=list(ids),
+            regimes=np.array([scheduled.request.regime for scheduled in batch]) if self.rope else 0,
         )

@@ -15,6 +15,7 @@ class Request:
     max_tokens: int
     computed: int = 0  # tokens whose K and V are in the cache
     row: int | None = None  # its row of the block table, while it runs
+    regime: int = 0  # what its keys depend on besides its tokens, where a rope is stretched
     scheduled: float | None = None  # when it first ran
     child: int = 0  # its number among the n completions of one prompt
     num_resumed: int = 0  # output tokens that it came with

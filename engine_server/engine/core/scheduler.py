@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -45,17 +45,25 @@ class Scheduler:
     again later: its tokens are kept, so that nothing that was sent is lost.
     """
 
-    def __init__(self, config: SchedulerConfig, table: BlockTable, eos_token_ids: Iterable[int]) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        table: BlockTable,
+        eos_token_ids: Iterable[int],
+        regime: Callable[[Request], int] | None = None,
+    ) -> None:
         self.config = config
         self.table = table
         self.eos_token_ids = frozenset(eos_token_ids)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # in order of admission
         self.requests: dict[str, Request] = {}
+        self.regime = regime or (lambda request: 0)
         self._num_preemptions = 0  # since the last stats
 
     def add(self, request: Request) -> None:
         self.requests[request.request_id] = request
+        request.regime = self.regime(request)
         self.waiting.append(request)
 
     def abort(self, request_ids: Iterable[str]) -> None:
@@ -147,6 +155,9 @@ class Scheduler:
         )
         if reason:
             self._finish(request)
+        elif request.regime != self.regime(request):  # its keys aren't what they would be now
+            request.regime = self.regime(request)
+            self._preempt(request, [])
         prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, None
         return RequestStep(
             request_id=request.request_id,
