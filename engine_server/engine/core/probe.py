@@ -4,10 +4,11 @@ from collections import Counter
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from transformers import PreTrainedConfig
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from engine_server.engine.core.attention import (
+    IntArray,
     LayerShape,
     Scoring,
     StepInputs,
@@ -16,9 +17,6 @@ from engine_server.engine.core.attention import (
 )
 from engine_server.engine.core.torch_attention import StepAttention
 
-# Their factors follow the longest position in the batch, so a neighbour would change a request's result.
-NEIGHBOURLY_ROPES = ("longrope", "dynamic")
-
 
 class Probe(StepAttention):
     """Notes what each layer would cache."""
@@ -26,47 +24,66 @@ class Probe(StepAttention):
     def __init__(self) -> None:
         self.shapes: dict[int | None, LayerShape] = {}
         self.calls: Counter[int | None] = Counter()
+        self.alibi = False
 
     def attend(
         self, layer: int | None, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:
         self.calls[layer] += 1
         self.shapes[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2], scoring.window)
+        self.alibi = self.alibi or scoring.alibi is not None
         return super().attend(layer, query, key, value, scoring)
 
 
 def probe(
-    model: nn.Module, config: PreTrainedConfig, num_tokens: int, device: torch.device
+    model: PreTrainedModel, config: PreTrainedConfig, num_tokens: int, device: torch.device
 ) -> list[LayerShape]:
-    """Run `num_tokens` tokens through the model; the layers' shapes in order.
+    """Run `num_tokens` tokens, better 4 than 2, through the model; the layers' shapes in order.
 
     Raises UnsupportedModelError for a model that would be computed wrongly.
     """
-    refuse_rope(config)
-    tokens = np.zeros(num_tokens, dtype=np.int64)
-    zero, length = np.zeros(1, dtype=np.int64), np.full(1, num_tokens)
-    inputs = StepInputs(tokens, tokens, [tokens], zero, length, length, [np.zeros((1, 1), dtype=np.int32)])
-    seen = Probe()
-    with torch.inference_mode(), forward_context(seen, inputs):
-        model(
-            input_ids=torch.zeros(1, num_tokens, dtype=torch.long, device=device),
-            position_ids=torch.arange(num_tokens, device=device).unsqueeze(0),
-            use_cache=False,
-            logits_to_keep=1,
-        )
+    seen, name = Probe(), type(model).__name__
+    positions = np.arange(num_tokens)
+    logits = run(model, seen, positions, device)
     layers = config.num_hidden_layers
     if seen.calls != Counter(range(layers)):
         raise UnsupportedModelError(
-            f"{type(model).__name__} has {layers} layers, of which {len(seen.calls)} call the attention interface "
-            f"of transformers, {seen.calls.total()} times; it would be computed wrongly"
+            f"{name} has {layers} layers, of which {len(seen.calls)} call the attention interface of transformers, "
+            f"{seen.calls.total()} times; it would be computed wrongly"
         )
-    return [seen.shapes[layer] for layer in range(layers)]
+    shapes = [seen.shapes[layer] for layer in range(layers)]
+    windows = {"full_attention": None, "sliding_attention": getattr(config, "sliding_window", None)}
+    for layer, kind in enumerate(getattr(config, "layer_types", None) or []):
+        if kind not in windows or windows[kind] != shapes[layer].window:
+            raise UnsupportedModelError(
+                f"layer {layer} of {name} is of type {kind}, and tells attention of the window {shapes[layer].window}; "
+                "it would be computed wrongly"
+            )
+    if not seen.alibi and torch.equal(logits, run(model, Probe(), positions[::-1].copy(), device)):
+        raise UnsupportedModelError(f"{name} doesn't look at position_ids; it would be computed wrongly")
+    return shapes
 
 
-def refuse_rope(config: PreTrainedConfig) -> None:
-    parameters = getattr(config, "rope_parameters", None) or {}
-    kinds = {
-        value.get("rope_type") for value in (parameters, *parameters.values()) if isinstance(value, dict)
-    }
-    for kind in kinds.intersection(NEIGHBOURLY_ROPES):
-        raise UnsupportedModelError(f"the model's rope is of type {kind}, which isn't supported yet")
+@torch.inference_mode()
+def run(model: PreTrainedModel, backend: Probe, positions: IntArray, device: torch.device) -> Tensor:
+    """The last token's logits, where one sequence's tokens lie at `positions`."""
+    count = len(positions)
+    zero, length = np.zeros(1, dtype=np.int64), np.full(1, count)
+    inputs = StepInputs(
+        positions, positions, [positions], zero, length, length, [np.zeros((1, 1), dtype=np.int32)]
+    )
+    try:
+        with forward_context(backend, inputs):
+            output = model(
+                input_ids=torch.arange(count, device=device).unsqueeze(0)
+                % model.config.get_text_config().vocab_size,
+                position_ids=torch.from_numpy(positions).to(device).unsqueeze(0),
+                use_cache=False,
+                logits_to_keep=1,
+            )
+    except (AttributeError, TypeError, KeyError, IndexError) as error:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} can't take one flat batch without a mask: {error}"
+        ) from error
+    logits: Tensor = output.logits
+    return logits
