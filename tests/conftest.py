@@ -6,7 +6,6 @@ import re
 import socket
 import ssl
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -17,11 +16,11 @@ from typing import Any
 
 import pytest
 import yaml
+from waiting import until
 
 ROOT = Path(__file__).parent.parent
 CLUSTER = ROOT.parent / "shared" / "cluster" / "cluster"
 TOKEN = "tests-only"
-START_SECONDS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +153,9 @@ def kubeconfig(folder: Path, url: str) -> Path:
 
 
 def await_ready(server: ApiServer, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while server.kubectl("get", "--raw", "/readyz").returncode != 0:
-        if process.poll() is not None or time.monotonic() > deadline:
-            pytest.fail(f"kube-apiserver did not start:\n{log.read_text()[-3000:]}")
-        time.sleep(0.1)
+    def ready() -> bool:
+        if process.poll() is not None:
+            pytest.fail(f"kube-apiserver ended:\n{log.read_text()[-3000:]}")
+        return server.kubectl("get", "--raw", "/readyz").returncode == 0
+
+    until(ready, "kube-apiserver's start")

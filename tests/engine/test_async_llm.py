@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import pytest_asyncio
+from waiting import until_async
 
 from engine_server import (
     AsyncEngineArgs,
@@ -42,13 +43,6 @@ class Watcher(StatLoggerBase):
     def idle(self) -> bool:
         state = self.latest
         return state is not None and (state.num_running, state.num_waiting, state.kv_cache_usage) == (0, 0, 0)
-
-
-async def until(condition) -> None:
-    """Wait for what other tasks bring about; pytest's own time limit is the bound."""
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110  (what changes lies in another process)
-            await asyncio.sleep(0)
 
 
 def make(folder: Path, **options) -> AsyncLLMEngine:
@@ -106,7 +100,7 @@ async def test_an_aborted_stream_ends_with_its_reason(
     assert outputs[-1].finished and outputs[-1].outputs[0].finish_reason == "abort"
     assert not any(output.finished for output in outputs[:-1])
     await tiny.abort("nobody")
-    await until(lambda: watcher.idle)
+    await until_async(lambda: watcher.idle)
 
 
 async def test_a_caller_that_leaves_aborts(tiny: AsyncLLMEngine, watcher: Watcher, tiny_params) -> None:
@@ -116,11 +110,11 @@ async def test_a_caller_that_leaves_aborts(tiny: AsyncLLMEngine, watcher: Watche
         break
     await stream.aclose()
     task = asyncio.create_task(anext(tiny.generate(prompt(200), tiny_params(max_tokens=40), "cancelled")))
-    await until(lambda: tiny.get_num_unfinished_requests() == 1)
+    await until_async(lambda: tiny.get_num_unfinished_requests() == 1)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await until(lambda: watcher.idle and watcher.finished == ["abort", "abort"])
+    await until_async(lambda: watcher.idle and watcher.finished == ["abort", "abort"])
     assert tiny.get_num_unfinished_requests() == 0
 
 
@@ -149,7 +143,7 @@ async def test_two_hundred_random_requests_leave_nothing(
                 await asyncio.sleep(0)
     assert set(ends) == {"length", "abort"}
     assert tiny.get_num_unfinished_requests() == 0
-    await until(lambda: watcher.idle)
+    await until_async(lambda: watcher.idle)
 
 
 async def test_bad_requests_raise_before_anything_is_queued(tiny: AsyncLLMEngine, tiny_params) -> None:
@@ -203,4 +197,4 @@ async def test_an_engine_that_nobody_holds_is_collected(tiny_llama: Path, tiny_p
         pass
     core = psutil.Process(engine.core_pid)
     del engine
-    await until(lambda: gc.collect() is not None and not core.is_running())
+    await until_async(lambda: gc.collect() is not None and not core.is_running())

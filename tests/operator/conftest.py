@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from llm_operator.crd import crd
-
-PATIENCE_SECONDS = 30
+from waiting import until
 
 
 def llmdeployment(name: str = "smollm2", namespace: str = "default", **spec: Any) -> dict[str, Any]:
@@ -133,20 +131,6 @@ class World:
         assert isinstance(found, dict)
         return found
 
-    def eventually(self, question: Callable[[], Any]) -> Any:
-        """The first true answer; the last error or answer where there is none in time."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while True:
-            try:
-                answer = question()
-                if answer:
-                    return answer
-            except (AssertionError, KeyError, IndexError) as error:
-                answer = error
-            if time.monotonic() > deadline:
-                raise AssertionError(f"not in {PATIENCE_SECONDS} s: {answer}")
-            time.sleep(0.05)
-
     def condition(self, name: str, kind: str, namespace: str = "default") -> dict[str, Any]:
         listed = self.get("llmd", name, namespace)["status"]["conditions"]
         return next((entry for entry in listed if entry["type"] == kind), {})
@@ -196,7 +180,8 @@ class Operator:
             )
 
     def said(self, words: str) -> bool:
-        assert self.process.poll() is None, self.log.read_text()
+        if self.process.poll() is not None:
+            pytest.fail(f"it ended:\n{self.log.read_text()}")
         return words in self.log.read_text()
 
     def stop(self) -> int:
@@ -226,7 +211,7 @@ def operator(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """One operator for all the tests of a module, with the rights that the chart gives it."""
     log = tmp_path_factory.mktemp("operator") / "operator.log"
     running = Operator(world.service_account("default"), log)
-    world.eventually(lambda: running.said("holds default/fairlead-operator"))
+    until(lambda: running.said("holds default/fairlead-operator"))
     yield running
     assert running.stop() == 0, log.read_text()
     assert "Traceback" not in log.read_text(), log.read_text()

@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +11,7 @@ import openai
 import psutil
 import pytest
 import yaml
+from waiting import until
 
 SAMPLE = Path(__file__).parents[2] / "manifests/samples/smollm2.yaml"
 PATIENCE = 180  # seconds; ample for a first conversion of the model on a busy machine
@@ -36,11 +36,14 @@ class Up:
 
     def until(self, condition: Callable[[list[str]], object]) -> list[str]:
         """Its lines so far, once they fulfil the condition."""
-        deadline = time.monotonic() + PATIENCE
-        while not condition(lines := self.log.read_text().splitlines()):
-            assert self.process.poll() is None and time.monotonic() < deadline, "\n".join(lines)
-            time.sleep(0.05)
-        return lines
+
+        def seen() -> list[str] | None:
+            lines = self.log.read_text().splitlines()
+            if self.process.poll() is not None:
+                pytest.fail("it ended:\n" + "\n".join(lines))
+            return lines if condition(lines) else None
+
+        return until(seen, f"a line in {self.log}", PATIENCE)
 
     def address(self) -> str:
         """Once it is ready: the line after the last words of ours."""

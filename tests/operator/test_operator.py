@@ -4,6 +4,7 @@ import urllib.request
 from typing import Any
 
 import pytest
+from waiting import until
 
 pytestmark = pytest.mark.usefixtures("operator")
 
@@ -35,7 +36,7 @@ def template(world: Any, name: str) -> dict[str, Any]:
 
 def test_a_manifest_becomes_children(world: Any, manifest: Any, name: str) -> None:
     world.apply(manifest(name, replicas=2))
-    world.eventually(lambda: world.condition(name, "Ready")["reason"] == "Starting")
+    until(lambda: world.condition(name, "Ready")["reason"] == "Starting")
     owner = world.get("llmd", name)
     assert "finalizers" not in owner["metadata"]
     assert not any("kopf" in key for key in owner["metadata"]["annotations"])
@@ -54,10 +55,10 @@ def test_a_manifest_becomes_children(world: Any, manifest: Any, name: str) -> No
 
 def test_ready_when_replicas_are(world: Any, manifest: Any, name: str) -> None:
     world.apply(manifest(name))
-    world.eventually(lambda: world.get("deployment", f"{name}-engine"))
+    until(lambda: world.get("deployment", f"{name}-engine"))
     ready(world, name, 1)
     world.kubectl("wait", "--for=condition=Ready", f"llmd/{name}", "--timeout=30s")
-    columns = world.eventually(lambda: columns_with(world, name, "ReplicasReady"))
+    columns = until(lambda: columns_with(world, name, "ReplicasReady"))
     assert columns[:5] == [name, "hf://org/name", "1", "1", "ReplicasReady"]
     assert world.condition(name, "Progressing")["status"] == "False"
 
@@ -69,9 +70,9 @@ def columns_with(world: Any, name: str, word: str) -> list[str] | None:
 
 def test_scale_through_the_subresource(world: Any, manifest: Any, name: str) -> None:
     world.apply(manifest(name))
-    before = world.eventually(lambda: template(world, name))
+    before = until(lambda: template(world, name))
     world.kubectl("scale", f"llmd/{name}", "--replicas=3")
-    world.eventually(lambda: world.get("deployment", f"{name}-engine")["spec"]["replicas"] == 3)
+    until(lambda: world.get("deployment", f"{name}-engine")["spec"]["replicas"] == 3)
     assert template(world, name) == before
     scale = world.kubectl(
         "get", "--raw", f"/apis/fairlead.dev/v1alpha1/namespaces/default/llmdeployments/{name}/scale"
@@ -81,29 +82,29 @@ def test_scale_through_the_subresource(world: Any, manifest: Any, name: str) -> 
 
 def test_an_edit_changes_the_pod_template(world: Any, manifest: Any, name: str) -> None:
     world.apply(manifest(name))
-    world.eventually(lambda: template(world, name))
+    until(lambda: template(world, name))
     world.apply(manifest(name, engine={"maxModelLen": 512}))
-    world.eventually(
+    until(
         lambda: "--max-model-len=512" in template(world, name)["spec"]["containers"][0]["args"],
     )
-    assert world.eventually(lambda: world.get("llmd", name)["status"]["observedGeneration"] == 2)
+    assert until(lambda: world.get("llmd", name)["status"]["observedGeneration"] == 2)
 
 
 def test_drift_is_repaired(world: Any, manifest: Any, name: str) -> None:
     world.apply(manifest(name, replicas=2))
-    before = world.eventually(lambda: template(world, name))
+    before = until(lambda: template(world, name))
     image = [{"op": "replace", "path": "/spec/template/spec/containers/0/image", "value": "evil:1"}]
     world.kubectl("patch", "deployment", f"{name}-engine", "--type=json", "-p", str(image).replace("'", '"'))
     world.kubectl("scale", f"deployment/{name}-engine", "--replicas=7")
     world.kubectl("delete", "service", f"{name}-engine")
-    world.eventually(lambda: template(world, name) == before)
-    world.eventually(lambda: world.get("deployment", f"{name}-engine")["spec"]["replicas"] == 2)
-    world.eventually(lambda: world.get("service", f"{name}-engine"))
+    until(lambda: template(world, name) == before)
+    until(lambda: world.get("deployment", f"{name}-engine")["spec"]["replicas"] == 2)
+    until(lambda: world.get("service", f"{name}-engine"))
 
 
 def test_a_pods_own_reason_reaches_the_condition(world: Any, manifest: Any, name: str) -> None:
     world.apply(manifest(name))
-    labels = world.eventually(lambda: template(world, name))["metadata"]["labels"]
+    labels = until(lambda: template(world, name))["metadata"]["labels"]
     world.apply(
         {
             "apiVersion": "v1",
@@ -119,12 +120,12 @@ def test_a_pods_own_reason_reaches_the_condition(world: Any, manifest: Any, name
     container = {"name": "model", "image": "x", "imageID": "", "ready": False, "restartCount": 1}
     state = {"state": {"terminated": ended}}
     world.set_status("pod", name, {"phase": "Pending", "initContainerStatuses": [container | state]})
-    found = world.eventually(lambda: failing(world, name, "ModelFetchFailed"))
+    found = until(lambda: failing(world, name, "ModelFetchFailed"))
     assert found["message"] == "the model could not be fetched: fairlead fetch: there is no model org/name"
-    events = world.eventually(lambda: told_as_event(world, name, "ModelFetchFailed"))
+    events = until(lambda: told_as_event(world, name, "ModelFetchFailed"))
     assert events.count("ModelFetchFailed") == 1
     world.kubectl("delete", "pod", name, "--force", "--grace-period=0")
-    world.eventually(lambda: world.condition(name, "Degraded")["status"] == "False")
+    until(lambda: world.condition(name, "Degraded")["status"] == "False")
 
 
 def told_as_event(world: Any, name: str, reason: str) -> str | None:
@@ -140,15 +141,15 @@ def failing(world: Any, name: str, reason: str) -> dict[str, Any] | None:
 
 def test_an_impossible_pod_template_becomes_a_condition(world: Any, manifest: Any, name: str) -> None:
     world.apply(manifest(name, podTemplate={"spec": {"serviceAccountName": "admin"}}))
-    found = world.eventually(lambda: failing(world, name, "InvalidSpec"))
+    found = until(lambda: failing(world, name, "InvalidSpec"))
     assert found["message"].startswith(
         "spec.podTemplate.spec.serviceAccountName: the operator does not allow"
     )
     world.apply(manifest(name, podTemplate={"spec": {"priority": "high"}}))
-    found = world.eventually(lambda: failing(world, name, "Refused"))
+    found = until(lambda: failing(world, name, "Refused"))
     assert "priority" in found["message"]
     world.apply(manifest(name))
-    world.eventually(lambda: world.condition(name, "Degraded")["status"] == "False")
+    until(lambda: world.condition(name, "Degraded")["status"] == "False")
 
 
 def test_a_stranger_of_the_same_name_is_left_alone(world: Any, manifest: Any, name: str) -> None:
@@ -161,7 +162,7 @@ def test_a_stranger_of_the_same_name_is_left_alone(world: Any, manifest: Any, na
     }
     world.apply(stranger)
     world.apply(manifest(name))
-    found = world.eventually(lambda: failing(world, name, "ChildExists"))
+    found = until(lambda: failing(world, name, "ChildExists"))
     assert found["message"] == f"a Service named {name}-engine is there already and is not ours"
     assert world.get("service", f"{name}-engine")["spec"]["selector"] == {"app": "web"}
 
@@ -170,25 +171,25 @@ def test_a_served_name_has_one_holder(world: Any, manifest: Any, name: str) -> N
     namespace = "elsewhere"
     world.kubectl("create", "namespace", namespace)
     world.apply(manifest(name))
-    world.eventually(lambda: world.condition(name, "Ready"))
+    until(lambda: world.condition(name, "Ready"))
     later = manifest("second", namespace=namespace, model={"uri": "a/b", "servedNames": [name]})
     created = world.get("llmd", name)["metadata"]["creationTimestamp"]
     world.apply(later)
     # creation is told in whole seconds; within one the namespace and the name decide, and default comes first
     assert world.get("llmd", "second", namespace)["metadata"]["creationTimestamp"] >= created
-    found = world.eventually(lambda: world.condition("second", "NameTaken", namespace))
+    found = until(lambda: world.condition("second", "NameTaken", namespace))
     assert (found["status"], found["message"]) == (
         "True",
         f"{name} is held by default/{name}; requests reach this one as elsewhere/second",
     )
     assert not world.condition(name, "NameTaken")
     world.kubectl("delete", "llmd", name)
-    world.eventually(lambda: not world.condition("second", "NameTaken", namespace))
+    until(lambda: not world.condition("second", "NameTaken", namespace))
 
 
 def test_an_idle_operator_writes_nothing(world: Any, manifest: Any, name: str, operator: Any) -> None:
     world.apply(manifest(name))
-    world.eventually(lambda: world.condition(name, "Ready"))
+    until(lambda: world.condition(name, "Ready"))
     kinds = "deployment,service,serviceaccount"
 
     def versions() -> str:
@@ -200,7 +201,7 @@ def test_an_idle_operator_writes_nothing(world: Any, manifest: Any, name: str, o
     settled(world, operator)
     before, reconciles = versions(), reconciled(operator)
     world.kubectl("annotate", "llmd", name, "poke=1")
-    world.eventually(lambda: reconciled(operator) > reconciles)
+    until(lambda: reconciled(operator) > reconciles)
     settled(world, operator)
     after = versions()
     assert before.split()[:-1] == after.split()[:-1], "the children were written"
@@ -218,7 +219,7 @@ def metric(operator: Any, series: str) -> float:
     return next(float(line.split()[-1]) for line in lines if line.startswith(series))
 
 
-def settled(world: Any, operator: Any, quiet: int = 10) -> None:
+def settled(world: Any, operator: Any, quiet: int = 15) -> None:
     """Returns when some looks in a row see no reconcile."""
     seen: list[float] = []
 
@@ -226,12 +227,12 @@ def settled(world: Any, operator: Any, quiet: int = 10) -> None:
         seen.append(reconciled(operator))
         return len(seen) > quiet and len(set(seen[-quiet:])) == 1
 
-    world.eventually(still)
+    until(still)
 
 
 def test_metrics_tell_of_conditions(world: Any, manifest: Any, name: str, operator: Any) -> None:
     world.apply(manifest(name))
-    world.eventually(lambda: world.condition(name, "Ready"))
+    until(lambda: world.condition(name, "Ready"))
     assert metric(operator, 'fairlead_operator_llmdeployments{condition="Ready",status="False"}') >= 1
     assert metric(operator, "fairlead_operator_leader") == 1
 
@@ -241,18 +242,18 @@ def test_a_second_operator_stands_by_until_the_first_stops(world: Any, start_ope
     account = world.service_account("pair", "pair")
     flags = ("--namespace=pair", "--lease-namespace=pair")
     first = start_operator(account, *flags)
-    world.eventually(lambda: first.said("this operator holds pair/fairlead-operator"))
+    until(lambda: first.said("this operator holds pair/fairlead-operator"))
     second = start_operator(account, *flags)
-    world.eventually(lambda: second.said("standing by: "))
+    until(lambda: second.said("standing by: "))
     assert not second.said("this operator holds")
     assert first.stop() == 0
-    world.eventually(lambda: second.said("this operator holds pair/fairlead-operator"))
+    until(lambda: second.said("this operator holds pair/fairlead-operator"))
 
 
 def test_an_operator_that_may_makes_its_lease(world: Any, start_operator: Any) -> None:
     world.kubectl("create", "namespace", "bare")
     operator = start_operator(world.api_server.kubeconfig, "--namespace=bare", "--lease-namespace=bare")
-    world.eventually(lambda: operator.said("this operator holds bare/fairlead-operator"))
+    until(lambda: operator.said("this operator holds bare/fairlead-operator"))
     assert world.get("lease", "fairlead-operator", "bare")["spec"]["holderIdentity"]
     assert operator.stop() == 0
     assert world.get("lease", "fairlead-operator", "bare")["spec"]["holderIdentity"] == ""
@@ -263,7 +264,7 @@ def test_an_operator_that_loses_its_lease_ends(world: Any, start_operator: Any) 
     operator = start_operator(
         world.service_account("lost", "lost"), "--namespace=lost", "--lease-namespace=lost"
     )
-    world.eventually(lambda: operator.said("this operator holds lost/fairlead-operator"))
+    until(lambda: operator.said("this operator holds lost/fairlead-operator"))
     other = '{"spec": {"holderIdentity": "other"}}'
     world.kubectl("patch", "lease", "fairlead-operator", "-n", "lost", "--type=merge", "-p", other)
     assert operator.process.wait(30) == 1
@@ -283,4 +284,4 @@ def test_an_operator_of_some_namespaces_needs_no_rights_beyond(
     )
     for namespace in ("red", "blue"):
         world.apply(manifest(namespace, namespace=namespace))
-        world.eventually(lambda namespace=namespace: world.condition(namespace, "Ready", namespace))
+        until(lambda namespace=namespace: world.condition(namespace, "Ready", namespace))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import aiohttp
 import pytest
 import uvloop
+from waiting import until_async
 
 from engine_server.router.downstream import Limits
 from engine_server.router.endpoints import Address
@@ -205,16 +206,7 @@ async def start_router(eventually) -> AsyncIterator[Callable[..., Awaitable[Rout
 @pytest.fixture
 def eventually():
     """Waits for a condition, which may be a coroutine function."""
-
-    async def wait(condition, seconds: float = 20.0) -> None:
-        async with asyncio.timeout(seconds):
-            while True:
-                held = condition()
-                if await held if asyncio.iscoroutine(held) else held:
-                    return
-                await asyncio.sleep(0.01)
-
-    return wait
+    return until_async
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -159,16 +158,3 @@ def server(start_server: StartServer) -> Server:
 def client(server: Server) -> Iterator[openai.OpenAI]:
     with server.client() as client:
         yield client
-
-
-@pytest.fixture(scope="session")
-def eventually() -> Callable[[Callable[[], bool]], None]:
-    """Wait until a condition holds."""
-
-    def wait(condition: Callable[[], bool], timeout: float = 30) -> None:
-        deadline = time.monotonic() + timeout
-        while not condition():
-            assert time.monotonic() < deadline, "the condition never came true"
-            time.sleep(0.02)
-
-    return wait

@@ -3,41 +3,37 @@
 import http.client
 import json
 import socket
-from collections.abc import Callable
 from typing import Any
 
 import openai
 import pytest
+from waiting import until
 
 REQUEST = {"model": "smollm2", "max_tokens": 900, "ignore_eos": True, "temperature": 0}
 RUNNING = "vllm:num_requests_running"
 BLOCKS = "vllm:kv_cache_usage_perc"
 ABORTED = 'vllm:request_success_total{engine="0",finished_reason="abort",model_name="smollm2"}'
 
-Eventually = Callable[[Callable[[], bool]], None]
-
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("prompt", ["Once upon a time", ["Once", "Twice", "Thrice"]], ids=["one", "several"])
-def test_hanging_up_aborts(
-    server: Any, eventually: Eventually, stream: bool, prompt: str | list[str]
-) -> None:
+def test_hanging_up_aborts(server: Any, stream: bool, prompt: str | list[str]) -> None:
     count = len(prompt) if isinstance(prompt, list) else 1
-    eventually(lambda: server.metric(RUNNING) == 0)
+    until(lambda: server.metric(RUNNING) == 0)
     before = server.metric(ABORTED)
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     connection.request("POST", "/v1/completions", json.dumps(REQUEST | {"prompt": prompt, "stream": stream}))
     assert connection.sock is not None
     if stream:
         assert connection.sock.recv(4096).startswith(b"HTTP/1.1 200")
-    eventually(lambda: server.metric(RUNNING) == count)
+    until(lambda: server.metric(RUNNING) == count)
     connection.sock.shutdown(socket.SHUT_RDWR)
     connection.close()
-    eventually(lambda: server.metric(RUNNING) == 0 and server.metric(BLOCKS) == 0)
+    until(lambda: server.metric(RUNNING) == 0 and server.metric(BLOCKS) == 0)
     assert server.metric(ABORTED) == before + count
 
 
-def test_a_client_that_leaves_its_stream(server: Any, client: openai.OpenAI, eventually: Eventually) -> None:
+def test_a_client_that_leaves_its_stream(server: Any, client: openai.OpenAI) -> None:
     question = {"role": "user", "content": "Tell me a long story."}
     with client.chat.completions.create(
         model="smollm2",
@@ -47,8 +43,8 @@ def test_a_client_that_leaves_its_stream(server: Any, client: openai.OpenAI, eve
     ) as stream:
         next(stream)
         assert server.metric(RUNNING) == 1
-    eventually(lambda: server.metric(RUNNING) == 0)
-    eventually(
+    until(lambda: server.metric(RUNNING) == 0)
+    until(
         lambda: (
             server.metric('http_requests_total{handler="/v1/chat/completions",method="POST",status="499"}')
             == 1

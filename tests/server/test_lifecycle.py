@@ -7,6 +7,7 @@ from typing import Any
 
 import openai
 import pytest
+from waiting import until
 
 STORY: dict[str, Any] = {
     "model": "smollm2",
@@ -15,10 +16,9 @@ STORY: dict[str, Any] = {
     "stream": True,
     "extra_body": {"ignore_eos": True},
 }
-Eventually = Callable[[Callable[[], bool]], None]
 
 
-def test_loading_then_draining(start_server: Callable[..., Any], eventually: Eventually) -> None:
+def test_loading_then_draining(start_server: Callable[..., Any]) -> None:
     server = start_server()
     loading = server.get("/ready")
     assert loading.status == 503
@@ -39,7 +39,7 @@ def test_loading_then_draining(start_server: Callable[..., Any], eventually: Eve
         story = client.completions.create(**STORY, max_tokens=64)
         text = next(story).choices[0].text
         server.process.send_signal(signal.SIGTERM)
-        eventually(lambda: server.get("/ready").status == 503)
+        until(lambda: server.get("/ready").status == 503)
         assert server.get("/ready").json == {"status": "draining"}
         assert server.get("/health").status == 200
         # Routers need a moment to see it, and what they send meanwhile is served.
@@ -52,7 +52,7 @@ def test_loading_then_draining(start_server: Callable[..., Any], eventually: Eve
         server.get("/health")
 
 
-def test_a_killed_core(start_server: Callable[..., Any], eventually: Eventually) -> None:
+def test_a_killed_core(start_server: Callable[..., Any]) -> None:
     server = start_server()
     server.wait_for_line("^phase ready ")
     errors: list[openai.APIError] = []
@@ -78,7 +78,7 @@ def test_a_killed_core(start_server: Callable[..., Any], eventually: Eventually)
     ]
     for reader in readers:
         reader.start()
-    eventually(lambda: server.metric("vllm:num_requests_running") == 5)
+    until(lambda: server.metric("vllm:num_requests_running") == 5)
     server.core.send_signal(signal.SIGKILL)
     for reader in readers:
         reader.join(30)

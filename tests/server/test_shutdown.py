@@ -3,10 +3,11 @@
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from waiting import until_async
 
 from engine_server.server import shutdown
 from engine_server.server.gate import Drain, Gate
@@ -60,19 +61,13 @@ def own_signals() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110  (what is waited for has no event)
-            await asyncio.sleep(0)
-
-
 async def test_what_is_under_way_finishes_and_what_is_new_is_refused() -> None:
     service = Service()
     running = asyncio.create_task(service.request())
     ended = asyncio.create_task(Shutdown(service.gate, 10, pytest.fail).run())
-    await until(lambda: service.gate.in_flight == 1)
+    await until_async(lambda: service.gate.in_flight == 1)
     os.kill(os.getpid(), signal.SIGTERM)
-    await until(lambda: service.gate.drain is Drain.CLOSED)
+    await until_async(lambda: service.gate.drain is Drain.CLOSED)
     refused = await service.request()
     assert refused["status"] == 503
     assert {(b"retry-after", b"1"), (b"connection", b"close")} <= set(refused["headers"])
@@ -86,7 +81,7 @@ async def test_the_timeout_cuts_what_is_under_way() -> None:
     service = Service()
     running = asyncio.create_task(service.request())
     ended = asyncio.create_task(Shutdown(service.gate, 0.01, service.release.set).run())
-    await until(lambda: service.gate.in_flight == 1)
+    await until_async(lambda: service.gate.in_flight == 1)
     os.kill(os.getpid(), signal.SIGTERM)
     assert await ended == 0
     await running
@@ -97,9 +92,9 @@ async def test_a_second_signal_ends_at_once(second: signal.Signals) -> None:
     service = Service()
     running = asyncio.create_task(service.request())
     ended = asyncio.create_task(Shutdown(service.gate, 1000, pytest.fail).run())
-    await until(lambda: service.gate.in_flight == 1)
+    await until_async(lambda: service.gate.in_flight == 1)
     os.kill(os.getpid(), signal.SIGTERM)
-    await until(lambda: service.gate.drain is Drain.CLOSED)
+    await until_async(lambda: service.gate.drain is Drain.CLOSED)
     os.kill(os.getpid(), second)
     assert await ended == 128 + second
     assert not running.done()
