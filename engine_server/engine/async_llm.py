@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import logging
 import weakref
 from collections.abc import AsyncGenerator, Iterable, Mapping
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from engine_server.engine.adapters import LoRARequest, PromptAdapterRequest
 from engine_server.engine.arg_utils import AsyncEngineArgs
@@ -25,7 +27,8 @@ from engine_server.engine.core_client import CoreProcess, OnPhase
 from engine_server.engine.errors import EngineDeadError
 from engine_server.engine.front_end import FrontEnd, StatLoggers
 from engine_server.engine.inputs import INPUT_REGISTRY, InputRegistry, PromptType
-from engine_server.engine.messages import AbortRequests, StepOutputs
+from engine_server.engine.loggers import StatLoggerBase
+from engine_server.engine.messages import AbortRequests, AddRequest, Call, CoreMessage, Returned, StepOutputs
 from engine_server.engine.outputs import RequestOutput
 from engine_server.engine.processor import Processor
 from engine_server.engine.sampling_params import SamplingParams
@@ -69,6 +72,10 @@ class AsyncLLM:
         self.log_requests = log_requests
         self._start_engine_loop = start_engine_loop
         self._streams: dict[str, AsyncStream] = {}
+        self._calls: dict[int, asyncio.Future[Returned]] = {}
+        self._call_ids = itertools.count()
+        self._held: list[AddRequest] | None = None  # requests that come while a pause waits for others
+        self._paused = False
         self._loop: asyncio.Task[None] | None = None
         self._dead_error: EngineDeadError | None = None
         self._core = core or CoreProcess()
@@ -157,12 +164,7 @@ class AsyncLLM:
         priority: int = 0,
     ) -> AsyncStream:
         """Queue a request; its outputs come from the stream. `arrival_time` is on the monotonic clock."""
-        if self._dead_error is not None:
-            raise self._dead_error
-        if not self.is_running:
-            if not self._start_engine_loop:
-                raise RuntimeError("the engine's loop isn't running; call start_background_loop() first")
-            self.start_background_loop()
+        self._require_loop()
         key = request_key(request_id)
         requests = self._front_end.admit(
             key,
@@ -176,7 +178,10 @@ class AsyncLLM:
         )
         stream = self._streams[key] = AsyncStream(params.output_kind)
         for request in requests:
-            self._core.send(request)
+            if self._held is None:
+                self._core.send(request)
+            else:
+                self._held.append(request)
             if self.log_requests:
                 logger.info("request %s: %d prompt tokens", request.request_id, len(request.prompt_token_ids))
         if not requests:
@@ -195,21 +200,37 @@ class AsyncLLM:
             raise RuntimeError("the engine's loop is running already")
         self._loop = asyncio.create_task(self.run_engine_loop(weakref.ref(self)))
 
+    def shutdown_background_loop(self) -> None:
+        """Stop handling the core's messages; streams wait until a loop or `engine_step` goes on with them."""
+        if self._loop is not None:
+            self._loop.cancel()
+            self._loop = None
+
     @staticmethod
     async def run_engine_loop(engine_ref: weakref.ref[AsyncLLM]) -> None:
         """Handle the core's messages for as long as somebody holds the engine."""
-        engine = engine_ref()
-        while engine is not None:
+        while (engine := engine_ref()) and not engine.errored:
             core = engine._core
             del engine
-            try:
-                message = await core.receive()
-            except EngineDeadError as error:
-                if engine := engine_ref():
-                    engine._die(error)
-                return
-            if (engine := engine_ref()) and isinstance(message, StepOutputs):
-                engine._handle(message)
+            await core.arrive()  # nobody holds the engine here
+            if engine := engine_ref():
+                with contextlib.suppress(EngineDeadError):  # every stream tells
+                    await engine.engine_step()
+
+    async def engine_step(self) -> bool:
+        """Handle one message of the core; whether requests remain. The background loop does nothing else.
+
+        Raises EngineDeadError when the core has ended.
+        """
+        if self.is_running and asyncio.current_task() is not self._loop:
+            raise RuntimeError("the background loop handles the core's messages; shut it down first")
+        try:
+            self._handle(await self._core.receive())
+        except Exception as error:
+            dead = EngineDeadError(f"the engine's loop failed: {type(error).__name__}: {error}")
+            self._die(error if isinstance(error, EngineDeadError) else dead)
+            raise self.dead_error from error
+        return bool(self._streams)
 
     @property
     def is_running(self) -> bool:
@@ -232,9 +253,62 @@ class AsyncLLM:
         return self._core.pid
 
     async def check_health(self) -> None:
-        """Raises EngineDeadError when the core has ended."""
+        """Raises EngineDeadError when the core has ended, or hangs: `hang_timeout` passed without progress."""
         if self._dead_error is not None:
             raise self._dead_error
+        if not self._calls:  # a call may take as long as it takes
+            self._core.check(self.config.observability_config.hang_timeout)
+
+    async def pause_generation(
+        self, *, mode: Literal["abort", "wait", "keep"] = "abort", clear_cache: bool = True
+    ) -> None:
+        """Run nothing until `resume_generation`; requests that come wait.
+
+        Those under way are aborted, finished first, or kept as they are. The prefix cache is emptied but for keep.
+        """
+        match mode:
+            case "abort":
+                self._abort(list(self._streams))
+            case "wait":
+                before = list(self._streams.values())
+                self._held = []
+                for stream in before:
+                    await stream.ended.wait()
+            case "keep":
+                pass
+            case _:
+                raise ValueError(f"mode is {mode!r}; it takes abort, wait or keep")
+        self._paused = True
+        await self._call("pause")
+        self._send_held()
+        if clear_cache and mode != "keep":
+            await self._call("reset_prefix_cache")
+
+    async def resume_generation(self) -> None:
+        self._paused = False
+        await self._call("resume")
+        self._send_held()
+
+    async def is_paused(self) -> bool:
+        return self._paused
+
+    async def wait_for_requests_to_drain(self, drain_timeout: float = 300.0) -> None:
+        """Return once no request is under way. Raises TimeoutError after `drain_timeout` seconds."""
+        async with asyncio.timeout(drain_timeout):
+            while self._streams:
+                await next(iter(self._streams.values())).ended.wait()
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget cached prompts; False, and nothing done, while requests hold blocks."""
+        return bool(await self._call("reset_prefix_cache"))
+
+    async def start_profile(self) -> None:
+        """Trace the core with torch.profiler, into the folder `torch_profiler_dir`."""
+        await self._call("start_profile")
+
+    async def stop_profile(self) -> None:
+        """Write the trace."""
+        await self._call("stop_profile")
 
     def get_num_unfinished_requests(self) -> int:
         return len(self._streams)
@@ -252,7 +326,7 @@ class AsyncLLM:
     async def get_scheduler_config(self) -> SchedulerConfig:
         return self.config.scheduler_config
 
-    async def get_decoding_config(self) -> DecodingConfig | None:
+    async def get_decoding_config(self) -> DecodingConfig:
         return self.config.decoding_config
 
     async def get_lora_config(self) -> LoRAConfig | None:
@@ -261,26 +335,64 @@ class AsyncLLM:
     async def get_input_preprocessor(self) -> Processor:
         return self._front_end.processor
 
-    async def do_log_stats(self) -> None:
+    async def do_log_stats(self, scheduler_outputs: None = None, model_output: None = None) -> None:
+        """Let the stat loggers say now what they would say at the next interval; the parameters take None."""
+        refuse(scheduler_outputs=scheduler_outputs, model_output=model_output)
         self._front_end.log_stats()
 
-    def shutdown(self) -> None:
-        """End the core. Streams under way raise EngineDeadError."""
+    def add_logger(self, logger_name: str, logger: StatLoggerBase) -> None:
+        """Raises KeyError where the name is taken."""
+        self._front_end.add_logger(logger_name, logger)
+
+    def remove_logger(self, logger_name: str) -> None:
+        """The engine's own are "prometheus" and "logging". Raises KeyError."""
+        del self._front_end.loggers[logger_name]
+
+    def shutdown(self, timeout: float = 10.0) -> None:
+        """End the core, by force after `timeout` seconds. Streams under way raise EngineDeadError."""
         if self._loop is not None:
             self._loop.cancel()
         if self._dead_error is None:
             self._die(EngineDeadError("the engine was shut down"))
-        self._finalizer()
+        if self._finalizer.detach():
+            self._core.shutdown(timeout)
 
-    def _handle(self, message: StepOutputs) -> None:
-        outputs, stopped = self._front_end.digest(message)
-        for output in outputs:
-            stream = self._streams[output.request_id]
-            if output.finished:
-                del self._streams[output.request_id]
-            stream.put(output)
-        if stopped:
-            self._core.send(AbortRequests(stopped))
+    def _require_loop(self) -> None:
+        if self._dead_error is not None:
+            raise self._dead_error
+        if not self.is_running:
+            if not self._start_engine_loop:
+                raise RuntimeError("the engine's loop isn't running; call start_background_loop() first")
+            self.start_background_loop()
+
+    async def _call(self, method: str, *args: Any) -> Any:
+        """What an operation of the core gives. Raises RuntimeError where it fails."""
+        self._require_loop()
+        call = Call(next(self._call_ids), method, list(args))
+        answer = self._calls[call.call_id] = asyncio.get_running_loop().create_future()
+        self._core.send(call)
+        try:
+            return (await answer).result()
+        finally:
+            del self._calls[call.call_id]
+
+    def _handle(self, message: CoreMessage) -> None:
+        match message:
+            case StepOutputs():
+                outputs, stopped = self._front_end.digest(message)
+                for output in outputs:
+                    self._put(output)
+                if stopped:
+                    self._core.send(AbortRequests(stopped))
+            case Returned(call_id):
+                if (answer := self._calls.get(call_id)) and not answer.done():  # else its caller has left
+                    answer.set_result(message)
+
+    def _put(self, output: RequestOutput) -> None:
+        stream = self._streams[output.request_id]
+        if output.finished:
+            del self._streams[output.request_id]
+        stream.put(output)
 
     def _abort(self, request_ids: list[str]) -> None:
         known = [request_id for request_id in request_ids if request_id in self._streams]
@@ -288,16 +400,24 @@ class AsyncLLM:
             return
         outputs, unfinished = self._front_end.abort(known)
         for output in outputs:
-            self._streams[output.request_id].put(output)
-        for request_id in known:
-            del self._streams[request_id]
+            self._put(output)
+        if self._held is not None:
+            self._held = [request for request in self._held if request.request_id not in unfinished]
         self._core.send(AbortRequests(unfinished))
+
+    def _send_held(self) -> None:
+        held, self._held = self._held or [], None
+        for request in held:
+            self._core.send(request)
 
     def _die(self, error: EngineDeadError) -> None:
         self._dead_error = error
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.fail(error)
+        for answer in self._calls.values():
+            if not answer.done():
+                answer.set_exception(error)
 
 
 AsyncLLMEngine = AsyncLLM

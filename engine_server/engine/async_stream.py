@@ -14,17 +14,21 @@ class AsyncStream:
         self._pending: RequestOutput | None = None
         self._error: BaseException | None = None
         self._changed = asyncio.Event()
+        self.ended = asyncio.Event()  # its last output is here, or its error
 
     def put(self, output: RequestOutput) -> None:
         if self._merges and self._pending is not None:
             output = merge(self._pending, output)
         self._pending = output
         self._changed.set()
+        if output.finished:
+            self.ended.set()
 
     def fail(self, error: BaseException) -> None:
         """Let the caller's next `get` raise `error`, once what came before is taken."""
         self._error = error
         self._changed.set()
+        self.ended.set()
 
     async def get(self) -> RequestOutput:
         while self._pending is None:

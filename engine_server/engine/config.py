@@ -76,7 +76,8 @@ class DecodingConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ObservabilityConfig(msgspec.Struct, frozen=True, kw_only=True):
-    pass
+    hang_timeout: float = 300.0  # seconds without progress after which a core counts as hung
+    torch_profiler_dir: str | None = None  # the folder for traces
 
 
 class PromptAdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,8 +95,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
     load_config: LoadConfig
     lora_config: LoRAConfig | None = None
     speculative_config: SpeculativeConfig | None = None
-    decoding_config: DecodingConfig | None = None
-    observability_config: ObservabilityConfig | None = None
+    decoding_config: DecodingConfig = DecodingConfig()
+    observability_config: ObservabilityConfig = ObservabilityConfig()
     prompt_adapter_config: PromptAdapterConfig | None = None
 
     def __post_init__(self) -> None:

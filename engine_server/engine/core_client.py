@@ -11,13 +11,16 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import zmq
 import zmq.asyncio
 
 from engine_server.engine.config import EngineConfig
+from engine_server.engine.core import progress
 from engine_server.engine.errors import EngineDeadError
 from engine_server.engine.messages import CoreMessage, Failed, FrontEndMessage, Phase, Ready
 
@@ -43,6 +46,9 @@ class CoreProcess:
             endpoint.linger = 0
         self._input.bind(f"ipc://{self._folder}/input")
         self._output.bind(f"ipc://{self._folder}/output")
+        file = Path(self._folder, progress.FILE)
+        file.write_bytes(bytes(progress.SIZE))
+        self._progress = progress.view(file)
         self._lifeline, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-m", "engine_server.engine.core", self._folder, str(theirs.fileno())]
@@ -51,6 +57,7 @@ class CoreProcess:
         self._decoder = msgspec.msgpack.Decoder(CoreMessage)
         self._async_output: zmq.asyncio.Socket | None = None
         self._receiving: asyncio.Future[bytes] | None = None
+        self._arrived: bytes | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended = False
 
@@ -82,44 +89,56 @@ class CoreProcess:
         if not self._input.closed:
             self._input.send(self._encoder.encode(message), zmq.NOBLOCK)
 
-    async def receive(self) -> CoreMessage:
-        """The next message. Raises EngineDeadError once the core has ended and nothing is left to read."""
+    def check(self, hang_timeout: float) -> None:
+        """Raises EngineDeadError where the core has ended, or made no progress for `hang_timeout` seconds."""
+        if self._process.poll() is not None:
+            raise EngineDeadError(self._death())
+        stuck = time.monotonic() - self._progress[0]
+        if stuck > hang_timeout:
+            raise EngineDeadError(f"the engine core (process {self.pid}) made no progress for {stuck:.0f} s")
+
+    async def arrive(self) -> None:
+        """Wait until there is something to `receive`, be it the core's end."""
         if self._async_output is None:
             self._async_output = zmq.asyncio.Socket.from_socket(self._output)
             self._loop = asyncio.get_running_loop()
             self._loop.add_reader(self._lifeline, self._notice_end)
-        if not self._ended:
+        if self._arrived is None and not self._ended:
             self._receiving = asyncio.ensure_future(self._async_output.recv())
             try:
-                return self._understand(await self._receiving)
+                self._arrived = await self._receiving
             except asyncio.CancelledError:
                 if not self._ended:
                     raise
-        if not self._output.closed and self._output.poll(LAST_WORDS_MS):
-            return self._understand(self._output.recv())
-        raise EngineDeadError(self._death())
 
-    def shutdown(self) -> None:
-        """End the core, and wait for its end."""
+    async def receive(self) -> CoreMessage:
+        """The next message. Raises EngineDeadError once the core has ended and nothing is left to read."""
+        await self.arrive()
+        data, self._arrived = self._arrived, None
+        if data is None and not self._output.closed and self._output.poll(LAST_WORDS_MS):
+            data = self._output.recv()
+        if data is None:
+            raise EngineDeadError(self._death())
+        message: CoreMessage = self._decoder.decode(data)
+        if isinstance(message, Failed):
+            raise EngineDeadError(message.reason)
+        return message
+
+    def shutdown(self, timeout: float = 10.0) -> None:
+        """End the core, and wait for its end; after `timeout` seconds it is killed."""
         if self._loop is not None and not self._loop.is_closed():
             self._notice_end()
         if self._async_output is not None:
             self._async_output.close()
         self._lifeline.close()
         try:
-            self._process.wait(timeout=10)
+            self._process.wait(timeout=timeout)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
         self._input.close()
         self._output.close()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _understand(self, data: bytes) -> CoreMessage:
-        message: CoreMessage = self._decoder.decode(data)
-        if isinstance(message, Failed):
-            raise EngineDeadError(message.reason)
-        return message
 
     def _notice_end(self) -> None:
         assert self._loop is not None

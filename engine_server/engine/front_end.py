@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from engine_server.engine.adapters import LoRARequest, PromptAdapterRequest
@@ -16,13 +16,14 @@ from engine_server.engine.output_processor import OutputProcessor, fan_out
 from engine_server.engine.outputs import RequestOutput
 from engine_server.engine.processor import Processor
 from engine_server.engine.sampling_params import SamplingParams
-from engine_server.engine.stats import IterationStats
+from engine_server.engine.stats import IterationStats, SchedulerStats
 from engine_server.engine.tokenizer import backend_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-StatLoggers = Mapping[str, StatLoggerBase] | Sequence[StatLoggerBase]
+LoggerFactory = Callable[[EngineConfig, int], StatLoggerBase]  # a class is one
+StatLoggers = Mapping[str, StatLoggerBase | LoggerFactory] | Sequence[StatLoggerBase | LoggerFactory]
 
 
 class FrontEnd:
@@ -41,7 +42,7 @@ class FrontEnd:
             backend_of(self.tokenizer) if self.tokenizer else None, config.model_config.eos_token_ids
         )
         self.loggers = choose_loggers(config, log_stats, stat_loggers)
-        for logger in self.loggers:
+        for logger in self.loggers.values():
             logger.log_engine_initialized()
 
     def require_tokenizer(self, lora_request: LoRARequest | None) -> PreTrainedTokenizerBase:
@@ -51,8 +52,18 @@ class FrontEnd:
             raise ValueError("the engine has no tokenizer: it was made with skip_tokenizer_init")
         return self.tokenizer
 
+    def record(self, scheduler_stats: SchedulerStats | None, stats: IterationStats | None) -> None:
+        for logger in self.loggers.values():
+            logger.record(scheduler_stats, stats)
+
+    def add_logger(self, name: str, logger: StatLoggerBase) -> None:
+        """Raises KeyError where the name is taken."""
+        if name in self.loggers:
+            raise KeyError(f"a stat logger {name!r} is there already")
+        self.loggers[name] = logger
+
     def log_stats(self) -> None:
-        for logger in self.loggers:
+        for logger in self.loggers.values():
             logger.log()
 
     def admit(
@@ -87,26 +98,30 @@ class FrontEnd:
         """What callers get from a step, and which requests a stop string ended."""
         stats = IterationStats()
         given, stopped = self.requests.process(outputs.steps, stats)
-        for logger in self.loggers:
-            logger.record(outputs.stats, stats)
+        self.record(outputs.stats, stats)
         return given, stopped
 
     def abort(self, request_ids: Iterable[str]) -> tuple[list[RequestOutput], list[str]]:
         """The last outputs of those that were under way, and what the core must abort."""
         stats = IterationStats()
         outputs, unfinished = self.requests.abort(request_ids, stats)
-        for logger in self.loggers:
-            logger.record(None, stats)
+        self.record(None, stats)
         return outputs, unfinished
 
 
 def choose_loggers(
     config: EngineConfig, log_stats: bool, stat_loggers: StatLoggers | None
-) -> list[StatLoggerBase]:
-    """A mapping replaces the default loggers, a sequence adds to them."""
+) -> dict[str, StatLoggerBase]:
+    """By name. A mapping replaces the default loggers, a sequence adds to them; both take instances or classes."""
+    chosen: dict[str, StatLoggerBase | LoggerFactory]
     if isinstance(stat_loggers, Mapping):
-        return list(stat_loggers.values())
-    loggers: list[StatLoggerBase] = [PrometheusStatLogger(config)]
-    if log_stats:
-        loggers.append(LoggingStatLogger(config))
-    return [*loggers, *(stat_loggers or ())]
+        chosen = dict(stat_loggers)
+    else:
+        chosen = {"prometheus": PrometheusStatLogger}
+        if log_stats:
+            chosen["logging"] = LoggingStatLogger
+        chosen |= {f"added {number}": logger for number, logger in enumerate(stat_loggers or ())}
+    return {
+        name: logger if isinstance(logger, StatLoggerBase) else logger(config, 0)
+        for name, logger in chosen.items()
+    }

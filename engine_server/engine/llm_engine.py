@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import msgspec
 from transformers import PreTrainedTokenizerBase
@@ -29,7 +29,8 @@ from engine_server.engine.core.engine_core import EngineCore
 from engine_server.engine.core.model_runner import ModelRunner
 from engine_server.engine.front_end import FrontEnd, StatLoggers
 from engine_server.engine.inputs import INPUT_REGISTRY, InputRegistry, PromptType
-from engine_server.engine.messages import AbortRequests
+from engine_server.engine.loggers import StatLoggerBase
+from engine_server.engine.messages import AbortRequests, Call
 from engine_server.engine.outputs import RequestOutput
 from engine_server.engine.sampling_params import SamplingParams
 from engine_server.engine.tokenizer import load_tokenizer
@@ -72,7 +73,8 @@ class LLMEngine:
         refuse(input_registry=input_registry is not INPUT_REGISTRY, use_cached_outputs=use_cached_outputs)
         config = EngineConfig(
             model_config, cache_config, parallel_config, scheduler_config, device_config, load_config, lora_config,
-            speculative_config, decoding_config, observability_config, prompt_adapter_config,
+            speculative_config, decoding_config or DecodingConfig(), observability_config or ObservabilityConfig(),
+            prompt_adapter_config,
         ).with_executor(executor_class)  # fmt: skip
         tokenizer = load_tokenizer(model_config)
         self._core = EngineCore(config, lambda name, seconds: logger.info("%s: %.1f s", name, seconds))
@@ -158,7 +160,7 @@ class LLMEngine:
     def get_scheduler_config(self) -> SchedulerConfig:
         return self.config.scheduler_config
 
-    def get_decoding_config(self) -> DecodingConfig | None:
+    def get_decoding_config(self) -> DecodingConfig:
         return self.config.decoding_config
 
     def get_lora_config(self) -> LoRAConfig | None:
@@ -179,3 +181,33 @@ class LLMEngine:
             skip=skip,
         )
         self._front_end.log_stats()
+
+    def add_logger(self, logger_name: str, logger: StatLoggerBase) -> None:
+        """Raises KeyError where the name is taken."""
+        self._front_end.add_logger(logger_name, logger)
+
+    def remove_logger(self, logger_name: str) -> None:
+        """The engine's own are "prometheus" and "logging". Raises KeyError."""
+        del self._front_end.loggers[logger_name]
+
+    def check_health(self) -> None:
+        """Nothing to find: a core in the caller's process is there for as long as its caller."""
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prompts; False, and nothing done, while requests hold blocks."""
+        return bool(self._call("reset_prefix_cache"))
+
+    def start_profile(self) -> None:
+        """Trace with torch.profiler, into the folder `torch_profiler_dir`."""
+        self._call("start_profile")
+
+    def stop_profile(self) -> None:
+        """Write the trace."""
+        self._call("stop_profile")
+
+    def _call(self, method: str, *args: Any) -> Any:
+        """What an operation of the core gives. Raises RuntimeError where it fails."""
+        returned = self._core.operations.run(Call(0, method, list(args)))
+        if not self._core.has_work:
+            self._front_end.record(self._core.outputs().stats, None)  # no step tells the new state
+        return returned.result()

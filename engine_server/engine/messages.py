@@ -1,5 +1,7 @@
 """What the front end and the core say to each other: msgspec structs, so that they cross a process as msgpack."""
 
+from typing import Any
+
 import msgspec
 
 from engine_server.engine.sampling_params import SamplingParams
@@ -29,7 +31,15 @@ class AbortRequests(Message):
     request_ids: list[str]
 
 
-FrontEndMessage = AddRequest | AbortRequests
+class Call(Message):
+    """Run an operation of the core by its name."""
+
+    call_id: int
+    method: str
+    args: list[Any] = []
+
+
+FrontEndMessage = AddRequest | AbortRequests | Call
 
 
 # core -> front end
@@ -65,6 +75,20 @@ class StepOutputs(Message):
     stats: SchedulerStats
 
 
+class Returned(Message):
+    """What a call gave."""
+
+    call_id: int
+    value: Any = None
+    error: str | None = None
+
+    def result(self) -> Any:
+        """Raises RuntimeError with the operation's words where it failed."""
+        if self.error is not None:
+            raise RuntimeError(self.error)
+        return self.value
+
+
 class Phase(Message):
     """A part of the start that has ended, and how long it took."""
 
@@ -84,4 +108,4 @@ class Failed(Message):
     reason: str
 
 
-CoreMessage = StepOutputs | Phase | Ready | Failed
+CoreMessage = StepOutputs | Returned | Phase | Ready | Failed

@@ -23,11 +23,12 @@ def read_model_config(args: "EngineArgs") -> ModelConfig:
             f"{path / 'config.json'} is no configuration that transformers knows: {error}"
         ) from error
     text_config = config.get_text_config()
+    names = args.served_model_name
     return ModelConfig(
         model=args.model,
         path=str(path),
         tokenizer=args.tokenizer or str(path),
-        served_model_name=args.served_model_name or [args.model],
+        served_model_name=[names] if isinstance(names, str) else names or [args.model],
         dtype=args.dtype,
         max_model_len=_context(args.max_model_len, _positions(text_config)),
         vocab_size=text_config.vocab_size,

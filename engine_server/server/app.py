@@ -52,14 +52,14 @@ def build_app(host: EngineHost, max_body_bytes: int) -> tuple[ASGIApp, Gate]:
 
     @app.get("/health")
     async def health() -> Response:
-        if host.dead is not None:
-            return JSONResponse({"status": "dead", "reason": str(host.dead)}, 503)
+        if trouble := await host.trouble():
+            return JSONResponse({"status": "unhealthy", "reason": trouble}, 503)
         return JSONResponse({"status": "alive"})
 
     @app.get("/ready")
     async def ready() -> Response:
-        if host.dead is not None:
-            return JSONResponse({"status": "dead"}, 503)
+        if await host.trouble():
+            return JSONResponse({"status": "unhealthy"}, 503)
         if gate.drain is not Drain.NONE:
             return JSONResponse({"status": "draining"}, 503)
         if host.loading:

@@ -8,6 +8,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from engine_server.engine.errors import EngineDeadError
+
 if TYPE_CHECKING:
     from engine_server.engine.arg_utils import AsyncEngineArgs
     from engine_server.engine.async_llm import AsyncLLMEngine
@@ -44,6 +46,15 @@ class EngineHost:
         if self._engine is None or not self._engine.errored:
             return None
         return self._engine.dead_error
+
+    async def trouble(self) -> str | None:
+        """Why the engine can't serve now, be it dead or hung."""
+        try:
+            if self._engine is not None:
+                await self._engine.check_health()
+        except EngineDeadError as error:
+            return str(error)
+        return None
 
     @property
     def thread_runs(self) -> bool:

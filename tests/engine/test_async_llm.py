@@ -45,10 +45,10 @@ class Watcher(StatLoggerBase):
         return state is not None and (state.num_running, state.num_waiting, state.kv_cache_usage) == (0, 0, 0)
 
 
-def make(folder: Path, **options) -> AsyncLLMEngine:
+def make(folder: Path, hang_timeout: float = 300.0, **options) -> AsyncLLMEngine:
     arguments = AsyncEngineArgs(
         model=str(folder), dtype="float32", skip_tokenizer_init=True, num_gpu_blocks_override=64,
-        max_num_batched_tokens=64, max_num_seqs=8, disable_log_stats=True,
+        max_num_batched_tokens=64, max_num_seqs=8, disable_log_stats=True, hang_timeout=hang_timeout,
     )  # fmt: skip
     return AsyncLLMEngine.from_engine_args(arguments, **options)
 
@@ -68,6 +68,15 @@ def watcher(watched: Watcher) -> Watcher:
 async def tiny(tiny_llama: Path, watched: Watcher) -> AsyncIterator[AsyncLLMEngine]:
     """Shared by the tests that leave it empty."""
     engine = await asyncio.to_thread(make, tiny_llama, stat_loggers={"watcher": watched})
+    yield engine
+    engine.shutdown()
+    assert engine.is_stopped and not psutil.pid_exists(engine.core_pid)
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def doomed(tiny_llama: Path) -> AsyncIterator[AsyncLLMEngine]:
+    """One engine for the tests that stop, hang and kill it, in the order of this file."""
+    engine = await asyncio.to_thread(make, tiny_llama, hang_timeout=1.0, start_engine_loop=False)
     yield engine
     engine.shutdown()
 
@@ -118,9 +127,7 @@ async def test_a_caller_that_leaves_aborts(tiny: AsyncLLMEngine, watcher: Watche
     assert tiny.get_num_unfinished_requests() == 0
 
 
-async def test_two_hundred_random_requests_leave_nothing(
-    tiny: AsyncLLMEngine, watcher: Watcher, tiny_params
-) -> None:
+async def test_random_requests_leave_nothing(tiny: AsyncLLMEngine, watcher: Watcher, tiny_params) -> None:
     choose = random.Random(1)
     ends = []
 
@@ -137,7 +144,7 @@ async def test_two_hundred_random_requests_leave_nothing(
                 await stream.aclose() if choose.random() < 0.5 else await tiny.abort(str(number))
 
     async with asyncio.TaskGroup() as group:
-        for number in range(200):
+        for number in range(100):
             group.create_task(request(number))
             if choose.random() < 0.3:
                 await asyncio.sleep(0)
@@ -157,30 +164,123 @@ async def test_bad_requests_raise_before_anything_is_queued(tiny: AsyncLLMEngine
     assert tiny.get_num_unfinished_requests() == 0
 
 
-async def test_the_loop_can_be_started_by_hand(tiny_llama: Path, tiny_params) -> None:
-    engine = await asyncio.to_thread(make, tiny_llama, start_engine_loop=False)
+async def drain(stream) -> list:
+    return [output async for output in stream]
+
+
+async def test_a_pause_keeps_what_is_under_way(tiny: AsyncLLMEngine, watcher: Watcher, tiny_params) -> None:
+    params = tiny_params(max_tokens=40, ignore_eos=True, seed=1)
+    whole = (await drain(tiny.generate(prompt(20), params, "whole")))[-1].outputs[0].token_ids
+    kept = tiny.generate(prompt(20), params, "kept")
+    await anext(kept)
+    await tiny.pause_generation(mode="keep")
+    assert await tiny.is_paused()
+    late = asyncio.create_task(drain(tiny.generate(prompt(20), params, "late")))
+    await until_async(lambda: watcher.latest.num_waiting == 1)
+    assert watcher.latest.num_running == 1 and tiny.get_num_unfinished_requests() == 2
+    await tiny.resume_generation()
+    assert (await drain(kept))[-1].outputs[0].token_ids == whole
+    assert (await late)[-1].outputs[0].token_ids == whole
+
+
+async def test_a_pause_waits_for_what_is_under_way(
+    tiny: AsyncLLMEngine, watcher: Watcher, tiny_params
+) -> None:
+    stream = tiny.generate(prompt(20), tiny_params(max_tokens=100, ignore_eos=True), "before")
+    await anext(stream)
+    pause = asyncio.create_task(tiny.pause_generation(mode="wait"))
+    await asyncio.sleep(0)  # so that it begins
+    held = asyncio.create_task(drain(tiny.generate(prompt(20), tiny_params(max_tokens=3), "held")))
+    gone = asyncio.create_task(drain(tiny.generate(prompt(20), tiny_params(max_tokens=3), "gone")))
+    assert (await drain(stream))[-1].outputs[0].finish_reason == "length"
+    await tiny.abort("gone")
+    assert (await gone)[-1].outputs[0].finish_reason == "abort"
+    await pause
+    await until_async(lambda: (watcher.latest.num_running, watcher.latest.num_waiting) == (0, 1))
+    await tiny.resume_generation()
+    await tiny.wait_for_requests_to_drain()
+    assert (await held)[-1].finished
+
+
+async def test_a_pause_aborts_what_is_under_way(tiny: AsyncLLMEngine, watcher: Watcher, tiny_params) -> None:
+    stream = tiny.generate(prompt(20), tiny_params(max_tokens=200, ignore_eos=True), "cut")
+    await anext(stream)
+    await tiny.pause_generation()
+    assert (await drain(stream))[-1].outputs[0].finish_reason == "abort"
+    with pytest.raises(ValueError, match="abort, wait or keep"):
+        await tiny.pause_generation(mode="stop")
+    late = asyncio.create_task(drain(tiny.generate(prompt(20), tiny_params(max_tokens=2), "late")))
+    await until_async(lambda: watcher.latest.num_waiting == 1)
+    with pytest.raises(TimeoutError):
+        await tiny.wait_for_requests_to_drain(drain_timeout=0)
+    await tiny.resume_generation()
+    assert (await late)[-1].finished
+
+
+async def test_an_operation_that_fails_says_why_and_ends_nothing(tiny: AsyncLLMEngine) -> None:
+    with pytest.raises(RuntimeError, match=r"start_profile: .*torch_profiler_dir"):
+        await tiny.start_profile()
+    await tiny.check_health()
+
+
+async def test_loggers_come_and_go(tiny: AsyncLLMEngine, tiny_params) -> None:
+    second = Watcher()
+    tiny.add_logger("second", second)
+    with pytest.raises(KeyError, match="'second' is there already"):
+        tiny.add_logger("second", Watcher())
+    await drain(tiny.generate(prompt(3), tiny_params(max_tokens=1), "seen"))
+    tiny.remove_logger("second")
+    await drain(tiny.generate(prompt(3), tiny_params(max_tokens=1), "unseen"))
+    assert len(second.finished) == 1
+
+
+async def test_the_loop_can_be_started_by_hand(doomed: AsyncLLMEngine, tiny_params) -> None:
     with pytest.raises(RuntimeError, match="start_background_loop"):
-        await anext(engine.generate(prompt(3), tiny_params(), "early"))
-    engine.start_background_loop()
-    assert (
-        engine.is_running
-        and (await anext(engine.generate(prompt(3), tiny_params(), "late"))).request_id == "late"
-    )
-    engine.shutdown()
-    assert engine.is_stopped and not psutil.pid_exists(engine.core_pid)
+        await anext(doomed.generate(prompt(3), tiny_params(), "early"))
+    doomed.start_background_loop()
+    assert doomed.is_running and not doomed.is_stopped
+    assert (await anext(doomed.generate(prompt(3), tiny_params(), "late"))).request_id == "late"
+    with pytest.raises(RuntimeError, match="background loop"):
+        await doomed.engine_step()
 
 
-async def test_a_killed_core_fails_every_stream_with_the_cause(tiny_llama: Path, tiny_params) -> None:
-    doomed = await asyncio.to_thread(make, tiny_llama)
+async def test_steps_by_hand_go_on_where_the_loop_stopped(doomed: AsyncLLMEngine, tiny_params) -> None:
+    stream = doomed.generate(prompt(20), tiny_params(max_tokens=30, ignore_eos=True), "by hand")
+    await anext(stream)
+    doomed.shutdown_background_loop()
+    assert not doomed.is_running
+    while await doomed.engine_step():
+        pass
+    assert len((await anext(stream)).outputs[0].token_ids) == 30
+    doomed.start_background_loop()
+
+
+async def test_a_hung_core_is_found_and_may_recover(doomed: AsyncLLMEngine, tiny_params) -> None:
+    async def hung() -> bool:
+        try:
+            await doomed.check_health()
+        except EngineDeadError as error:
+            assert "no progress" in str(error)
+            return True
+        return False
+
+    async def well() -> bool:
+        return not await hung()
+
+    os.kill(doomed.core_pid, signal.SIGSTOP)
+    await until_async(hung)
+    assert not doomed.errored
+    os.kill(doomed.core_pid, signal.SIGCONT)
+    await until_async(well)
+    assert (await drain(doomed.generate(prompt(3), tiny_params(max_tokens=2), "on")))[-1].finished
+
+
+async def test_a_killed_core_fails_every_stream_with_the_cause(doomed: AsyncLLMEngine, tiny_params) -> None:
     streams = [
         doomed.generate(prompt(20), tiny_params(max_tokens=200, ignore_eos=True), name) for name in "abc"
     ]
     await asyncio.gather(*(anext(stream) for stream in streams))
     os.kill(doomed.core_pid, signal.SIGKILL)
-
-    async def drain(stream) -> None:
-        async for _ in stream:
-            pass
 
     results = await asyncio.gather(*(drain(stream) for stream in streams), return_exceptions=True)
     assert all(isinstance(result, EngineDeadError) and "SIGKILL" in str(result) for result in results)

@@ -1,11 +1,20 @@
 """The synchronous engine, as a caller drives it."""
 
+import gzip
 import random
 from pathlib import Path
 
 import pytest
 
-from engine_server import EngineArgs, InvalidRequestError, LLMEngine, RequestOutputKind, SamplingParams
+from engine_server import (
+    EngineArgs,
+    InvalidRequestError,
+    LLMEngine,
+    LoRARequest,
+    RequestOutputKind,
+    SamplingParams,
+)
+from engine_server.engine.config import LoRAConfig
 
 
 @pytest.fixture(scope="module")
@@ -200,3 +209,70 @@ def test_bad_requests_queue_nothing(tiny: LLMEngine, engine: LLMEngine, finish, 
     with pytest.raises(InvalidRequestError, match="'twice' is under way"):
         tiny.add_request("twice", {"prompt_token_ids": [3]}, tiny_params())
     assert list(finish(tiny)) == ["twice"]
+
+
+def test_a_profile_is_written_to_its_folder(tiny_llama: Path, finish, tiny_params, tmp_path: Path) -> None:
+    arguments = EngineArgs(
+        model=str(tiny_llama), skip_tokenizer_init=True, num_gpu_blocks_override=16, torch_profiler_dir=str(tmp_path)
+    )  # fmt: skip
+    profiled = LLMEngine.from_engine_args(arguments)
+    profiled.start_profile()
+    with pytest.raises(RuntimeError, match="already"):
+        profiled.start_profile()
+    profiled.add_request("traced", {"prompt_token_ids": [5] * 8}, tiny_params(max_tokens=2))
+    finish(profiled)
+    profiled.stop_profile()
+    (trace,) = tmp_path.glob("*.pt.trace.json.gz")
+    assert b"aten::scaled_dot_product_attention" in gzip.decompress(trace.read_bytes())
+    with pytest.raises(RuntimeError, match="no profile"):
+        profiled.stop_profile()
+
+
+def test_outputs_are_validated_where_asked(tiny: LLMEngine, tiny_params, monkeypatch) -> None:
+    monkeypatch.setattr(LLMEngine, "DO_VALIDATE_OUTPUT", True)
+    tiny.add_request("right", {"prompt_token_ids": [5]}, tiny_params(max_tokens=2, ignore_eos=True))
+    assert tiny.step()
+    monkeypatch.setattr(tiny._front_end, "digest", lambda outputs: (["wrong"], []))
+    with pytest.raises(TypeError, match="an output is a str"):
+        tiny.step()
+    monkeypatch.undo()
+    tiny.abort_request("right")
+
+
+def test_a_person_who_knows_vllm_finds_everything(tiny: LLMEngine, finish, tiny_params) -> None:
+    assert not tiny.has_unfinished_requests_for_virtual_engine(0)
+    with pytest.raises(IndexError, match="only 0"):
+        tiny.has_unfinished_requests_for_virtual_engine(1)
+    assert tiny.get_parallel_config().tensor_parallel_size == 1
+    assert tiny.get_scheduler_config().max_num_seqs == 16 and tiny.get_lora_config() is None
+    tiny.do_log_stats()
+    tiny.check_health()
+    with pytest.raises(ValueError, match="skip is not supported"):
+        tiny.do_log_stats(skip=[1])
+    for options, words in (
+        ({"lora_config": LoRAConfig()}, "lora_config"),
+        ({"use_cached_outputs": True}, "use_cached"),
+    ):
+        configs = {name: getattr(tiny.config, name) for name in tiny.config.__struct_fields__}
+        with pytest.raises(ValueError, match=words):
+            LLMEngine(**configs | {"executor_class": None, "log_stats": False} | options)
+    adapter = LoRARequest("sql", 1, "/adapters/sql")
+    with pytest.raises(InvalidRequestError, match="lora_request is not supported"):
+        tiny.add_request("adapted", {"prompt_token_ids": [3]}, tiny_params(), lora_request=adapter)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"dtype": "int4"}, "dtype is 'int4': expected one of auto, bfloat16"),
+        ({"max_num_seqs": 0}, "max_num_seqs is 0: Expected `int` >= 1"),
+        ({"max_num_seqs": "8"}, "max_num_seqs is '8'"),
+        ({"block_size": True}, "block_size is True"),
+        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization is 1.5"),
+        ({"hang_timeout": 0}, "hang_timeout is 0"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2; only 1"),
+    ],
+)
+def test_bad_arguments_are_named(options: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        EngineArgs(model="/nowhere", **options).create_engine_config()

@@ -52,9 +52,15 @@ def test_loading_then_draining(start_server: Callable[..., Any]) -> None:
         server.get("/health")
 
 
-def test_a_killed_core(start_server: Callable[..., Any]) -> None:
-    server = start_server()
+def test_a_hung_core_then_a_killed_one(start_server: Callable[..., Any]) -> None:
+    server = start_server("--hang-timeout=2")
     server.wait_for_line("^phase ready ")
+    server.core.send_signal(signal.SIGSTOP)
+    until(lambda: server.get("/health").status == 503)
+    assert "no progress" in server.get("/health").json["reason"]
+    assert server.get("/ready").json == {"status": "unhealthy"}
+    server.core.send_signal(signal.SIGCONT)
+    until(lambda: server.get("/health").status == 200)
     errors: list[openai.APIError] = []
     whole: list[openai.InternalServerError] = []
 

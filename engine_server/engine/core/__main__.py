@@ -9,12 +9,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import zmq
 
 from engine_server.engine.config import EngineConfig
+from engine_server.engine.core import progress
 from engine_server.engine.messages import CoreMessage, Failed, FrontEndMessage, Phase, Ready
+
+IDLE_MS = 250  # how often a core without work says that it lives
 
 logger = logging.getLogger("engine_server.engine.core")
 
@@ -37,7 +41,7 @@ def main() -> None:
         outputs.send(encoder.encode(message))
 
     try:
-        serve(inputs, send, started)
+        serve(Path(folder), inputs, send, started)
     except Exception as error:
         logger.exception("the engine core can't go on")
         send(Failed(f"{type(error).__name__}: {error}"))
@@ -46,21 +50,29 @@ def main() -> None:
         sys.exit(1)
 
 
-def serve(inputs: "zmq.Socket[bytes]", send: Callable[[CoreMessage], None], started: float) -> None:
+def serve(
+    folder: Path, inputs: "zmq.Socket[bytes]", send: Callable[[CoreMessage], None], started: float
+) -> None:
     # torch and transformers take seconds, in which the lifeline is watched already.
     from engine_server.engine.core.engine_core import EngineCore
 
     send(Phase("import", time.monotonic() - started))
     config = msgspec.msgpack.decode(inputs.recv(), type=EngineConfig)
     core = EngineCore(config, lambda name, seconds: send(Phase(name, seconds)))
+    progress.share(folder / progress.FILE)
+    progress.tick()
     send(Ready(core.num_blocks))
     decoder = msgspec.msgpack.Decoder(FrontEndMessage)
     while True:
-        while not core.has_work or inputs.poll(0):
-            core.handle(decoder.decode(inputs.recv()))
+        while inputs.poll(0 if core.has_work else IDLE_MS):
+            if returned := core.handle(decoder.decode(inputs.recv())):
+                send(returned)
             if not core.has_work:
                 send(core.outputs())  # the last request was aborted: tell that nothing runs any more
-        send(core.outputs())
+        if core.has_work:
+            send(core.outputs())
+        else:
+            progress.tick()
 
 
 def end_with_parent(lifeline: int, folder: str) -> None:

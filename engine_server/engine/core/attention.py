@@ -14,6 +14,8 @@ import numpy.typing as npt
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from engine_server.engine.core import progress
+
 IMPLEMENTATION = "fairlead"
 
 # What models pass along that says nothing new: positions are in the step's inputs, and the rest asks for outputs.
@@ -125,6 +127,7 @@ def paged_attention(
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: [1, heads, T, dim] in, [1, T, heads, dim] out."""
     assert _backend is not None, "attention outside of a forward"
+    progress.tick()
     refuse_unknown(module, attention_mask, options)
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     layer = getattr(module, "layer_idx", None)

@@ -5,11 +5,21 @@ import time
 from collections.abc import Callable
 
 from engine_server.engine.config import EngineConfig
+from engine_server.engine.core import progress
 from engine_server.engine.core.model_runner import ModelRunner
+from engine_server.engine.core.operations import Operations
 from engine_server.engine.core.request import Request
 from engine_server.engine.core.sampler import Sampler
 from engine_server.engine.core.scheduler import Scheduler
-from engine_server.engine.messages import AbortRequests, AddRequest, FrontEndMessage, RequestStep, StepOutputs
+from engine_server.engine.messages import (
+    AbortRequests,
+    AddRequest,
+    Call,
+    FrontEndMessage,
+    RequestStep,
+    Returned,
+    StepOutputs,
+)
 
 
 class EngineCore:
@@ -34,18 +44,23 @@ class EngineCore:
             config.model_config.eos_token_ids,
             {path: pkgutil.resolve_name(path) for path in config.model_config.logits_processors},
         )
+        self.operations = Operations(config)
         on_phase("warm up", time.monotonic() - loaded)
 
-    def handle(self, message: FrontEndMessage) -> None:
+    def handle(self, message: FrontEndMessage) -> Returned | None:
+        """Do as a message says; a call is answered."""
         match message:
+            case Call():
+                return self.operations.run(message)
             case AddRequest():
                 self.scheduler.add(Request.from_message(message))
             case AbortRequests(request_ids):
                 self.scheduler.abort(request_ids)
+        return None
 
     @property
     def has_work(self) -> bool:
-        return bool(self.scheduler.requests)
+        return bool(self.scheduler.requests) and not self.operations.halted
 
     def step(self) -> list[RequestStep]:
         batch = self.scheduler.schedule()  # who runs, how many tokens each, which blocks
@@ -58,4 +73,5 @@ class EngineCore:
 
     def outputs(self) -> StepOutputs:
         """One step, with the state that it leaves."""
-        return StepOutputs(self.step(), self.scheduler.stats())
+        progress.tick()
+        return StepOutputs(self.step() if self.has_work else [], self.scheduler.stats())
