@@ -6,15 +6,15 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from . import errors
-from .downstream import Downstream
+from .downstream import Answer, Downstream
 from .endpoints import Directory, Route
 from .forward import Forwarder
 from .metrics import Exposition
 from .wire import Request
 
-READS = (b"GET", b"HEAD")
 JSON = b"application/json"
 MODELS = b"/v1/models"
+ONE_MODEL = b"/v1/models/"
 Readiness = Callable[[], str]  # "ready", or the word for why not
 
 
@@ -27,17 +27,17 @@ class Application:
         self._exposition = exposition
         self._readiness = readiness
 
-    async def answer(self, request: Request, client: Downstream) -> None:
+    def answer(self, request: Request, client: Downstream) -> Answer:
         path = request.path
-        if not path.startswith(b"/v1/") or path == MODELS or path.startswith(MODELS + b"/"):
-            status, body, content_type = self._page(path)
-            if request.method not in READS:
-                raise errors.wrong_method(path, b"GET, HEAD")
-            client.respond(status, body, content_type)
-        elif request.method == b"POST":
-            await self._forward(request, client)
-        else:
-            raise errors.wrong_method(path, b"POST")
+        if path.startswith(b"/v1/") and path != MODELS and not path.startswith(ONE_MODEL):
+            return self._forward(request, client)
+        return self._show(path, request.method, client)
+
+    async def _show(self, path: bytes, method: bytes, client: Downstream) -> None:
+        status, body, content_type = self._page(path)
+        if method not in (b"GET", b"HEAD"):
+            raise errors.wrong_method(path, b"GET, HEAD")
+        client.respond(status, body, content_type)
 
     def _page(self, path: bytes) -> tuple[int, bytes, bytes]:
         if path == b"/health":
@@ -50,8 +50,8 @@ class Application:
         if path == MODELS:
             cards = [card(*model) for model in self._directory.models().items()]
             return 200, msgspec.json.encode({"object": "list", "data": cards}), JSON
-        if path.startswith(MODELS + b"/"):
-            return 200, self._model(path.removeprefix(MODELS + b"/")), JSON
+        if path.startswith(ONE_MODEL):
+            return 200, self._model(path.removeprefix(ONE_MODEL)), JSON
         raise errors.unknown_path(path)
 
     def _model(self, quoted: bytes) -> bytes:

@@ -3,7 +3,7 @@
 import msgspec
 
 from . import errors
-from .downstream import Downstream
+from .downstream import Downstream, resumed
 from .endpoints import Directory, Endpoint
 from .health import Health
 from .lifecycle import Lifecycle, in_flight
@@ -24,7 +24,7 @@ class Routing(msgspec.Struct):
 _routing = msgspec.json.Decoder(Routing)
 
 
-def model_of(body: bytes) -> str:
+def model_of(body: bytearray) -> str:
     try:
         return _routing.decode(body).model
     except msgspec.ValidationError as error:
@@ -41,40 +41,32 @@ class Forwarder:
         self._metrics = metrics
 
     async def forward(self, request: Request, client: Downstream) -> None:
-        with Lifecycle(self._metrics) as life:
-            try:
-                await self._place(request, client, life)
-            except errors.RequestError as failure:
-                life.answer(failure.status)
-                raise
-
-    async def _place(self, request: Request, client: Downstream, life: Lifecycle) -> None:
         """Try one endpoint after the other, until one has begun to answer."""
-        model = model_of(request.body)
-        if self._directory.resolve(model) is None:
-            raise errors.unknown_model(model, list(self._directory.models()))
-        life.model = model
-        message = request.message()
-        tried: list[Endpoint] = []
-        unanswered = 0
-        while (endpoint := self._pick(model, tried)) is not None:
-            life.visit(endpoint)
-            tried.append(endpoint)
-            match await self._ask(endpoint, message, client, life, tried):
-                case Outcome.FINISHED:
+        if request.method != b"POST":
+            raise errors.wrong_method(request.path, b"POST")
+        with Lifecycle(self._metrics) as life:
+            model = model_of(request.body)
+            if self._directory.resolve(model) is None:
+                raise errors.unknown_model(model, list(self._directory.models()))
+            life.model = model
+            message = request.message()
+            tried: list[Endpoint] = []
+            unanswered = 0
+            while (endpoint := self._pick(model, tried)) is not None:
+                life.visit(endpoint)
+                tried.append(endpoint)
+                outcome = await self._ask(endpoint, message, client, life, tried)
+                if outcome is Outcome.FINISHED:
                     return
-                case Outcome.CUT:
+                if outcome is Outcome.CUT:
                     self._metrics.interrupted += 1
                     client.cut()
                     return
-                case Outcome.UNANSWERED:
-                    unanswered += 1
-                    if unanswered == MOST_UNANSWERED:
-                        raise errors.no_answer(model, unanswered)
-                    self._metrics.retries["unanswered"] += 1
-                case outcome:
-                    self._metrics.retries[outcome.name.lower()] += 1
-        raise errors.no_replica(model)
+                unanswered += outcome is Outcome.UNANSWERED
+                if unanswered == MOST_UNANSWERED:
+                    raise errors.no_answer(model, unanswered)
+                self._metrics.retries[outcome.name.lower()] += 1
+            raise errors.no_replica(model)
 
     def _pick(self, model: str, tried: list[Endpoint]) -> Endpoint | None:
         route = self._directory.resolve(model)  # anew each time: it may have changed since the last try
@@ -90,14 +82,19 @@ class Forwarder:
         while True:
             if connection is None:
                 try:
-                    connection, fresh = await pool.connect(), True
+                    connection, fresh = await pool.connect(client), True
                 except OSError as error:
                     self._health.eject(endpoint, str(error) or "it does not answer a connect")
                     return Outcome.UNANSWERED if sent else Outcome.UNREACHABLE
             relay = Relay(client, life, lambda: self._pick(life.model, tried) is not None)
-            outcome, sent = await connection.exchange(message, relay, client.hold), True
+            try:
+                connection.ask(message, relay, client)
+                outcome: Outcome = await resumed()
+            finally:
+                connection.release()
             if outcome is Outcome.REFUSED or (outcome is Outcome.FINISHED and life.status == 503):
                 self._health.eject(endpoint, "it answers 503")
             if outcome is not Outcome.UNANSWERED or fresh:
                 return outcome
+            sent = True
             connection = None

@@ -5,6 +5,7 @@ from time import perf_counter
 from typing import Self
 
 from .endpoints import Endpoint
+from .errors import RequestError
 from .metrics import Metrics
 from .policy import Load
 
@@ -15,14 +16,13 @@ class Lifecycle:
     """Counts a request as under way at the endpoint it visits, for as long as the `with` block lasts: an
     answer's end, an error and a client that hangs up all leave through the same door."""
 
-    __slots__ = ("_endpoint", "_metrics", "_started", "answered", "model", "status")
+    _endpoint: Endpoint | None = None
+    model = ""
+    status = 499  # what it stays if the client leaves before an answer; nginx's number for it
+    answered: float | None = None
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._endpoint: Endpoint | None = None
-        self.model = ""
-        self.status = 499  # what it stays if the client leaves before an answer; nginx's number for it
-        self.answered: float | None = None
 
     def __enter__(self) -> Self:
         self._started = perf_counter()
@@ -39,7 +39,9 @@ class Lifecycle:
         self.status = status
         self.answered = perf_counter()
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, RequestError):
+            self.answer(error.status)
         self._leave()
         self._metrics.in_flight -= 1
         waited = None if self.answered is None else self.answered - self._started

@@ -6,37 +6,46 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import cast
 
-from .downstream import keep_watch
+from httptools import HttpParserError, HttpResponseParser
+
+from .downstream import Downstream, keep_watch, resumed
 from .endpoints import Address
 from .relay import Outcome, Relay
+from .wire import Fields
 
 CONNECT_TIMEOUT = 1.0  # a pod that is gone answers nothing at all, for a while
 UNACKNOWLEDGED_MS = 30_000
 
 
 class Connection(asyncio.Protocol):
+    """Parses an engine's answers, and lets the relay of the request under way have them."""
+
     def __init__(self, pool: "Pool") -> None:
         self._pool = pool
-        self._relay: Relay | None = None
+        self._fields = Fields()
+        self.on_header = self._fields.add
+        self._parser = HttpResponseParser(self)
+        self._busy = False
+        self._reusable = False
 
-    async def exchange(
-        self, message: bytes, relay: Relay, hold: Callable[[asyncio.Transport | None], None]
-    ) -> Outcome:
-        """Send a request and let `relay` have the answer. Whatever ends this early closes the connection,
-        which is how an engine learns that nobody waits any more."""
-        self._relay = relay
-        hold(self.transport)
-        try:
-            self.transport.write(message)
-            return await relay.outcome
-        finally:
-            self._relay = None
-            relay.close()
-            hold(None)
-            if relay.reusable:
-                self._pool.put_by(self)
-            else:
-                self.transport.abort()
+    def ask(self, message: bytes, relay: Relay, client: Downstream) -> None:
+        """Send a request; `relay` has the answer, and `client` is resumed with its outcome."""
+        self._relay, self._client = relay, client
+        self._busy, self._reusable = True, False
+        client.source = self.transport
+        self.transport.write(message)
+
+    def release(self) -> None:
+        """Nobody waits any more. If an engine is not done by now, that its connection closes tells it to stop."""
+        self._busy = False
+        self._client.source = None
+        if self._reusable:
+            self.transport.resume_reading()
+            self._pool.put_by(self)
+        else:
+            self.transport.abort()
+
+    # The connection
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -46,16 +55,53 @@ class Connection(asyncio.Protocol):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS)
 
     def data_received(self, data: bytes) -> None:
-        if self._relay is not None:
-            self._relay.feed(data)
-        else:
+        if not self._busy:
             self.transport.abort()  # nobody asked
+            return
+        try:
+            self._parser.feed_data(data)
+        except HttpParserError:
+            self._reusable = False
+            self._relay.break_off()
+        self._pass_on()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._relay is not None:
-            self._relay.lost(exc)
-        else:
+        if not self._busy:
             self._pool.strike(self)
+            return
+        if self._relay.read_to_end and exc is None:
+            self._relay.finish()
+        else:
+            self._relay.break_off()
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        self._relay.flush()
+        if self._relay.outcome is not None:
+            self._client.resume(self._relay.outcome)
+
+    # The parser
+
+    def on_message_begin(self) -> None:
+        if self._relay.outcome is not None:
+            raise HttpParserError("more than one answer")
+        self._reason = b""
+        self._fields.begin()
+
+    def on_status(self, reason: bytes) -> None:
+        self._reason += reason
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status >= 200:
+            self._relay.head(status, self._reason, self._fields)
+
+    def on_body(self, data: bytes) -> None:
+        self._relay.body(data)
+
+    def on_message_complete(self) -> None:
+        self._relay.finish()
+        self._reusable = self._relay.outcome is Outcome.FINISHED and self._parser.should_keep_alive()
 
 
 class Pool:
@@ -73,13 +119,27 @@ class Pool:
                 return connection
         return None
 
-    async def connect(self) -> Connection:
+    async def connect(self, client: Downstream) -> Connection:
         """A new connection, or OSError."""
-        async with asyncio.timeout(CONNECT_TIMEOUT):
-            _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: Connection(self), *self._address
-            )
-        return connection
+        opening = client.loop.create_task(self._connect(client.resume))
+        try:
+            opened: Connection | Exception = await resumed()
+        except GeneratorExit:  # the client has left
+            opening.cancel()
+            raise
+        if isinstance(opened, Exception):
+            raise opened
+        return opened
+
+    async def _connect(self, tell: Callable[[object], None]) -> None:
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT):
+                loop = asyncio.get_running_loop()
+                _, connection = await loop.create_connection(lambda: Connection(self), *self._address)
+        except Exception as error:
+            tell(error)
+        else:
+            tell(connection)
 
     def put_by(self, connection: Connection) -> None:
         if self._open and not connection.transport.is_closing():

@@ -36,35 +36,37 @@ class Framing(Enum):
 
 
 class Fields:
-    """A head's fields, sorted as they are parsed into those that we read and those that travel on as they came."""
+    """The head that a connection parses: the fields that we read, by their names in lower case, and the lines of
+    those that travel on as they came."""
 
-    __slots__ = ("_lines", "_read")
+    __slots__ = ("_lines", "_open", "read")
 
     def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Be ready for another head."""
+        self.read: dict[bytes, bytes] = {}
         self._lines: list[bytes] = []
-        self._read: dict[bytes, bytes] = {}
+        self._open = True
 
     def add(self, name: bytes, value: bytes) -> None:
+        if not self._open:  # these are trailers
+            return
         key = name.lower()
         if key in READ:
-            self._read[key] = value
+            self.read[key] = value
         if key not in OURS:
             self._lines.append(b"%b: %b\r\n" % (name, value))
 
-    def get(self, name: bytes) -> bytes:
-        return self._read.get(name, b"")
-
-    def lines(self) -> list[bytes]:
-        """What travels on: not what Connection names either."""
-        connection = self.get(b"connection").lower()
+    def onward(self) -> bytes:
+        """The lines that travel on: not what Connection names either."""
+        self._open = False
+        connection = self.read.get(b"connection", b"").lower()
         if connection in (b"", b"keep-alive", b"close"):
-            return self._lines
+            return b"".join(self._lines)
         named = {token.strip() for token in connection.split(b",")}
-        return [line for line in self._lines if line.partition(b":")[0].lower() not in named]
-
-    @property
-    def size(self) -> int:
-        return sum(map(len, self._lines))
+        return b"".join(line for line in self._lines if line.partition(b":")[0].lower() not in named)
 
 
 class Request(NamedTuple):
@@ -72,10 +74,10 @@ class Request(NamedTuple):
 
     method: bytes
     target: bytes
-    fields: Fields
-    body: bytes
+    lines: bytes  # of its head: what travels on
+    body: bytearray
     http11: bool
-    keep_alive: bool
+    last: bool  # on its connection
 
     @property
     def path(self) -> bytes:
@@ -83,23 +85,20 @@ class Request(NamedTuple):
 
     def message(self) -> bytes:
         """The bytes that an engine gets: the same for every engine tried."""
-        host = b"" if self.fields.get(b"host") else b"Host: fairlead\r\n"
-        length = b"%bContent-Length: %d\r\n\r\n" % (host, len(self.body))
-        return b"".join(
-            (b"%b %b HTTP/1.1\r\n" % (self.method, self.target), *self.fields.lines(), length, self.body)
-        )
+        head = b"%b %b HTTP/1.1\r\n%b" % (self.method, self.target, self.lines)
+        return b"%bContent-Length: %d\r\n\r\n" % (head, len(self.body)) + self.body
 
 
 def response_head(
-    status: int, reason: bytes, lines: list[bytes], framing: Framing, length: bytes, *, close: bool
+    status: int, reason: bytes, lines: bytes, framing: Framing, length: bytes, *, close: bool
 ) -> bytes:
-    head = [b"HTTP/1.1 %d %b\r\n" % (status, reason), *lines]
     if framing is Framing.LENGTH:
-        head.append(b"Content-Length: %b\r\n" % length)
+        lines += b"Content-Length: %b\r\n" % length
     elif framing is Framing.CHUNKED:
-        head.append(b"Transfer-Encoding: chunked\r\n")
-    head.append(b"Connection: close\r\n\r\n" if close else b"\r\n")
-    return b"".join(head)
+        lines += b"Transfer-Encoding: chunked\r\n"
+    if close:
+        lines += b"Connection: close\r\n"
+    return b"HTTP/1.1 %d %b\r\n%b\r\n" % (status, reason, lines)
 
 
 def origin_form(target: bytes) -> bytes:
