@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from engine_server.engine.config import CacheConfig
 from engine_server.engine.core.attention import LayerShape
@@ -34,6 +35,17 @@ class Layout(NamedTuple):
         """Bytes of one block of tokens in all layers, K and V: a block id for each kind."""
         elements = sum(shape.kv_heads * (shape.key_dim + shape.value_dim) for shape in self.shapes)
         return elements * len(self.windows) * block_size * dtype.itemsize
+
+    def allocate(
+        self, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """K and V of each tensor: [blocks, block size, kv heads, dim], zeros."""
+
+        def cache(shape: LayerShape, dim: int) -> Tensor:
+            return torch.zeros(num_blocks, block_size, shape.kv_heads, dim, dtype=dtype, device=device)
+
+        keys = [cache(shape, shape.key_dim) for shape in self.shapes]
+        return keys, [cache(shape, shape.value_dim) for shape in self.shapes]
 
 
 def lay_out(layers: Sequence[LayerShape], longest: int) -> Layout:

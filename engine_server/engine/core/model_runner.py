@@ -1,6 +1,8 @@
 """The forward: from the scheduler's batch to logits, in one flat call."""
 
 from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,6 +18,18 @@ from engine_server.engine.core.prompt_logprobs import kept_output, report_prompt
 from engine_server.engine.core.rope import per_sequence
 from engine_server.engine.core.scheduler import Batch
 from engine_server.engine.core.torch_attention import TorchAttention
+
+if TYPE_CHECKING:
+    from engine_server.engine.core.triton_attention import TritonAttention
+
+
+def choose_attention(device: torch.device) -> "type[TorchAttention | TritonAttention]":
+    """Our kernels where there is a GPU and triton to compile them, which torch's CUDA builds bring along."""
+    if device.type != "cuda" or find_spec("triton") is None:
+        return TorchAttention
+    from engine_server.engine.core.triton_attention import TritonAttention
+
+    return TritonAttention
 
 
 class ModelRunner:
@@ -38,7 +52,7 @@ class ModelRunner:
         layout = lay_out(layers, longest)
         self.num_blocks = num_blocks(config.cache_config, layout, dtype, self.device, longest)
         pool = BlockPool(self.num_blocks * len(layout.windows))
-        self.backend = TorchAttention(layout, pool.num_blocks, block_size, dtype, self.device)
+        self.backend = choose_attention(self.device)(layout, pool.num_blocks, block_size, dtype, self.device)
         self.table = BlockTable(pool, rows, longest, block_size, layout.windows)
         return self.table
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine_server.engine.core.attention import AttentionBackend, IntArray, LayerShape, Scoring, StepInputs
+from engine_server.engine.core.attention import AttentionBackend, IntArray, Scoring, StepInputs
 from engine_server.engine.core.kv_cache import Layout
 
 MOST_SCORES = 1 << 26  # held at once where they must be written down
@@ -23,15 +23,11 @@ class TorchAttention(AttentionBackend):
     def __init__(
         self, layout: Layout, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        def cache(shape: LayerShape, dim: int) -> Tensor:
-            # Zeros, since masked slots are multiplied by a weight of 0, which a NaN would survive.
-            return torch.zeros(num_blocks, block_size, shape.kv_heads, dim, dtype=dtype, device=device)
-
         self.layout = layout
         self.block_size = block_size
         self.device = device
-        self.keys = [cache(shape, shape.key_dim) for shape in layout.shapes]
-        self.values = [cache(shape, shape.value_dim) for shape in layout.shapes]
+        # Masked slots are multiplied by a weight of 0, which a NaN in new memory would survive: these are zeros.
+        self.keys, self.values = layout.allocate(num_blocks, block_size, dtype, device)
 
     def begin(self, inputs: StepInputs) -> None:
         self._slots = [torch.from_numpy(slots).to(self.device) for slots in inputs.slots]

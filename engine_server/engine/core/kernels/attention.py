@@ -1,0 +1,253 @@
+"""Attention over the paged cache: ragged prefill, and decode that may split a context, of one kernel.
+
+A program has a tile of queries, which is some tokens of one sequence times the query heads that share a KV head, and
+walks over the sequence's keys with an online softmax (FlashAttention-2, Dao 2023, arXiv 2307.08691). K and V are found
+token by token through the block table, so any block size does (PagedAttention, Kwon et al. 2023, arXiv 2309.06180).
+Where decode has too few tiles to fill the device, several programs share a tile's keys, and a second kernel joins
+what they found (flash-decoding, Dao et al. 2023, https://pytorch.org/blog/flash-decoding).
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine_server.engine.core.attention import Scoring
+from engine_server.engine.core.kernels.launch import (
+    DECODE,
+    MIN_TILE,
+    MOST_SPLITS,
+    PREFILL,
+    Launch,
+    launch_for,
+)
+
+INTERPRETED = triton.knobs.runtime.interpret
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+def prefill(
+    out: Tensor,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    block_ids: Tensor,
+    sequences: Tensor,
+    scoring: Scoring,
+) -> None:
+    """Attend for sequences with any number of tokens in this step, over what is cached of each.
+
+    out: [T, query heads, value dim]; query: [T, query heads, key dim], of unit stride in the last;
+    keys, values: [blocks, block size, kv heads, dim], contiguous, of any float type;
+    block_ids: int32 [S, blocks a row]; sequences: int32 [n, 4], ascending: row of block_ids, place of the first token
+    in the step, tokens in the step, tokens in the cache with them. Tokens of no sequence are left as they are.
+    """
+    launch = launch_for(PREFILL, query, keys, values)
+    tokens = launch.rows // (query.shape[1] // keys.shape[2])
+    tiles = query.shape[0] // tokens + len(sequences)
+    grid = (tiles, keys.shape[2], 1)
+    _launch(launch, grid, False, out, None, query, keys, values, block_ids, sequences, scoring)
+
+
+def decode(
+    out: Tensor,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    block_ids: Tensor,
+    sequences: Tensor,
+    scoring: Scoring,
+    splits: int,
+) -> None:
+    """As `prefill`, for sequences with one token in this step; `splits` programs share each one's keys."""
+    launch = launch_for(DECODE, query, keys, values)
+    grid = (len(sequences), keys.shape[2], splits)
+    if splits == 1:
+        _launch(launch, grid, True, out, None, query, keys, values, block_ids, sequences, scoring)
+        return
+    parts = query.new_empty((len(sequences), out.shape[1], splits, out.shape[2]), dtype=torch.float32)
+    weights = parts.new_empty(parts.shape[:3])
+    _launch(launch, grid, True, parts, weights, query, keys, values, block_ids, sequences, scoring)
+    _join[len(sequences), out.shape[1]](
+        out, parts, weights, sequences, *out.stride()[:2], splits,
+        DIM=out.shape[2], WIDTH=triton.next_power_of_2(out.shape[2]), MOST=MOST_SPLITS,
+    )  # fmt: skip
+
+
+def _launch(
+    launch: Launch,
+    grid: tuple[int, int, int],
+    decode: bool,
+    out: Tensor,
+    weights: Tensor | None,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    block_ids: Tensor,
+    sequences: Tensor,
+    scoring: Scoring,
+) -> None:
+    _, block_size, kv_heads, key_dim = keys.shape
+    _attend[grid](
+        out, weights, query, keys, values, block_ids, sequences, scoring.alibi, scoring.sinks,
+        scoring.scaling * LOG2_E.value, block_ids.stride(0), *query.stride()[:2], *out.stride()[:2], len(sequences),
+        GROUP=query.shape[1] // kv_heads, KEY_DIM=key_dim, VALUE_DIM=values.shape[3], BLOCK_SIZE=block_size,
+        KEY_WIDTH=max(MIN_TILE, triton.next_power_of_2(key_dim)),
+        VALUE_WIDTH=max(MIN_TILE, triton.next_power_of_2(values.shape[3])),
+        WINDOW=scoring.window, SOFTCAP=scoring.softcap and scoring.softcap * LOG2_E.value, CAUSAL=scoring.causal,
+        DECODE=decode, ROWS=launch.rows, KEYS=launch.keys,
+        DOT=tl.float32 if INTERPRETED else None,
+        num_warps=launch.warps, num_stages=launch.stages,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["table_width", "num_sequences"])
+def _attend(
+    out, weights, query, keys, values, block_ids, sequences, alibi, sinks,
+    scale, table_width, query_token, query_head, out_token, out_head, num_sequences,
+    GROUP: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    KEY_WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    CAUSAL: tl.constexpr, DECODE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """One tile of queries (axis 0) of one KV head (axis 1) over one part of its keys (axis 2).
+
+    Scores are in powers of two: `scale` and SOFTCAP are multiplied by log2(e). Without `weights` the results go to
+    out[token, head]; with them to out[sequence, head, part], beside weights[sequence, head, part], which is the log2
+    of the sum of the scores' powers.
+    """
+    TOKENS: tl.constexpr = 1 if DECODE else ROWS // GROUP
+    tile, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    kv_heads, parts = tl.num_programs(1), tl.num_programs(2)
+
+    # Sequence s has its tiles from place // TOKENS + s on: that is room enough for each, and some have no token.
+    sequence, first = tile, 0
+    if not DECODE:
+        tile = tl.num_programs(0) - 1 - tile  # a sequence's last tokens see most keys: start with them
+        low, high = 0, num_sequences
+        while high - low > 1:
+            middle = (low + high) // 2
+            if tl.load(sequences + middle * 4 + 1) // TOKENS + middle <= tile:
+                low = middle
+            else:
+                high = middle
+        sequence = low
+        first = (tile - tl.load(sequences + sequence * 4 + 1) // TOKENS - sequence) * TOKENS
+    blocks = block_ids + tl.load(sequences + sequence * 4).to(tl.int64) * table_width
+    token = tl.load(sequences + sequence * 4 + 1) + first
+    count = tl.load(sequences + sequence * 4 + 2) - first
+    context = tl.load(sequences + sequence * 4 + 3)
+    if first < 0 or count <= 0:
+        return
+    count = min(count, TOKENS)
+    position = context - tl.load(sequences + sequence * 4 + 2) + first
+
+    rows = tl.arange(0, ROWS)
+    own = position + rows // GROUP
+    heads = kv_head * GROUP + rows % GROUP
+    row_kept = rows // GROUP < count
+    key_dims, value_dims = tl.arange(0, KEY_WIDTH), tl.arange(0, VALUE_WIDTH)
+    key_kept, value_kept = (key_dims < KEY_DIM)[:, None], (value_dims < VALUE_DIM)[None, :]
+    places = (token + rows // GROUP).to(tl.int64)
+    asked = tl.load(
+        query + (places * query_token + heads * query_head)[:, None] + key_dims[None, :],
+        mask=row_kept[:, None] & (key_dims < KEY_DIM)[None, :],
+        other=0.0,
+    )
+    dot_type: tl.constexpr = asked.dtype if DOT is None else DOT
+    asked = asked.to(dot_type)
+
+    # The keys that any of these queries sees, of which this program takes its part ...
+    begin, end = 0, context
+    if WINDOW is not None:
+        begin = max(position - WINDOW + 1, 0)
+    if CAUSAL:
+        end = position + count
+    elif WINDOW is not None:
+        end = min(position + count + WINDOW - 1, context)
+    if parts > 1:
+        size = tl.cdiv(tl.cdiv(end - begin, parts), KEYS) * KEYS
+        begin += part * size
+        end = min(begin + size, end)
+    # ... and up to where all of them see all of it, so that nothing need be masked.
+    seen_by_all = end
+    if CAUSAL:
+        seen_by_all = min(end, position + 1)
+    elif WINDOW is not None:
+        seen_by_all = min(end, position + WINDOW)
+    if WINDOW is not None:
+        seen_by_all = begin if begin < position + count - WINDOW else seen_by_all
+    clear = begin + max(seen_by_all - begin, 0) // KEYS * KEYS
+
+    most = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    if sinks is not None:
+        sink = tl.load(sinks + heads, mask=row_kept, other=0.0).to(tl.float32) * LOG2_E
+        most = tl.where(part == 0, sink, most)
+        total += tl.where(part == 0, 1.0, 0.0)
+    if alibi is not None:
+        slopes = tl.load(alibi + heads, mask=row_kept, other=0.0).to(tl.float32) * LOG2_E
+    result = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
+    for MASKED in tl.static_range(2):
+        for start in tl.range(clear if MASKED else begin, end if MASKED else clear, KEYS):
+            others = start + tl.arange(0, KEYS)
+            inside = others < end
+            slots = tl.load(blocks + others // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
+            cached = (slots * BLOCK_SIZE + others % BLOCK_SIZE) * kv_heads + kv_head
+            key = tl.load(
+                keys + (cached * KEY_DIM)[None, :] + key_dims[:, None],
+                mask=key_kept & inside[None, :] if MASKED else key_kept,
+                other=0.0,
+            )
+            scores = tl.dot(asked, key.to(dot_type), input_precision="ieee") * scale
+            distance = own[:, None] - others[None, :]
+            if SOFTCAP is not None:
+                scores = SOFTCAP - 2 * SOFTCAP / (tl.exp(2 / SOFTCAP * scores) + 1)  # that is SOFTCAP * tanh
+            if alibi is not None:
+                scores -= slopes[:, None] * distance
+            if MASKED:
+                seen = inside[None, :]
+                if CAUSAL:
+                    seen &= distance >= 0
+                if WINDOW is not None:
+                    seen &= (distance < WINDOW) & (distance > -WINDOW)
+                scores = tl.where(seen, scores, float("-inf"))
+            most_now = tl.maximum(most, tl.max(scores, 1))
+            shift = tl.where(most_now == float("-inf"), 0, most_now)  # of a query that saw nothing yet
+            shrink = tl.exp2(most - shift)
+            powers = tl.exp2(scores - shift[:, None])
+            most, total = most_now, total * shrink + tl.sum(powers, 1)
+            value = tl.load(
+                values + (cached * VALUE_DIM)[:, None] + value_dims[None, :],
+                mask=value_kept & inside[:, None] if MASKED else value_kept,
+                other=0.0,
+            )
+            result = result * shrink[:, None]
+            result = tl.dot(powers.to(dot_type), value.to(dot_type), result, input_precision="ieee")
+    result /= tl.where(total == 0, 1, total)[:, None]
+
+    if weights is None:
+        target = out + (places * out_token + heads * out_head)[:, None] + value_dims[None, :]
+    else:
+        place = (tile.to(tl.int64) * kv_heads * GROUP + heads) * parts + part
+        tl.store(weights + place, most + tl.log2(total), mask=row_kept)
+        target = out + (place * VALUE_DIM)[:, None] + value_dims[None, :]
+    tl.store(target, result.to(out.dtype.element_ty), mask=row_kept[:, None] & value_kept)
+
+
+@triton.jit(do_not_specialize=["num_parts"])
+def _join(
+    out, parts, weights, sequences, out_token, out_head, num_parts,
+    DIM: tl.constexpr, WIDTH: tl.constexpr, MOST: tl.constexpr,
+):  # fmt: skip
+    """out[token, head] is the mean of parts[sequence, head, part], weighed by the powers of two of `weights`."""
+    sequence, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    part = tl.arange(0, MOST)
+    dims = tl.arange(0, WIDTH)
+    place = (sequence * tl.num_programs(1) + head) * num_parts + part
+    weight = tl.load(weights + place, mask=part < num_parts, other=float("-inf"))
+    weight = tl.exp2(weight - tl.max(weight, 0))
+    kept = (weight > 0)[:, None] & (dims < DIM)[None, :]
+    found = tl.load(parts + (place * DIM)[:, None] + dims[None, :], mask=kept, other=0.0)
+    mean = tl.sum(found * weight[:, None], 0) / tl.sum(weight, 0)
+    token = tl.load(sequences + sequence * 4 + 1).to(tl.int64)
+    tl.store(out + token * out_token + head * out_head + dims, mean.to(out.dtype.element_ty), mask=dims < DIM)

@@ -1,0 +1,156 @@
+"""Attention over the paged cache, against softmax written out in float32."""
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from engine_server.engine.core.attention import Scoring
+from engine_server.engine.core.kernels.attention import decode, prefill
+from engine_server.engine.core.kernels.launch import MOST_SPLITS, num_splits
+
+pytestmark = pytest.mark.filterwarnings("ignore:divide by zero encountered in log2")  # a split without keys
+
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+RAGGED = [(1, 40), (1, 1), (1, 150), (5, 5), (40, 75)]  # tokens in the step, in the cache
+
+
+class Heads(NamedTuple):
+    query: int = 2
+    kv: int = 1
+    key_dim: int = 64
+    value_dim: int = 64
+
+
+class Case(NamedTuple):
+    heads: Heads = Heads()
+    block_size: int = 16
+    dtype: torch.dtype = torch.float32
+    cache: torch.dtype | None = None  # dtype, unless it says otherwise
+    window: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    alibi: bool = False
+    causal: bool = True
+
+
+CASES = {
+    "grouped": Case(Heads(6, 2)),
+    "multi-head": Case(Heads(2, 2), block_size=32),
+    "multi-query": Case(Heads(7, 1)),
+    "more query heads than rows": Case(Heads(17, 1)),
+    "80 dims": Case(Heads(2, 1, 80, 80)),
+    "96 dims": Case(Heads(2, 1, 96, 96), block_size=48),
+    "128 dims": Case(Heads(2, 1, 128, 128)),
+    "256 dims": Case(Heads(2, 1, 256, 256), window=37),
+    "latent": Case(Heads(2, 2, 192, 128)),
+    "small heads": Case(Heads(2, 1, 8, 8)),
+    "window": Case(window=20),
+    "window of one": Case(window=1),
+    "softcap": Case(softcap=3.0),
+    "sinks": Case(sinks=True),
+    "alibi": Case(Heads(4, 2), alibi=True),
+    "all at once": Case(window=50, softcap=3.0, sinks=True, alibi=True),
+    "not causal": Case(causal=False),
+    "not causal, window": Case(causal=False, window=20),
+    "not causal, alibi": Case(causal=False, alibi=True),
+    "float16": Case(dtype=torch.float16),
+    "bfloat16": Case(Heads(2, 1, 128, 128), dtype=torch.bfloat16, sinks=True),
+    "float8 cache": Case(dtype=torch.bfloat16, cache=torch.float8_e4m3fn),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_kernel_attends(device: torch.device, case: Case) -> None:
+    check(device, case, RAGGED, splits=(1, 4))
+
+
+SEQUENCES = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 60)), min_size=1, max_size=4)
+
+
+@settings(max_examples=5, deadline=None, derandomize=True)
+@given(sequences=SEQUENCES, splits=st.sampled_from([2, 8]), window=st.none() | st.integers(1, 50))
+def test_kernel_attends_to_any_mix(
+    device: torch.device, sequences: list[tuple[int, int]], splits: int, window: int | None
+) -> None:
+    ragged = [(tokens, tokens + cached) for tokens, cached in sequences]
+    check(device, Case(Heads(2, 1), window=window), ragged, splits=(splits,))
+
+
+@given(st.integers(1, 100_000), st.integers(1, 200_000), st.integers(1, 200))
+def test_kernel_splits_fill_the_device_and_leave_none_short(
+    programs: int, longest: int, processors: int
+) -> None:
+    splits = num_splits(programs, longest, processors)
+    assert 1 <= splits <= MOST_SPLITS
+    assert splits == 1 or longest / splits >= 128
+    assert splits * programs <= 4 * max(processors, programs) or longest / splits >= 4096
+    assert splits >= num_splits(programs + 1, longest, processors)
+
+
+def check(device: torch.device, case: Case, ragged: list[tuple[int, int]], splits: tuple[int, ...]) -> None:
+    """Run both kernels on a batch of sequences; whatever they may not read is NaN."""
+    torch.manual_seed(0)
+    heads, tokens, block_size = case.heads, sum(length for length, _ in ragged), case.block_size
+    per_sequence = [-(-context // block_size) for _, context in ragged]
+    blocks = sum(per_sequence) + 1
+    ids = torch.randperm(blocks - 1).split(per_sequence)
+    table = torch.full((len(ragged), max(per_sequence) + 1), blocks - 1)
+    caches = [torch.full((blocks * block_size, heads.kv, dim), torch.nan) for dim in heads[2:]]
+    scoring = Scoring(
+        heads.key_dim**-0.5, case.window, case.softcap, causal=case.causal,
+        sinks=torch.randn(heads.query) if case.sinks else None,
+        alibi=torch.rand(heads.query) if case.alibi else None,
+    )  # fmt: skip
+    query = torch.randn(tokens, heads.query, heads.key_dim).to(case.dtype)
+    expected, rows, start = [], [], 0
+    for sequence, (length, context) in enumerate(ragged):
+        table[sequence, : per_sequence[sequence]] = ids[sequence]
+        slots = (ids[sequence][:, None] * block_size + torch.arange(block_size)).flatten()[:context]
+        stored = [torch.randn(context, *cache.shape[1:]).to(case.cache or case.dtype) for cache in caches]
+        hidden = max(context - length + 1 - case.window, 0) if case.window else 0
+        for cache, new in zip(caches, stored, strict=True):
+            cache[slots[hidden:]] = new[hidden:].float()
+        expected.append(attention(query[start : start + length], *stored, scoring))
+        rows.append([sequence, start, length, context])
+        start += length
+    keys, values = (
+        cache.view(blocks, block_size, heads.kv, -1).to(device, case.cache or case.dtype) for cache in caches
+    )
+    sequences, single = torch.tensor(rows, dtype=torch.int32), torch.tensor([n == 1 for n, _ in ragged])
+    scoring = scoring._replace(
+        sinks=scoring.sinks if scoring.sinks is None else scoring.sinks.to(device),
+        alibi=scoring.alibi if scoring.alibi is None else scoring.alibi.to(device),
+    )
+    shared = (query.to(device), keys, values, table.to(device, torch.int32))
+    for count in splits:
+        out = torch.full((tokens, heads.query, heads.value_dim), torch.nan, device=device, dtype=case.dtype)
+        if not single.all():
+            prefill(out, *shared, sequences[~single].to(device), scoring)
+        if single.any():
+            decode(out, *shared, sequences[single].to(device), scoring, count)
+        tolerance = TOLERANCE[case.dtype]
+        torch.testing.assert_close(out.cpu().float(), torch.cat(expected), atol=tolerance, rtol=tolerance)
+
+
+def attention(query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
+    """query: [n, heads, dim], the last n of the sequence's tokens; keys, values: [context, kv heads, dim]."""
+    count, heads, _ = query.shape
+    context, kv_heads, _ = keys.shape
+    keys, values = (cached.float().repeat_interleave(heads // kv_heads, 1) for cached in (keys, values))
+    scores = torch.einsum("nhd,chd->nhc", query.float(), keys) * scoring.scaling
+    if scoring.softcap is not None:
+        scores = scoring.softcap * torch.tanh(scores / scoring.softcap)
+    distance = torch.arange(context - count, context)[:, None] - torch.arange(context)
+    if scoring.alibi is not None:
+        scores = scores - scoring.alibi[:, None] * distance[:, None]
+    hidden = (distance < 0) & scoring.causal
+    if scoring.window is not None:
+        hidden |= distance.abs() >= scoring.window
+    scores = scores.masked_fill(hidden[:, None], -torch.inf)
+    if scoring.sinks is not None:
+        scores = torch.cat([scores, scoring.sinks[:, None].expand(count, heads, 1)], -1)
+    return torch.einsum("nhc,chd->nhd", scores.softmax(-1)[..., :context], values)

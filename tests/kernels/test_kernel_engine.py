@@ -1,0 +1,64 @@
+"""The whole engine on our kernels: greedy output in float32 is what plain torch's attention gives."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from engine_server import EngineArgs, LLMEngine, SamplingParams
+from engine_server.engine.core import model_runner
+from engine_server.engine.core.torch_attention import TorchAttention
+from engine_server.engine.core.triton_attention import TritonAttention
+
+NEW_TOKENS = 6
+PROMPTS = [[(7 * place + length) % 126 + 2 for place in range(length)] for length in (1, 9, 20, 70)]
+SIZES = {
+    "vocab_size": 128, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.5, "eos_token_id": 1,
+}  # fmt: skip
+
+
+def llama() -> PreTrainedModel:
+    return LlamaForCausalLM(LlamaConfig(**SIZES, bos_token_id=0))
+
+
+def gemma2() -> PreTrainedModel:
+    """One layer with a window, one without, and softcap in both."""
+    config = Gemma2Config(
+        **SIZES, bos_token_id=0, pad_token_id=0, head_dim=12, query_pre_attn_scalar=12, sliding_window=20,
+        layer_types=["sliding_attention", "full_attention"], attn_logit_softcapping=5.0,
+    )  # fmt: skip
+    return Gemma2ForCausalLM(config)
+
+
+@pytest.mark.parametrize("make", [llama, gemma2])
+def test_kernel_engine_equals_torch(make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    make().save_pretrained(tmp_path)
+    expected = generate(tmp_path)
+    monkeypatch.setattr(model_runner, "choose_attention", lambda device: TritonAttention)
+    assert generate(tmp_path) == expected
+    assert len(set(expected.values())) == len(PROMPTS)
+
+
+def test_kernels_are_for_gpus() -> None:
+    assert model_runner.choose_attention(torch.device("cuda")) is TritonAttention
+    assert model_runner.choose_attention(torch.device("cpu")) is TorchAttention
+
+
+def generate(model: Path) -> dict[str, tuple[int, ...]]:
+    """Prompts are cut and share steps with decodes, since few tokens are allowed in one."""
+    engine = LLMEngine.from_engine_args(
+        EngineArgs(
+            model=str(model), dtype="float32", skip_tokenizer_init=True, num_gpu_blocks_override=40,
+            max_num_batched_tokens=32, max_num_seqs=4, disable_log_stats=True,
+        )
+    )  # fmt: skip
+    params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, min_tokens=NEW_TOKENS, detokenize=False)
+    for number, prompt in enumerate(PROMPTS):
+        engine.add_request(number, {"prompt_token_ids": prompt}, params)
+    tokens = {}
+    while engine.has_unfinished_requests():
+        tokens |= {output.request_id: tuple(output.outputs[0].token_ids) for output in engine.step()}
+    return tokens
