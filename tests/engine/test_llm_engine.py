@@ -54,22 +54,24 @@ def test_step_with_nothing_to_do(engine: LLMEngine) -> None:
 def test_an_answer_ends_at_the_end_of_sequence(engine: LLMEngine, finish) -> None:
     messages = [{"role": "user", "content": "What is the capital of France? Answer in one short sentence."}]
     prompt = engine.get_tokenizer().apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    engine.add_request("chat", prompt, SamplingParams(temperature=0, max_tokens=40))
-    completion = finish(engine)["chat"].outputs[0]
+    engine.add_request("ends", prompt, SamplingParams(temperature=0, max_tokens=12))
+    engine.add_request("goes on", prompt, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True))
+    outputs = finish(engine)
+    completion = outputs["ends"].outputs[0]
     assert "Paris" in completion.text and "<|im_end|>" not in completion.text
     assert (completion.finish_reason, completion.stop_reason) == ("stop", None)
-    engine.add_request("on", prompt, SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))
-    completion = finish(engine)["on"].outputs[0]
-    assert len(completion.token_ids) == 40 and completion.finish_reason == "length"
+    completion = outputs["goes on"].outputs[0]
+    assert len(completion.token_ids) == 12 and completion.finish_reason == "length"
 
 
 def test_an_answer_may_not_end_before_min_tokens(engine: LLMEngine, finish) -> None:
-    prompt = "<|im_start|>user\nSay hi.<|im_end|>\n<|im_start|>assistant\nHi!"
-    engine.add_request("free", prompt, SamplingParams(temperature=0, max_tokens=30))
-    engine.add_request("longer", prompt, SamplingParams(temperature=0, max_tokens=30, min_tokens=28))
+    said = "What is the capital of France?<|im_end|>\n<|im_start|>assistant\nThe capital of France is Paris."
+    prompt = f"<|im_start|>user\n{said}"
+    engine.add_request("free", prompt, SamplingParams(temperature=0, max_tokens=8))
+    engine.add_request("longer", prompt, SamplingParams(temperature=0, max_tokens=8, min_tokens=6))
     outputs = finish(engine)
     assert outputs["free"].outputs[0].finish_reason == "stop"
-    assert len(outputs["free"].outputs[0].token_ids) < 28 <= len(outputs["longer"].outputs[0].token_ids)
+    assert len(outputs["free"].outputs[0].token_ids) < 6 <= len(outputs["longer"].outputs[0].token_ids)
 
 
 def test_output_kinds_tell_the_same(engine: LLMEngine, finish) -> None:
@@ -104,16 +106,16 @@ def test_stop_strings_and_stop_tokens(engine: LLMEngine, finish) -> None:
 
 
 def test_seeds_make_it_repeatable_and_neighbours_change_nothing(engine: LLMEngine, finish) -> None:
-    params = SamplingParams(temperature=1.0, top_p=0.95, top_k=40, seed=3, max_tokens=16)
+    params = SamplingParams(temperature=1.0, top_p=0.95, top_k=40, seed=3, max_tokens=10)
     engine.add_request("alone", "Once upon a time", params)
     alone = finish(engine)["alone"].outputs[0].token_ids
     engine.add_request("again", "Once upon a time", params)
     for number in range(6):
         engine.add_request(
-            f"neighbour {number}", "word " * (10 * number + 1), SamplingParams(max_tokens=5 + number)
+            f"neighbour {number}", "word " * (4 * number + 1), SamplingParams(max_tokens=2 + number)
         )
     assert finish(engine)["again"].outputs[0].token_ids == alone
-    engine.add_request("other", "Once upon a time", SamplingParams(temperature=1.0, seed=4, max_tokens=16))
+    engine.add_request("other", "Once upon a time", SamplingParams(temperature=1.0, seed=4, max_tokens=10))
     assert finish(engine)["other"].outputs[0].token_ids != alone
 
 

@@ -38,8 +38,6 @@ async def main():
     async for request_output in results_generator:
         final_output = request_output
     print(engine.core_pid, final_output.request_id, len(final_output.outputs[0].token_ids), flush=True)
-    if len(sys.argv) > 2:
-        await asyncio.sleep(float(sys.argv[2]))
 
 asyncio.run(main())
 """
@@ -56,12 +54,26 @@ def test_the_seeds_example_runs_as_a_plain_script(smollm2: Path) -> None:
     assert not psutil.pid_exists(int(core))
 
 
-def test_the_core_ends_with_a_parent_that_was_killed(smollm2: Path) -> None:
+UNTIL_KILLED = """
+import sys
+from engine_server import AsyncLLMEngine, AsyncEngineArgs
+
+args = AsyncEngineArgs(model=sys.argv[1], skip_tokenizer_init=True, num_gpu_blocks_override=16)
+engine = AsyncLLMEngine.from_engine_args(args)
+print(engine.core_pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_core_ends_with_a_parent_that_was_killed(tiny_llama: Path) -> None:
     parent = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(smollm2), "600"], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", UNTIL_KILLED, str(tiny_llama)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert parent.stdout is not None
-    core = psutil.Process(int(parent.stdout.readline().split()[0]))
+    core = psutil.Process(int(parent.stdout.readline()))
     parent.kill()
     parent.wait()
-    core.wait(timeout=10)
+    core.wait(timeout=60)
