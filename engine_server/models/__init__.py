@@ -4,21 +4,26 @@ import shutil
 from functools import partial
 from pathlib import Path
 
-from engine_server.models import folder, hub, package, source, store
+from engine_server.models import folder, gguf, hub, package, source, store
 from engine_server.models.errors import ModelSourceError
 
 __all__ = ["ModelSourceError", "resolve"]
 
 
-def resolve(uri: str, into: Path | None = None) -> Path:
+def resolve(uri: str, into: Path | None = None, load_format: str = "auto") -> Path:
     """The local folder of the model `uri`, fetched first where it must be; with `into`, exactly there.
 
-    Raises ModelSourceError, which says what was looked for and where.
+    load_format: "safetensors"; "gguf", a local file that is converted once; "auto", whichever is there; "dummy",
+    which needs no weights. Raises ModelSourceError, which says what was looked for and where.
     """
     match source.parse(uri):
         case source.LocalFolder(path):
-            folder.check(path, uri)
+            if load_format in ("auto", "gguf") and (file := gguf.find(path, load_format == "gguf")):
+                return store.materialize(into or gguf.place(file), str(file), partial(gguf.convert, file))
+            folder.check(path, uri, weights=load_format != "dummy")
             return path if into is None else store.materialize(into, uri, partial(_copy, path))
+        case _ if load_format == "gguf":
+            raise ModelSourceError(f"{uri}: load_format is gguf, which takes a local file or folder")
         case source.HubRepository() as repository:
             if into is None:
                 return folder.check(hub.download(repository), uri)

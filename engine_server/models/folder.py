@@ -1,6 +1,7 @@
 """What makes a folder a model: config.json and every safetensors file that it speaks of."""
 
 import json
+import math
 from pathlib import Path
 
 from engine_server.models.errors import ModelSourceError
@@ -9,8 +10,8 @@ CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 
 
-def check(folder: Path, uri: str) -> Path:
-    """`folder` itself, if the engine can load it."""
+def check(folder: Path, uri: str, weights: bool = True) -> Path:
+    """`folder` itself, if the engine can load it; without `weights`, if it has a configuration."""
     if not folder.is_dir():
         what = "is a file, not a folder" if folder.exists() else "does not exist"
         raise ModelSourceError(f"{uri}: {folder} {what}; a model is a folder with {CONFIG} and *.safetensors")
@@ -18,7 +19,7 @@ def check(folder: Path, uri: str) -> Path:
         raise ModelSourceError(f"{uri}: there is no {CONFIG} in {folder} ({_listing(folder)})")
     try:
         json.loads((folder / CONFIG).read_bytes())
-        missing = [name for name in _weights(folder) if not (folder / name).is_file()]
+        missing = [name for name in _weights(folder) if weights and not (folder / name).is_file()]
     except ValueError as error:
         raise ModelSourceError(f"{uri}: the JSON in {folder} cannot be read: {error}") from error
     if missing:
@@ -30,6 +31,21 @@ def _weights(folder: Path) -> list[str]:
     if (folder / INDEX).is_file():
         return sorted(set(json.loads((folder / INDEX).read_bytes())["weight_map"].values()))
     return [] if any(folder.glob("*.safetensors")) else ["*.safetensors"]
+
+
+def weight_bytes(folder: Path, item_bytes: int | None) -> int:
+    """What the weights take in memory, with `item_bytes` a number or as they are stored: from the files' headers."""
+    total = 0
+    for path in (
+        map(folder.joinpath, _weights(folder)) if (folder / INDEX).is_file() else folder.glob("*.safetensors")
+    ):
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        for name, tensor in header.items():
+            if name != "__metadata__":
+                start, end = tensor["data_offsets"]
+                total += math.prod(tensor["shape"]) * item_bytes if item_bytes else end - start
+    return total
 
 
 def _listing(folder: Path) -> str:

@@ -1,13 +1,35 @@
 """From a GGUF file to the folder that transformers loads at once: a GGUF is unpacked slowly at every load."""
 
+import hashlib
 import os
 from pathlib import Path
 from typing import Any
 
+from engine_server.models import store
 from engine_server.models.errors import ModelSourceError
 
 # Pre-tokenizers that a file names, which split digits one by one before bytes; transformers' reader drops it.
 _DIGITS_ALONE = {"smollm"}
+
+
+def find(path: Path, wanted: bool) -> Path | None:
+    """The GGUF file that `path` is or holds; in a folder with safetensors too only if it is `wanted`."""
+    if path.is_file():
+        return path.resolve() if path.suffix == ".gguf" else None
+    files = sorted(path.glob("*.gguf"))
+    if not wanted and (not files or any(path.glob("*.safetensors"))):
+        return None
+    if len(files) != 1:
+        names = ", ".join(file.name for file in files) or "none"
+        raise ModelSourceError(f"{path}: one .gguf file is expected; there is {names}")
+    return files[0].resolve()
+
+
+def place(gguf: Path) -> Path:
+    """Where `gguf` as it is now is kept once it is converted."""
+    status = gguf.stat()
+    key = hashlib.sha256(f"{gguf} {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()
+    return store.cache() / "models" / "gguf" / f"{gguf.stem}-{key[:12]}"
 
 
 def convert(gguf: Path, place: Path) -> None:

@@ -1,13 +1,25 @@
 """From a folder to a model on a device."""
 
+import logging
+import time
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
 import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from engine_server.engine.config import DeviceConfig, ModelConfig
+from engine_server.engine.config import DeviceConfig, LoadConfig, ModelConfig
 from engine_server.engine.core.attention import IMPLEMENTATION
+from engine_server.engine.core.kv_cache import free_host_memory
 from engine_server.engine.core.own_attention import MODEL_TYPES, replace_attention
 from engine_server.engine.core.packed_linear import pack_linears
+from engine_server.models.folder import weight_bytes
+
+T = TypeVar("T")
+SECONDS_BETWEEN_LINES = 5.0
+logger = logging.getLogger(__name__)
 
 
 def choose_device(config: DeviceConfig) -> torch.device:
@@ -19,28 +31,68 @@ def choose_device(config: DeviceConfig) -> torch.device:
     return torch.device(config.device)
 
 
-def load_model(config: ModelConfig, device: torch.device) -> PreTrainedModel:
-    """The model of `config.path`, from safetensors only, with our attention. Raises ValueError in words."""
+def load_model(config: ModelConfig, load: LoadConfig, device: torch.device) -> PreTrainedModel:
+    """The model of `config.path`, from safetensors or with random weights, with our attention.
+
+    Weights are mapped from their files and copied once at most. Raises ValueError in words.
+    """
+    dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    dtype = config.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
+    hook = transformers.utils.logging.set_tqdm_hook(show_progress)
     try:
-        model_type = AutoConfig.from_pretrained(config.path, local_files_only=True).model_type
-        own = model_type in MODEL_TYPES
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            config.path,
-            dtype=dtype,
-            attn_implementation="eager" if own else IMPLEMENTATION,
-            use_safetensors=True,
-            local_files_only=True,
-            device_map={"": device} if device.type == "cuda" else None,
-        )
+        settings = AutoConfig.from_pretrained(config.path, local_files_only=True)
+        own = settings.model_type in MODEL_TYPES
+        attention = "eager" if own else IMPLEMENTATION
+        if load.load_format == "dummy":
+            with device, torch.random.fork_rng():
+                torch.manual_seed(config.seed)
+                model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                    settings, dtype=dtype or settings.dtype or torch.float32, attn_implementation=attention
+                ).eval()
+        else:
+            check_room(Path(config.path), dtype, device)
+            model = AutoModelForCausalLM.from_pretrained(
+                config.path,
+                dtype=dtype or "auto",
+                attn_implementation=attention,
+                use_safetensors=True,
+                local_files_only=True,
+                device_map={"": device} if device.type == "cuda" else None,
+            )
     except (OSError, KeyError, ValueError) as error:
         reason = "its attention can't be replaced" if IMPLEMENTATION in str(error) else error
         raise ValueError(f"the model in {config.path} can't be loaded: {reason}") from error
+    finally:
+        transformers.utils.logging.set_tqdm_hook(hook)
     if own:
-        replace_attention(model, model_type)
+        replace_attention(model, settings.model_type)
         model.config._attn_implementation = IMPLEMENTATION  # so that no masks are made
     model.requires_grad_(False)
     if device.type == "cpu":
-        pack_linears(model)
+        pack_linears(progress(list(model.modules()), "Packing weights"))
     return model
+
+
+def check_room(folder: Path, dtype: torch.dtype | None, device: torch.device) -> None:
+    """Raises ValueError, with both sizes, where the weights won't fit."""
+    needed = weight_bytes(folder, None if dtype is None else dtype.itemsize)
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_host_memory()
+    if needed > free:
+        raise ValueError(
+            f"its weights take {needed >> 20} MiB, and {free >> 20} MiB of {device} memory are free"
+        )
+
+
+def progress(items: Collection[T], what: str) -> Iterator[T]:
+    """Say in the log how far a long loop has come."""
+    said = time.monotonic()
+    for count, item in enumerate(items):
+        if time.monotonic() - said > SECONDS_BETWEEN_LINES:
+            said = time.monotonic()
+            logger.info("%s: %d of %d", what, count, len(items))
+        yield item
+
+
+def show_progress(factory: Any, args: Any, options: Any) -> Any:
+    """A bar of transformers as lines of the log."""
+    return progress(args[0], options["desc"]) if "desc" in options else factory(*args, **options)

@@ -38,7 +38,7 @@ class ModelRunner:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.device = choose_device(config.device_config)
-        self.model = load_model(config.model_config, self.device)
+        self.model = load_model(config.model_config, config.load_config, self.device)
         self.rope = per_sequence(self.model)
 
     def prepare(self) -> BlockTable:

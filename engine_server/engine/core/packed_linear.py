@@ -1,5 +1,7 @@
 """Linear layers laid out for the CPU: oneDNN's own weight format, packed once instead of at each call."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 
@@ -17,11 +19,11 @@ class PackedLinear(nn.Module):
         return output
 
 
-def pack_linears(model: nn.Module) -> None:
-    """Replace every bfloat16 Linear of a model on the CPU. Its own weight is freed where nothing shares it."""
+def pack_linears(modules: Iterable[nn.Module]) -> None:
+    """Replace every bfloat16 Linear of a CPU model's modules. Its own weight is freed where nothing shares it."""
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return
-    for parent in list(model.modules()):
+    for parent in modules:
         for name, child in parent.named_children():
             if type(child) is nn.Linear and child.weight.dtype == torch.bfloat16:
                 setattr(parent, name, PackedLinear(child))

@@ -1,0 +1,60 @@
+"""Where weights come from, and what is said where they can't be had."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from engine_server import EngineArgs, LLMEngine, SamplingParams
+from engine_server.models.folder import weight_bytes
+
+TOKENS = [5, 77, 31, 8, 120]
+
+
+def answer(model: Path, finish, **options: object) -> list[int]:
+    args = EngineArgs(model=str(model), skip_tokenizer_init=True, num_gpu_blocks_override=16, **options)
+    engine = LLMEngine.from_engine_args(args)
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, detokenize=False)
+    engine.add_request("0", {"prompt_token_ids": TOKENS}, params)
+    return finish(engine)["0"].outputs[0].token_ids
+
+
+def test_sharded_weights_are_read_whole(tiny_llama: Path, tmp_path: Path, finish) -> None:
+    AutoModelForCausalLM.from_pretrained(tiny_llama).save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    assert answer(tmp_path, finish, dtype="float32") == answer(tiny_llama, finish, dtype="float32")
+
+
+@pytest.mark.parametrize(("dtype", "agreeing"), [("auto", 6), ("float16", 6), ("bfloat16", 3)])
+def test_every_dtype_runs(tiny_llama: Path, finish, dtype: str, agreeing: int) -> None:
+    expected = answer(tiny_llama, finish, dtype="float32")
+    assert answer(tiny_llama, finish, dtype=dtype)[:agreeing] == expected[:agreeing]
+
+
+def test_dummy_weights_need_a_configuration_alone(tiny_llama: Path, tmp_path: Path, finish) -> None:
+    shutil.copy(tiny_llama / "config.json", tmp_path)
+    first, again, other = (answer(tmp_path, finish, load_format="dummy", seed=seed) for seed in (1, 1, 2))
+    assert first == again != other
+    with pytest.raises(ValueError, match=r"\*\.safetensors missing"):
+        answer(tmp_path, finish)
+
+
+def test_a_model_that_does_not_fit_says_both_sizes(tiny_llama: Path, tmp_path: Path, finish) -> None:
+    """A file with a hole instead of its 4 TiB of weights."""
+    shutil.copy(tiny_llama / "config.json", tmp_path)
+    size = 1 << 42
+    header = json.dumps({"w": {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}}).encode()
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+    for dtype, wanted in (("auto", size >> 20), ("bfloat16", size >> 21)):
+        with pytest.raises(ValueError, match=rf"weights take {wanted} MiB, and \d+ MiB of cpu memory are"):
+            answer(tmp_path, finish, dtype=dtype)
+
+
+def test_weights_are_bytes_in_memory_as_the_headers_say(tiny_llama: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
+    numbers = sum(parameter.numel() for parameter in model.parameters())
+    assert (weight_bytes(tiny_llama, None), weight_bytes(tiny_llama, 2)) == (4 * numbers, 2 * numbers)
