@@ -10,29 +10,54 @@ if TYPE_CHECKING:
     from engine_server.engine.async_llm import AsyncLLM, AsyncLLMEngine
     from engine_server.engine.config import EngineConfig, UsageContext
     from engine_server.engine.errors import EngineDeadError, InvalidRequestError
-    from engine_server.engine.inputs import PromptType, TextPrompt, TokensPrompt
+    from engine_server.engine.inputs import EmbedsPrompt, PromptType, TextPrompt, TokensPrompt
+    from engine_server.engine.llm import LLM
     from engine_server.engine.llm_engine import LLMEngine
     from engine_server.engine.loggers import StatLoggerBase
-    from engine_server.engine.outputs import CompletionOutput, Logprob, RequestOutput
+    from engine_server.engine.outputs import (
+        ClassificationOutput,
+        ClassificationRequestOutput,
+        CompletionOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        Logprob,
+        PoolingOutput,
+        PoolingRequestOutput,
+        RequestOutput,
+        ScoringOutput,
+        ScoringRequestOutput,
+    )
+    from engine_server.engine.pooling_params import PoolingParams
     from engine_server.engine.sampling_params import RequestOutputKind, SamplingParams
 
 _HOME = {
     "AsyncEngineArgs": "arg_utils",
     "AsyncLLM": "async_llm",
     "AsyncLLMEngine": "async_llm",
+    "ClassificationOutput": "outputs",
+    "ClassificationRequestOutput": "outputs",
     "CompletionOutput": "outputs",
+    "EmbeddingOutput": "outputs",
+    "EmbeddingRequestOutput": "outputs",
+    "EmbedsPrompt": "inputs",
     "EngineArgs": "arg_utils",
     "EngineConfig": "config",
     "EngineDeadError": "errors",
     "InvalidRequestError": "errors",
+    "LLM": "llm",
     "LLMEngine": "llm_engine",
     "LoRARequest": "adapters",
     "Logprob": "outputs",
+    "PoolingOutput": "outputs",
+    "PoolingParams": "pooling_params",
+    "PoolingRequestOutput": "outputs",
     "PromptAdapterRequest": "adapters",
     "PromptType": "inputs",
     "RequestOutput": "outputs",
     "RequestOutputKind": "sampling_params",
     "SamplingParams": "sampling_params",
+    "ScoringOutput": "outputs",
+    "ScoringRequestOutput": "outputs",
     "StatLoggerBase": "loggers",
     "TextPrompt": "inputs",
     "TokensPrompt": "inputs",
@@ -40,10 +65,16 @@ _HOME = {
 }
 
 __all__ = [
+    "LLM",
     "AsyncEngineArgs",
     "AsyncLLM",
     "AsyncLLMEngine",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
     "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
+    "EmbedsPrompt",
     "EngineArgs",
     "EngineConfig",
     "EngineDeadError",
@@ -51,11 +82,16 @@ __all__ = [
     "LLMEngine",
     "LoRARequest",
     "Logprob",
+    "PoolingOutput",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "PromptAdapterRequest",
     "PromptType",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "ScoringOutput",
+    "ScoringRequestOutput",
     "StatLoggerBase",
     "TextPrompt",
     "TokensPrompt",

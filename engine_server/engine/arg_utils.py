@@ -60,6 +60,10 @@ class EngineArgs:
     )
     tokenizer: str | None = _argument(None, "a folder or a hub's name (default: the model's own)")
     skip_tokenizer_init: bool = _argument(False, "take and give token ids only")
+    enable_prompt_embeds: bool = _argument(False, "take embeddings in place of a prompt's tokens")
+    runner: Literal["auto", "generate", "pooling"] = _argument(
+        "auto", "generate text, or pool to vectors and scores; auto: what the model is made for"
+    )
     served_model_name: list[str] | str | None = _argument(
         None, "the model's names in the API; may be repeated (default: the model as given)", metavar="NAME"
     )
@@ -119,8 +123,9 @@ class EngineArgs:
         from engine_server.engine.model_config import read_model_config
 
         model = read_model_config(self)
-        budget = self.max_num_batched_tokens or self._default_budget(model.max_model_len)
-        if not self.enable_chunked_prefill and budget < model.max_model_len:
+        chunked = self.enable_chunked_prefill and not model.is_encoder
+        budget = self.max_num_batched_tokens or self._default_budget(0 if chunked else model.max_model_len)
+        if not chunked and budget < model.max_model_len:
             raise ValueError(
                 f"max_num_batched_tokens is {budget}: without chunked prefill it must be at least max_model_len, "
                 f"{model.max_model_len}"
@@ -137,7 +142,7 @@ class EngineArgs:
             scheduler_config=SchedulerConfig(
                 max_num_batched_tokens=budget,
                 max_num_seqs=self.max_num_seqs,
-                enable_chunked_prefill=self.enable_chunked_prefill,
+                enable_chunked_prefill=chunked,
             ),
             device_config=DeviceConfig(device=self.device),
             load_config=LoadConfig(load_format=self.load_format),
@@ -146,10 +151,9 @@ class EngineArgs:
             ),
         )
 
-    def _default_budget(self, max_model_len: int) -> int:
+    def _default_budget(self, least: int) -> int:
         on_gpu = self.device == "cuda" or (self.device == "auto" and Path("/dev/nvidiactl").exists())
-        budget = 8192 if on_gpu else 2048
-        return budget if self.enable_chunked_prefill else max(budget, max_model_len)
+        return max(8192 if on_gpu else 2048, least)
 
     def _check(self) -> None:
         self.dtype = _full_dtype(self.dtype)  # type: ignore[assignment]

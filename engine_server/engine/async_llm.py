@@ -8,7 +8,7 @@ import itertools
 import logging
 import weakref
 from collections.abc import AsyncGenerator, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from engine_server.engine.adapters import LoRARequest, PromptAdapterRequest
 from engine_server.engine.arg_utils import AsyncEngineArgs
@@ -29,7 +29,8 @@ from engine_server.engine.front_end import FrontEnd, StatLoggers
 from engine_server.engine.inputs import INPUT_REGISTRY, InputRegistry, PromptType
 from engine_server.engine.loggers import StatLoggerBase
 from engine_server.engine.messages import AbortRequests, AddRequest, Call, CoreMessage, Returned, StepOutputs
-from engine_server.engine.outputs import RequestOutput
+from engine_server.engine.outputs import AnyOutput, PoolingRequestOutput, RequestOutput
+from engine_server.engine.pooling_params import PoolingParams
 from engine_server.engine.processor import Processor
 from engine_server.engine.sampling_params import SamplingParams
 from engine_server.engine.tokenizer import load_tokenizer
@@ -120,7 +121,7 @@ class AsyncLLM:
             core=core,
         )
 
-    async def generate(
+    def generate(
         self,
         prompt: PromptType | None = None,
         sampling_params: SamplingParams | None = None,
@@ -137,11 +138,49 @@ class AsyncLLM:
         A caller that stops iterating aborts the request. Raises InvalidRequestError before anything is queued,
         and EngineDeadError when the core ends on the way.
         """
-        key = request_key(request_id)
-        stream = await self.add_request(
-            key, one_prompt(prompt, inputs), sampling_params or SamplingParams(), None,
+        outputs = self._outputs(
+            request_id, prompt, inputs, sampling_params or SamplingParams(),
             lora_request, trace_headers, prompt_adapter_request, priority,
         )  # fmt: skip
+        return cast(AsyncGenerator[RequestOutput, None], outputs)
+
+    def encode(
+        self,
+        prompt: PromptType | None = None,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | int = "",
+        lora_request: LoRARequest | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        *,
+        inputs: PromptType | None = None,
+    ) -> AsyncGenerator[PoolingRequestOutput[Any], None]:
+        """Yield what a pooling model makes of the prompt, once: an EmbeddingRequestOutput, or another as the task asks.
+
+        As `generate` otherwise.
+        """
+        outputs = self._outputs(
+            request_id,
+            prompt,
+            inputs,
+            pooling_params or PoolingParams(),
+            lora_request,
+            trace_headers,
+            None,
+            priority,
+        )
+        return cast(AsyncGenerator[PoolingRequestOutput[Any], None], outputs)
+
+    async def _outputs(
+        self,
+        request_id: str | int,
+        prompt: PromptType | None,
+        inputs: PromptType | None,
+        params: SamplingParams | PoolingParams,
+        *options: Any,
+    ) -> AsyncGenerator[AnyOutput, None]:
+        key = request_key(request_id)
+        stream = await self.add_request(key, one_prompt(prompt, inputs), params, None, *options)
         try:
             while True:
                 output = await stream.get()
@@ -156,7 +195,7 @@ class AsyncLLM:
         self,
         request_id: str | int,
         prompt: PromptType,
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         arrival_time: float | None = None,
         lora_request: LoRARequest | None = None,
         trace_headers: Mapping[str, str] | None = None,
@@ -388,7 +427,7 @@ class AsyncLLM:
                 if (answer := self._calls.get(call_id)) and not answer.done():  # else its caller has left
                     answer.set_result(message)
 
-    def _put(self, output: RequestOutput) -> None:
+    def _put(self, output: AnyOutput) -> None:
         stream = self._streams[output.request_id]
         if output.finished:
             del self._streams[output.request_id]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import msgspec
 
 if TYPE_CHECKING:
     from engine_server.engine.core.model_runner import ModelRunner
+
+Pooling = Literal["CLS", "LAST", "MEAN"]  # the first token's hidden state, the last's, or the mean of all
+Activation = Literal["identity", "sigmoid", "softmax"]
 
 
 class UsageContext(Enum):
@@ -20,6 +23,18 @@ class UsageContext(Enum):
     OPENAI_API_SERVER = "OPENAI_API_SERVER"
     OPENAI_BATCH_RUNNER = "OPENAI_BATCH_RUNNER"
     ENGINE_CONTEXT = "ENGINE_CONTEXT"
+
+
+class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How a pooling model makes one vector of a prompt's hidden states."""
+
+    pooling: Pooling
+    normalize: bool  # to length 1, unless a request says otherwise
+    encoder: bool  # attention both ways, over the whole prompt at once: no KV cache, no chunks
+    num_labels: int | None  # of a classifier; None: the vector is an embedding
+    activation: Activation  # of a classifier's scores
+    dimensions: list[int]  # to which an embedding may be cut
+    num_token_types: int  # of texts in one prompt that the model tells apart; 0: it doesn't
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +49,16 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     skip_tokenizer_init: bool = False
     logits_processors: list[str] = []  # import paths of those that requests may name
+    pooling: PoolingConfig | None = None  # None: the model generates
+    prompt_embeds_size: int | None = None  # of an embedding that may stand for a token; None: none may
+
+    @property
+    def runner(self) -> str:
+        return "generate" if self.pooling is None else "pooling"
+
+    @property
+    def is_encoder(self) -> bool:
+        return self.pooling is not None and self.pooling.encoder
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,8 @@ from engine_server.engine.inputs import PromptType
 from engine_server.engine.loggers import LoggingStatLogger, PrometheusStatLogger, StatLoggerBase
 from engine_server.engine.messages import AddRequest, StepOutputs
 from engine_server.engine.output_processor import OutputProcessor, fan_out
-from engine_server.engine.outputs import RequestOutput
+from engine_server.engine.outputs import AnyOutput
+from engine_server.engine.pooling_params import PoolingParams
 from engine_server.engine.processor import Processor
 from engine_server.engine.sampling_params import SamplingParams
 from engine_server.engine.stats import IterationStats, SchedulerStats
@@ -70,7 +71,7 @@ class FrontEnd:
         self,
         request_id: str | int,
         prompt: PromptType,
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         arrival_time: float | None = None,
         lora_request: LoRARequest | None = None,
         trace_headers: Mapping[str, str] | None = None,
@@ -92,16 +93,16 @@ class FrontEnd:
         children = fan_out(request)
         if key in self.requests or any(child.request_id in self.requests for child in children):
             raise InvalidRequestError(f"a request with the id {key!r} is under way", "request_id")
-        return children if self.requests.add(key, children, params, text) else []
+        return children if self.requests.add(key, children, request.params, text) else []
 
-    def digest(self, outputs: StepOutputs) -> tuple[list[RequestOutput], list[str]]:
+    def digest(self, outputs: StepOutputs) -> tuple[list[AnyOutput], list[str]]:
         """What callers get from a step, and which requests a stop string ended."""
         stats = IterationStats()
         given, stopped = self.requests.process(outputs.steps, stats)
         self.record(outputs.stats, stats)
         return given, stopped
 
-    def abort(self, request_ids: Iterable[str]) -> tuple[list[RequestOutput], list[str]]:
+    def abort(self, request_ids: Iterable[str]) -> tuple[list[AnyOutput], list[str]]:
         """The last outputs of those that were under way, and what the core must abort."""
         stats = IterationStats()
         outputs, unfinished = self.requests.abort(request_ids, stats)

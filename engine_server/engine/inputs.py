@@ -1,6 +1,9 @@
 """The forms in which a prompt may come."""
 
-from typing import NotRequired, TypedDict
+from typing import TYPE_CHECKING, NotRequired, TypedDict
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Resumable(TypedDict):
@@ -21,9 +24,18 @@ class TokensPrompt(Resumable):
 
     prompt_token_ids: list[int]
     prompt: NotRequired[str]
+    token_type_ids: NotRequired[
+        list[int]
+    ]  # of two texts for an encoder: 0 for each token of the first, 1 of the second
 
 
-PromptType = str | TextPrompt | TokensPrompt
+class EmbedsPrompt(TypedDict):
+    """What stands for the tokens' embeddings: [tokens, hidden]. The engine must be made with enable_prompt_embeds."""
+
+    prompt_embeds: "Tensor"
+
+
+PromptType = str | TextPrompt | TokensPrompt | EmbedsPrompt
 
 
 class InputRegistry:

@@ -31,7 +31,8 @@ from engine_server.engine.front_end import FrontEnd, StatLoggers
 from engine_server.engine.inputs import INPUT_REGISTRY, InputRegistry, PromptType
 from engine_server.engine.loggers import StatLoggerBase
 from engine_server.engine.messages import AbortRequests, Call
-from engine_server.engine.outputs import RequestOutput
+from engine_server.engine.outputs import AnyOutput, PoolingRequestOutput, RequestOutput
+from engine_server.engine.pooling_params import PoolingParams
 from engine_server.engine.sampling_params import SamplingParams
 from engine_server.engine.tokenizer import load_tokenizer
 
@@ -101,7 +102,7 @@ class LLMEngine:
         self,
         request_id: str | int,
         prompt: PromptType | None = None,
-        params: SamplingParams | None = None,
+        params: SamplingParams | PoolingParams | None = None,
         arrival_time: float | None = None,
         lora_request: LoRARequest | None = None,
         trace_headers: Mapping[str, str] | None = None,
@@ -122,7 +123,7 @@ class LLMEngine:
         _, unfinished = self._front_end.abort(request_keys(request_id))
         self._core.handle(AbortRequests(unfinished))
 
-    def step(self) -> list[RequestOutput]:
+    def step(self) -> list[AnyOutput]:
         """One iteration over whatever runs; [] at once where nothing does."""
         if not self.has_unfinished_requests():
             return []
@@ -131,7 +132,7 @@ class LLMEngine:
             self._core.handle(AbortRequests(stopped))
         if self.DO_VALIDATE_OUTPUT:
             for output in outputs:
-                if not isinstance(output, RequestOutput):
+                if not isinstance(output, RequestOutput | PoolingRequestOutput):
                     raise TypeError(f"an output is a {type(output).__name__}, not a RequestOutput")
         return outputs
 

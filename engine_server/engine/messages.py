@@ -1,15 +1,42 @@
 """What the front end and the core say to each other: msgspec structs, so that they cross a process as msgpack."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
+from engine_server.engine.pooling_params import PoolingParams
 from engine_server.engine.sampling_params import SamplingParams
 from engine_server.engine.stats import FinishReason, SchedulerStats
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Message(msgspec.Struct, array_like=True, tag=True, omit_defaults=True):
     """Tagged, so that one decoder serves every kind."""
+
+
+class RawTensor(msgspec.Struct, array_like=True):
+    """A tensor of at least one dimension, as its bytes."""
+
+    dtype: str  # as torch names it
+    shape: list[int]
+    data: bytes
+
+    @classmethod
+    def of(cls, tensor: "Tensor") -> Self:
+        import torch  # takes seconds, which only those who have a tensor pay
+
+        data = tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+        return cls(str(tensor.dtype).removeprefix("torch."), list(tensor.shape), data)
+
+    def tensor(self) -> "Tensor":
+        import torch
+
+        empty = torch.empty(self.shape, dtype=getattr(torch, self.dtype))
+        return (
+            torch.frombuffer(bytearray(self.data), dtype=empty.dtype).view(self.shape) if self.data else empty
+        )
 
 
 # front end -> core
@@ -25,6 +52,11 @@ class AddRequest(Message):
     arrival: float
     child: int = 0  # its number among the n completions of one prompt
     num_resumed: int = 0  # tokens at the end of `prompt_token_ids` that are output already
+    pooling: PoolingParams | None = (
+        None  # of a pooling model, every default resolved; `params` says nothing then
+    )
+    token_type_ids: list[int] | None = None  # for each token the number of its text, where a prompt has two
+    prompt_embeds: RawTensor | None = None  # [tokens, hidden], which stand for the prompt's tokens
 
 
 class AbortRequests(Message):
@@ -66,6 +98,9 @@ class RequestStep(msgspec.Struct, array_like=True, omit_defaults=True):
         None  # of the second prompt token on; with the first token
     )
     error: str | None = None  # why it ended, where the reason is error
+    pooled: RawTensor | None = (
+        None  # a pooling model's result: float32, [dimensions], [labels] or [tokens, hidden]
+    )
 
 
 class StepOutputs(Message):

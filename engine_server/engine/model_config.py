@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine_server.engine.config import ModelConfig
+from engine_server.engine.pooling_config import longest_prompt, read_pooling_config
 from engine_server.models import resolve
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ def read_model_config(args: "EngineArgs") -> ModelConfig:
             f"{path / 'config.json'} is no configuration that transformers knows: {error}"
         ) from error
     text_config = config.get_text_config()
+    pooling = read_pooling_config(path, config, args.runner)
     names = args.served_model_name
     return ModelConfig(
         model=args.model,
@@ -30,12 +32,16 @@ def read_model_config(args: "EngineArgs") -> ModelConfig:
         tokenizer=args.tokenizer or str(path),
         served_model_name=[names] if isinstance(names, str) else names or [args.model],
         dtype=args.dtype,
-        max_model_len=_context(args.max_model_len, _positions(text_config)),
+        max_model_len=_context(
+            args.max_model_len, _positions(text_config), longest_prompt(path) if pooling else None
+        ),
         vocab_size=text_config.vocab_size,
         eos_token_ids=_eos_token_ids(path, text_config),
         seed=args.seed,
         skip_tokenizer_init=args.skip_tokenizer_init,
         logits_processors=args.logits_processors or [],
+        pooling=pooling,
+        prompt_embeds_size=_embedding_size(text_config) if args.enable_prompt_embeds else None,
     )
 
 
@@ -46,9 +52,15 @@ def _positions(config: Any) -> int | None:
     return int(limit * rope["factor"]) if limit and rope.get("rope_type") == "dynamic" else limit
 
 
-def _context(asked: int | None, limit: int | None) -> int:
+def _embedding_size(config: Any) -> int:
+    """Not the hidden size in the few models that project from the one to the other."""
+    names = ("word_embed_proj_dim", "embedding_size", "hidden_size")
+    return int(next(filter(None, (getattr(config, name, None) for name in names))))
+
+
+def _context(asked: int | None, limit: int | None, advised: int | None) -> int:
     if asked is None:
-        return limit or 2048
+        return min((length for length in (limit, advised) if length), default=2048)
     if limit is not None and asked > limit:
         raise ValueError(f"max_model_len is {asked}; the model's positions end at {limit}")
     return asked

@@ -3,13 +3,23 @@
 import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 from tokenizers import Tokenizer
 
 from engine_server.engine.detokenizer import Detokenizer
-from engine_server.engine.messages import AddRequest, RequestStep, TokenLogprobsArray
-from engine_server.engine.outputs import CompletionOutput, Logprob, RequestOutput, TokenLogprobs
+from engine_server.engine.messages import AddRequest, RawTensor, RequestStep, TokenLogprobsArray
+from engine_server.engine.outputs import (
+    POOLED,
+    AnyOutput,
+    CompletionOutput,
+    Logprob,
+    PoolingRequestOutput,
+    RequestOutput,
+    TokenLogprobs,
+)
+from engine_server.engine.pooling_params import PoolingParams
 from engine_server.engine.sampling_params import RequestOutputKind, SamplingParams
 from engine_server.engine.stats import FinishedRequest, FinishReason, IterationStats
 
@@ -32,6 +42,7 @@ class Child:
     fresh: bool = False  # whether there is something to tell
     told_tokens: int = 0
     told_text: int = 0
+    pooled: RawTensor | None = None
 
     @property
     def text(self) -> str:
@@ -49,6 +60,7 @@ class RequestState:
     arrival: float
     children: list[Child]
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    pooling: PoolingParams | None = None
 
     @property
     def finished(self) -> bool:
@@ -95,7 +107,9 @@ class OutputProcessor:
         """Keep a request, whose children are `requests`; False if the tokens that it resumes have ended it."""
         first = requests[0]
         prompt_token_ids = first.prompt_token_ids[: len(first.prompt_token_ids) - first.num_resumed]
-        state = RequestState(request_id, prompt, prompt_token_ids, params, first.arrival, [])
+        state = RequestState(
+            request_id, prompt, prompt_token_ids, params, first.arrival, [], pooling=first.pooling
+        )
         self._states[request_id] = state
         for request in requests:
             detokenizer = None
@@ -111,7 +125,7 @@ class OutputProcessor:
 
     def process(
         self, steps: Sequence[RequestStep], stats: IterationStats
-    ) -> tuple[list[RequestOutput], list[str]]:
+    ) -> tuple[list[AnyOutput], list[str]]:
         """The outputs to give, and the ids of requests that a stop string ended, which the core must abort."""
         now = time.monotonic()
         stopped = []
@@ -129,9 +143,7 @@ class OutputProcessor:
                 stopped.append(child.core_id)
         return self._tell(touched.values(), now, stats), stopped
 
-    def abort(
-        self, request_ids: Iterable[str], stats: IterationStats
-    ) -> tuple[list[RequestOutput], list[str]]:
+    def abort(self, request_ids: Iterable[str], stats: IterationStats) -> tuple[list[AnyOutput], list[str]]:
         """Forget requests: a last output for each that was known, with everything not told yet, and what the core
         must abort."""
         states = [self._states[name] for name in dict.fromkeys(request_ids) if name in self._states]
@@ -154,7 +166,7 @@ class OutputProcessor:
     def _append(self, child: Child, params: SamplingParams, step: RequestStep) -> None:
         """Add the step's tokens, and find out whether they end the completion."""
         before = len(child.token_ids)
-        child.fresh = True
+        child.fresh, child.pooled = True, step.pooled
         child.token_ids += step.new_token_ids
         child.finish_reason, child.stop_reason = step.finish_reason, step.error or step.stop_reason
         for token in step.logprobs or ():
@@ -167,9 +179,7 @@ class OutputProcessor:
             if stop := child.detokenizer.append(shown, bool(step.finish_reason), before):
                 child.finish_reason, child.stop_reason = "stop", stop
 
-    def _tell(
-        self, states: Collection[RequestState], now: float, stats: IterationStats
-    ) -> list[RequestOutput]:
+    def _tell(self, states: Collection[RequestState], now: float, stats: IterationStats) -> list[AnyOutput]:
         """The outputs that are due of these requests; forget what has ended."""
         outputs = [output for state in states if (output := self._output(state))]
         for state in states:
@@ -181,12 +191,14 @@ class OutputProcessor:
                 self._ended.pop(state.request_id, None)
         return outputs
 
-    def _output(self, state: RequestState) -> RequestOutput | None:
+    def _output(self, state: RequestState) -> AnyOutput | None:
         """What the request's output kind shows now, if anything."""
         params, children = state.params, state.children
         chooses = len(children) > params.n
         if not state.finished and (chooses or params.output_kind == RequestOutputKind.FINAL_ONLY):
             return None
+        if state.pooling is not None:
+            return pooling_output(state, state.pooling, children[0])
         if chooses:
             children = sorted(children, key=lambda child: -child.cumulative_logprob)[: params.n]
             for rank, child in enumerate(children):
@@ -218,6 +230,15 @@ class OutputProcessor:
         elif step.new_token_ids:
             stats.inter_token_latencies.append(now - child.last_token)
         child.last_token = now
+
+
+def pooling_output(state: RequestState, params: PoolingParams, child: Child) -> PoolingRequestOutput[Any]:
+    output, outputs = POOLED[params.task or ""]
+    pooled = child.pooled or RawTensor("float32", [0], b"")
+    return output(
+        state.request_id, outputs(pooled.tensor()), state.prompt_token_ids,
+        finish_reason=child.finish_reason or "", stop_reason=child.stop_reason,
+    )  # fmt: skip
 
 
 def completion(child: Child, params: SamplingParams) -> CompletionOutput:

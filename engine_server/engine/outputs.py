@@ -1,7 +1,12 @@
 """What a caller gets back."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from math import nan
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Logprob(NamedTuple):
@@ -46,3 +51,71 @@ class RequestOutput:
     outputs: list[CompletionOutput] = field(default_factory=list)
     finished: bool = False
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+
+
+@dataclass(slots=True)
+class PoolingOutput:
+    """The last hidden state of each token: float32 [tokens, hidden]."""
+
+    data: "Tensor"
+
+
+@dataclass(slots=True)
+class EmbeddingOutput:
+    embedding: list[float]
+
+
+@dataclass(slots=True)
+class ClassificationOutput:
+    """A score for each label, in the order of their ids."""
+
+    probs: list[float]
+
+
+@dataclass(slots=True)
+class ScoringOutput:
+    """How well two texts fit."""
+
+    score: float
+
+
+Pooled = TypeVar("Pooled", PoolingOutput, EmbeddingOutput, ClassificationOutput, ScoringOutput)
+
+
+@dataclass(slots=True)
+class PoolingRequestOutput(Generic[Pooled]):
+    """A pooling request's one output.
+
+    finish_reason: "stop"; with "abort", "timeout" or "error" `outputs` holds no number, or NaN.
+    stop_reason: the error in words.
+    """
+
+    request_id: str
+    outputs: Pooled
+    prompt_token_ids: list[int]
+    finished: bool = True
+    finish_reason: str = "stop"
+    stop_reason: int | str | None = None
+
+
+class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
+    """Of the task embed."""
+
+
+class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
+    """Of the task classify."""
+
+
+class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
+    """Of the task score."""
+
+
+AnyOutput = RequestOutput | PoolingRequestOutput[Any]
+
+# By task: the output's class, and what makes its `outputs` of the numbers.
+POOLED: dict[str, tuple[type[PoolingRequestOutput[Any]], Callable[["Tensor"], Any]]] = {
+    "encode": (PoolingRequestOutput, PoolingOutput),
+    "embed": (EmbeddingRequestOutput, lambda vector: EmbeddingOutput(vector.tolist())),
+    "classify": (ClassificationRequestOutput, lambda scores: ClassificationOutput(scores.tolist())),
+    "score": (ScoringRequestOutput, lambda scores: ScoringOutput(scores[0].item() if len(scores) else nan)),
+}

@@ -5,15 +5,15 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from engine_server.engine.config import ModelConfig
 from engine_server.engine.errors import InvalidRequestError
-from engine_server.engine.inputs import PromptType
-from engine_server.engine.messages import AddRequest
-from engine_server.engine.sampling_params import SamplingParams
+from engine_server.engine.messages import AddRequest, RawTensor
+from engine_server.engine.pooling_params import PoolingParams
+from engine_server.engine.sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -28,13 +28,29 @@ class Processor:
         self._seeds = random.Random(config.seed)
 
     def process(
-        self, request_id: str, prompt: PromptType, params: SamplingParams, arrival: float | None = None
+        self,
+        request_id: str,
+        prompt: Any,
+        params: SamplingParams | PoolingParams,
+        arrival: float | None = None,
     ) -> tuple[AddRequest, str | None]:
-        """The core's request, and the prompt's text where it is known."""
-        if not isinstance(params, SamplingParams):
-            raise InvalidRequestError(
-                f"params is a {type(params).__name__}; it takes SamplingParams", "params"
+        """The core's request, and the prompt's text where it is known. `prompt` should be a PromptType."""
+        pooling = self.config.pooling
+        if not isinstance(params, SamplingParams if pooling is None else PoolingParams):
+            does = (
+                "generates, and takes SamplingParams" if pooling is None else "pools, and takes PoolingParams"
             )
+            raise InvalidRequestError(f"params is a {type(params).__name__}; this engine {does}", "params")
+        arrival = time.monotonic() if arrival is None else arrival
+        embeds = self._embeds(prompt)
+        if embeds is not None:
+            prompt = {**prompt, "prompt_token_ids": [0] * embeds.shape[0]}
+            if params.truncate_prompt_tokens or getattr(params, "prompt_logprobs", None) is not None:
+                raise InvalidRequestError(
+                    "prompt_embeds has no tokens to cut off or to report", "prompt_embeds"
+                )
+        if isinstance(params, PoolingParams):
+            return self._pooling_request(request_id, prompt, params, arrival, embeds)
         text, token_ids = self._tokens(prompt, params.truncate_prompt_tokens)
         room = self._room(token_ids)
         resumed = self._resumed(prompt, params, room)
@@ -52,13 +68,74 @@ class Processor:
                 prompt_token_ids=token_ids + resumed,
                 params=params,
                 max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
-                arrival=time.monotonic() if arrival is None else arrival,
+                arrival=arrival,
                 num_resumed=len(resumed),
+                prompt_embeds=embeds,
             ),
             text,
         )
 
-    def _resumed(self, prompt: PromptType, params: SamplingParams, room: int) -> list[int]:
+    def _pooling_request(
+        self, request_id: str, prompt: Any, params: PoolingParams, arrival: float, embeds: RawTensor | None
+    ) -> tuple[AddRequest, str | None]:
+        assert self.config.pooling is not None
+        params = params.resolve(self.config.pooling)
+        keep = (
+            self.config.max_model_len
+            if params.truncate_prompt_tokens == -1
+            else params.truncate_prompt_tokens
+        )
+        text = (
+            prompt.get("prompt")
+            if isinstance(prompt, Mapping) and "prompt_token_ids" not in prompt
+            else prompt
+        )
+        if keep is not None and isinstance(text, str) and self.tokenizer is not None:
+            # The tokenizer knows what begins and ends every text, and leaves it on.
+            token_ids = self.tokenizer.encode(text, truncation=True, max_length=keep)
+            prompt = {"prompt_token_ids": token_ids, "prompt": text}
+        text, token_ids = self._tokens(prompt, keep)
+        self._room(token_ids)
+        kinds = range(self.config.pooling.num_token_types)
+        types = prompt.get("token_type_ids") if kinds and isinstance(prompt, Mapping) else None
+        if types and (len(types) != len(token_ids) or not all(kind in kinds for kind in types)):
+            raise InvalidRequestError(
+                f"token_type_ids takes an integer from 0 to {kinds[-1]} for each token", "token_type_ids"
+            )
+        request = AddRequest(
+            request_id=request_id,
+            prompt_token_ids=token_ids,
+            params=SamplingParams(
+                max_tokens=None, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+            ),
+            max_tokens=0,
+            arrival=arrival,
+            pooling=params,
+            token_type_ids=types,
+            prompt_embeds=embeds,
+        )
+        return request, text
+
+    def _embeds(self, prompt: Any) -> RawTensor | None:
+        """What stands for the prompt's tokens, where it came as embeddings."""
+        if not isinstance(prompt, Mapping) or "prompt_embeds" not in prompt:
+            return None
+        import torch  # is there already, where somebody has a tensor
+
+        size, embeds = self.config.prompt_embeds_size, prompt["prompt_embeds"]
+        if size is None:
+            raise InvalidRequestError(
+                "prompt_embeds needs an engine with enable_prompt_embeds", "prompt_embeds"
+            )
+        if not (
+            isinstance(embeds, torch.Tensor) and embeds.is_floating_point() and embeds.shape[1:] == (size,)
+        ):
+            raise InvalidRequestError(
+                f"prompt_embeds takes a tensor of floats [tokens, {size}]", "prompt_embeds"
+            )
+        return RawTensor.of(embeds)
+
+    def _resumed(self, prompt: Any, params: SamplingParams, room: int) -> list[int]:
         """The tokens that the request has produced already."""
         resumed = [] if isinstance(prompt, str) else list(prompt.get("resume_token_ids") or ())
         if resumed and params.num_children > 1:
@@ -102,7 +179,7 @@ class Processor:
         encoded = (self.tokenizer.encode(text, add_special_tokens=False) for text in texts)
         return [token_ids for token_ids in encoded if token_ids]
 
-    def _tokens(self, prompt: PromptType, keep: int | None) -> tuple[str | None, list[int]]:
+    def _tokens(self, prompt: Any, keep: int | None) -> tuple[str | None, list[int]]:
         """The prompt's text where it is known, and the last `keep` of its tokens."""
         last = (
             slice(None) if keep is None else slice(-keep if keep > 0 else 1 - self.config.max_model_len, None)
@@ -115,7 +192,7 @@ class Processor:
                 "prompt",
             )
         if "prompt_token_ids" in prompt:
-            token_ids = list(prompt["prompt_token_ids"][last])  # type: ignore[typeddict-item]
+            token_ids = list(prompt["prompt_token_ids"][last])
             self._room(token_ids)  # before each of what may be millions is looked at
             self._check_tokens(token_ids, "prompt")
             return prompt.get("prompt"), token_ids
@@ -128,11 +205,12 @@ class Processor:
         """How many tokens may follow the prompt, at least one."""
         if not token_ids:
             raise InvalidRequestError("the prompt is empty; it takes at least one token", "prompt")
-        room = self.config.max_model_len - len(token_ids)
+        pools = self.config.pooling is not None
+        room = self.config.max_model_len - len(token_ids) + pools
         if room < 1:
             raise InvalidRequestError(
-                f"the prompt has {len(token_ids)} tokens; with at least one new token it must fit the context of "
-                f"{self.config.max_model_len}",
+                f"the prompt has {len(token_ids)} tokens; {'' if pools else 'with at least one new token '}"
+                f"it must fit the context of {self.config.max_model_len}",
                 "prompt",
             )
         return room

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from tokenizers import Tokenizer as Backend
 
 from engine_server.engine.config import ModelConfig
+from engine_server.engine.inputs import TokensPrompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,3 +34,14 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase | None:
 def backend_of(tokenizer: PreTrainedTokenizerBase) -> Backend:
     backend: Backend = tokenizer.backend_tokenizer
     return backend
+
+
+def text_pair(
+    tokenizer: PreTrainedTokenizerBase, first: str, second: str, longest: int | None = None
+) -> TokensPrompt:
+    """Two texts as one prompt, as cross-encoders read them; cut to `longest` tokens in all."""
+    encoded = tokenizer(first, second, truncation=longest is not None, max_length=longest)
+    prompt = TokensPrompt(prompt_token_ids=encoded["input_ids"])
+    if "token_type_ids" in encoded:
+        prompt["token_type_ids"] = encoded["token_type_ids"]
+    return prompt

@@ -19,7 +19,15 @@ from engine_server.engine.core import progress
 IMPLEMENTATION = "fairlead"
 
 # What models pass along that says nothing new: positions are in the step's inputs, and the rest asks for outputs.
-HARMLESS = ("position_ids", "use_cache", "output_attentions", "output_hidden_states", "output_router_logits")
+HARMLESS = (
+    "position_ids",
+    "use_cache",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
+    "return_dict",
+    "deterministic",
+)
 
 IntArray = npt.NDArray[np.int64]
 

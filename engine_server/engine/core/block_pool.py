@@ -20,7 +20,7 @@ class BlockPool:
     @property
     def usage(self) -> float:
         """The share of blocks in use, 0 to 1."""
-        return 1 - len(self._free) / self.num_blocks
+        return 1 - len(self._free) / self.num_blocks if self.num_blocks else 0.0
 
     def allocate(self, count: int) -> list[int]:
         assert count <= len(self._free)
@@ -104,7 +104,7 @@ class BlockTable:
         for window, held in zip(self.windows, self._held, strict=True):
             if window is not None:
                 limits.append((held[row].start + 1) * self.block_size + window - 1)
-        return min(limits)
+        return min(limits, default=0)
 
     def _first(self, window: int | None, computed: int) -> int:
         """The first block that the token at position `computed` sees."""

@@ -8,6 +8,7 @@ from engine_server.engine.config import EngineConfig
 from engine_server.engine.core import progress
 from engine_server.engine.core.model_runner import ModelRunner
 from engine_server.engine.core.operations import Operations
+from engine_server.engine.core.pooler import Pooler
 from engine_server.engine.core.request import Request
 from engine_server.engine.core.sampler import Sampler
 from engine_server.engine.core.scheduler import Scheduler
@@ -45,6 +46,8 @@ class EngineCore:
             {path: pkgutil.resolve_name(path) for path in config.model_config.logits_processors},
         )
         self.operations = Operations(config)
+        pooling = config.model_config.pooling
+        self.pooler = Pooler(self.runner.model, pooling) if pooling else None
         on_phase("warm up", time.monotonic() - loaded)
 
     def handle(self, message: FrontEndMessage) -> Returned | None:
@@ -67,8 +70,8 @@ class EngineCore:
         if not batch:
             return []
         sampling = [scheduled.request for scheduled in batch if scheduled.samples]
-        logits = self.runner.execute(batch)  # one flat forward
-        tokens = self.sampler.sample(logits, sampling)
+        output = self.runner.execute(batch)  # one flat forward: logits, or hidden states to pool
+        tokens = self.pooler.pool(output, batch) if self.pooler else self.sampler.sample(output, sampling)
         return self.scheduler.update(batch, tokens)  # advance, finish, free
 
     def outputs(self) -> StepOutputs:

@@ -71,6 +71,8 @@ def num_blocks(
 
     Raises ValueError with both sizes.
     """
+    if not layout.shapes:
+        return 0
     block = layout.block_bytes(config.block_size, dtype)
     if config.num_gpu_blocks_override is not None:
         count = config.num_gpu_blocks_override

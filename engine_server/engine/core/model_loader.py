@@ -8,7 +8,14 @@ from typing import Any, TypeVar
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+)
 
 from engine_server.engine.config import DeviceConfig, LoadConfig, ModelConfig
 from engine_server.engine.core.attention import IMPLEMENTATION
@@ -38,6 +45,9 @@ def load_model(config: ModelConfig, load: LoadConfig, device: torch.device) -> P
     """
     dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    kind: Any = AutoModelForCausalLM
+    if config.pooling is not None:
+        kind = AutoModel if config.pooling.num_labels is None else AutoModelForSequenceClassification
     hook = transformers.utils.logging.set_tqdm_hook(show_progress)
     try:
         settings = AutoConfig.from_pretrained(config.path, local_files_only=True)
@@ -46,12 +56,12 @@ def load_model(config: ModelConfig, load: LoadConfig, device: torch.device) -> P
         if load.load_format == "dummy":
             with device, torch.random.fork_rng():
                 torch.manual_seed(config.seed)
-                model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                model: PreTrainedModel = kind.from_config(
                     settings, dtype=dtype or settings.dtype or torch.float32, attn_implementation=attention
                 ).eval()
         else:
             check_room(Path(config.path), dtype, device)
-            model = AutoModelForCausalLM.from_pretrained(
+            model = kind.from_pretrained(
                 config.path,
                 dtype=dtype or "auto",
                 attn_implementation=attention,
@@ -96,3 +106,19 @@ def progress(items: Collection[T], what: str) -> Iterator[T]:
 def show_progress(factory: Any, args: Any, options: Any) -> Any:
     """A bar of transformers as lines of the log."""
     return progress(args[0], options["desc"]) if "desc" in options else factory(*args, **options)
+
+
+def first_position(model: nn.Module, max_model_len: int) -> int:
+    """Where positions begin: behind the padding's, in a table that has one (RoBERTa and its kin).
+
+    Raises ValueError where the table ends before `max_model_len`.
+    """
+    for name, table in model.named_modules():
+        if name.endswith("position_embeddings") and getattr(table, "padding_idx", None) is not None:
+            first: int = table.padding_idx + 1
+            if first + max_model_len > table.num_embeddings:
+                raise ValueError(
+                    f"max_model_len is {max_model_len}; the model's positions end at {table.num_embeddings - first}"
+                )
+            return first
+    return 0

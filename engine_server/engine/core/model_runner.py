@@ -2,22 +2,22 @@
 
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from engine_server.engine.config import EngineConfig
-from engine_server.engine.core.attention import IntArray, StepInputs, forward_context
+from engine_server.engine.core.attention import AttentionBackend, IntArray, StepInputs, forward_context
 from engine_server.engine.core.block_pool import BlockPool, BlockTable
 from engine_server.engine.core.kv_cache import lay_out, num_blocks
-from engine_server.engine.core.model_loader import choose_device, load_model
+from engine_server.engine.core.model_loader import choose_device, first_position, load_model
 from engine_server.engine.core.probe import probe
 from engine_server.engine.core.prompt_logprobs import kept_output, report_prompts
 from engine_server.engine.core.rope import per_sequence
 from engine_server.engine.core.scheduler import Batch
-from engine_server.engine.core.torch_attention import TorchAttention
+from engine_server.engine.core.torch_attention import StepAttention, TorchAttention
 
 if TYPE_CHECKING:
     from engine_server.engine.core.triton_attention import TritonAttention
@@ -40,44 +40,74 @@ class ModelRunner:
         self.device = choose_device(config.device_config)
         self.model = load_model(config.model_config, config.load_config, self.device)
         self.rope = per_sequence(self.model)
+        self.first_position = first_position(self.model, config.model_config.max_model_len)
+        # What computes hidden states alone, where that is all that is wanted.
+        self.body: Any = self.model if config.model_config.pooling is None else self.model.base_model
 
     def prepare(self) -> BlockTable:
         """Probe the model, size the cache from what is left, and warm up with one step."""
         config = self.config
         budget = config.scheduler_config.max_num_batched_tokens if self.device.type == "cuda" else 4
         probed = max(2, min(budget, config.model_config.max_model_len))
-        layers = probe(self.model, self.model.config.get_text_config(), probed, self.device)
+        layers = probe(
+            self.body, self.model.config.get_text_config(), probed, self.device,
+            config.model_config.pooling, self.first_position,
+        )  # fmt: skip
         longest, dtype = config.model_config.max_model_len, self.model.dtype
         block_size, rows = config.cache_config.block_size, config.scheduler_config.max_num_seqs
         layout = lay_out(layers, longest)
         self.num_blocks = num_blocks(config.cache_config, layout, dtype, self.device, longest)
         pool = BlockPool(self.num_blocks * len(layout.windows))
-        self.backend = choose_attention(self.device)(layout, pool.num_blocks, block_size, dtype, self.device)
+        self.backend: AttentionBackend = StepAttention()
+        if layers:  # that keep something: an encoder's don't
+            kind = choose_attention(self.device)
+            self.backend = kind(layout, pool.num_blocks, block_size, dtype, self.device)
         self.table = BlockTable(pool, rows, longest, block_size, layout.windows)
         return self.table
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> Tensor:
-        """Logits [n, vocabulary] for the last token of each of the n requests that sample, in the batch's order."""
+        """Logits [n, vocabulary] for the last token of each of the n requests that sample, in the batch's order.
+
+        Of a pooling model, the hidden states [T, hidden] of all the step's tokens.
+        """
         inputs = self.flatten(batch)
+        arguments = self.arguments(batch, inputs)
+        if self.config.model_config.pooling is not None:
+            with forward_context(self.backend, inputs):
+                states: Tensor = self.body(**arguments).last_hidden_state[0]
+                return states
         ends = inputs.starts + inputs.lengths - 1
         sampling = ends[[scheduled.samples for scheduled in batch]]
         decoder = self.model.get_decoder()  # type: ignore[no-untyped-call]
         with forward_context(self.backend, inputs), kept_output(decoder):
-            logits = self._logits(inputs, sampling)
-            report_prompts(batch, inputs, partial(self._logits, inputs))
+            logits = self._logits(arguments, sampling)
+            report_prompts(batch, inputs, partial(self._logits, arguments))
         return logits
 
-    def _logits(self, inputs: StepInputs, rows: IntArray) -> Tensor:
+    def _logits(self, arguments: dict[str, Any], rows: IntArray) -> Tensor:
         """Logits [n, vocabulary] in the n given rows of the step."""
-        output = self.model(
-            input_ids=torch.from_numpy(inputs.token_ids).to(self.device).unsqueeze(0),
-            position_ids=torch.from_numpy(inputs.positions).to(self.device).unsqueeze(0),
-            use_cache=False,
-            logits_to_keep=torch.from_numpy(rows).to(self.device),
-        )
+        output = self.model(**arguments, logits_to_keep=torch.from_numpy(rows).to(self.device))
         logits: Tensor = output.logits[0]
         return logits
+
+    def arguments(self, batch: Batch, inputs: StepInputs) -> dict[str, Any]:
+        """What the model is called with: tokens; or embeddings, where a prompt came as some."""
+        tokens = torch.from_numpy(inputs.token_ids).to(self.device).unsqueeze(0)
+        positions = torch.from_numpy(inputs.positions + self.first_position).to(self.device).unsqueeze(0)
+        arguments = {"input_ids": tokens, "position_ids": positions, "use_cache": False}
+        requests = [scheduled.request for scheduled in batch]
+        if any(request.token_type_ids for request in requests):
+            kinds = [kind for one in requests for kind in one.token_type_ids or [0] * one.pending]
+            arguments["token_type_ids"] = torch.tensor([kinds], device=self.device)
+        if any(request.prompt_embeds is not None for request in requests):
+            embeds = self.body.get_input_embeddings()(arguments.pop("input_ids"))
+            for start, (request, count) in zip(inputs.starts.tolist(), batch, strict=True):
+                if request.prompt_embeds is not None:
+                    own = request.prompt_embeds[request.computed :][:count]
+                    embeds[0, start : start + len(own)] = own
+            arguments["inputs_embeds"] = embeds
+        return arguments
 
     def flatten(self, batch: Batch) -> StepInputs:
         """Lay the batch's tokens one after the other, and find where each one's K and V go."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from engine_server.engine.config import PoolingConfig
 from engine_server.engine.core.attention import (
     IntArray,
     LayerShape,
@@ -24,49 +25,65 @@ class Probe(StepAttention):
     def __init__(self) -> None:
         self.shapes: dict[int | None, LayerShape] = {}
         self.calls: Counter[int | None] = Counter()
+        self.causal: set[bool] = set()
         self.alibi = False
 
     def attend(
         self, layer: int | None, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:
         self.calls[layer] += 1
+        self.causal.add(scoring.causal)
         self.shapes[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2], scoring.window)
         self.alibi = self.alibi or scoring.alibi is not None
         return super().attend(layer, query, key, value, scoring)
 
 
 def probe(
-    model: PreTrainedModel, config: PreTrainedConfig, num_tokens: int, device: torch.device
+    model: PreTrainedModel,
+    config: PreTrainedConfig,
+    num_tokens: int,
+    device: torch.device,
+    pooling: PoolingConfig | None = None,
+    first_position: int = 0,
 ) -> list[LayerShape]:
-    """Run `num_tokens` tokens, better 4 than 2, through the model; the layers' shapes in order.
+    """Run `num_tokens` tokens, better 4 than 2, through the model; the layers' shapes in order, none of an encoder.
 
     Raises UnsupportedModelError for a model that would be computed wrongly.
     """
     seen, name = Probe(), type(model).__name__
-    positions = np.arange(num_tokens)
-    logits = run(model, seen, positions, device)
+    encoder = pooling is not None and pooling.encoder
+    options = {"logits_to_keep": 1} if pooling is None else {}
+    positions = np.arange(num_tokens) + first_position
+    output = run(model, seen, positions, device, options)
     layers = config.num_hidden_layers
-    if seen.calls != Counter(range(layers)):
+    if seen.calls.total() != layers if encoder else seen.calls != Counter(range(layers)):
         raise UnsupportedModelError(
             f"{name} has {layers} layers, of which {len(seen.calls)} call the attention interface of transformers, "
             f"{seen.calls.total()} times; it would be computed wrongly"
         )
-    shapes = [seen.shapes[layer] for layer in range(layers)]
+    if seen.causal != {not encoder}:
+        kind = "an encoder's" if encoder else "a decoder's"
+        raise UnsupportedModelError(
+            f"not every layer of {name} attends as {kind} does; it would be computed wrongly"
+        )
+    shapes = [] if encoder else [seen.shapes[layer] for layer in range(layers)]
     windows = {"full_attention": None, "sliding_attention": getattr(config, "sliding_window", None)}
-    for layer, kind in enumerate(getattr(config, "layer_types", None) or []):
+    for layer, kind in enumerate((getattr(config, "layer_types", None) or [])[: len(shapes)]):
         if kind not in windows or windows[kind] != shapes[layer].window:
             raise UnsupportedModelError(
                 f"layer {layer} of {name} is of type {kind}, and tells attention of the window {shapes[layer].window}; "
                 "it would be computed wrongly"
             )
-    if not seen.alibi and torch.equal(logits, run(model, Probe(), positions[::-1].copy(), device)):
+    if not seen.alibi and torch.equal(output, run(model, Probe(), positions[::-1].copy(), device, options)):
         raise UnsupportedModelError(f"{name} doesn't look at position_ids; it would be computed wrongly")
     return shapes
 
 
 @torch.inference_mode()
-def run(model: PreTrainedModel, backend: Probe, positions: IntArray, device: torch.device) -> Tensor:
-    """The last token's logits, where one sequence's tokens lie at `positions`."""
+def run(
+    model: PreTrainedModel, backend: Probe, positions: IntArray, device: torch.device, options: dict[str, int]
+) -> Tensor:
+    """The last token's logits, or hidden states, where one sequence's tokens lie at `positions`."""
     count = len(positions)
     zero, length = np.zeros(1, dtype=np.int64), np.full(1, count)
     inputs = StepInputs(
@@ -79,11 +96,11 @@ def run(model: PreTrainedModel, backend: Probe, positions: IntArray, device: tor
                 % model.config.get_text_config().vocab_size,
                 position_ids=torch.from_numpy(positions).to(device).unsqueeze(0),
                 use_cache=False,
-                logits_to_keep=1,
+                **options,
             )
     except (AttributeError, TypeError, KeyError, IndexError) as error:
         raise UnsupportedModelError(
             f"{type(model).__name__} can't take one flat batch without a mask: {error}"
         ) from error
-    logits: Tensor = output.logits
-    return logits
+    first: Tensor = output[0]
+    return first

@@ -1,8 +1,11 @@
 """A request as the scheduler sees it: a few counters, everything else derived."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from torch import Tensor
 
 from engine_server.engine.messages import AddRequest, TokenLogprobsArray
+from engine_server.engine.pooling_params import PoolingParams
 from engine_server.engine.sampling_params import SamplingParams
 
 
@@ -20,6 +23,10 @@ class Request:
     child: int = 0  # its number among the n completions of one prompt
     num_resumed: int = 0  # output tokens that it came with
     prompt_logprobs: list[TokenLogprobsArray] | None = None  # while they are collected
+    pooling: PoolingParams | None = None
+    pooled: list[Tensor] = field(default_factory=list)  # what the pooler keeps of each chunk
+    token_type_ids: list[int] | None = None
+    prompt_embeds: Tensor | None = None  # [prompt tokens, hidden]
 
     @classmethod
     def from_message(cls, message: AddRequest) -> "Request":
@@ -32,6 +39,9 @@ class Request:
             child=message.child,
             num_resumed=message.num_resumed,
             prompt_logprobs=None if message.params.prompt_logprobs is None else [],
+            pooling=message.pooling,
+            token_type_ids=message.token_type_ids,
+            prompt_embeds=message.prompt_embeds.tensor() if message.prompt_embeds else None,
         )
 
     @property

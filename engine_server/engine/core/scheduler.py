@@ -9,7 +9,7 @@ from typing import NamedTuple
 from engine_server.engine.config import SchedulerConfig
 from engine_server.engine.core.block_pool import BlockTable
 from engine_server.engine.core.request import Request
-from engine_server.engine.messages import RequestStep, TokenLogprobsArray
+from engine_server.engine.messages import RawTensor, RequestStep, TokenLogprobsArray
 from engine_server.engine.stats import SchedulerStats
 
 
@@ -30,11 +30,12 @@ Batch = list[Scheduled]
 
 @dataclass(slots=True)
 class Sampled:
-    """A new token of a request; none, if there is an `error`, which ends this request alone."""
+    """A new token of a request; none, if there is an `error`, which ends this request alone, or if it pools."""
 
-    token_id: int
+    token_id: int = -1
     logprobs: TokenLogprobsArray | None = None
     error: str | None = None
+    pooled: RawTensor | None = None
 
 
 class Scheduler:
@@ -149,6 +150,11 @@ class Scheduler:
         if sampled.error is not None:
             self._finish(request)
             return RequestStep(request.request_id, [], finish_reason="error", error=sampled.error)
+        if sampled.pooled is not None:
+            self._finish(request)
+            return RequestStep(
+                request.request_id, [], None, "stop", scheduled=request.scheduled, pooled=sampled.pooled
+            )
         request.token_ids.append(sampled.token_id)
         reason, stop = request.params.end(
             sampled.token_id, request.num_output, request.max_tokens, self.eos_token_ids

@@ -1,0 +1,254 @@
+"""Pooling models: what the engine makes of prompts, beside transformers' and sentence-transformers' own results."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import Tensor
+
+from engine_server import (
+    LLM,
+    AsyncEngineArgs,
+    AsyncLLM,
+    EmbeddingRequestOutput,
+    EngineArgs,
+    InvalidRequestError,
+    PoolingParams,
+    SamplingParams,
+)
+
+TINY = {
+    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "max_position_embeddings": 80, "initializer_range": 0.5, "pad_token_id": 1, "cls_token_id": 2, "sep_token_id": 3,
+    "bos_token_id": 2, "eos_token_id": 3,
+}  # fmt: skip
+DISTILBERT = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}
+MODERNBERT = {"local_attention": 8, "global_attn_every_n_layers": 2, "classifier_pooling": "mean"}
+PROMPTS = [[5, 6, 7, 8, 9], [11], [31, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46], list(range(20, 60))]
+REFERENCE = json.loads(Path(__file__).with_name("minilm.json").read_text())
+
+Make = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """A tiny random model of a class, its config's settings, and how sentence-transformers would pool it, if told."""
+
+    def write(kind: str, pooling: dict | None = None, **settings: object) -> Path:
+        torch.manual_seed(0)
+        folder = tmp_path_factory.mktemp("tiny")
+        model = getattr(transformers, kind)
+        model(model.config_class(**{**TINY, **settings})).save_pretrained(folder)
+        if pooling:
+            modules = [{"type": f"st.models.{name}", "path": name} for name in ("Transformer", "Pooling")]
+            (folder / "modules.json").write_text(json.dumps(modules))
+            (folder / "Pooling").mkdir()
+            (folder / "Pooling/config.json").write_text(json.dumps(pooling))
+        return folder
+
+    return write
+
+
+def an_llm(folder: Path, **options: object) -> LLM:
+    settings = {
+        "dtype": "float32",
+        "max_model_len": 64,
+        "skip_tokenizer_init": True,
+        "num_gpu_blocks_override": 12,
+    }
+    return LLM(str(folder), **{**settings, **options})
+
+
+def as_prompts(prompts: list[list[int]] = PROMPTS) -> list[dict]:
+    return [{"prompt_token_ids": prompt} for prompt in prompts]
+
+
+def states(folder: Path) -> list[Tensor]:
+    """[tokens, hidden] of each prompt, alone."""
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    with torch.no_grad():
+        return [model(torch.tensor([prompt])).last_hidden_state[0] for prompt in PROMPTS]
+
+
+def logits(folder: Path, **options: Tensor) -> list[Tensor]:
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    with torch.no_grad():
+        return [model(torch.tensor([prompt])).logits[0] for prompt in PROMPTS]
+
+
+def same(ours: list, theirs: list[Tensor]) -> None:
+    for own, their in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(torch.as_tensor(own), their, rtol=1e-4, atol=1e-4)
+
+
+def embeddings(outputs: list[EmbeddingRequestOutput]) -> list[list[float]]:
+    return [output.outputs.embedding for output in outputs]
+
+
+async def test_minilm_as_sentence_transformers_computes_it() -> None:
+    """All at once, in a core process."""
+    args = AsyncEngineArgs(model=REFERENCE["model"], dtype="float32", disable_log_stats=True)
+    engine = AsyncLLM.from_engine_args(args)
+
+    async def embed(number: int, sentence: str) -> list[float]:
+        stream = engine.encode(sentence, PoolingParams(truncate_prompt_tokens=-1), number)
+        (output,) = [output async for output in stream]
+        assert isinstance(output, EmbeddingRequestOutput) and output.finished
+        assert (output.request_id, output.finish_reason) == (str(number), "stop")
+        return output.outputs.embedding
+
+    try:
+        vectors = await asyncio.gather(*(embed(*each) for each in enumerate(REFERENCE["sentences"])))
+        assert len(vectors) == 12
+        same(vectors, [torch.tensor(vector) for vector in REFERENCE["embeddings"]])
+        with pytest.raises(InvalidRequestError, match="482 tokens; it must fit the context of 256"):
+            await anext(engine.encode(REFERENCE["sentences"][-1], PoolingParams(), "long"))
+        with pytest.raises(InvalidRequestError, match="this engine pools, and takes PoolingParams"):
+            await anext(engine.generate("text", SamplingParams(), "text"))
+        stream = await engine.add_request("gone", "text", PoolingParams())
+        await engine.abort("gone")
+        output = await stream.get()
+        assert (output.finished, output.finish_reason, output.outputs.embedding) == (True, "abort", [])
+    finally:
+        engine.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("BertModel", {}),
+        ("RobertaForMaskedLM", {}),
+        ("XLMRobertaModel", {}),
+        ("DistilBertModel", DISTILBERT),
+        ("ElectraModel", {"embedding_size": 16}),
+        ("ModernBertModel", MODERNBERT),
+    ],
+)
+def test_encoders_as_transformers_computes_them(make: Make, kind: str, settings: dict) -> None:
+    folder = make(kind, **settings)
+    llm = an_llm(folder, enable_prompt_embeds=True)
+    assert llm.llm_engine.config.cache_config.num_gpu_blocks == 0
+    whole = states(folder)
+    pooled = [state.mean(0) if "Modern" in kind else state[0] for state in whole]
+    same(
+        embeddings(llm.embed(as_prompts(), use_tqdm=False)), [F.normalize(vector, dim=0) for vector in pooled]
+    )
+    raw = PoolingParams(normalize=False)
+    same(embeddings(llm.embed(as_prompts(), pooling_params=raw, use_tqdm=False)), pooled)
+    same([output.outputs.data for output in llm.encode(as_prompts(), use_tqdm=False)], whole)
+    assert llm.llm_engine.step() == [] and llm.llm_engine._core.step() == []
+
+
+@pytest.mark.parametrize("kind", ["Qwen3Model", "LlamaForCausalLM"])
+@pytest.mark.parametrize("pooling", [{"pooling_mode": "lasttoken"}, {"pooling_mode_mean_tokens": True}])
+def test_decoders_embed_in_chunks_and_after_preemption(make: Make, kind: str, pooling: dict) -> None:
+    folder = make(kind, pooling, num_key_value_heads=2, head_dim=8)
+    llm = an_llm(folder, max_num_batched_tokens=12, num_gpu_blocks_override=4, dtype="float32")
+    whole = states(folder)
+    expected = [state[-1] if "pooling_mode" in pooling else state.mean(0) for state in whole]
+    for _ in range(2):  # the second time perhaps from the prefix cache
+        same(embeddings(llm.embed(as_prompts(), use_tqdm=False)), expected)
+        same([output.outputs.data for output in llm.encode(as_prompts(), use_tqdm=False)], whole)
+    assert llm.llm_engine._core.table.pool.usage == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("BertForSequenceClassification", {}),
+        ("RobertaForSequenceClassification", {"problem_type": "multi_label_classification"}),
+        ("DistilBertForSequenceClassification", {**DISTILBERT, "problem_type": "regression"}),
+        ("ModernBertForSequenceClassification", MODERNBERT),
+        ("LlamaForSequenceClassification", {"num_key_value_heads": 2, "pad_token_id": None}),
+    ],
+)
+def test_classifiers_as_transformers_computes_them(make: Make, kind: str, settings: dict) -> None:
+    folder = make(kind, num_labels=3, **settings)
+    llm = an_llm(folder)
+    activation = {
+        None: torch.nn.Softmax(-1),
+        "multi_label_classification": torch.sigmoid,
+        "regression": lambda x: x,
+    }
+    expected = logits(folder)
+    same(
+        [output.outputs.probs for output in llm.classify(as_prompts(), use_tqdm=False)],
+        [activation[settings.get("problem_type")](scores) for scores in expected],
+    )
+    raw = llm.classify(as_prompts(), pooling_params=PoolingParams(use_activation=False), use_tqdm=False)
+    same([output.outputs.probs for output in raw], expected)
+    for task in ("embed", "score"):
+        with pytest.raises(InvalidRequestError, match=f"task is '{task}'; this model can classify, encode"):
+            llm.encode(as_prompts(), pooling_task=task)
+
+
+def test_a_cross_encoder_tells_its_two_texts_apart(make: Make) -> None:
+    folder = make("BertForSequenceClassification", num_labels=1)
+    llm = an_llm(folder)
+    kinds = [[0] * 3 + [1] * (len(prompt) - 3) for prompt in PROMPTS[2:]]
+    prompts = [
+        {"prompt_token_ids": prompt, "token_type_ids": kind}
+        for prompt, kind in zip(PROMPTS[2:], kinds, strict=True)
+    ]
+    outputs = llm.encode([*prompts, *as_prompts()], pooling_task="score", use_tqdm=False)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    with torch.no_grad():
+        pairs = [
+            model(torch.tensor([prompt]), token_type_ids=torch.tensor([kind])).logits[0]
+            for prompt, kind in zip(PROMPTS[2:], kinds, strict=True)
+        ]
+    expected = [torch.sigmoid(scores[0]) for scores in [*pairs, *logits(folder)]]
+    same([output.outputs.score for output in outputs], expected)
+    with pytest.raises(InvalidRequestError, match="from 0 to 1 for each token"):
+        llm.encode({"prompt_token_ids": [5, 6], "token_type_ids": [0, 2]}, pooling_task="score")
+
+
+def test_embeddings_cut_to_the_dimensions_that_a_model_was_trained_for(make: Make) -> None:
+    folder = make("BertModel", matryoshka_dimensions=[8, 16])
+    llm = an_llm(folder)
+    cut = llm.embed(as_prompts(), pooling_params=PoolingParams(dimensions=8), use_tqdm=False)
+    same(embeddings(cut), [F.normalize(state[0, :8], dim=0) for state in states(folder)])
+    with pytest.raises(InvalidRequestError, match="dimensions is 7"):
+        llm.embed(as_prompts(), pooling_params=PoolingParams(dimensions=7))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "words"),
+    [
+        ("MPNetModel", {}, "of which 0 call the attention interface"),
+        ("AlbertForSequenceClassification", {"settings": {"embedding_size": 16}}, "a way of its own"),
+        ("BertModel", {"max_num_batched_tokens": 63}, "must be at least max_model_len, 64"),
+        ("BertModel", {"max_model_len": 81}, "positions end at 80"),
+        ("RobertaModel", {"max_model_len": 80}, "positions end at 78"),
+        ("BertModel", {"pooling": {"pooling_mode_max_tokens": True}}, "max_tokens isn't supported"),
+        ("BertModel", {"runner": "generate"}, "attends as a decoder's does"),
+        ("BertModel", {"runner": "embed"}, "generate, pooling"),
+    ],
+)
+def test_what_would_be_computed_wrongly_is_refused(make: Make, kind: str, options: dict, words: str) -> None:
+    folder = make(kind, options.pop("pooling", None), **options.pop("settings", {}))
+    with pytest.raises(ValueError, match=words):
+        an_llm(folder, **options)
+
+
+def test_a_module_after_pooling_is_refused(make: Make) -> None:
+    folder = make("BertModel", {"pooling_mode": "cls"})
+    modules = json.loads((folder / "modules.json").read_text())
+    (folder / "modules.json").write_text(json.dumps([*modules, {"type": "st.models.Dense", "path": "Dense"}]))
+    with pytest.raises(ValueError, match="Dense, which isn't supported"):
+        EngineArgs(model=str(folder)).create_engine_config()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("task", "rank"), ("dimensions", 0), ("normalize", 1), ("truncate_prompt_tokens", -2), ("timeout", 0)],
+)
+def test_bad_pooling_parameters_are_named(name: str, value: object) -> None:
+    with pytest.raises(InvalidRequestError, match=f"{name} is {value!r}; it takes ") as caught:
+        PoolingParams(**{name: value})
+    assert caught.value.parameter == name
