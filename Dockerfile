@@ -5,7 +5,7 @@ ARG BASE=docker.io/library/python:3.12-slim
 # What is to be installed, apart from the rest of pyproject.toml, so that only a changed dependency installs anew.
 FROM ${BASE} AS requirements
 COPY pyproject.toml /source/
-RUN python3 -c "import tomllib; print(*tomllib.load(open('/source/pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" > /requirements.txt
+RUN python3 -c "import tomllib; p = tomllib.load(open('/source/pyproject.toml', 'rb'))['project']; print(*p['dependencies'], *p['optional-dependencies']['tracing'], sep='\n')" > /requirements.txt
 
 FROM ${BASE} AS dependencies
 ARG TORCH_INDEX=

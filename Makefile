@@ -56,7 +56,7 @@ manifests: $(VENV)/.runtime ## write the CRD into charts/fairlead, and render th
 # Pins for every platform and Python from 3.11 on. It names no index, so that everyone uses their own.
 .PHONY: constraints
 constraints: $(VENV)/.development ## renew constraints.txt; WHAT=package renews one
-	$(BIN)/uv pip compile --quiet pyproject.toml --group build --group test --group lint \
+	$(BIN)/uv pip compile --quiet pyproject.toml --all-extras --group build --group test --group lint \
 		--universal --python-version 3.11 --no-annotate --custom-compile-command "make constraints" \
 		--constraint <(echo "torch==$(TORCH)") $(if $(WHAT),--upgrade-package $(WHAT),--upgrade) --output-file constraints.txt
 

@@ -3,6 +3,7 @@
 import argparse
 import re
 from dataclasses import MISSING, dataclass, field, fields
+from importlib import import_module
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, Self, get_args, get_origin, get_type_hints
@@ -99,6 +100,9 @@ class EngineArgs:
     disable_log_stats: bool = _argument(False, "no line of statistics every 10 seconds")
     hang_timeout: Seconds = _argument(300.0, "seconds without progress after which the engine is unhealthy")
     torch_profiler_dir: str | None = _argument(None, "the folder for traces of start_profile")
+    otlp_traces_endpoint: str | None = _argument(
+        None, "where spans of requests with trace headers go, as http://collector:4318/v1/traces"
+    )
 
     @classmethod
     def add_cli_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -147,7 +151,9 @@ class EngineArgs:
             device_config=DeviceConfig(device=self.device),
             load_config=LoadConfig(load_format=self.load_format),
             observability_config=ObservabilityConfig(
-                hang_timeout=self.hang_timeout, torch_profiler_dir=self.torch_profiler_dir
+                hang_timeout=self.hang_timeout,
+                torch_profiler_dir=self.torch_profiler_dir,
+                otlp_traces_endpoint=self.otlp_traces_endpoint,
             ),
         )
 
@@ -166,6 +172,13 @@ class EngineArgs:
                     f"expected one of {', '.join(get_args(hint))}" if get_origin(hint) is Literal else error
                 )
                 raise ValueError(f"{name} is {value!r}: {allowed}") from None
+        if self.otlp_traces_endpoint is not None:
+            try:
+                import_module("engine_server.engine.tracing")
+            except ImportError as error:
+                raise ValueError(
+                    f"otlp_traces_endpoint needs `pip install fairlead[tracing]`: {error}"
+                ) from error
         if self.tensor_parallel_size > 1:
             raise ValueError(
                 f"tensor_parallel_size is {self.tensor_parallel_size}; only 1 is supported today"

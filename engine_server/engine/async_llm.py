@@ -374,6 +374,9 @@ class AsyncLLM:
     async def get_input_preprocessor(self) -> Processor:
         return self._front_end.processor
 
+    async def is_tracing_enabled(self) -> bool:
+        return self._front_end.traces
+
     async def do_log_stats(self, scheduler_outputs: None = None, model_output: None = None) -> None:
         """Let the stat loggers say now what they would say at the next interval; the parameters take None."""
         refuse(scheduler_outputs=scheduler_outputs, model_output=model_output)

@@ -42,6 +42,7 @@ class FrontEnd:
         self.requests = OutputProcessor(
             backend_of(self.tokenizer) if self.tokenizer else None, config.model_config.eos_token_ids
         )
+        self.traces = config.observability_config.otlp_traces_endpoint is not None
         self.loggers = choose_loggers(config, log_stats, stat_loggers)
         for logger in self.loggers.values():
             logger.log_engine_initialized()
@@ -84,7 +85,7 @@ class FrontEnd:
         """
         refuse(
             lora_request=lora_request,
-            trace_headers=trace_headers,
+            trace_headers=trace_headers if not self.traces else None,
             prompt_adapter_request=prompt_adapter_request,
             priority=priority,
         )
@@ -93,7 +94,7 @@ class FrontEnd:
         children = fan_out(request)
         if key in self.requests or any(child.request_id in self.requests for child in children):
             raise InvalidRequestError(f"a request with the id {key!r} is under way", "request_id")
-        return children if self.requests.add(key, children, request.params, text) else []
+        return children if self.requests.add(key, children, request.params, text, trace_headers) else []
 
     def digest(self, outputs: StepOutputs) -> tuple[list[AnyOutput], list[str]]:
         """What callers get from a step, and which requests a stop string ended."""
@@ -122,6 +123,10 @@ def choose_loggers(
         if log_stats:
             chosen["logging"] = LoggingStatLogger
         chosen |= {f"added {number}": logger for number, logger in enumerate(stat_loggers or ())}
+    if config.observability_config.otlp_traces_endpoint is not None:
+        from engine_server.engine.tracing import TracingStatLogger  # needs what not everybody installs
+
+        chosen["tracing"] = TracingStatLogger
     return {
         name: logger if isinstance(logger, StatLoggerBase) else logger(config, 0)
         for name, logger in chosen.items()

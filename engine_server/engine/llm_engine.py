@@ -167,6 +167,9 @@ class LLMEngine:
     def get_lora_config(self) -> LoRAConfig | None:
         return self.config.lora_config
 
+    def is_tracing_enabled(self) -> bool:
+        return self._front_end.traces
+
     def do_log_stats(
         self,
         scheduler_outputs: None = None,

@@ -1,7 +1,7 @@
 """From the core's steps to what callers see, and to statistics. One per engine, in the caller's process."""
 
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from engine_server.engine.outputs import (
 )
 from engine_server.engine.pooling_params import PoolingParams
 from engine_server.engine.sampling_params import RequestOutputKind, SamplingParams
-from engine_server.engine.stats import FinishedRequest, FinishReason, IterationStats
+from engine_server.engine.stats import EndedRequest, FinishedRequest, FinishReason, IterationStats
 
 
 @dataclass(slots=True)
@@ -43,6 +43,7 @@ class Child:
     told_tokens: int = 0
     told_text: int = 0
     pooled: RawTensor | None = None
+    stats: FinishedRequest | None = None  # once it has ended
 
     @property
     def text(self) -> str:
@@ -61,6 +62,7 @@ class RequestState:
     children: list[Child]
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     pooling: PoolingParams | None = None
+    trace_headers: Mapping[str, str] | None = None
 
     @property
     def finished(self) -> bool:
@@ -102,13 +104,26 @@ class OutputProcessor:
         return len(self._states)
 
     def add(
-        self, request_id: str, requests: Sequence[AddRequest], params: SamplingParams, prompt: str | None
+        self,
+        request_id: str,
+        requests: Sequence[AddRequest],
+        params: SamplingParams,
+        prompt: str | None,
+        trace_headers: Mapping[str, str] | None = None,
     ) -> bool:
         """Keep a request, whose children are `requests`; False if the tokens that it resumes have ended it."""
         first = requests[0]
         prompt_token_ids = first.prompt_token_ids[: len(first.prompt_token_ids) - first.num_resumed]
         state = RequestState(
-            request_id, prompt, prompt_token_ids, params, first.arrival, [], pooling=first.pooling
+            request_id,
+            prompt,
+            prompt_token_ids,
+            params,
+            first.arrival,
+            [],
+            None,
+            first.pooling,
+            trace_headers,
         )
         self._states[request_id] = state
         for request in requests:
@@ -185,8 +200,11 @@ class OutputProcessor:
         for state in states:
             for child in state.children:
                 if child.finish_reason and self._running.pop(child.core_id, None):
-                    stats.finished.append(finished_request(state, child, child.finish_reason, now))
+                    child.stats = finished_request(state, child, child.finish_reason, now)
+                    stats.finished.append(child.stats)
             if state.finished:
+                lives = [child.stats for child in state.children if child.stats]
+                stats.ended.append(EndedRequest(state.request_id, state.params, state.trace_headers, lives))
                 del self._states[state.request_id]
                 self._ended.pop(state.request_id, None)
         return outputs

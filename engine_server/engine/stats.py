@@ -1,9 +1,15 @@
 """What the engine tells its stat loggers after each step."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
+
+if TYPE_CHECKING:
+    from engine_server.engine.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -20,11 +26,13 @@ class SchedulerStats(msgspec.Struct, array_like=True, frozen=True):
     num_preemptions: int = 0
     prefix_cache_queries: int = 0  # in tokens
     prefix_cache_hits: int = 0
+    halted: bool = False  # by a pause or sleep
+    sleep_level: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedRequest:
-    """One request's life, told once when it ends. Times are in seconds."""
+    """One completion's life, told once when it ends. Times are in seconds."""
 
     reason: FinishReason
     num_prompt_tokens: int
@@ -41,11 +49,20 @@ class FinishedRequest:
         return self.prefill + self.decode
 
     @property
-    def time_per_output_token(self) -> float | None:
-        """The mean time between this request's tokens; none where it has at most one."""
-        if self.num_generation_tokens < 2:
-            return None
-        return self.decode / (self.num_generation_tokens - 1)
+    def time_per_output_tokens(self) -> list[float]:
+        """The mean time between this completion's tokens; none where it has at most one."""
+        gaps = self.num_generation_tokens - 1
+        return [self.decode / gaps] if gaps > 0 else []
+
+
+@dataclass(frozen=True, slots=True)
+class EndedRequest:
+    """A request whose completions have all ended."""
+
+    request_id: str
+    params: SamplingParams
+    trace_headers: Mapping[str, str] | None
+    completions: list[FinishedRequest]
 
 
 @dataclass(slots=True)
@@ -58,3 +75,5 @@ class IterationStats:
     time_to_first_tokens: list[float] = field(default_factory=list)
     inter_token_latencies: list[float] = field(default_factory=list)
     finished: list[FinishedRequest] = field(default_factory=list)
+    ended: list[EndedRequest] = field(default_factory=list)
+    num_rejected: int = 0  # requests refused for want of room in the queue

@@ -7,6 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from engine_server import SamplingParams
 from engine_server.engine.config import (
     CacheConfig,
     DeviceConfig,
@@ -16,13 +17,9 @@ from engine_server.engine.config import (
     ParallelConfig,
     SchedulerConfig,
 )
-from engine_server.engine.loggers import (
-    LoggingStatLogger,
-    PrometheusStatLogger,
-    StatLoggerBase,
-    token_buckets,
-)
-from engine_server.engine.stats import FinishedRequest, IterationStats, SchedulerStats
+from engine_server.engine.loggers import LoggingStatLogger, PrometheusStatLogger, StatLoggerBase
+from engine_server.engine.metrics import token_buckets
+from engine_server.engine.stats import EndedRequest, FinishedRequest, IterationStats, SchedulerStats
 
 
 def a_config(max_model_len: int = 1024) -> EngineConfig:
@@ -74,6 +71,10 @@ STEP = IterationStats(
         )
     ],
 )
+STEP.ended.append(EndedRequest("a", SamplingParams(), None, STEP.finished))
+
+
+NO_ADAPTERS = {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
 
 
 def scrape(registry: CollectorRegistry) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -170,12 +171,13 @@ def test_logging_says_one_line_for_an_interval(caplog: pytest.LogCaptureFixture)
     times = iter([0.0, 5.0, 9.0, 100.0, 102.0])
     logger = LoggingStatLogger(a_config(), clock=lambda: next(times))
     for _ in range(3):
-        logger.record(SchedulerStats(num_running=2, kv_cache_usage=0.5), STEP)
+        state = SchedulerStats(num_running=2, kv_cache_usage=0.5, prefix_cache_queries=8, prefix_cache_hits=2)
+        logger.record(state, STEP)
     assert not caplog.messages
     # Idle from 9 to 100: the line must speak of the nine seconds of work alone.
     logger.record(SchedulerStats(), STEP)
     assert caplog.messages == [
-        "engine 0: prompt 2.3 tok/s, generation 1.0 tok/s, running 2, waiting 0, KV use 50.0 %"
+        "engine 0: prompt 2.3 tok/s, generation 1.0 tok/s, running 2, waiting 0, KV use 50.0 %, prefix hits 25.0 %"
     ]
     logger.record(SchedulerStats(num_waiting=5), STEP)
     logger.log()

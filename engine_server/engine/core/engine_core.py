@@ -4,6 +4,8 @@ import pkgutil
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from engine_server.engine.config import EngineConfig
 from engine_server.engine.core import progress
 from engine_server.engine.core.model_runner import ModelRunner
@@ -77,4 +79,7 @@ class EngineCore:
     def outputs(self) -> StepOutputs:
         """One step, with the state that it leaves."""
         progress.tick()
-        return StepOutputs(self.step() if self.has_work else [], self.scheduler.stats())
+        steps = self.step() if self.has_work else []
+        halted, level = self.operations.halted, self.operations.sleep_level
+        stats = msgspec.structs.replace(self.scheduler.stats(), halted=halted, sleep_level=level)
+        return StepOutputs(steps, stats)

@@ -27,6 +27,7 @@ class Operations:
             )
         }
         self.halted = False
+        self.sleep_level = 0
 
     def run(self, call: Call) -> Returned:
         """What the operation returns or raises. It never raises itself, so that the core lives on."""

@@ -32,7 +32,7 @@ class Request:
     def from_message(cls, message: AddRequest) -> "Request":
         return cls(
             message.request_id,
-            message.prompt_token_ids,
+            list(message.prompt_token_ids),  # it grows, and in one process others may hold what came
             len(message.prompt_token_ids) - message.num_resumed,
             message.params,
             message.max_tokens,

@@ -1,0 +1,105 @@
+"""The engine's Prometheus metrics as a table: vLLM's names, labels and buckets, so that its dashboards work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any, NamedTuple, get_args
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from engine_server.engine.stats import FinishReason
+
+Kind = type[Gauge] | type[Counter] | type[Histogram]
+LABELS = ("model_name", "engine")
+
+
+class Metric(NamedTuple):
+    """A series: `value` is the statistics' field that it tells, or computes it; a number or a list of numbers."""
+
+    kind: Kind
+    name: str
+    text: str
+    value: str | Callable[[Any], float | list[float]]
+    buckets: Sequence[float] = ()  # a histogram's; none: tokens, up to the context
+    labels: Mapping[str, str] = MappingProxyType({})  # beyond those of `scope`
+    scope: Sequence[str] = LABELS
+    former: str | None = None  # what older dashboards call it
+
+
+# fmt: off
+TIME_TO_FIRST_TOKEN = (.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80,
+                       160, 640, 2560)
+BETWEEN_TOKENS = (.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+LATENCY = (.3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+CHOICES = (1, 2, 5, 10, 20)
+
+OF_STATE = [  # from SchedulerStats
+    Metric(Gauge, "vllm:num_requests_running", "Requests in the running batch.", "num_running"),
+    Metric(Gauge, "vllm:num_requests_waiting", "Requests that wait to be scheduled.", "num_waiting"),
+    Metric(Gauge, "vllm:num_requests_waiting_by_reason", "Requests that wait, for room or for a pause to end.",
+           lambda s: 0 if s.halted else s.num_waiting, labels={"reason": "capacity"}),
+    Metric(Gauge, "vllm:num_requests_waiting_by_reason", "", lambda s: s.num_waiting if s.halted else 0,
+           labels={"reason": "deferred"}),
+    *(Metric(Gauge, "vllm:engine_sleep_state", "1 for the state that the engine is in.",
+             partial(lambda level, s: s.sleep_level == level, level), labels={"sleep_state": state})
+      for level, state in enumerate(("awake", "weights_offloaded", "discard_all"))),
+    Metric(Gauge, "vllm:kv_cache_usage_perc", "Share of KV cache blocks in use, 0 to 1.", "kv_cache_usage",
+           former="vllm:gpu_cache_usage_perc"),
+    Metric(Counter, "vllm:num_preemptions", "Requests put back to the queue for want of blocks.", "num_preemptions"),
+    Metric(Counter, "vllm:prefix_cache_queries", "Prompt tokens sought in the prefix cache.", "prefix_cache_queries"),
+    Metric(Counter, "vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", "prefix_cache_hits"),
+]
+OF_STEP = [  # from IterationStats
+    Metric(Counter, "vllm:prompt_tokens", "Prompt tokens processed.", "num_prompt_tokens"),
+    Metric(Counter, "vllm:prompt_tokens_cached", "Prompt tokens that were not computed.", "num_cached_prompt_tokens"),
+    Metric(Counter, "vllm:prompt_tokens_by_source", "Prompt tokens processed, by where their K and V are from.",
+           lambda s: s.num_prompt_tokens - s.num_cached_prompt_tokens, labels={"source": "local_compute"}),
+    Metric(Counter, "vllm:prompt_tokens_by_source", "", "num_cached_prompt_tokens",
+           labels={"source": "local_cache_hit"}),
+    Metric(Counter, "vllm:generation_tokens", "Tokens generated.", "num_generation_tokens"),
+    Metric(Counter, "vllm:admission_rejections", "Requests refused for want of room.", "num_rejected",
+           labels={"reason": "queue_full"}, scope=LABELS[:1]),
+    Metric(Histogram, "vllm:iteration_tokens_total", "Tokens in one step.",
+           lambda s: [total] if (total := s.num_prompt_tokens + s.num_generation_tokens) else [], STEP_TOKENS),
+    Metric(Histogram, "vllm:time_to_first_token_seconds", "Arrival to the first token.", "time_to_first_tokens",
+           TIME_TO_FIRST_TOKEN),
+    Metric(Histogram, "vllm:inter_token_latency_seconds", "Time between a request's tokens.", "inter_token_latencies",
+           BETWEEN_TOKENS, former="vllm:time_per_output_token_seconds"),
+]
+OF_COMPLETION = [  # from FinishedRequest
+    *(Metric(Counter, "vllm:request_success", "Requests ended, by their reason.",
+             partial(lambda reason, s: s.reason == reason, reason), labels={"finished_reason": reason})
+      for reason in get_args(FinishReason)),
+    Metric(Histogram, "vllm:e2e_request_latency_seconds", "Arrival to the last token.", "e2e", LATENCY),
+    Metric(Histogram, "vllm:request_queue_time_seconds", "Arrival to first scheduled.", "queue", LATENCY),
+    Metric(Histogram, "vllm:request_inference_time_seconds", "First scheduled to last token.", "inference", LATENCY),
+    Metric(Histogram, "vllm:request_prefill_time_seconds", "First scheduled to the first token.", "prefill", LATENCY),
+    Metric(Histogram, "vllm:request_decode_time_seconds", "The first token to the last.", "decode", LATENCY),
+    Metric(Histogram, "vllm:request_time_per_output_token_seconds", "A request's mean time between tokens.",
+           "time_per_output_tokens", BETWEEN_TOKENS),
+    Metric(Histogram, "vllm:request_prompt_tokens", "A request's prompt tokens.", "num_prompt_tokens"),
+    Metric(Histogram, "vllm:request_generation_tokens", "A request's generated tokens.", "num_generation_tokens"),
+    Metric(Histogram, "vllm:request_prefill_kv_computed_tokens", "A request's prompt tokens less the cached ones.",
+           lambda s: s.num_prompt_tokens - s.num_cached_tokens),
+    Metric(Histogram, "vllm:request_params_max_tokens", "A request's max_tokens, where given.",
+           lambda s: [] if s.max_tokens is None else s.max_tokens),
+]
+OF_REQUEST = [  # from EndedRequest
+    Metric(Histogram, "vllm:request_params_n", "How many completions a request asked for.", "params.n", CHOICES),
+    Metric(Histogram, "vllm:request_max_num_generation_tokens", "The longest of a request's completions, in tokens.",
+           lambda s: max(completion.num_generation_tokens for completion in s.completions)),
+]
+# fmt: on
+
+
+def token_buckets(longest: int) -> list[int]:
+    """1, 2, 5, 10, 20, 50, ... as far as `longest`."""
+    return [
+        step * 10**power
+        for power in range(len(str(longest)))
+        for step in (1, 2, 5)
+        if step * 10**power <= longest
+    ]

@@ -1,0 +1,75 @@
+"""OpenTelemetry spans: one for each request that came with trace headers, told once it has ended.
+
+Attributes follow the semantic conventions for generative AI, and vLLM where those say nothing. What people wrote
+and what the model answered is never told.
+"""
+
+import os
+import time
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import SpanKind
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from engine_server.engine.config import EngineConfig
+from engine_server.engine.loggers import StatLoggerBase
+from engine_server.engine.stats import EndedRequest, IterationStats, SchedulerStats
+
+ASKED = ("max_tokens", "temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty")
+
+
+class TracingStatLogger(StatLoggerBase):
+    """Posts spans to `otlp_traces_endpoint`, in batches, from a thread of its own."""
+
+    def __init__(self, config: EngineConfig, engine_index: int = 0) -> None:
+        self._model = config.model_config.served_model_name[0]
+        name = os.environ.get("OTEL_SERVICE_NAME", "fairlead")
+        self._provider = TracerProvider(resource=Resource.create({"service.name": name}))
+        exporter = OTLPSpanExporter(config.observability_config.otlp_traces_endpoint)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("engine_server.engine")
+
+    def record(self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats | None) -> None:
+        for request in iteration_stats.ended if iteration_stats else ():
+            if request.trace_headers is not None:
+                self._tell(request)
+
+    def log_engine_initialized(self) -> None:
+        pass
+
+    def log(self) -> None:
+        self._provider.force_flush()
+
+    def _tell(self, request: EndedRequest) -> None:
+        end = time.time_ns()
+        life = max(completion.e2e for completion in request.completions)
+        first = min(request.completions, key=lambda completion: completion.queue + completion.prefill)
+        asked = {name: getattr(request.params, name, None) for name in ASKED}
+        span = self._tracer.start_span(
+            f"text_completion {self._model}",
+            context=TraceContextTextMapPropagator().extract(request.trace_headers),
+            kind=SpanKind.SERVER,
+            start_time=end - int(life * 1e9),
+            attributes={
+                "gen_ai.operation.name": "text_completion",
+                "gen_ai.provider.name": "fairlead",
+                "gen_ai.request.model": self._model,
+                "gen_ai.request.choice.count": request.params.n,
+                **{f"gen_ai.request.{name}": value for name, value in asked.items() if value is not None},
+                "gen_ai.request.stop_sequences": request.params.stop_strings,
+                "gen_ai.response.id": request.request_id,
+                "gen_ai.response.finish_reasons": [completion.reason for completion in request.completions],
+                "gen_ai.response.time_to_first_chunk": first.queue + first.prefill,
+                "gen_ai.usage.input_tokens": first.num_prompt_tokens,
+                "gen_ai.usage.cache_read.input_tokens": first.num_cached_tokens,
+                "gen_ai.usage.output_tokens": sum(one.num_generation_tokens for one in request.completions),
+                "gen_ai.latency.time_in_queue": first.queue,
+                "gen_ai.latency.time_in_model_prefill": first.prefill,
+                "gen_ai.latency.time_in_model_decode": first.decode,
+                "gen_ai.latency.e2e": life,
+            },
+        )
+        span.end(end)

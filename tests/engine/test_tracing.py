@@ -1,0 +1,86 @@
+"""Spans, as a collector receives them."""
+
+import gzip
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from engine_server import EngineArgs, InvalidRequestError, LLMEngine
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
+@pytest.fixture
+def collector() -> Iterator[tuple[str, list]]:
+    """Its address, and the spans that arrive."""
+    spans: list = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            if self.headers.get("content-encoding") == "gzip":
+                body = gzip.decompress(body)
+            for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+                spans.extend(span for scope in resource.scope_spans for span in scope.spans)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Collector)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/v1/traces", spans
+    server.shutdown()
+
+
+def test_a_request_with_trace_headers_becomes_a_span(
+    tiny_llama: Path, collector: tuple[str, list], finish, tiny_params
+) -> None:
+    endpoint, spans = collector
+    engine = LLMEngine.from_engine_args(
+        EngineArgs(
+            model=str(tiny_llama), served_model_name="small", skip_tokenizer_init=True, num_gpu_blocks_override=32,
+            otlp_traces_endpoint=endpoint, disable_log_stats=True,
+        )
+    )  # fmt: skip
+    assert engine.is_tracing_enabled()
+    params = tiny_params(n=2, temperature=0.5, max_tokens=3, ignore_eos=True)
+    headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+    engine.add_request("traced", {"prompt_token_ids": [5] * 7}, params, trace_headers=headers)
+    engine.add_request("untraced", {"prompt_token_ids": [5] * 7}, params)
+    finish(engine)
+    engine.do_log_stats()  # which posts what waits to be posted
+    (span,) = spans
+    told = {item.key: item.value for item in span.attributes}
+    assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE, PARENT)
+    assert span.name == "text_completion small"
+    assert span.start_time_unix_nano < span.end_time_unix_nano
+    assert told["gen_ai.request.model"].string_value == "small"
+    assert told["gen_ai.response.id"].string_value == "traced"
+    assert told["gen_ai.request.temperature"].double_value == 0.5
+    assert told["gen_ai.request.choice.count"].int_value == 2
+    assert told["gen_ai.usage.input_tokens"].int_value == 7
+    assert told["gen_ai.usage.output_tokens"].int_value == 6
+    reasons = told["gen_ai.response.finish_reasons"].array_value.values
+    assert [reason.string_value for reason in reasons] == ["length", "length"]
+
+
+def test_tracing_is_refused_where_it_can_do_nothing(
+    tiny_llama: Path, tiny_params, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = LLMEngine.from_engine_args(
+        EngineArgs(model=str(tiny_llama), skip_tokenizer_init=True, num_gpu_blocks_override=32)
+    )
+    assert not engine.is_tracing_enabled()
+    with pytest.raises(InvalidRequestError, match="trace_headers is not supported"):
+        engine.add_request("a", {"prompt_token_ids": [5]}, tiny_params(), trace_headers={"traceparent": "x"})
+    monkeypatch.delitem(sys.modules, "engine_server.engine.tracing", raising=False)
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    with pytest.raises(ValueError, match=r"pip install fairlead\[tracing\]"):
+        EngineArgs(model=str(tiny_llama), otlp_traces_endpoint="http://collector").create_engine_config()
