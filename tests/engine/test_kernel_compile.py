@@ -1,0 +1,66 @@
+"""The kernels compile for a GPU, of which neither the interpreter nor this machine would tell."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine_server.engine.core.attention import Scoring
+
+triton = pytest.importorskip("triton")
+
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.runtime.jit import JITFunction  # noqa: E402
+
+from engine_server.engine.core.kernels.attention import decode, prefill  # noqa: E402
+from engine_server.engine.core.kernels.cache_write import write_cache  # noqa: E402
+
+MULTIPROCESSOR_BYTES = 99 << 10  # of shared memory, on the smallest GPUs with bfloat16
+
+
+class Hopper:
+    """As much of a driver as compiling asks for."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list:
+    """What is launched is compiled and listed, and not run."""
+    kernels = []
+    run = JITFunction.run
+
+    def compile_only(self, *arguments, grid, warmup, **options) -> None:
+        kernels.append(run(self, *arguments, grid=grid, warmup=True, **options))
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(JITFunction, "run", compile_only)
+    monkeypatch.setattr(triton.runtime.driver, "_active", Hopper())
+    return kernels
+
+
+def test_kernels_compile_for_hopper(compiled: list) -> None:
+    """With the heads of Llama 3 8B: prefill without options, decode with all of them."""
+
+    def tensor(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.bfloat16)
+
+    keys, values, new = tensor(3, 16, 8, 128), tensor(3, 16, 8, 128), tensor(8, 8, 128)
+    query, out = tensor(8, 32, 128), tensor(8, 32, 128)
+    sequences, table = torch.empty(2, 4, dtype=torch.int32), torch.empty(2, 3, dtype=torch.int32)
+    write_cache(keys, values, new, new, torch.empty(8, dtype=torch.int32))
+    prefill(out, query, keys, values, table, sequences, Scoring(0.1))
+    decode(
+        out, query, keys, values, table, sequences, Scoring(0.1, 20, 5.0, tensor(32), tensor(32)), splits=4
+    )
+    _write, fill, part, _join = compiled
+    assert "wgmma" in fill.asm["ptx"]  # Hopper's tensor cores, several warps at once
+    assert "mma.sync" in part.asm["ptx"]
+    assert all(kernel.metadata.shared <= MULTIPROCESSOR_BYTES for kernel in compiled)
