@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams
+from engine_server.engine.core import model_loader
 from engine_server.models.folder import weight_bytes
 
 TOKENS = [5, 77, 31, 8, 120]
@@ -58,3 +59,10 @@ def test_weights_are_bytes_in_memory_as_the_headers_say(tiny_llama: Path) -> Non
     model = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
     numbers = sum(parameter.numel() for parameter in model.parameters())
     assert (weight_bytes(tiny_llama, None), weight_bytes(tiny_llama, 2)) == (4 * numbers, 2 * numbers)
+
+
+def test_loading_says_how_far_it_is(tiny_llama: Path, finish, caplog, monkeypatch) -> None:
+    monkeypatch.setattr(model_loader, "SECONDS_BETWEEN_LINES", 0)
+    with caplog.at_level("INFO", logger=model_loader.__name__):
+        answer(tiny_llama, finish, dtype="bfloat16")
+    assert "Loading weights: 20 of 21" in caplog.messages
