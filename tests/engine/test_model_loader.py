@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams
-from engine_server.engine.core import model_loader
+from engine_server.engine.core import kv_cache, model_loader
 from engine_server.models.folder import weight_bytes
 
 TOKENS = [5, 77, 31, 8, 120]
@@ -53,6 +53,17 @@ def test_a_model_that_does_not_fit_says_both_sizes(tiny_llama: Path, tmp_path: P
     for dtype, wanted in (("auto", size >> 20), ("bfloat16", size >> 21)):
         with pytest.raises(ValueError, match=rf"weights take {wanted} MiB, and \d+ MiB of cpu memory are"):
             answer(tmp_path, finish, dtype=dtype)
+
+
+@pytest.mark.parametrize("prefix", ["", "total_"])  # version 2 of control groups, and version 1
+def test_files_that_were_read_are_no_used_memory(tmp_path: Path, monkeypatch, prefix: str) -> None:
+    (tmp_path / "limit").write_text("10000\n")
+    (tmp_path / "usage").write_text("7000\n")
+    (tmp_path / "memory.stat").write_text(
+        f"anon 2500\n{prefix}inactive_file 3000\n{prefix}active_file 1500\n"
+    )
+    monkeypatch.setattr(kv_cache, "CGROUP_LIMITS", [(tmp_path / "limit", tmp_path / "usage")])
+    assert kv_cache.free_host_memory() == 7500
 
 
 def test_weights_are_bytes_in_memory_as_the_headers_say(tiny_llama: Path) -> None:

@@ -104,5 +104,13 @@ def free_host_memory() -> int:
     free = int(meminfo["MemAvailable"].split()[0]) * 1024
     for limit_file, usage_file in CGROUP_LIMITS:
         if Path(limit_file).is_file() and (limit := Path(limit_file).read_text().strip()) != "max":
-            free = min(free, int(limit) - int(Path(usage_file).read_text()))
+            stat = dict(
+                line.split() for line in Path(usage_file).with_name("memory.stat").read_text().splitlines()
+            )
+            kinds = (
+                "active_file",
+                "inactive_file",
+            )  # files that were read count as usage until they are dropped
+            dropped = sum(int(stat.get(f"total_{kind}", stat.get(kind, 0))) for kind in kinds)
+            free = min(free, int(limit) - int(Path(usage_file).read_text()) + dropped)
     return max(free, 0)
