@@ -2,22 +2,15 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engine_server.engine.config import Activation, Pooling, PoolingConfig
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
-
 GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 POOLINGS: dict[str, Pooling] = {
-    "cls": "CLS",
-    "cls_token": "CLS",
-    "mean": "MEAN",
-    "mean_tokens": "MEAN",
-    "lasttoken": "LAST",
-}
-ACTIVATIONS: dict[str, Activation] = {
+    "cls": "CLS", "cls_token": "CLS", "mean": "MEAN", "mean_tokens": "MEAN", "lasttoken": "LAST",
+}  # fmt: skip
+ACTIVATIONS: dict[str, Activation] = {  # by a class of torch.nn, or a kind of problem
     "Identity": "identity",
     "Sigmoid": "sigmoid",
     "regression": "identity",
@@ -26,84 +19,71 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 
 
-def read_pooling_config(path: Path, config: "PreTrainedConfig", runner: str) -> PoolingConfig | None:
-    """None for a model that generates. Raises ValueError for one that would be pooled wrongly."""
+def read_pooling_config(path: Path, config: Any, runner: str) -> PoolingConfig | None:
+    """None for a model that generates. Raises ValueError for one that would be pooled wrongly.
+
+    config: transformers' own of the model.
+    """
     modules: list[dict[str, str]] = _read(path / "modules.json") or []
     architecture = (config.architectures or [GENERATING[0]])[0]
     if runner == "generate" or (runner == "auto" and not modules and architecture.endswith(GENERATING)):
         return None
-    encoder = _is_encoder(config)
-    classifies = architecture.endswith("ForSequenceClassification")
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+    encoder = config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES  # its tokens see those after them
+    encoder = encoder or getattr(config, "use_bidirectional_attention", None) is True
     pooling = POOLINGS[getattr(config, "classifier_pooling", "cls")] if encoder else "LAST"
-    for module in modules:
-        match module["type"].rpartition(".")[2]:
-            case "Pooling":
-                pooling = _pooling(_read(path / module["path"] / "config.json") or {})
-            case "Transformer" | "Normalize":
-                pass
-            case other:
-                raise ValueError(f"{path / 'modules.json'} has a module {other}, which isn't supported yet")
-    longest = config.get_text_config().hidden_size + 1 if getattr(config, "is_matryoshka", False) else 1
+    kinds = {module["type"].rpartition(".")[2]: path / module["path"] for module in modules}
+    if "Pooling" in kinds:
+        pooling = _pooling(_read(kinds["Pooling"] / "config.json") or {})
+    if unknown := [
+        *kinds.keys() - {"Transformer", "Pooling", "Normalize"},
+        *["a decoder"] * config.is_encoder_decoder,
+    ]:
+        raise ValueError(f"{path} has {unknown[0]} behind the encoder, which isn't supported yet")
+    whole = config.get_text_config().hidden_size if getattr(config, "is_matryoshka", False) else 0
     return PoolingConfig(
         pooling=pooling,
-        normalize=not modules or any(module["type"].endswith("Normalize") for module in modules),
+        normalize=not modules or "Normalize" in kinds,
         encoder=encoder,
-        num_labels=config.num_labels if classifies else None,
+        num_labels=config.num_labels if architecture.endswith("ForSequenceClassification") else None,
         activation=_activation(config),
-        dimensions=getattr(config, "matryoshka_dimensions", None) or list(range(1, longest)),
+        dimensions=getattr(config, "matryoshka_dimensions", None) or list(range(1, whole + 1)),
         num_token_types=getattr(config, "type_vocab_size", 0),
     )
 
 
 def longest_prompt(path: Path) -> int | None:
     """In tokens, as sentence-transformers' or the tokenizer's settings say."""
-    told = (
-        (_read(path / "sentence_bert_config.json") or {}).get("max_seq_length"),
-        (_read(path / "tokenizer_config.json") or {}).get("model_max_length"),
-    )
-    return min((int(length) for length in told if length), default=None)
-
-
-def _is_encoder(config: "PreTrainedConfig") -> bool:
-    """Whether tokens see those after them."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
-
-    if config.is_encoder_decoder:
-        raise ValueError(f"{config.model_type} is an encoder with a decoder, which isn't supported")
-    return (
-        config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES
-        or getattr(config, "use_bidirectional_attention", None) is True
-    )
+    told = (("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length"))
+    lengths = ((_read(path / file) or {}).get(key) for file, key in told)
+    return min((int(length) for length in lengths if length), default=None)
 
 
 def _pooling(settings: dict[str, Any]) -> Pooling:
+    """Its mode is a setting now, and was one flag of several once."""
     prefix = "pooling_mode_"
     flags = [key.removeprefix(prefix) for key, value in settings.items() if key.startswith(prefix) and value]
-    modes = flags or [settings.get("pooling_mode", "mean")]
-    if len(modes) != 1 or modes[0] not in POOLINGS:
-        raise ValueError(
-            f"pooling by {' and '.join(map(str, modes))} isn't supported; by cls, mean or lasttoken is"
-        )
-    return POOLINGS[modes[0]]
+    mode = " and ".join(flags or [str(settings.get("pooling_mode"))])
+    if mode not in POOLINGS:
+        raise ValueError(f"pooling by {mode} isn't supported; by {', '.join(POOLINGS)} is")
+    return POOLINGS[mode]
 
 
-def _activation(config: "PreTrainedConfig") -> Activation:
-    """Cross-encoders name a class of torch.nn; other classifiers may tell their problem."""
-    by_training = getattr(config, "sentence_transformers", None) or {}
-    named = by_training.get("activation_fn") or getattr(config, "sbert_ce_default_activation_function", None)
-    told = named.rpartition(".")[2] if named else config.problem_type
-    if told is None:
+def _activation(config: Any) -> Activation:
+    """Cross-encoders name a class; other classifiers may tell their problem."""
+    named = (getattr(config, "sentence_transformers", None) or {}).get("activation_fn")
+    named = named or getattr(config, "sbert_ce_default_activation_function", None) or config.problem_type
+    if named is None:
         return "sigmoid" if config.num_labels == 1 else "softmax"
-    if told not in ACTIVATIONS:
-        raise ValueError(f"scores go through {told}, which isn't supported; {', '.join(ACTIVATIONS)} are")
-    return ACTIVATIONS[told]
+    if (name := named.rpartition(".")[2]) not in ACTIVATIONS:
+        raise ValueError(f"scores by {name} aren't supported; by {', '.join(ACTIVATIONS)} are")
+    return ACTIVATIONS[name]
 
 
 def _read(file: Path) -> Any:
     """What a JSON file holds; None where there is none."""
-    if not file.is_file():
-        return None
     try:
-        return json.loads(file.read_text())
+        return json.loads(file.read_text()) if file.is_file() else None
     except ValueError as error:
         raise ValueError(f"{file} can't be read: {error}") from error
