@@ -155,20 +155,14 @@ class AsyncLLM:
         *,
         inputs: PromptType | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput[Any], None]:
-        """Yield what a pooling model makes of the prompt, once: an EmbeddingRequestOutput, or another as the task asks.
+        """Yield once what a pooling model makes of the prompt: for the task embed an EmbeddingRequestOutput.
 
         As `generate` otherwise.
         """
         outputs = self._outputs(
-            request_id,
-            prompt,
-            inputs,
-            pooling_params or PoolingParams(),
-            lora_request,
-            trace_headers,
-            None,
-            priority,
-        )
+            request_id, prompt, inputs, pooling_params or PoolingParams(),
+            lora_request, trace_headers, None, priority,
+        )  # fmt: skip
         return cast(AsyncGenerator[PoolingRequestOutput[Any], None], outputs)
 
     async def _outputs(

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 from tokenizers import Tokenizer
@@ -15,7 +14,6 @@ from engine_server.engine.outputs import (
     AnyOutput,
     CompletionOutput,
     Logprob,
-    PoolingRequestOutput,
     RequestOutput,
     TokenLogprobs,
 )
@@ -250,13 +248,17 @@ class OutputProcessor:
         child.last_token = now
 
 
-def pooling_output(state: RequestState, params: PoolingParams, child: Child) -> PoolingRequestOutput[Any]:
+def pooling_output(state: RequestState, params: PoolingParams, child: Child) -> AnyOutput:
     output, outputs = POOLED[params.task or ""]
-    pooled = child.pooled or RawTensor("float32", [0], b"")
+    numbers = (child.pooled or RawTensor("float32", [0], b"")).tensor()
     return output(
-        state.request_id, outputs(pooled.tensor()), state.prompt_token_ids,
-        finish_reason=child.finish_reason or "", stop_reason=child.stop_reason,
-    )  # fmt: skip
+        state.request_id,
+        outputs(numbers),
+        state.prompt_token_ids,
+        True,
+        child.finish_reason,
+        child.stop_reason,
+    )
 
 
 def completion(child: Child, params: SamplingParams) -> CompletionOutput:

@@ -55,9 +55,7 @@ class RequestOutput:
 
 @dataclass(slots=True)
 class PoolingOutput:
-    """The last hidden state of each token: float32 [tokens, hidden]."""
-
-    data: "Tensor"
+    data: "Tensor"  # each token's last hidden state: float32 [tokens, hidden]
 
 
 @dataclass(slots=True)
@@ -67,15 +65,11 @@ class EmbeddingOutput:
 
 @dataclass(slots=True)
 class ClassificationOutput:
-    """A score for each label, in the order of their ids."""
-
-    probs: list[float]
+    probs: list[float]  # a score for each label, in the order of their ids
 
 
 @dataclass(slots=True)
 class ScoringOutput:
-    """How well two texts fit."""
-
     score: float
 
 
@@ -94,20 +88,17 @@ class PoolingRequestOutput(Generic[Pooled]):
     outputs: Pooled
     prompt_token_ids: list[int]
     finished: bool = True
-    finish_reason: str = "stop"
+    finish_reason: str | None = "stop"
     stop_reason: int | str | None = None
 
 
-class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
-    """Of the task embed."""
+class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]): ...
 
 
-class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
-    """Of the task classify."""
+class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]): ...
 
 
-class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
-    """Of the task score."""
+class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]): ...
 
 
 AnyOutput = RequestOutput | PoolingRequestOutput[Any]

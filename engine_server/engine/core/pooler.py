@@ -11,9 +11,9 @@ from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAtte
 
 from engine_server.engine.config import Activation, PoolingConfig
 from engine_server.engine.core.attention import UnsupportedModelError
-from engine_server.engine.core.request import Request
 from engine_server.engine.core.scheduler import Batch, Sampled
 from engine_server.engine.messages import RawTensor
+from engine_server.engine.pooling_params import PoolingParams
 
 
 class Reduction(NamedTuple):
@@ -59,14 +59,15 @@ class Pooler:
                 request.pooled = []  # it may have been preempted halfway
             request.pooled.append(reduction.part(chunk))
             if scheduled.samples:
-                result = self._result(request, reduction.whole(request.pooled, request.num_prompt))
-                results.append(Sampled(pooled=RawTensor.of(result)))
+                result = self._result(params, reduction.whole(request.pooled, request.num_prompt))
+                finite = bool(result.isfinite().all())
+                results.append(
+                    Sampled(pooled=RawTensor.of(result)) if finite else Sampled(error="a result isn't finite")
+                )
         return results
 
-    def _result(self, request: Request, pooled: Tensor) -> Tensor:
+    def _result(self, params: PoolingParams, pooled: Tensor) -> Tensor:
         """In float32: [dimensions], [labels], or for the task encode [tokens, hidden]."""
-        params = request.pooling
-        assert params is not None
         match params.task:
             case "encode":
                 return pooled.float()
