@@ -64,13 +64,14 @@ class EngineHost:
         """Load the engine, serve until it dies, and return why. Raises what the start raises."""
         self._loaded = asyncio.get_running_loop().create_future()
         self._thread.start()
-        engine = await self._loaded
+        engine = self._engine = await self._loaded
+        model = await engine.get_model_config()
+        if model.pooling is not None:
+            raise ValueError(f"{model.model} pools, it doesn't generate: use it from Python (LLM, AsyncLLM.encode)")
         if not engine.is_running:
             engine.start_background_loop()  # so that the core's death is noticed before the first request too
-        model = await engine.get_model_config()
         self.served_names = model.served_model_name
         self.max_model_len = model.max_model_len
-        self._engine = engine
         self.phase = None
         _say("ready", time.monotonic() - self._started)
         while self.dead is None:  # noqa: ASYNC110  (the engine tells of its death by this alone)
