@@ -28,16 +28,16 @@ class Application:
         self._readiness = readiness
 
     def answer(self, request: Request, client: Downstream) -> Answer:
-        path = request.path
+        path = request.target.partition(b"?")[0]
         if path.startswith(b"/v1/") and path != MODELS and not path.startswith(ONE_MODEL):
-            return self._forward(request, client)
-        return self._show(path, request.method, client)
-
-    async def _show(self, path: bytes, method: bytes, client: Downstream) -> None:
-        status, body, content_type = self._page(path)
-        if method not in (b"GET", b"HEAD"):
-            raise errors.wrong_method(path, b"GET, HEAD")
-        client.respond(status, body, content_type)
+            if request.method != b"POST":
+                raise errors.wrong_method(path, b"POST")
+            yield from self._forward(request, client)
+        else:
+            status, body, content_type = self._page(path)
+            if request.method not in (b"GET", b"HEAD"):
+                raise errors.wrong_method(path, b"GET, HEAD")
+            client.respond(status, body, content_type)
 
     def _page(self, path: bytes) -> tuple[int, bytes, bytes]:
         if path == b"/health":

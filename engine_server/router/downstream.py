@@ -4,23 +4,23 @@ import asyncio
 import logging
 import socket
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from types import coroutine
-from typing import Any, cast
+from typing import cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from . import errors
 from .errors import RequestError
-from .wire import REASONS, Fields, Framing, Request, origin_form, response_head
+from .wire import REASONS, Fields, Request, absolute_path, response_head
 
 log = logging.getLogger(__name__)
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 LINGER = 2.0  # how long a refused body is read and thrown away, so that the client reads why
 FRAMING = (b"content-length", b"transfer-encoding")
-Answer = Coroutine[None, Any, None]
+ENDED = object()
+Answer = Generator[None, None, None]  # it yields where it waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,9 @@ class Limits:
 
 
 class Downstream(asyncio.Protocol):
-    """Parses in callbacks, and gives one answer at a time. An answer is a coroutine, but not a task: it begins in
-    the callback that brings its request's end, and goes on in the one that brings what it waits for, so that a
-    request never waits for a turn of the event loop. When the client is gone, the answer is closed."""
+    """Parses in callbacks, and gives one answer at a time. An answer is a generator: it begins in the callback that
+    brings its request's end, and what it waits for resumes it, so that a request never waits for a turn of the
+    event loop, as a task would. When the client is gone, the answer is closed."""
 
     def __init__(self, answer: "Callable[[Request, Downstream], Answer]", limits: Limits) -> None:
         self._answer = answer
@@ -42,7 +42,7 @@ class Downstream(asyncio.Protocol):
         self.on_header = self._fields.add
         self._parser = HttpRequestParser(self)
         self._body = bytearray()
-        self._http11 = False  # what comes in
+        self._arriving11 = False  # whether what comes now is HTTP/1.1
         self._receiving = self._in_head = False  # a part of a request is here
         self._deaf = False  # whatever else comes is thrown away
         self._arrived: deque[Request | RequestError] = deque()
@@ -52,13 +52,14 @@ class Downstream(asyncio.Protocol):
         self._heard = self.loop.time()
         self.source: asyncio.Transport | None = None  # held back while the client is slow to read
         self.gone: asyncio.Future[None] = self.loop.create_future()
-        self.http11 = True  # what is answered
+        self.http11 = True  # what is answered now
         self.closing = False
 
     # The connection
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self.write = self._transport.write
         keep_watch(self._transport)
 
     def data_received(self, data: bytes) -> None:
@@ -82,6 +83,7 @@ class Downstream(asyncio.Protocol):
         self._arrived.clear()
         if self._answering is not None:
             self._answering.close()
+            self._answering = None
 
     def pause_writing(self) -> None:
         self._blocked = True
@@ -115,7 +117,7 @@ class Downstream(asyncio.Protocol):
             self._refuse(errors.head_too_large(self._limits.head))
         elif int(read.get(b"content-length", 0)) > self._limits.body:
             self._refuse(errors.body_too_large(self._limits.body))
-        elif read.get(b"expect", b"").lower() == b"100-continue" and not self._busy:
+        elif b"expect" in read and read[b"expect"].lower() == b"100-continue" and not self._busy:
             self.write(CONTINUE)
 
     def on_body(self, data: bytes) -> None:
@@ -128,11 +130,13 @@ class Downstream(asyncio.Protocol):
         if self._deaf or parser.should_upgrade():
             return
         lasting = parser.should_keep_alive()
-        if not (lasting and self._http11):  # who began with it and goes on, keeps to it; to ask costs time
-            self._http11 = parser.get_http_version() == "1.1"
-        target, last = origin_form(self._target), not (lasting and self._http11)
-        request = Request(parser.get_method(), target, self._lines, self._body, self._http11, last)
-        self._arrive(request)
+        if not (lasting and self._arriving11):  # who began so and goes on keeps to it; to ask is slow
+            self._arriving11 = parser.get_http_version() == "1.1"
+        target = self._target if self._target.startswith(b"/") else absolute_path(self._target)
+        last = not (lasting and self._arriving11)
+        request = Request(parser.get_method(), target, self._lines, self._body, self._arriving11, last)
+        self._arrived.append(request)
+        self._receiving = False
 
     def _decline_upgrade(self, rest: bytes) -> None:
         """Some clients offer HTTP/2 with their first request, and the parser then leaves its body: read
@@ -152,11 +156,8 @@ class Downstream(asyncio.Protocol):
         if not self._deaf:
             self._deaf = True
             self._body = bytearray()
-            self._arrive(failure)
-
-    def _arrive(self, request: Request | RequestError) -> None:
-        self._receiving = False
-        self._arrived.append(request)
+            self._arrived.append(failure)
+            self._receiving = False
 
     # The answers
 
@@ -175,16 +176,15 @@ class Downstream(asyncio.Protocol):
             self.closing |= request.last
             self._with_body = request.method != b"HEAD"
             self._answering = self._answer(request, self)
-            self.resume(None)
+            self.resume()
 
-    def resume(self, value: object) -> None:
-        """Go on with the answer under way, which has waited for this."""
-        assert self._answering is not None
+    def resume(self, _: object = None) -> None:
+        """Go on with the answer under way: what it waited for is here."""
+        if self._answering is None:
+            return  # the client has left meanwhile
         try:
-            self._answering.send(value)
-            return  # it waits again
-        except StopIteration:
-            pass
+            if next(self._answering, ENDED) is not ENDED:
+                return  # it waits again
         except RequestError as failure:
             self._respond_error(failure)
         except Exception:  # a fault of ours ends one connection, not the router
@@ -204,6 +204,7 @@ class Downstream(asyncio.Protocol):
         self.closing = self._with_body = True
         self._respond_error(failure)
         self._transport.write_eof()
+        self._transport.resume_reading()
         self.loop.call_later(LINGER, self._transport.close)
 
     def _respond_error(self, failure: RequestError) -> None:
@@ -219,13 +220,9 @@ class Downstream(asyncio.Protocol):
         headers: Sequence[bytes] = (),
     ) -> None:
         """Answer with something of the router's own."""
-        lines = b"".join((b"Content-Type: %b\r\n" % content_type, *headers))
-        length = b"%d" % len(body)
-        head = response_head(status, REASONS[status], lines, Framing.LENGTH, length, close=self.closing)
+        own = b"Content-Type: %b\r\nContent-Length: %d\r\n" % (content_type, len(body))
+        head = response_head(status, REASONS[status], b"".join((own, *headers)), close=self.closing)
         self.write(head + body if self._with_body else head)
-
-    def write(self, data: bytes) -> None:
-        self._transport.write(data)
 
     def cut(self) -> None:
         """Let the client see that its answer is not complete."""
@@ -262,9 +259,3 @@ def keep_watch(transport: asyncio.Transport) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
-
-
-@coroutine
-def resumed() -> Generator[None, Any, Any]:
-    """What `Downstream.resume` is given next: the only thing that an answer can wait for."""
-    return (yield)

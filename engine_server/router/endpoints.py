@@ -110,7 +110,7 @@ class Directory:
             self._names = None
 
     def resolve(self, model: str) -> Route | None:
-        return self._table().get(model)
+        return (self._names or self._table()).get(model)
 
     def models(self) -> dict[str, Route]:
         """Every model under the name that clients best use: a served name, else namespace/name."""

@@ -1,9 +1,11 @@
 """A request's way to an engine and back."""
 
+from collections.abc import Generator
+
 import msgspec
 
 from . import errors
-from .downstream import Downstream, resumed
+from .downstream import Answer, Downstream
 from .endpoints import Directory, Endpoint
 from .health import Health
 from .lifecycle import Lifecycle, in_flight
@@ -40,41 +42,42 @@ class Forwarder:
         self._health = health
         self._metrics = metrics
 
-    async def forward(self, request: Request, client: Downstream) -> None:
+    def forward(self, request: Request, client: Downstream) -> Answer:
         """Try one endpoint after the other, until one has begun to answer."""
-        if request.method != b"POST":
-            raise errors.wrong_method(request.path, b"POST")
         with Lifecycle(self._metrics) as life:
             model = model_of(request.body)
-            if self._directory.resolve(model) is None:
+            route = self._directory.resolve(model)
+            if route is None:
                 raise errors.unknown_model(model, list(self._directory.models()))
             life.model = model
             message = request.message()
             tried: list[Endpoint] = []
             unanswered = 0
-            while (endpoint := self._pick(model, tried)) is not None:
+            endpoint = route.pick(in_flight)
+            while endpoint is not None:
                 life.visit(endpoint)
                 tried.append(endpoint)
-                outcome = await self._ask(endpoint, message, client, life, tried)
-                if outcome is Outcome.FINISHED:
+                outcome = yield from self._ask(endpoint, message, client, life, tried)
+                if outcome == "finished":
                     return
-                if outcome is Outcome.CUT:
+                if outcome == "cut":
                     self._metrics.interrupted += 1
                     client.cut()
                     return
-                unanswered += outcome is Outcome.UNANSWERED
+                unanswered += outcome == "unanswered"
                 if unanswered == MOST_UNANSWERED:
                     raise errors.no_answer(model, unanswered)
-                self._metrics.retries[outcome.name.lower()] += 1
+                self._metrics.retries[outcome] += 1
+                endpoint = self._another(model, tried)
             raise errors.no_replica(model)
 
-    def _pick(self, model: str, tried: list[Endpoint]) -> Endpoint | None:
-        route = self._directory.resolve(model)  # anew each time: it may have changed since the last try
+    def _another(self, model: str, tried: list[Endpoint]) -> Endpoint | None:
+        route = self._directory.resolve(model)  # anew: it may have changed since the last try
         return route.pick(in_flight, tried) if route else None
 
-    async def _ask(
+    def _ask(
         self, endpoint: Endpoint, message: bytes, client: Downstream, life: Lifecycle, tried: list[Endpoint]
-    ) -> Outcome:
+    ) -> Generator[None, None, Outcome]:
         """One endpoint's turn. A connection that was kept alive may be closed just as we write to it: if one
         ends without a byte, a new one gets the request."""
         pool = self._pools[endpoint.address]
@@ -82,19 +85,20 @@ class Forwarder:
         while True:
             if connection is None:
                 try:
-                    connection, fresh = await pool.connect(client), True
+                    connection, fresh = (yield from pool.connect(client)), True
                 except OSError as error:
                     self._health.eject(endpoint, str(error) or "it does not answer a connect")
-                    return Outcome.UNANSWERED if sent else Outcome.UNREACHABLE
-            relay = Relay(client, life, lambda: self._pick(life.model, tried) is not None)
+                    return "unanswered" if sent else "unreachable"
+            relay = Relay(client, life, lambda: self._another(life.model, tried) is not None)
             try:
                 connection.ask(message, relay, client)
-                outcome: Outcome = await resumed()
+                yield
             finally:
-                connection.release()
-            if outcome is Outcome.REFUSED or (outcome is Outcome.FINISHED and life.status == 503):
+                connection.release(client)
+            outcome = relay.outcome or "unanswered"
+            if outcome == "refused" or (outcome == "finished" and life.status == 503):
                 self._health.eject(endpoint, "it answers 503")
-            if outcome is not Outcome.UNANSWERED or fresh:
+            if outcome != "unanswered" or fresh:
                 return outcome
             sent = True
             connection = None

@@ -17,9 +17,9 @@ class Lifecycle:
     answer's end, an error and a client that hangs up all leave through the same door."""
 
     _endpoint: Endpoint | None = None
+    _waited: float | None = None  # seconds until an answer began
     model = ""
     status = 499  # what it stays if the client leaves before an answer; nginx's number for it
-    answered: float | None = None
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -30,24 +30,20 @@ class Lifecycle:
         return self
 
     def visit(self, endpoint: Endpoint) -> None:
-        self._leave()
+        if self._endpoint is not None:
+            self._endpoint.in_flight -= 1
         self._endpoint = endpoint
         endpoint.in_flight += 1
 
     def answer(self, status: int) -> None:
         """The first byte is on its way to the client."""
         self.status = status
-        self.answered = perf_counter()
+        self._waited = perf_counter() - self._started
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, RequestError):
             self.answer(error.status)
-        self._leave()
-        self._metrics.in_flight -= 1
-        waited = None if self.answered is None else self.answered - self._started
-        self._metrics.request(self.model, self.status, waited, perf_counter() - self._started)
-
-    def _leave(self) -> None:
         if self._endpoint is not None:
             self._endpoint.in_flight -= 1
-            self._endpoint = None
+        self._metrics.in_flight -= 1
+        self._metrics.request(self.model, self.status, self._waited, perf_counter() - self._started)

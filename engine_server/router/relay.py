@@ -1,22 +1,22 @@
 """One answer on its way from an engine to a client: passed on as it comes."""
 
 from collections.abc import Callable
-from enum import Enum
+from typing import Literal
 
 from .downstream import Downstream
 from .errors import interrupted
 from .lifecycle import Lifecycle
-from .wire import LAST_CHUNK, Fields, Framing, chunk, response_head
+from .wire import LAST_CHUNK, Fields, chunk, response_head
 
 EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 
-
-class Outcome(Enum):
-    FINISHED = "the client has the whole answer"
-    UNREACHABLE = "no connection"
-    UNANSWERED = "the connection ended before an answer began"
-    REFUSED = "the engine answered 503, and the client has not seen it"
-    CUT = "the answer broke off after the client had seen some of it"
+Outcome = Literal[
+    "finished",  # the client has the whole answer
+    "unreachable",  # no connection
+    "unanswered",  # the connection ended before an answer began
+    "refused",  # the engine answered 503, and the client has not seen it
+    "cut",  # the answer broke off after the client had seen some of it
+]
 
 
 class Relay:
@@ -25,8 +25,9 @@ class Relay:
 
     outcome: Outcome | None = None
     read_to_end = False  # the engine marks the answer's end by closing
-    _framing = Framing.NONE
     _began = False
+    _counted = False  # its length is in its head
+    _chunked = False  # towards the client
     _events = False
     _partial_event = b""
 
@@ -40,47 +41,49 @@ class Relay:
 
     def head(self, status: int, reason: bytes, fields: Fields) -> None:
         if status == 503 and self._may_refuse():
-            self.outcome = Outcome.REFUSED
+            self.outcome = "refused"
             return
         self._began = True
         self._life.answer(status)
-        client = self._client
-        length, coded = fields.read.get(b"content-length", b""), b"transfer-encoding" in fields.read
-        if length and not coded:
-            self._framing = Framing.LENGTH
-        elif status not in (204, 304):
-            self.read_to_end = not coded
-            self._framing = Framing.CHUNKED if client.http11 else Framing.CLOSE
-            client.closing |= not client.http11
-        self._events = fields.read.get(b"content-type", b"").startswith(b"text/event-stream")
-        head = response_head(status, reason, fields.onward(), self._framing, length, close=client.closing)
-        self._pending.append(head)
+        client, read, lines = self._client, fields.read, fields.onward()
+        coded = b"transfer-encoding" in read
+        if status not in (204, 304):
+            self._counted = b"content-length" in read and not coded
+            self._chunked = client.http11 and not self._counted
+            self.read_to_end = not (self._counted or coded)
+            client.closing |= not (self._counted or self._chunked)
+        if self._counted:
+            lines += b"Content-Length: %b\r\n" % read[b"content-length"]
+        elif self._chunked:
+            lines += b"Transfer-Encoding: chunked\r\n"
+        self._events = read.get(b"content-type", b"").startswith(b"text/event-stream")
+        self._pending.append(response_head(status, reason, lines, close=client.closing))
 
     def body(self, data: bytes) -> None:
         if self._events:
             data = self._whole_events(data)
         if data and self._began:
-            self._send(data)
+            self._pending.append(chunk(data) if self._chunked else data)
 
     def finish(self) -> None:
         if self._began:
-            if self._partial_event:
-                self._send(self._partial_event)
-            self._end(Outcome.FINISHED)
+            self._end(self._partial_event, "finished")
 
     def break_off(self) -> None:
         if self.outcome is not None:
             return
-        if self._events and self._framing is not Framing.LENGTH:
-            self._send(b"data: %b\n\n" % interrupted(self._life.model).body())
-            self._end(Outcome.CUT)
+        if self._events and not self._counted:
+            self._end(b"data: %b\n\n" % interrupted(self._life.model).body(), "cut")
         else:
-            self.outcome = Outcome.CUT if self._began else Outcome.UNANSWERED
+            self.outcome = "cut" if self._began else "unanswered"
 
     def flush(self) -> None:
+        """What has come goes to the client; if that is the end, the request goes on."""
         if self._pending:
             self._client.write(b"".join(self._pending))
             self._pending.clear()
+        if self.outcome is not None:
+            self._client.resume()
 
     # What follows from it
 
@@ -94,10 +97,9 @@ class Relay:
         self._partial_event = data[end:]
         return data[:end]
 
-    def _send(self, data: bytes) -> None:
-        self._pending.append(chunk(data) if self._framing is Framing.CHUNKED else data)
-
-    def _end(self, outcome: Outcome) -> None:
-        if self._framing is Framing.CHUNKED:
-            self._pending.append(LAST_CHUNK)
+    def _end(self, data: bytes, outcome: Outcome) -> None:
+        if self._chunked:
+            self._pending.append((chunk(data) if data else b"") + LAST_CHUNK)
+        elif data:
+            self._pending.append(data)
         self.outcome = outcome

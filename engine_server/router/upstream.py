@@ -2,15 +2,15 @@
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Generator
 from contextlib import suppress
 from typing import cast
 
 from httptools import HttpParserError, HttpResponseParser
 
-from .downstream import Downstream, keep_watch, resumed
+from .downstream import Downstream, keep_watch
 from .endpoints import Address
-from .relay import Outcome, Relay
+from .relay import Relay
 from .wire import Fields
 
 CONNECT_TIMEOUT = 1.0  # a pod that is gone answers nothing at all, for a while
@@ -29,16 +29,15 @@ class Connection(asyncio.Protocol):
         self._reusable = False
 
     def ask(self, message: bytes, relay: Relay, client: Downstream) -> None:
-        """Send a request; `relay` has the answer, and `client` is resumed with its outcome."""
-        self._relay, self._client = relay, client
-        self._busy, self._reusable = True, False
+        """Send a request; `relay` gets the answer, and `client` is resumed when that has an outcome."""
+        self._relay, self._busy, self._reusable = relay, True, False
         client.source = self.transport
         self.transport.write(message)
 
-    def release(self) -> None:
+    def release(self, client: Downstream) -> None:
         """Nobody waits any more. If an engine is not done by now, that its connection closes tells it to stop."""
         self._busy = False
-        self._client.source = None
+        client.source = None
         if self._reusable:
             self.transport.resume_reading()
             self._pool.put_by(self)
@@ -63,7 +62,7 @@ class Connection(asyncio.Protocol):
         except HttpParserError:
             self._reusable = False
             self._relay.break_off()
-        self._pass_on()
+        self._relay.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._busy:
@@ -73,12 +72,7 @@ class Connection(asyncio.Protocol):
             self._relay.finish()
         else:
             self._relay.break_off()
-        self._pass_on()
-
-    def _pass_on(self) -> None:
         self._relay.flush()
-        if self._relay.outcome is not None:
-            self._client.resume(self._relay.outcome)
 
     # The parser
 
@@ -101,7 +95,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self._relay.finish()
-        self._reusable = self._relay.outcome is Outcome.FINISHED and self._parser.should_keep_alive()
+        self._reusable = self._relay.outcome == "finished" and self._parser.should_keep_alive()
 
 
 class Pool:
@@ -119,30 +113,29 @@ class Pool:
                 return connection
         return None
 
-    async def connect(self, client: Downstream) -> Connection:
+    def connect(self, client: Downstream) -> Generator[None, None, Connection]:
         """A new connection, or OSError."""
-        opening = client.loop.create_task(self._connect(client.resume))
+        opening = client.loop.create_task(self._connect())
+        opening.add_done_callback(client.resume)
         try:
-            opened: Connection | Exception = await resumed()
+            yield
         except GeneratorExit:  # the client has left
-            opening.cancel()
+            opening.add_done_callback(self._keep)
             raise
-        if isinstance(opened, Exception):
-            raise opened
-        return opened
+        return opening.result()
 
-    async def _connect(self, tell: Callable[[object], None]) -> None:
-        try:
-            async with asyncio.timeout(CONNECT_TIMEOUT):
-                loop = asyncio.get_running_loop()
-                _, connection = await loop.create_connection(lambda: Connection(self), *self._address)
-        except Exception as error:
-            tell(error)
-        else:
-            tell(connection)
+    async def _connect(self) -> Connection:
+        async with asyncio.timeout(CONNECT_TIMEOUT):
+            loop = asyncio.get_running_loop()
+            _, connection = await loop.create_connection(lambda: Connection(self), *self._address)
+        return connection
+
+    def _keep(self, opening: asyncio.Task[Connection]) -> None:
+        if not (opening.cancelled() or opening.exception()):
+            self.put_by(opening.result())
 
     def put_by(self, connection: Connection) -> None:
-        if self._open and not connection.transport.is_closing():
+        if self._open:
             self._idle.append(connection)
         else:
             connection.transport.close()

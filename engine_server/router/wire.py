@@ -1,6 +1,6 @@
 """HTTP/1.1 as bytes: what a request is once it came, and the heads that are sent on."""
 
-from enum import Enum
+from collections import deque
 from http import HTTPStatus
 from typing import NamedTuple
 
@@ -24,22 +24,14 @@ OURS = frozenset(
     )
 )
 READ = OURS | {b"host", b"content-type"}
-
-
-class Framing(Enum):
-    """How a body's end is told."""
-
-    NONE = "no body"
-    LENGTH = "Content-Length"
-    CHUNKED = "chunked"
-    CLOSE = "the connection's end"
+NOWHERE: deque[bytes] = deque(maxlen=0)
 
 
 class Fields:
     """The head that a connection parses: the fields that we read, by their names in lower case, and the lines of
     those that travel on as they came."""
 
-    __slots__ = ("_lines", "_open", "read")
+    __slots__ = ("_lines", "read")
 
     def __init__(self) -> None:
         self.begin()
@@ -47,12 +39,9 @@ class Fields:
     def begin(self) -> None:
         """Be ready for another head."""
         self.read: dict[bytes, bytes] = {}
-        self._lines: list[bytes] = []
-        self._open = True
+        self._lines: list[bytes] | deque[bytes] = []
 
     def add(self, name: bytes, value: bytes) -> None:
-        if not self._open:  # these are trailers
-            return
         key = name.lower()
         if key in READ:
             self.read[key] = value
@@ -61,12 +50,12 @@ class Fields:
 
     def onward(self) -> bytes:
         """The lines that travel on: not what Connection names either."""
-        self._open = False
+        lines, self._lines = self._lines, NOWHERE  # where trailers go
         connection = self.read.get(b"connection", b"").lower()
         if connection in (b"", b"keep-alive", b"close"):
-            return b"".join(self._lines)
+            return b"".join(lines)
         named = {token.strip() for token in connection.split(b",")}
-        return b"".join(line for line in self._lines if line.partition(b":")[0].lower() not in named)
+        return b"".join(line for line in lines if line.partition(b":")[0].lower() not in named)
 
 
 class Request(NamedTuple):
@@ -79,31 +68,20 @@ class Request(NamedTuple):
     http11: bool
     last: bool  # on its connection
 
-    @property
-    def path(self) -> bytes:
-        return self.target.partition(b"?")[0]
-
     def message(self) -> bytes:
         """The bytes that an engine gets: the same for every engine tried."""
         head = b"%b %b HTTP/1.1\r\n%b" % (self.method, self.target, self.lines)
         return b"%bContent-Length: %d\r\n\r\n" % (head, len(self.body)) + self.body
 
 
-def response_head(
-    status: int, reason: bytes, lines: bytes, framing: Framing, length: bytes, *, close: bool
-) -> bytes:
-    if framing is Framing.LENGTH:
-        lines += b"Content-Length: %b\r\n" % length
-    elif framing is Framing.CHUNKED:
-        lines += b"Transfer-Encoding: chunked\r\n"
-    if close:
-        lines += b"Connection: close\r\n"
-    return b"HTTP/1.1 %d %b\r\n%b\r\n" % (status, reason, lines)
+def response_head(status: int, reason: bytes, lines: bytes, *, close: bool) -> bytes:
+    end = b"Connection: close\r\n\r\n" if close else b"\r\n"
+    return b"HTTP/1.1 %d %b\r\n%b%b" % (status, reason, lines, end)
 
 
-def origin_form(target: bytes) -> bytes:
+def absolute_path(target: bytes) -> bytes:
     """Some clients write their target as to a proxy, with the whole address."""
-    return target if target.startswith(b"/") else b"/" + b"/".join(target.split(b"/", 3)[3:])
+    return b"/" + b"/".join(target.split(b"/", 3)[3:])
 
 
 def chunk(data: bytes) -> bytes:
