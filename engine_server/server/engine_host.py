@@ -67,7 +67,9 @@ class EngineHost:
         engine = self._engine = await self._loaded
         model = await engine.get_model_config()
         if model.pooling is not None:
-            raise ValueError(f"{model.model} pools, it doesn't generate: use it from Python (LLM, AsyncLLM.encode)")
+            raise ValueError(
+                f"{model.model} pools, it doesn't generate: use it from Python (LLM, AsyncLLM.encode)"
+            )
         if not engine.is_running:
             engine.start_background_loop()  # so that the core's death is noticed before the first request too
         self.served_names = model.served_model_name

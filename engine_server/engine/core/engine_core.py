@@ -49,7 +49,7 @@ class EngineCore:
         )
         self.operations = Operations(config)
         pooling = config.model_config.pooling
-        self.pooler = Pooler(self.runner.model, pooling) if pooling else None
+        self.pooler = Pooler(self.runner, pooling) if pooling else None
         on_phase("warm up", time.monotonic() - loaded)
 
     def handle(self, message: FrontEndMessage) -> Returned | None:

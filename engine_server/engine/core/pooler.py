@@ -5,12 +5,12 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 
 from engine_server.engine.config import Activation, PoolingConfig
 from engine_server.engine.core.attention import UnsupportedModelError
+from engine_server.engine.core.model_runner import ModelRunner
 from engine_server.engine.core.scheduler import Batch, Sampled
 from engine_server.engine.messages import RawTensor
 from engine_server.engine.pooling_params import PoolingParams
@@ -20,31 +20,37 @@ class Reduction(NamedTuple):
     """How a prompt that comes in chunks is pooled."""
 
     part: Callable[[Tensor], Tensor]  # what to keep of a chunk's states, [tokens, hidden]
-    whole: Callable[[list[Tensor], int], Tensor]  # the result from the parts and the prompt's length
+    whole: Callable[[list[Tensor], int], Tensor]  # the result of the parts and the prompt's length
 
 
 REDUCTIONS = {
     "CLS": Reduction(lambda states: states[0].clone(), lambda parts, _: parts[0]),
     "LAST": Reduction(lambda states: states[-1].clone(), lambda parts, _: parts[-1]),
     "MEAN": Reduction(
-        lambda states: states.sum(0, dtype=torch.float32),
-        lambda parts, count: torch.stack(parts).sum(0) / count,
+        lambda states: states.float().sum(0), lambda parts, count: torch.stack(parts).sum(0) / count
     ),
     "ALL": Reduction(lambda states: states, lambda parts, _: torch.cat(parts)),
 }
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
-    "identity": lambda logits: logits,
+    "identity": lambda scores: scores,
     "sigmoid": torch.sigmoid,
-    "softmax": lambda logits: logits.softmax(-1),
+    "softmax": lambda scores: scores.softmax(-1),
 }
 
 
 class Pooler:
     """Keeps of each chunk what the result needs, and makes the result once a prompt is computed."""
 
-    def __init__(self, model: PreTrainedModel, config: PoolingConfig) -> None:
+    def __init__(self, runner: ModelRunner, config: PoolingConfig) -> None:
+        self.runner = runner
         self.config = config
-        self.head = classifier_head(model) if config.num_labels is not None else None
+        if config.num_labels is not None:
+            model = runner.model
+            state = torch.zeros(model.config.get_text_config().hidden_size, device=runner.device)
+            if classify(model, state).shape != (config.num_labels,):
+                raise UnsupportedModelError(
+                    f"{type(model).__name__} pools in a way of its own, which isn't supported"
+                )
 
     @torch.inference_mode()
     def pool(self, states: Tensor, batch: Batch) -> list[Sampled]:
@@ -62,7 +68,9 @@ class Pooler:
                 result = self._result(params, reduction.whole(request.pooled, request.num_prompt))
                 finite = bool(result.isfinite().all())
                 results.append(
-                    Sampled(pooled=RawTensor.of(result)) if finite else Sampled(error="a result isn't finite")
+                    Sampled(pooled=RawTensor.of(result))
+                    if finite
+                    else Sampled(error="its result isn't finite")
                 )
         return results
 
@@ -74,40 +82,23 @@ class Pooler:
             case "embed":
                 vector = pooled.float()[: params.dimensions]
                 return F.normalize(vector, dim=0) if params.normalize else vector
-        assert self.head is not None
-        scores = self.head(pooled)
+        scores = classify(self.runner.model, pooled)
         return ACTIVATIONS[self.config.activation](scores) if params.use_activation else scores
 
 
-class PooledState(nn.Module):
-    """Stands in a classifier where its base model was, and passes on a state that was pooled already."""
+@torch.inference_mode()
+def classify(model: Any, pooled: Tensor) -> Tensor:
+    """What a ...ForSequenceClassification does behind its base model: from [hidden] to [labels], float32.
 
-    state: Tensor
-
-    def __init__(self, pooler: nn.Module | None) -> None:
-        super().__init__()
-        self.pooler = pooler
-
-    def forward(self, *_: Any, **__: Any) -> BaseModelOutputWithPoolingAndCrossAttentions:
-        pooled = self.pooler(self.state) if self.pooler is not None else None
-        return BaseModelOutputWithPoolingAndCrossAttentions(
-            last_hidden_state=self.state, pooler_output=pooled
-        )
-
-
-def classifier_head(model: PreTrainedModel) -> Callable[[Tensor], Tensor]:
-    """What a ...ForSequenceClassification does behind its base model, which it loses: [hidden] to [labels], float32."""
-    dtype, token = model.dtype, torch.zeros(1, 1, dtype=torch.long, device=model.device)
-    base = PooledState(getattr(model.base_model, "pooler", None))
-    setattr(model, model.base_model_prefix, base)
-
-    def head(pooled: Tensor) -> Tensor:
-        base.state = pooled.to(token.device, dtype).view(1, 1, -1)
-        scores: Tensor = model(input_ids=token).logits[0].float()
-        return scores
-
-    if head(torch.zeros(model.config.get_text_config().hidden_size)).shape != (model.config.num_labels,):
-        raise UnsupportedModelError(
-            f"{type(model).__name__} pools in a way of its own, which isn't supported"
-        )
-    return head
+    Its own forward runs, while the base model passes on the state that was pooled already.
+    """
+    base, state = model.base_model, pooled.to(model.dtype).view(1, 1, -1)
+    pooler = getattr(base, "pooler", None)
+    base.forward = lambda *_, **__: BaseModelOutputWithPoolingAndCrossAttentions(
+        last_hidden_state=state, pooler_output=pooler(state) if pooler else None
+    )
+    try:
+        scores: Tensor = model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=state.device)).logits[0]
+        return scores.float()
+    finally:
+        del base.forward
