@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from engine_server.engine.adapters import LoRARequest, PromptAdapterRequest
     from engine_server.engine.arg_utils import AsyncEngineArgs, EngineArgs
     from engine_server.engine.async_llm import AsyncLLM, AsyncLLMEngine
+    from engine_server.engine.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from engine_server.engine.config import EngineConfig, UsageContext
     from engine_server.engine.errors import EngineDeadError, InvalidRequestError
     from engine_server.engine.inputs import EmbedsPrompt, PromptType, TextPrompt, TokensPrompt
@@ -34,6 +35,9 @@ _HOME = {
     "AsyncEngineArgs": "arg_utils",
     "AsyncLLM": "async_llm",
     "AsyncLLMEngine": "async_llm",
+    "BeamSearchOutput": "beam_search",
+    "BeamSearchParams": "beam_search",
+    "BeamSearchSequence": "beam_search",
     "ClassificationOutput": "outputs",
     "ClassificationRequestOutput": "outputs",
     "CompletionOutput": "outputs",
@@ -69,6 +73,9 @@ __all__ = [
     "AsyncEngineArgs",
     "AsyncLLM",
     "AsyncLLMEngine",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "ClassificationOutput",
     "ClassificationRequestOutput",
     "CompletionOutput",

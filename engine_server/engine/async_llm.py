@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, cast
 from engine_server.engine.adapters import LoRARequest, PromptAdapterRequest
 from engine_server.engine.arg_utils import AsyncEngineArgs
 from engine_server.engine.async_stream import AsyncStream
+from engine_server.engine.beam_search import BeamSearch, BeamSearchParams, BeamSearchSequence
 from engine_server.engine.compat import one_prompt, refuse, request_key, request_keys
 from engine_server.engine.config import (
     DecodingConfig,
@@ -29,7 +30,7 @@ from engine_server.engine.front_end import FrontEnd, StatLoggers
 from engine_server.engine.inputs import INPUT_REGISTRY, InputRegistry, PromptType
 from engine_server.engine.loggers import StatLoggerBase
 from engine_server.engine.messages import AbortRequests, AddRequest, Call, CoreMessage, Returned, StepOutputs
-from engine_server.engine.outputs import AnyOutput, PoolingRequestOutput, RequestOutput
+from engine_server.engine.outputs import AnyOutput, CompletionOutput, PoolingRequestOutput, RequestOutput
 from engine_server.engine.pooling_params import PoolingParams
 from engine_server.engine.processor import Processor
 from engine_server.engine.sampling_params import SamplingParams
@@ -184,6 +185,21 @@ class AsyncLLM:
         finally:
             if self._streams.get(key) is stream:
                 self._abort([key])
+
+    async def beam_search(
+        self, prompt: PromptType, request_id: str | int, params: BeamSearchParams
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Yield one output: the beam_width best completions, the best first. See BeamSearchParams."""
+
+        async def last(number: int, beam: BeamSearchSequence) -> CompletionOutput:
+            stream = self.generate({"prompt_token_ids": beam.tokens}, search.step_params, f"{key}-{number}")
+            return [output async for output in stream][-1].outputs[0]
+
+        key = request_key(request_id)
+        search = BeamSearch(prompt, params, self.config.model_config, self._front_end.tokenizer)
+        while search.beams:
+            search.advance(await asyncio.gather(*(last(*item) for item in enumerate(search.beams))))
+        yield search.output(key)
 
     async def add_request(
         self,

@@ -9,6 +9,7 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from engine_server.engine.adapters import LoRARequest
 from engine_server.engine.arg_utils import EngineArgs
+from engine_server.engine.beam_search import BeamSearchOutput, BeamSearchParams, beam_search
 from engine_server.engine.config import UsageContext
 from engine_server.engine.errors import InvalidRequestError
 from engine_server.engine.inputs import PromptType, TokensPrompt
@@ -83,6 +84,10 @@ class LLM:
             token_ids = tokenizer.encode(text, add_special_tokens=False)
             prompts.append(TokensPrompt(prompt_token_ids=token_ids, prompt=text))
         return self.generate(prompts, sampling_params, use_tqdm, lora_request)
+
+    def beam_search(self, prompts: Prompts, params: BeamSearchParams) -> list[BeamSearchOutput]:
+        """The `beam_width` best continuations of each prompt."""
+        return beam_search(self.llm_engine, as_list(prompts), params)
 
     def encode(
         self,

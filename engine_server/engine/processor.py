@@ -51,7 +51,7 @@ class Processor:
                 )
         if isinstance(params, PoolingParams):
             return self._pooling_request(request_id, prompt, params, arrival, embeds)
-        text, token_ids = self._tokens(prompt, params.truncate_prompt_tokens)
+        text, token_ids = self.tokens(prompt, params.truncate_prompt_tokens)
         room = self._room(token_ids)
         resumed = self._resumed(prompt, params, room)
         if self.tokenizer is None and params.detokenize:
@@ -94,7 +94,7 @@ class Processor:
             # The tokenizer knows what begins and ends every text, and leaves it on.
             token_ids = self.tokenizer.encode(text, truncation=True, max_length=keep)
             prompt = {"prompt_token_ids": token_ids, "prompt": text}
-        text, token_ids = self._tokens(prompt, keep)
+        text, token_ids = self.tokens(prompt, keep)
         self._room(token_ids)
         kinds = range(self.config.pooling.num_token_types)
         types = prompt.get("token_type_ids") if kinds and isinstance(prompt, Mapping) else None
@@ -179,7 +179,7 @@ class Processor:
         encoded = (self.tokenizer.encode(text, add_special_tokens=False) for text in texts)
         return [token_ids for token_ids in encoded if token_ids]
 
-    def _tokens(self, prompt: Any, keep: int | None) -> tuple[str | None, list[int]]:
+    def tokens(self, prompt: Any, keep: int | None = None) -> tuple[str | None, list[int]]:
         """The prompt's text where it is known, and the last `keep` of its tokens."""
         last = (
             slice(None) if keep is None else slice(-keep if keep > 0 else 1 - self.config.max_model_len, None)

@@ -16,9 +16,11 @@ from waiting import until_async
 from engine_server import (
     AsyncEngineArgs,
     AsyncLLMEngine,
+    BeamSearchParams,
     EngineDeadError,
     InvalidRequestError,
     RequestOutputKind,
+    SamplingParams,
     StatLoggerBase,
 )
 
@@ -96,6 +98,73 @@ async def test_deltas_make_the_whole(tiny: AsyncLLMEngine, tiny_params) -> None:
     ].token_ids
     assert cumulative[-1].outputs[0].token_ids == final[0].outputs[0].token_ids
     assert len(final) == 1 and final[0].finished
+
+
+async def test_deltas_of_several_completions_are_merged_for_a_slow_reader(
+    tiny: AsyncLLMEngine, watcher: Watcher, tiny_params
+) -> None:
+    def params(kind: RequestOutputKind) -> SamplingParams:
+        return tiny_params(
+            n=3,
+            max_tokens=30,
+            seed=6,
+            logprobs=0,
+            prompt_logprobs=0,
+            output_kind=kind,
+            stop_token_ids=list(range(2, 128, 3)),
+            min_tokens=3,
+        )
+
+    (whole,) = await drain(tiny.generate(prompt(30), params(RequestOutputKind.FINAL_ONLY), "whole"))
+    assert len({len(one.token_ids) for one in whole.outputs}) > 1
+    slow = tiny.generate(prompt(30), params(RequestOutputKind.DELTA), "slow")
+    first = await anext(slow)
+    await until_async(lambda: watcher.idle and len(watcher.finished) == 6)
+    (rest,) = await drain(slow)
+    assert first.prompt_logprobs == whole.prompt_logprobs and rest.prompt_logprobs is None
+    for one in whole.outputs:
+        pieces = [piece for output in (first, rest) for piece in output.outputs if piece.index == one.index]
+        assert [token for piece in pieces for token in piece.token_ids] == one.token_ids
+        assert [list(entry) for piece in pieces for entry in piece.logprobs] == [*map(list, one.logprobs)]
+        assert pieces[-1].finish_reason == one.finish_reason
+
+
+async def test_an_abort_ends_every_completion(tiny: AsyncLLMEngine, watcher: Watcher, tiny_params) -> None:
+    params = tiny_params(n=3, max_tokens=200, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
+    stream = tiny.generate(prompt(20), params, "several")
+    await anext(stream)
+    assert tiny.get_num_unfinished_requests() == 1
+    await tiny.abort("several")
+    last = (await drain(stream))[-1]
+    assert last.finished and [one.finish_reason for one in last.outputs] == ["abort"] * 3
+    await until_async(lambda: watcher.idle)
+
+
+async def test_a_stream_goes_on_where_another_stopped(tiny: AsyncLLMEngine, tiny_params) -> None:
+    params = tiny_params(max_tokens=6, seed=5, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
+    whole = [
+        token
+        for one in await drain(tiny.generate(prompt(9), params, "a"))
+        for token in one.outputs[0].token_ids
+    ]
+    for count in (2, 6):  # after 6 there is nothing to do but to say so
+        resumed = tiny.generate(prompt(9) | {"resume_token_ids": whole[:count]}, params, "b")
+        outputs = await drain(resumed)
+        assert whole[count:] == [token for one in outputs for token in one.outputs[0].token_ids]
+        assert outputs[-1].finished and outputs[-1].outputs[0].finish_reason == "length"
+    assert tiny.get_num_unfinished_requests() == 0
+
+
+async def test_beam_search_beside_other_requests(tiny: AsyncLLMEngine, tiny_params) -> None:
+    """Its likeliest sequence is at least as likely as the greedy one."""
+    params = tiny_params(temperature=0, max_tokens=5, logprobs=0, ignore_eos=True)
+    (found,), greedy = await asyncio.gather(
+        drain(tiny.beam_search(prompt(9), "beams", BeamSearchParams(3, 5, ignore_eos=True))),
+        drain(tiny.generate(prompt(9), params, "greedy")),
+    )
+    assert found.finished and found.request_id == "beams" and len(found.outputs) == 3
+    assert found.outputs[0].cumulative_logprob >= greedy[-1].outputs[0].cumulative_logprob - 1e-4
+    assert all(len(one.token_ids) == 5 and one.finish_reason == "length" for one in found.outputs)
 
 
 async def test_an_aborted_stream_ends_with_its_reason(

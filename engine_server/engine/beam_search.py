@@ -1,0 +1,155 @@
+"""Beam search, above any engine: a step is one request a beam, for one token and the likeliest in its place."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from engine_server.engine.config import ModelConfig
+from engine_server.engine.inputs import PromptType
+from engine_server.engine.outputs import CompletionOutput, RequestOutput, TokenLogprobs
+from engine_server.engine.processor import Processor
+from engine_server.engine.sampling_params import (
+    MAX_LOGPROBS,
+    Count,
+    RequestOutputKind,
+    SamplingParams,
+    check_fields,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from engine_server.engine.llm_engine import LLMEngine
+
+Tokenizer: TypeAlias = "PreTrainedTokenizerBase | None"
+
+
+class BeamSearchParams(msgspec.Struct):
+    """A beam's score is its logprob / (its output tokens ** length_penalty). Raises InvalidRequestError."""
+
+    beam_width: Annotated[int, Meta(ge=1, le=MAX_LOGPROBS // 2)]
+    max_tokens: Count
+    ignore_eos: bool = False
+    temperature: Annotated[float, Meta(ge=0, le=0)] = 0.0
+    length_penalty: float = 1.0
+    include_stop_str_in_output: bool = False  # whether tokens have the end of sequence
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(slots=True)
+class BeamSearchSequence:
+    """One beam: `tokens` are the prompt's and its own, `logprobs` of its own alone."""
+
+    tokens: list[int]
+    logprobs: list[TokenLogprobs]
+    cum_logprob: float = 0.0
+    text: str | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(slots=True)
+class BeamSearchOutput:
+    sequences: list[BeamSearchSequence]  # the best first
+
+
+class BeamSearch:
+    """One prompt's search: generate for each of `beams` with `step_params`, and `advance`, until there are none.
+
+    As transformers with early_stopping=False: of the 2 * beam_width likeliest continuations, those in the first
+    half that end are kept, and the search is over when the likeliest beam scores no better than the worst of
+    beam_width that ended. (Where a model has several ends of sequence, transformers looks at more continuations.)
+    """
+
+    def __init__(
+        self, prompt: PromptType, params: BeamSearchParams, config: ModelConfig, tokenizer: Tokenizer
+    ) -> None:
+        self.params = params
+        self.step_params = SamplingParams(
+            temperature=0, max_tokens=1, logprobs=2 * params.beam_width, detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )  # fmt: skip
+        self.prompt, self.prompt_token_ids = Processor(config, tokenizer).tokens(prompt)
+        self.beams = [BeamSearchSequence(self.prompt_token_ids, [])]
+        self.sequences: list[BeamSearchSequence] = []  # those that ended, the best first
+        self._eos_token_ids = () if params.ignore_eos else config.eos_token_ids
+        self._tokenizer = tokenizer
+        self._steps_left = min(params.max_tokens, config.max_model_len - len(self.prompt_token_ids))
+
+    def advance(self, completions: Sequence[CompletionOutput]) -> None:
+        """Choose the next beams by what was generated for each of the present ones."""
+        candidates = []
+        for beam, completion in zip(self.beams, completions, strict=True):
+            if not completion.logprobs:  # it failed
+                self._end(beam, completion.finish_reason, completion.stop_reason)
+            for entry in completion.logprobs or ():
+                for token, one in entry.items():
+                    tokens, logprobs = [*beam.tokens, token], [*beam.logprobs, entry]
+                    candidates.append(BeamSearchSequence(tokens, logprobs, beam.cum_logprob + one.logprob))
+        candidates.sort(key=lambda beam: -beam.cum_logprob)
+        self.beams = []
+        self._steps_left -= 1
+        width = self.params.beam_width
+        for rank, beam in enumerate(candidates[: 2 * width]):
+            ends = beam.tokens[-1] in self._eos_token_ids
+            if rank < width and (ends or not self._steps_left):
+                self._end(beam, "stop" if ends else "length")
+            elif not ends and len(self.beams) < width:
+                self.beams.append(beam)
+        full = len(self.sequences) == width
+        if not self._steps_left or (
+            full and self.beams and self._score(self.beams[0]) <= self._score(self.sequences[-1])
+        ):
+            self.beams = []
+
+    def output(self, request_id: str) -> RequestOutput:
+        """The sequences as a request's completions."""
+        start = len(self.prompt_token_ids)
+        completions = [
+            CompletionOutput(
+                rank, one.text or "", one.tokens[start:], one.cum_logprob, one.logprobs, one.finish_reason,
+                one.stop_reason,
+            )
+            for rank, one in enumerate(self.sequences)
+        ]  # fmt: skip
+        return RequestOutput(request_id, self.prompt, self.prompt_token_ids, completions, finished=True)
+
+    def _end(self, beam: BeamSearchSequence, reason: str | None, stop: int | str | None = None) -> None:
+        beam.finish_reason, beam.stop_reason = reason, stop
+        if reason == "stop" and not self.params.include_stop_str_in_output:
+            del beam.tokens[-1]
+        if self._tokenizer is not None:
+            output = beam.tokens[len(self.prompt_token_ids) :]
+            beam.text = str(self._tokenizer.decode(output, skip_special_tokens=True))
+        self.sequences = sorted([*self.sequences, beam], key=self._score, reverse=True)[
+            : self.params.beam_width
+        ]
+
+    def _score(self, beam: BeamSearchSequence) -> float:
+        return beam.cum_logprob / float(max(1, len(beam.logprobs)) ** self.params.length_penalty)
+
+
+def beam_search(
+    engine: "LLMEngine", prompts: Sequence[PromptType], params: BeamSearchParams
+) -> list[BeamSearchOutput]:
+    """Search for each prompt, all together, on an engine that does nothing else meanwhile."""
+    config = engine.get_model_config()
+    tokenizer = None if config.skip_tokenizer_init else engine.get_tokenizer()
+    searches = [BeamSearch(prompt, params, config, tokenizer) for prompt in prompts]
+    while running := [search for search in searches if search.beams]:
+        outputs: dict[str, CompletionOutput] = {}
+        for number, search in enumerate(running):
+            for rank, beam in enumerate(search.beams):
+                engine.add_request(
+                    f"beam-{number}-{rank}", {"prompt_token_ids": beam.tokens}, search.step_params
+                )
+        while engine.has_unfinished_requests():
+            outputs |= {output.request_id: output.outputs[0] for output in engine.step()}
+        for number, search in enumerate(running):
+            search.advance([outputs[f"beam-{number}-{rank}"] for rank in range(len(search.beams))])
+    return [BeamSearchOutput(search.sequences) for search in searches]
