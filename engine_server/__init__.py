@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from engine_server.engine.async_llm import AsyncLLM, AsyncLLMEngine
     from engine_server.engine.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from engine_server.engine.config import EngineConfig, UsageContext
-    from engine_server.engine.errors import EngineDeadError, InvalidRequestError
+    from engine_server.engine.errors import EngineDeadError, InvalidRequestError, QueueFullError
     from engine_server.engine.inputs import EmbedsPrompt, PromptType, TextPrompt, TokensPrompt
     from engine_server.engine.llm import LLM
     from engine_server.engine.llm_engine import LLMEngine
@@ -57,6 +57,7 @@ _HOME = {
     "PoolingRequestOutput": "outputs",
     "PromptAdapterRequest": "adapters",
     "PromptType": "inputs",
+    "QueueFullError": "errors",
     "RequestOutput": "outputs",
     "RequestOutputKind": "sampling_params",
     "SamplingParams": "sampling_params",
@@ -94,6 +95,7 @@ __all__ = [
     "PoolingRequestOutput",
     "PromptAdapterRequest",
     "PromptType",
+    "QueueFullError",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",

@@ -88,10 +88,17 @@ class EngineArgs:
         None, "the KV cache's size, as 512MiB or 4GiB (default: from what is free)", type=parse_size
     )
     num_gpu_blocks_override: Count | None = _argument(None, "the number of blocks, whatever memory says")
+    enable_prefix_caching: bool = _argument(True, "let requests share the blocks of equal beginnings")
     max_num_batched_tokens: Count | None = _argument(
         None, "a step's token budget (default: 2048 on CPU, 8192)"
     )
     max_num_seqs: Count = _argument(256, "the most requests that run at once")
+    max_queue: Annotated[int, msgspec.Meta(ge=0)] | None = _argument(
+        None, "requests that may wait beside those; more are refused (default: any)"
+    )
+    scheduling_policy: Literal["fcfs", "priority"] = _argument(
+        "fcfs", "who runs first: who came first, or by the requests' priority"
+    )
     enable_chunked_prefill: bool = _argument(True, "let a long prompt share its steps with others")
     device: Literal["auto", "cpu", "cuda"] = _argument(
         "auto", "where the model runs; auto: a GPU where there is one"
@@ -141,12 +148,15 @@ class EngineArgs:
                 gpu_memory_utilization=self.gpu_memory_utilization,
                 kv_cache_memory_bytes=self.kv_cache_memory_bytes,
                 num_gpu_blocks_override=self.num_gpu_blocks_override,
+                enable_prefix_caching=self.enable_prefix_caching,
             ),
             parallel_config=ParallelConfig(tensor_parallel_size=self.tensor_parallel_size),
             scheduler_config=SchedulerConfig(
                 max_num_batched_tokens=budget,
                 max_num_seqs=self.max_num_seqs,
                 enable_chunked_prefill=chunked,
+                policy=self.scheduling_policy,
+                max_queue=self.max_queue,
             ),
             device_config=DeviceConfig(device=self.device),
             load_config=LoadConfig(load_format=self.load_format),

@@ -66,6 +66,7 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     gpu_memory_utilization: float  # share of a GPU's memory for weights, activations and cache together
     kv_cache_memory_bytes: int | None  # the cache's own size; None: from what is free
     num_gpu_blocks_override: int | None
+    enable_prefix_caching: bool = True
     num_gpu_blocks: int | None = None  # how many there are; known once the core is ready
 
 
@@ -78,6 +79,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int  # a step's token budget
     max_num_seqs: int
     enable_chunked_prefill: bool
+    policy: str = "fcfs"  # or "priority"
+    max_queue: int | None = None  # requests that may wait beside `max_num_seqs` that run; None: any number
 
 
 class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,5 +12,9 @@ class InvalidRequestError(ValueError):
         self.parameter = parameter
 
 
+class QueueFullError(RuntimeError):
+    """As many requests wait as may; nothing of this one was queued, and it can be tried again soon."""
+
+
 class EngineDeadError(RuntimeError):
     """The engine core has ended; the message says why. No request can be served any more."""

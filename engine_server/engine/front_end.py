@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from engine_server.engine.adapters import LoRARequest, PromptAdapterRequest
 from engine_server.engine.compat import refuse, request_key
 from engine_server.engine.config import EngineConfig
-from engine_server.engine.errors import InvalidRequestError
+from engine_server.engine.errors import InvalidRequestError, QueueFullError
 from engine_server.engine.inputs import PromptType
 from engine_server.engine.loggers import LoggingStatLogger, PrometheusStatLogger, StatLoggerBase
 from engine_server.engine.messages import AddRequest, StepOutputs
@@ -38,6 +38,7 @@ class FrontEnd:
         stat_loggers: StatLoggers | None,
     ) -> None:
         self.tokenizer = tokenizer
+        self.config = config.scheduler_config
         self.processor = Processor(config.model_config, self.tokenizer)
         self.requests = OutputProcessor(
             backend_of(self.tokenizer) if self.tokenizer else None, config.model_config.eos_token_ids
@@ -81,20 +82,30 @@ class FrontEnd:
     ) -> list[AddRequest]:
         """Check a request and keep its state; what the core must hear: nothing, where what is resumed has ended.
 
-        Raises InvalidRequestError.
+        Raises InvalidRequestError, and QueueFullError.
         """
         refuse(
             lora_request=lora_request,
             trace_headers=trace_headers if not self.traces else None,
             prompt_adapter_request=prompt_adapter_request,
-            priority=priority,
+            priority=priority if self.config.policy == "fcfs" else 0,
         )
+        self._refuse_overflow()
         key = request_key(request_id)
         request, text = self.processor.process(key, prompt, params, arrival_time)
+        request.priority = priority
+        if params.timeout is not None:
+            request.deadline = request.arrival + params.timeout
         children = fan_out(request)
         if key in self.requests or any(child.request_id in self.requests for child in children):
             raise InvalidRequestError(f"a request with the id {key!r} is under way", "request_id")
         return children if self.requests.add(key, children, request.params, text, trace_headers) else []
+
+    def _refuse_overflow(self) -> None:
+        config, count = self.config, len(self.requests)
+        if config.max_queue is not None and count >= config.max_num_seqs + config.max_queue:
+            self.record(None, IterationStats(num_rejected=1))
+            raise QueueFullError(f"{count} requests are under way, as many as may be; try again soon")
 
     def digest(self, outputs: StepOutputs) -> tuple[list[AnyOutput], list[str]]:
         """What callers get from a step, and which requests a stop string ended."""

@@ -8,9 +8,11 @@ if TYPE_CHECKING:
 
 class Resumable(TypedDict):
     """`resume_token_ids`: output that was produced already. The request continues after it as if it had never
-    stopped: limits, penalties and counts include it, deltas begin behind it."""
+    stopped: limits, penalties and counts include it, deltas begin behind it.
+    `cache_salt`: only prompts with the same one share what is cached."""
 
     resume_token_ids: NotRequired[list[int]]
+    cache_salt: NotRequired[str]
 
 
 class TextPrompt(Resumable):

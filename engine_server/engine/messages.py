@@ -51,6 +51,9 @@ class AddRequest(Message):
     max_tokens: int  # output tokens at most, the context's end included
     arrival: float
     child: int = 0  # its number among the n completions of one prompt
+    priority: int = 0  # the lower runs first
+    deadline: float | None = None  # on the same clock
+    cache_salt: str | None = None  # only requests with the same share cached blocks
     num_resumed: int = 0  # tokens at the end of `prompt_token_ids` that are output already
     pooling: PoolingParams | None = (
         None  # of a pooling model, every default resolved; `params` says nothing then
@@ -94,6 +97,7 @@ class RequestStep(msgspec.Struct, array_like=True, omit_defaults=True):
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     scheduled: float | None = None  # when it first ran; told with the first token
+    num_cached_tokens: int = 0  # of the prompt; told with the first token
     prompt_logprobs: list[TokenLogprobsArray] | None = (
         None  # of the second prompt token on; with the first token
     )

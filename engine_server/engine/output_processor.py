@@ -37,6 +37,7 @@ class Child:
     scheduled: float = 0.0
     first_token: float = 0.0
     last_token: float = 0.0
+    num_cached_tokens: int = 0
     fresh: bool = False  # whether there is something to tell
     told_tokens: int = 0
     told_text: int = 0
@@ -61,6 +62,7 @@ class RequestState:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     pooling: PoolingParams | None = None
     trace_headers: Mapping[str, str] | None = None
+    num_cached_tokens: int | None = None
 
     @property
     def finished(self) -> bool:
@@ -221,7 +223,7 @@ class OutputProcessor:
                 child.index = rank
         output = RequestOutput(
             state.request_id, state.prompt, state.prompt_token_ids, finished=state.finished,
-            prompt_logprobs=state.prompt_logprobs,
+            prompt_logprobs=state.prompt_logprobs, num_cached_tokens=state.num_cached_tokens,
         )  # fmt: skip
         if params.output_kind == RequestOutputKind.DELTA:
             state.prompt_logprobs = None
@@ -241,7 +243,11 @@ class OutputProcessor:
         stats.num_generation_tokens += len(step.new_token_ids)
         if step.scheduled is not None:
             child.scheduled, child.first_token = step.scheduled, now
+            child.num_cached_tokens = step.num_cached_tokens
+            if state.num_cached_tokens is None:  # of the first child, whose blocks the others share
+                state.num_cached_tokens = step.num_cached_tokens
             stats.num_prompt_tokens += len(state.prompt_token_ids)
+            stats.num_cached_prompt_tokens += step.num_cached_tokens
             stats.time_to_first_tokens.append(now - state.arrival)
         elif step.new_token_ids:
             stats.inter_token_latencies.append(now - child.last_token)
@@ -292,4 +298,5 @@ def finished_request(state: RequestState, child: Child, reason: FinishReason, no
         queue=scheduled - state.arrival,
         prefill=first - scheduled,
         decode=now - first,
+        num_cached_tokens=child.num_cached_tokens,
     )

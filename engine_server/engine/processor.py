@@ -43,6 +43,9 @@ class Processor:
             raise InvalidRequestError(f"params is a {type(params).__name__}; this engine {does}", "params")
         arrival = time.monotonic() if arrival is None else arrival
         embeds = self._embeds(prompt)
+        salt = prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
+        if salt is not None and not isinstance(salt, str):
+            raise InvalidRequestError(f"cache_salt is {salt!r}; it takes text", "cache_salt")
         if embeds is not None:
             prompt = {**prompt, "prompt_token_ids": [0] * embeds.shape[0]}
             if params.truncate_prompt_tokens or getattr(params, "prompt_logprobs", None) is not None:
@@ -70,6 +73,7 @@ class Processor:
                 max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
                 arrival=arrival,
                 num_resumed=len(resumed),
+                cache_salt=salt,
                 prompt_embeds=embeds,
             ),
             text,

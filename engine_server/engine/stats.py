@@ -11,7 +11,7 @@ import msgspec
 if TYPE_CHECKING:
     from engine_server.engine.sampling_params import SamplingParams
 
-FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason = Literal["stop", "length", "abort", "error", "timeout"]
 
 
 class SchedulerStats(msgspec.Struct, array_like=True, frozen=True):

@@ -10,7 +10,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from engine_server.engine.errors import EngineDeadError, InvalidRequestError
+from engine_server.engine.errors import EngineDeadError, InvalidRequestError, QueueFullError
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -67,6 +67,8 @@ def as_api_error(error: Exception) -> ApiError:
             return error
         case InvalidRequestError():
             return ApiError(400, str(error), param=error.parameter)
+        case QueueFullError():
+            return ApiError(503, str(error), code="queue_full", retry_after=1)
         case EngineDeadError():
             # 503: nothing was answered yet, so that a router may try another replica.
             return ApiError(
@@ -99,6 +101,6 @@ async def _answer_http(request: Request, error: Exception) -> Response:
 
 
 def handle_errors(app: FastAPI) -> None:
-    for kind in (ApiError, InvalidRequestError, EngineDeadError, Exception):
+    for kind in (ApiError, InvalidRequestError, QueueFullError, EngineDeadError, Exception):
         app.add_exception_handler(kind, _answer)
     app.add_exception_handler(HTTPException, _answer_http)

@@ -44,7 +44,9 @@ async def _one(
     async with aclosing(engine.generate(prompt, params, request_id)) as stream:
         async for result in stream:
             output = result.outputs[0]
-            if output.finish_reason in ("abort", "error"):
+            if output.finish_reason == "error":
+                raise ApiError(500, f"the request failed: {output.stop_reason}", code="request_failed")
+            if output.finish_reason == "abort":
                 raise ApiError(503, "the request was aborted by the server", code="aborted", retry_after=1)
             yield index, output
 

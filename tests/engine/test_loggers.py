@@ -116,6 +116,7 @@ def test_prometheus_exposes_what_was_recorded() -> None:
     assert values[key("request_params_max_tokens_sum")] == 5
     settings = {
         "block_size": "16",
+        "enable_prefix_caching": "True",
         "engine": "0",
         "gpu_memory_utilization": "0.9",
         "kv_cache_memory_bytes": "None",

@@ -1,6 +1,7 @@
 """The scheduler and the block pool alone: whatever comes, in whatever order, nothing leaks and everyone ends."""
 
 import pytest
+from blocks import check_blocks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -8,6 +9,7 @@ from engine_server.engine.config import SchedulerConfig
 from engine_server.engine.core.block_pool import BlockPool, BlockTable
 from engine_server.engine.core.request import Request
 from engine_server.engine.core.scheduler import Batch, Sampled, Scheduler
+from engine_server.engine.messages import RequestStep
 from engine_server.engine.sampling_params import SamplingParams
 
 BLOCK = 4
@@ -16,83 +18,166 @@ EOS = 99
 
 
 def make(
-    num_blocks: int, budget: int, seats: int, chunked: bool = True, windows: tuple[int | None, ...] = (None,)
+    num_blocks: int,
+    budget: int,
+    seats: int,
+    chunked: bool = True,
+    windows: tuple[int | None, ...] = (None,),
+    caching: bool = True,
 ) -> Scheduler:
     table = BlockTable(BlockPool(num_blocks * len(windows)), seats, LONGEST, BLOCK, windows)
-    return Scheduler(
-        SchedulerConfig(max_num_batched_tokens=budget, max_num_seqs=seats, enable_chunked_prefill=chunked),
-        table,
-        [EOS],
+    config = SchedulerConfig(
+        max_num_batched_tokens=budget, max_num_seqs=seats, enable_chunked_prefill=chunked
     )
+    return Scheduler(config, table, [EOS], caching, lambda block_ids: None)
 
 
 def request(name: str, prompt: int, output: int) -> Request:
     return Request(name, list(range(prompt)), prompt, SamplingParams(max_tokens=output), output)
 
 
+class Device:
+    """What a model would do to the cache: write this step's tokens, then read all that each of them sees.
+
+    A slot's content is the tokens up to it, so that what is read is right only if each of them was computed.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.slots: dict[tuple[int, int, int], tuple[int, ...]] = {}
+        scheduler.erase = self.erase
+
+    def slot(self, kind: int, one: Request, position: int) -> tuple[int, int, int]:
+        place, offset = divmod(position, BLOCK)
+        held = self.scheduler.table._held[kind][one.row]
+        assert place in held
+        return kind, int(self.scheduler.table.ids[kind, one.row, place]), offset
+
+    def erase(self, block_ids: list[int]) -> None:
+        for slot in [slot for slot in self.slots if slot[1] in block_ids]:
+            del self.slots[slot]
+
+    def run(self, batch: Batch) -> None:
+        windows = self.scheduler.table.windows
+        tokens = [
+            (kind, one, position)
+            for kind in range(len(windows))
+            for one, count in batch
+            for position in range(one.computed, one.computed + count)
+        ]
+        for kind, one, position in tokens:
+            slot = self.slot(kind, one, position)
+            for other in range(len(windows)):  # kinds share tensors
+                self.slots.pop((other, *slot[1:]), None)
+            self.slots[slot] = tuple(one.token_ids[: position + 1])
+        for kind, one, position in tokens:
+            window = windows[kind]
+            for seen in range(0 if window is None else max(0, position + 1 - window), position + 1):
+                assert self.slots[self.slot(kind, one, seen)] == tuple(one.token_ids[: seen + 1])
+
+
 def check(scheduler: Scheduler) -> None:
-    """Every block is free or in exactly one running request's row, and rows hold what later tokens see."""
-    table, pool = scheduler.table, scheduler.table.pool
-    used = []
-    for kind, window in enumerate(table.windows):
-        for one in scheduler.running:
-            held = table._held[kind][one.row]
-            seen = range(0 if window is None else max(0, one.computed + 1 - window), one.computed)
-            assert not seen or held.start <= seen.start // BLOCK <= (one.computed - 1) // BLOCK < held.stop
-            used += table.ids[kind, one.row, held.start : held.stop].tolist()
-    assert sorted([*used, *pool._free]) == list(range(pool.num_blocks))
+    check_blocks(scheduler.table)
     assert len({one.row for one in scheduler.running}) == len(scheduler.running)
-    assert {id(one) for one in scheduler.requests.values()} == {
-        id(one) for one in [*scheduler.running, *scheduler.waiting]
-    }
+    assert sorted(scheduler.requests) == sorted(
+        one.request_id for one in [*scheduler.running, *scheduler.waiting]
+    )
+    assert [one.place for one in scheduler.waiting] == sorted(one.place for one in scheduler.waiting)
+    assert all((one.row is None) == (one in scheduler.waiting) for one in scheduler.requests.values())
 
 
-def run(scheduler: Scheduler, batch: Batch) -> list:
+def run(scheduler: Scheduler, batch: Batch) -> list[RequestStep]:
     return scheduler.update(batch, [Sampled(7) for scheduled in batch if scheduled.samples])
 
 
-arrivals = st.lists(
-    st.tuples(st.integers(1, 30), st.integers(1, 10), st.integers(0, 20), st.one_of(st.none(), st.integers(0, 40))),
-    max_size=200,
+several_windows = st.lists(st.one_of(st.none(), st.integers(1, 20)), min_size=1, max_size=3, unique=True)
+numbers = st.integers(0, 7)
+operations = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.integers(1, 26), st.integers(0, 4), st.integers(1, 10), st.integers(0, 2)),
+        st.tuples(st.just("step"), st.sets(numbers, max_size=1)),
+        st.tuples(st.just("step"), st.just(set())),
+        st.tuples(st.sampled_from(["abort", "expire"]), numbers),
+        st.tuples(st.sampled_from(["crash", "reset"])),
+    ),
+    min_size=10,
+    max_size=60,
 )  # fmt: skip
 
 
-windows = st.lists(st.one_of(st.none(), st.integers(1, 20)), min_size=1, max_size=3, unique=True).map(tuple)
-
-
-@settings(max_examples=60, deadline=None)
-@given(arrivals, st.integers(10, 40), st.integers(1, 64), st.integers(1, 8), st.booleans(), windows)
+@settings(max_examples=100, deadline=None)
+@given(
+    operations, st.integers(10, 40), st.integers(1, 64), st.integers(1, 8), st.booleans(), several_windows,
+    st.booleans(),
+)  # fmt: skip
 def test_nothing_leaks_and_everyone_ends(
-    plan, num_blocks: int, budget: int, seats: int, chunked: bool, windows: tuple[int | None, ...]
+    plan, num_blocks: int, budget: int, seats: int, chunked: bool, windows: list[int | None], caching: bool
 ) -> None:
+    """All prompts begin alike. Whatever is read was computed, and every request has an end."""
     budget = budget if chunked else max(budget, LONGEST)
-    scheduler = make(num_blocks, budget, seats, chunked, windows)
-    comes = {number: at for number, (_, _, at, _) in enumerate(plan)}
-    leaves = {number: at for number, (_, _, _, at) in enumerate(plan) if at is not None}
+    scheduler = make(num_blocks, budget, seats, chunked, tuple(windows), caching)
+    device = Device(scheduler)
+    expected: dict[str, int] = {}
     tokens: dict[str, int] = {}
-    reasons: dict[str, str] = {}
-    step = 0
-    while scheduler.requests or any(at >= step for at in comes.values()):
-        for number, (prompt, output, at, _) in enumerate(plan):
-            if at == step:
-                scheduler.add(request(str(number), prompt, output))
-        scheduler.abort([str(number) for number, at in leaves.items() if at == step])
+    ends: dict[str, str] = {}
+
+    def tell(steps: list[RequestStep]) -> None:
+        for step in steps:
+            assert step.request_id not in ends
+            tokens[step.request_id] = tokens.get(step.request_id, 0) + len(step.new_token_ids)
+            if step.finish_reason:
+                ends[step.request_id] = step.finish_reason
+
+    def step(failing: set[int]) -> None:
+        tell(scheduler.expire())
         batch = scheduler.schedule()
         assert sum(scheduled.num_tokens for scheduled in batch) <= budget
         assert all(scheduled.num_tokens > 0 for scheduled in batch)
         assert len(scheduler.running) <= seats
         assert batch or not scheduler.requests, "requests wait, and nobody runs"
-        for outcome in run(scheduler, batch):
-            tokens[outcome.request_id] = tokens.get(outcome.request_id, 0) + len(outcome.new_token_ids)
-            if outcome.finish_reason:
-                reasons[outcome.request_id] = outcome.finish_reason
+        device.run(batch)
+        sampling = [scheduled for scheduled in batch if scheduled.samples]
+        tell(
+            scheduler.update(
+                batch,
+                [Sampled(7, error="no" if place in failing else None) for place in range(len(sampling))],
+            )
+        )
+
+    for number, (operation, *details) in enumerate(plan):
+        match operation, *details:
+            case "add", shared, own, output, priority:
+                prompt = list(range(shared)) + [number] * own
+                scheduler.add(
+                    Request(str(number), prompt, len(prompt), SamplingParams(), output, priority=priority)
+                )
+                expected[str(number)] = output
+            case "step", failing:
+                step(failing)
+            case (("abort" | "expire"), which) if scheduler.requests:
+                one = sorted(scheduler.requests.values(), key=lambda one: one.place)[
+                    which % len(scheduler.requests)
+                ]
+                if operation == "abort":
+                    scheduler.abort([one.request_id, "nobody"])
+                    ends[one.request_id] = "abort"
+                else:
+                    one.deadline = 0
+                    scheduler._deadlines.insert(0, (0, one.request_id))
+            case ("crash",):
+                tell([scheduler.fail(scheduled.request, "no") for scheduled in scheduler.schedule()])
+            case ("reset",):
+                assert scheduler.reset_prefix_cache() == (not scheduler.running)
         check(scheduler)
-        step += 1
+    while scheduler.requests:
+        step(set())
+        check(scheduler)
     assert scheduler.table.pool.num_free == num_blocks * len(windows)
     assert len(scheduler.table._free_rows) == seats
-    for number, (_, output, at, left) in enumerate(plan):
-        if left is None or left < at:
-            assert (tokens[str(number)], reasons[str(number)]) == (output, "length")
+    assert scheduler.reset_prefix_cache()
+    check(scheduler)
+    for name, output in expected.items():
+        assert tokens.get(name, 0) == output if ends[name] == "length" else tokens.get(name, 0) <= output
 
 
 def test_decodes_are_never_stalled_by_a_long_prompt() -> None:
@@ -120,7 +205,7 @@ def test_the_newest_gives_way_and_comes_back() -> None:
 
 
 def test_without_chunks_a_prompt_runs_whole() -> None:
-    scheduler = make(num_blocks=40, budget=LONGEST, seats=4, chunked=False)
+    scheduler = make(num_blocks=40, budget=LONGEST, seats=4, chunked=False, caching=False)
     scheduler.add(request("first", 25, 1))
     scheduler.add(request("second", 25, 1))
     batch = scheduler.schedule()

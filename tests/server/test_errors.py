@@ -7,6 +7,9 @@ from typing import Any
 import openai
 import pytest
 
+from engine_server import QueueFullError
+from engine_server.server.errors import as_api_error
+
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -163,3 +166,9 @@ def test_no_content_reaches_the_log(server: Any) -> None:
     server.post(COMPLETIONS, {"model": "smollm2", "prompt": secret, "n": secret})
     server.post(CHAT, {"model": "smollm2"} | user([secret]))
     assert not any(secret in line for line in server.lines)
+
+
+def test_a_full_queue_is_worth_another_try() -> None:
+    response = as_api_error(QueueFullError("300 requests are under way")).response()
+    assert (response.status_code, response.headers["Retry-After"]) == (503, "1")
+    assert b"queue_full" in response.body and b"service_unavailable_error" in response.body

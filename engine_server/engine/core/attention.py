@@ -5,7 +5,7 @@ batch, and the backend of the context does the rest. The model's own code stays 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -80,6 +80,9 @@ class Scoring(NamedTuple):
 class AttentionBackend(ABC):
     """Attention on one kind of device."""
 
+    keys: Sequence[Tensor] = ()  # [blocks, block size, kv heads, dim] each
+    values: Sequence[Tensor] = ()
+
     @abstractmethod
     def begin(self, inputs: StepInputs) -> None:
         """Prepare what all layers of a step share."""
@@ -93,6 +96,11 @@ class AttentionBackend(ABC):
         query: [T, query heads, dim]; key, value: [T, kv heads, dim]; the result: [T, query heads, value dim].
         layer: None where an encoder doesn't number its layers.
         """
+
+    def erase(self, block_ids: list[int]) -> None:
+        """Make zeros of what blocks hold: a NaN, even where it isn't seen, would spoil a weighted sum."""
+        for cache in (*self.keys, *self.values):
+            cache[block_ids] = 0
 
 
 _backend: AttentionBackend | None = None

@@ -1,33 +1,88 @@
-"""The KV cache's blocks: who holds which."""
+"""The KV cache's blocks: who holds which, and what they are known to contain."""
 
 from collections.abc import Sequence
+from operator import le
 
 import numpy as np
 import numpy.typing as npt
 
+Key = tuple[int, bytes]  # a kind of attention, and the hash of a block's tokens and of all before them
+
 
 class BlockPool:
-    """Hands out block ids from 0 to `num_blocks` - 1, the last freed first, while it is still warm in caches."""
+    """Blocks 0 to `num_blocks` - 1, each held by any number of tables, and free while none holds it.
+
+    What a block contains may be known by a key. Such a block can be found, and held once more, until another use
+    is made of it, for which the blanks come first and then the block that was free for longest.
+    """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self._free = list(range(num_blocks - 1, -1, -1))
+        self._holders = [0] * num_blocks
+        self._blank = list(range(num_blocks - 1, -1, -1))  # the last freed is taken first, warm in caches
+        self._cached: dict[int, None] = {}  # free, but known, in the order in which they were freed
+        self._keys: dict[int, Key] = {}
+        self._blocks: dict[Key, int] = {}
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return len(self._blank) + len(self._cached)
 
     @property
     def usage(self) -> float:
         """The share of blocks in use, 0 to 1."""
-        return 1 - len(self._free) / self.num_blocks if self.num_blocks else 0.0
+        return 1 - self.num_free / max(self.num_blocks, 1)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._blocks
 
     def allocate(self, count: int) -> list[int]:
-        assert count <= len(self._free)
-        return [self._free.pop() for _ in range(count)]
+        """Blocks of unknown content, held once each."""
+        while len(self._blank) < count:
+            oldest = next(iter(self._cached))
+            del self._cached[oldest]
+            self.forget(oldest)
+            self._blank.append(oldest)
+        block_ids = [self._blank.pop() for _ in range(count)]
+        for block_id in block_ids:
+            self._holders[block_id] = 1
+        return block_ids
 
-    def free(self, block_ids: list[int]) -> None:
-        self._free.extend(reversed(block_ids))
+    def hold(self, key: Key) -> int:
+        """The block with this content, held once more."""
+        block_id = self._blocks[key]
+        self._cached.pop(block_id, None)
+        self._holders[block_id] += 1
+        return block_id
+
+    def publish(self, block_id: int, key: Key) -> None:
+        """Let a held block be found; where another with the same content is found already, nothing changes."""
+        if self._blocks.setdefault(key, block_id) == block_id:
+            self._keys[block_id] = key
+
+    def forget(self, block_id: int) -> None:
+        """Let a block be found no more."""
+        if key := self._keys.pop(block_id, None):
+            del self._blocks[key]
+
+    def free(self, block_ids: list[int]) -> list[int]:
+        """Hold blocks once less, the last first, since it is of no use without the others; the new blanks."""
+        for block_id in reversed(block_ids):
+            self._holders[block_id] -= 1
+            if not self._holders[block_id] and block_id in self._keys:
+                self._cached[block_id] = None
+        blanks = [one for one in block_ids if not self._holders[one] and one not in self._keys]
+        self._blank += reversed(blanks)
+        return blanks
+
+    def reset(self) -> bool:
+        """Forget every block's content; False, and nothing done, while a block is held."""
+        if self.num_free < self.num_blocks:
+            return False
+        self._blank += self._cached
+        for known in (self._cached, self._keys, self._blocks):
+            known.clear()
+        return True
 
 
 class BlockTable:
@@ -39,12 +94,7 @@ class BlockTable:
     """
 
     def __init__(
-        self,
-        pool: BlockPool,
-        rows: int,
-        max_tokens: int,
-        block_size: int,
-        windows: Sequence[int | None] = (None,),
+        self, pool: BlockPool, rows: int, max_tokens: int, block_size: int, windows: Sequence[int | None]
     ) -> None:
         self.pool = pool
         self.block_size = block_size
@@ -53,15 +103,20 @@ class BlockTable:
         self.ids: npt.NDArray[np.int32] = np.zeros(shape, dtype=np.int32)
         self._held = [[range(0)] * rows for _ in self.windows]  # places of each row that have a block
         self._settled = [0] * rows  # up to so many tokens no block has to come or go
+        self._found = [0] * rows  # blocks that were cached when the row was opened
+        self._published = [0] * rows  # blocks whose content the pool knows
         self._free_rows = list(range(rows - 1, -1, -1))
 
-    @property
-    def has_free_row(self) -> bool:
-        return bool(self._free_rows)
-
-    def open(self) -> int:
-        """Take an empty row."""
-        return self._free_rows.pop()
+    def open(self, hashes: Sequence[bytes] = ()) -> tuple[int, int]:
+        """Take a row. It begins with as much as is cached of the blocks with these hashes: so many tokens."""
+        row, cached = self._free_rows.pop(), self._longest_cached(hashes)
+        for kind, window in enumerate(self.windows):
+            held = range(self._first(window, cached * self.block_size), cached)
+            block_ids = [self.pool.hold((kind, hashes[place])) for place in held]
+            self.ids[kind, row, held.start : held.stop] = block_ids
+            self._held[kind][row] = held
+        self._found[row] = self._published[row] = cached
+        return row, cached * self.block_size
 
     def grow(self, row: int, computed: int, num_tokens: int, total: int) -> bool:
         """Make room for the tokens from `computed` to `num_tokens`; False, and no block taken, where the pool is short.
@@ -83,20 +138,53 @@ class BlockTable:
         self._settled[row] = self._settled_until(row)
         return True
 
-    def close(self, row: int) -> None:
-        """Give the row and its blocks back."""
-        for kind, held in enumerate(self._held):
-            self._drop(kind, row, held[row].stop)
-            held[row] = range(0)
+    def publish(self, row: int, hashes: Sequence[bytes], count: int) -> None:
+        """Let the first `count` blocks of a row be found by their hashes, beginning with this very step.
+
+        Those who find them attend to them in this step at the earliest, and each layer writes before it attends.
+        """
+        for place in range(self._published[row], count):
+            for kind in range(len(self.windows)):
+                self.pool.publish(int(self.ids[kind, row, place]), (kind, hashes[place]))
+        self._published[row] = max(self._published[row], count)
+
+    def close(self, row: int, computed: int) -> list[int]:
+        """Give the row and its blocks back; those that nobody holds or can find now.
+
+        What it published that isn't full within `computed` tokens can't be found any more.
+        """
+        freed = []
+        good = max(self._found[row], computed // self.block_size)
+        for kind, rows in enumerate(self._held):
+            for place in range(max(rows[row].start, good), self._published[row]):
+                self.pool.forget(int(self.ids[kind, row, place]))
+            freed += self._drop(kind, row, rows[row].stop)
+            rows[row] = range(0)
         self._settled[row] = 0
         self._free_rows.append(row)
+        return freed
 
-    def _drop(self, kind: int, row: int, first: int) -> None:
-        """Free the blocks of a row before place `first`."""
+    def _longest_cached(self, hashes: Sequence[bytes]) -> int:
+        """Of how many blocks all is cached that the token after them sees."""
+        longest = 0
+        since = [0] * len(self.windows)  # from which place on all of a kind is cached
+        for place, digest in enumerate(hashes, 1):
+            for kind, window in enumerate(self.windows):
+                if (kind, digest) not in self.pool:
+                    if window is None:
+                        return longest
+                    since[kind] = place
+            if all(map(le, since, (self._first(window, place * self.block_size) for window in self.windows))):
+                longest = place
+        return longest
+
+    def _drop(self, kind: int, row: int, first: int) -> list[int]:
+        """Give the blocks of a row before place `first` back; the new blanks."""
         held = self._held[kind][row]
-        if first > held.start:
-            self.pool.free(self.ids[kind, row, held.start : first].tolist())
-            self._held[kind][row] = range(first, held.stop)
+        if first <= held.start:
+            return []
+        self._held[kind][row] = range(first, held.stop)
+        return self.pool.free(self.ids[kind, row, held.start : first].tolist())
 
     def _settled_until(self, row: int) -> int:
         """The number of tokens with which a block has to come, or a window has passed one, less 1."""

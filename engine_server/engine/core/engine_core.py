@@ -1,10 +1,12 @@
 """The engine core: the step, and what it needs."""
 
+import logging
 import pkgutil
 import time
 from collections.abc import Callable
 
 import msgspec
+import torch
 
 from engine_server.engine.config import EngineConfig
 from engine_server.engine.core import progress
@@ -13,7 +15,7 @@ from engine_server.engine.core.operations import Operations
 from engine_server.engine.core.pooler import Pooler
 from engine_server.engine.core.request import Request
 from engine_server.engine.core.sampler import Sampler
-from engine_server.engine.core.scheduler import Scheduler
+from engine_server.engine.core.scheduler import Batch, Scheduler
 from engine_server.engine.messages import (
     AbortRequests,
     AddRequest,
@@ -23,6 +25,8 @@ from engine_server.engine.messages import (
     Returned,
     StepOutputs,
 )
+
+logger = logging.getLogger(__name__)
 
 
 class EngineCore:
@@ -37,18 +41,20 @@ class EngineCore:
         on_phase("load", loaded - started)
         self.table = self.runner.prepare()
         self.num_blocks = self.runner.num_blocks
+        pooling = config.model_config.pooling
         self.scheduler = Scheduler(
             config.scheduler_config,
             self.table,
             config.model_config.eos_token_ids,
+            config.cache_config.enable_prefix_caching and not pooling,  # pooling wants every token's state
+            self.runner.backend.erase,
             self.runner.rope and self.runner.rope.regime,
         )
         self.sampler = Sampler(
             config.model_config.eos_token_ids,
             {path: pkgutil.resolve_name(path) for path in config.model_config.logits_processors},
         )
-        self.operations = Operations(config)
-        pooling = config.model_config.pooling
+        self.operations = Operations(config, self.scheduler)
         self.pooler = Pooler(self.runner, pooling) if pooling else None
         on_phase("warm up", time.monotonic() - loaded)
 
@@ -72,14 +78,28 @@ class EngineCore:
         if not batch:
             return []
         sampling = [scheduled.request for scheduled in batch if scheduled.samples]
-        output = self.runner.execute(batch)  # one flat forward: logits, or hidden states to pool
-        tokens = self.pooler.pool(output, batch) if self.pooler else self.sampler.sample(output, sampling)
+        try:
+            output = self.runner.execute(batch)  # one flat forward: logits, or hidden states to pool
+            tokens = self.pooler.pool(output, batch) if self.pooler else self.sampler.sample(output, sampling)
+        except Exception as error:
+            return self.give_up(batch, error)
         return self.scheduler.update(batch, tokens)  # advance, finish, free
+
+    def give_up(self, batch: Batch, error: Exception) -> list[RequestStep]:
+        """End a batch whose step failed as a whole: any of its requests may be the cause, and would be again.
+
+        The others and the model are as they were, so the core goes on, unless its device has failed.
+        """
+        if isinstance(error, torch.AcceleratorError):
+            raise error
+        logger.exception("a step of %d requests failed", len(batch))
+        message = f"{type(error).__name__}: {error}"
+        return [self.scheduler.fail(scheduled.request, message) for scheduled in batch]
 
     def outputs(self) -> StepOutputs:
         """One step, with the state that it leaves."""
         progress.tick()
-        steps = self.step() if self.has_work else []
+        steps = self.scheduler.expire() + (self.step() if self.has_work else [])
         halted, level = self.operations.halted, self.operations.sleep_level
         stats = msgspec.structs.replace(self.scheduler.stats(), halted=halted, sleep_level=level)
         return StepOutputs(steps, stats)

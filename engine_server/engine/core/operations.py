@@ -5,6 +5,7 @@ import logging
 import torch
 
 from engine_server.engine.config import EngineConfig
+from engine_server.engine.core.scheduler import Scheduler
 from engine_server.engine.messages import Call, Returned
 
 logger = logging.getLogger(__name__)
@@ -13,7 +14,7 @@ logger = logging.getLogger(__name__)
 class Operations:
     """Runs calls by name. While `halted`, no step runs and requests wait."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, scheduler: Scheduler) -> None:
         self._config = config
         self._profile: torch.profiler.profile | None = None
         self._table = {
@@ -21,7 +22,7 @@ class Operations:
             for method in (
                 self.pause,
                 self.resume,
-                self.reset_prefix_cache,
+                scheduler.reset_prefix_cache,
                 self.start_profile,
                 self.stop_profile,
             )
@@ -42,9 +43,6 @@ class Operations:
 
     def resume(self) -> None:
         self.halted = False
-
-    def reset_prefix_cache(self) -> bool:
-        return True
 
     def start_profile(self) -> None:
         """Trace the CPU, and the GPU where there is one, until `stop_profile`."""

@@ -1,9 +1,12 @@
 """Who runs in the next step, and with how many tokens."""
 
+import heapq
+import itertools
 import time
-from collections import deque
+from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
 from engine_server.engine.config import SchedulerConfig
@@ -11,6 +14,8 @@ from engine_server.engine.core.block_pool import BlockTable
 from engine_server.engine.core.request import Request
 from engine_server.engine.messages import RawTensor, RequestStep, TokenLogprobsArray
 from engine_server.engine.stats import SchedulerStats
+
+by_place = attrgetter("place")
 
 
 class Scheduled(NamedTuple):
@@ -42,8 +47,13 @@ class Scheduler:
     """Iteration-level scheduling over one paged KV cache (Orca, OSDI '22; vLLM, SOSP '23).
 
     A step has a budget of tokens. Decodes come first, so that a long prompt never stalls them; prompts take
-    what is left, in chunks. Where blocks run out, the newest request gives its own back and is computed
-    again later: its tokens are kept, so that nothing that was sent is lost.
+    what is left, in chunks, by priority and then by arrival. Where blocks run out, the running request that came
+    last in this order gives its own back and is computed again later: its tokens and its place are kept, so that
+    nothing that was sent is lost, and the first in order always gets on.
+
+    enable_prefix_caching: let requests share the blocks of equal beginnings (vLLM's automatic prefix caching).
+    erase: makes zeros of blocks that may contain anything, before others use them.
+    regime: what a request's keys depend on besides its tokens; where it changes, they are computed again.
     """
 
     def __init__(
@@ -51,21 +61,30 @@ class Scheduler:
         config: SchedulerConfig,
         table: BlockTable,
         eos_token_ids: Iterable[int],
+        enable_prefix_caching: bool,
+        erase: Callable[[list[int]], None],
         regime: Callable[[Request], int] | None = None,
     ) -> None:
         self.config = config
         self.table = table
         self.eos_token_ids = frozenset(eos_token_ids)
-        self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []  # in order of admission
-        self.requests: dict[str, Request] = {}
+        self.enable_prefix_caching = enable_prefix_caching
+        self.erase = erase
         self.regime = regime or (lambda request: 0)
-        self._num_preemptions = 0  # since the last stats
+        self.waiting: list[Request] = []  # by place
+        self.running: list[Request] = []
+        self.requests: dict[str, Request] = {}
+        self._deadlines: list[tuple[float, str]] = []  # a heap, which may name requests that have ended
+        self._arrivals = itertools.count()
+        self._num_preemptions = self._num_queried = self._num_hit = 0  # since the last stats
 
     def add(self, request: Request) -> None:
-        self.requests[request.request_id] = request
+        request.place = (request.priority, next(self._arrivals))
         request.regime = self.regime(request)
-        self.waiting.append(request)
+        self.requests[request.request_id] = request
+        insort(self.waiting, request, key=by_place)
+        if request.deadline is not None:
+            heapq.heappush(self._deadlines, (request.deadline, request.request_id))
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Forget requests and free their blocks at once; unknown ids are no error."""
@@ -73,16 +92,26 @@ class Scheduler:
             if request := self.requests.get(request_id):
                 self._finish(request)
 
+    def expire(self) -> list[RequestStep]:
+        """End the requests whose deadline has passed."""
+        steps, now = [], time.monotonic()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            request = self.requests.get(heapq.heappop(self._deadlines)[1])
+            if request and request.deadline is not None and request.deadline <= now:
+                self._finish(request)
+                steps.append(RequestStep(request.request_id, [], finish_reason="timeout"))
+        return steps
+
     def schedule(self) -> Batch:
         batch: Batch = []
         budget = self.config.max_num_batched_tokens
         preempted = self._num_preemptions
-        for request in sorted(self.running, key=lambda request: request.pending > 1):
+        for request in sorted(self.running, key=lambda request: (request.pending > 1, request.place)):
             if request.row is None:  # preempted by an earlier one in this very loop
                 continue
             count = min(request.pending, budget)
             if count and self._make_room(request, count, batch):
-                batch.append(Scheduled(request, count))
+                self._take(request, count, batch)
                 budget -= count
         if self._num_preemptions > preempted:  # no room: what just went must not come straight back
             return batch
@@ -101,55 +130,89 @@ class Scheduler:
                 steps.append(self._append(request, next(tokens)))
         return steps
 
+    def fail(self, request: Request, error: str) -> RequestStep:
+        """End a running request that can't go on. Nobody may find or read what it left behind."""
+        del self.requests[request.request_id]
+        self.erase(self._release(request, computed=0))
+        return RequestStep(request.request_id, [], finish_reason="error", error=error)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget what blocks contain; False, and nothing done, while requests run."""
+        return self.table.pool.reset()
+
     def stats(self) -> SchedulerStats:
         """The state now, and what was counted since the last call."""
-        preemptions, self._num_preemptions = self._num_preemptions, 0
-        return SchedulerStats(
+        stats = SchedulerStats(
             num_running=len(self.running),
             num_waiting=len(self.waiting),
             kv_cache_usage=self.table.pool.usage,
-            num_preemptions=preemptions,
+            num_preemptions=self._num_preemptions,
+            prefix_cache_queries=self._num_queried,
+            prefix_cache_hits=self._num_hit,
         )
+        self._num_preemptions = self._num_queried = self._num_hit = 0
+        return stats
 
     def _admit(self, request: Request, budget: int, batch: Batch) -> bool:
-        """Start the request that waits longest, if a row, blocks for all its tokens, and budget are there."""
-        if len(self.running) >= self.config.max_num_seqs or not self.table.has_free_row:
+        """Start the request that waits first, if a row, blocks for all its tokens, and budget are there."""
+        if len(self.running) >= self.config.max_num_seqs:
             return False
-        if not self.config.enable_chunked_prefill and request.pending > budget:
+        total = len(request.token_ids)
+        row, cached = self.table.open(self._known_hashes(request))
+        count = min(total - cached, budget)
+        whole = self.config.enable_chunked_prefill or count == total - cached
+        if not whole or not self.table.grow(row, cached, cached + count, total):
+            self.table.close(row, cached)
             return False
-        row, count = self.table.open(), min(request.pending, budget)
-        if not self.table.grow(row, request.computed, request.computed + count, len(request.token_ids)):
-            self.table.close(row)
-            return False
-        self.waiting.popleft()
-        request.row = row
-        request.scheduled = request.scheduled or time.monotonic()
+        del self.waiting[0]
+        request.row, request.computed = row, cached
         self.running.append(request)
-        batch.append(Scheduled(request, count))
+        self._take(request, count, batch)
+        if request.scheduled is None:
+            request.scheduled = time.monotonic()
+            request.num_cached = min(cached, request.num_prompt)
+            if self.enable_prefix_caching:
+                self._num_queried += total
+                self._num_hit += cached
         return True
 
+    def _known_hashes(self, request: Request) -> list[bytes]:
+        """Of the blocks that may be found: all full ones before the last token, which must be computed."""
+        if not self.enable_prefix_caching or request.prompt_logprobs is not None:
+            return []
+        count = (len(request.token_ids) - 1) // self.table.block_size
+        request.hash_blocks(count, self.table.block_size)
+        return request.hashes[:count]
+
+    def _take(self, request: Request, count: int, batch: Batch) -> None:
+        batch.append(Scheduled(request, count))
+        if self.enable_prefix_caching:
+            assert request.row is not None
+            full = (request.computed + count) // self.table.block_size
+            request.hash_blocks(full, self.table.block_size)
+            self.table.publish(request.row, request.hashes, full)
+
     def _make_room(self, request: Request, num_tokens: int, batch: Batch) -> bool:
-        """Blocks for `num_tokens` more, taken from the newest requests where there are none; False if itself went."""
+        """Blocks for `num_tokens` more, taken from the last in order where there are none; False if itself went."""
         assert request.row is not None
         until, total = request.computed + num_tokens, len(request.token_ids)
         while not self.table.grow(request.row, request.computed, until, total):
-            newest = self.running[-1]
-            self._preempt(newest, batch)
-            if newest is request:
+            last = max(self.running, key=by_place)
+            self._preempt(last, batch)
+            if last is request:
                 return False
         return True
 
     def _preempt(self, request: Request, batch: Batch) -> None:
         batch[:] = [scheduled for scheduled in batch if scheduled.request is not request]
-        self._release(request)
+        self._release(request, request.computed)
         request.computed = 0
-        self.waiting.appendleft(request)
+        insort(self.waiting, request, key=by_place)
         self._num_preemptions += 1
 
     def _append(self, request: Request, sampled: Sampled) -> RequestStep:
         if sampled.error is not None:
-            self._finish(request)
-            return RequestStep(request.request_id, [], finish_reason="error", error=sampled.error)
+            return self.fail(request, sampled.error)
         if sampled.pooled is not None:
             self._finish(request)
             return RequestStep(
@@ -162,8 +225,10 @@ class Scheduler:
         if reason:
             self._finish(request)
         elif request.regime != self.regime(request):  # its keys aren't what they would be now
-            request.regime = self.regime(request)
             self._preempt(request, [])
+            request.regime = self.regime(request)
+            request.hashes.clear()
+        first = request.num_output == request.num_resumed + 1
         prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, None
         return RequestStep(
             request_id=request.request_id,
@@ -171,7 +236,8 @@ class Scheduler:
             logprobs=[sampled.logprobs] if sampled.logprobs else None,
             finish_reason=reason,
             stop_reason=stop,
-            scheduled=request.scheduled if request.num_output == request.num_resumed + 1 else None,
+            scheduled=request.scheduled if first else None,
+            num_cached_tokens=request.num_cached if first else 0,
             prompt_logprobs=prompt_logprobs,
         )
 
@@ -180,10 +246,12 @@ class Scheduler:
         if request.row is None:
             self.waiting.remove(request)
         else:
-            self._release(request)
+            self._release(request, request.computed)
 
-    def _release(self, request: Request) -> None:
+    def _release(self, request: Request, computed: int) -> list[int]:
+        """Take a request out of the running; the blocks that nobody holds or can find now."""
         assert request.row is not None
         self.running.remove(request)
-        self.table.close(request.row)
+        freed = self.table.close(request.row, computed)
         request.row = None
+        return freed

@@ -1,0 +1,124 @@
+"""Who is let in, who goes first, and who has to go: queue limit, priorities, deadlines, failures."""
+
+import pytest
+import torch
+from blocks import check_blocks
+from prometheus_client import CollectorRegistry
+
+from engine_server import EngineArgs, LLMEngine, QueueFullError
+from engine_server.engine.errors import InvalidRequestError
+from engine_server.engine.loggers import PrometheusStatLogger
+
+PROMPT = [place % 90 + 5 for place in range(40)]
+
+
+@pytest.fixture
+def make(tiny_llama):
+    def make(**options) -> LLMEngine:
+        return LLMEngine.from_engine_args(
+            EngineArgs(
+                model=str(tiny_llama), dtype="float32", skip_tokenizer_init=True, num_gpu_blocks_override=40,
+                disable_log_stats=True, **options,
+            )
+        )  # fmt: skip
+
+    return make
+
+
+def test_a_full_queue_refuses_and_counts_it(make, tiny_params, finish) -> None:
+    engine = make(max_num_seqs=1, max_queue=2)
+    registry = CollectorRegistry()
+    engine.add_logger("mine", PrometheusStatLogger(engine.config, registry=registry))
+    for number in range(3):
+        engine.add_request(number, {"prompt_token_ids": PROMPT}, tiny_params(max_tokens=2))
+    with pytest.raises(QueueFullError):
+        engine.add_request("more", {"prompt_token_ids": PROMPT}, tiny_params())
+    labels = {
+        "model_name": engine.config.model_config.served_model_name[0],
+        "reason": "queue_full",
+    }
+    assert registry.get_sample_value("vllm:admission_rejections_total", labels) == 1
+    assert sorted(finish(engine)) == ["0", "1", "2"]
+    engine.add_request("more", {"prompt_token_ids": PROMPT}, tiny_params(max_tokens=2))
+    assert list(finish(engine)) == ["more"]
+
+
+def test_the_lower_priority_number_goes_first(make, tiny_params) -> None:
+    engine = make(max_num_seqs=1, scheduling_policy="priority")
+    for name, priority in (("running", 5), ("low", 9), ("later", 2), ("high", -1), ("latest", 2)):
+        params = tiny_params(max_tokens=2, ignore_eos=True)
+        engine.add_request(name, {"prompt_token_ids": PROMPT}, params, priority=priority)
+        if name == "running":
+            engine.step()
+    order = []
+    while engine.has_unfinished_requests():
+        order += [output.request_id for output in engine.step() if output.finished]
+    assert order == ["running", "high", "later", "latest", "low"]
+
+
+def test_priorities_need_their_policy(make, tiny_params) -> None:
+    with pytest.raises(InvalidRequestError, match="priority"):
+        make().add_request("x", {"prompt_token_ids": PROMPT}, tiny_params(), priority=1)
+
+
+def test_a_deadline_ends_whoever_runs_or_waits(make, tiny_params) -> None:
+    engine = make(max_num_seqs=1)
+    params = tiny_params(timeout=1000.0, max_tokens=100, ignore_eos=True)
+    for name in ("runs", "waits"):
+        engine.add_request(name, {"prompt_token_ids": PROMPT}, params)
+    engine.step()
+    engine.add_request("late", {"prompt_token_ids": PROMPT}, params, arrival_time=-1000.0)
+    [late, one] = engine.step()
+    assert (one.request_id, one.finished) == ("runs", False)
+    assert (late.request_id, late.outputs[0].finish_reason, late.outputs[0].token_ids) == (
+        "late",
+        "timeout",
+        [],
+    )
+    scheduler = engine._core.scheduler
+    for request in scheduler.requests.values():
+        request.deadline = 0.0
+    scheduler._deadlines = [(0.0, name) for name in scheduler.requests]
+    outputs = {output.request_id: output.outputs[0] for output in engine.step()}
+    assert {name: output.finish_reason for name, output in outputs.items()} == {
+        "runs": "timeout",
+        "waits": "timeout",
+    }
+    assert len(outputs["runs"].token_ids) == 2
+    assert scheduler.table.pool.usage == 0
+
+
+def test_a_nan_fails_alone(make, tiny_params, finish) -> None:
+    """Token 3 has no finite embedding: its K and V are NaN, in blocks that others take over later."""
+    engine = make(max_num_seqs=4)
+    params = tiny_params(temperature=0, max_tokens=12, ignore_eos=True)
+    embeddings = engine._core.runner.model.get_input_embeddings().weight
+
+    def answers() -> dict[str, list[int]]:
+        for number in range(3):
+            engine.add_request(number, {"prompt_token_ids": PROMPT[number:]}, params)
+        return {name: output.outputs[0].token_ids for name, output in finish(engine).items()}
+
+    expected = answers()
+    with torch.no_grad():
+        embeddings[3] = torch.nan
+    engine._core.scheduler.reset_prefix_cache()
+    engine.add_request("nan", {"prompt_token_ids": [3] * 37}, params)
+    outputs = answers()
+    assert outputs == {**expected, "nan": []}
+    assert answers() == expected
+
+
+def test_a_failed_step_fails_its_batch_and_caches_nothing(make, tiny_params, finish, monkeypatch) -> None:
+    engine = make(max_num_seqs=2)
+    params = tiny_params(temperature=0, max_tokens=3, ignore_eos=True)
+    for name in ("one", "two", "waits"):
+        engine.add_request(name, {"prompt_token_ids": PROMPT}, params)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._core.runner, "execute", lambda batch: 1 / 0)
+        failed = {output.request_id: output.outputs[0] for output in engine.step()}
+    assert {name: output.finish_reason for name, output in failed.items()} == {"one": "error", "two": "error"}
+    assert failed["one"].stop_reason == "ZeroDivisionError: division by zero"
+    assert finish(engine)["waits"].num_cached_tokens == 0
+    check_blocks(engine._core.table)
+    assert engine._core.table.pool.usage == 0
