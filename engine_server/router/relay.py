@@ -47,15 +47,14 @@ class Relay:
         self._life.answer(status)
         client, read, lines = self._client, fields.read, fields.onward()
         coded = b"transfer-encoding" in read
-        if status not in (204, 304):
-            self._counted = b"content-length" in read and not coded
-            self._chunked = client.http11 and not self._counted
-            self.read_to_end = not (self._counted or coded)
-            client.closing |= not (self._counted or self._chunked)
-        if self._counted:
+        if b"content-length" in read and not coded and status != 204:
+            self._counted = True
             lines += b"Content-Length: %b\r\n" % read[b"content-length"]
-        elif self._chunked:
-            lines += b"Transfer-Encoding: chunked\r\n"
+        elif status not in (204, 304):
+            self.read_to_end = not coded
+            self._chunked = client.http11
+            client.closing |= not client.http11
+            lines += b"Transfer-Encoding: chunked\r\n" if client.http11 else b""
         self._events = read.get(b"content-type", b"").startswith(b"text/event-stream")
         self._pending.append(response_head(status, reason, lines, close=client.closing))
 
