@@ -43,7 +43,7 @@ async def chat(host: EngineHost, request: ChatCompletionRequest) -> Response:
     top = request.top_logprobs or 0
     if request.stream:
         answer.object = "chat.completion.chunk"
-        return EventStream(_events(outputs, Chunks(answer, request.include_usage), usage, top))
+        return EventStream(_events(outputs, Chunks(answer, request.include_usage), usage, top, params.n))
     choices = []
     async with aclosing(outputs):
         async for index, output in outputs:
@@ -55,12 +55,13 @@ async def chat(host: EngineHost, request: ChatCompletionRequest) -> Response:
 
 
 async def _events(
-    outputs: AsyncGenerator[IndexedOutput, None], chunks: Chunks, usage: Usage, top: int
+    outputs: AsyncGenerator[IndexedOutput, None], chunks: Chunks, usage: Usage, top: int, n: int
 ) -> AsyncGenerator[bytes, None]:
-    opening = chunks.choice(ChatDeltaChoice(0, ChatDelta(role="assistant", content="")))
+    role = ChatDelta(role="assistant", content="")
+    openings = {index: chunks.choice(ChatDeltaChoice(index, role)) for index in range(n)}
     async with aclosing(outputs):
         async for index, output in outputs:
-            event, opening = opening, b""
+            event = openings.pop(index, b"")
             if output.text or output.logprobs:
                 event += chunks.choice(
                     ChatDeltaChoice(index, ChatDelta(content=output.text), _logprobs(output, top))

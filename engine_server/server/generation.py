@@ -22,7 +22,7 @@ IndexedOutput = tuple[int, "CompletionOutput"]
 async def generate(
     engine: AsyncLLMEngine, request_id: str, prompts: list[TokensPrompt], params: SamplingParams, usage: Usage
 ) -> AsyncGenerator[IndexedOutput, None]:
-    """The outputs of all prompts as they come, each with its prompt's number; `usage` is kept up to date.
+    """The outputs of all prompts as they come, each with its choice's number; `usage` is kept up to date.
 
     Closing the generator aborts what is still running.
     """
@@ -43,12 +43,14 @@ async def _one(
 ) -> AsyncGenerator[IndexedOutput, None]:
     async with aclosing(engine.generate(prompt, params, request_id)) as stream:
         async for result in stream:
-            output = result.outputs[0]
-            if output.finish_reason == "error":
-                raise ApiError(500, f"the request failed: {output.stop_reason}", code="request_failed")
-            if output.finish_reason == "abort":
-                raise ApiError(503, "the request was aborted by the server", code="aborted", retry_after=1)
-            yield index, output
+            for output in result.outputs:
+                if output.finish_reason == "error":
+                    raise ApiError(500, f"the request failed: {output.stop_reason}", code="request_failed")
+                if output.finish_reason == "abort":
+                    raise ApiError(
+                        503, "the request was aborted by the server", code="aborted", retry_after=1
+                    )
+                yield index * params.n + output.index, output
 
 
 async def _several(

@@ -14,6 +14,13 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from engine_server.engine.sampling_params import MAX_LOGPROBS, RequestOutputKind, SamplingParams
 from engine_server.server.errors import ApiError
 
+MOST_CHOICES = 128  # OpenAI's own limit
+PASSED_ON = (
+    "n", "best_of", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "top_k",
+    "min_p", "seed", "logit_bias", "bad_words", "allowed_token_ids", "stop_token_ids",
+    "min_tokens", "ignore_eos", "skip_special_tokens", "include_stop_str_in_output",
+)  # fmt: skip
+
 
 def only(*neutral: object) -> AfterValidator:
     """A field of which nothing but these values, or null, is supported."""
@@ -93,26 +100,26 @@ class GenerationRequest(BaseModel):
     top_p: float | None = None
     seed: int | None = None
     stop: Annotated[list[str], PlainValidator(_stop)] = []
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
 
     # beyond OpenAI's API, with vLLM's names
     top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
 
-    n: Annotated[Any, only(1)] = None
-    logit_bias: Annotated[Any, only({})] = None
-    presence_penalty: Annotated[Any, only(0)] = None
-    frequency_penalty: Annotated[Any, only(0)] = None
-    repetition_penalty: Annotated[Any, only(1)] = None
-    min_p: Annotated[Any, only(0)] = None
     prompt_logprobs: Annotated[Any, only()] = None
-    use_beam_search: Annotated[Any, only(False)] = None
-    bad_words: Annotated[Any, only([])] = None
-    allowed_token_ids: Annotated[Any, only()] = None
     truncate_prompt_tokens: Annotated[Any, only()] = None
+    use_beam_search: Annotated[Any, only(False)] = None
     priority: Annotated[Any, only(0)] = None
     response_format: Annotated[Any, only({"type": "text"})] = None
     structured_outputs: Annotated[Any, only()] = None
@@ -126,17 +133,7 @@ class GenerationRequest(BaseModel):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     def sampling(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-        given: dict[str, Any] = {
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "seed": self.seed,
-            "stop_token_ids": self.stop_token_ids,
-            "min_tokens": self.min_tokens,
-            "ignore_eos": self.ignore_eos,
-            "skip_special_tokens": self.skip_special_tokens,
-            "include_stop_str_in_output": self.include_stop_str_in_output,
-        }
+        given = {name: getattr(self, name, None) for name in PASSED_ON}
         return SamplingParams(
             **{name: value for name, value in given.items() if value is not None},
             stop=self.stop,
@@ -150,7 +147,7 @@ class CompletionRequest(GenerationRequest):
     prompt: Annotated[list[str] | list[list[int]], PlainValidator(_prompt)]
     logprobs: int | None = None
 
-    best_of: Annotated[Any, only(1)] = None
+    best_of: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
     echo: Annotated[Any, only(False)] = None
     suffix: Annotated[Any, only("")] = None
 

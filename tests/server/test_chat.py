@@ -146,7 +146,21 @@ def test_a_seed_repeats_an_answer(client: openai.OpenAI) -> None:
     assert first == again != other
 
 
+def test_several_choices(client: openai.OpenAI) -> None:
+    request: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "seed": 2, "n": 2, "max_tokens": 6}
+    answer = client.chat.completions.create(**request, temperature=1.5)
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    deltas: dict[int, list[Any]] = {0: [], 1: []}
+    for chunk in client.chat.completions.create(**request, temperature=1.5, stream=True):
+        for choice in chunk.choices:
+            deltas[choice.index].append(choice.delta)
+    for choice in answer.choices:
+        first, *rest = deltas[choice.index]
+        assert first.role == "assistant" and all(delta.role is None for delta in rest)
+        assert "".join(delta.content or "" for delta in rest) == choice.message.content
+
+
 def test_fields_nobody_knows_are_ignored(client: openai.OpenAI) -> None:
-    extra = {"no_such_field": 1, "tools": [], "n": 1, "response_format": {"type": "text"}, "logit_bias": None}
+    extra = {"no_such_field": 1, "tools": [], "response_format": {"type": "text"}, "logit_bias": None}
     answer = client.chat.completions.create(**GREEDY, max_tokens=1, user="me", extra_body=extra)
     assert answer.choices[0].message.content == "The"

