@@ -12,6 +12,7 @@ from engine_server.engine.stats import IterationStats, SchedulerStats
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 NEW_TOKENS = 6
+BLOCK_SIZE = 4
 # One that stays short beside the others, one that crosses windows and trained positions as it is answered, and one
 # that is long from the start.
 LENGTHS = (3, 14, 37)
@@ -145,7 +146,7 @@ ARCHITECTURES = [
     ),
 ]  # fmt: skip
 
-CHECKS = "batched", "chunked", "preempted", "alone"
+CHECKS = "batched", "chunked", "preempted", "alone", "prefix-cached"
 
 
 def table() -> str:
@@ -157,12 +158,14 @@ def table() -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
-class Preemptions(StatLoggerBase):
+class Counts(StatLoggerBase):
     def __init__(self, config: object = None, engine_index: int = 0) -> None:
-        self.count = 0
+        self.preemptions = self.hits = 0
 
     def record(self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats | None) -> None:
-        self.count += scheduler_stats.num_preemptions if scheduler_stats else 0
+        if scheduler_stats:
+            self.preemptions += scheduler_stats.num_preemptions
+            self.hits += scheduler_stats.prefix_cache_hits
 
     def log_engine_initialized(self) -> None: ...
 
@@ -185,13 +188,13 @@ def test_greedy_output_is_transformers_own(architecture: Architecture, tmp_path:
         )[0, prompt.shape[1] :].tolist()
         for prompt in prompts
     ]
-    preemptions = Preemptions()
+    counts = Counts()
     engine = LLMEngine.from_engine_args(
         EngineArgs(
-            model=str(tmp_path), dtype="float32", skip_tokenizer_init=True, max_model_len=48, block_size=4,
+            model=str(tmp_path), dtype="float32", skip_tokenizer_init=True, max_model_len=48, block_size=BLOCK_SIZE,
             num_gpu_blocks_override=12, max_num_batched_tokens=16, max_num_seqs=8,
         ),
-        stat_loggers={"preemptions": preemptions},
+        stat_loggers={"counts": counts},
     )  # fmt: skip
 
     def greedy(*numbers: int) -> list[list[int]]:
@@ -203,8 +206,14 @@ def test_greedy_output_is_transformers_own(architecture: Architecture, tmp_path:
         return [last[str(place)].outputs[0].token_ids for place in range(len(numbers))]
 
     assert greedy(0, 1, 2, 0, 1, 2) == expected * 2  # batched, and in chunks
-    assert preemptions.count > 0
-    assert [greedy(number)[0] for number in range(len(prompts))] == expected
+    assert counts.preemptions > 0
+    assert engine.reset_prefix_cache()
+    for number, tokens in enumerate(expected):
+        counts.hits = 0
+        assert greedy(number) == [tokens]  # alone
+        assert counts.hits == 0
+        assert greedy(number) == [tokens]  # from the cache, where its prompt fills a block
+        assert counts.hits > 0 or LENGTHS[number] < BLOCK_SIZE
 
 
 @pytest.mark.parametrize(
