@@ -351,6 +351,17 @@ class AsyncLLM:
         """Forget cached prompts; False, and nothing done, while requests hold blocks."""
         return bool(await self._call("reset_prefix_cache"))
 
+    async def sleep(self, level: int = 1) -> None:
+        """Free the KV cache; level 1 moves a GPU's weights to the host, level 2 drops them. Requests wait."""
+        await self._call("sleep", level)
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        """Wake "weights", "kv_cache", or both; requests go on once both are awake, as if nothing had been."""
+        await self._call("wake_up", tags)
+
+    async def is_sleeping(self) -> bool:
+        return bool(await self._call("is_sleeping"))
+
     async def start_profile(self) -> None:
         """Trace the core with torch.profiler, into the folder `torch_profiler_dir`."""
         await self._call("start_profile")

@@ -201,6 +201,17 @@ class LLMEngine:
         """Forget cached prompts; False, and nothing done, while requests hold blocks."""
         return bool(self._call("reset_prefix_cache"))
 
+    def sleep(self, level: int = 1) -> None:
+        """Free the KV cache; level 1 moves a GPU's weights to the host, level 2 drops them. Requests wait."""
+        self._call("sleep", level)
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Wake "weights", "kv_cache", or both; requests go on once both are awake, as if nothing had been."""
+        self._call("wake_up", tags)
+
+    def is_sleeping(self) -> bool:
+        return bool(self._call("is_sleeping"))
+
     def start_profile(self) -> None:
         """Trace with torch.profiler, into the folder `torch_profiler_dir`."""
         self._call("start_profile")

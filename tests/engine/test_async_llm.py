@@ -286,6 +286,34 @@ async def test_a_pause_aborts_what_is_under_way(tiny: AsyncLLMEngine, watcher: W
     assert (await late)[-1].finished
 
 
+@pytest.mark.parametrize("level", [1, 2])
+async def test_sleep_frees_and_waking_goes_on(
+    tiny: AsyncLLMEngine, watcher: Watcher, tiny_params, level: int
+) -> None:
+    params = tiny_params(max_tokens=40, ignore_eos=True, seed=1)
+    whole = (await drain(tiny.generate(prompt(40), params, "whole")))[-1].outputs[0].token_ids
+    stream = tiny.generate(prompt(40), params, "interrupted")
+    await anext(stream)
+    await tiny.sleep(level)
+    assert await tiny.is_sleeping()
+    late = asyncio.create_task(drain(tiny.generate(prompt(40), params, "late")))
+    await until_async(lambda: watcher.latest.num_waiting == 2)
+    assert watcher.latest.sleep_level == level and watcher.latest.kv_cache_usage == 0
+    await tiny.wake_up(["weights"])
+    assert await tiny.is_sleeping()
+    await tiny.wake_up(["kv_cache"])
+    assert not await tiny.is_sleeping()
+    assert (await drain(stream))[-1].outputs[0].token_ids == whole
+    assert (await late)[-1].outputs[0].token_ids == whole
+
+
+async def test_operations_refuse_by_name(tiny: AsyncLLMEngine) -> None:
+    with pytest.raises(RuntimeError, match=r"sleep: level is 3; it takes 1 or 2"):
+        await tiny.sleep(3)
+    with pytest.raises(RuntimeError, match=r"wake_up: there is no tag cache; tags are kv_cache, weights"):
+        await tiny.wake_up(["cache"])
+
+
 async def test_an_operation_that_fails_says_why_and_ends_nothing(tiny: AsyncLLMEngine) -> None:
     with pytest.raises(RuntimeError, match=r"start_profile: .*torch_profiler_dir"):
         await tiny.start_profile()

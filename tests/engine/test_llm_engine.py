@@ -278,3 +278,19 @@ def test_a_person_who_knows_vllm_finds_everything(tiny: LLMEngine, finish, tiny_
 def test_bad_arguments_are_named(options: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         EngineArgs(model="/nowhere", **options).create_engine_config()
+
+
+def test_sleep_gives_memory_back_and_forgets_the_prefix_cache(tiny: LLMEngine, finish, tiny_params) -> None:
+    prompt = {"prompt_token_ids": [9] * 40}
+    tiny.add_request("before", prompt, tiny_params(temperature=0, max_tokens=4))
+    before = finish(tiny)["before"].outputs[0].token_ids
+    runner = tiny._core.runner
+    tiny.sleep(level=2)
+    assert tiny.is_sleeping() and not hasattr(runner, "model")
+    assert sum(cache.untyped_storage().nbytes() for cache in runner.backend.keys) == 0
+    tiny.add_request("after", prompt, tiny_params(temperature=0, max_tokens=4))
+    assert tiny.step() == [] and tiny.has_unfinished_requests()
+    tiny.wake_up()
+    assert not tiny.is_sleeping()
+    after = finish(tiny)["after"]
+    assert after.outputs[0].token_ids == before and after.num_cached_tokens == 0

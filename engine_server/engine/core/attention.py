@@ -78,7 +78,10 @@ class Scoring(NamedTuple):
 
 
 class AttentionBackend(ABC):
-    """Attention on one kind of device."""
+    """Attention on one kind of device. `keys` and `values` are what it caches, if anything."""
+
+    keys: Sequence[Tensor] = ()
+    values: Sequence[Tensor] = ()
 
     keys: Sequence[Tensor] = ()  # [blocks, block size, kv heads, dim] each
     values: Sequence[Tensor] = ()

@@ -54,7 +54,7 @@ class EngineCore:
             config.model_config.eos_token_ids,
             {path: pkgutil.resolve_name(path) for path in config.model_config.logits_processors},
         )
-        self.operations = Operations(config, self.scheduler)
+        self.operations = Operations(config, self.runner, self.scheduler)
         self.pooler = Pooler(self.runner, pooling) if pooling else None
         on_phase("warm up", time.monotonic() - loaded)
 

@@ -38,11 +38,20 @@ class ModelRunner:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.device = choose_device(config.device_config)
+        self.load()
+
+    def load(self) -> None:
+        """Read the weights; once more after `drop`."""
+        config = self.config
         self.model = load_model(config.model_config, config.load_config, self.device)
         self.rope = per_sequence(self.model)
         self.first_position = first_position(self.model, config.model_config.max_model_len)
         # What computes hidden states alone, where that is all that is wanted.
         self.body: Any = self.model if config.model_config.pooling is None else self.model.base_model
+
+    def drop(self) -> None:
+        """Forget the weights."""
+        del self.model, self.body
 
     def prepare(self) -> BlockTable:
         """Probe the model, size the cache from what is left, and warm up with one step."""

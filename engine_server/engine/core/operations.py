@@ -1,12 +1,17 @@
 """What the core can be asked for beside requests."""
 
 import logging
+from collections.abc import Collection
 
 import torch
+from torch import Tensor, nn
 
 from engine_server.engine.config import EngineConfig
+from engine_server.engine.core.model_runner import ModelRunner
 from engine_server.engine.core.scheduler import Scheduler
 from engine_server.engine.messages import Call, Returned
+
+TAGS = frozenset(("weights", "kv_cache"))  # what sleeps, and may be woken apart
 
 logger = logging.getLogger(__name__)
 
@@ -14,21 +19,26 @@ logger = logging.getLogger(__name__)
 class Operations:
     """Runs calls by name. While `halted`, no step runs and requests wait."""
 
-    def __init__(self, config: EngineConfig, scheduler: Scheduler) -> None:
-        self._config = config
+    def __init__(self, config: EngineConfig, runner: ModelRunner, scheduler: Scheduler) -> None:
+        self._trace_folder = config.observability_config.torch_profiler_dir
+        self._runner = runner
+        self._scheduler = scheduler
         self._profile: torch.profiler.profile | None = None
+        self._freed: list[tuple[Tensor, int]] = []  # the cache's tensors while it sleeps, with their bytes
+        self._asleep: frozenset[str] = frozenset()
+        self._paused = False
+        self.sleep_level = 0
         self._table = {
             method.__name__: method
             for method in (
-                self.pause,
-                self.resume,
-                scheduler.reset_prefix_cache,
-                self.start_profile,
-                self.stop_profile,
+                self.pause, self.resume, self.sleep, self.wake_up, self.is_sleeping,
+                scheduler.reset_prefix_cache, self.start_profile, self.stop_profile,
             )
-        }
-        self.halted = False
-        self.sleep_level = 0
+        }  # fmt: skip
+
+    @property
+    def halted(self) -> bool:
+        return self._paused or self.is_sleeping()
 
     def run(self, call: Call) -> Returned:
         """What the operation returns or raises. It never raises itself, so that the core lives on."""
@@ -39,19 +49,67 @@ class Operations:
             return Returned(call.call_id, error=f"{call.method}: {error}")
 
     def pause(self) -> None:
-        self.halted = True
+        self._paused = True
 
     def resume(self) -> None:
-        self.halted = False
+        self._paused = False
+
+    def sleep(self, level: int) -> None:
+        """Free the KV cache, and the weights: at level 1 the host keeps them, at level 2 nobody does.
+
+        What runs gives its blocks back, and is computed again after waking.
+        """
+        if level not in (1, 2):
+            raise ValueError(f"level is {level!r}; it takes 1 or 2")
+        if self.is_sleeping():
+            return
+        self._scheduler.preempt_all()
+        self._scheduler.reset_prefix_cache()
+        backend = self._runner.backend
+        # In place, since others hold these tensors too.
+        self._freed = [
+            (cache, cache.untyped_storage().nbytes()) for cache in (*backend.keys, *backend.values)
+        ]
+        for cache, _ in self._freed:
+            cache.untyped_storage().resize_(0)
+        if level == 2:
+            self._runner.drop()
+        else:
+            nn.Module.to(self._runner.model, "cpu")  # transformers' own is not typed
+        torch.cuda.empty_cache()
+        self._asleep, self.sleep_level = TAGS, level
+
+    def wake_up(self, tags: Collection[str] | None) -> None:
+        """Bring back what the tags name, by default all; steps run once nothing sleeps any more."""
+        tags = TAGS if tags is None else frozenset(tags)
+        if tags - TAGS:
+            raise ValueError(f"there is no tag {', '.join(tags - TAGS)}; tags are {', '.join(sorted(TAGS))}")
+        for tag in tags & self._asleep:
+            self._wake(tag)
+            self._asleep -= {tag}
+        if not self._asleep:
+            self.sleep_level = 0
+
+    def _wake(self, tag: str) -> None:
+        if tag == "kv_cache":
+            for cache, size in self._freed:
+                cache.untyped_storage().resize_(size)
+                cache.zero_()
+        elif self.sleep_level == 2:
+            self._runner.load()
+        else:
+            nn.Module.to(self._runner.model, self._runner.device)
+
+    def is_sleeping(self) -> bool:
+        return bool(self._asleep)
 
     def start_profile(self) -> None:
         """Trace the CPU, and the GPU where there is one, until `stop_profile`."""
-        folder = self._config.observability_config.torch_profiler_dir
-        if folder is None:
+        if self._trace_folder is None:
             raise ValueError("the engine was started without torch_profiler_dir, the folder for traces")
         if self._profile is not None:
             raise ValueError("a profile is being taken already")
-        written = torch.profiler.tensorboard_trace_handler(folder, use_gzip=True)
+        written = torch.profiler.tensorboard_trace_handler(self._trace_folder, use_gzip=True)
         self._profile = torch.profiler.profile(on_trace_ready=written)
         self._profile.start()
 

@@ -140,6 +140,11 @@ class Scheduler:
         """Forget what blocks contain; False, and nothing done, while requests run."""
         return self.table.pool.reset()
 
+    def preempt_all(self) -> None:
+        """Take every block back; whatever runs is computed again later."""
+        for request in list(self.running):
+            self._preempt(request, [])
+
     def stats(self) -> SchedulerStats:
         """The state now, and what was counted since the last call."""
         stats = SchedulerStats(
