@@ -88,8 +88,11 @@ class EngineHost:
         loop = self._loaded.get_loop()
         try:
             from engine_server.engine.async_llm import AsyncLLMEngine
+            from engine_server.engine.config import UsageContext
 
-            engine = AsyncLLMEngine.from_engine_args(self._args, on_phase=self._on_phase)
+            engine = AsyncLLMEngine.from_engine_args(
+                self._args, usage_context=UsageContext.OPENAI_API_SERVER, on_phase=self._on_phase
+            )
         except BaseException as error:
             loop.call_soon_threadsafe(self._settle, None, error)
         else:

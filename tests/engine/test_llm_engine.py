@@ -4,7 +4,9 @@ import gzip
 import random
 from pathlib import Path
 
+import msgspec
 import pytest
+from torch import Tensor
 
 from engine_server import (
     EngineArgs,
@@ -15,6 +17,8 @@ from engine_server import (
     SamplingParams,
 )
 from engine_server.engine.config import LoRAConfig
+from engine_server.engine.core.model_runner import ModelRunner
+from engine_server.engine.core.scheduler import Batch
 
 
 @pytest.fixture(scope="module")
@@ -241,6 +245,22 @@ def test_outputs_are_validated_where_asked(tiny: LLMEngine, tiny_params, monkeyp
     tiny.abort_request("right")
 
 
+class CountingRunner(ModelRunner):
+    steps = 0
+
+    def execute(self, batch: Batch) -> Tensor:
+        type(self).steps += 1
+        return super().execute(batch)
+
+
+def test_an_executor_may_be_ones_own(tiny: LLMEngine, finish, tiny_params) -> None:
+    settings = msgspec.structs.asdict(tiny.config)
+    own = LLMEngine(**settings, executor_class=CountingRunner, log_stats=False)
+    own.add_request("counted", {"prompt_token_ids": [5]}, tiny_params(max_tokens=3, ignore_eos=True))
+    finish(own)
+    assert CountingRunner.steps == 3
+
+
 def test_a_person_who_knows_vllm_finds_everything(tiny: LLMEngine, finish, tiny_params) -> None:
     assert not tiny.has_unfinished_requests_for_virtual_engine(0)
     with pytest.raises(IndexError, match="only 0"):
@@ -251,13 +271,10 @@ def test_a_person_who_knows_vllm_finds_everything(tiny: LLMEngine, finish, tiny_
     tiny.check_health()
     with pytest.raises(ValueError, match="skip is not supported"):
         tiny.do_log_stats(skip=[1])
-    for options, words in (
-        ({"lora_config": LoRAConfig()}, "lora_config"),
-        ({"use_cached_outputs": True}, "use_cached"),
-    ):
-        configs = {name: getattr(tiny.config, name) for name in tiny.config.__struct_fields__}
-        with pytest.raises(ValueError, match=words):
-            LLMEngine(**configs | {"executor_class": None, "log_stats": False} | options)
+    settings = msgspec.structs.asdict(tiny.config) | {"executor_class": None, "log_stats": False}
+    for name, value in (("lora_config", LoRAConfig()), ("use_cached_outputs", True)):
+        with pytest.raises(ValueError, match=name):
+            LLMEngine(**settings | {name: value})
     adapter = LoRARequest("sql", 1, "/adapters/sql")
     with pytest.raises(InvalidRequestError, match="lora_request is not supported"):
         tiny.add_request("adapted", {"prompt_token_ids": [3]}, tiny_params(), lora_request=adapter)
