@@ -216,14 +216,7 @@ class AsyncLLM:
         self._require_loop()
         key = request_key(request_id)
         requests = self._front_end.admit(
-            key,
-            prompt,
-            params,
-            arrival_time,
-            lora_request,
-            trace_headers,
-            prompt_adapter_request,
-            priority,
+            key, prompt, params, arrival_time, lora_request, trace_headers, prompt_adapter_request, priority
         )
         stream = self._streams[key] = AsyncStream(params.output_kind)
         for request in requests:
