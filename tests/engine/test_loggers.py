@@ -1,13 +1,16 @@
 """Stat loggers, read back as a scraper and a log reader would."""
 
 import logging
+import time
+from functools import partial
+from pathlib import Path
 
 import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine_server import SamplingParams
+from engine_server import EngineArgs, LLMEngine, QueueFullError, SamplingParams
 from engine_server.engine.config import (
     CacheConfig,
     DeviceConfig,
@@ -198,3 +201,110 @@ def test_a_logger_must_record() -> None:
 def test_scheduler_stats_cross_a_process_boundary() -> None:
     stats = SchedulerStats(num_running=3, kv_cache_usage=0.5)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(stats), type=SchedulerStats) == stats
+
+
+def test_every_metric_tells_of_the_requests_that_were_sent(tiny_llama: Path, finish, tiny_params) -> None:
+    registry = CollectorRegistry()
+    arguments = EngineArgs(
+        model=str(tiny_llama), served_model_name="small", dtype="float32", skip_tokenizer_init=True, max_num_seqs=3,
+        num_gpu_blocks_override=32, max_num_batched_tokens=64, max_queue=0,
+    )  # fmt: skip
+    factory = partial(PrometheusStatLogger, registry=registry)
+    engine = LLMEngine.from_engine_args(arguments, stat_loggers={"prometheus": factory})
+
+    def add(name: str, prompt: list[int], **options) -> None:
+        engine.add_request(name, {"prompt_token_ids": prompt}, tiny_params(ignore_eos=True, **options))
+
+    began = time.monotonic()
+    add("one", [5] * 40, max_tokens=5)
+    finish(engine)
+    add("again", [5] * 40, max_tokens=1)  # two blocks of its prompt are in the cache
+    finish(engine)
+    add("pair", list(range(10, 30)), n=2, max_tokens=3)
+    add("first", [7] * 9, max_tokens=30)
+    add("waits", [8] * 9, max_tokens=None)
+    with pytest.raises(QueueFullError):
+        add("too many", [8] * 9)
+    engine.step()
+    values = scrape(registry)
+    assert values[key("num_requests_running")] == 3
+    assert values[key("num_requests_waiting")] == 1
+    assert values[key("num_requests_waiting_by_reason", reason="capacity")] == 1
+    assert values[key("num_requests_waiting_by_reason", reason="deferred")] == 0
+    assert values[key("kv_cache_usage_perc")] == values[key("gpu_cache_usage_perc")] == 4 / 32
+    engine.abort_request("waits")
+    finish(engine)
+    spent = time.monotonic() - began
+
+    values = scrape(registry)
+    told = {name.removeprefix("vllm:") for name, _ in values if name.startswith("vllm:")}
+    seen = set()
+
+    def tells(name: str, expected: float, **labels: str) -> None:
+        seen.add(name)
+        assert values[key(name, **labels)] == pytest.approx(expected), name
+
+    def observed(name: str, *numbers: float) -> None:
+        """A histogram of exactly these numbers, bucket by bucket."""
+        tells(f"{name}_count", len(numbers))
+        tells(f"{name}_sum", sum(numbers))
+        for sample, labels in values:
+            if sample == f"vllm:{name}_bucket":
+                at_most = float(dict(labels)["le"])
+                assert values[sample, labels] == sum(number <= at_most for number in numbers)
+        seen.update((f"{name}_bucket", f"{name}_created"))
+
+    def timed(name: str, count: int) -> None:
+        """A histogram of so many times, none longer than the whole."""
+        tells(f"{name}_count", count)
+        assert 0 <= values[key(f"{name}_sum")] <= spent * count
+        seen.update((f"{name}_sum", f"{name}_bucket", f"{name}_created"))
+
+    cached = 32
+    prompts, outputs = (40, 40, 20, 20, 9), (5, 1, 3, 3, 30)
+    for name in (
+        "num_requests_running",
+        "num_requests_waiting",
+        "kv_cache_usage_perc",
+        "gpu_cache_usage_perc",
+    ):
+        tells(name, 0)
+    tells("engine_sleep_state", 1, sleep_state="awake")
+    tells("engine_sleep_state", 0, sleep_state="weights_offloaded")
+    tells("num_requests_waiting_by_reason", 0, reason="capacity")
+    tells("num_preemptions_total", 0)
+    tells("prompt_tokens_total", sum(prompts))
+    tells("generation_tokens_total", sum(outputs))
+    tells("prefix_cache_queries_total", sum(prompts))
+    for name in ("prefix_cache_hits_total", "prompt_tokens_cached_total"):
+        tells(name, values[key("prompt_tokens_by_source_total", source="local_cache_hit")])
+    tells("prompt_tokens_by_source_total", cached + 16, source="local_cache_hit")  # the pair shares a block
+    tells("prompt_tokens_by_source_total", sum(prompts) - cached - 16, source="local_compute")
+    tells("request_success_total", 5, finished_reason="length")
+    tells("request_success_total", 1, finished_reason="abort")
+    tells("request_success_total", 0, finished_reason="stop")
+    rejections = "vllm:admission_rejections_total", (("model_name", "small"), ("reason", "queue_full"))
+    assert values[rejections] == 1
+    assert values["vllm:lora_requests_info", tuple(sorted(NO_ADAPTERS.items()))] > 0
+    observed("request_prompt_tokens", *prompts, 9)
+    observed("request_generation_tokens", *outputs, 0)
+    observed("request_prefill_kv_computed_tokens", 40, 8, 20, 4, 9, 9)
+    observed("request_params_max_tokens", *outputs)
+    observed("request_params_n", 1, 1, 2, 1, 1)
+    observed("request_max_num_generation_tokens", 5, 1, 3, 30, 0)
+    tells("iteration_tokens_total_sum", sum(prompts) + sum(outputs))
+    for name in ("time_to_first_token_seconds", "request_prefill_time_seconds"):
+        timed(name, 5 if "first" in name else 6)
+    for name in (
+        "e2e_request_latency",
+        "request_queue_time",
+        "request_inference_time",
+        "request_decode_time",
+    ):
+        timed(f"{name}_seconds", 6)
+    for name in ("inter_token_latency_seconds", "time_per_output_token_seconds"):
+        timed(name, sum(outputs) - 5)
+    timed("request_time_per_output_token_seconds", 4)
+    elsewhere = {"admission_rejections_total", "lora_requests_info", "cache_config_info"}
+    untold = {name for name in told - seen - elsewhere if not name.endswith("_created")}
+    assert untold <= {"iteration_tokens_total_bucket", "iteration_tokens_total_count"}

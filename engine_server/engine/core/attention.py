@@ -78,10 +78,7 @@ class Scoring(NamedTuple):
 
 
 class AttentionBackend(ABC):
-    """Attention on one kind of device. `keys` and `values` are what it caches, if anything."""
-
-    keys: Sequence[Tensor] = ()
-    values: Sequence[Tensor] = ()
+    """Attention on one kind of device."""
 
     keys: Sequence[Tensor] = ()  # [blocks, block size, kv heads, dim] each
     values: Sequence[Tensor] = ()
