@@ -20,10 +20,10 @@ from transformers import (
 from engine_server.engine.config import DeviceConfig, LoadConfig, ModelConfig
 from engine_server.engine.core.attention import IMPLEMENTATION
 from engine_server.engine.core.kv_cache import free_host_memory
-from engine_server.engine.core.own_attention import MODEL_TYPES, replace_attention
 from engine_server.engine.core.packed_linear import pack_linears
 from engine_server.models.folder import weight_bytes
 
+OWN_ATTENTION = ("bloom", "falcon", "gptj")  # model types
 T = TypeVar("T")
 SECONDS_BETWEEN_LINES = 5.0
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ def load_model(config: ModelConfig, load: LoadConfig, device: torch.device) -> P
     hook = transformers.utils.logging.set_tqdm_hook(show_progress)
     try:
         settings = AutoConfig.from_pretrained(config.path, local_files_only=True)
-        own = settings.model_type in MODEL_TYPES
+        own = settings.model_type in OWN_ATTENTION
         attention = "eager" if own else IMPLEMENTATION
         if load.load_format == "dummy":
             with device, torch.random.fork_rng():
@@ -75,7 +75,9 @@ def load_model(config: ModelConfig, load: LoadConfig, device: torch.device) -> P
     finally:
         transformers.utils.logging.set_tqdm_hook(hook)
     if own:
-        replace_attention(model, settings.model_type)
+        from engine_server.engine.core.own_attention import replace_attention  # imports these models' code
+
+        replace_attention(model)
         model.config._attn_implementation = IMPLEMENTATION  # so that no masks are made
     model.requires_grad_(False)
     if device.type == "cpu":
