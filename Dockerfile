@@ -13,7 +13,7 @@ ENV PIP_CONSTRAINT=/constraints.txt PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_C
 RUN python3 -m venv /opt/fairlead
 COPY constraints.txt /
 COPY --from=requirements /requirements.txt /
-# Headers, tests and build tools of torch are a fifth of it, and nothing is compiled in a pod.
+# Headers, tests and build tools of torch are a fifth of it, and nothing is compiled against them in a pod.
 RUN if [ -n "${TORCH_INDEX}" ]; then /opt/fairlead/bin/pip install --no-deps --index-url "${TORCH_INDEX}" torch; fi \
     && /opt/fairlead/bin/pip install -r /requirements.txt \
     && cd /opt/fairlead/lib/python3*/site-packages/torch \
@@ -36,6 +36,10 @@ ENV PATH=/opt/fairlead/bin:$PATH \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 RUN useradd --uid 65532 --user-group --create-home --shell /usr/sbin/nologin fairlead
 COPY --from=dependencies /opt/fairlead /opt/fairlead
+# Triton, which torch's CUDA builds bring along, compiles its driver where the kernels run.
+RUN if [ -d /opt/fairlead/lib/python3*/site-packages/triton ] && ! command -v gcc >/dev/null; then \
+        apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*; \
+    fi
 # Copied, not mounted: buildah keeps a layer that mounts another stage, even after that stage has changed.
 COPY --from=wheel /dist /dist
 RUN /opt/fairlead/bin/pip install --no-cache-dir --no-deps --compile /dist/*.whl

@@ -11,8 +11,8 @@ from engine_server.engine.core import model_runner
 from engine_server.engine.core.torch_attention import TorchAttention
 from engine_server.engine.core.triton_attention import TritonAttention
 
-NEW_TOKENS = 6
-PROMPTS = [[(7 * place + length) % 126 + 2 for place in range(length)] for length in (1, 9, 20, 70)]
+NEW_TOKENS = 4
+PROMPTS = [[(7 * place + length) % 126 + 2 for place in range(length)] for length in (1, 9, 20, 45)]
 SIZES = {
     "vocab_size": 128, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.5, "eos_token_id": 1,
@@ -36,15 +36,21 @@ def gemma2() -> PreTrainedModel:
 def test_kernel_engine_equals_torch(make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     make().save_pretrained(tmp_path)
-    expected = generate(tmp_path)
-    monkeypatch.setattr(model_runner, "choose_attention", lambda device: TritonAttention)
-    assert generate(tmp_path) == expected
-    assert len(set(expected.values())) == len(PROMPTS)
+    outputs = []
+    for attention in (TorchAttention, TritonAttention):
+        monkeypatch.setattr(model_runner, "choose_attention", lambda device, chosen=attention: chosen)
+        outputs.append(generate(tmp_path))
+    assert outputs[0] == outputs[1]
+    assert len(set(outputs[0].values())) == len(PROMPTS)
 
 
-def test_kernels_are_for_gpus() -> None:
-    assert model_runner.choose_attention(torch.device("cuda")) is TritonAttention
+def test_kernels_are_for_gpus_where_they_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "cc")
     assert model_runner.choose_attention(torch.device("cpu")) is TorchAttention
+    assert model_runner.choose_attention(torch.device("cuda")) is TritonAttention
+    monkeypatch.delenv("CC")
+    monkeypatch.setenv("PATH", "")
+    assert model_runner.choose_attention(torch.device("cuda")) is TorchAttention
 
 
 def generate(model: Path) -> dict[str, tuple[int, ...]]:

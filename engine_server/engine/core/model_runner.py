@@ -1,7 +1,10 @@
 """The forward: from the scheduler's batch to logits, in one flat call."""
 
+import logging
+import os
 from functools import partial
 from importlib.util import find_spec
+from shutil import which
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,10 +25,17 @@ from engine_server.engine.core.torch_attention import StepAttention, TorchAttent
 if TYPE_CHECKING:
     from engine_server.engine.core.triton_attention import TritonAttention
 
+logger = logging.getLogger(__name__)
+
 
 def choose_attention(device: torch.device) -> "type[TorchAttention | TritonAttention]":
-    """Our kernels where there is a GPU and triton to compile them, which torch's CUDA builds bring along."""
-    if device.type != "cuda" or find_spec("triton") is None:
+    """Our kernels on a GPU, if Triton can compile: torch's CUDA builds bring it along, but no C compiler."""
+    if device.type != "cuda":
+        return TorchAttention
+    if find_spec("triton") is None or not ("CC" in os.environ or which("gcc") or which("clang")):
+        logger.warning(
+            "attention is left to plain torch, which is slow: it takes Triton and gcc to do better"
+        )
         return TorchAttention
     from engine_server.engine.core.triton_attention import TritonAttention
 

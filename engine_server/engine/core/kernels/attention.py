@@ -179,11 +179,12 @@ def _attend(
     clear = begin + max(seen_by_all - begin, 0) // KEYS * KEYS
 
     most = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
+    total = tl.full(
+        [ROWS], 1.0, tl.float32
+    )  # of a sink, or nothing: the first key that is seen shrinks it to 0
     if sinks is not None:
         sink = tl.load(sinks + heads, mask=row_kept, other=0.0).to(tl.float32) * LOG2_E
         most = tl.where(part == 0, sink, most)
-        total += tl.where(part == 0, 1.0, 0.0)
     if alibi is not None:
         slopes = tl.load(alibi + heads, mask=row_kept, other=0.0).to(tl.float32) * LOG2_E
     result = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
@@ -223,7 +224,7 @@ def _attend(
             )
             result = result * shrink[:, None]
             result = tl.dot(powers.to(dot_type), value.to(dot_type), result, input_precision="ieee")
-    result /= tl.where(total == 0, 1, total)[:, None]
+    result /= total[:, None]
 
     if weights is None:
         target = out + (places * out_token + heads * out_head)[:, None] + value_dims[None, :]
