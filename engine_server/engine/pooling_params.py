@@ -1,13 +1,13 @@
 """What a request wants of a pooling model."""
 
-from collections.abc import Callable
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, ClassVar, Literal, Self
 
 import msgspec
+from msgspec import Meta
 
 from engine_server.engine.config import PoolingConfig
 from engine_server.engine.errors import InvalidRequestError
-from engine_server.engine.sampling_params import RequestOutputKind
+from engine_server.engine.sampling_params import MOST, Count, RequestOutputKind, check_fields
 
 PoolingTask = Literal["embed", "classify", "score", "encode"]
 
@@ -27,18 +27,19 @@ class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """
 
     task: PoolingTask | None = None
-    dimensions: int | None = None
+    dimensions: Count | None = None
     normalize: bool | None = None
     use_activation: bool | None = None
-    truncate_prompt_tokens: int | None = None
-    timeout: float | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=MOST)] | None = None
+    timeout: Annotated[float, Meta(gt=0)] | None = None
     output_kind: ClassVar[RequestOutputKind] = RequestOutputKind.FINAL_ONLY
 
     def __post_init__(self) -> None:
-        for name, kinds, fits, wanted in CHECKS:
-            value: Any = getattr(self, name)
-            if value is not None and not (type(value) in kinds and fits(value)):
-                raise InvalidRequestError(f"{name} is {value!r}; it takes {wanted}", name)
+        check_fields(self)
+        if self.truncate_prompt_tokens == 0:
+            raise InvalidRequestError(
+                "truncate_prompt_tokens is 0; no token would be left", "truncate_prompt_tokens"
+            )
 
     def resolve(self, config: PoolingConfig) -> Self:
         """With every default that `config`'s model has. Raises InvalidRequestError for what it can't do."""
@@ -58,13 +59,3 @@ class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             normalize=config.normalize if self.normalize is None else self.normalize,
             use_activation=self.use_activation is not False,
         )
-
-
-CHECKS: tuple[tuple[str, tuple[type, ...], Callable[[Any], bool], str], ...] = (
-    ("task", (str,), get_args(PoolingTask).__contains__, f"one of {', '.join(get_args(PoolingTask))}"),
-    ("dimensions", (int,), lambda value: value > 0, "an integer of at least 1"),
-    ("normalize", (bool,), lambda value: True, "True or False"),
-    ("use_activation", (bool,), lambda value: True, "True or False"),
-    ("truncate_prompt_tokens", (int,), lambda value: value == -1 or value > 0, "a positive integer, or -1"),
-    ("timeout", (int, float), lambda value: value > 0, "a number above 0"),
-)

@@ -126,6 +126,7 @@ async def test_minilm_as_sentence_transformers_computes_it() -> None:
         ("XLMRobertaModel", {}),
         ("DistilBertModel", DISTILBERT),
         ("ElectraModel", {"embedding_size": 16}),
+        ("AlbertModel", {"embedding_size": 16}),
         ("ModernBertModel", MODERNBERT),
     ],
 )
@@ -163,7 +164,10 @@ def test_decoders_embed_in_chunks_and_after_preemption(make: Make, kind: str, po
         ("BertForSequenceClassification", {}),
         ("RobertaForSequenceClassification", {"problem_type": "multi_label_classification"}),
         ("DistilBertForSequenceClassification", {**DISTILBERT, "problem_type": "regression"}),
+        ("XLMRobertaForSequenceClassification", {}),
+        ("ElectraForSequenceClassification", {"embedding_size": 16}),
         ("ModernBertForSequenceClassification", MODERNBERT),
+        ("Qwen3ForSequenceClassification", {"num_key_value_heads": 2, "head_dim": 8}),
         ("LlamaForSequenceClassification", {"num_key_value_heads": 2, "pad_token_id": None}),
     ],
 )
@@ -246,9 +250,9 @@ def test_a_module_after_pooling_is_refused(make: Make) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("task", "rank"), ("dimensions", 0), ("normalize", 1), ("truncate_prompt_tokens", -2), ("timeout", 0)],
+    [("task", "rank"), ("dimensions", 0), ("normalize", 1), ("truncate_prompt_tokens", 0), ("timeout", 0)],
 )
 def test_bad_pooling_parameters_are_named(name: str, value: object) -> None:
-    with pytest.raises(InvalidRequestError, match=f"{name} is {value!r}; it takes ") as caught:
+    with pytest.raises(InvalidRequestError, match=name) as caught:
         PoolingParams(**{name: value})
     assert caught.value.parameter == name

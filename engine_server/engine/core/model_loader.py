@@ -111,16 +111,13 @@ def show_progress(factory: Any, args: Any, options: Any) -> Any:
 
 
 def first_position(model: nn.Module, max_model_len: int) -> int:
-    """Where positions begin: behind the padding's, in a table that has one (RoBERTa and its kin).
-
-    Raises ValueError where the table ends before `max_model_len`.
-    """
-    for name, table in model.named_modules():
-        if name.endswith("position_embeddings") and getattr(table, "padding_idx", None) is not None:
-            first: int = table.padding_idx + 1
-            if first + max_model_len > table.num_embeddings:
-                raise ValueError(
-                    f"max_model_len is {max_model_len}; the model's positions end at {table.num_embeddings - first}"
-                )
-            return first
+    """Where positions begin: behind the padding's, in a table that has one (RoBERTa and its kin)."""
+    tables = [table for name, table in model.named_modules() if name.endswith("position_embeddings")]
+    for table in (table for table in tables if getattr(table, "padding_idx", None) is not None):
+        first: int = table.padding_idx + 1
+        if first + max_model_len > table.num_embeddings:
+            raise ValueError(
+                f"max_model_len is {max_model_len}; positions end at {table.num_embeddings - first}"
+            )
+        return first
     return 0
