@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import time
 from collections.abc import Iterable, Mapping
@@ -35,30 +36,32 @@ class Processor:
         arrival: float | None = None,
     ) -> tuple[AddRequest, str | None]:
         """The core's request, and the prompt's text where it is known. `prompt` should be a PromptType."""
-        pooling = self.config.pooling
-        if not isinstance(params, SamplingParams if pooling is None else PoolingParams):
-            does = (
-                "generates, and takes SamplingParams" if pooling is None else "pools, and takes PoolingParams"
-            )
+        kind = SamplingParams if self.config.pooling is None else PoolingParams
+        if not isinstance(params, kind):
+            does = f"{'generates' if kind is SamplingParams else 'pools'}, and takes {kind.__name__}"
             raise InvalidRequestError(f"params is a {type(params).__name__}; this engine {does}", "params")
-        arrival = time.monotonic() if arrival is None else arrival
-        embeds = self._embeds(prompt)
-        salt = prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
-        if salt is not None and not isinstance(salt, str):
-            raise InvalidRequestError(f"cache_salt is {salt!r}; it takes text", "cache_salt")
-        if embeds is not None:
-            prompt = {**prompt, "prompt_token_ids": [0] * embeds.shape[0]}
-            if params.truncate_prompt_tokens or getattr(params, "prompt_logprobs", None) is not None:
-                raise InvalidRequestError(
-                    "prompt_embeds has no tokens to cut off or to report", "prompt_embeds"
-                )
+        prompt, embeds = as_mapping(prompt), None
+        if "prompt_embeds" in prompt:
+            embeds = self._embeds(prompt["prompt_embeds"], params)
+            # Tokens that nobody looks at, and whose blocks only the same embeddings find.
+            salt = f"{hashlib.sha256(embeds.data).hexdigest()} {embeds.dtype} {prompt.get('cache_salt')}"
+            prompt = {**prompt, "prompt_token_ids": [0] * embeds.shape[0], "cache_salt": salt}
+        pooling = None
         if isinstance(params, PoolingParams):
-            return self._pooling_request(request_id, prompt, params, arrival, embeds)
+            assert self.config.pooling is not None
+            pooling, keep = params.resolve(self.config.pooling), params.truncate_prompt_tokens
+            keep = self.config.max_model_len if keep == -1 else keep
+            prompt = self._cut(prompt, keep)
+            final = RequestOutputKind.FINAL_ONLY
+            params = SamplingParams(detokenize=False, output_kind=final, truncate_prompt_tokens=keep)
         text, token_ids = self.tokens(prompt, params.truncate_prompt_tokens)
         room = self._room(token_ids)
         resumed = self._resumed(prompt, params, room)
         if self.tokenizer is None and params.detokenize:
             raise InvalidRequestError("the engine has no tokenizer; ask with detokenize=False", "detokenize")
+        salt = prompt.get("cache_salt")
+        if salt is not None and not isinstance(salt, str):
+            raise InvalidRequestError(f"cache_salt is {salt!r}; it takes text", "cache_salt")
         self._check_vocabulary(params)
         params = msgspec.structs.replace(
             params,
@@ -71,77 +74,57 @@ class Processor:
                 prompt_token_ids=token_ids + resumed,
                 params=params,
                 max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
-                arrival=arrival,
+                arrival=time.monotonic() if arrival is None else arrival,
                 num_resumed=len(resumed),
                 cache_salt=salt,
+                pooling=pooling,
+                token_type_ids=self._token_types(prompt, len(token_ids)),
                 prompt_embeds=embeds,
             ),
             text,
         )
 
-    def _pooling_request(
-        self, request_id: str, prompt: Any, params: PoolingParams, arrival: float, embeds: RawTensor | None
-    ) -> tuple[AddRequest, str | None]:
-        assert self.config.pooling is not None
-        params = params.resolve(self.config.pooling)
-        keep = (
-            self.config.max_model_len
-            if params.truncate_prompt_tokens == -1
-            else params.truncate_prompt_tokens
-        )
-        text = (
-            prompt.get("prompt")
-            if isinstance(prompt, Mapping) and "prompt_token_ids" not in prompt
-            else prompt
-        )
-        if keep is not None and isinstance(text, str) and self.tokenizer is not None:
-            # The tokenizer knows what begins and ends every text, and leaves it on.
-            token_ids = self.tokenizer.encode(text, truncation=True, max_length=keep)
-            prompt = {"prompt_token_ids": token_ids, "prompt": text}
-        text, token_ids = self.tokens(prompt, keep)
-        self._room(token_ids)
-        kinds = range(self.config.pooling.num_token_types)
-        types = prompt.get("token_type_ids") if kinds and isinstance(prompt, Mapping) else None
-        if types and (len(types) != len(token_ids) or not all(kind in kinds for kind in types)):
-            raise InvalidRequestError(
-                f"token_type_ids takes an integer from 0 to {kinds[-1]} for each token", "token_type_ids"
-            )
-        request = AddRequest(
-            request_id=request_id,
-            prompt_token_ids=token_ids,
-            params=SamplingParams(
-                max_tokens=None, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
-            ),
-            max_tokens=0,
-            arrival=arrival,
-            pooling=params,
-            token_type_ids=types,
-            prompt_embeds=embeds,
-        )
-        return request, text
+    def _cut(self, prompt: Mapping[str, Any], keep: int | None) -> Mapping[str, Any]:
+        """A text as `keep` tokens, by the tokenizer, which leaves on what begins and ends every text."""
+        text = prompt.get("prompt")
+        if (
+            keep is None
+            or "prompt_token_ids" in prompt
+            or not isinstance(text, str)
+            or self.tokenizer is None
+        ):
+            return prompt
+        token_ids = self.tokenizer.encode(text, truncation=True, max_length=keep)
+        return {**prompt, "prompt_token_ids": token_ids}
 
-    def _embeds(self, prompt: Any) -> RawTensor | None:
-        """What stands for the prompt's tokens, where it came as embeddings."""
-        if not isinstance(prompt, Mapping) or "prompt_embeds" not in prompt:
-            return None
+    def _token_types(self, prompt: Mapping[str, Any], count: int) -> list[int] | None:
+        """For a model that tells the texts of one prompt apart, each token's."""
+        kinds = range(self.config.pooling.num_token_types if self.config.pooling else 0)
+        types = prompt.get("token_type_ids") if kinds else None
+        if types is not None and not (len(types) == count and all(kind in kinds for kind in types)):
+            words = f"token_type_ids takes an integer from 0 to {kinds[-1]} for each token"
+            raise InvalidRequestError(words, "token_type_ids")
+        return types
+
+    def _embeds(self, embeds: Any, params: SamplingParams | PoolingParams) -> RawTensor:
         import torch  # is there already, where somebody has a tensor
 
-        size, embeds = self.config.prompt_embeds_size, prompt["prompt_embeds"]
+        size, words = self.config.prompt_embeds_size, None
         if size is None:
-            raise InvalidRequestError(
-                "prompt_embeds needs an engine with enable_prompt_embeds", "prompt_embeds"
-            )
-        if not (
+            words = "prompt_embeds needs an engine with enable_prompt_embeds"
+        elif not (
             isinstance(embeds, torch.Tensor) and embeds.is_floating_point() and embeds.shape[1:] == (size,)
         ):
-            raise InvalidRequestError(
-                f"prompt_embeds takes a tensor of floats [tokens, {size}]", "prompt_embeds"
-            )
+            words = f"prompt_embeds takes a tensor of floats [tokens, {size}]"
+        elif params.truncate_prompt_tokens or getattr(params, "prompt_logprobs", None) is not None:
+            words = "prompt_embeds has no tokens to cut off or to report"
+        if words:
+            raise InvalidRequestError(words, "prompt_embeds")
         return RawTensor.of(embeds)
 
-    def _resumed(self, prompt: Any, params: SamplingParams, room: int) -> list[int]:
+    def _resumed(self, prompt: Mapping[str, Any], params: SamplingParams, room: int) -> list[int]:
         """The tokens that the request has produced already."""
-        resumed = [] if isinstance(prompt, str) else list(prompt.get("resume_token_ids") or ())
+        resumed = list(prompt.get("resume_token_ids") or ())
         if resumed and params.num_children > 1:
             raise InvalidRequestError("resume_token_ids continues one completion; n must be 1", "n")
         if len(resumed) > room:
@@ -188,13 +171,7 @@ class Processor:
         last = (
             slice(None) if keep is None else slice(-keep if keep > 0 else 1 - self.config.max_model_len, None)
         )
-        if isinstance(prompt, str):
-            return prompt, self._tokenize(prompt)[last]
-        if not isinstance(prompt, Mapping):
-            raise InvalidRequestError(
-                f"the prompt is a {type(prompt).__name__}; it takes text, or a mapping with prompt or prompt_token_ids",
-                "prompt",
-            )
+        prompt = as_mapping(prompt)
         if "prompt_token_ids" in prompt:
             token_ids = list(prompt["prompt_token_ids"][last])
             self._room(token_ids)  # before each of what may be millions is looked at
@@ -224,3 +201,15 @@ class Processor:
             raise InvalidRequestError("the engine has no tokenizer; give prompt_token_ids", "prompt")
         token_ids: list[int] = self.tokenizer.encode(text)
         return token_ids
+
+
+def as_mapping(prompt: Any) -> Mapping[str, Any]:
+    """A text is a prompt with nothing beside it."""
+    if isinstance(prompt, str):
+        return {"prompt": prompt}
+    if not isinstance(prompt, Mapping):
+        raise InvalidRequestError(
+            f"the prompt is a {type(prompt).__name__}; it takes text, or a mapping with prompt or prompt_token_ids",
+            "prompt",
+        )
+    return prompt

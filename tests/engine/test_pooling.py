@@ -221,6 +221,19 @@ def test_embeddings_cut_to_the_dimensions_that_a_model_was_trained_for(make: Mak
         llm.embed(as_prompts(), pooling_params=PoolingParams(dimensions=7))
 
 
+def test_a_request_fails_or_expires_alone(make: Make) -> None:
+    folder = make("BertModel")
+    llm = an_llm(folder, enable_prompt_embeds=True)
+    bad = {"prompt_embeds": torch.full((3, 32), torch.nan)}
+    params = [PoolingParams(), PoolingParams(), PoolingParams(timeout=1e-9)]
+    good, failed, late = llm.embed(
+        [*as_prompts()[:1], bad, *as_prompts()[:1]], pooling_params=params, use_tqdm=False
+    )
+    same(embeddings([good]), [F.normalize(states(folder)[0][0], dim=0)])
+    assert (failed.finish_reason, failed.stop_reason) == ("error", "its result isn't finite")
+    assert late.finish_reason == "timeout" and embeddings([failed, late]) == [[], []]
+
+
 @pytest.mark.parametrize(
     ("kind", "options", "words"),
     [
