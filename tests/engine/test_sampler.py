@@ -3,12 +3,14 @@
 from collections import Counter
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import RepetitionPenaltyLogitsProcessor
 
 from engine_server.engine.core.request import Request
-from engine_server.engine.core.sampler import Sampler, philox4x32, uniform
+from engine_server.engine.core.sampler import Sampler, keep_top_p, philox4x32, uniform
 from engine_server.engine.sampling_params import SamplingParams
 
 VOCABULARY = 50
@@ -77,6 +79,105 @@ def test_frequencies_follow_the_probabilities() -> None:
     counts = Counter(sample(logits, *[request(index, seed=5) for index in range(4000)]))
     for token, share in enumerate((0.5, 0.3, 0.15, 0.05)):
         assert abs(counts[token] / 4000 - share) < 0.03
+
+
+def test_children_draw_for_themselves() -> None:
+    """[child, index] are words of the counter: every pair has a number of its own."""
+    numbers = uniform(
+        [9] * 400, [number // 20 for number in range(400)], [number % 20 for number in range(400)]
+    )
+    assert len(set(numbers.tolist())) == 400
+    assert uniform([9], [3], [4]) == numbers[3 * 20 + 4]
+
+
+def test_a_nucleus_beyond_the_likeliest_thousand_is_found(monkeypatch) -> None:
+    """Few rows need all tokens sorted; what they and their neighbours get is the same as without the shortcut."""
+    logits = torch.randn(3, 200, generator=torch.Generator().manual_seed(0)) * torch.tensor(
+        [[0.1], [1.0], [9.0]]
+    )
+    p = torch.tensor([[0.9], [0.5], [0.3]])
+    whole = keep_top_p(logits, p)
+    monkeypatch.setattr("engine_server.engine.core.sampler.NUCLEUS", 20)
+    assert torch.equal(keep_top_p(logits, p), whole)
+    kept = logits.softmax(-1).where(whole.isfinite(), 0).sum(-1, keepdim=True)
+    assert (kept >= p).all() and (whole.isfinite().sum(-1) < 200).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.floats(0.001, 1.0), st.integers(0, 2**32))
+def test_min_p_is_a_share_of_the_likeliest(min_p: float, seed: int) -> None:
+    logits = torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(seed))
+    probabilities = logits[0].softmax(-1)
+    allowed = (probabilities >= min_p * probabilities.max() * (1 - 1e-5)).nonzero().flatten().tolist()
+    assert {sample(logits, request(index, seed=seed, min_p=min_p))[0] for index in range(20)} <= set(allowed)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=12), st.integers(0, 12), st.floats(0.5, 2.0),
+    st.floats(-2, 2), st.floats(-2, 2),
+)  # fmt: skip
+def test_penalties(
+    tokens: list[int], num_prompt: int, repetition: float, presence: float, frequency: float
+) -> None:
+    """Repetition as transformers has it, over prompt and output; the other two by OpenAI's formula, output alone."""
+    num_prompt = min(num_prompt, len(tokens))
+    logits = torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(len(tokens)))
+    params = SamplingParams(
+        temperature=0, repetition_penalty=repetition, presence_penalty=presence, frequency_penalty=frequency
+    )
+    expected = RepetitionPenaltyLogitsProcessor(repetition)(torch.tensor([tokens]), logits.clone())[0]
+    for token, times in Counter(tokens[num_prompt:]).items():
+        expected[token] -= presence + times * frequency
+    Sampler([], {}).sample(logits, [Request("r", tokens, num_prompt, params, 100)])
+    torch.testing.assert_close(logits[0], expected)
+
+
+def test_single_tokens_can_be_allowed_biased_and_banned() -> None:
+    logits = torch.arange(VOCABULARY).float().unsqueeze(0)
+    assert sample(logits, request(temperature=0, allowed_token_ids=[4, 9])) == [9]
+    assert sample(logits, request(temperature=0, allowed_token_ids=[4, 9], logit_bias={9: -6})) == [4]
+    assert sample(logits, request(temperature=0, logit_bias={3: 100})) == [3]
+    banned = {"temperature": 0, "bad_words_token_ids": [[49], [7, 8, 48]]}
+    for output, expected in (([7, 8], 47), ([8, 8], 48), ([8], 48), ([], 48)):
+        one = Request("r", [7, *output], 1, SamplingParams(**banned), 100)
+        assert sample(logits, one) == [expected]
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_that_cannot_be_sampled_fails_alone(broken: float, temperature: float) -> None:
+    logits = torch.randn(3, VOCABULARY)
+    good = sample(logits, *[request(seed=1, temperature=temperature)] * 3)
+    logits[1] = broken
+    samples = Sampler([2], {}).sample(
+        logits.clone(), [request(seed=1, temperature=temperature, logprobs=1) for _ in range(3)]
+    )
+    assert (
+        [one.token_id for one in samples[::2]] == good[::2] and not samples[0].error and not samples[2].error
+    )
+    assert samples[1].error is not None
+
+
+def test_a_processor_gets_a_copy_of_all_tokens_and_one_row() -> None:
+    seen = []
+
+    def spoil(token_ids: list[int], row: torch.Tensor) -> torch.Tensor:
+        seen.append((token_ids.copy(), row.shape))
+        token_ids.clear()
+        return row.flip(0)
+
+    one = Request("r", [5, 6, 7], 2, SamplingParams(temperature=0, logits_processors=["a:b"]), 100)
+    other = Request("s", [5], 1, SamplingParams(temperature=0, logits_processors=["c:d"]), 100)
+    sampler = Sampler([2], {"a:b": spoil, "c:d": lambda token_ids, row: row[:3]})
+    first, second = sampler.sample(torch.arange(VOCABULARY).float().repeat(2, 1), [one, other])
+    assert (first.token_id, first.error, seen, one.token_ids) == (
+        0,
+        None,
+        [([5, 6, 7], (VOCABULARY,))],
+        [5, 6, 7],
+    )
+    assert second.error is not None and second.error.startswith("c:d: RuntimeError")
 
 
 def test_greedy_takes_the_largest() -> None:
