@@ -28,6 +28,9 @@ class SchedulerStats(msgspec.Struct, array_like=True, frozen=True):
     prefix_cache_hits: int = 0
     halted: bool = False  # by a pause or sleep
     sleep_level: int = 0
+    num_tokens: int = 0  # that the step computed; 0: there was none
+    step_seconds: float = 0.0  # of the core
+    host_seconds: float = 0.0  # of those, spent beside the model's call and the sampler's kernels
 
 
 @dataclass(frozen=True, slots=True)

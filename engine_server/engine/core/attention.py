@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from engine_server.engine.core import progress
+from engine_server.engine.core.device_time import device_work
 
 IMPLEMENTATION = "fairlead"
 
@@ -115,7 +116,8 @@ def forward_context(backend: AttentionBackend, inputs: StepInputs) -> Iterator[N
     backend.begin(inputs)
     _backend, _inputs = backend, inputs
     try:
-        yield
+        with device_work():
+            yield
     finally:
         _backend = _inputs = None
 

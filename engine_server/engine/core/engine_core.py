@@ -9,7 +9,7 @@ import msgspec
 import torch
 
 from engine_server.engine.config import EngineConfig
-from engine_server.engine.core import progress
+from engine_server.engine.core import device_time, progress
 from engine_server.engine.core.model_runner import ModelRunner
 from engine_server.engine.core.operations import Operations
 from engine_server.engine.core.pooler import Pooler
@@ -56,6 +56,7 @@ class EngineCore:
         )
         self.operations = Operations(config, self.runner, self.scheduler)
         self.pooler = Pooler(self.runner, pooling) if pooling else None
+        self._num_tokens = 0  # of the step
         on_phase("warm up", time.monotonic() - loaded)
 
     def handle(self, message: FrontEndMessage) -> Returned | None:
@@ -75,6 +76,7 @@ class EngineCore:
 
     def step(self) -> list[RequestStep]:
         batch = self.scheduler.schedule()  # who runs, how many tokens each, which blocks
+        self._num_tokens = sum(scheduled.num_tokens for scheduled in batch)
         if not batch:
             return []
         sampling = [scheduled.request for scheduled in batch if scheduled.samples]
@@ -99,7 +101,16 @@ class EngineCore:
     def outputs(self) -> StepOutputs:
         """One step, with the state that it leaves."""
         progress.tick()
+        started, self._num_tokens = time.perf_counter(), 0
+        device_time.take()
         steps = self.scheduler.expire() + (self.step() if self.has_work else [])
-        halted, level = self.operations.halted, self.operations.sleep_level
-        stats = msgspec.structs.replace(self.scheduler.stats(), halted=halted, sleep_level=level)
+        seconds = time.perf_counter() - started
+        stats = msgspec.structs.replace(
+            self.scheduler.stats(),
+            halted=self.operations.halted,
+            sleep_level=self.operations.sleep_level,
+            num_tokens=self._num_tokens,
+            step_seconds=seconds,
+            host_seconds=seconds - device_time.take(),
+        )
         return StepOutputs(steps, stats)

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from engine_server.engine.core.device_time import device_work
 from engine_server.engine.core.request import Request
 from engine_server.engine.core.scheduler import Sampled
 from engine_server.engine.messages import TokenLogprobsArray
@@ -43,13 +44,15 @@ class Sampler:
             self._adjust(logits[row], request) if request.params.adjusts_logits else None
             for row, request in enumerate(requests)
         ]
-        largest, tokens = logits.max(dim=-1)
         drawn = [row for row, request in enumerate(requests) if not request.params.greedy]
-        if drawn:
-            tokens[drawn] = draw(logits[drawn], [requests[row] for row in drawn])
+        with device_work():
+            largest, tokens = logits.max(dim=-1)
+            if drawn:
+                tokens[drawn] = draw(logits[drawn], [requests[row] for row in drawn])
+            token_ids, values = tokens.tolist(), largest.tolist()
         samples = [
             Sampled(token, error=error or complaint(value))
-            for token, error, value in zip(tokens.tolist(), errors, largest.tolist(), strict=True)
+            for token, error, value in zip(token_ids, errors, values, strict=True)
         ]
         if logprobs is not None:
             reports = report(logprobs, tokens[list(counts)], list(counts.values()))
