@@ -39,10 +39,10 @@ class LLM:
 
     def __init__(self, model: str, **engine_args: Any) -> None:
         args = EngineArgs(model=model, **{"disable_log_stats": True, **engine_args})
-        self.llm_engine = LLMEngine.from_engine_args(args, UsageContext.LLM_CLASS)
-        self.get_tokenizer = self.llm_engine.get_tokenizer
-        self.reset_prefix_cache = self.llm_engine.reset_prefix_cache
-        self.start_profile, self.stop_profile = self.llm_engine.start_profile, self.llm_engine.stop_profile
+        engine = self.llm_engine = LLMEngine.from_engine_args(args, UsageContext.LLM_CLASS)
+        self.get_tokenizer, self.reset_prefix_cache = engine.get_tokenizer, engine.reset_prefix_cache
+        self.sleep, self.wake_up, self.is_sleeping = engine.sleep, engine.wake_up, engine.is_sleeping
+        self.start_profile, self.stop_profile = engine.start_profile, engine.stop_profile
         self._request_ids = map(str, count())
 
     def generate(

@@ -186,6 +186,11 @@ def test_classifiers_as_transformers_computes_them(make: Make, kind: str, settin
     )
     raw = llm.classify(as_prompts(), pooling_params=PoolingParams(use_activation=False), use_tqdm=False)
     same([output.outputs.probs for output in raw], expected)
+    for level in (1, 2):  # the head comes back with the weights
+        llm.sleep(level)
+        llm.wake_up()
+        again = llm.classify(as_prompts(), pooling_params=PoolingParams(use_activation=False), use_tqdm=False)
+        same([output.outputs.probs for output in again], expected)
     for task in ("embed", "score"):
         with pytest.raises(InvalidRequestError, match=f"task is '{task}'; this model can classify, encode"):
             llm.encode(as_prompts(), pooling_task=task)
