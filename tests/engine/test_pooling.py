@@ -147,15 +147,30 @@ def test_encoders_as_transformers_computes_them(make: Make, kind: str, settings:
 
 @pytest.mark.parametrize("kind", ["Qwen3Model", "LlamaForCausalLM"])
 @pytest.mark.parametrize("pooling", [{"pooling_mode": "lasttoken"}, {"pooling_mode_mean_tokens": True}])
-def test_decoders_embed_in_chunks_and_after_preemption(make: Make, kind: str, pooling: dict) -> None:
+def test_decoders_embed_in_chunks_and_after_preemption(make: Make, finish, kind: str, pooling: dict) -> None:
     folder = make(kind, pooling, num_key_value_heads=2, head_dim=8)
-    llm = an_llm(folder, max_num_batched_tokens=12, num_gpu_blocks_override=4, dtype="float32")
+    llm = an_llm(folder, max_num_batched_tokens=12)
     whole = states(folder)
     expected = [state[-1] if "pooling_mode" in pooling else state.mean(0) for state in whole]
-    for _ in range(2):  # the second time perhaps from the prefix cache
+    for _ in range(2):  # nothing is left in a cache for the second time
         same(embeddings(llm.embed(as_prompts(), use_tqdm=False)), expected)
         same([output.outputs.data for output in llm.encode(as_prompts(), use_tqdm=False)], whole)
-    assert llm.llm_engine._core.table.pool.usage == 0
+    engine = llm.llm_engine
+    for number, prompt in enumerate(as_prompts()):
+        engine.add_request(str(number), prompt, PoolingParams())
+    early = {output.request_id: output for _ in range(2) for output in engine.step()}
+    assert [request.computed for request in engine._core.scheduler.running] == [7]  # of 40
+    llm.sleep()
+    llm.wake_up()
+    outputs = early | finish(engine)
+    same(embeddings([outputs[str(number)] for number in range(len(PROMPTS))]), expected)
+    assert engine._core.table.pool.usage == 0
+
+
+def test_a_decoder_embeds_when_told_to(make: Make) -> None:
+    folder = make("LlamaForCausalLM", num_key_value_heads=2)
+    outputs = an_llm(folder, runner="pooling").embed(as_prompts(), use_tqdm=False)
+    same(embeddings(outputs), [F.normalize(state[-1], dim=0) for state in states(folder)])
 
 
 @pytest.mark.parametrize(
