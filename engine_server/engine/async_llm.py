@@ -196,7 +196,7 @@ class AsyncLLM:
             return [output async for output in stream][-1].outputs[0]
 
         key = request_key(request_id)
-        search = BeamSearch(prompt, params, self.config.model_config, self._front_end.tokenizer)
+        search = BeamSearch(prompt, params, self._front_end.processor)
         while search.beams:
             search.advance(await asyncio.gather(*(last(*item) for item in enumerate(search.beams))))
         yield search.output(key)

@@ -2,29 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta
 
-from engine_server.engine.config import ModelConfig
 from engine_server.engine.inputs import PromptType
 from engine_server.engine.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from engine_server.engine.processor import Processor
-from engine_server.engine.sampling_params import (
-    MAX_LOGPROBS,
-    Count,
-    RequestOutputKind,
-    SamplingParams,
-    check_fields,
-)
+from engine_server.engine.sampling_params import MAX_LOGPROBS, Count, SamplingParams, check_fields
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from engine_server.engine.llm_engine import LLMEngine
-
-Tokenizer: TypeAlias = "PreTrainedTokenizerBase | None"
 
 
 class BeamSearchParams(msgspec.Struct):
@@ -66,20 +55,17 @@ class BeamSearch:
     beam_width that ended. (Where a model has several ends of sequence, transformers looks at more continuations.)
     """
 
-    def __init__(
-        self, prompt: PromptType, params: BeamSearchParams, config: ModelConfig, tokenizer: Tokenizer
-    ) -> None:
+    def __init__(self, prompt: PromptType, params: BeamSearchParams, processor: Processor) -> None:
         self.params = params
         self.step_params = SamplingParams(
-            temperature=0, max_tokens=1, logprobs=2 * params.beam_width, detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )  # fmt: skip
-        self.prompt, self.prompt_token_ids = Processor(config, tokenizer).tokens(prompt)
+            temperature=0, max_tokens=1, logprobs=2 * params.beam_width, detokenize=False
+        )
+        self.prompt, self.prompt_token_ids = processor.tokens(prompt)
         self.beams = [BeamSearchSequence(self.prompt_token_ids, [])]
         self.sequences: list[BeamSearchSequence] = []  # those that ended, the best first
-        self._eos_token_ids = () if params.ignore_eos else config.eos_token_ids
-        self._tokenizer = tokenizer
-        self._steps_left = min(params.max_tokens, config.max_model_len - len(self.prompt_token_ids))
+        self._processor = processor
+        self._eos_token_ids = () if params.ignore_eos else processor.config.eos_token_ids
+        self._steps_left = min(params.max_tokens, processor.config.max_model_len - len(self.prompt_token_ids))
 
     def advance(self, completions: Sequence[CompletionOutput]) -> None:
         """Choose the next beams by what was generated for each of the present ones."""
@@ -123,12 +109,11 @@ class BeamSearch:
         beam.finish_reason, beam.stop_reason = reason, stop
         if reason == "stop" and not self.params.include_stop_str_in_output:
             del beam.tokens[-1]
-        if self._tokenizer is not None:
+        if self._processor.tokenizer is not None:
             output = beam.tokens[len(self.prompt_token_ids) :]
-            beam.text = str(self._tokenizer.decode(output, skip_special_tokens=True))
-        self.sequences = sorted([*self.sequences, beam], key=self._score, reverse=True)[
-            : self.params.beam_width
-        ]
+            beam.text = str(self._processor.tokenizer.decode(output, skip_special_tokens=True))
+        self.sequences = sorted([*self.sequences, beam], key=self._score, reverse=True)
+        del self.sequences[self.params.beam_width :]
 
     def _score(self, beam: BeamSearchSequence) -> float:
         return beam.cum_logprob / float(max(1, len(beam.logprobs)) ** self.params.length_penalty)
@@ -138,9 +123,7 @@ def beam_search(
     engine: "LLMEngine", prompts: Sequence[PromptType], params: BeamSearchParams
 ) -> list[BeamSearchOutput]:
     """Search for each prompt, all together, on an engine that does nothing else meanwhile."""
-    config = engine.get_model_config()
-    tokenizer = None if config.skip_tokenizer_init else engine.get_tokenizer()
-    searches = [BeamSearch(prompt, params, config, tokenizer) for prompt in prompts]
+    searches = [BeamSearch(prompt, params, engine.get_input_preprocessor()) for prompt in prompts]
     while running := [search for search in searches if search.beams]:
         outputs: dict[str, CompletionOutput] = {}
         for number, search in enumerate(running):

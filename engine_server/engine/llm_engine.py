@@ -33,6 +33,7 @@ from engine_server.engine.loggers import StatLoggerBase
 from engine_server.engine.messages import AbortRequests, Call
 from engine_server.engine.outputs import AnyOutput, PoolingRequestOutput, RequestOutput
 from engine_server.engine.pooling_params import PoolingParams
+from engine_server.engine.processor import Processor
 from engine_server.engine.sampling_params import SamplingParams
 from engine_server.engine.tokenizer import load_tokenizer
 
@@ -147,6 +148,9 @@ class LLMEngine:
 
     def get_num_unfinished_requests(self) -> int:
         return len(self._front_end.requests)
+
+    def get_input_preprocessor(self) -> Processor:
+        return self._front_end.processor
 
     def get_tokenizer(self, lora_request: LoRARequest | None = None) -> PreTrainedTokenizerBase:
         """Raises ValueError where the engine was made without one."""

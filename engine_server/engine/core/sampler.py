@@ -17,9 +17,7 @@ from engine_server.engine.messages import TokenLogprobsArray
 UInt64 = npt.NDArray[np.uint64]
 LogitsProcessor = Callable[[list[int], Tensor], Tensor]
 
-NUCLEUS = (
-    1024  # so many of the likeliest tokens nearly always hold top_p; sorting all takes ten times as long
-)
+NUCLEUS = 1024  # so many of the likeliest tokens nearly always hold top_p, and sorting all takes far longer
 
 
 class Sampler:
