@@ -22,10 +22,12 @@ TokenLogprobs = dict[int, Logprob]
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One completion. `logprobs` holds for each token the sampled token first, then the likeliest ones.
+    """One completion. `logprobs` holds for each token the sampled token first, then the likeliest ones; {} if resumed.
 
-    finish_reason: None while it runs; "stop" (end of sequence, stop token or stop string), "length" or "abort".
-    stop_reason: the stop string or stop token id that ended it, None for the model's own end of sequence.
+    finish_reason: None while it runs; "stop" (end of sequence, stop token or stop string), "length", "abort",
+    "timeout" or "error".
+    stop_reason: the stop string or stop token id that ended it, None for the model's own end of sequence; what
+    failed, after an error.
     """
 
     index: int
