@@ -30,7 +30,7 @@ from engine_server.engine.front_end import FrontEnd, StatLoggers
 from engine_server.engine.inputs import INPUT_REGISTRY, InputRegistry, PromptType
 from engine_server.engine.loggers import StatLoggerBase
 from engine_server.engine.messages import AbortRequests, AddRequest, Call, CoreMessage, Returned, StepOutputs
-from engine_server.engine.outputs import AnyOutput, CompletionOutput, PoolingRequestOutput, RequestOutput
+from engine_server.engine.outputs import CompletionOutput, Output, PoolingRequestOutput, RequestOutput
 from engine_server.engine.pooling_params import PoolingParams
 from engine_server.engine.processor import Processor
 from engine_server.engine.sampling_params import SamplingParams
@@ -173,7 +173,7 @@ class AsyncLLM:
         inputs: PromptType | None,
         params: SamplingParams | PoolingParams,
         *options: Any,
-    ) -> AsyncGenerator[AnyOutput, None]:
+    ) -> AsyncGenerator[Output, None]:
         key = request_key(request_id)
         stream = await self.add_request(key, one_prompt(prompt, inputs), params, None, *options)
         try:
@@ -444,7 +444,7 @@ class AsyncLLM:
                 if (answer := self._calls.get(call_id)) and not answer.done():  # else its caller has left
                     answer.set_result(message)
 
-    def _put(self, output: AnyOutput) -> None:
+    def _put(self, output: Output) -> None:
         stream = self._streams[output.request_id]
         if output.finished:
             del self._streams[output.request_id]

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from engine_server.engine.outputs import AnyOutput, RequestOutput
+from engine_server.engine.outputs import Output, RequestOutput
 from engine_server.engine.sampling_params import RequestOutputKind
 
 
@@ -11,12 +11,12 @@ class AsyncStream:
 
     def __init__(self, kind: RequestOutputKind) -> None:
         self._merges = kind == RequestOutputKind.DELTA
-        self._pending: AnyOutput | None = None
+        self._pending: Output | None = None
         self._error: BaseException | None = None
         self._changed = asyncio.Event()
         self.ended = asyncio.Event()  # its last output is here, or its error
 
-    def put(self, output: AnyOutput) -> None:
+    def put(self, output: Output) -> None:
         if self._merges and isinstance(self._pending, RequestOutput) and isinstance(output, RequestOutput):
             output = merge(self._pending, output)
         self._pending = output
@@ -30,7 +30,7 @@ class AsyncStream:
         self._changed.set()
         self.ended.set()
 
-    async def get(self) -> AnyOutput:
+    async def get(self) -> Output:
         while self._pending is None:
             if self._error is not None:
                 raise self._error

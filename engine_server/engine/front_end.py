@@ -13,7 +13,7 @@ from engine_server.engine.inputs import PromptType
 from engine_server.engine.loggers import LoggingStatLogger, PrometheusStatLogger, StatLoggerBase
 from engine_server.engine.messages import AddRequest, StepOutputs
 from engine_server.engine.output_processor import OutputProcessor, fan_out
-from engine_server.engine.outputs import AnyOutput
+from engine_server.engine.outputs import Output
 from engine_server.engine.pooling_params import PoolingParams
 from engine_server.engine.processor import Processor
 from engine_server.engine.sampling_params import SamplingParams
@@ -107,14 +107,14 @@ class FrontEnd:
             self.record(None, IterationStats(num_rejected=1))
             raise QueueFullError(f"{count} requests are under way, as many as may be; try again soon")
 
-    def digest(self, outputs: StepOutputs) -> tuple[list[AnyOutput], list[str]]:
+    def digest(self, outputs: StepOutputs) -> tuple[list[Output], list[str]]:
         """What callers get from a step, and which requests a stop string ended."""
         stats = IterationStats()
         given, stopped = self.requests.process(outputs.steps, stats)
         self.record(outputs.stats, stats)
         return given, stopped
 
-    def abort(self, request_ids: Iterable[str]) -> tuple[list[AnyOutput], list[str]]:
+    def abort(self, request_ids: Iterable[str]) -> tuple[list[Output], list[str]]:
         """The last outputs of those that were under way, and what the core must abort."""
         stats = IterationStats()
         outputs, unfinished = self.requests.abort(request_ids, stats)

@@ -133,9 +133,10 @@ class LLM:
         """
         seconds = [data_2] if isinstance(data_2, str) else data_2
         firsts = one_each("data_1", data_1[0] if len(data_1) == 1 else data_1, len(seconds))
+        context = self.llm_engine.get_model_config().max_model_len
+        longest = context if truncate_prompt_tokens == -1 else truncate_prompt_tokens
         pairs = [
-            text_pair(self.get_tokenizer(), *texts, truncate_prompt_tokens)
-            for texts in zip(firsts, seconds, strict=True)
+            text_pair(self.get_tokenizer(), *texts, longest) for texts in zip(firsts, seconds, strict=True)
         ]
         scores: list[Any] = self.encode(pairs, **options, pooling_task="score")
         return scores

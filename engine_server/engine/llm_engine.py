@@ -31,7 +31,7 @@ from engine_server.engine.front_end import FrontEnd, StatLoggers
 from engine_server.engine.inputs import INPUT_REGISTRY, InputRegistry, PromptType
 from engine_server.engine.loggers import StatLoggerBase
 from engine_server.engine.messages import AbortRequests, Call
-from engine_server.engine.outputs import AnyOutput, PoolingRequestOutput, RequestOutput
+from engine_server.engine.outputs import Output, PoolingRequestOutput, RequestOutput
 from engine_server.engine.pooling_params import PoolingParams
 from engine_server.engine.processor import Processor
 from engine_server.engine.sampling_params import SamplingParams
@@ -124,7 +124,7 @@ class LLMEngine:
         _, unfinished = self._front_end.abort(request_keys(request_id))
         self._core.handle(AbortRequests(unfinished))
 
-    def step(self) -> list[AnyOutput]:
+    def step(self) -> list[Output]:
         """One iteration over whatever runs; [] at once where nothing does."""
         if not self.has_unfinished_requests():
             return []

@@ -11,9 +11,9 @@ from engine_server.engine.detokenizer import Detokenizer
 from engine_server.engine.messages import AddRequest, RawTensor, RequestStep, TokenLogprobsArray
 from engine_server.engine.outputs import (
     POOLED,
-    AnyOutput,
     CompletionOutput,
     Logprob,
+    Output,
     RequestOutput,
     TokenLogprobs,
 )
@@ -138,9 +138,7 @@ class OutputProcessor:
             self._ended[request_id] = state
         return not state.finished
 
-    def process(
-        self, steps: Sequence[RequestStep], stats: IterationStats
-    ) -> tuple[list[AnyOutput], list[str]]:
+    def process(self, steps: Sequence[RequestStep], stats: IterationStats) -> tuple[list[Output], list[str]]:
         """The outputs to give, and the ids of requests that a stop string ended, which the core must abort."""
         now = time.monotonic()
         stopped = []
@@ -158,7 +156,7 @@ class OutputProcessor:
                 stopped.append(child.core_id)
         return self._tell(touched.values(), now, stats), stopped
 
-    def abort(self, request_ids: Iterable[str], stats: IterationStats) -> tuple[list[AnyOutput], list[str]]:
+    def abort(self, request_ids: Iterable[str], stats: IterationStats) -> tuple[list[Output], list[str]]:
         """Forget requests: a last output for each that was known, with everything not told yet, and what the core
         must abort."""
         states = [self._states[name] for name in dict.fromkeys(request_ids) if name in self._states]
@@ -194,7 +192,7 @@ class OutputProcessor:
             if stop := child.detokenizer.append(shown, bool(step.finish_reason), before):
                 child.finish_reason, child.stop_reason = "stop", stop
 
-    def _tell(self, states: Collection[RequestState], now: float, stats: IterationStats) -> list[AnyOutput]:
+    def _tell(self, states: Collection[RequestState], now: float, stats: IterationStats) -> list[Output]:
         """The outputs that are due of these requests; forget what has ended."""
         outputs = [output for state in states if (output := self._output(state))]
         for state in states:
@@ -209,7 +207,7 @@ class OutputProcessor:
                 self._ended.pop(state.request_id, None)
         return outputs
 
-    def _output(self, state: RequestState) -> AnyOutput | None:
+    def _output(self, state: RequestState) -> Output | None:
         """What the request's output kind shows now, if anything."""
         params, children = state.params, state.children
         chooses = len(children) > params.n
@@ -254,7 +252,7 @@ class OutputProcessor:
         child.last_token = now
 
 
-def pooling_output(state: RequestState, params: PoolingParams, child: Child) -> AnyOutput:
+def pooling_output(state: RequestState, params: PoolingParams, child: Child) -> Output:
     output, outputs = POOLED[params.task or ""]
     numbers = (child.pooled or RawTensor("float32", [0], b"")).tensor()
     return output(

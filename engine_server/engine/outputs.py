@@ -104,7 +104,7 @@ class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]): .
 class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]): ...
 
 
-AnyOutput = RequestOutput | PoolingRequestOutput[Any]
+Output = RequestOutput | PoolingRequestOutput[Any]
 
 # By task: the output's class, and what makes its `outputs` of the numbers.
 POOLED: dict[str, tuple[type[PoolingRequestOutput[Any]], Callable[["Tensor"], Any]]] = {

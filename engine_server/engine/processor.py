@@ -14,7 +14,7 @@ from engine_server.engine.config import ModelConfig
 from engine_server.engine.errors import InvalidRequestError
 from engine_server.engine.messages import AddRequest, RawTensor
 from engine_server.engine.pooling_params import PoolingParams
-from engine_server.engine.sampling_params import RequestOutputKind, SamplingParams
+from engine_server.engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -52,8 +52,9 @@ class Processor:
             pooling, keep = params.resolve(self.config.pooling), params.truncate_prompt_tokens
             keep = self.config.max_model_len if keep == -1 else keep
             prompt = self._cut(prompt, keep)
-            final = RequestOutputKind.FINAL_ONLY
-            params = SamplingParams(detokenize=False, output_kind=final, truncate_prompt_tokens=keep)
+            params = SamplingParams(
+                max_tokens=None, detokenize=False, output_kind=params.output_kind, truncate_prompt_tokens=keep
+            )
         text, token_ids = self.tokens(prompt, params.truncate_prompt_tokens)
         room = self._room(token_ids)
         resumed = self._resumed(prompt, params, room)
@@ -87,12 +88,7 @@ class Processor:
     def _cut(self, prompt: Mapping[str, Any], keep: int | None) -> Mapping[str, Any]:
         """A text as `keep` tokens, by the tokenizer, which leaves on what begins and ends every text."""
         text = prompt.get("prompt")
-        if (
-            keep is None
-            or "prompt_token_ids" in prompt
-            or not isinstance(text, str)
-            or self.tokenizer is None
-        ):
+        if keep is None or self.tokenizer is None or "prompt_token_ids" in prompt or type(text) is not str:
             return prompt
         token_ids = self.tokenizer.encode(text, truncation=True, max_length=keep)
         return {**prompt, "prompt_token_ids": token_ids}

@@ -162,5 +162,7 @@ def test_a_cross_encoder_scores_pairs_of_texts(tmp_path: Path) -> None:
             expected = torch.sigmoid(model(**pair).logits)[0, 0].item()
         assert output.outputs.score == pytest.approx(expected, abs=1e-5)
         assert output.prompt_token_ids == pair["input_ids"][0].tolist()
+    (cut,) = llm.score("What is a fairlead?", "word " * 100, truncate_prompt_tokens=-1, use_tqdm=False)
+    assert len(cut.prompt_token_ids) == 64
     with pytest.raises(InvalidRequestError, match="data_1 has 3 entries for 2 prompts"):
         llm.score(["a", "b", "c"], documents)

@@ -9,13 +9,7 @@ from typing import Any, TypeVar
 import torch
 import transformers
 from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, PreTrainedModel
 
 from engine_server.engine.config import DeviceConfig, LoadConfig, ModelConfig
 from engine_server.engine.core.attention import IMPLEMENTATION
@@ -45,9 +39,10 @@ def load_model(config: ModelConfig, load: LoadConfig, device: torch.device) -> P
     """
     dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    kind: Any = AutoModelForCausalLM
+    kind = "AutoModelForCausalLM"
     if config.pooling is not None:
-        kind = AutoModel if config.pooling.num_labels is None else AutoModelForSequenceClassification
+        kind = "AutoModel" if config.pooling.num_labels is None else "AutoModelForSequenceClassification"
+    auto = getattr(transformers, kind)
     hook = transformers.utils.logging.set_tqdm_hook(show_progress)
     try:
         settings = AutoConfig.from_pretrained(config.path, local_files_only=True)
@@ -56,12 +51,12 @@ def load_model(config: ModelConfig, load: LoadConfig, device: torch.device) -> P
         if load.load_format == "dummy":
             with device, torch.random.fork_rng():
                 torch.manual_seed(config.seed)
-                model: PreTrainedModel = kind.from_config(
+                model: PreTrainedModel = auto.from_config(
                     settings, dtype=dtype or settings.dtype or torch.float32, attn_implementation=attention
                 ).eval()
         else:
             check_room(Path(config.path), dtype, device)
-            model = kind.from_pretrained(
+            model = auto.from_pretrained(
                 config.path,
                 dtype=dtype or "auto",
                 attn_implementation=attention,
