@@ -76,11 +76,14 @@ async def tiny(tiny_llama: Path, watched: Watcher) -> AsyncIterator[AsyncLLMEngi
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def doomed(tiny_llama: Path) -> AsyncIterator[AsyncLLMEngine]:
-    """One engine for the tests that stop, hang and kill it, in the order of this file."""
-    engine = await asyncio.to_thread(make, tiny_llama, hang_timeout=1.0, start_engine_loop=False)
-    yield engine
-    engine.shutdown()
+async def spare(tiny_llama: Path) -> list[AsyncLLMEngine]:
+    """Holds a second engine, for the tests that stop it, hang it and let it go, in the order of this file."""
+    return [await asyncio.to_thread(make, tiny_llama, hang_timeout=1.0, start_engine_loop=False)]
+
+
+@pytest.fixture
+def second(spare: list[AsyncLLMEngine]) -> AsyncLLMEngine:
+    return spare[0]
 
 
 def prompt(length: int) -> dict:
@@ -331,31 +334,31 @@ async def test_loggers_come_and_go(tiny: AsyncLLMEngine, tiny_params) -> None:
     assert len(second.finished) == 1
 
 
-async def test_the_loop_can_be_started_by_hand(doomed: AsyncLLMEngine, tiny_params) -> None:
+async def test_the_loop_can_be_started_by_hand(second: AsyncLLMEngine, tiny_params) -> None:
     with pytest.raises(RuntimeError, match="start_background_loop"):
-        await anext(doomed.generate(prompt(3), tiny_params(), "early"))
-    doomed.start_background_loop()
-    assert doomed.is_running and not doomed.is_stopped
-    assert (await anext(doomed.generate(prompt(3), tiny_params(), "late"))).request_id == "late"
+        await anext(second.generate(prompt(3), tiny_params(), "early"))
+    second.start_background_loop()
+    assert second.is_running and not second.is_stopped
+    assert (await anext(second.generate(prompt(3), tiny_params(), "late"))).request_id == "late"
     with pytest.raises(RuntimeError, match="background loop"):
-        await doomed.engine_step()
+        await second.engine_step()
 
 
-async def test_steps_by_hand_go_on_where_the_loop_stopped(doomed: AsyncLLMEngine, tiny_params) -> None:
-    stream = doomed.generate(prompt(20), tiny_params(max_tokens=30, ignore_eos=True), "by hand")
+async def test_steps_by_hand_go_on_where_the_loop_stopped(second: AsyncLLMEngine, tiny_params) -> None:
+    stream = second.generate(prompt(20), tiny_params(max_tokens=30, ignore_eos=True), "by hand")
     await anext(stream)
-    doomed.shutdown_background_loop()
-    assert not doomed.is_running
-    while await doomed.engine_step():
+    second.shutdown_background_loop()
+    assert not second.is_running
+    while await second.engine_step():
         pass
     assert len((await anext(stream)).outputs[0].token_ids) == 30
-    doomed.start_background_loop()
+    second.start_background_loop()
 
 
-async def test_a_hung_core_is_found_and_may_recover(doomed: AsyncLLMEngine, tiny_params) -> None:
+async def test_a_hung_core_is_found_and_may_recover(second: AsyncLLMEngine, tiny_params) -> None:
     async def hung() -> bool:
         try:
-            await doomed.check_health()
+            await second.check_health()
         except EngineDeadError as error:
             assert "no progress" in str(error)
             return True
@@ -364,34 +367,31 @@ async def test_a_hung_core_is_found_and_may_recover(doomed: AsyncLLMEngine, tiny
     async def well() -> bool:
         return not await hung()
 
-    os.kill(doomed.core_pid, signal.SIGSTOP)
+    os.kill(second.core_pid, signal.SIGSTOP)
     await until_async(hung)
-    assert not doomed.errored
-    os.kill(doomed.core_pid, signal.SIGCONT)
+    assert not second.errored
+    os.kill(second.core_pid, signal.SIGCONT)
     await until_async(well)
-    assert (await drain(doomed.generate(prompt(3), tiny_params(max_tokens=2), "on")))[-1].finished
+    assert (await drain(second.generate(prompt(3), tiny_params(max_tokens=2), "on")))[-1].finished
 
 
-async def test_a_killed_core_fails_every_stream_with_the_cause(doomed: AsyncLLMEngine, tiny_params) -> None:
+async def test_an_engine_that_nobody_holds_is_collected(spare: list[AsyncLLMEngine]) -> None:
+    core = psutil.Process(spare[0].core_pid)
+    spare.clear()
+    await until_async(lambda: gc.collect() is not None and not core.is_running())
+
+
+async def test_a_killed_core_fails_every_stream_with_the_cause(tiny: AsyncLLMEngine, tiny_params) -> None:
+    """The last test: nothing can be asked of the engine after it."""
     streams = [
-        doomed.generate(prompt(20), tiny_params(max_tokens=200, ignore_eos=True), name) for name in "abc"
+        tiny.generate(prompt(20), tiny_params(max_tokens=200, ignore_eos=True), name) for name in "abc"
     ]
     await asyncio.gather(*(anext(stream) for stream in streams))
-    os.kill(doomed.core_pid, signal.SIGKILL)
-
+    os.kill(tiny.core_pid, signal.SIGKILL)
     results = await asyncio.gather(*(drain(stream) for stream in streams), return_exceptions=True)
     assert all(isinstance(result, EngineDeadError) and "SIGKILL" in str(result) for result in results)
-    assert doomed.errored and not doomed.is_running
+    assert tiny.errored and not tiny.is_running
     with pytest.raises(EngineDeadError, match="SIGKILL"):
-        await doomed.check_health()
+        await tiny.check_health()
     with pytest.raises(EngineDeadError):
-        await anext(doomed.generate(prompt(3), tiny_params(), "after"))
-
-
-async def test_an_engine_that_nobody_holds_is_collected(tiny_llama: Path, tiny_params) -> None:
-    engine = await asyncio.to_thread(make, tiny_llama)
-    async for _ in engine.generate(prompt(3), tiny_params(max_tokens=2), "only"):
-        pass
-    core = psutil.Process(engine.core_pid)
-    del engine
-    await until_async(lambda: gc.collect() is not None and not core.is_running())
+        await anext(tiny.generate(prompt(3), tiny_params(), "after"))
