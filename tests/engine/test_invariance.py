@@ -1,0 +1,90 @@
+"""In float32 a request's tokens are its own: whatever the batch, budget, block size, cache and preemption."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from blocks import check_blocks
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+from engine_server import EngineArgs, LLMEngine, SamplingParams
+
+CONTEXT = 48
+STORY = [place * 7 % 120 + 3 for place in range(36)]
+
+
+@pytest.fixture(scope="module")
+def windows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Layers that see 9 tokens around one that sees all."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("windows")
+    config = Gemma3TextConfig(
+        vocab_size=128, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, max_position_embeddings=CONTEXT, initializer_range=0.5, eos_token_id=1,
+        bos_token_id=0, pad_token_id=0, sliding_window=9,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    )  # fmt: skip
+    Gemma3ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def make(model: Path, block_size: int, spare: int, budget: int, seats: int, caching: bool) -> LLMEngine:
+    return LLMEngine.from_engine_args(
+        EngineArgs(
+            model=str(model), dtype="float32", skip_tokenizer_init=True, max_model_len=CONTEXT, block_size=block_size,
+            num_gpu_blocks_override=CONTEXT // block_size + spare, max_num_batched_tokens=budget, max_num_seqs=seats,
+            enable_prefix_caching=caching, disable_log_stats=True,
+        )
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["tiny_llama", "windows"])
+def model(request) -> tuple[Path, LLMEngine, dict]:
+    """The model, an engine that is asked one question at a time, and what it answered."""
+    folder = request.getfixturevalue(request.param)
+    return folder, make(folder, 16, 0, CONTEXT, 1, False), {}
+
+
+def answer(engine: LLMEngine, questions: list, arrivals: list[int]) -> list[list[int]]:
+    """Ask each question when its step has come."""
+    tokens: dict[str, list[int]] = {}
+    step = 0
+    while step <= max(arrivals) or engine.has_unfinished_requests():
+        for number, (shared, own, seed) in enumerate(questions):
+            if arrivals[number] == step:
+                params = SamplingParams(
+                    seed=seed, temperature=seed % 2, max_tokens=6, ignore_eos=True, detokenize=False
+                )
+                engine.add_request(
+                    number, {"prompt_token_ids": [*STORY[:shared], *range(3, 3 + own)]}, params
+                )
+        tokens |= {output.request_id: output.outputs[0].token_ids for output in engine.step()}
+        step += 1
+    return [tokens[str(number)] for number in range(len(questions))]
+
+
+questions = st.lists(
+    st.tuples(st.integers(1, 46), st.integers(0, 5), st.integers(0, 3)), min_size=1, max_size=8
+)
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    questions, st.data(), st.sampled_from([2, 4, 8, 16]), st.integers(0, 6), st.integers(7, 80), st.integers(1, 8),
+    st.booleans(),
+)  # fmt: skip
+def test_tokens_are_the_same_whatever_the_neighbours(
+    model, questions, data, block_size: int, spare: int, budget: int, seats: int, caching: bool
+) -> None:
+    folder, plain, alone = model
+    for question in questions:
+        if question not in alone:
+            [alone[question]] = answer(plain, [question], [0])
+    engine = make(folder, block_size, spare, budget, seats, caching)
+    arrivals = data.draw(st.lists(st.integers(0, 5), min_size=len(questions), max_size=len(questions)))
+    for _ in range(1 + caching):  # the second time from a cache that was used
+        assert answer(engine, questions, arrivals) == [alone[question] for question in questions]
+        check_blocks(engine._core.table)
+        assert engine._core.table.pool.usage == 0
