@@ -31,7 +31,7 @@ up: $(VENV)/.runtime ## serve the sample model on this machine
 
 .PHONY: test
 test: $(VENV)/.development ## all tests but those that need a cluster with nodes
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -q --numprocesses logical --maxprocesses 4 --dist loadfile --ignore tests/kernels
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -q --numprocesses logical --maxprocesses 4 --dist loadscope --no-loadscope-reorder --ignore tests/kernels
 	@TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest -q tests/kernels || [ $$? = 5 ] # 5: none, without Triton
 
 .PHONY: lint

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 from waiting import until
+from workers import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401  (hooks)
 
 ROOT = Path(__file__).parent.parent
 CLUSTER = ROOT.parent / "shared" / "cluster" / "cluster"

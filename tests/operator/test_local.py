@@ -1,5 +1,6 @@
 """`fairlead up` with small real processes in place of engine and router."""
 
+import contextlib
 import json
 import os
 import queue
@@ -111,6 +112,7 @@ class Up:
     def rest(self) -> str:
         while (line := self.lines.get(timeout=PATIENCE)) is not None:
             self.seen.append(line)
+        self.lines.put(None)  # for whoever asks again
         return "\n".join(self.seen)
 
     def reports(self) -> dict[str, dict[str, object]]:
@@ -131,6 +133,10 @@ def up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
     for each in started:
         each.process.kill()
         each.process.wait()
+        each.rest()
+        for report in each.reports().values():  # no leash holds the stand-ins' own children
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(str(report["child"])), signal.SIGKILL)
 
 
 def ready(running: Up) -> str:
@@ -213,8 +219,6 @@ def test_nothing_is_left_when_it_is_killed_itself(up: Callable[..., Up]) -> None
     running.process.kill()
     pids = [psutil.Process(int(str(report["pid"]))) for report in reports.values()]
     _, alive = psutil.wait_procs(pids, timeout=PATIENCE)
-    for report in reports.values():  # ends the stand-ins' own children, which no leash holds
-        os.kill(int(str(report["child"])), signal.SIGKILL)
     assert not alive
 
 

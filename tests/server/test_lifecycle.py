@@ -34,9 +34,10 @@ def test_loading_then_draining(start_server: Callable[..., Any]) -> None:
     phases = [line.split(" ")[1:-2] for line in server.lines if line.startswith("phase ")]
     assert phases == [["import"], ["load"], ["warm", "up"], ["ready"]]
 
+    core = server.core
     with server.client() as client:
-        whole = "".join(chunk.choices[0].text for chunk in client.completions.create(**STORY, max_tokens=64))
-        story = client.completions.create(**STORY, max_tokens=64)
+        whole = "".join(chunk.choices[0].text for chunk in client.completions.create(**STORY, max_tokens=16))
+        story = client.completions.create(**STORY, max_tokens=16)
         text = next(story).choices[0].text
         server.process.send_signal(signal.SIGTERM)
         until(lambda: server.get("/ready").status == 503)
@@ -48,6 +49,7 @@ def test_loading_then_draining(start_server: Callable[..., Any]) -> None:
         text += "".join(chunk.choices[0].text for chunk in story)
         assert text == whole
     assert server.process.wait(30) == 0
+    assert not core.is_running()
     with pytest.raises(OSError):
         server.get("/health")
 

@@ -1,0 +1,34 @@
+"""What runs together in one worker of pytest-xdist, and what runs first."""
+
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+GROUPS = (  # how paths begin; a group shares what is slow to start, and the longest come first
+    ("tests/operator/test_local_e2e.py",),
+    ("tests/server/",),
+    ("tests/operator/test_operator.py", "tests/operator/test_crd.py", "tests/router/test_kubernetes.py"),
+    ("tests/engine/test_equality.py",),
+)
+
+
+def place(nodeid: str) -> int:
+    """The group's, or the one after all groups."""
+    return next((place for place, group in enumerate(GROUPS) if nodeid.startswith(group)), len(GROUPS))
+
+
+class Groups(LoadScopeScheduling):
+    """A worker takes a whole group, or a whole file of no group."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return (*(group[0] for group in GROUPS), nodeid.partition("::")[0])[place(nodeid)]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    return Groups(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: place(item.nodeid))
