@@ -30,7 +30,7 @@ def test_an_answer(client: openai.OpenAI) -> None:
 def test_a_stream_says_what_the_whole_answer_says(client: openai.OpenAI) -> None:
     request = {
         **GREEDY,
-        "max_tokens": 24,
+        "max_tokens": 8,
         "messages": [{"role": "user", "content": "Say 你好 and 🎉 twice."}],
     }
     whole = client.chat.completions.create(**request)
@@ -137,7 +137,7 @@ def test_a_seed_repeats_an_answer(client: openai.OpenAI) -> None:
     request = {
         **GREEDY,
         "temperature": 1.5,
-        "max_tokens": 12,
+        "max_tokens": 6,
         "messages": [{"role": "user", "content": "A poem."}],
     }
     first, again, other = (
