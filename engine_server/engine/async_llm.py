@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import weakref
 from collections.abc import AsyncGenerator, Iterable, Mapping
@@ -29,7 +28,7 @@ from engine_server.engine.errors import EngineDeadError
 from engine_server.engine.front_end import FrontEnd, StatLoggers
 from engine_server.engine.inputs import INPUT_REGISTRY, InputRegistry, PromptType
 from engine_server.engine.loggers import StatLoggerBase
-from engine_server.engine.messages import AbortRequests, AddRequest, Call, CoreMessage, Returned, StepOutputs
+from engine_server.engine.messages import AbortRequests, AddRequest, CoreMessage, StepOutputs
 from engine_server.engine.outputs import CompletionOutput, Output, PoolingRequestOutput, RequestOutput
 from engine_server.engine.pooling_params import PoolingParams
 from engine_server.engine.processor import Processor
@@ -74,8 +73,6 @@ class AsyncLLM:
         self.log_requests = log_requests
         self._start_engine_loop = start_engine_loop
         self._streams: dict[str, AsyncStream] = {}
-        self._calls: dict[int, asyncio.Future[Returned]] = {}
-        self._call_ids = itertools.count()
         self._held: list[AddRequest] | None = None  # requests that come while a pause waits for others
         self._paused = False
         self._loop: asyncio.Task[None] | None = None
@@ -298,8 +295,7 @@ class AsyncLLM:
         """Raises EngineDeadError when the core has ended, or hangs: `hang_timeout` passed without progress."""
         if self._dead_error is not None:
             raise self._dead_error
-        if not self._calls:  # a call may take as long as it takes
-            self._core.check(self.config.observability_config.hang_timeout)
+        self._core.check(self.config.observability_config.hang_timeout)
 
     async def pause_generation(
         self, *, mode: Literal["abort", "wait", "keep"] = "abort", clear_cache: bool = True
@@ -422,27 +418,16 @@ class AsyncLLM:
             self.start_background_loop()
 
     async def _call(self, method: str, *args: Any) -> Any:
-        """What an operation of the core gives. Raises RuntimeError where it fails."""
         self._require_loop()
-        call = Call(next(self._call_ids), method, list(args))
-        answer = self._calls[call.call_id] = asyncio.get_running_loop().create_future()
-        self._core.send(call)
-        try:
-            return (await answer).result()
-        finally:
-            del self._calls[call.call_id]
+        return await self._core.call(method, *args)
 
     def _handle(self, message: CoreMessage) -> None:
-        match message:
-            case StepOutputs():
-                outputs, stopped = self._front_end.digest(message)
-                for output in outputs:
-                    self._put(output)
-                if stopped:
-                    self._core.send(AbortRequests(stopped))
-            case Returned(call_id):
-                if (answer := self._calls.get(call_id)) and not answer.done():  # else its caller has left
-                    answer.set_result(message)
+        if isinstance(message, StepOutputs):
+            outputs, stopped = self._front_end.digest(message)
+            for output in outputs:
+                self._put(output)
+            if stopped:
+                self._core.send(AbortRequests(stopped))
 
     def _put(self, output: Output) -> None:
         stream = self._streams[output.request_id]
@@ -471,9 +456,7 @@ class AsyncLLM:
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.fail(error)
-        for answer in self._calls.values():
-            if not answer.done():
-                answer.set_exception(error)
+        self._core.fail_calls(error)
 
 
 AsyncLLMEngine = AsyncLLM

@@ -5,6 +5,7 @@ ends with its parent, and the parent hears of the core's end at once, even after
 """
 
 import asyncio
+import itertools
 import shutil
 import signal
 import socket
@@ -14,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import zmq
@@ -22,7 +24,7 @@ import zmq.asyncio
 from engine_server.engine.config import EngineConfig
 from engine_server.engine.core import progress
 from engine_server.engine.errors import EngineDeadError
-from engine_server.engine.messages import CoreMessage, Failed, FrontEndMessage, Phase, Ready
+from engine_server.engine.messages import Call, CoreMessage, Failed, FrontEndMessage, Phase, Ready, Returned
 
 OnPhase = Callable[[str, float], None]
 
@@ -58,6 +60,8 @@ class CoreProcess:
         self._async_output: zmq.asyncio.Socket | None = None
         self._receiving: asyncio.Future[bytes] | None = None
         self._arrived: bytes | None = None
+        self._calls: dict[int, asyncio.Future[Returned]] = {}
+        self._call_ids = itertools.count()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended = False
 
@@ -93,9 +97,26 @@ class CoreProcess:
         """Raises EngineDeadError where the core has ended, or made no progress for `hang_timeout` seconds."""
         if self._process.poll() is not None:
             raise EngineDeadError(self._death())
+        if self._calls:  # which may take as long as they take
+            return
         stuck = time.monotonic() - self._progress[0]
         if stuck > hang_timeout:
             raise EngineDeadError(f"the engine core (process {self.pid}) made no progress for {stuck:.0f} s")
+
+    async def call(self, method: str, *args: Any) -> Any:
+        """What an operation of the core gives, while others `receive`. Raises RuntimeError where it fails."""
+        call = Call(next(self._call_ids), method, list(args))
+        answer = self._calls[call.call_id] = asyncio.get_running_loop().create_future()
+        self.send(call)
+        try:
+            return (await answer).result()
+        finally:
+            del self._calls[call.call_id]
+
+    def fail_calls(self, error: EngineDeadError) -> None:
+        for answer in self._calls.values():
+            if not answer.done():
+                answer.set_exception(error)
 
     async def arrive(self) -> None:
         """Wait until there is something to `receive`, be it the core's end."""
@@ -122,6 +143,10 @@ class CoreProcess:
         message: CoreMessage = self._decoder.decode(data)
         if isinstance(message, Failed):
             raise EngineDeadError(message.reason)
+        if isinstance(message, Returned):
+            answer = self._calls.get(message.call_id)
+            if answer is not None and not answer.done():  # else its caller has left
+                answer.set_result(message)
         return message
 
     def shutdown(self, timeout: float = 10.0) -> None:
