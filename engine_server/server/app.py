@@ -36,11 +36,13 @@ def build_app(host: EngineHost, max_body_bytes: int) -> tuple[ASGIApp, Gate]:
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        return await chat(host, parse(ChatCompletionRequest, await request.body()))
+        trace = host.trace_headers(request.headers)
+        return await chat(host, parse(ChatCompletionRequest, await request.body()), trace)
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        return await complete(host, parse(CompletionRequest, await request.body()))
+        trace = host.trace_headers(request.headers)
+        return await complete(host, parse(CompletionRequest, await request.body()), trace)
 
     @app.get("/v1/models")
     async def models() -> Response:

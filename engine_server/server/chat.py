@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from engine_server.engine.errors import InvalidRequestError
 from engine_server.engine.outputs import CompletionOutput
-from engine_server.server.engine_host import EngineHost
+from engine_server.server.engine_host import EngineHost, Trace
 from engine_server.server.errors import ApiError
 from engine_server.server.generation import IndexedOutput, generate
 from engine_server.server.models import check_model
@@ -33,13 +33,13 @@ from engine_server.server.replies import (
 from engine_server.server.sse import EventStream
 
 
-async def chat(host: EngineHost, request: ChatCompletionRequest) -> Response:
+async def chat(host: EngineHost, request: ChatCompletionRequest, trace: Trace) -> Response:
     check_model(host, request.model)
     params = request.sampling_params()
     prompt = await chat_prompt(host.engine, request)
     answer = Answer(f"chatcmpl-{uuid.uuid4().hex}", "chat.completion", int(time.time()), request.model)
     usage = Usage()
-    outputs = _told_in_chat_terms(generate(host.engine, answer.id, [prompt], params, usage))
+    outputs = _told_in_chat_terms(generate(host.engine, answer.id, [prompt], params, usage, trace))
     top = request.top_logprobs or 0
     if request.stream:
         answer.object = "chat.completion.chunk"

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from starlette.responses import Response
 
 from engine_server.engine.outputs import CompletionOutput
-from engine_server.server.engine_host import EngineHost
+from engine_server.server.engine_host import EngineHost, Trace
 from engine_server.server.generation import IndexedOutput, generate
 from engine_server.server.models import check_model
 from engine_server.server.prompts import completion_prompt
@@ -27,13 +27,13 @@ from engine_server.server.replies import (
 from engine_server.server.sse import EventStream
 
 
-async def complete(host: EngineHost, request: CompletionRequest) -> Response:
+async def complete(host: EngineHost, request: CompletionRequest, trace: Trace) -> Response:
     check_model(host, request.model)
     params = request.sampling_params()
     prompts = [await completion_prompt(host.engine, prompt) for prompt in request.prompt]
     answer = Answer(f"cmpl-{uuid.uuid4().hex}", "text_completion", int(time.time()), request.model)
     usage = Usage()
-    outputs = generate(host.engine, answer.id, prompts, params, usage)
+    outputs = generate(host.engine, answer.id, prompts, params, usage, trace)
     if request.stream:
         return EventStream(_events(outputs, Chunks(answer, request.include_usage), usage))
     choices = []

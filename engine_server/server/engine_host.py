@@ -6,6 +6,7 @@ import asyncio
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from engine_server.engine.errors import EngineDeadError
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 NEXT_PHASE = {"import": "load", "load": "warm up"}
 WATCH_SECONDS = 0.2
+TRACE_HEADERS = ("traceparent", "tracestate")  # W3C Trace Context
+Trace = Mapping[str, str] | None
 
 
 class EngineHost:
@@ -30,6 +33,7 @@ class EngineHost:
         self.phase: str | None = "import"
         self.served_names: list[str] = []
         self.max_model_len = 0
+        self._traces = False
 
     @property
     def engine(self) -> AsyncLLMEngine:
@@ -56,6 +60,11 @@ class EngineHost:
             return str(error)
         return None
 
+    def trace_headers(self, headers: Mapping[str, str]) -> Trace:
+        """What tells the engine of the client's trace, where spans are posted at all."""
+        found = {name: headers[name] for name in TRACE_HEADERS if name in headers}
+        return found if found and self._traces else None
+
     @property
     def thread_runs(self) -> bool:
         return self._thread.is_alive()
@@ -74,6 +83,7 @@ class EngineHost:
             engine.start_background_loop()  # so that the core's death is noticed before the first request too
         self.served_names = model.served_model_name
         self.max_model_len = model.max_model_len
+        self._traces = await engine.is_tracing_enabled()
         self.phase = None
         _say("ready", time.monotonic() - self._started)
         while self.dead is None:  # noqa: ASYNC110  (the engine tells of its death by this alone)

