@@ -78,7 +78,6 @@ def test_a_deadline_ends_whoever_runs_or_waits(make, tiny_params) -> None:
     scheduler = engine._core.scheduler
     for request in scheduler.requests.values():
         request.deadline = 0.0
-    scheduler._deadlines = [(0.0, name) for name in scheduler.requests]
     outputs = {output.request_id: output.outputs[0] for output in engine.step()}
     assert {name: output.finish_reason for name, output in outputs.items()} == {
         "runs": "timeout",

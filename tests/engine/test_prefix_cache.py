@@ -4,9 +4,11 @@ import hashlib
 import struct
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams
 from engine_server.engine.core.request import Request
+from engine_server.engine.loggers import PrometheusStatLogger
 
 PROMPT = [place % 90 + 5 for place in range(70)]
 
@@ -30,6 +32,8 @@ def ask(engine: LLMEngine, finish, params, *prompts: list[int], **prompt):
 
 
 def test_a_prompt_that_comes_again_is_not_computed_again(tiny, finish, tiny_params) -> None:
+    registry = CollectorRegistry()
+    tiny.add_logger("mine", PrometheusStatLogger(tiny.config, registry=registry))
     params = tiny_params(temperature=0, max_tokens=20, ignore_eos=True)
     [first] = ask(tiny, finish, params, PROMPT)
     [again] = ask(tiny, finish, params, PROMPT)
@@ -37,6 +41,10 @@ def test_a_prompt_that_comes_again_is_not_computed_again(tiny, finish, tiny_para
     assert again.outputs[0].token_ids == first.outputs[0].token_ids
     [turn] = ask(tiny, finish, params, PROMPT + first.outputs[0].token_ids + [3])
     assert turn.num_cached_tokens == 80  # 89 tokens are in the cache, the last one of the answer never was
+    labels = {"model_name": tiny.config.model_config.served_model_name[0], "engine": "0"}
+    names = ("prefix_cache_queries", "prefix_cache_hits", "prompt_tokens", "prompt_tokens_cached")
+    counted = {name: registry.get_sample_value(f"vllm:{name}_total", labels) for name in names}
+    assert counted == dict(zip(names, (70 + 70 + 91, 64 + 80, 70 + 70 + 91, 64 + 80), strict=True))
 
 
 def test_at_least_one_token_is_computed(tiny, finish, tiny_params) -> None:

@@ -163,7 +163,6 @@ def test_nothing_leaks_and_everyone_ends(
                     ends[one.request_id] = "abort"
                 else:
                     one.deadline = 0
-                    scheduler._deadlines.insert(0, (0, one.request_id))
             case ("crash",):
                 tell([scheduler.fail(scheduled.request, "no") for scheduled in scheduler.schedule()])
             case ("reset",):
@@ -210,6 +209,31 @@ def test_without_chunks_a_prompt_runs_whole() -> None:
     scheduler.add(request("second", 25, 1))
     batch = scheduler.schedule()
     assert [(scheduled.request.request_id, scheduled.num_tokens) for scheduled in batch] == [("first", 25)]
+
+
+def test_what_a_preempted_request_had_before_it_is_not_found() -> None:
+    """Its token was to fill a block in this very step, when one that goes first took its blocks."""
+    scheduler = make(num_blocks=7, budget=9, seats=2, windows=(None, 8))
+    last = request("last", 6, 20)
+    last.priority = 1
+    scheduler.add(last)
+    run(scheduler, scheduler.schedule())
+    scheduler.add(Request("first", [50] * 30, 30, SamplingParams(), 1))
+    run(scheduler, scheduler.schedule())
+    batch = scheduler.schedule()
+    assert [scheduled.request.request_id for scheduled in batch] == ["first"]
+    assert [(0, digest) in scheduler.table.pool for digest in last.hashes] == [True, False]
+
+
+def test_a_failure_takes_no_block_of_others_along() -> None:
+    scheduler = make(num_blocks=40, budget=64, seats=4)
+    scheduler.add(request("computes", 13, 1))
+    run(scheduler, scheduler.schedule())
+    for name in ("fails", "fails too"):
+        scheduler.add(request(name, 13, 2))
+        [scheduled] = batch = scheduler.schedule()
+        assert scheduled.request.num_cached == 12
+        scheduler.update(batch, [Sampled(error="no")])
 
 
 @pytest.mark.parametrize("window", [1, 3, 4, 5, 8, 9])

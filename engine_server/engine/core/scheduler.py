@@ -1,6 +1,5 @@
 """Who runs in the next step, and with how many tokens."""
 
-import heapq
 import itertools
 import time
 from bisect import insort
@@ -74,7 +73,6 @@ class Scheduler:
         self.waiting: list[Request] = []  # by place
         self.running: list[Request] = []
         self.requests: dict[str, Request] = {}
-        self._deadlines: list[tuple[float, str]] = []  # a heap, which may name requests that have ended
         self._arrivals = itertools.count()
         self._num_preemptions = self._num_queried = self._num_hit = 0  # since the last stats
 
@@ -83,8 +81,6 @@ class Scheduler:
         request.regime = self.regime(request)
         self.requests[request.request_id] = request
         insort(self.waiting, request, key=by_place)
-        if request.deadline is not None:
-            heapq.heappush(self._deadlines, (request.deadline, request.request_id))
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Forget requests and free their blocks at once; unknown ids are no error."""
@@ -94,13 +90,11 @@ class Scheduler:
 
     def expire(self) -> list[RequestStep]:
         """End the requests whose deadline has passed."""
-        steps, now = [], time.monotonic()
-        while self._deadlines and self._deadlines[0][0] <= now:
-            request = self.requests.get(heapq.heappop(self._deadlines)[1])
-            if request and request.deadline is not None and request.deadline <= now:
-                self._finish(request)
-                steps.append(RequestStep(request.request_id, [], finish_reason="timeout"))
-        return steps
+        now = time.monotonic()
+        late = [one for one in self.requests.values() if one.deadline is not None and one.deadline <= now]
+        for request in late:
+            self._finish(request)
+        return [RequestStep(request.request_id, [], finish_reason="timeout") for request in late]
 
     def schedule(self) -> Batch:
         batch: Batch = []
