@@ -6,6 +6,8 @@ from pathlib import Path
 
 BUDGETS = {
     "engine_server/engine": 5000,
+    "engine_server/modeling": 2500,
+    "engine_server/telemetry": 800,
     "engine_server/server": 3500,
     "engine_server/router": 2000,
     "operator/llm_operator": 2500,

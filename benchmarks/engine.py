@@ -28,9 +28,9 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams
-from engine_server.engine.loggers import StatLoggerBase
-from engine_server.engine.stats import IterationStats, SchedulerStats
 from engine_server.models import resolve
+from engine_server.telemetry.loggers import StatLoggerBase
+from engine_server.telemetry.stats import IterationStats, SchedulerStats
 
 RESULTS = Path(__file__).parent / "results"
 IN, OUT = 128, 128

@@ -5,7 +5,7 @@
 Times are the device's alone: the work is replayed from a CUDA graph, with nothing of it left in the L2 cache. Decode
 is held against a copy's bandwidth (what is read and written), prefill against a product of bf16 matrices. torch's
 attention gets K and V in one piece, as they would lie without a paged cache. --tune tries launch settings for heads of
-that size and prints the best ones, for the tables in engine_server/engine/core/kernels/launch.py.
+that size and prints the best ones, for the tables in engine_server/modeling/kernels/launch.py.
 """
 
 import argparse
@@ -23,10 +23,10 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
-from engine_server.engine.core.attention import Scoring
-from engine_server.engine.core.kernels import launch
-from engine_server.engine.core.kernels.attention import decode, prefill
-from engine_server.engine.core.kernels.cache_write import write_cache
+from engine_server.modeling.attention import Scoring
+from engine_server.modeling.kernels import launch
+from engine_server.modeling.kernels.attention import decode, prefill
+from engine_server.modeling.kernels.cache_write import write_cache
 
 RESULTS = Path(__file__).parent / "results"
 DEVICE = torch.device("cuda")

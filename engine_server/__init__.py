@@ -12,9 +12,7 @@ if TYPE_CHECKING:
     from engine_server.engine.config import EngineConfig, UsageContext
     from engine_server.engine.errors import EngineDeadError, InvalidRequestError, QueueFullError
     from engine_server.engine.inputs import EmbedsPrompt, PromptType, TextPrompt, TokensPrompt
-    from engine_server.engine.llm import LLM
     from engine_server.engine.llm_engine import LLMEngine
-    from engine_server.engine.loggers import StatLoggerBase
     from engine_server.engine.outputs import (
         ClassificationOutput,
         ClassificationRequestOutput,
@@ -30,43 +28,45 @@ if TYPE_CHECKING:
     )
     from engine_server.engine.pooling_params import PoolingParams
     from engine_server.engine.sampling_params import RequestOutputKind, SamplingParams
+    from engine_server.llm import LLM
+    from engine_server.telemetry.loggers import StatLoggerBase
 
 _HOME = {
-    "AsyncEngineArgs": "arg_utils",
-    "AsyncLLM": "async_llm",
-    "AsyncLLMEngine": "async_llm",
-    "BeamSearchOutput": "beam_search",
-    "BeamSearchParams": "beam_search",
-    "BeamSearchSequence": "beam_search",
-    "ClassificationOutput": "outputs",
-    "ClassificationRequestOutput": "outputs",
-    "CompletionOutput": "outputs",
-    "EmbeddingOutput": "outputs",
-    "EmbeddingRequestOutput": "outputs",
-    "EmbedsPrompt": "inputs",
-    "EngineArgs": "arg_utils",
-    "EngineConfig": "config",
-    "EngineDeadError": "errors",
-    "InvalidRequestError": "errors",
+    "AsyncEngineArgs": "engine.arg_utils",
+    "AsyncLLM": "engine.async_llm",
+    "AsyncLLMEngine": "engine.async_llm",
+    "BeamSearchOutput": "engine.beam_search",
+    "BeamSearchParams": "engine.beam_search",
+    "BeamSearchSequence": "engine.beam_search",
+    "ClassificationOutput": "engine.outputs",
+    "ClassificationRequestOutput": "engine.outputs",
+    "CompletionOutput": "engine.outputs",
+    "EmbeddingOutput": "engine.outputs",
+    "EmbeddingRequestOutput": "engine.outputs",
+    "EmbedsPrompt": "engine.inputs",
+    "EngineArgs": "engine.arg_utils",
+    "EngineConfig": "engine.config",
+    "EngineDeadError": "engine.errors",
+    "InvalidRequestError": "engine.errors",
     "LLM": "llm",
-    "LLMEngine": "llm_engine",
-    "LoRARequest": "adapters",
-    "Logprob": "outputs",
-    "PoolingOutput": "outputs",
-    "PoolingParams": "pooling_params",
-    "PoolingRequestOutput": "outputs",
-    "PromptAdapterRequest": "adapters",
-    "PromptType": "inputs",
-    "QueueFullError": "errors",
-    "RequestOutput": "outputs",
-    "RequestOutputKind": "sampling_params",
-    "SamplingParams": "sampling_params",
-    "ScoringOutput": "outputs",
-    "ScoringRequestOutput": "outputs",
-    "StatLoggerBase": "loggers",
-    "TextPrompt": "inputs",
-    "TokensPrompt": "inputs",
-    "UsageContext": "config",
+    "LLMEngine": "engine.llm_engine",
+    "LoRARequest": "engine.adapters",
+    "Logprob": "engine.outputs",
+    "PoolingOutput": "engine.outputs",
+    "PoolingParams": "engine.pooling_params",
+    "PoolingRequestOutput": "engine.outputs",
+    "PromptAdapterRequest": "engine.adapters",
+    "PromptType": "engine.inputs",
+    "QueueFullError": "engine.errors",
+    "RequestOutput": "engine.outputs",
+    "RequestOutputKind": "engine.sampling_params",
+    "SamplingParams": "engine.sampling_params",
+    "ScoringOutput": "engine.outputs",
+    "ScoringRequestOutput": "engine.outputs",
+    "StatLoggerBase": "telemetry.loggers",
+    "TextPrompt": "engine.inputs",
+    "TokensPrompt": "engine.inputs",
+    "UsageContext": "engine.config",
 }
 
 __all__ = [
@@ -111,4 +111,4 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"engine_server.engine.{_HOME[name]}"), name)
+    return getattr(import_module(f"engine_server.{_HOME[name]}"), name)

@@ -184,7 +184,7 @@ class EngineArgs:
                 raise ValueError(f"{name} is {value!r}: {allowed}") from None
         if self.otlp_traces_endpoint is not None:
             try:
-                import_module("engine_server.engine.tracing")
+                import_module("engine_server.telemetry.tracing")
             except ImportError as error:
                 raise ValueError(
                     f"otlp_traces_endpoint needs `pip install fairlead[tracing]`: {error}"

@@ -27,13 +27,13 @@ from engine_server.engine.core_client import CoreProcess, OnPhase
 from engine_server.engine.errors import EngineDeadError
 from engine_server.engine.front_end import FrontEnd, StatLoggers
 from engine_server.engine.inputs import INPUT_REGISTRY, InputRegistry, PromptType
-from engine_server.engine.loggers import StatLoggerBase
 from engine_server.engine.messages import AbortRequests, AddRequest, CoreMessage, StepOutputs
 from engine_server.engine.outputs import CompletionOutput, Output, PoolingRequestOutput, RequestOutput
 from engine_server.engine.pooling_params import PoolingParams
 from engine_server.engine.processor import Processor
 from engine_server.engine.sampling_params import SamplingParams
 from engine_server.engine.tokenizer import load_tokenizer
+from engine_server.telemetry.loggers import StatLoggerBase
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

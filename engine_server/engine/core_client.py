@@ -22,9 +22,9 @@ import zmq
 import zmq.asyncio
 
 from engine_server.engine.config import EngineConfig
-from engine_server.engine.core import progress
 from engine_server.engine.errors import EngineDeadError
 from engine_server.engine.messages import Call, CoreMessage, Failed, FrontEndMessage, Phase, Ready, Returned
+from engine_server.modeling import progress
 
 OnPhase = Callable[[str, float], None]
 

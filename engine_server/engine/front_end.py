@@ -10,15 +10,15 @@ from engine_server.engine.compat import refuse, request_key
 from engine_server.engine.config import EngineConfig
 from engine_server.engine.errors import InvalidRequestError, QueueFullError
 from engine_server.engine.inputs import PromptType
-from engine_server.engine.loggers import LoggingStatLogger, PrometheusStatLogger, StatLoggerBase
 from engine_server.engine.messages import AddRequest, StepOutputs
 from engine_server.engine.output_processor import OutputProcessor, fan_out
 from engine_server.engine.outputs import Output
 from engine_server.engine.pooling_params import PoolingParams
 from engine_server.engine.processor import Processor
 from engine_server.engine.sampling_params import SamplingParams
-from engine_server.engine.stats import IterationStats, SchedulerStats
 from engine_server.engine.tokenizer import backend_of
+from engine_server.telemetry.loggers import LoggingStatLogger, PrometheusStatLogger, StatLoggerBase
+from engine_server.telemetry.stats import IterationStats, SchedulerStats
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -135,7 +135,7 @@ def choose_loggers(
             chosen["logging"] = LoggingStatLogger
         chosen |= {f"added {number}": logger for number, logger in enumerate(stat_loggers or ())}
     if config.observability_config.otlp_traces_endpoint is not None:
-        from engine_server.engine.tracing import TracingStatLogger  # needs what not everybody installs
+        from engine_server.telemetry.tracing import TracingStatLogger  # needs what not everybody installs
 
         chosen["tracing"] = TracingStatLogger
     return {

@@ -29,13 +29,13 @@ from engine_server.engine.core.engine_core import EngineCore
 from engine_server.engine.core.model_runner import ModelRunner
 from engine_server.engine.front_end import FrontEnd, StatLoggers
 from engine_server.engine.inputs import INPUT_REGISTRY, InputRegistry, PromptType
-from engine_server.engine.loggers import StatLoggerBase
 from engine_server.engine.messages import AbortRequests, Call
 from engine_server.engine.outputs import Output, PoolingRequestOutput, RequestOutput
 from engine_server.engine.pooling_params import PoolingParams
 from engine_server.engine.processor import Processor
 from engine_server.engine.sampling_params import SamplingParams
 from engine_server.engine.tokenizer import load_tokenizer
+from engine_server.telemetry.loggers import StatLoggerBase
 
 logger = logging.getLogger(__name__)
 

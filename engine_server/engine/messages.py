@@ -6,7 +6,7 @@ import msgspec
 
 from engine_server.engine.pooling_params import PoolingParams
 from engine_server.engine.sampling_params import SamplingParams
-from engine_server.engine.stats import FinishReason, SchedulerStats
+from engine_server.telemetry.stats import FinishReason, SchedulerStats
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -19,7 +19,7 @@ from engine_server.engine.outputs import (
 )
 from engine_server.engine.pooling_params import PoolingParams
 from engine_server.engine.sampling_params import RequestOutputKind, SamplingParams
-from engine_server.engine.stats import EndedRequest, FinishedRequest, FinishReason, IterationStats
+from engine_server.telemetry.stats import EndedRequest, FinishedRequest, FinishReason, IterationStats
 
 
 @dataclass(slots=True)

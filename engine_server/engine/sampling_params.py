@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from engine_server.engine.errors import InvalidRequestError
-from engine_server.engine.stats import FinishReason
+from engine_server.telemetry.stats import FinishReason
 
 MAX_LOGPROBS = 20
 

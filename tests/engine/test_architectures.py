@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams, StatLoggerBase
-from engine_server.engine.stats import IterationStats, SchedulerStats
+from engine_server.telemetry.stats import IterationStats, SchedulerStats
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 NEW_TOKENS = 6

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertModel
 
-from engine_server.engine.core.attention import IMPLEMENTATION, StepInputs, forward_context
-from engine_server.engine.core.torch_attention import StepAttention
+from engine_server.modeling.attention import IMPLEMENTATION, StepInputs, forward_context
+from engine_server.modeling.torch_attention import StepAttention
 
 LENGTHS = np.array([5, 1, 9])
 

@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine_server.engine.core.attention import Scoring
+from engine_server.modeling.attention import Scoring
 
 triton = pytest.importorskip("triton")
 
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
-from engine_server.engine.core.kernels.attention import decode, prefill  # noqa: E402
-from engine_server.engine.core.kernels.cache_write import write_cache  # noqa: E402
+from engine_server.modeling.kernels.attention import decode, prefill  # noqa: E402
+from engine_server.modeling.kernels.cache_write import write_cache  # noqa: E402
 
 MULTIPROCESSOR_BYTES = 99 << 10  # of shared memory, on the smallest GPUs with bfloat16
 

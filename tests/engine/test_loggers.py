@@ -20,9 +20,9 @@ from engine_server.engine.config import (
     ParallelConfig,
     SchedulerConfig,
 )
-from engine_server.engine.loggers import LoggingStatLogger, PrometheusStatLogger, StatLoggerBase
-from engine_server.engine.metrics import token_buckets
-from engine_server.engine.stats import EndedRequest, FinishedRequest, IterationStats, SchedulerStats
+from engine_server.telemetry.loggers import LoggingStatLogger, PrometheusStatLogger, StatLoggerBase
+from engine_server.telemetry.metrics import token_buckets
+from engine_server.telemetry.stats import EndedRequest, FinishedRequest, IterationStats, SchedulerStats
 
 
 def a_config(max_model_len: int = 1024) -> EngineConfig:
@@ -174,7 +174,7 @@ def test_token_buckets(longest: int, buckets: list[int]) -> None:
 
 
 def test_logging_says_one_line_for_an_interval(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "engine_server.engine.loggers")
+    caplog.set_level(logging.INFO, "engine_server.telemetry.loggers")
     times = iter([0.0, 5.0, 9.0, 100.0, 102.0])
     logger = LoggingStatLogger(a_config(), clock=lambda: next(times))
     for _ in range(3):

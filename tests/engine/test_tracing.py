@@ -60,7 +60,7 @@ def test_tracing_is_refused_where_it_can_do_nothing(
     assert not engine.is_tracing_enabled()
     with pytest.raises(InvalidRequestError, match="trace_headers is not supported"):
         engine.add_request("a", {"prompt_token_ids": [5]}, tiny_params(), trace_headers={"traceparent": "x"})
-    monkeypatch.delitem(sys.modules, "engine_server.engine.tracing", raising=False)
+    monkeypatch.delitem(sys.modules, "engine_server.telemetry.tracing", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(ValueError, match=r"pip install fairlead\[tracing\]"):
         EngineArgs(model=str(tiny_llama), otlp_traces_endpoint="http://collector").create_engine_config()

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine_server.engine.core.attention import Scoring
-from engine_server.engine.core.kernels.attention import decode, prefill
-from engine_server.engine.core.kernels.launch import MOST_SPLITS, num_splits
+from engine_server.modeling.attention import Scoring
+from engine_server.modeling.kernels.attention import decode, prefill
+from engine_server.modeling.kernels.launch import MOST_SPLITS, num_splits
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # queries that only fill a tile see nothing
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from engine_server.engine.core.kernels.cache_write import write_cache
+from engine_server.modeling.kernels.cache_write import write_cache
 
 
 @pytest.mark.parametrize(

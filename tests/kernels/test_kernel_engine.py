@@ -8,8 +8,8 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForC
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams
 from engine_server.engine.core import model_runner
-from engine_server.engine.core.torch_attention import TorchAttention
-from engine_server.engine.core.triton_attention import TritonAttention
+from engine_server.modeling.torch_attention import TorchAttention
+from engine_server.modeling.triton_attention import TritonAttention
 
 NEW_TOKENS = 4
 PROMPTS = [[(7 * place + length) % 126 + 2 for place in range(length)] for length in (1, 9, 20, 45)]

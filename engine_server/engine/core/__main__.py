@@ -15,8 +15,8 @@ import msgspec
 import zmq
 
 from engine_server.engine.config import EngineConfig
-from engine_server.engine.core import progress
 from engine_server.engine.messages import CoreMessage, Failed, FrontEndMessage, Phase, Ready
+from engine_server.modeling import progress
 
 IDLE_MS = 250  # how often a core without work says that it lives
 

@@ -9,7 +9,6 @@ import msgspec
 import torch
 
 from engine_server.engine.config import EngineConfig
-from engine_server.engine.core import device_time, progress
 from engine_server.engine.core.model_runner import ModelRunner
 from engine_server.engine.core.operations import Operations
 from engine_server.engine.core.pooler import Pooler
@@ -25,6 +24,7 @@ from engine_server.engine.messages import (
     Returned,
     StepOutputs,
 )
+from engine_server.modeling import device_time, progress
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class EngineCore:
             config.model_config.eos_token_ids,
             config.cache_config.enable_prefix_caching and not pooling,  # pooling wants every token's state
             self.runner.backend.erase,
-            self.runner.rope and self.runner.rope.regime,
+            self.runner.regime,
         )
         self.sampler = Sampler(
             config.model_config.eos_token_ids,

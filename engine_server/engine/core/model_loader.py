@@ -12,9 +12,9 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 
 from engine_server.engine.config import DeviceConfig, LoadConfig, ModelConfig
-from engine_server.engine.core.attention import IMPLEMENTATION
 from engine_server.engine.core.kv_cache import free_host_memory
-from engine_server.engine.core.packed_linear import pack_linears
+from engine_server.modeling.attention import IMPLEMENTATION
+from engine_server.modeling.packed_linear import pack_linears
 from engine_server.models.folder import weight_bytes
 
 OWN_ATTENTION = ("bloom", "falcon", "gptj")  # model types
@@ -70,7 +70,7 @@ def load_model(config: ModelConfig, load: LoadConfig, device: torch.device) -> P
     finally:
         transformers.utils.logging.set_tqdm_hook(hook)
     if own:
-        from engine_server.engine.core.own_attention import replace_attention  # imports these models' code
+        from engine_server.modeling.own_attention import replace_attention  # imports these models' code
 
         replace_attention(model)
         model.config._attn_implementation = IMPLEMENTATION  # so that no masks are made

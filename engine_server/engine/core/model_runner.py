@@ -12,18 +12,20 @@ import torch
 from torch import Tensor
 
 from engine_server.engine.config import EngineConfig
-from engine_server.engine.core.attention import AttentionBackend, IntArray, StepInputs, forward_context
 from engine_server.engine.core.block_pool import BlockPool, BlockTable
-from engine_server.engine.core.kv_cache import lay_out, num_blocks
+from engine_server.engine.core.kv_cache import num_blocks
 from engine_server.engine.core.model_loader import choose_device, first_position, load_model
-from engine_server.engine.core.probe import probe
 from engine_server.engine.core.prompt_logprobs import kept_output, report_prompts
-from engine_server.engine.core.rope import per_sequence
+from engine_server.engine.core.request import Request
 from engine_server.engine.core.scheduler import Batch
-from engine_server.engine.core.torch_attention import StepAttention, TorchAttention
+from engine_server.modeling.attention import AttentionBackend, IntArray, StepInputs, forward_context
+from engine_server.modeling.cache_layout import lay_out
+from engine_server.modeling.probe import probe
+from engine_server.modeling.rope import per_sequence
+from engine_server.modeling.torch_attention import StepAttention, TorchAttention
 
 if TYPE_CHECKING:
-    from engine_server.engine.core.triton_attention import TritonAttention
+    from engine_server.modeling.triton_attention import TritonAttention
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +39,7 @@ def choose_attention(device: torch.device) -> "type[TorchAttention | TritonAtten
             "attention is left to plain torch, which is slow: it takes Triton and gcc to do better"
         )
         return TorchAttention
-    from engine_server.engine.core.triton_attention import TritonAttention
+    from engine_server.modeling.triton_attention import TritonAttention
 
     return TritonAttention
 
@@ -59,6 +61,10 @@ class ModelRunner:
         # What computes hidden states alone, where that is all that is wanted.
         self.body: Any = self.model if config.model_config.pooling is None else self.model.base_model
 
+    def regime(self, request: Request) -> int:
+        """What a request's keys depend on besides its tokens."""
+        return self.rope.regime(request.num_prompt, len(request.token_ids)) if self.rope else 0
+
     def drop(self) -> None:
         """Forget the weights."""
         del self.model, self.body
@@ -70,7 +76,7 @@ class ModelRunner:
         probed = max(2, min(budget, config.model_config.max_model_len))
         layers = probe(
             self.body, self.model.config.get_text_config(), probed, self.device,
-            config.model_config.pooling, self.first_position,
+            config.model_config.pooling is None, config.model_config.is_encoder, self.first_position,
         )  # fmt: skip
         longest, dtype = config.model_config.max_model_len, self.model.dtype
         block_size, rows = config.cache_config.block_size, config.scheduler_config.max_num_seqs

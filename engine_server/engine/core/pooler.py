@@ -9,11 +9,11 @@ from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 
 from engine_server.engine.config import Activation, PoolingConfig
-from engine_server.engine.core.attention import UnsupportedModelError
 from engine_server.engine.core.model_runner import ModelRunner
 from engine_server.engine.core.scheduler import Batch, Sampled
 from engine_server.engine.messages import RawTensor
 from engine_server.engine.pooling_params import PoolingParams
+from engine_server.modeling.attention import UnsupportedModelError
 
 
 class Reduction(NamedTuple):

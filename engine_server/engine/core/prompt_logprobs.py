@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from engine_server.engine.core.attention import IntArray, StepInputs
 from engine_server.engine.core.sampler import report
 from engine_server.engine.core.scheduler import Batch
+from engine_server.modeling.attention import IntArray, StepInputs
 
 ROWS = 256  # so many rows of logits at once
 

@@ -9,10 +9,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine_server.engine.core.device_time import device_work
 from engine_server.engine.core.request import Request
 from engine_server.engine.core.scheduler import Sampled
 from engine_server.engine.messages import TokenLogprobsArray
+from engine_server.modeling.device_time import device_work
 
 UInt64 = npt.NDArray[np.uint64]
 LogitsProcessor = Callable[[list[int], Tensor], Tensor]

@@ -12,7 +12,7 @@ from engine_server.engine.config import SchedulerConfig
 from engine_server.engine.core.block_pool import BlockTable
 from engine_server.engine.core.request import Request
 from engine_server.engine.messages import RawTensor, RequestStep, TokenLogprobsArray
-from engine_server.engine.stats import SchedulerStats
+from engine_server.telemetry.stats import SchedulerStats
 
 by_place = attrgetter("place")
 

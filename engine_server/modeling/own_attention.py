@@ -10,7 +10,7 @@ from transformers.models.bloom import modeling_bloom
 from transformers.models.falcon import modeling_falcon
 from transformers.models.gptj import modeling_gptj
 
-from engine_server.engine.core.attention import paged_attention
+from engine_server.modeling.attention import paged_attention
 
 
 @cache

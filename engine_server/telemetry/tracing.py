@@ -4,8 +4,11 @@ Attributes follow the semantic conventions for generative AI, and vLLM where tho
 and what the model answered is never told.
 """
 
+from __future__ import annotations
+
 import os
 import time
+from typing import TYPE_CHECKING
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
@@ -14,9 +17,11 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import SpanKind
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from engine_server.engine.config import EngineConfig
-from engine_server.engine.loggers import StatLoggerBase
-from engine_server.engine.stats import EndedRequest, IterationStats, SchedulerStats
+from engine_server.telemetry.loggers import StatLoggerBase
+from engine_server.telemetry.stats import EndedRequest, IterationStats, SchedulerStats
+
+if TYPE_CHECKING:
+    from engine_server.engine.config import EngineConfig
 
 ASKED = ("max_tokens", "temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty")
 

@@ -14,7 +14,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from engine_server.engine.metrics import (
+from engine_server.telemetry.metrics import (
     OF_COMPLETION,
     OF_REQUEST,
     OF_STATE,
@@ -22,7 +22,7 @@ from engine_server.engine.metrics import (
     Metric,
     token_buckets,
 )
-from engine_server.engine.stats import IterationStats, SchedulerStats
+from engine_server.telemetry.stats import IterationStats, SchedulerStats
 
 if TYPE_CHECKING:
     from engine_server.engine.config import EngineConfig

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from engine_server.engine.core import progress
-from engine_server.engine.core.device_time import device_work
+from engine_server.modeling import progress
+from engine_server.modeling.device_time import device_work
 
 IMPLEMENTATION = "fairlead"
 

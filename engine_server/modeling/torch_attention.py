@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine_server.engine.core.attention import AttentionBackend, IntArray, Scoring, StepInputs
-from engine_server.engine.core.kv_cache import Layout
+from engine_server.modeling.attention import AttentionBackend, IntArray, Scoring, StepInputs
+from engine_server.modeling.cache_layout import Layout
 
 MOST_SCORES = 1 << 26  # held at once where they must be written down
 

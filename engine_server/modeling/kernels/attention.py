@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine_server.engine.core.attention import Scoring
-from engine_server.engine.core.kernels.launch import (
+from engine_server.modeling.attention import Scoring
+from engine_server.modeling.kernels.launch import (
     DECODE,
     MIN_TILE,
     MOST_SPLITS,

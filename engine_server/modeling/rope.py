@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from engine_server.engine.core.attention import step_inputs
-from engine_server.engine.core.request import Request
+from engine_server.modeling.attention import step_inputs
 
 STRETCHED = ("longrope", "dynamic")
 
@@ -25,11 +24,14 @@ class SequenceRope(nn.Module):
         self.limit = limit
         self.dynamic = rope.rope_type == "dynamic"
 
-    def regime(self, request: Request) -> int:
-        """What a request's keys depend on besides its tokens; 0 within the trained positions."""
+    def regime(self, num_prompt: int, num_tokens: int) -> int:
+        """What a sequence's keys depend on besides its tokens; 0 within the trained positions.
+
+        num_prompt: tokens of the prompt; num_tokens: of prompt and output.
+        """
         if self.dynamic:
-            return max(request.num_prompt - self.limit, 0)
-        return int(len(request.token_ids) > self.limit)
+            return max(num_prompt - self.limit, 0)
+        return int(num_tokens > self.limit)
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines, [1, T, dim]."""

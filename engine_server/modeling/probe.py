@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from engine_server.engine.config import PoolingConfig
-from engine_server.engine.core.attention import (
+from engine_server.modeling.attention import (
     IntArray,
     LayerShape,
     Scoring,
@@ -16,7 +15,7 @@ from engine_server.engine.core.attention import (
     UnsupportedModelError,
     forward_context,
 )
-from engine_server.engine.core.torch_attention import StepAttention
+from engine_server.modeling.torch_attention import StepAttention
 
 
 class Probe(StepAttention):
@@ -43,7 +42,8 @@ def probe(
     config: PreTrainedConfig,
     num_tokens: int,
     device: torch.device,
-    pooling: PoolingConfig | None = None,
+    generates: bool = True,
+    encoder: bool = False,
     first_position: int = 0,
 ) -> list[LayerShape]:
     """Run `num_tokens` tokens, better 4 than 2, through the model; the layers' shapes in order, none of an encoder.
@@ -51,8 +51,7 @@ def probe(
     Raises UnsupportedModelError for a model that would be computed wrongly.
     """
     seen, name = Probe(), type(model).__name__
-    encoder = pooling is not None and pooling.encoder
-    options = {"logits_to_keep": 1} if pooling is None else {}
+    options = {"logits_to_keep": 1} if generates else {}
     positions = np.arange(num_tokens) + first_position
     output = run(model, seen, positions, device, options)
     layers = config.num_hidden_layers

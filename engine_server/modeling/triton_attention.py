@@ -5,11 +5,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine_server.engine.core.attention import AttentionBackend, Scoring, StepInputs, UnsupportedModelError
-from engine_server.engine.core.kernels.attention import decode, prefill
-from engine_server.engine.core.kernels.cache_write import write_cache
-from engine_server.engine.core.kernels.launch import MAX_DIM, num_splits
-from engine_server.engine.core.kv_cache import Layout
+from engine_server.modeling.attention import AttentionBackend, Scoring, StepInputs, UnsupportedModelError
+from engine_server.modeling.cache_layout import Layout
+from engine_server.modeling.kernels.attention import decode, prefill
+from engine_server.modeling.kernels.cache_write import write_cache
+from engine_server.modeling.kernels.launch import MAX_DIM, num_splits
 
 
 class TritonAttention(AttentionBackend):

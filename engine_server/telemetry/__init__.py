@@ -1,0 +1,1 @@
+"""What an engine says about itself: statistics, their loggers, metrics and traces."""
