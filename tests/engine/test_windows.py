@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from engine_server import EngineArgs, LLMEngine
-from engine_server.engine.core.kv_cache import lay_out
+from engine_server.modeling.cache_layout import lay_out
 from engine_server.modeling.attention import LayerShape
 
 WINDOW = 20
