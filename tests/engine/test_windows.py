@@ -7,8 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from engine_server import EngineArgs, LLMEngine
-from engine_server.modeling.cache_layout import lay_out
 from engine_server.modeling.attention import LayerShape
+from engine_server.modeling.cache_layout import lay_out
 
 WINDOW = 20
 NEW_TOKENS = 12
