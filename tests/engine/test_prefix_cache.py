@@ -4,11 +4,11 @@ import hashlib
 import struct
 
 import pytest
-from engine_server.engine.loggers import PrometheusStatLogger
 from prometheus_client import CollectorRegistry
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams
 from engine_server.engine.core.request import Request
+from engine_server.telemetry.loggers import PrometheusStatLogger
 
 PROMPT = [place % 90 + 5 for place in range(70)]
 
