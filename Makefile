@@ -31,8 +31,12 @@ up: $(VENV)/.runtime ## serve the sample model on this machine
 
 .PHONY: test
 test: $(VENV)/.development ## all tests but those that need a cluster with nodes
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -q --numprocesses logical --maxprocesses 4 --dist loadscope --no-loadscope-reorder --ignore tests/kernels
-	@TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest -q tests/kernels || [ $$? = 5 ] # 5: none, without Triton
+	@export OMP_NUM_THREADS=1; \
+	TRITON_INTERPRET=1 $(BIN)/pytest -q tests/kernels >$(VENV)/kernels.log 2>&1 & kernels=$$!; \
+	$(BIN)/pytest -q --numprocesses logical --maxprocesses 4 --dist loadscope --no-loadscope-reorder \
+		--ignore tests/kernels || failed=1; \
+	wait $$kernels || [ $$? = 5 ] || failed=1; \
+	tail -n 200 $(VENV)/kernels.log; exit $${failed:-0} # 5: no kernel was tried, where there is no Triton
 
 .PHONY: lint
 lint: $(VENV)/.development ## style, types, arrows between the parts, budgets, generated files

@@ -216,9 +216,9 @@ def test_nothing_is_left_when_it_is_killed_itself(up: Callable[..., Up]) -> None
     running = up(manifest(replicas=2))
     ready(running)
     reports = running.reports()
+    replicas = [psutil.Process(int(str(report["pid"]))) for report in reports.values()]
     running.process.kill()
-    pids = [psutil.Process(int(str(report["pid"]))) for report in reports.values()]
-    _, alive = psutil.wait_procs(pids, timeout=PATIENCE)
+    _, alive = psutil.wait_procs(replicas, timeout=PATIENCE)
     assert not alive
 
 

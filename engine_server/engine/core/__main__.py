@@ -1,5 +1,6 @@
 """The engine core's process: `python -m engine_server.engine.core FOLDER LIFELINE`, started by its client."""
 
+import gc
 import logging
 import os
 import shutil
@@ -53,12 +54,16 @@ def main() -> None:
 def serve(
     folder: Path, inputs: "zmq.Socket[bytes]", send: Callable[[CoreMessage], None], started: float
 ) -> None:
-    # torch and transformers take seconds, in which the lifeline is watched already.
+    # torch and transformers take seconds, in which the lifeline is watched already. What they make stays for good, so
+    # the collector waits, and then never looks at it: the start is shorter, and so is each of its passes.
+    gc.disable()
     from engine_server.engine.core.engine_core import EngineCore
 
     send(Phase("import", time.monotonic() - started))
     config = msgspec.msgpack.decode(inputs.recv(), type=EngineConfig)
     core = EngineCore(config, lambda name, seconds: send(Phase(name, seconds)))
+    gc.freeze()
+    gc.enable()
     progress.share(folder / progress.FILE)
     progress.tick()
     send(Ready(core.num_blocks))
