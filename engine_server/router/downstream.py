@@ -60,12 +60,11 @@ class Downstream(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self.write = self._transport.write
-        keep_watch(self._transport)
+        prepare(self._transport)
 
     def data_received(self, data: bytes) -> None:
         if self._deaf:
             return
-        self._heard = self.loop.time()
         if self._in_head:
             self._head_size += len(data)
         try:
@@ -76,6 +75,8 @@ class Downstream(asyncio.Protocol):
             self._refuse(errors.malformed(f"This is not HTTP: {error}"))
         if self._in_head and self._head_size > self._limits.head:
             self._refuse(errors.head_too_large(self._limits.head))
+        if self._receiving:
+            self._heard = self.loop.time()
         self._advance()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -251,8 +252,10 @@ class Downstream(asyncio.Protocol):
         return self.loop.time() if self._busy or self._blocked else self._heard
 
 
-def keep_watch(transport: asyncio.Transport) -> None:
-    """Let the kernel notice a peer whose machine is gone, however long an answer takes."""
+def prepare(transport: asyncio.Transport) -> None:
+    """Write at once, not at the loop's next turn, which is what uvloop does where it may buffer nothing. And let the
+    kernel notice a peer whose machine is gone, however long an answer takes."""
+    transport.set_write_buffer_limits(0)
     sock = transport.get_extra_info("socket")
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_KEEPIDLE"):

@@ -8,7 +8,7 @@ from typing import cast
 
 from httptools import HttpParserError, HttpResponseParser
 
-from .downstream import Downstream, keep_watch
+from .downstream import Downstream, prepare
 from .endpoints import Address
 from .relay import Relay
 from .wire import Fields
@@ -31,6 +31,7 @@ class Connection(asyncio.Protocol):
     def ask(self, message: bytes, relay: Relay, client: Downstream) -> None:
         """Send a request; `relay` gets the answer, and `client` is resumed when that has an outcome."""
         self._relay, self._busy, self._reusable = relay, True, False
+        self._begin_head()
         client.source = self.transport
         self.transport.write(message)
 
@@ -48,7 +49,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        keep_watch(self.transport)
+        prepare(self.transport)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             sock = self.transport.get_extra_info("socket")
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS)
@@ -76,9 +77,7 @@ class Connection(asyncio.Protocol):
 
     # The parser
 
-    def on_message_begin(self) -> None:
-        if self._relay.outcome is not None:
-            raise HttpParserError("more than one answer")
+    def _begin_head(self) -> None:
         self._reason = b""
         self._fields.begin()
 
@@ -86,9 +85,13 @@ class Connection(asyncio.Protocol):
         self._reason += reason
 
     def on_headers_complete(self) -> None:
+        if self._relay.outcome is not None:
+            raise HttpParserError("more than one answer")
         status = self._parser.get_status_code()
         if status >= 200:
             self._relay.head(status, self._reason, self._fields)
+        else:
+            self._begin_head()
 
     def on_body(self, data: bytes) -> None:
         self._relay.body(data)
