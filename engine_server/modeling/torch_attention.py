@@ -13,12 +13,16 @@ from engine_server.modeling.attention import AttentionBackend, IntArray, Scoring
 from engine_server.modeling.cache_layout import Layout
 
 MOST_SCORES = 1 << 26  # held at once where they must be written down
+MANY_DECODES = 16  # from so many on, a CPU is twice as quick in bfloat16 if scores are written down
 
 Masks = dict[tuple[object, ...], Tensor]  # layers that hide and favour the same tokens share one mask
 
 
 class TorchAttention(AttentionBackend):
-    """One K and one V tensor for each of the layout's: [blocks, block size, kv heads, dim]."""
+    """One K and one V tensor for each of the layout's: [blocks, kv heads, block size, dim].
+
+    A head's tokens lie together, so that what is gathered can be multiplied as it is.
+    """
 
     def __init__(
         self, layout: Layout, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
@@ -27,10 +31,15 @@ class TorchAttention(AttentionBackend):
         self.block_size = block_size
         self.device = device
         # Masked slots are multiplied by a weight of 0, which a NaN in new memory would survive: these are zeros.
-        self.keys, self.values = layout.allocate(num_blocks, block_size, dtype, device)
+        keys, values = layout.allocate(num_blocks, block_size, dtype, device)
+        self.keys, self.values = (
+            [cache.view(cache.transpose(1, 2).shape) for cache in caches] for caches in (keys, values)
+        )
 
     def begin(self, inputs: StepInputs) -> None:
-        self._slots = [torch.from_numpy(slots).to(self.device) for slots in inputs.slots]
+        self._slots = [
+            Slots(torch.from_numpy(slots).to(self.device), self.block_size) for slots in inputs.slots
+        ]
         self._parts: list[list[Prefill | DecodeGroup]] = [
             [*self._prefills(inputs, kind), *self._decodes(inputs, kind)]
             for kind in range(len(self.layout.windows))
@@ -42,8 +51,9 @@ class TorchAttention(AttentionBackend):
         assert layer is not None
         kind, tensor = self.layout.kinds[layer], self.layout.tensors[layer]
         keys, values = self.keys[tensor], self.values[tensor]
-        keys.flatten(0, 1).index_copy_(0, self._slots[kind], key)
-        values.flatten(0, 1).index_copy_(0, self._slots[kind], value)
+        rows = self._slots[kind].rows(keys.shape[1])
+        keys.flatten(0, 2).index_copy_(0, rows, key.flatten(0, 1))
+        values.flatten(0, 2).index_copy_(0, rows, value.flatten(0, 1))
         output = query.new_empty(*query.shape[:2], value.shape[-1])
         for part in self._parts[kind]:
             output[part.tokens] = part.attend(query[part.tokens], keys, values, scoring)
@@ -55,7 +65,7 @@ class TorchAttention(AttentionBackend):
             start, first, context = int(inputs.starts[sequence]), firsts[sequence], int(contexts[sequence])
             blocks = inputs.block_ids[kind][sequence, first : first - (-context // self.block_size)]
             tokens = slice(start, start + int(inputs.lengths[sequence]))
-            yield Prefill(Sequence(context), tokens, torch.from_numpy(blocks).to(self.device))
+            yield Prefill(Sequence(context), tokens, Blocks(torch.from_numpy(blocks[None]).to(self.device)))
 
     def _decodes(self, inputs: StepInputs, kind: int) -> Iterator["DecodeGroup"]:
         firsts, contexts = self._seen(inputs, kind)
@@ -70,7 +80,7 @@ class TorchAttention(AttentionBackend):
             yield DecodeGroup(
                 selection(inputs.starts[members], self.device),
                 torch.from_numpy(contexts[members]).to(self.device),
-                torch.from_numpy(blocks.ravel()).to(self.device),
+                Blocks(torch.from_numpy(blocks).to(self.device)),
                 width * self.block_size,
             )
 
@@ -95,7 +105,8 @@ class StepAttention(AttentionBackend):
     ) -> Tensor:
         output = query.new_empty(*query.shape[:2], value.shape[-1])
         for own, sequence in self._sequences:
-            output[own] = sequence.attend(query[own], key[own], value[own], scoring)
+            parts = (part[own].transpose(0, 1) for part in (query, key, value))
+            output[own] = sequence.attend(*parts, scoring)
         return output
 
 
@@ -107,8 +118,8 @@ class Sequence:
     masks: Masks = field(default_factory=dict)
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
-        """query: [tokens, query heads, dim], the result alike; keys, values: [context, kv heads, dim]."""
-        query, keys, values = (tensor.transpose(0, 1).unsqueeze(0) for tensor in (query, keys, values))
+        """query: [query heads, tokens, dim]; keys, values: [kv heads, context, dim]; [tokens, query heads, dim]."""
+        query, keys, values = (tensor.unsqueeze(0) for tensor in (query, keys, values))
         mask = self._mask(query, scoring)
         if mask is None or scoring.fused:
             return attention(query, keys, values, mask, scoring)[0].transpose(0, 1)
@@ -132,18 +143,53 @@ class Sequence:
 
 
 @dataclass(slots=True)
+class Slots:
+    """Where a step's K and V go."""
+
+    places: Tensor  # [T], block id * block size + offset
+    block_size: int
+    by_heads: dict[int, Tensor] = field(default_factory=dict)
+
+    def rows(self, kv_heads: int) -> Tensor:
+        """[T * kv heads], each token's heads one after the other: rows of a cache, flat but for the dim."""
+        if kv_heads not in self.by_heads:
+            blocks, offsets = self.places // self.block_size, self.places % self.block_size
+            heads = torch.arange(kv_heads, device=self.places.device)
+            rows = (blocks[:, None] * kv_heads + heads) * self.block_size + offsets[:, None]
+            self.by_heads[kv_heads] = rows.flatten()
+        return self.by_heads[kv_heads]
+
+
+@dataclass(slots=True)
+class Blocks:
+    """The blocks of some sequences, as many of each."""
+
+    ids: Tensor  # [n, blocks]
+    by_heads: dict[int, Tensor] = field(default_factory=dict)
+
+    def gather(self, cache: Tensor) -> Tensor:
+        """[n, kv heads, tokens, dim] of a cache [all blocks, kv heads, block size, dim]."""
+        kv_heads, dim = cache.shape[1], cache.shape[3]
+        if kv_heads not in self.by_heads:
+            heads = torch.arange(kv_heads, dtype=self.ids.dtype, device=self.ids.device)
+            self.by_heads[kv_heads] = (self.ids[:, None] * kv_heads + heads[:, None]).flatten()
+        gathered = cache.flatten(0, 1).flatten(1).index_select(0, self.by_heads[kv_heads])
+        return gathered.view(len(self.ids), kv_heads, -1, dim)
+
+
+@dataclass(slots=True)
 class Prefill:
     """One sequence with several tokens in this step."""
 
     sequence: Sequence
     tokens: slice
-    block_ids: Tensor  # [blocks]
+    blocks: "Blocks"  # [1, blocks]
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
         """query: [tokens, query heads, dim], the result alike; keys, values: the layer's cache."""
         context = self.sequence.context
-        keys, values = (gather(cache, self.block_ids)[:context] for cache in (keys, values))
-        return self.sequence.attend(query, keys, values, scoring)
+        keys, values = (self.blocks.gather(cache)[0, :, :context] for cache in (keys, values))
+        return self.sequence.attend(query.transpose(0, 1), keys, values, scoring)
 
 
 @dataclass(slots=True)
@@ -155,7 +201,7 @@ class DecodeGroup:
 
     tokens: slice | Tensor  # which of the step's tokens
     contexts: Tensor  # [n]
-    block_ids: Tensor  # [n * blocks]
+    blocks: "Blocks"  # [n, blocks]
     width: int  # tokens of context, rounded up
     masks: Masks = field(default_factory=dict)
 
@@ -165,13 +211,15 @@ class DecodeGroup:
         The query heads that share a KV head stand as that head's queries: grouped-query attention for free.
         """
         count, heads, dim = query.shape
-        kv_heads = keys.shape[2]
+        kv_heads = keys.shape[1]
         output = attention(
             query.reshape(count, kv_heads, heads // kv_heads, dim),
-            gather(keys, self.block_ids).view(count, self.width, kv_heads, -1).transpose(1, 2),
-            gather(values, self.block_ids).view(count, self.width, kv_heads, -1).transpose(1, 2),
+            self.blocks.gather(keys),
+            self.blocks.gather(values),
             self._mask(query, kv_heads, scoring),
             scoring,
+            # Never in float32, where a request's result must not follow from how many share its step.
+            written=count >= MANY_DECODES and query.device.type == "cpu" and query.dtype != torch.float32,
         )
         return output.reshape(count, heads, -1)
 
@@ -200,17 +248,15 @@ def selection(places: npt.NDArray[np.int64], device: torch.device) -> slice | Te
     return torch.from_numpy(places).to(device)
 
 
-def gather(cache: Tensor, block_ids: Tensor) -> Tensor:
-    """[tokens, kv heads, dim] of the blocks named."""
-    return cache.index_select(0, block_ids).flatten(0, 1)
-
-
-def attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scoring: Scoring) -> Tensor:
+def attention(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scoring: Scoring, written: bool = False
+) -> Tensor:
     """query: [n, heads, tokens, dim], the result alike; keys, values: [n, kv heads, context, dim].
 
     `mask` is added to the scores [n, heads, tokens, context]; without one plain causality holds, or nothing.
+    `written`: with a mask, write the scores down even where torch's own kernel could do.
     """
-    if scoring.fused:
+    if scoring.fused and not written:
         return F.scaled_dot_product_attention(
             query,
             keys,

@@ -1,11 +1,14 @@
 """The attention hook without an engine around it."""
 
 import numpy as np
+import pytest
 import torch
+import torch.nn.functional as F
 from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertModel
 
-from engine_server.modeling.attention import IMPLEMENTATION, StepInputs, forward_context
-from engine_server.modeling.torch_attention import StepAttention
+from engine_server.modeling.attention import IMPLEMENTATION, LayerShape, Scoring, StepInputs, forward_context
+from engine_server.modeling.cache_layout import lay_out
+from engine_server.modeling.torch_attention import StepAttention, TorchAttention
 
 LENGTHS = np.array([5, 1, 9])
 
@@ -26,6 +29,45 @@ def test_encoders_see_their_whole_prompt_and_nothing_of_their_neighbours() -> No
                 positions = torch.cat([torch.arange(length) for length in LENGTHS])[None]
                 hidden = model(torch.cat(prompts, 1), position_ids=positions).last_hidden_state
         torch.testing.assert_close(hidden, expected)
+
+
+@pytest.mark.parametrize("count", [3, 40])
+def test_decodes_in_bfloat16_are_near_to_float32(count: int) -> None:
+    """Few decodes and many take different ways; blocks are scattered, and contexts of all lengths up to 60."""
+    generator = torch.Generator().manual_seed(count)
+    layout = lay_out([LayerShape(kv_heads=2, key_dim=16, value_dim=16, window=None)], 64)
+    backend = TorchAttention(layout, 4 * count, 16, torch.bfloat16, torch.device("cpu"))
+    blocks = torch.randperm(4 * count, generator=generator).view(count, 4).to(torch.int32).numpy()
+    lengths = np.arange(count) % 60 + 1
+    wanted = []
+    for sequence, length in enumerate(lengths.tolist()):
+        query, key, value = (
+            torch.randn(length, heads, 16, generator=generator).bfloat16() for heads in (4, 2, 2)
+        )
+        exact = F.scaled_dot_product_attention(
+            *(part.float().transpose(0, 1)[None] for part in (query[-1:], key, value)), enable_gqa=True
+        )
+        wanted.append((query[-1:], key, value, exact[0].transpose(0, 1)))
+        for place in range(length - 1):  # as decodes of one
+            attend(backend, blocks[sequence : sequence + 1], [place], query[:1], *(
+                part[place : place + 1] for part in (key, value)
+            ))  # fmt: skip
+    query, key, value, exact = (torch.cat(parts) for parts in zip(
+        *((query, key[-1:], value[-1:], exact) for query, key, value, exact in wanted), strict=True
+    ))  # fmt: skip
+    output = attend(backend, blocks, (lengths - 1).tolist(), query, key, value)
+    torch.testing.assert_close(output.float(), exact, atol=0.03, rtol=0.03)
+
+
+def attend(
+    backend: TorchAttention, blocks: np.ndarray, positions: list[int], query, key, value
+) -> torch.Tensor:
+    """One token of each sequence."""
+    at, ones = np.array(positions), np.ones(len(positions), dtype=np.int64)
+    slots = blocks[np.arange(len(at)), at // 16].astype(np.int64) * 16 + at % 16
+    starts = np.arange(len(at))
+    backend.begin(StepInputs(at, at, [slots], starts, ones, at + 1, [blocks]))
+    return backend.attend(0, query, key, value, Scoring(16**-0.5))
 
 
 def flat(prompts: list[torch.Tensor]) -> StepInputs:
