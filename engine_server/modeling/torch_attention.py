@@ -105,8 +105,8 @@ class StepAttention(AttentionBackend):
     ) -> Tensor:
         output = query.new_empty(*query.shape[:2], value.shape[-1])
         for own, sequence in self._sequences:
-            parts = (part[own].transpose(0, 1) for part in (query, key, value))
-            output[own] = sequence.attend(*parts, scoring)
+            queries, keys, values = (part[own].transpose(0, 1) for part in (query, key, value))
+            output[own] = sequence.attend(queries, keys, values, scoring)
         return output
 
 
