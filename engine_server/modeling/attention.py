@@ -71,6 +71,7 @@ class Scoring(NamedTuple):
     sinks: Tensor | None = None  # [query heads], scores of a token without a value (gpt-oss)
     alibi: Tensor | None = None  # [query heads], what is taken from a score for each token that lies between
     causal: bool = True
+    relative_bias: Tensor | None = None  # [1, query heads, n, n], added to the scores of up to n tokens
 
     @property
     def fused(self) -> bool:
@@ -141,6 +142,7 @@ def paged_attention(
     s_aux: Tensor | None = None,
     is_causal: bool | None = None,
     alibi: Tensor | None = None,
+    relative_bias: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: [1, heads, T, dim] in, [1, T, heads, dim] out."""
@@ -153,8 +155,12 @@ def paged_attention(
         raise UnsupportedModelError(
             f"{type(module).__name__} has no layer_idx, so its KV cache can't be told apart"
         )
+    if relative_bias is not None and (causal or sliding_window or alibi is not None):
+        raise UnsupportedModelError(
+            f"{type(module).__name__} adds a relative bias, which is known of encoders alone, without windows and ALiBi"
+        )
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    scoring = Scoring(scale, sliding_window, softcap, s_aux, alibi, causal)
+    scoring = Scoring(scale, sliding_window, softcap, s_aux, alibi, causal, relative_bias)
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     return _backend.attend(layer, query, key, value, scoring).unsqueeze(0), None
 

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from transformers.models.bloom import modeling_bloom
 from transformers.models.falcon import modeling_falcon
 from transformers.models.gptj import modeling_gptj
+from transformers.models.mpnet import modeling_mpnet
 
-from engine_server.modeling.attention import paged_attention
+from engine_server.modeling.attention import paged_attention, step_inputs
 
 
 @cache
@@ -77,14 +78,42 @@ class GPTJAttention(modeling_gptj.GPTJAttention):
         return self.out_proj(output.flatten(2)), None
 
 
+class MPNetAttention(modeling_mpnet.MPNetSelfAttention):
+    """MPNet (Song et al., NeurIPS '20), whose layers share a bias by distance, as T5's do."""
+
+    def forward(  # type: ignore[override]
+        self, hidden_states: Tensor, attention_mask: Tensor | None, position_bias: Tensor, **_: Any
+    ) -> tuple[Tensor]:
+        heads = (self.num_attention_heads, self.attention_head_size)
+        query, key, value = (
+            project(hidden_states).unflatten(-1, heads).transpose(1, 2)
+            for project in (self.q, self.k, self.v)
+        )
+        output, _weights = paged_attention(
+            self, query, key, value, attention_mask, is_causal=False, relative_bias=position_bias
+        )
+        return (self.o(output.flatten(2)),)
+
+
+class MPNetEncoder(modeling_mpnet.MPNetEncoder):
+    """Its bias is as wide as the step's longest sequence, not as the whole step."""
+
+    def compute_position_bias(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        longest = int(step_inputs().lengths.max())
+        bias: Tensor = super().compute_position_bias(x[:, :longest])  # type: ignore[no-untyped-call]
+        return bias
+
+
 OURS: dict[type[nn.Module], type[nn.Module]] = {
     modeling_bloom.BloomAttention: BloomAttention,
     modeling_falcon.FalconAttention: FalconAttention,
     modeling_gptj.GPTJAttention: GPTJAttention,
+    modeling_mpnet.MPNetSelfAttention: MPNetAttention,
+    modeling_mpnet.MPNetEncoder: MPNetEncoder,
 }
 
 
 def replace_attention(model: nn.Module) -> None:
-    """Let every attention module that has a class here call the hook."""
+    """Give every module that has a class here that class, so that attention calls the hook."""
     for module in model.modules():
         module.__class__ = OURS.get(type(module), type(module))

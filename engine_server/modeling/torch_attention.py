@@ -105,8 +105,8 @@ class StepAttention(AttentionBackend):
     ) -> Tensor:
         output = query.new_empty(*query.shape[:2], value.shape[-1])
         for own, sequence in self._sequences:
-            parts = (part[own].transpose(0, 1) for part in (query, key, value))
-            output[own] = sequence.attend(*parts, scoring)
+            queries, keys, values = (part[own].transpose(0, 1) for part in (query, key, value))
+            output[own] = sequence.attend(queries, keys, values, scoring)
         return output
 
 
@@ -124,12 +124,14 @@ class Sequence:
         if mask is None or scoring.fused:
             return attention(query, keys, values, mask, scoring)[0].transpose(0, 1)
         rows = 1 + MOST_SCORES // (query.shape[1] * self.context)
-        parts = zip(torch.split(query, rows, 2), torch.split(mask, rows, 1), strict=True)
+        parts = zip(torch.split(query, rows, 2), torch.split(mask, rows, -2), strict=True)
         output = torch.cat([attention(part, keys, values, mask, scoring) for part, mask in parts], 2)
         return output[0].transpose(0, 1)
 
     def _mask(self, query: Tensor, scoring: Scoring) -> Tensor | None:
         """[1 or query heads, tokens, context]; None where the kernel knows without, which is quicker."""
+        if scoring.relative_bias is not None:
+            return scoring.relative_bias[..., : self.context, : self.context]
         count, window = query.shape[2], scoring.window
         narrow = (window is not None and window < self.context) or scoring.alibi is not None
         if not narrow and (not scoring.causal or (scoring.fused and count == self.context)):

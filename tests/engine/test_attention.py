@@ -6,7 +6,15 @@ import torch
 import torch.nn.functional as F
 from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertModel
 
-from engine_server.modeling.attention import IMPLEMENTATION, LayerShape, Scoring, StepInputs, forward_context
+from engine_server.modeling.attention import (
+    IMPLEMENTATION,
+    LayerShape,
+    Scoring,
+    StepInputs,
+    UnsupportedModelError,
+    forward_context,
+    paged_attention,
+)
 from engine_server.modeling.cache_layout import lay_out
 from engine_server.modeling.torch_attention import StepAttention, TorchAttention
 
@@ -29,6 +37,17 @@ def test_encoders_see_their_whole_prompt_and_nothing_of_their_neighbours() -> No
                 positions = torch.cat([torch.arange(length) for length in LENGTHS])[None]
                 hidden = model(torch.cat(prompts, 1), position_ids=positions).last_hidden_state
         torch.testing.assert_close(hidden, expected)
+
+
+def test_a_bias_by_distance_is_refused_where_tokens_are_cached_or_hidden() -> None:
+    state, bias = torch.zeros(1, 2, int(LENGTHS.sum()), 8), torch.zeros(1, 2, 9, 9)
+    prompts = [torch.zeros(1, length, dtype=torch.long) for length in LENGTHS]
+    module = torch.nn.Module()
+    module.layer_idx = 0
+    with forward_context(StepAttention(), flat(prompts)):
+        for options in ({"is_causal": True}, {"is_causal": False, "sliding_window": 4}):
+            with pytest.raises(UnsupportedModelError, match="Module adds a relative bias"):
+                paged_attention(module, state, state, state, None, relative_bias=bias, **options)
 
 
 @pytest.mark.parametrize("count", [3, 40])

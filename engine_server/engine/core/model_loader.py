@@ -17,7 +17,7 @@ from engine_server.modeling.attention import IMPLEMENTATION
 from engine_server.modeling.packed_linear import pack_linears
 from engine_server.models.folder import weight_bytes
 
-OWN_ATTENTION = ("bloom", "falcon", "gptj")  # model types
+OWN_ATTENTION = ("bloom", "falcon", "gptj", "mpnet")  # model types
 T = TypeVar("T")
 SECONDS_BETWEEN_LINES = 5.0
 logger = logging.getLogger(__name__)
