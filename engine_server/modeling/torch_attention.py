@@ -129,7 +129,7 @@ class Sequence:
         return output[0].transpose(0, 1)
 
     def _mask(self, query: Tensor, scoring: Scoring) -> Tensor | None:
-        """[1 or query heads, tokens, context]; None where the kernel knows without, which is quicker."""
+        """[1, 1 or query heads, tokens, context]; None where the kernel knows without, which is quicker."""
         if scoring.relative_bias is not None:
             return scoring.relative_bias[..., : self.context, : self.context]
         count, window = query.shape[2], scoring.window
@@ -140,7 +140,7 @@ class Sequence:
         if key not in self.masks:
             positions = torch.arange(self.context, device=query.device)
             mask = mask_out(positions[-count:], positions, scoring, query.dtype)
-            self.masks[key] = mask.transpose(0, 1)
+            self.masks[key] = mask.transpose(0, 1)[None]  # torch's fused kernel wants four dims
         return self.masks[key]
 
 
