@@ -82,7 +82,7 @@ class Scoring(NamedTuple):
 class AttentionBackend(ABC):
     """Attention on one kind of device."""
 
-    keys: Sequence[Tensor] = ()  # [blocks, block size, kv heads, dim] each
+    keys: Sequence[Tensor] = ()  # [blocks, ...] each: what a block holds is laid out as the backend likes it
     values: Sequence[Tensor] = ()
 
     @abstractmethod

@@ -104,10 +104,13 @@ class ModelRunner:
                 return states
         ends = inputs.starts + inputs.lengths - 1
         sampling = ends[[scheduled.samples for scheduled in batch]]
-        decoder = self.model.get_decoder()  # type: ignore[no-untyped-call]
-        with forward_context(self.backend, inputs), kept_output(decoder):
-            logits = self._logits(arguments, sampling)
-            report_prompts(batch, inputs, partial(self._logits, arguments))
+        with forward_context(self.backend, inputs):
+            if all(scheduled.request.prompt_logprobs is None for scheduled in batch):
+                return self._logits(arguments, sampling)
+            decoder = self.model.get_decoder()  # type: ignore[no-untyped-call]
+            with kept_output(decoder):
+                logits = self._logits(arguments, sampling)
+                report_prompts(batch, inputs, partial(self._logits, arguments))
         return logits
 
     def _logits(self, arguments: dict[str, Any], rows: IntArray) -> Tensor:
