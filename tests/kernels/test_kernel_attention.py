@@ -15,7 +15,14 @@ from engine_server.modeling.kernels.launch import MOST_SPLITS, num_splits
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # queries that only fill a tile see nothing
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
-RAGGED = [(1, 40), (1, 1), (1, 140), (5, 5), (36, 60)]  # tokens in the step, in the cache
+RAGGED = [
+    (1, 40),
+    (1, 1),
+    (1, 140),
+    (5, 5),
+    (36, 60),
+    (1, 0),
+]  # tokens in the step, in the cache; the last fills up
 
 
 class Heads(NamedTuple):

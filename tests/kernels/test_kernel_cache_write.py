@@ -26,11 +26,12 @@ def test_kernel_writes_where_it_is_told_and_nowhere_else(
     joined = torch.randn(tokens, heads, key_dim + value_dim, device=device).to(dtype).to(given)
     key, value = joined[..., :key_dim], joined[..., key_dim:]
     slots = torch.randperm(blocks * block_size, device=device)[:tokens]
+    slots[2] = -1  # a token that only fills a batch up
     caches = [torch.randn(blocks, block_size, heads, dim, device=device) for dim in (key_dim, value_dim)]
     keys, values = (cache.to(dtype) for cache in caches)
     expected = [keys.float(), values.float()]
     for cache, new in zip(expected, (key, value), strict=True):
-        cache.view(-1, *cache.shape[2:])[slots] = new.to(dtype).float()
+        cache.view(-1, *cache.shape[2:])[slots[slots >= 0]] = new[slots >= 0].to(dtype).float()
     write_cache(keys, values, key, value, slots.int())
     assert torch.equal(keys.float(), expected[0])
     assert torch.equal(values.float(), expected[1])

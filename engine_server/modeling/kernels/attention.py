@@ -24,6 +24,7 @@ from engine_server.modeling.kernels.launch import (
 
 INTERPRETED = triton.knobs.runtime.interpret
 LOG2_E = tl.constexpr(1.4426950408889634)
+LEAST = tl.constexpr(-1e30)  # for -inf, where a difference must not be NaN
 
 
 def prefill(
@@ -40,7 +41,8 @@ def prefill(
     out: [T, query heads, value dim]; query: [T, query heads, key dim], of unit stride in the last;
     keys, values: [blocks, block size, kv heads, dim], contiguous, of any float type;
     block_ids: int32 [S, blocks a row]; sequences: int32 [n, 4], ascending: row of block_ids, place of the first token
-    in the step, tokens in the step, tokens in the cache with them. Tokens of no sequence are left as they are.
+    in the step, tokens in the step, tokens in the cache with them. Tokens of no sequence are left as they are; a
+    sequence without a token in the cache, which only fills a batch up, gets zeros.
     """
     launch = launch_for(PREFILL, query, keys, values)
     tokens = launch.rows // (query.shape[1] // keys.shape[2])
@@ -246,9 +248,9 @@ def _join(
     dims = tl.arange(0, WIDTH)
     place = (sequence * tl.num_programs(1) + head) * num_parts + part
     weight = tl.load(weights + place, mask=part < num_parts, other=float("-inf"))
-    weight = tl.exp2(weight - tl.max(weight, 0))
+    weight = tl.exp2(weight - tl.maximum(tl.max(weight, 0), LEAST))
     kept = (weight > 0)[:, None] & (dims < DIM)[None, :]
     found = tl.load(parts + (place * DIM)[:, None] + dims[None, :], mask=kept, other=0.0)
-    mean = tl.sum(found * weight[:, None], 0) / tl.sum(weight, 0)
+    mean = tl.sum(found * weight[:, None], 0) / tl.maximum(tl.sum(weight, 0), 1.0)  # less only of no part
     token = tl.load(sequences + sequence * 4 + 1).to(tl.int64)
     tl.store(out + token * out_token + head * out_head + dims, mean.to(out.dtype.element_ty), mask=dims < DIM)

@@ -11,7 +11,8 @@ def write_cache(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, slots:
     """Put token t's K and V at place `slots[t]` of the cache, converted to the cache's type.
 
     keys, values: [blocks, block size, kv heads, dim], contiguous; key, value: [T, kv heads, dim], of unit stride in
-    dim; slots: int32 [T], block id * block size + offset. K and V may have dims of their own.
+    dim; slots: int32 [T], block id * block size + offset, or -1 for a token that is not kept. K and V may have dims
+    of their own.
     """
     tokens, heads, key_dim = key.shape
     value_dim = value.shape[2]
@@ -33,9 +34,10 @@ def _write_cache(
     slot = tl.load(slots + token).to(tl.int64)
     heads = (tl.program_id(1) * HEAD_TILE + tl.arange(0, HEAD_TILE))[:, None]
     dims = tl.arange(0, WIDTH)[None, :]
-    kept = (heads < HEADS) & (dims < KEY_DIM)
+    known = (heads < HEADS) & (slot >= 0)
+    kept = known & (dims < KEY_DIM)
     moved = tl.load(key + token * key_token + heads * key_head + dims, mask=kept)
     tl.store(keys + (slot * HEADS + heads) * KEY_DIM + dims, moved.to(keys.dtype.element_ty), mask=kept)
-    kept = (heads < HEADS) & (dims < VALUE_DIM)
+    kept = known & (dims < VALUE_DIM)
     moved = tl.load(value + token * value_token + heads * value_head + dims, mask=kept)
     tl.store(values + (slot * HEADS + heads) * VALUE_DIM + dims, moved.to(values.dtype.element_ty), mask=kept)
