@@ -82,7 +82,11 @@ class EngineCore:
         sampling = [scheduled.request for scheduled in batch if scheduled.samples]
         try:
             output = self.runner.execute(batch)  # one flat forward: logits, or hidden states to pool
-            tokens = self.pooler.pool(output, batch) if self.pooler else self.sampler.sample(output, sampling)
+            tokens = (
+                self.pooler.pool(output, batch)
+                if self.pooler
+                else self.sampler.launch(output, sampling).collect()
+            )
         except Exception as error:
             return self.give_up(batch, error)
         return self.scheduler.update(batch, tokens)  # advance, finish, free

@@ -2,10 +2,10 @@
 
 import logging
 import os
-from functools import partial
+from collections.abc import Callable
 from importlib.util import find_spec
 from shutil import which
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from engine_server.engine.config import EngineConfig
 from engine_server.engine.core.block_pool import BlockPool, BlockTable
 from engine_server.engine.core.kv_cache import num_blocks
 from engine_server.engine.core.model_loader import choose_device, first_position, load_model
-from engine_server.engine.core.prompt_logprobs import kept_output, report_prompts
+from engine_server.engine.core.prompt_logprobs import kept_output, prompt_chunks
 from engine_server.engine.core.request import Request
 from engine_server.engine.core.scheduler import Batch
 from engine_server.modeling.attention import AttentionBackend, IntArray, StepInputs, forward_context
@@ -42,6 +42,30 @@ def choose_attention(device: torch.device) -> "type[TorchAttention | TritonAtten
     from engine_server.modeling.triton_attention import TritonAttention
 
     return TritonAttention
+
+
+class ModelInputs(NamedTuple):
+    """All that the model has to be told of one step: nothing but numbers, so that other ranks can be told too."""
+
+    step: StepInputs
+    rows: IntArray  # [n], of the step, whose logits are wanted
+    chunks: list[IntArray]  # [at most prompt_logprobs.ROWS] each: rows whose logits are wanted beside
+    token_type_ids: list[int]  # [T], or none
+    embeds: list[tuple[int, Tensor]]  # what stands for tokens: from which row on, [rows, hidden]
+
+
+def extras(batch: Batch, starts: IntArray) -> tuple[list[int], list[tuple[int, Tensor]]]:
+    """The batch's token types and embeddings, where a request has any."""
+    requests = [scheduled.request for scheduled in batch]
+    token_types: list[int] = []
+    if any(request.token_type_ids for request in requests):
+        token_types = [kind for one in requests for kind in one.token_type_ids or [0] * one.pending]
+    embeds = [
+        (start, request.prompt_embeds[request.computed :][:count])
+        for start, (request, count) in zip(starts.tolist(), batch, strict=True)
+        if request.prompt_embeds is not None
+    ]
+    return token_types, embeds
 
 
 class ModelRunner:
@@ -96,21 +120,28 @@ class ModelRunner:
 
         Of a pooling model, the hidden states [T, hidden] of all the step's tokens.
         """
-        inputs = self.flatten(batch)
-        arguments = self.arguments(batch, inputs)
-        if self.config.model_config.pooling is not None:
-            with forward_context(self.backend, inputs):
+        step = self.flatten(batch)
+        chunks = prompt_chunks(batch, step.starts)
+        ends = step.starts + step.lengths - 1
+        inputs = ModelInputs(
+            step, ends[[scheduled.samples for scheduled in batch]], [chunk.rows for chunk in chunks],
+            *extras(batch, step.starts),
+        )  # fmt: skip
+        return self.forward(inputs, lambda number, logits: chunks[number].report(logits))
+
+    def forward(self, inputs: ModelInputs, report: Callable[[int, Tensor], None]) -> Tensor:
+        """What `execute` gives; `report` takes the logits of each of the prompts' chunks, with its number."""
+        arguments = self.arguments(inputs)
+        with forward_context(self.backend, inputs.step):
+            if self.config.model_config.pooling is not None:
                 states: Tensor = self.body(**arguments).last_hidden_state[0]
                 return states
-        ends = inputs.starts + inputs.lengths - 1
-        sampling = ends[[scheduled.samples for scheduled in batch]]
-        with forward_context(self.backend, inputs):
-            if all(scheduled.request.prompt_logprobs is None for scheduled in batch):
-                return self._logits(arguments, sampling)
-            decoder = self.model.get_decoder()  # type: ignore[no-untyped-call]
-            with kept_output(decoder):
-                logits = self._logits(arguments, sampling)
-                report_prompts(batch, inputs, partial(self._logits, arguments))
+            if not inputs.chunks:
+                return self._logits(arguments, inputs.rows)
+            with kept_output(self.model.get_decoder()):  # type: ignore[no-untyped-call]
+                logits = self._logits(arguments, inputs.rows)
+                for number, rows in enumerate(inputs.chunks):
+                    report(number, self._logits(arguments, rows))
         return logits
 
     def _logits(self, arguments: dict[str, Any], rows: IntArray) -> Tensor:
@@ -119,21 +150,18 @@ class ModelRunner:
         logits: Tensor = output.logits[0]
         return logits
 
-    def arguments(self, batch: Batch, inputs: StepInputs) -> dict[str, Any]:
+    def arguments(self, inputs: ModelInputs) -> dict[str, Any]:
         """What the model is called with: tokens; or embeddings, where a prompt came as some."""
-        tokens = torch.from_numpy(inputs.token_ids).to(self.device).unsqueeze(0)
-        positions = torch.from_numpy(inputs.positions + self.first_position).to(self.device).unsqueeze(0)
+        step = inputs.step
+        tokens = torch.from_numpy(step.token_ids).to(self.device).unsqueeze(0)
+        positions = torch.from_numpy(step.positions + self.first_position).to(self.device).unsqueeze(0)
         arguments = {"input_ids": tokens, "position_ids": positions, "use_cache": False}
-        requests = [scheduled.request for scheduled in batch]
-        if any(request.token_type_ids for request in requests):
-            kinds = [kind for one in requests for kind in one.token_type_ids or [0] * one.pending]
-            arguments["token_type_ids"] = torch.tensor([kinds], device=self.device)
-        if any(request.prompt_embeds is not None for request in requests):
+        if inputs.token_type_ids:
+            arguments["token_type_ids"] = torch.tensor([inputs.token_type_ids], device=self.device)
+        if inputs.embeds:
             embeds = self.body.get_input_embeddings()(arguments.pop("input_ids"))
-            for start, (request, count) in zip(inputs.starts.tolist(), batch, strict=True):
-                if request.prompt_embeds is not None:
-                    own = request.prompt_embeds[request.computed :][:count]
-                    embeds[0, start : start + len(own)] = own
+            for start, own in inputs.embeds:
+                embeds[0, start : start + len(own)] = own
             arguments["inputs_embeds"] = embeds
         return arguments
 

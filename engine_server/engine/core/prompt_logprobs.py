@@ -1,35 +1,51 @@
 """Log-probabilities of prompts: the logits of every token of a step, a few rows at a time."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from engine_server.engine.core.request import Request
 from engine_server.engine.core.sampler import report
 from engine_server.engine.core.scheduler import Batch
-from engine_server.modeling.attention import IntArray, StepInputs
+from engine_server.modeling.attention import IntArray
 
 ROWS = 256  # so many rows of logits at once
 
 
-def report_prompts(batch: Batch, inputs: StepInputs, logits: Callable[[IntArray], Tensor]) -> None:
-    """Add to each request that asked what this step shows of its prompt: of token t in the row of token t - 1.
+class PromptChunk(NamedTuple):
+    """Some tokens of a prompt whose log-probabilities are asked for."""
 
-    logits: from rows of the step [n] to their logits [n, vocabulary].
-    """
-    for (request, count), start in zip(batch, inputs.starts, strict=True):
+    request: Request
+    first: int  # the position before that of the first of them
+    rows: IntArray  # of the step, whose logits show them: of token t in the row of token t - 1
+
+    def report(self, logits: Tensor) -> None:
+        """Add what the chunk's `logits` [rows, vocabulary] show of the prompt."""
+        logprobs = logits.float().log_softmax(dim=-1)
+        token_ids = self.request.token_ids[self.first + 1 :][: len(self.rows)]
+        wanted = [self.request.params.prompt_logprobs or 0] * len(self.rows)
+        assert self.request.prompt_logprobs is not None
+        self.request.prompt_logprobs += report(
+            logprobs, torch.tensor(token_ids, device=logprobs.device), wanted
+        )
+
+
+def prompt_chunks(batch: Batch, starts: IntArray) -> list[PromptChunk]:
+    """What this step shows of the prompts that asked. starts: [S], where each sequence's tokens begin."""
+    chunks = []
+    for (request, count), start in zip(batch, starts, strict=True):
         if request.prompt_logprobs is None:
             continue
         del request.prompt_logprobs[request.computed :]  # there are some where a preempted prompt comes again
         end = min(request.computed + count, request.num_prompt - 1)
         for first in range(request.computed, end, ROWS):
             positions = np.arange(first, min(first + ROWS, end))
-            logprobs = logits(start + positions - request.computed).float().log_softmax(dim=-1)
-            tokens = torch.tensor(request.token_ids[first + 1 :][: len(positions)], device=logprobs.device)
-            wanted = [request.params.prompt_logprobs or 0] * len(positions)
-            request.prompt_logprobs += report(logprobs, tokens, wanted)
+            chunks.append(PromptChunk(request, first, start + positions - request.computed))
+    return chunks
 
 
 @contextmanager

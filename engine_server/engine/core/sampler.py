@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,32 @@ LogitsProcessor = Callable[[list[int], Tensor], Tensor]
 NUCLEUS = 1024  # so many of the likeliest tokens nearly always hold top_p, and sorting all takes far longer
 
 
+@dataclass(slots=True)
+class Launched:
+    """A step's tokens on their way from the device."""
+
+    tokens: Tensor  # int64 [n], on the device
+    largest: Tensor  # [n], each row's largest logit
+    errors: list[str | None]  # of each row
+    logprobs: Tensor | None  # [rows of `counts`, vocabulary], the model's own
+    counts: dict[int, int]  # of the rows that want logprobs: of how many tokens beside their own
+
+    @torch.inference_mode()
+    def collect(self) -> list[Sampled]:
+        """Wait for the device: a token for each row, or why it can have none."""
+        with device_work():
+            token_ids, values = self.tokens.tolist(), self.largest.tolist()
+        samples = [
+            Sampled(token, error=error or complaint(value))
+            for token, error, value in zip(token_ids, self.errors, values, strict=True)
+        ]
+        if self.logprobs is not None:
+            reports = report(self.logprobs, self.tokens[list(self.counts)], list(self.counts.values()))
+            for row, one in zip(self.counts, reports, strict=True):
+                samples[row].logprobs = one
+        return samples
+
+
 class Sampler:
     """Greedy, or temperature and filters with one uniform number a token.
 
@@ -31,8 +58,8 @@ class Sampler:
         self.processors = processors
 
     @torch.inference_mode()
-    def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[Sampled]:
-        """A token for each of `requests`, or why it can have none. logits: [n, vocabulary], changed in place."""
+    def launch(self, logits: Tensor, requests: Sequence[Request]) -> Launched:
+        """Begin to choose a token for each of `requests`. logits: [n, vocabulary], changed in place."""
         logits = logits.float()
         counts = {
             row: count for row, one in enumerate(requests) if (count := one.params.logprobs) is not None
@@ -47,16 +74,7 @@ class Sampler:
             largest, tokens = logits.max(dim=-1)
             if drawn:
                 tokens[drawn] = draw(logits[drawn], [requests[row] for row in drawn])
-            token_ids, values = tokens.tolist(), largest.tolist()
-        samples = [
-            Sampled(token, error=error or complaint(value))
-            for token, error, value in zip(token_ids, errors, values, strict=True)
-        ]
-        if logprobs is not None:
-            reports = report(logprobs, tokens[list(counts)], list(counts.values()))
-            for row, one in zip(counts, reports, strict=True):
-                samples[row].logprobs = one
-        return samples
+        return Launched(tokens, largest, errors, logprobs, counts)
 
     def _adjust(self, logits: Tensor, request: Request) -> str | None:
         """Do to one row [vocabulary] what its request asks for; the message, where one of its processors fails."""
