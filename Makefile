@@ -12,6 +12,10 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
 TORCH := 2.13.0
 TORCH_INDEX ?=
+# The oldest transformers that pyproject.toml allows, and what it needs otherwise than constraints.txt has it.
+OLDEST := 5.17.0
+OLDEST_NEEDS := huggingface-hub==1.33.0 httpx==0.28.1 httpcore==1.0.9
+NO_MODELS := async_llm processes tracing loggers admission detokenizer kernel_compile  # tests that it can't change
 CLUSTER := ../shared/cluster/cluster
 # Tools that a cluster's owner has anyway are not installed here: found on PATH, or beside the cluster script.
 TOOLS = if ! command -v $(1) >/dev/null && [ -x $(CLUSTER) ]; then eval "$$($(CLUSTER) assets)"; fi; \
@@ -37,6 +41,12 @@ test: $(VENV)/.development ## all tests but those that need a cluster with nodes
 		--ignore tests/kernels || failed=1; \
 	wait $$kernels || [ $$? = 5 ] || failed=1; \
 	tail -n 200 $(VENV)/kernels.log; exit $${failed:-0} # 5: no kernel was tried, where there is no Triton
+
+.PHONY: test-oldest
+test-oldest: $(VENV)/.oldest ## the engine's tests of models, with the oldest transformers that is allowed
+	@TRANSFORMERS=$(OLDEST) PYTHONPATH=$(CURDIR)/$(VENV)/oldest OMP_NUM_THREADS=1 $(BIN)/pytest -q --numprocesses logical \
+		--maxprocesses 4 --dist loadscope --no-loadscope-reorder tests/engine \
+		$(NO_MODELS:%=--ignore tests/engine/test_%.py)
 
 .PHONY: lint
 lint: $(VENV)/.development ## style, types, arrows between the parts, budgets, generated files
@@ -84,4 +94,10 @@ $(VENV)/.runtime: pyproject.toml constraints.txt | $(VENV)/bin/python
 $(VENV)/.development: $(VENV)/.runtime
 	@echo "installing what tests and lint use ..."
 	@$(PIP) install --constraint constraints.txt --group build --group test --group lint
+	@touch $@
+
+$(VENV)/.oldest: Makefile $(VENV)/.development
+	@echo "installing transformers $(OLDEST) into $(VENV)/oldest ..."
+	@rm -rf $(VENV)/oldest
+	@$(PIP) install --no-deps --target $(VENV)/oldest transformers==$(OLDEST) $(OLDEST_NEEDS)
 	@touch $@

@@ -1,10 +1,12 @@
 """Real engines for the engine's tests: SmolLM2 in float32, and a tiny random llama where the text doesn't matter."""
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -12,6 +14,12 @@ from engine_server import EngineArgs, LLMEngine, RequestOutput, SamplingParams
 from engine_server.models import resolve
 
 Finish = Callable[[LLMEngine], dict[str, RequestOutput]]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def transformers_version() -> None:
+    """A run that is for one version of transformers is really of that one."""
+    assert transformers.__version__ == os.environ.get("TRANSFORMERS", transformers.__version__)
 
 
 @pytest.fixture(scope="session")

@@ -175,6 +175,7 @@ def test_greedy_output_is_transformers_own(architecture: Architecture, tmp_path:
     torch.manual_seed(0)
     model_class = getattr(transformers, architecture.model)
     model = model_class(model_class.config_class(**SIZES | architecture.settings)).eval()
+    model.set_attn_implementation("eager")  # not all releases' default knows a softcap
     model.save_pretrained(tmp_path)
     prompts = [torch.randint(2, SIZES["vocab_size"], (1, length)) for length in LENGTHS]
     expected = [
@@ -183,6 +184,7 @@ def test_greedy_output_is_transformers_own(architecture: Architecture, tmp_path:
             attention_mask=torch.ones_like(prompt),
             max_new_tokens=NEW_TOKENS,
             do_sample=False,
+            use_cache=architecture.name != "phi 3",  # of which not all releases keep it right between factors
             eos_token_id=None,
             pad_token_id=0,
         )[0, prompt.shape[1] :].tolist()
