@@ -12,8 +12,12 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
+from engine_server.modeling.kernels.activation import gated  # noqa: E402
 from engine_server.modeling.kernels.attention import decode, prefill  # noqa: E402
 from engine_server.modeling.kernels.cache_write import write_cache  # noqa: E402
+from engine_server.modeling.kernels.matmul import linear  # noqa: E402
+from engine_server.modeling.kernels.norm import add_rms_norm, rms_norm  # noqa: E402
+from engine_server.modeling.kernels.rotary import rotate  # noqa: E402
 
 MULTIPROCESSOR_BYTES = 99 << 10  # of shared memory, on the smallest GPUs with bfloat16
 
@@ -46,12 +50,12 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list:
     return kernels
 
 
+def tensor(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.bfloat16)
+
+
 def test_kernels_compile_for_hopper(compiled: list) -> None:
     """With the heads of Llama 3 8B: prefill without options, decode with all of them."""
-
-    def tensor(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=torch.bfloat16)
-
     keys, values, new = tensor(3, 16, 8, 128), tensor(3, 16, 8, 128), tensor(8, 8, 128)
     query, out = tensor(8, 32, 128), tensor(8, 32, 128)
     sequences, table = torch.empty(2, 4, dtype=torch.int32), torch.empty(2, 3, dtype=torch.int32)
@@ -63,4 +67,22 @@ def test_kernels_compile_for_hopper(compiled: list) -> None:
     _write, fill, part, _join = compiled
     assert "wgmma" in fill.asm["ptx"]  # Hopper's tensor cores, several warps at once
     assert "mma.sync" in part.asm["ptx"]
+    assert all(kernel.metadata.shared <= MULTIPROCESSOR_BYTES for kernel in compiled)
+
+
+def test_kernels_beside_attention_compile_for_hopper(compiled: list) -> None:
+    """With the sizes of Llama 3 8B, and of heads that are normed and turned as Qwen 3's and GLM's."""
+    hidden, weight, joined = tensor(1, 8, 4096), tensor(4096), tensor(1, 8, 28672)
+    rms_norm(hidden, weight, 1e-5)
+    rms_norm(tensor(1, 8, 48, 128)[:, :, :32], tensor(128), 1e-6, 1.0)
+    add_rms_norm(hidden, hidden, weight, 1e-5)
+    for activation in ("silu", "gelu", "gelu_tanh"):
+        gated(activation, *joined.chunk(2, -1))
+    for interleaved in (False, True):
+        rotate(tensor(8, 32, 128), tensor(8, 8, 128), tensor(8, 32), tensor(8, 32), interleaved)
+    linear(hidden, tensor(6144, 4096), tensor(6144))
+    linear(hidden.float(), tensor(64, 4096).float())
+    product, exact = compiled[-2:]
+    assert "wgmma" in product.asm["ptx"]
+    assert "wgmma" not in exact.asm["ptx"]  # whose float32 has fewer bits
     assert all(kernel.metadata.shared <= MULTIPROCESSOR_BYTES for kernel in compiled)

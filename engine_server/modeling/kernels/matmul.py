@@ -1,0 +1,62 @@
+"""Linear layers whose rows don't depend on how many there are.
+
+A library's matrix product is chosen by its shape: with the number of rows change the tiles, the order of the sums and
+so their rounding. Here tiles and order are fixed, and an element is one running sum over K, as He and Thinking Machines
+Lab describe (Defeating Nondeterminism in LLM Inference, 2025,
+https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference).
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+INTERPRETED = triton.knobs.runtime.interpret
+ROWS, COLUMNS, DEPTH_BYTES = 128, 64, 128  # of a tile: with 4 stages, 96 KiB of shared memory
+GROUP = 8  # tiles of rows that run side by side, so that they find the same weights in the cache
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x @ weight.T + bias, summed in float32, in x's type: every row has the bits that it would have alone.
+
+    x: [..., K]; weight: [N, K], contiguous; bias: [N]; all of one type: float16, bfloat16 or float32.
+    """
+    columns, depth = weight.shape
+    out = x.new_empty(*x.shape[:-1], columns)
+    x = x.reshape(-1, depth).contiguous()
+    grid = (triton.cdiv(len(x), ROWS) * triton.cdiv(columns, COLUMNS),)
+    _linear[grid](
+        out, x, weight, bias, len(x), N=columns, K=depth,
+        ROWS=ROWS, COLUMNS=COLUMNS, DEPTH=DEPTH_BYTES // x.element_size(), GROUP=GROUP,
+        DOT=tl.float32 if INTERPRETED else None, num_warps=4, num_stages=4,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _linear(
+    out, x, weight, bias, num_rows, N: tl.constexpr, K: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    tiles = tl.cdiv(N, COLUMNS)
+    group = tl.program_id(0) // (GROUP * tiles) * GROUP
+    size = min(tl.cdiv(num_rows, ROWS) - group, GROUP)
+    row_tile = group + tl.program_id(0) % (GROUP * tiles) % size
+    column_tile = tl.program_id(0) % (GROUP * tiles) // size
+
+    rows = (row_tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    columns = (column_tile * COLUMNS + tl.arange(0, COLUMNS)).to(tl.int64)[None, :]
+    depth = tl.arange(0, DEPTH)
+    dot_type: tl.constexpr = x.dtype.element_ty if DOT is None else DOT
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in tl.range(0, K, DEPTH):
+        inside = start + depth < K
+        left = tl.load(
+            x + rows * K + (start + depth)[None, :], mask=(rows < num_rows) & inside[None, :], other=0.0
+        )
+        right = tl.load(
+            weight + columns * K + (start + depth)[:, None], mask=(columns < N) & inside[:, None], other=0.0
+        )
+        total = tl.dot(left.to(dot_type), right.to(dot_type), total, input_precision="ieee")
+    if bias is not None:
+        total += tl.load(bias + columns, mask=columns < N, other=0.0).to(tl.float32)
+    tl.store(out + rows * N + columns, total.to(out.dtype.element_ty), mask=(rows < num_rows) & (columns < N))
