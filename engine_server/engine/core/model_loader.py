@@ -14,6 +14,7 @@ from transformers import AutoConfig, PreTrainedModel
 from engine_server.engine.config import DeviceConfig, LoadConfig, ModelConfig
 from engine_server.engine.core.kv_cache import free_host_memory
 from engine_server.modeling.attention import IMPLEMENTATION
+from engine_server.modeling.fusion import fuse_linears
 from engine_server.modeling.packed_linear import pack_linears
 from engine_server.models.folder import weight_bytes
 
@@ -75,9 +76,15 @@ def load_model(config: ModelConfig, load: LoadConfig, device: torch.device) -> P
         replace_attention(model)
         model.config._attn_implementation = IMPLEMENTATION  # so that no masks are made
     model.requires_grad_(False)
+    fuse_linears(progress(parents(model), "Fusing weights"))
     if device.type == "cpu":
-        pack_linears(progress(list(model.modules()), "Packing weights"))
+        pack_linears(progress(parents(model), "Packing weights"))
     return model
+
+
+def parents(model: nn.Module) -> list[nn.Module]:
+    """All modules but the leaves: their weights can be freed one by one while somebody walks over this."""
+    return [module for module in model.modules() if any(True for _ in module.children())]
 
 
 def check_room(folder: Path, dtype: torch.dtype | None, device: torch.device) -> None:
