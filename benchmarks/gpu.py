@@ -23,7 +23,7 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
-from engine_server.modeling.attention import Scoring
+from engine_server.modeling.attention import Pages, Scoring
 from engine_server.modeling.kernels import launch
 from engine_server.modeling.kernels.attention import decode, prefill
 from engine_server.modeling.kernels.cache_write import write_cache
@@ -124,7 +124,8 @@ def make_batch(heads: Heads, count: int, tokens: int, context: int) -> Batch:
 
 def ours(batch: Batch) -> Callable[[], object]:
     """The kernel that the engine would launch for the batch."""
-    given, scoring = batch[:1] + batch[2:6], Scoring(batch.query.shape[-1] ** -0.5)
+    given = batch.query, Pages(batch.keys), Pages(batch.values), batch.block_ids, batch.sequences
+    scoring = Scoring(batch.query.shape[-1] ** -0.5)
     if len(batch.query) > len(batch.sequences):
         return lambda: prefill(batch.out, *given, scoring)
     processors = torch.cuda.get_device_properties(DEVICE).multi_processor_count
@@ -183,7 +184,7 @@ def measure_write(name: str, limits: Limits, heads: Heads, tokens: int) -> Row:
         torch.zeros(tokens // BLOCK_SIZE, BLOCK_SIZE, heads.kv, heads.dim, device=DEVICE, dtype=DTYPE)
         for _ in range(3)
     )
-    own = seconds(lambda: write_cache(keys, values, new, new, small))
+    own = seconds(lambda: write_cache(Pages(keys), Pages(values), new, new, small))
     other = 2 * seconds(lambda: expected.flatten(0, 1).index_copy_(0, slots, new))
     error = max((cache - expected).abs().max().item() for cache in (keys, values))
     return Row(name, own * 1e6, 4 * new.nbytes / own / limits.copy, other * 1e6, error)

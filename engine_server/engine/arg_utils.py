@@ -75,7 +75,7 @@ class EngineArgs:
         metavar="NAME",
     )
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = _argument(
-        "auto", "the weights' and the cache's type; auto: as the weights are", type=_full_dtype
+        "auto", "the weights' type; auto: as they are", type=_full_dtype
     )
     load_format: Literal["auto", "safetensors", "gguf", "dummy"] = _argument(
         "auto", "where weights come from; auto: whichever of both files is there; dummy: random weights"
@@ -86,6 +86,10 @@ class EngineArgs:
     gpu_memory_utilization: Share = _argument(0.9, "the share of a GPU's memory to use")
     kv_cache_memory_bytes: Count | None = _argument(
         None, "the KV cache's size, as 512MiB or 4GiB (default: from what is free)", type=parse_size
+    )
+    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = _argument(
+        "auto",
+        "the KV cache's type; fp8: half the bytes, with scales of its own; auto: as the model computes",
     )
     num_gpu_blocks_override: Count | None = _argument(None, "the number of blocks, whatever memory says")
     enable_prefix_caching: bool = _argument(True, "let requests share the blocks of equal beginnings")
@@ -149,6 +153,7 @@ class EngineArgs:
                 kv_cache_memory_bytes=self.kv_cache_memory_bytes,
                 num_gpu_blocks_override=self.num_gpu_blocks_override,
                 enable_prefix_caching=self.enable_prefix_caching and model.pooling is None,
+                cache_dtype=self.kv_cache_dtype,
             ),
             parallel_config=ParallelConfig(tensor_parallel_size=self.tensor_parallel_size),
             scheduler_config=SchedulerConfig(

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
@@ -79,11 +80,23 @@ class Scoring(NamedTuple):
         return self.softcap is None and self.sinks is None
 
 
+class Pages(NamedTuple):
+    """K, or V, of the layers that share a tensor. What a block holds is laid out as the backend likes it."""
+
+    data: Tensor  # [blocks, ..., dim]
+    scales: Tensor | None = None  # [blocks, ..., 1] in float32, of what is kept in FLOAT8: see `quantised`
+
+
 class AttentionBackend(ABC):
     """Attention on one kind of device."""
 
-    keys: Sequence[Tensor] = ()  # [blocks, ...] each: what a block holds is laid out as the backend likes it
-    values: Sequence[Tensor] = ()
+    keys: Sequence[Pages] = ()
+    values: Sequence[Pages] = ()
+
+    @property
+    def caches(self) -> list[Tensor]:
+        """All that blocks hold: [blocks, ...] each."""
+        return [cache for pages in (*self.keys, *self.values) for cache in pages if cache is not None]
 
     @abstractmethod
     def begin(self, inputs: StepInputs) -> None:
@@ -101,8 +114,8 @@ class AttentionBackend(ABC):
 
     def erase(self, block_ids: list[int]) -> None:
         """Make zeros of what blocks hold: a NaN, even where it isn't seen, would spoil a weighted sum."""
-        for cache in (*self.keys, *self.values):
-            cache[block_ids] = 0
+        for cache in self.caches:
+            cache.view(torch.uint8)[block_ids] = 0  # by bytes: not every device knows float8
 
 
 _backend: AttentionBackend | None = None

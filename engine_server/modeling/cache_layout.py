@@ -7,7 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine_server.modeling.attention import LayerShape
+from engine_server.modeling.attention import LayerShape, Pages
+
+FLOAT8 = torch.float8_e4m3fn  # of a cache that keeps a scale for each token's head beside
+LARGEST, SMALLEST = torch.finfo(FLOAT8).max, 1e-30  # magnitudes: what FLOAT8 goes up to, and what counts as 0
 
 
 class Layout(NamedTuple):
@@ -24,19 +27,38 @@ class Layout(NamedTuple):
 
     def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
         """Bytes of one block of tokens in all layers, K and V: a block id for each kind."""
-        elements = sum(shape.kv_heads * (shape.key_dim + shape.value_dim) for shape in self.shapes)
-        return elements * len(self.windows) * block_size * dtype.itemsize
+        scales = 2 * torch.float32.itemsize if dtype == FLOAT8 else 0
+        token = sum(
+            shape.kv_heads * ((shape.key_dim + shape.value_dim) * dtype.itemsize + scales)
+            for shape in self.shapes
+        )
+        return token * len(self.windows) * block_size
 
     def allocate(
-        self, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """K and V of each tensor: [blocks, block size, kv heads, dim], zeros."""
+        self,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        heads_first: bool = False,
+    ) -> tuple[list[Pages], list[Pages]]:
+        """K and V of each tensor, zeros: [blocks, block size, kv heads, dim], or kv heads before block size."""
 
-        def cache(shape: LayerShape, dim: int) -> Tensor:
-            return torch.zeros(num_blocks, block_size, shape.kv_heads, dim, dtype=dtype, device=device)
+        def pages(heads: int, dim: int) -> Pages:
+            places = (heads, block_size) if heads_first else (block_size, heads)
+            data = torch.zeros(num_blocks, *places, dim, dtype=dtype, device=device)
+            return Pages(
+                data, data.new_zeros(*data.shape[:3], 1, dtype=torch.float32) if dtype == FLOAT8 else None
+            )
 
-        keys = [cache(shape, shape.key_dim) for shape in self.shapes]
-        return keys, [cache(shape, shape.value_dim) for shape in self.shapes]
+        keys = [pages(shape.kv_heads, shape.key_dim) for shape in self.shapes]
+        return keys, [pages(shape.kv_heads, shape.value_dim) for shape in self.shapes]
+
+
+def quantised(given: Tensor) -> tuple[Tensor, Tensor]:
+    """FLOAT8 [..., dim], and float32 [..., 1] to multiply it by: each row's largest magnitude becomes FLOAT8's own."""
+    scales = given.abs().amax(-1, keepdim=True).float().clamp(min=SMALLEST) / LARGEST
+    return (given / scales).to(FLOAT8), scales
 
 
 def lay_out(layers: Sequence[LayerShape], longest: int) -> Layout:

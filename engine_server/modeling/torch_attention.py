@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine_server.modeling.attention import AttentionBackend, IntArray, Scoring, StepInputs
-from engine_server.modeling.cache_layout import Layout
+from engine_server.modeling.attention import AttentionBackend, IntArray, Pages, Scoring, StepInputs
+from engine_server.modeling.cache_layout import Layout, quantised
 
 MOST_SCORES = 1 << 26  # held at once where they must be written down
 MANY_DECODES = 16  # from so many on, a CPU is twice as quick in bfloat16 if scores are written down
@@ -31,10 +31,7 @@ class TorchAttention(AttentionBackend):
         self.block_size = block_size
         self.device = device
         # Masked slots are multiplied by a weight of 0, which a NaN in new memory would survive: these are zeros.
-        keys, values = layout.allocate(num_blocks, block_size, dtype, device)
-        self.keys, self.values = (
-            [cache.view(cache.transpose(1, 2).shape) for cache in caches] for caches in (keys, values)
-        )
+        self.keys, self.values = layout.allocate(num_blocks, block_size, dtype, device, heads_first=True)
 
     def begin(self, inputs: StepInputs) -> None:
         self._slots = [
@@ -51,9 +48,9 @@ class TorchAttention(AttentionBackend):
         assert layer is not None
         kind, tensor = self.layout.kinds[layer], self.layout.tensors[layer]
         keys, values = self.keys[tensor], self.values[tensor]
-        rows = self._slots[kind].rows(keys.shape[1])
-        keys.flatten(0, 2).index_copy_(0, rows, key.flatten(0, 1))
-        values.flatten(0, 2).index_copy_(0, rows, value.flatten(0, 1))
+        rows = self._slots[kind].rows(key.shape[1])
+        write(keys, rows, key.flatten(0, 1))
+        write(values, rows, value.flatten(0, 1))
         output = query.new_empty(*query.shape[:2], value.shape[-1])
         for part in self._parts[kind]:
             output[part.tokens] = part.attend(query[part.tokens], keys, values, scoring)
@@ -169,8 +166,12 @@ class Blocks:
     ids: Tensor  # [n, blocks]
     by_heads: dict[int, Tensor] = field(default_factory=dict)
 
-    def gather(self, cache: Tensor) -> Tensor:
-        """[n, kv heads, tokens, dim] of a cache [all blocks, kv heads, block size, dim]."""
+    def gather(self, pages: Pages, dtype: torch.dtype) -> Tensor:
+        """[n, kv heads, tokens, dim] of what has [all blocks, kv heads, block size, dim]."""
+        data = self._gather(pages.data)
+        return data if pages.scales is None else data.to(dtype) * self._gather(pages.scales).to(dtype)
+
+    def _gather(self, cache: Tensor) -> Tensor:
         kv_heads, dim = cache.shape[1], cache.shape[3]
         if kv_heads not in self.by_heads:
             heads = torch.arange(kv_heads, dtype=self.ids.dtype, device=self.ids.device)
@@ -187,11 +188,11 @@ class Prefill:
     tokens: slice
     blocks: "Blocks"  # [1, blocks]
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
+    def attend(self, query: Tensor, keys: Pages, values: Pages, scoring: Scoring) -> Tensor:
         """query: [tokens, query heads, dim], the result alike; keys, values: the layer's cache."""
         context = self.sequence.context
-        keys, values = (self.blocks.gather(cache)[0, :, :context] for cache in (keys, values))
-        return self.sequence.attend(query.transpose(0, 1), keys, values, scoring)
+        key, value = (self.blocks.gather(pages, query.dtype)[0, :, :context] for pages in (keys, values))
+        return self.sequence.attend(query.transpose(0, 1), key, value, scoring)
 
 
 @dataclass(slots=True)
@@ -207,17 +208,17 @@ class DecodeGroup:
     width: int  # tokens of context, rounded up
     masks: Masks = field(default_factory=dict)
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
+    def attend(self, query: Tensor, keys: Pages, values: Pages, scoring: Scoring) -> Tensor:
         """query: [n, query heads, dim], the result alike.
 
         The query heads that share a KV head stand as that head's queries: grouped-query attention for free.
         """
         count, heads, dim = query.shape
-        kv_heads = keys.shape[1]
+        kv_heads = keys.data.shape[1]
         output = attention(
             query.reshape(count, kv_heads, heads // kv_heads, dim),
-            self.blocks.gather(keys),
-            self.blocks.gather(values),
+            self.blocks.gather(keys, query.dtype),
+            self.blocks.gather(values, query.dtype),
             self._mask(query, kv_heads, scoring),
             scoring,
             # Never in float32, where a request's result must not follow from how many share its step.
@@ -234,6 +235,16 @@ class DecodeGroup:
             shared = 1 if scoring.alibi is None else kv_heads
             self.masks[key] = mask.view(len(query), shared, -1, self.width)
         return self.masks[key]
+
+
+def write(pages: Pages, rows: Tensor, given: Tensor) -> None:
+    """Put `given` [n, dim] into `rows` [n] of what is flat but for the dim."""
+    if pages.scales is None:
+        pages.data.flatten(0, 2).index_copy_(0, rows, given)
+        return
+    data, scales = quantised(given)
+    pages.data.view(torch.uint8).flatten(0, 2).index_copy_(0, rows, data.view(torch.uint8))
+    pages.scales.flatten(0, 2).index_copy_(0, rows, scales)
 
 
 def rounded(blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

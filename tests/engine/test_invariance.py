@@ -1,4 +1,7 @@
-"""In float32 a request's tokens are its own: whatever the batch, budget, block size, cache and preemption."""
+"""In float32 a request's tokens are its own: whatever the batch, budget, block size, cache and preemption.
+
+A cache in float8 changes tokens, but of all batches alike, since every token's head has a scale of its own.
+"""
 
 from pathlib import Path
 
@@ -30,21 +33,23 @@ def windows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def make(model: Path, block_size: int, spare: int, budget: int, seats: int, caching: bool) -> LLMEngine:
+def make(
+    model: Path, dtype: str, block_size: int, spare: int, budget: int, seats: int, caching: bool
+) -> LLMEngine:
     return LLMEngine.from_engine_args(
         EngineArgs(
             model=str(model), dtype="float32", skip_tokenizer_init=True, max_model_len=CONTEXT, block_size=block_size,
             num_gpu_blocks_override=CONTEXT // block_size + spare, max_num_batched_tokens=budget, max_num_seqs=seats,
-            enable_prefix_caching=caching, disable_log_stats=True,
+            enable_prefix_caching=caching, disable_log_stats=True, kv_cache_dtype=dtype,
         )
     )  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=["tiny_llama", "windows"])
-def model(request) -> tuple[Path, LLMEngine, dict]:
-    """The model, an engine that is asked one question at a time, and what it answered."""
+def model(request) -> tuple[Path, dict[str, LLMEngine], dict]:
+    """The model, engines that are asked one question at a time, and what they answered."""
     folder = request.getfixturevalue(request.param)
-    return folder, make(folder, 16, 0, CONTEXT, 1, False), {}
+    return folder, {dtype: make(folder, dtype, 16, 0, CONTEXT, 1, False) for dtype in ("auto", "fp8")}, {}
 
 
 def answer(engine: LLMEngine, questions: list, arrivals: list[int]) -> list[list[int]]:
@@ -72,19 +77,19 @@ questions = st.lists(
 
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    questions, st.data(), st.sampled_from([2, 4, 8, 16]), st.integers(0, 6), st.integers(7, 80), st.integers(1, 8),
-    st.booleans(),
+    questions, st.data(), st.sampled_from(["auto", "fp8"]), st.sampled_from([2, 4, 8, 16]), st.integers(0, 6),
+    st.integers(7, 80), st.integers(1, 8), st.booleans(),
 )  # fmt: skip
 def test_tokens_are_the_same_whatever_the_neighbours(
-    model, questions, data, block_size: int, spare: int, budget: int, seats: int, caching: bool
+    model, questions, data, dtype: str, block_size: int, spare: int, budget: int, seats: int, caching: bool
 ) -> None:
     folder, plain, alone = model
     for question in questions:
-        if question not in alone:
-            [alone[question]] = answer(plain, [question], [0])
-    engine = make(folder, block_size, spare, budget, seats, caching)
+        if (dtype, question) not in alone:
+            [alone[dtype, question]] = answer(plain[dtype], [question], [0])
+    engine = make(folder, dtype, block_size, spare, budget, seats, caching)
     arrivals = data.draw(st.lists(st.integers(0, 5), min_size=len(questions), max_size=len(questions)))
     for _ in range(1 + caching):  # the second time from a cache that was used
-        assert answer(engine, questions, arrivals) == [alone[question] for question in questions]
+        assert answer(engine, questions, arrivals) == [alone[dtype, question] for question in questions]
         check_blocks(engine._core.table)
         assert engine._core.table.pool.usage == 0

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine_server.modeling.attention import Scoring
+from engine_server.modeling.attention import Pages, Scoring
+from engine_server.modeling.cache_layout import FLOAT8
 
 triton = pytest.importorskip("triton")
 
@@ -50,21 +51,24 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list:
     return kernels
 
 
-def tensor(*shape: int) -> torch.Tensor:
-    return torch.empty(shape, dtype=torch.bfloat16)
+def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype)
 
 
 def test_kernels_compile_for_hopper(compiled: list) -> None:
-    """With the heads of Llama 3 8B: prefill without options, decode with all of them."""
-    keys, values, new = tensor(3, 16, 8, 128), tensor(3, 16, 8, 128), tensor(8, 8, 128)
+    """With the heads of Llama 3 8B: prefill without options, decode with all of them, and a cache in float8."""
+    plain, new = Pages(tensor(3, 16, 8, 128)), tensor(8, 8, 128)
+    float8 = Pages(tensor(3, 16, 8, 128, dtype=FLOAT8), tensor(3, 16, 8, 1, dtype=torch.float32))
     query, out = tensor(8, 32, 128), tensor(8, 32, 128)
     sequences, table = torch.empty(2, 4, dtype=torch.int32), torch.empty(2, 3, dtype=torch.int32)
-    write_cache(keys, values, new, new, torch.empty(8, dtype=torch.int32))
-    prefill(out, query, keys, values, table, sequences, Scoring(0.1))
+    for pages in (plain, float8):
+        write_cache(pages, pages, new, new, torch.empty(8, dtype=torch.int32))
+    prefill(out, query, plain, plain, table, sequences, Scoring(0.1))
     decode(
-        out, query, keys, values, table, sequences, Scoring(0.1, 20, 5.0, tensor(32), tensor(32)), splits=4
+        out, query, float8, float8, table, sequences, Scoring(0.1, 20, 5.0, tensor(32), tensor(32)), splits=4
     )
-    _write, fill, part, _join = compiled
+    _write, quantise, fill, part, _join = compiled
+    assert "cvt.rn.satfinite.e4m3x2.f32" in quantise.asm["ptx"]
     assert "wgmma" in fill.asm["ptx"]  # Hopper's tensor cores, several warps at once
     assert "mma.sync" in part.asm["ptx"]
     assert all(kernel.metadata.shared <= MULTIPROCESSOR_BYTES for kernel in compiled)

@@ -288,6 +288,7 @@ def test_a_person_who_knows_vllm_finds_everything(tiny: LLMEngine, finish, tiny_
         ({"max_num_seqs": "8"}, "max_num_seqs is '8'"),
         ({"block_size": True}, "block_size is True"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization is 1.5"),
+        ({"kv_cache_dtype": "fp8_e5m2"}, "kv_cache_dtype is 'fp8_e5m2': expected one of auto, fp8, fp8_e4m3"),
         ({"hang_timeout": 0}, "hang_timeout is 0"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2; only 1"),
     ],
@@ -304,7 +305,7 @@ def test_sleep_gives_memory_back_and_forgets_the_prefix_cache(tiny: LLMEngine, f
     runner = tiny._core.runner
     tiny.sleep(level=2)
     assert tiny.is_sleeping() and not hasattr(runner, "model")
-    assert sum(cache.untyped_storage().nbytes() for cache in runner.backend.keys) == 0
+    assert sum(cache.untyped_storage().nbytes() for cache in runner.backend.caches) == 0
     tiny.add_request("after", prompt, tiny_params(temperature=0, max_tokens=4))
     assert tiny.step() == [] and tiny.has_unfinished_requests()
     tiny.wake_up()

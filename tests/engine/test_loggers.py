@@ -122,6 +122,7 @@ def test_prometheus_exposes_what_was_recorded() -> None:
     assert values[key("request_params_max_tokens_sum")] == 5
     settings = {
         "block_size": "16",
+        "cache_dtype": "auto",
         "enable_prefix_caching": "True",
         "engine": "0",
         "gpu_memory_utilization": "0.9",

@@ -58,7 +58,7 @@ def test_equal_to_transformers(mixed: Path, expected, tiny_params, blocks: int, 
     pool, backend = engine._core.scheduler.table.pool, engine._core.runner.backend
     tokens: dict[str, list[int]] = {}
     while engine.has_unfinished_requests():
-        for cache in (*backend.keys, *backend.values):
+        for cache in backend.caches:
             cache[pool._blank] = 1e4
         tokens |= {output.request_id: output.outputs[0].token_ids for output in engine.step()}
     assert [tokens[str(number)] for number in range(len(PROMPTS))] == expected

@@ -8,21 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine_server.modeling.attention import Scoring
+from engine_server.modeling.attention import Pages, Scoring
+from engine_server.modeling.cache_layout import FLOAT8, quantised
 from engine_server.modeling.kernels.attention import decode, prefill
 from engine_server.modeling.kernels.launch import MOST_SPLITS, num_splits
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # queries that only fill a tile see nothing
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
-RAGGED = [
-    (1, 40),
-    (1, 1),
-    (1, 140),
-    (5, 5),
-    (36, 60),
-    (1, 0),
-]  # tokens in the step, in the cache; the last fills up
+# Tokens in the step, and in the cache; the last only fills the batch up.
+RAGGED = [(1, 40), (1, 1), (1, 140), (5, 5), (36, 60), (1, 0)]
 
 
 class Heads(NamedTuple):
@@ -36,7 +31,7 @@ class Case(NamedTuple):
     heads: Heads = Heads()
     block_size: int = 16
     dtype: torch.dtype = torch.float32
-    cache: torch.dtype | None = None  # dtype, unless it says otherwise
+    float8: bool = False  # in the cache
     window: int | None = None
     softcap: float | None = None
     sinks: bool = False
@@ -66,7 +61,10 @@ CASES = {
     "not causal, alibi": Case(causal=False, alibi=True),
     "float16": Case(dtype=torch.float16),
     "bfloat16": Case(Heads(2, 1, 128, 128), dtype=torch.bfloat16, sinks=True),
-    "float8 cache": Case(dtype=torch.bfloat16, cache=torch.float8_e4m3fn),
+    "float8 cache": Case(Heads(6, 2), float8=True),
+    "float8 cache, all at once": Case(
+        Heads(2, 2, 80, 48), 16, torch.bfloat16, True, window=50, softcap=3.0, sinks=True, alibi=True
+    ),
 }
 
 
@@ -106,7 +104,7 @@ def check(device: torch.device, case: Case, ragged: list[tuple[int, int]], split
     blocks = sum(per_sequence) + 1
     ids = torch.randperm(blocks - 1).split(per_sequence)
     table = torch.full((len(ragged), max(per_sequence) + 1), blocks - 1)
-    caches = [torch.full((blocks * block_size, heads.kv, dim), torch.nan) for dim in heads[2:]]
+    caches = [torch.full((blocks * block_size, heads.kv, dim), torch.nan) for dim in (*heads[2:], 1, 1)]
     scoring = Scoring(
         heads.key_dim**-0.5, case.window, case.softcap, causal=case.causal,
         sinks=torch.randn(heads.query) if case.sinks else None,
@@ -117,15 +115,21 @@ def check(device: torch.device, case: Case, ragged: list[tuple[int, int]], split
     for sequence, (length, context) in enumerate(ragged):
         table[sequence, : per_sequence[sequence]] = ids[sequence]
         slots = (ids[sequence][:, None] * block_size + torch.arange(block_size)).flatten()[:context]
-        stored = [torch.randn(context, *cache.shape[1:]).to(case.cache or case.dtype) for cache in caches]
+        new = [torch.randn(context, heads.kv, dim).to(case.dtype) for dim in heads[2:]]
+        (key, key_scale), (value, value_scale) = (
+            map(quantised, new) if case.float8 else ((kv, torch.ones(context, heads.kv, 1)) for kv in new)
+        )
         hidden = max(context - length + 1 - case.window, 0) if case.window else 0
-        for cache, new in zip(caches, stored, strict=True):
+        for cache, new in zip(caches, (key, value, key_scale, value_scale), strict=True):
             cache[slots[hidden:]] = new[hidden:].float()
+        stored = key.float() * key_scale, value.float() * value_scale
         expected.append(attention(query[start : start + length], *stored, scoring))
         rows.append([sequence, start, length, context])
         start += length
+    paged = [cache.view(blocks, block_size, heads.kv, -1).to(device) for cache in caches]
     keys, values = (
-        cache.view(blocks, block_size, heads.kv, -1).to(device, case.cache or case.dtype) for cache in caches
+        Pages(data.to(FLOAT8 if case.float8 else case.dtype), scales if case.float8 else None)
+        for data, scales in zip(paged[:2], paged[2:], strict=True)
     )
     sequences, single = torch.tensor(rows, dtype=torch.int32), torch.tensor([n == 1 for n, _ in ragged])
     scoring = scoring._replace(

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from engine_server.modeling.attention import Pages
+from engine_server.modeling.cache_layout import FLOAT8, quantised
 from engine_server.modeling.kernels.cache_write import write_cache
 
 
@@ -13,25 +15,31 @@ from engine_server.modeling.kernels.cache_write import write_cache
         (3, 80, 80, 32, torch.float16),
         (1, 192, 128, 48, torch.bfloat16),
         (40, 128, 96, 16, torch.bfloat16),  # more heads than one program takes
-        (2, 64, 64, 16, torch.float8_e4m3fn),
+        (3, 64, 48, 16, FLOAT8),
     ],
 )
 def test_kernel_writes_where_it_is_told_and_nowhere_else(
     device: torch.device, heads: int, key_dim: int, value_dim: int, block_size: int, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(0)
-    given = dtype if dtype.itemsize > 1 else torch.float32  # no model computes in float8
+    given = torch.float32 if dtype == FLOAT8 else dtype  # no model computes in float8
     tokens, blocks = 7, 5
     # As a model has them that computes q, k and v in one product: the heads of a token lie together, tokens apart.
-    joined = torch.randn(tokens, heads, key_dim + value_dim, device=device).to(dtype).to(given)
+    joined = torch.randn(tokens, heads, key_dim + value_dim, device=device).to(given)
+    joined[0, 0] = 0  # of which no scale can be made
     key, value = joined[..., :key_dim], joined[..., key_dim:]
     slots = torch.randperm(blocks * block_size, device=device)[:tokens]
     slots[2] = -1  # a token that only fills a batch up
-    caches = [torch.randn(blocks, block_size, heads, dim, device=device) for dim in (key_dim, value_dim)]
-    keys, values = (cache.to(dtype) for cache in caches)
-    expected = [keys.float(), values.float()]
-    for cache, new in zip(expected, (key, value), strict=True):
-        cache.view(-1, *cache.shape[2:])[slots[slots >= 0]] = new[slots >= 0].to(dtype).float()
-    write_cache(keys, values, key, value, slots.int())
-    assert torch.equal(keys.float(), expected[0])
-    assert torch.equal(values.float(), expected[1])
+    caches, expected = [], []
+    for new in (key, value):
+        cache = torch.randn(blocks, block_size, heads, new.shape[2], device=device).to(dtype)
+        scales = torch.randn(*cache.shape[:3], 1, device=device) if dtype == FLOAT8 else None
+        caches.append(Pages(cache, scales))
+        parts = quantised(new) if dtype == FLOAT8 else (new,)
+        for before, part in zip(caches[-1], parts, strict=False):
+            after = before.to(torch.float32, copy=True)
+            after.view(-1, *after.shape[2:])[slots[slots >= 0]] = part[slots >= 0].float()
+            expected.append(after)
+    write_cache(*caches, key, value, slots.int())
+    written = [part.float() for pages in caches for part in pages if part is not None]
+    assert all(map(torch.equal, written, expected))

@@ -32,14 +32,16 @@ def gemma2() -> PreTrainedModel:
     return Gemma2ForCausalLM(config)
 
 
-@pytest.mark.parametrize("make", [llama, gemma2])
-def test_kernel_engine_equals_torch(make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("make", "dtype"), [(llama, "auto"), (gemma2, "fp8")])
+def test_kernel_engine_equals_torch(
+    make, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(0)
     make().save_pretrained(tmp_path)
     outputs = []
     for attention in (TorchAttention, TritonAttention):
         monkeypatch.setattr(model_runner, "choose_attention", lambda device, chosen=attention: chosen)
-        outputs.append(generate(tmp_path))
+        outputs.append(generate(tmp_path, dtype))
     assert outputs[0] == outputs[1]
     assert len(set(outputs[0].values())) == len(PROMPTS)
 
@@ -53,12 +55,13 @@ def test_kernels_are_for_gpus_where_they_can_be_compiled(monkeypatch: pytest.Mon
     assert model_runner.choose_attention(torch.device("cuda")) is TorchAttention
 
 
-def generate(model: Path) -> dict[str, tuple[int, ...]]:
+def generate(model: Path, cache_dtype: str) -> dict[str, tuple[int, ...]]:
     """Prompts are cut and share steps with decodes, since few tokens are allowed in one."""
     engine = LLMEngine.from_engine_args(
         EngineArgs(
             model=str(model), dtype="float32", skip_tokenizer_init=True, num_gpu_blocks_override=40,
             max_num_batched_tokens=32, max_num_seqs=4, disable_log_stats=True,
+            kv_cache_dtype=cache_dtype,
         )
     )  # fmt: skip
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, min_tokens=NEW_TOKENS, detokenize=False)

@@ -5,14 +5,27 @@ from pathlib import Path
 import torch
 
 from engine_server.engine.config import CacheConfig
-from engine_server.modeling.cache_layout import Layout
+from engine_server.modeling.cache_layout import FLOAT8, Layout
 
 CGROUP_LIMITS = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
 )
+FLOAT8_CAPABILITY = (8, 9)  # of a GPU that converts it
 CPU_SHARE = 4  # without a setting, the cache takes this part of what is free, and at most CPU_MOST
 CPU_MOST = 2 << 30
+
+
+def cache_dtype(config: CacheConfig, computing: torch.dtype, device: torch.device) -> torch.dtype:
+    """What K and V are kept in, beside the dtype that the model computes in. Raises ValueError where a GPU can't."""
+    if config.cache_dtype == "auto":
+        return computing
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < FLOAT8_CAPABILITY:
+        raise ValueError(
+            f"kv_cache_dtype is {config.cache_dtype}, for which {torch.cuda.get_device_name(device)} is too old: "
+            "it takes compute capability 8.9 or more"
+        )
+    return FLOAT8
 
 
 def num_blocks(

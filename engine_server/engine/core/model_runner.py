@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine_server.engine.config import EngineConfig
 from engine_server.engine.core.block_pool import BlockPool, BlockTable
-from engine_server.engine.core.kv_cache import num_blocks
+from engine_server.engine.core.kv_cache import cache_dtype, num_blocks
 from engine_server.engine.core.model_loader import choose_device, first_position, load_model
 from engine_server.engine.core.prompt_logprobs import kept_output, prompt_chunks
 from engine_server.engine.core.request import Request
@@ -102,7 +102,8 @@ class ModelRunner:
             self.body, self.model.config.get_text_config(), probed, self.device,
             config.model_config.pooling is None, config.model_config.is_encoder, self.first_position,
         )  # fmt: skip
-        longest, dtype = config.model_config.max_model_len, self.model.dtype
+        longest = config.model_config.max_model_len
+        dtype = cache_dtype(config.cache_config, self.model.dtype, self.device)
         block_size, rows = config.cache_config.block_size, config.scheduler_config.max_num_seqs
         layout = lay_out(layers, longest)
         self.num_blocks = num_blocks(config.cache_config, layout, dtype, self.device, longest)

@@ -65,11 +65,8 @@ class Operations:
             return
         self._scheduler.preempt_all()
         self._scheduler.reset_prefix_cache()
-        backend = self._runner.backend
         # In place, since others hold these tensors too.
-        self._freed = [
-            (cache, cache.untyped_storage().nbytes()) for cache in (*backend.keys, *backend.values)
-        ]
+        self._freed = [(cache, cache.untyped_storage().nbytes()) for cache in self._runner.backend.caches]
         for cache, _ in self._freed:
             cache.untyped_storage().resize_(0)
         if level == 2:

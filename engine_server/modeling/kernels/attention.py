@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine_server.modeling.attention import Scoring
+from engine_server.modeling.attention import Pages, Scoring
 from engine_server.modeling.kernels.launch import (
     DECODE,
     MIN_TILE,
@@ -30,8 +30,8 @@ LEAST = tl.constexpr(-1e30)  # for -inf, where a difference must not be NaN
 def prefill(
     out: Tensor,
     query: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    keys: Pages,
+    values: Pages,
     block_ids: Tensor,
     sequences: Tensor,
     scoring: Scoring,
@@ -39,31 +39,31 @@ def prefill(
     """Attend for sequences with any number of tokens in this step, over what is cached of each.
 
     out: [T, query heads, value dim]; query: [T, query heads, key dim], of unit stride in the last;
-    keys, values: [blocks, block size, kv heads, dim], contiguous, of any float type;
+    keys, values: [blocks, block size, kv heads, dim], contiguous, of any float type, with scales or without;
     block_ids: int32 [S, blocks a row]; sequences: int32 [n, 4], ascending: row of block_ids, place of the first token
     in the step, tokens in the step, tokens in the cache with them. Tokens of no sequence are left as they are; a
     sequence without a token in the cache, which only fills a batch up, gets zeros.
     """
-    launch = launch_for(PREFILL, query, keys, values)
-    tokens = launch.rows // (query.shape[1] // keys.shape[2])
+    launch, kv_heads = launch_for(PREFILL, query, keys.data, values.data), keys.data.shape[2]
+    tokens = launch.rows // (query.shape[1] // kv_heads)
     tiles = query.shape[0] // tokens + len(sequences)
-    grid = (tiles, keys.shape[2], 1)
+    grid = (tiles, kv_heads, 1)
     _launch(launch, grid, False, out, None, query, keys, values, block_ids, sequences, scoring)
 
 
 def decode(
     out: Tensor,
     query: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    keys: Pages,
+    values: Pages,
     block_ids: Tensor,
     sequences: Tensor,
     scoring: Scoring,
     splits: int,
 ) -> None:
     """As `prefill`, for sequences with one token in this step; `splits` programs share each one's keys."""
-    launch = launch_for(DECODE, query, keys, values)
-    grid = (len(sequences), keys.shape[2], splits)
+    launch = launch_for(DECODE, query, keys.data, values.data)
+    grid = (len(sequences), keys.data.shape[2], splits)
     if splits == 1:
         _launch(launch, grid, True, out, None, query, keys, values, block_ids, sequences, scoring)
         return
@@ -83,19 +83,19 @@ def _launch(
     out: Tensor,
     weights: Tensor | None,
     query: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    keys: Pages,
+    values: Pages,
     block_ids: Tensor,
     sequences: Tensor,
     scoring: Scoring,
 ) -> None:
-    _, block_size, kv_heads, key_dim = keys.shape
+    (_, block_size, kv_heads, key_dim), value_dim = keys.data.shape, values.data.shape[3]
     _attend[grid](
-        out, weights, query, keys, values, block_ids, sequences, scoring.alibi, scoring.sinks,
+        out, weights, query, *keys, *values, block_ids, sequences, scoring.alibi, scoring.sinks,
         scoring.scaling * LOG2_E.value, block_ids.stride(0), *query.stride()[:2], *out.stride()[:2], len(sequences),
-        GROUP=query.shape[1] // kv_heads, KEY_DIM=key_dim, VALUE_DIM=values.shape[3], BLOCK_SIZE=block_size,
+        GROUP=query.shape[1] // kv_heads, KEY_DIM=key_dim, VALUE_DIM=value_dim, BLOCK_SIZE=block_size,
         KEY_WIDTH=max(MIN_TILE, triton.next_power_of_2(key_dim)),
-        VALUE_WIDTH=max(MIN_TILE, triton.next_power_of_2(values.shape[3])),
+        VALUE_WIDTH=max(MIN_TILE, triton.next_power_of_2(value_dim)),
         WINDOW=scoring.window, SOFTCAP=scoring.softcap and scoring.softcap * LOG2_E.value, CAUSAL=scoring.causal,
         DECODE=decode, ROWS=launch.rows, KEYS=launch.keys,
         DOT=tl.float32 if INTERPRETED else None,
@@ -105,7 +105,7 @@ def _launch(
 
 @triton.jit(do_not_specialize=["table_width", "num_sequences"])
 def _attend(
-    out, weights, query, keys, values, block_ids, sequences, alibi, sinks,
+    out, weights, query, keys, key_scales, values, value_scales, block_ids, sequences, alibi, sinks,
     scale, table_width, query_token, query_head, out_token, out_head, num_sequences,
     GROUP: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     KEY_WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
@@ -202,6 +202,8 @@ def _attend(
                 other=0.0,
             )
             scores = tl.dot(asked, key.to(dot_type), input_precision="ieee") * scale
+            if key_scales is not None:
+                scores *= tl.load(key_scales + cached, mask=inside, other=0.0)[None, :]
             distance = own[:, None] - others[None, :]
             if SOFTCAP is not None:
                 scores = SOFTCAP - 2 * SOFTCAP / (tl.exp(2 / SOFTCAP * scores) + 1)  # that is SOFTCAP * tanh
@@ -224,6 +226,8 @@ def _attend(
                 mask=value_kept & inside[:, None] if MASKED else value_kept,
                 other=0.0,
             )
+            if value_scales is not None:
+                powers *= tl.load(value_scales + cached, mask=inside, other=0.0)[None, :]
             result = result * shrink[:, None]
             result = tl.dot(powers.to(dot_type), value.to(dot_type), result, input_precision="ieee")
     result /= total[:, None]
