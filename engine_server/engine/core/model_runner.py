@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from engine_server.engine.config import EngineConfig
 from engine_server.engine.core.block_pool import BlockPool, BlockTable
@@ -77,7 +77,7 @@ class ModelRunner:
         self.load()
 
     def load(self) -> None:
-        """Read the weights; once more after `drop`."""
+        """Read the weights; once more where they were dropped."""
         config = self.config
         self.model = load_model(config.model_config, config.load_config, self.device)
         self.rope = per_sequence(self.model)
@@ -89,9 +89,28 @@ class ModelRunner:
         """What a request's keys depend on besides its tokens."""
         return self.rope.regime(request.num_prompt, len(request.token_ids)) if self.rope else 0
 
-    def drop(self) -> None:
-        """Forget the weights."""
-        del self.model, self.body
+    def sleep(self, level: int) -> None:
+        """Free the cache, and the weights: at level 1 the host keeps them, at level 2 nobody does."""
+        # In place, since others hold these tensors too.
+        self._freed = [(cache, cache.untyped_storage().nbytes()) for cache in self.backend.caches]
+        for cache, _ in self._freed:
+            cache.untyped_storage().resize_(0)
+        if level == 2:
+            del self.model, self.body
+        else:
+            nn.Module.to(self.model, "cpu")  # transformers' own is not typed
+        torch.cuda.empty_cache()
+
+    def wake(self, tag: str, level: int) -> None:
+        """Bring back "kv_cache", with nothing in it, or "weights", which slept at `level`."""
+        if tag == "kv_cache":
+            for cache, size in self._freed:
+                cache.untyped_storage().resize_(size)
+                cache.zero_()
+        elif level == 2:
+            self.load()
+        else:
+            nn.Module.to(self.model, self.device)
 
     def prepare(self) -> BlockTable:
         """Probe the model, size the cache from what is left, and warm up with one step."""

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Collection
 
 import torch
-from torch import Tensor, nn
 
 from engine_server.engine.config import EngineConfig
 from engine_server.engine.core.model_runner import ModelRunner
@@ -24,7 +23,6 @@ class Operations:
         self._runner = runner
         self._scheduler = scheduler
         self._profile: torch.profiler.profile | None = None
-        self._freed: list[tuple[Tensor, int]] = []  # the cache's tensors while it sleeps, with their bytes
         self._asleep: frozenset[str] = frozenset()
         self._paused = False
         self.sleep_level = 0
@@ -65,15 +63,7 @@ class Operations:
             return
         self._scheduler.preempt_all()
         self._scheduler.reset_prefix_cache()
-        # In place, since others hold these tensors too.
-        self._freed = [(cache, cache.untyped_storage().nbytes()) for cache in self._runner.backend.caches]
-        for cache, _ in self._freed:
-            cache.untyped_storage().resize_(0)
-        if level == 2:
-            self._runner.drop()
-        else:
-            nn.Module.to(self._runner.model, "cpu")  # transformers' own is not typed
-        torch.cuda.empty_cache()
+        self._runner.sleep(level)
         self._asleep, self.sleep_level = TAGS, level
 
     def wake_up(self, tags: Collection[str] | None) -> None:
@@ -82,20 +72,10 @@ class Operations:
         if tags - TAGS:
             raise ValueError(f"there is no tag {', '.join(tags - TAGS)}; tags are {', '.join(sorted(TAGS))}")
         for tag in tags & self._asleep:
-            self._wake(tag)
+            self._runner.wake(tag, self.sleep_level)
             self._asleep -= {tag}
         if not self._asleep:
             self.sleep_level = 0
-
-    def _wake(self, tag: str) -> None:
-        if tag == "kv_cache":
-            for cache, size in self._freed:
-                cache.untyped_storage().resize_(size)
-                cache.zero_()
-        elif self.sleep_level == 2:
-            self._runner.load()
-        else:
-            nn.Module.to(self._runner.model, self._runner.device)
 
     def is_sleeping(self) -> bool:
         return bool(self._asleep)
