@@ -55,8 +55,13 @@ class GatedMLP(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         """[..., hidden] to [..., hidden]."""
-        gate, up = self.gate_up_proj(values).chunk(2, dim=-1)
-        output: Tensor = self.down_proj(self.act_fn(gate) * up)
+        output: Tensor = self.down_proj(self._apply_gate(self.gate_up_proj(values)))
+        return output
+
+    def _apply_gate(self, gate_up: Tensor) -> Tensor:
+        """[..., 2 * dim] to [..., dim]; it has the name that it has in transformers' experts."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        output: Tensor = self.act_fn(gate) * up
         return output
 
 

@@ -8,6 +8,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForC
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams
 from engine_server.engine.core import model_runner
+from engine_server.modeling import kernels
 from engine_server.modeling.torch_attention import TorchAttention
 from engine_server.modeling.triton_attention import TritonAttention
 
@@ -39,8 +40,8 @@ def test_kernel_engine_equals_torch(
     torch.manual_seed(0)
     make().save_pretrained(tmp_path)
     outputs = []
-    for attention in (TorchAttention, TritonAttention):
-        monkeypatch.setattr(model_runner, "choose_attention", lambda device, chosen=attention: chosen)
+    for answer in (False, True):
+        monkeypatch.setattr(kernels, "can_run", lambda device, answer=answer: answer)
         outputs.append(generate(tmp_path, dtype))
     assert outputs[0] == outputs[1]
     assert len(set(outputs[0].values())) == len(PROMPTS)

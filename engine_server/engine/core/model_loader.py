@@ -13,6 +13,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 from engine_server.engine.config import DeviceConfig, LoadConfig, ModelConfig
 from engine_server.engine.core.kv_cache import free_host_memory
+from engine_server.modeling import kernels
 from engine_server.modeling.attention import IMPLEMENTATION
 from engine_server.modeling.fusion import fuse_linears
 from engine_server.modeling.packed_linear import pack_linears
@@ -77,6 +78,10 @@ def load_model(config: ModelConfig, load: LoadConfig, device: torch.device) -> P
         model.config._attn_implementation = IMPLEMENTATION  # so that no masks are made
     model.requires_grad_(False)
     fuse_linears(progress(parents(model), "Fusing weights"))
+    if kernels.can_run(device):
+        from engine_server.modeling.fused_modules import use_kernels
+
+        use_kernels(model)
     if device.type == "cpu":
         pack_linears(progress(parents(model), "Packing weights"))
     return model

@@ -1,10 +1,7 @@
 """The forward: from the scheduler's batch to logits, in one flat call."""
 
 import logging
-import os
 from collections.abc import Callable
-from importlib.util import find_spec
-from shutil import which
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,6 +15,7 @@ from engine_server.engine.core.model_loader import choose_device, first_position
 from engine_server.engine.core.prompt_logprobs import kept_output, prompt_chunks
 from engine_server.engine.core.request import Request
 from engine_server.engine.core.scheduler import Batch
+from engine_server.modeling import kernels
 from engine_server.modeling.attention import AttentionBackend, IntArray, StepInputs, forward_context
 from engine_server.modeling.cache_layout import lay_out
 from engine_server.modeling.probe import probe
@@ -31,13 +29,12 @@ logger = logging.getLogger(__name__)
 
 
 def choose_attention(device: torch.device) -> "type[TorchAttention | TritonAttention]":
-    """Our kernels on a GPU, if Triton can compile: torch's CUDA builds bring it along, but no C compiler."""
-    if device.type != "cuda":
-        return TorchAttention
-    if find_spec("triton") is None or not ("CC" in os.environ or which("gcc") or which("clang")):
-        logger.warning(
-            "attention is left to plain torch, which is slow: it takes Triton and gcc to do better"
-        )
+    """Our kernels, where they can run."""
+    if not kernels.can_run(device):
+        if device.type == "cuda":
+            logger.warning(
+                "the model is left to plain torch, which is slow: it takes Triton and gcc to do better"
+            )
         return TorchAttention
     from engine_server.modeling.triton_attention import TritonAttention
 

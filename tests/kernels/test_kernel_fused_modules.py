@@ -1,0 +1,113 @@
+"""Models made to run our kernels compute what they did, and no other model is touched."""
+
+from collections import Counter
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from engine_server.modeling.attention import IMPLEMENTATION
+from engine_server.modeling.fused_modules import FusedRMSNorm, fused_norm, use_kernels
+from engine_server.modeling.fusion import fuse_linears
+from engine_server.modeling.probe import Probe, run
+
+SIZES = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64, "initializer_range": 0.4,
+    "pad_token_id": 0,
+}  # fmt: skip
+
+
+class Case(NamedTuple):
+    model: str
+    swapped: dict[str, int]
+    settings: dict[str, Any] = {}  # noqa: RUF012 - never written to
+
+
+CASES = {
+    "Llama": Case("LlamaForCausalLM", {"norms": 3, "layers": 1, "ropes": 1, "silu": 1}),
+    "normed queries, experts": Case(
+        "Qwen3MoeForCausalLM", {"norms": 5, "layers": 1, "ropes": 1, "silu": 1},
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+    ),
+    "weights around 0, norms before sums": Case(
+        "Gemma2ForCausalLM", {"norms": 5, "ropes": 1, "gelu_tanh": 1}, {"query_pre_attn_scalar": 8}
+    ),
+    "sums with a factor, gelu": Case(
+        "GraniteForCausalLM", {"norms": 3, "ropes": 1, "gelu": 1}, {"residual_multiplier": 0.5, "hidden_act": "gelu"}
+    ),
+    "pairs beside each other, half of them": Case("GlmForCausalLM", {"norms": 3, "layers": 1, "ropes": 1}),
+    "LayerNorm, each angle twice, another activation": Case(
+        "CohereForCausalLM", {"ropes": 1}, {"hidden_act": "relu"}
+    ),
+    "nothing": Case("GPT2LMHeadModel", {}),
+}  # fmt: skip
+
+
+def make(case: Case, device: torch.device) -> transformers.PreTrainedModel:
+    torch.manual_seed(0)
+    kind = getattr(transformers, case.model)
+    config = kind.config_class(**(SIZES | case.settings))
+    model = kind._from_config(config, attn_implementation=IMPLEMENTATION).eval().to(device)
+    for name, weight in model.named_parameters():
+        if "norm" in name:  # which would all be 1, or 0
+            weight.data.uniform_(0.5, 1.5)
+    fuse_linears(list(model.modules()))
+    return model
+
+
+def logits(model: transformers.PreTrainedModel, device: torch.device) -> Tensor:
+    return run(model, Probe(), np.arange(3), device, {})
+
+
+def swapped(model: nn.Module) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for module in model.modules():
+        own = vars(module)
+        found["norms"] += isinstance(module, FusedRMSNorm)
+        found["layers"] += "forward" in own and hasattr(module, "self_attn")
+        if "_apply_gate" in own:
+            found[own["_apply_gate"].args[0]] += 1
+        if "forward" in own and not hasattr(module, "self_attn"):
+            rope = own["forward"].__func__.__globals__["apply_rotary_pos_emb"]
+            found["ropes"] += rope.chosen is not rope.original
+    return +found
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's exponentials
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_kernel_modules_compute_the_same(device: torch.device, case: Case) -> None:
+    model, other = make(case, device), make(case, device)
+    expected = logits(model, device)
+    use_kernels(model)
+    torch.testing.assert_close(logits(model, device), expected, atol=1e-4, rtol=1e-4)
+    assert swapped(model) == case.swapped
+    assert torch.equal(logits(other, device), expected)
+    assert not swapped(other)
+
+
+class Centred(nn.RMSNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x - x.mean(-1, keepdim=True))
+
+
+class Doubled(nn.RMSNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 2
+
+
+@pytest.mark.parametrize("kind", [Centred, Doubled, nn.RMSNorm])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kernel_norm_takes_the_place_of_its_like_alone(
+    device: torch.device, kind, dtype: torch.dtype
+) -> None:
+    norm = kind(32, eps=1e-5, device=device, dtype=dtype)
+    nn.init.uniform_(norm.weight)
+    with torch.inference_mode():
+        assert (fused_norm(norm) is None) == (kind is not nn.RMSNorm)
+        if kind is nn.RMSNorm:
+            norm.eps = None  # that of the type, which nobody tells
+            assert fused_norm(norm) is None
