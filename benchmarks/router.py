@@ -1,6 +1,6 @@
 """What the router costs: wrk against nginx that answers at once, directly and through the router, in turn.
 
-    python benchmarks/router.py [--seconds 3] [--rounds 5]
+    python -m benchmarks.router [--seconds 3] [--rounds 5]
 
 Needs nginx and wrk (Debian has both). The medians of the rounds are printed and saved under benchmarks/results/.
 The router's CPU time a request is the steadiest figure on a machine that does other things too.
@@ -9,7 +9,6 @@ The router's CPU time a request is the steadiest figure on a machine that does o
 import argparse
 import json
 import os
-import platform
 import re
 import shutil
 import signal
@@ -21,12 +20,12 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-RESULTS = Path(__file__).parent / "results"
+from benchmarks.record import save
+
 CONNECTIONS = (1, 32)
 ANSWER = json.dumps(
     {
@@ -169,22 +168,6 @@ def table(results: dict[int, dict[str, Measure]]) -> str:
     return "\n".join(rows)
 
 
-def save(results: dict[int, dict[str, Measure]], seconds: int, rounds: int) -> Path:
-    machine = {"cpus": os.cpu_count(), "load": os.getloadavg(), "python": platform.python_version()}
-    when = datetime.now(UTC)
-    told: dict[str, Any] = {
-        "benchmark": "router",
-        "when": when.isoformat(timespec="seconds"),
-        "machine": machine,
-        "settings": {"seconds": seconds, "rounds": rounds, "body_bytes": len(json.dumps(PROMPT))},
-        "results": {str(c): {way: m._asdict() for way, m in ways.items()} for c, ways in results.items()},
-    }
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"router-{when:%Y%m%d-%H%M%S}.json"
-    path.write_text(json.dumps(told, indent=2) + "\n")
-    return path
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description="What the router adds to a request.")
     parser.add_argument("--seconds", type=int, default=3, help="of each run (%(default)s)")
@@ -194,7 +177,11 @@ def main() -> int:
         parser.error("wrk is not installed (apt-get install wrk nginx)")
     results = bench(flags.seconds, flags.rounds)
     print(table(results))
-    print(f"saved {save(results, flags.seconds, flags.rounds)}")
+    told = {
+        "settings": {"seconds": flags.seconds, "rounds": flags.rounds, "body_bytes": len(json.dumps(PROMPT))},
+        "results": {str(c): {way: m._asdict() for way, m in ways.items()} for c, ways in results.items()},
+    }
+    print(f"saved {save('router', told)}")
     return 0
 
 

@@ -28,7 +28,7 @@ WORDS = (  # noqa: SIM905
     "information back parent face others level office door health person art war history party result change "
     "morning reason research girl guy moment air teacher force education"
 ).split()
-PACKAGES = ("fairlead", "torch", "transformers", "vllm")
+PACKAGES = ("fairlead", "torch", "triton", "transformers", "vllm")
 
 
 class BenchError(RuntimeError):
@@ -266,16 +266,24 @@ def line(row: Measured) -> str:
 def result(load: Load, rows: Sequence[Measured], argv: Sequence[str]) -> dict[str, Any]:
     """What is saved: enough to do it again and to compare."""
     return {
+        **provenance("fairlead", "bench", *argv),
+        "load": asdict(load),
+        "rows": [asdict(row) for row in rows],
+    }
+
+
+def provenance(*command: str) -> dict[str, Any]:
+    """Where figures come from: date, command, machine and versions."""
+    return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["fairlead", "bench", *argv]),
+        "command": shlex.join(command),
         "machine": {
             "cpu": processor(),
             "cores": os.cpu_count(),
+            "load": os.getloadavg(),
             "system": f"{platform.system()} {platform.release()}",
         },
         "versions": {"python": platform.python_version(), **installed()},
-        "load": asdict(load),
-        "rows": [asdict(row) for row in rows],
     }
 
 

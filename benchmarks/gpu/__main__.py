@@ -1,0 +1,107 @@
+"""What a GPU does with this engine, and how near to its limits: in one command, within nine minutes.
+
+    python -m benchmarks.gpu [--only PART ...] [--output FILE]
+
+Needs torch, Triton and transformers for the GPU, and the wheels that `make wheels` collects. Weights are random, so
+nothing is downloaded. First the device's own limits are measured, then what is held to them; docs/benchmarks.md says
+what the figures mean. A part that fails says why, and the others go on.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from threading import Timer
+from typing import NamedTuple
+
+from benchmarks.gpu.parts import PARTS, Part
+from benchmarks.gpu.report import Row, summary
+from benchmarks.record import save
+
+RATES = ("TB/s", "TFLOP/s")
+WORDS = 2000  # characters of what a part that failed said last
+
+
+class PartError(RuntimeError):
+    """Why a part ended early."""
+
+
+class Outcome(NamedTuple):
+    seconds: float
+    failed: str | None
+    rows: list[Row]
+
+
+def run(part: Part, limits: Mapping[str, float]) -> Iterator[Row]:
+    """The rows as they come. Raises PartError where the part fails or is late."""
+    command = [sys.executable, "-m", "benchmarks.gpu.parts", part.name, json.dumps(limits)]
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True)
+        timer = Timer(part.seconds, process.kill)
+        timer.start()
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                yield Row(*json.loads(line))
+            code = process.wait()
+            late = not timer.is_alive()
+        finally:
+            timer.cancel()
+            process.kill()
+        if code:
+            said.seek(0)
+            reason = f"it takes longer than {part.seconds} s" if late else f"it ended with {code}"
+            raise PartError(f"{reason}; what it said last:\n{said.read()[-WORDS:]}")
+
+
+def measure(part: Part, limits: Mapping[str, float]) -> Outcome:
+    print(f"\n== {part.name}: {part.what}", flush=True)
+    started, rows, failed = time.monotonic(), [], None
+    try:
+        for row in run(part, limits):
+            rows.append(row)
+            print(row.line(), flush=True)
+    except PartError as error:
+        failed = str(error)
+        print(f"FAILED: {failed}", flush=True)
+    return Outcome(time.monotonic() - started, failed, rows)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="What a GPU does with this engine.")
+    parser.add_argument(
+        "--only", nargs="+", choices=[part.name for part in PARTS], metavar="PART",
+        help="beside the limits: " + ", ".join(f"'{part.name}'" for part in PARTS[1:]),
+    )  # fmt: skip
+    parser.add_argument("--output", type=Path, metavar="FILE", help="where the result is saved, as JSON")
+    flags = parser.parse_args()
+    device, *others = PARTS
+    outcomes = {device.name: measure(device, {})}
+    limits = {
+        row.name: row.measures[unit]
+        for row in outcomes[device.name].rows
+        for unit in RATES
+        if unit in row.measures
+    }
+    for part in others:
+        if flags.only is None or part.name in flags.only:
+            outcomes[part.name] = measure(part, limits)
+    print("\n== summary")
+    for line in summary({name: outcome.rows for name, outcome in outcomes.items()}):
+        print(line)
+    for name, outcome in outcomes.items():
+        print(f"{outcome.seconds:6.0f} s  {name}" + (": FAILED" if outcome.failed else ""))
+    told = {
+        name: {**outcome._asdict(), "rows": [row._asdict() for row in outcome.rows]}
+        for name, outcome in outcomes.items()
+    }
+    print(f"saved {save('gpu', {'parts': told}, flags.output)}")
+    return int(any(outcome.failed for outcome in outcomes.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""The attention kernels alone, beside torch's attention.
+
+    python -m benchmarks.gpu.kernels DIM
+
+tries launch settings for heads of that size and prints the best ones, for the tables in
+engine_server/modeling/kernels/launch.py. Decode and writes are held to a copy's bandwidth (what is read and written),
+prefill to a product of bf16 matrices. torch's attention gets K and V in one piece, as they would lie without a paged
+cache.
+"""
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+import triton
+from torch import Tensor
+
+from benchmarks.gpu.limits import DEVICE, DTYPE, Limits, seconds
+from benchmarks.gpu.report import Row
+from benchmarks.gpu.shapes import SHAPES
+from engine_server.modeling.attention import Pages, Scoring
+from engine_server.modeling.kernels import launch
+from engine_server.modeling.kernels.attention import decode, prefill
+from engine_server.modeling.kernels.cache_write import write_cache
+
+BLOCK_SIZE = 16
+
+
+class Heads(NamedTuple):
+    query: int
+    kv: int
+    dim: int
+
+
+MODELS = {
+    name: Heads(shape["num_attention_heads"], shape["num_key_value_heads"], shape["head_dim"])
+    for name, shape in SHAPES.items()
+} | {"Gemma-3-4B": Heads(8, 4, 256)}
+DECODES = ((1, 1024), (8, 1024), (64, 1024), (256, 1024), (1, 32768), (16, 16384))  # sequences, context
+PREFILLS = ((1, 8192, 8192), (16, 512, 512), (4, 512, 8192))  # sequences, tokens in the step, context
+
+
+class Batch(NamedTuple):
+    """Sequences of one length in the paged cache, with their blocks in random places, and the same in one piece."""
+
+    query: Tensor  # [T, query heads, dim]
+    out: Tensor
+    keys: Tensor  # [blocks, block size, kv heads, dim]
+    values: Tensor
+    block_ids: Tensor
+    sequences: Tensor
+    plain: list[Tensor]  # query, keys, values; each [sequences, heads, tokens, dim]
+
+
+def make_batch(heads: Heads, count: int, tokens: int, context: int) -> Batch:
+    blocks = -(-context // BLOCK_SIZE)
+    ids = torch.randperm(count * blocks, device=DEVICE).int().view(count, blocks)
+    keys, values = (
+        torch.randn(count * blocks, BLOCK_SIZE, heads.kv, heads.dim, device=DEVICE, dtype=DTYPE)
+        for _ in range(2)
+    )
+    query = torch.randn(count * tokens, heads.query, heads.dim, device=DEVICE, dtype=DTYPE)
+    pieces = (cache[ids.long()].flatten(1, 2)[:, :context].transpose(1, 2) for cache in (keys, values))
+    rows = [[number, number * tokens, tokens, context] for number in range(count)]
+    sequences = torch.tensor(rows, dtype=torch.int32, device=DEVICE)
+    plain = query.view(count, tokens, heads.query, -1).transpose(1, 2), *pieces
+    return Batch(
+        query, torch.empty_like(query), keys, values, ids, sequences, [t.contiguous() for t in plain]
+    )
+
+
+def ours(batch: Batch) -> Callable[[], object]:
+    """The kernel that the engine would launch for the batch."""
+    given = batch.query, Pages(batch.keys), Pages(batch.values), batch.block_ids, batch.sequences
+    scoring = Scoring(batch.query.shape[-1] ** -0.5)
+    if len(batch.query) > len(batch.sequences):
+        return lambda: prefill(batch.out, *given, scoring)
+    processors = torch.cuda.get_device_properties(DEVICE).multi_processor_count
+    context = batch.plain[1].shape[2]
+    splits = launch.num_splits(len(batch.sequences) * batch.keys.shape[2], context, processors)
+    return lambda: decode(batch.out, *given, scoring, splits)
+
+
+def theirs(batch: Batch) -> Callable[[], Tensor]:
+    """torch's attention; a chunk after a prefix needs a mask, since torch's causal one begins at the first key."""
+    query, keys, _ = batch.plain
+    tokens, context = query.shape[2], keys.shape[2]
+    mask = None
+    if 1 < tokens < context:
+        mask = torch.ones(tokens, context, dtype=torch.bool, device=DEVICE).tril(context - tokens)
+    causal = tokens == context
+    return lambda: F.scaled_dot_product_attention(
+        *batch.plain, attn_mask=mask, is_causal=causal, enable_gqa=True
+    )
+
+
+def compare(name: str, batch: Batch, floor: float, limit: str) -> Row:
+    own, other = seconds(ours(batch)), seconds(theirs(batch))
+    expected = theirs(batch)().transpose(1, 2).flatten(0, 1)
+    return beside(name, own, other, floor, limit, (batch.out - expected).abs().max().item())
+
+
+def beside(name: str, own: float, other: float, floor: float, limit: str, error: float) -> Row:
+    """floor: the seconds that the work takes at the device's limit; error: the largest difference from torch's."""
+    measures = {"us": own * 1e6, f"% of {limit}": floor / own * 100, "us torch": other * 1e6, "error": error}
+    return Row(name, measures)
+
+
+def measure(limits: Limits) -> Iterator[Row]:
+    for model, heads in MODELS.items():
+        yield from measure_decode(model, heads, limits)
+        yield from measure_prefill(model, heads, limits)
+        for tokens in (256, 8192):
+            yield measure_write(f"write {model} {tokens}", heads, tokens, limits)
+
+
+def measure_decode(model: str, heads: Heads, limits: Limits) -> Iterator[Row]:
+    for count, context in DECODES:
+        batch = make_batch(heads, count, 1, context)
+        floor = (batch.keys.nbytes + batch.values.nbytes) / limits.copy
+        yield compare(f"decode {model} {count} x {context}", batch, floor, "bandwidth")
+
+
+def measure_prefill(model: str, heads: Heads, limits: Limits) -> Iterator[Row]:
+    for count, tokens, context in PREFILLS:
+        seen = tokens * (context - tokens) + tokens * (tokens + 1) // 2
+        floor = 4 * count * seen * heads.query * heads.dim / limits.matmul
+        batch = make_batch(heads, count, tokens, context)
+        yield compare(f"prefill {model} {count} x {tokens} of {context}", batch, floor, "matmul")
+
+
+def measure_write(name: str, heads: Heads, tokens: int, limits: Limits) -> Row:
+    """Beside torch's index_copy_, of K and then of V."""
+    new = torch.randn(tokens, heads.kv, heads.dim, device=DEVICE, dtype=DTYPE)
+    slots = torch.randperm(tokens, device=DEVICE)
+    small = slots.int()
+    keys, values, expected = (
+        torch.zeros(tokens // BLOCK_SIZE, BLOCK_SIZE, heads.kv, heads.dim, device=DEVICE, dtype=DTYPE)
+        for _ in range(3)
+    )
+    own = seconds(lambda: write_cache(Pages(keys), Pages(values), new, new, small))
+    other = 2 * seconds(lambda: expected.flatten(0, 1).index_copy_(0, slots, new))
+    error = max((cache - expected).abs().max().item() for cache in (keys, values))
+    return beside(name, own, other, 4 * new.nbytes / limits.copy, "bandwidth", error)
+
+
+def tune(dim: int) -> None:
+    """Print the best launch settings for heads of `dim`, as the tables have them."""
+    heads = Heads(32, 8, dim)
+    for name, table, batch, rows in (
+        ("PREFILL", launch.PREFILL, make_batch(heads, 2, 4096, 4096), (64, 128)),
+        ("DECODE", launch.DECODE, make_batch(heads, 64, 1, 4096), (16,)),
+    ):
+        found = []
+        for settings in itertools.product(rows, (16, 32, 64, 128), (2, 4, 8), (2, 3, 4)):
+            table[dim] = launch.Launch(*settings)
+            try:
+                found.append((seconds(ours(batch)), table[dim]))
+            except (triton.runtime.errors.OutOfResources, triton.runtime.errors.PTXASError):
+                continue
+        for taken, settings in sorted(found)[:5]:
+            print(f"{name} {dim}: {settings} {taken * 1e6:.1f} us")
+
+
+if __name__ == "__main__":
+    tune(int(sys.argv[1]))

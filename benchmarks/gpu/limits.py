@@ -1,0 +1,56 @@
+"""What the device can do at most, to which every figure is held, and how work on it is timed."""
+
+from collections.abc import Callable, Iterator
+from math import nan
+from statistics import median
+from typing import NamedTuple
+
+import torch
+
+from benchmarks.gpu.report import Row
+
+DEVICE = torch.device("cuda")
+DTYPE = torch.bfloat16
+REPEATS = 20
+TERA = 1e12
+L2_BYTES = 256 << 20  # more than any GPU's
+
+
+class Limits(NamedTuple):
+    """Unknown ones are no numbers, and so is every share of them."""
+
+    copy: float = nan  # bytes a second, read and written
+    matmul: float = nan  # operations a second
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """The median time on the device of what `work` launches: replayed from a graph, nothing of it in the L2 cache."""
+    work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    flush = torch.empty(L2_BYTES, dtype=torch.int8, device=DEVICE)
+    marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(REPEATS)]
+    for begin, end in marks:
+        flush.zero_()
+        begin.record()
+        graph.replay()
+        end.record()
+    torch.cuda.synchronize()
+    return median(begin.elapsed_time(end) for begin, end in marks) / 1e3
+
+
+def measure(megabytes: int = 2048, size: int = 8192) -> Iterator[Row]:
+    """A copy within the device, and a product of square bf16 matrices of random numbers."""
+    device = torch.cuda.get_device_properties(DEVICE)
+    yield Row(
+        device.name, {"GiB": device.total_memory / 2**30, "multiprocessors": device.multi_processor_count}
+    )
+    source = torch.randint(127, (megabytes << 20,), dtype=torch.int8, device=DEVICE)
+    target = torch.empty_like(source)
+    left, right = (torch.randn(size, size, device=DEVICE, dtype=DTYPE) for _ in range(2))
+    copy = 2 * source.numel() / seconds(lambda: target.copy_(source))
+    matmul = 2 * size**3 / seconds(lambda: left @ right)
+    yield Row("copy", {"TB/s": copy / TERA})
+    yield Row("matmul", {"TFLOP/s": matmul / TERA})

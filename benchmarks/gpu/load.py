@@ -1,0 +1,213 @@
+"""The whole engine: decode, prefill, a mixed load, how busy the device is, and with what.
+
+The engine's steps are driven in this process, as `LLMEngine` has them. Prompts are random tokens, so that no prefix
+cache helps, and every answer is as long as asked.
+"""
+
+import gzip
+import json
+import random
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks.gpu.limits import Limits
+from benchmarks.gpu.report import Row
+from benchmarks.gpu.shapes import SHAPES, Config, decode_bytes, prefill_operations, write
+from engine_server import EngineArgs, LLMEngine, RequestOutputKind, SamplingParams
+
+ON_DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}  # kinds of events in a trace
+TOP = 8  # kernels that are named
+ROOM = 64  # tokens that the first sequences may be ahead of the last
+Prompts = list[list[int]]
+
+
+class Sizes(NamedTuple):
+    """How much is run of everything."""
+
+    decode: tuple[int, ...] = (1, 8, 64, 256)  # sequences
+    profiled: tuple[int, ...] = (1, 256)
+    context: int = 1024
+    settle: int = 8  # steps before any is timed
+    steps: int = 32  # that are timed together
+    repeats: int = 3
+    prefill: int = 8192  # tokens
+    concurrent: int = 256
+    requests: int = 512
+    given: int = 512
+    made: int = 256
+    made_beside: int = 64  # where transformers runs the same, for which more would take too long
+
+
+FULL = Sizes()
+
+
+class Trace(NamedTuple):
+    """What a trace of torch.profiler says of the device."""
+
+    busy: float  # seconds in which it did anything
+    kernels: Counter[str]  # microseconds by name
+
+    @classmethod
+    def read(cls, file: Path) -> "Trace":
+        events = json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
+        spans = [event for event in events if event.get("cat") in ON_DEVICE]
+        kernels: Counter[str] = Counter()
+        busy = end = 0.0
+        for span in sorted(spans, key=lambda span: float(span["ts"])):
+            kernels[span["name"]] += span["dur"]
+            last = span["ts"] + span["dur"]
+            busy += max(0.0, last - max(end, span["ts"]))
+            end = max(end, last)
+        return cls(busy / 1e6, kernels)
+
+
+def prompts_of(count: int, length: int, vocabulary: int) -> Prompts:
+    return [[random.randrange(10, vocabulary) for _ in range(length)] for _ in range(count)]
+
+
+def start(engine: LLMEngine, count: int, given: int, made: int) -> None:
+    params = SamplingParams(
+        temperature=0, max_tokens=made, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.DELTA
+    )
+    vocabulary = engine.get_model_config().vocab_size
+    for number, prompt in enumerate(prompts_of(count, given, vocabulary)):
+        engine.add_request(str(number), {"prompt_token_ids": prompt}, params)
+
+
+def step(engine: LLMEngine) -> int:
+    """How many tokens came."""
+    return sum(len(one.token_ids) for output in engine.step() for one in output.outputs)
+
+
+def finish(engine: LLMEngine) -> int:
+    """Step until nothing is left; how many tokens came."""
+    tokens = 0
+    while engine.has_unfinished_requests():
+        tokens += step(engine)
+    return tokens
+
+
+def run(engine: LLMEngine, count: int, given: int, made: int) -> float:
+    """Seconds from the first prompt to the last token of a load."""
+    started = time.perf_counter()
+    start(engine, count, given, made)
+    tokens = finish(engine)
+    taken = time.perf_counter() - started
+    assert tokens == count * made, f"{tokens} tokens came of {count * made}"
+    return taken
+
+
+def settle(engine: LLMEngine, count: int, sizes: Sizes) -> None:
+    """Bring `count` sequences into decode, so that their context is in the middle of the steps that follow."""
+    steps = sizes.steps * sizes.repeats
+    start(engine, count, sizes.context - steps // 2, 2 * steps + ROOM)
+    whole = 0
+    while whole < sizes.settle:
+        whole += step(engine) == count
+
+
+def leave(engine: LLMEngine, count: int) -> None:
+    engine.abort_request(str(number) for number in range(count))
+
+
+def step_seconds(engine: LLMEngine, count: int, sizes: Sizes) -> float:
+    """What a step of `count` sequences takes: the median of the repeats."""
+    settle(engine, count, sizes)
+    taken = []
+    for _ in range(sizes.repeats):
+        started = time.perf_counter()
+        tokens = sum(step(engine) for _ in range(sizes.steps))
+        taken.append(time.perf_counter() - started)
+        assert tokens == count * sizes.steps, f"{tokens} tokens came of {count * sizes.steps}"
+    leave(engine, count)
+    return median(taken) / sizes.steps
+
+
+def trace(engine: LLMEngine, count: int, sizes: Sizes, folder: Path) -> Trace:
+    """Of the steps of `count` sequences."""
+    settle(engine, count, sizes)
+    synchronize()  # so that just these steps are in it
+    engine.start_profile()
+    for _ in range(sizes.steps):
+        step(engine)
+    synchronize()
+    engine.stop_profile()
+    leave(engine, count)
+    (written,) = folder.glob("*.json.gz")
+    found = Trace.read(written)
+    written.unlink()
+    return found
+
+
+def synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def make(config: Config, folder: Path, sizes: Sizes, **flags: Any) -> LLMEngine:
+    return LLMEngine.from_engine_args(
+        EngineArgs(
+            model=write(config, folder),
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            max_model_len=max(sizes.prefill, 2 * sizes.context) + 1,
+            max_num_seqs=sizes.concurrent,
+            torch_profiler_dir=str(folder),
+            **flags,
+        ),
+        stat_loggers={},
+    )
+
+
+def measure(
+    limits: Limits,
+    model: str,
+    goals: dict[str, dict[str, float]],
+    sizes: Sizes = FULL,
+    config: Config | None = None,
+) -> Iterator[Row]:
+    """goals: by the rows' names."""
+    config = config or SHAPES[model]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        started = time.perf_counter()
+        engine = make(config, folder, sizes)
+        yield Row("start", {"s": time.perf_counter() - started})
+        rows = figures(engine, config, folder, limits, sizes)
+        yield from (row._replace(goals=goals.get(row.name, {})) for row in rows)
+
+
+def figures(engine: LLMEngine, config: Config, folder: Path, limits: Limits, sizes: Sizes) -> Iterator[Row]:
+    run(engine, min(8, sizes.concurrent), sizes.given, sizes.settle)  # kernels are compiled as they are met
+    run(engine, 1, sizes.prefill, 1)
+    taken = {}
+    for count in sizes.decode:
+        taken[count] = step_seconds(engine, count, sizes)
+        share = decode_bytes(config, count, sizes.context) / taken[count] / limits.copy
+        measures = {
+            "tok/s": count / taken[count], "ms a step": taken[count] * 1e3, "% of bandwidth": share * 100,
+        }  # fmt: skip
+        yield Row(f"decode {count}", measures)
+    prefill = median(run(engine, 1, sizes.prefill, 1) for _ in range(sizes.repeats))
+    share = prefill_operations(config, sizes.prefill) / prefill / limits.matmul
+    yield Row("prefill", {"tok/s": sizes.prefill / prefill, "% of matmul": share * 100})
+    beside = run(engine, sizes.concurrent, sizes.given, sizes.made_beside)
+    yield Row(
+        f"load {sizes.given}/{sizes.made_beside}", {"tok/s": sizes.concurrent * sizes.made_beside / beside}
+    )
+    for count in sizes.profiled:
+        seen = trace(engine, count, sizes, folder)
+        busy = seen.busy / sizes.steps
+        yield Row(f"busy {count}", {"%": busy / taken[count] * 100, "ms a step": busy * 1e3})
+        whole = seen.kernels.total() / 100
+        top = {f"% {name[:60]}": time / whole for name, time in seen.kernels.most_common(TOP)}
+        yield Row(f"kernels {count}", top)
+    mixed = median(run(engine, sizes.requests, sizes.given, sizes.made) for _ in range(sizes.repeats))
+    yield Row(f"load {sizes.given}/{sizes.made}", {"tok/s": sizes.requests * sizes.made / mixed})
