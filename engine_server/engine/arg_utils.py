@@ -104,6 +104,9 @@ class EngineArgs:
         "fcfs", "who runs first: who came first, or by the requests' priority"
     )
     enable_chunked_prefill: bool = _argument(True, "let a long prompt share its steps with others")
+    async_scheduling: bool | None = _argument(
+        None, "prepare a step while the device is at work on the one before (default: on a GPU)"
+    )
     device: Literal["auto", "cpu", "cuda"] = _argument(
         "auto", "where the model runs; auto: a GPU where there is one"
     )
@@ -138,6 +141,8 @@ class EngineArgs:
         from engine_server.engine.model_config import read_model_config
 
         model = read_model_config(self)
+        if self.async_scheduling and model.pooling is not None:
+            raise ValueError("async_scheduling is True; a pooling model's steps don't overlap")
         chunked = self.enable_chunked_prefill and not model.is_encoder
         budget = self.max_num_batched_tokens or self._default_budget(0 if chunked else model.max_model_len)
         if not chunked and budget < model.max_model_len:
@@ -161,6 +166,7 @@ class EngineArgs:
                 max_num_seqs=self.max_num_seqs,
                 enable_chunked_prefill=chunked,
                 policy=self.scheduling_policy,
+                async_scheduling=self.async_scheduling,
                 max_queue=self.max_queue,
             ),
             device_config=DeviceConfig(device=self.device),

@@ -83,6 +83,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int
     enable_chunked_prefill: bool
     policy: str = "fcfs"  # or "priority"
+    async_scheduling: bool | None = None  # prepare a step while the one before runs; None: on a GPU
     max_queue: int | None = None  # requests that may wait beside `max_num_seqs` that run; None: any number
 
 

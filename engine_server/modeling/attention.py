@@ -44,7 +44,9 @@ class StepInputs(NamedTuple):
     All arrays are int64 but block_ids; T tokens, S sequences. A kind of attention is a window, or none.
     """
 
-    token_ids: IntArray  # [T]
+    token_ids: (
+        IntArray  # [T]; -1 - row of the block table for one that only the device knows: that row's last
+    )
     positions: IntArray  # [T], each within its sequence
     slots: list[IntArray]  # [T] for each kind, where each token's K and V go: block id * block size + offset
     starts: IntArray  # [S]

@@ -28,12 +28,13 @@ def fail_at_seven(token_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
 EVEN, SEVEN = f"{__name__}:keep_even", f"{__name__}:fail_at_seven"
 
 
-@pytest.fixture(scope="module")
-def tiny(tiny_llama: Path) -> LLMEngine:
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "overlapped"])
+def tiny(tiny_llama: Path, request: pytest.FixtureRequest) -> LLMEngine:
     return LLMEngine.from_engine_args(
         EngineArgs(
             model=str(tiny_llama), dtype="float32", skip_tokenizer_init=True, num_gpu_blocks_override=80,
             max_num_batched_tokens=64, max_num_seqs=16, disable_log_stats=True, logits_processors=[EVEN, SEVEN],
+            async_scheduling=request.param,
         )
     )  # fmt: skip
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from engine_server.engine.config import SchedulerConfig
 from engine_server.engine.core.block_pool import BlockPool, BlockTable
 from engine_server.engine.core.request import Request
-from engine_server.engine.core.scheduler import Batch, Sampled, Scheduler
+from engine_server.engine.core.scheduler import UNKNOWN, Batch, Sampled, Scheduler
 from engine_server.engine.messages import RequestStep
 from engine_server.engine.sampling_params import SamplingParams
 
@@ -69,11 +69,16 @@ class Device:
             slot = self.slot(kind, one, position)
             for other in range(len(windows)):  # kinds share tensors
                 self.slots.pop((other, *slot[1:]), None)
-            self.slots[slot] = tuple(one.token_ids[: position + 1])
+            self.slots[slot] = content(one, position)
         for kind, one, position in tokens:
             window = windows[kind]
             for seen in range(0 if window is None else max(0, position + 1 - window), position + 1):
-                assert self.slots[self.slot(kind, one, seen)] == tuple(one.token_ids[: seen + 1])
+                assert self.slots[self.slot(kind, one, seen)] == content(one, seen)
+
+
+def content(one: Request, position: int) -> tuple[int, ...]:
+    """All tokens up to a position. Every one that is on its way is going to be 7."""
+    return tuple(7 if token == UNKNOWN else token for token in one.token_ids[: position + 1])
 
 
 def check(scheduler: Scheduler) -> None:
@@ -87,7 +92,8 @@ def check(scheduler: Scheduler) -> None:
 
 
 def run(scheduler: Scheduler, batch: Batch) -> list[RequestStep]:
-    return scheduler.update(batch, [Sampled(7) for scheduled in batch if scheduled.samples])
+    sampling = scheduler.advance(batch)
+    return scheduler.update(sampling, [Sampled(7)] * len(sampling))
 
 
 several_windows = st.lists(st.one_of(st.none(), st.integers(1, 20)), min_size=1, max_size=3, unique=True)
@@ -108,11 +114,12 @@ operations = st.lists(
 @settings(max_examples=100, deadline=None)
 @given(
     operations, st.integers(10, 40), st.integers(1, 64), st.integers(1, 8), st.booleans(), several_windows,
-    st.booleans(),
+    st.booleans(), st.booleans(),
 )  # fmt: skip
 def test_nothing_leaks_and_everyone_ends(
-    plan, num_blocks: int, budget: int, seats: int, chunked: bool, windows: list[int | None], caching: bool
-) -> None:
+    plan, num_blocks: int, budget: int, seats: int, chunked: bool, windows: list[int | None], caching: bool,
+    overlapped: bool,
+) -> None:  # fmt: skip
     """All prompts begin alike. Whatever is read was computed, and every request has an end."""
     budget = budget if chunked else max(budget, LONGEST)
     scheduler = make(num_blocks, budget, seats, chunked, tuple(windows), caching)
@@ -120,6 +127,7 @@ def test_nothing_leaks_and_everyone_ends(
     expected: dict[str, int] = {}
     tokens: dict[str, int] = {}
     ends: dict[str, str] = {}
+    launched: list[tuple[list[Request], set[int]]] = []
 
     def tell(steps: list[RequestStep]) -> None:
         for step in steps:
@@ -134,15 +142,16 @@ def test_nothing_leaks_and_everyone_ends(
         assert sum(scheduled.num_tokens for scheduled in batch) <= budget
         assert all(scheduled.num_tokens > 0 for scheduled in batch)
         assert len(scheduler.running) <= seats
-        assert batch or not scheduler.requests, "requests wait, and nobody runs"
+        assert batch or launched or not scheduler.requests, "requests wait, and nobody runs"
         device.run(batch)
-        sampling = [scheduled for scheduled in batch if scheduled.samples]
-        tell(
-            scheduler.update(
-                batch,
-                [Sampled(7, error="no" if place in failing else None) for place in range(len(sampling))],
-            )
-        )
+        launched.append((scheduler.advance(batch), failing))
+        if len(launched) > overlapped:
+            finish()
+
+    def finish() -> None:
+        sampling, failing = launched.pop(0)
+        samples = [Sampled(7, error="no" if place in failing else None) for place in range(len(sampling))]
+        tell(scheduler.update(sampling, samples))
 
     for number, (operation, *details) in enumerate(plan):
         match operation, *details:
@@ -171,6 +180,8 @@ def test_nothing_leaks_and_everyone_ends(
     while scheduler.requests:
         step(set())
         check(scheduler)
+    while launched:
+        finish()
     assert scheduler.table.pool.num_free == num_blocks * len(windows)
     assert len(scheduler.table._free_rows) == seats
     assert scheduler.reset_prefix_cache()
@@ -233,7 +244,7 @@ def test_a_failure_takes_no_block_of_others_along() -> None:
         scheduler.add(request(name, 13, 2))
         [scheduled] = batch = scheduler.schedule()
         assert scheduled.request.num_cached == 12
-        scheduler.update(batch, [Sampled(error="no")])
+        scheduler.update(scheduler.advance(batch), [Sampled(error="no")])
 
 
 @pytest.mark.parametrize("window", [1, 3, 4, 5, 8, 9])

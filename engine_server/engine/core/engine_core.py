@@ -4,17 +4,19 @@ import logging
 import pkgutil
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 import torch
+from torch import Tensor
 
 from engine_server.engine.config import EngineConfig
 from engine_server.engine.core.model_runner import ModelRunner
 from engine_server.engine.core.operations import Operations
 from engine_server.engine.core.pooler import Pooler
 from engine_server.engine.core.request import Request
-from engine_server.engine.core.sampler import Sampler
-from engine_server.engine.core.scheduler import Batch, Scheduler
+from engine_server.engine.core.sampler import Launched, Sampler
+from engine_server.engine.core.scheduler import Batch, Sampled, Scheduler
 from engine_server.engine.messages import (
     AbortRequests,
     AddRequest,
@@ -27,6 +29,14 @@ from engine_server.engine.messages import (
 from engine_server.modeling import device_time, progress
 
 logger = logging.getLogger(__name__)
+
+
+class LaunchedStep(NamedTuple):
+    """A step that the device was given."""
+
+    batch: Batch
+    sampling: list[Request]
+    samples: Launched | list[Sampled]  # one for each of `sampling`
 
 
 class EngineCore:
@@ -56,6 +66,8 @@ class EngineCore:
         )
         self.operations = Operations(config, self.runner, self.scheduler)
         self.pooler = Pooler(self.runner, pooling) if pooling else None
+        self.overlapped = self.runner.overlapped
+        self._launched: LaunchedStep | None = None  # what the device is at work on, where steps overlap
         self._num_tokens = 0  # of the step
         on_phase("warm up", time.monotonic() - loaded)
 
@@ -72,24 +84,58 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
+        if self._launched is not None:
+            return True
         return bool(self.scheduler.requests) and not self.operations.halted
 
     def step(self) -> list[RequestStep]:
+        """Launch a step, and finish it."""
+        steps: list[RequestStep] = []
+        return steps + self.finish(self.launch(steps))
+
+    def overlapped_step(self) -> list[RequestStep]:
+        """Launch a step, and finish the one before while the device is at work."""
+        steps: list[RequestStep] = []
+        before, self._launched = self._launched, None
+        if self.scheduler.needs_tokens:
+            steps, before = self.finish(before), None
+        self._launched = self.launch(steps)
+        return steps + self.finish(before)
+
+    def launch(self, steps: list[RequestStep]) -> LaunchedStep | None:
+        """Give the device work, and wait for nothing; `steps` hears of requests that fail."""
+        if self.operations.halted:
+            return None
         batch = self.scheduler.schedule()  # who runs, how many tokens each, which blocks
-        self._num_tokens = sum(scheduled.num_tokens for scheduled in batch)
         if not batch:
-            return []
-        sampling = [scheduled.request for scheduled in batch if scheduled.samples]
+            return None
+        self._num_tokens = sum(scheduled.num_tokens for scheduled in batch)
         try:
             output = self.runner.execute(batch)  # one flat forward: logits, or hidden states to pool
-            tokens = (
-                self.pooler.pool(output, batch)
-                if self.pooler
-                else self.sampler.launch(output, sampling).collect()
-            )
+            sampling = [scheduled.request for scheduled in batch if scheduled.samples]
+            samples = self.pooler.pool(output, batch) if self.pooler else self.sample(output, sampling)
         except Exception as error:
-            return self.give_up(batch, error)
-        return self.scheduler.update(batch, tokens)  # advance, finish, free
+            steps += self.give_up(batch, error)
+            return None
+        return LaunchedStep(batch, self.scheduler.advance(batch), samples)
+
+    def sample(self, logits: Tensor, sampling: list[Request]) -> Launched:
+        """Draw tokens, which the next step finds on the device where it can't wait for the host to know them."""
+        launched = self.sampler.launch(logits, sampling)
+        if self.overlapped:
+            self.runner.keep(launched.tokens, sampling)
+        return launched
+
+    def finish(self, launched: LaunchedStep | None) -> list[RequestStep]:
+        """Wait for the device, and let requests have their tokens."""
+        if launched is None:
+            return []
+        try:
+            samples = launched.samples
+            sampled = samples.collect() if isinstance(samples, Launched) else samples
+        except Exception as error:
+            return self.give_up(launched.batch, error)
+        return self.scheduler.update(launched.sampling, sampled)
 
     def give_up(self, batch: Batch, error: Exception) -> list[RequestStep]:
         """End a batch whose step failed as a whole: any of its requests may be the cause, and would be again.
@@ -100,14 +146,17 @@ class EngineCore:
             raise error
         logger.exception("a step of %d requests failed", len(batch))
         message = f"{type(error).__name__}: {error}"
-        return [self.scheduler.fail(scheduled.request, message) for scheduled in batch]
+        requests = [request for request, _ in batch if request.request_id in self.scheduler.requests]
+        return [self.scheduler.fail(request, message) for request in requests]
 
     def outputs(self) -> StepOutputs:
         """One step, with the state that it leaves."""
         progress.tick()
         started, self._num_tokens = time.perf_counter(), 0
         device_time.take()
-        steps = self.scheduler.expire() + (self.step() if self.has_work else [])
+        steps = self.scheduler.expire()
+        if self.has_work:
+            steps += self.overlapped_step() if self.overlapped else self.step()
         seconds = time.perf_counter() - started
         stats = msgspec.structs.replace(
             self.scheduler.stats(),

@@ -14,7 +14,7 @@ from engine_server.engine.core.kv_cache import cache_dtype, num_blocks
 from engine_server.engine.core.model_loader import choose_device, first_position, load_model
 from engine_server.engine.core.prompt_logprobs import kept_output, prompt_chunks
 from engine_server.engine.core.request import Request
-from engine_server.engine.core.scheduler import Batch
+from engine_server.engine.core.scheduler import UNKNOWN, Batch
 from engine_server.modeling import kernels
 from engine_server.modeling.attention import AttentionBackend, IntArray, StepInputs, forward_context
 from engine_server.modeling.cache_layout import lay_out
@@ -71,6 +71,14 @@ class ModelRunner:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.device = choose_device(config.device_config)
+        wanted = config.scheduler_config.async_scheduling
+        self.overlapped = (self.device.type == "cuda" if wanted is None else wanted) and (
+            config.model_config.pooling is None
+        )
+        # Each running request's last token, by its row of the block table.
+        self._last_tokens = torch.zeros(
+            config.scheduler_config.max_num_seqs, dtype=torch.int64, device=self.device
+        )
         self.load()
 
     def load(self) -> None:
@@ -146,6 +154,12 @@ class ModelRunner:
         )  # fmt: skip
         return self.forward(inputs, lambda number, logits: chunks[number].report(logits))
 
+    @torch.inference_mode()
+    def keep(self, tokens: Tensor, requests: list[Request]) -> None:
+        """Remember the requests' new tokens, [n] on the device, for the next step."""
+        rows = torch.tensor([request.row for request in requests], dtype=torch.int64, device=self.device)
+        self._last_tokens.index_copy_(0, rows, tokens)
+
     def forward(self, inputs: ModelInputs, report: Callable[[int, Tensor], None]) -> Tensor:
         """What `execute` gives; `report` takes the logits of each of the prompts' chunks, with its number."""
         arguments = self.arguments(inputs)
@@ -170,7 +184,12 @@ class ModelRunner:
     def arguments(self, inputs: ModelInputs) -> dict[str, Any]:
         """What the model is called with: tokens; or embeddings, where a prompt came as some."""
         step = inputs.step
-        tokens = torch.from_numpy(step.token_ids).to(self.device).unsqueeze(0)
+        token_ids = torch.from_numpy(step.token_ids).to(self.device)
+        if self.overlapped:
+            token_ids = torch.where(
+                token_ids < 0, self._last_tokens[(-1 - token_ids).clamp(min=0)], token_ids
+            )
+        tokens = token_ids.unsqueeze(0)
         positions = torch.from_numpy(step.positions + self.first_position).to(self.device).unsqueeze(0)
         arguments = {"input_ids": tokens, "position_ids": positions, "use_cache": False}
         if inputs.token_type_ids:
@@ -194,16 +213,19 @@ class ModelRunner:
         contexts = computed + lengths
         ids = self.table.ids[:, rows, : -(-int(contexts.max()) // block_size)]
         blocks = ids[:, sequence, positions // block_size].astype(np.int64)
-        return StepInputs(
-            token_ids=np.fromiter(
-                (
-                    token
-                    for request, count in batch
-                    for token in request.token_ids[request.computed : request.computed + count]
-                ),
-                dtype=np.int64,
-                count=len(sequence),
+        token_ids = np.fromiter(
+            (
+                token
+                for request, count in batch
+                for token in request.token_ids[request.computed : request.computed + count]
             ),
+            dtype=np.int64,
+            count=len(sequence),
+        )
+        unknown = token_ids == UNKNOWN
+        token_ids[unknown] = -1 - rows[sequence[unknown]]
+        return StepInputs(
+            token_ids=token_ids,
             positions=positions,
             slots=list(blocks * block_size + positions % block_size),
             starts=starts,

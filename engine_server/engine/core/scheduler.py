@@ -30,6 +30,7 @@ class Scheduled(NamedTuple):
 
 
 Batch = list[Scheduled]
+UNKNOWN = -1  # stands for a token that is on its way from the device
 
 
 @dataclass(slots=True)
@@ -103,6 +104,8 @@ class Scheduler:
         for request in sorted(self.running, key=lambda request: (request.pending > 1, request.place)):
             if request.row is None:  # preempted by an earlier one in this very loop
                 continue
+            if request.num_unknown and request.num_output >= request.max_tokens:  # its last is on its way
+                continue
             count = min(request.pending, budget)
             if count and self._make_room(request, count, batch):
                 self._take(request, count, batch)
@@ -113,21 +116,40 @@ class Scheduler:
             budget -= batch[-1].num_tokens
         return batch
 
-    def update(self, batch: Batch, samples: Sequence[Sampled]) -> list[RequestStep]:
-        """Advance every request by what the step computed; `samples` has one token for each that samples."""
-        steps = []
-        tokens = iter(samples)
-        for scheduled in batch:
-            samples_now, request = scheduled.samples, scheduled.request
-            request.computed += scheduled.num_tokens
-            if samples_now:
-                steps.append(self._append(request, next(tokens)))
-        return steps
+    def advance(self, batch: Batch) -> list[Request]:
+        """Count what was launched as computed; the requests that sample, each with a token to come."""
+        sampling = [scheduled.request for scheduled in batch if scheduled.samples]
+        for request, num_tokens in batch:
+            request.computed += num_tokens
+        for request in sampling:
+            request.token_ids.append(UNKNOWN)
+            request.num_unknown += 1
+            if request.regime != self.regime(request):  # its keys aren't what they would be now
+                self._preempt(request, [])
+                request.regime = self.regime(request)
+                request.hashes.clear()
+        return sampling
+
+    @property
+    def needs_tokens(self) -> bool:
+        """Whether a request's next token can't be chosen before the host knows the last one."""
+        return any(request.num_unknown and request.params.adjusts_logits for request in self.running)
+
+    def update(self, sampling: Sequence[Request], samples: Sequence[Sampled]) -> list[RequestStep]:
+        """Take the tokens that have come, in the order in which `advance` gave their requests."""
+        return [
+            self._append(request, sampled)
+            for request, sampled in zip(sampling, samples, strict=True)
+            if self.requests.get(request.request_id) is request  # else it ended meanwhile
+        ]
 
     def fail(self, request: Request, error: str) -> RequestStep:
-        """End a running request that can't go on. Nobody may find or read what it left behind."""
+        """End a request that can't go on. Nobody may find or read what it left behind."""
         del self.requests[request.request_id]
-        self.erase(self._release(request, computed=0))
+        if request.row is None:
+            self.waiting.remove(request)
+        else:
+            self.erase(self._release(request, computed=0))
         return RequestStep(request.request_id, [], finish_reason="error", error=error)
 
     def reset_prefix_cache(self) -> bool:
@@ -154,7 +176,7 @@ class Scheduler:
 
     def _admit(self, request: Request, budget: int, batch: Batch) -> bool:
         """Start the request that waits first, if a row, blocks for all its tokens, and budget are there."""
-        if len(self.running) >= self.config.max_num_seqs:
+        if len(self.running) >= self.config.max_num_seqs or request.num_unknown:
             return False
         total = len(request.token_ids)
         row, cached = self.table.open(self._known_hashes(request))
@@ -187,7 +209,8 @@ class Scheduler:
         batch.append(Scheduled(request, count))
         if self.enable_prefix_caching:
             assert request.row is not None
-            full = (request.computed + count) // self.table.block_size
+            known = min(request.computed + count, len(request.token_ids) - request.num_unknown)
+            full = known // self.table.block_size
             request.hash_blocks(full, self.table.block_size)
             self.table.publish(request.row, request.hashes, full)
 
@@ -204,7 +227,10 @@ class Scheduler:
 
     def _preempt(self, request: Request, batch: Batch) -> None:
         batch[:] = [scheduled for scheduled in batch if scheduled.request is not request]
-        self._release(request, request.computed)
+        # What is on its way may turn out to be no number.
+        freed = self._release(request, 0 if request.num_unknown else request.computed)
+        if request.num_unknown:
+            self.erase(freed)
         request.computed = 0
         insort(self.waiting, request, key=by_place)
         self._num_preemptions += 1
@@ -217,17 +243,16 @@ class Scheduler:
             return RequestStep(
                 request.request_id, [], None, "stop", scheduled=request.scheduled, pooled=sampled.pooled
             )
-        request.token_ids.append(sampled.token_id)
+        place = len(request.token_ids) - request.num_unknown
+        request.token_ids[place] = sampled.token_id
+        request.num_unknown -= 1
+        num_output = place + 1 - request.num_prompt
         reason, stop = request.params.end(
-            sampled.token_id, request.num_output, request.max_tokens, self.eos_token_ids
+            sampled.token_id, num_output, request.max_tokens, self.eos_token_ids
         )
         if reason:
             self._finish(request)
-        elif request.regime != self.regime(request):  # its keys aren't what they would be now
-            self._preempt(request, [])
-            request.regime = self.regime(request)
-            request.hashes.clear()
-        first = request.num_output == request.num_resumed + 1
+        first = num_output == request.num_resumed + 1
         prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, None
         return RequestStep(
             request_id=request.request_id,
