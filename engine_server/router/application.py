@@ -28,16 +28,17 @@ class Application:
         self._readiness = readiness
 
     def answer(self, request: Request, client: Downstream) -> Answer:
+        if request.target.startswith(b"/v1/") and not request.target.startswith(MODELS):
+            return self._forward(request, client)
+        return self._respond(request, client)
+
+    def _respond(self, request: Request, client: Downstream) -> Answer:
         path = request.target.partition(b"?")[0]
-        if path.startswith(b"/v1/") and path != MODELS and not path.startswith(ONE_MODEL):
-            if request.method != b"POST":
-                raise errors.wrong_method(path, b"POST")
-            yield from self._forward(request, client)
-        else:
-            status, body, content_type = self._page(path)
-            if request.method not in (b"GET", b"HEAD"):
-                raise errors.wrong_method(path, b"GET, HEAD")
-            client.respond(status, body, content_type)
+        status, body, content_type = self._page(path)
+        if request.method not in (b"GET", b"HEAD"):
+            raise errors.wrong_method(path, b"GET, HEAD")
+        client.respond(status, body, content_type)
+        yield from ()  # it waits for nothing
 
     def _page(self, path: bytes) -> tuple[int, bytes, bytes]:
         if path == b"/health":

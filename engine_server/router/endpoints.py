@@ -73,7 +73,9 @@ class Route:
 
     def pick(self, load: Load[Endpoint], tried: Collection[Endpoint] = ()) -> Endpoint | None:
         candidates = tuple(e for e in self.live if e not in tried) if tried else self.live
-        return self.policy.pick(candidates, load) if candidates else None
+        if len(candidates) < 2:
+            return candidates[0] if candidates else None
+        return self.policy.pick(candidates, load)
 
 
 Notice = Callable[[Endpoint], None]

@@ -10,7 +10,7 @@ from .endpoints import Directory, Endpoint
 from .health import Health
 from .lifecycle import Lifecycle, in_flight
 from .metrics import Metrics
-from .relay import Outcome, Relay
+from .relay import Outcome
 from .upstream import Pools
 from .wire import Request
 
@@ -44,6 +44,8 @@ class Forwarder:
 
     def forward(self, request: Request, client: Downstream) -> Answer:
         """Try one endpoint after the other, until one has begun to answer."""
+        if request.method != b"POST":
+            raise errors.wrong_method(request.target.partition(b"?")[0], b"POST")
         with Lifecycle(self._metrics) as life:
             model = model_of(request.body)
             route = self._directory.resolve(model)
@@ -80,7 +82,7 @@ class Forwarder:
     ) -> Generator[None, None, Outcome]:
         """One endpoint's turn. A connection that was kept alive may be closed just as we write to it: if one
         ends without a byte, a new one gets the request."""
-        pool = self._pools[endpoint.address]
+        pool = self._pools[endpoint]
         connection, fresh, sent = pool.take(), False, False
         while True:
             if connection is None:
@@ -89,9 +91,9 @@ class Forwarder:
                 except OSError as error:
                     self._health.eject(endpoint, str(error) or "it does not answer a connect")
                     return "unanswered" if sent else "unreachable"
-            relay = Relay(client, life, lambda: self._another(life.model, tried) is not None)
             try:
-                connection.ask(message, relay, client)
+                connection.send(message)  # first, so that the engine works while we get ready for its answer
+                relay = connection.listen(client, life, lambda: self._another(life.model, tried) is not None)
                 yield
             finally:
                 connection.release(client)

@@ -1,7 +1,9 @@
-"""One answer on its way from an engine to a client: passed on as it comes."""
+"""Answers on their way from an engine to clients: passed on as they come."""
 
 from collections.abc import Callable
 from typing import Literal
+
+from httptools import HttpParserError, HttpResponseParser
 
 from .downstream import Downstream
 from .errors import interrupted
@@ -20,71 +22,95 @@ Outcome = Literal[
 
 
 class Relay:
-    """Nothing reaches the client before the answer's head is whole, so that until then the request can go
-    elsewhere. In the end, `outcome` says how it went."""
+    """Parses what a connection brings, one answer after the other. Nothing reaches the client before the answer's head
+    is whole, so that until then the request can go elsewhere. In the end, `outcome` says how it went."""
 
-    outcome: Outcome | None = None
-    read_to_end = False  # the engine marks the answer's end by closing
-    _began = False
-    _counted = False  # its length is in its head
-    _chunked = False  # towards the client
-    _events = False
-    _partial_event = b""
+    reusable = False  # the connection is good for another answer
 
-    def __init__(self, client: Downstream, life: Lifecycle, may_refuse: Callable[[], bool]) -> None:
+    def __init__(self) -> None:
+        self._fields = Fields()
+        self.on_header = self._fields.add
+        self._parser = HttpResponseParser(self)
+        self._pending: list[bytes] = []
+
+    def begin(self, client: Downstream, life: Lifecycle, may_refuse: Callable[[], bool]) -> None:
+        """Be ready for another answer."""
         self._client = client
         self._life = life
         self._may_refuse = may_refuse
-        self._pending: list[bytes] = []
+        self.outcome: Outcome | None = None
+        self.reusable = False
+        self._began = False
+        self._counted = False  # its length is in its head
+        self._chunked = False  # towards the client
+        self._to_close = False  # the engine marks the answer's end by closing
+        self._events = False
+        self._partial_event = b""
+        self._begin_head()
 
     # What the engine says
 
-    def head(self, status: int, reason: bytes, fields: Fields) -> None:
-        if status == 503 and self._may_refuse():
+    def feed(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except HttpParserError:
+            self.reusable = False
+            self._break_off()
+        self._flush()
+
+    def close(self, *, orderly: bool) -> None:
+        """The connection has ended."""
+        if orderly and self._to_close:
+            self._end(self._partial_event, "finished")
+        else:
+            self._break_off()
+        self._flush()
+
+    def _begin_head(self) -> None:
+        self._reason = b""
+        self._fields.begin()
+
+    def on_status(self, reason: bytes) -> None:
+        self._reason += reason
+
+    def on_headers_complete(self) -> None:
+        if self.outcome is not None:
+            raise HttpParserError("more than one answer")
+        status = self._parser.get_status_code()
+        if status < 200:
+            self._begin_head()
+        elif status == 503 and self._may_refuse():
             self.outcome = "refused"
-            return
-        self._began = True
-        self._life.answer(status)
-        client, read, lines = self._client, fields.read, fields.onward()
+        else:
+            self._began = True
+            self._head(status, self._fields.onward(), self._fields.read)
+
+    def _head(self, status: int, lines: bytes, read: dict[bytes, bytes]) -> None:
+        client = self._client
         coded = b"transfer-encoding" in read
         if b"content-length" in read and not coded and status != 204:
             self._counted = True
             lines += b"Content-Length: %b\r\n" % read[b"content-length"]
         elif status not in (204, 304):
-            self.read_to_end = not coded
+            self._to_close = not coded
             self._chunked = client.http11
             client.closing |= not client.http11
             lines += b"Transfer-Encoding: chunked\r\n" if client.http11 else b""
         self._events = read.get(b"content-type", b"").startswith(b"text/event-stream")
-        self._pending.append(response_head(status, reason, lines, close=client.closing))
+        self._pending.append(response_head(status, self._reason, lines, close=client.closing))
 
-    def body(self, data: bytes) -> None:
+    def on_body(self, data: bytes) -> None:
         if self._events:
             data = self._whole_events(data)
         if data and self._began:
             self._pending.append(chunk(data) if self._chunked else data)
 
-    def finish(self) -> None:
+    def on_message_complete(self) -> None:
         if self._began:
             self._end(self._partial_event, "finished")
+            self.reusable = self._parser.should_keep_alive()
 
-    def break_off(self) -> None:
-        if self.outcome is not None:
-            return
-        if self._events and not self._counted:
-            self._end(b"data: %b\n\n" % interrupted(self._life.model).body(), "cut")
-        else:
-            self.outcome = "cut" if self._began else "unanswered"
-
-    def flush(self) -> None:
-        """What has come goes to the client; if that is the end, the request goes on."""
-        if self._pending:
-            self._client.write(b"".join(self._pending))
-            self._pending.clear()
-        if self.outcome is not None:
-            self._client.resume()
-
-    # What follows from it
+    # What the client gets of it
 
     def _whole_events(self, data: bytes) -> bytes:
         """An event travels whole, so that an error can follow it wherever the engine dies."""
@@ -96,9 +122,27 @@ class Relay:
         self._partial_event = data[end:]
         return data[:end]
 
+    def _break_off(self) -> None:
+        if self.outcome is not None:
+            return
+        if self._events and not self._counted:
+            self._end(b"data: %b\n\n" % interrupted(self._life.model).body(), "cut")
+        else:
+            self.outcome = "cut" if self._began else "unanswered"
+
     def _end(self, data: bytes, outcome: Outcome) -> None:
         if self._chunked:
             self._pending.append((chunk(data) if data else b"") + LAST_CHUNK)
         elif data:
             self._pending.append(data)
         self.outcome = outcome
+
+    def _flush(self) -> None:
+        """What has come goes to the client; if that is the end, the request goes on."""
+        if self._pending:
+            self._client.write(b"".join(self._pending))
+            self._pending.clear()
+            if self._life.waited is None:
+                self._life.answer(self._parser.get_status_code())
+        if self.outcome is not None:
+            self._client.resume()

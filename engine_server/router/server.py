@@ -113,5 +113,5 @@ class Server:
 
     def _forget(self, endpoint: Endpoint) -> None:
         self._health.forget(endpoint)
-        if pool := self._pools.pop(endpoint.address, None):
+        if pool := self._pools.pop(endpoint, None):
             pool.close()

@@ -2,44 +2,39 @@
 
 import asyncio
 import socket
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from typing import cast
 
-from httptools import HttpParserError, HttpResponseParser
-
 from .downstream import Downstream, prepare
-from .endpoints import Address
+from .endpoints import Address, Endpoint
+from .lifecycle import Lifecycle
 from .relay import Relay
-from .wire import Fields
 
 CONNECT_TIMEOUT = 1.0  # a pod that is gone answers nothing at all, for a while
 UNACKNOWLEDGED_MS = 30_000
 
 
 class Connection(asyncio.Protocol):
-    """Parses an engine's answers, and lets the relay of the request under way have them."""
+    """To one engine; what it says is its relay's."""
 
     def __init__(self, pool: "Pool") -> None:
         self._pool = pool
-        self._fields = Fields()
-        self.on_header = self._fields.add
-        self._parser = HttpResponseParser(self)
+        self._relay = Relay()
         self._busy = False
-        self._reusable = False
 
-    def ask(self, message: bytes, relay: Relay, client: Downstream) -> None:
-        """Send a request; `relay` gets the answer, and `client` is resumed when that has an outcome."""
-        self._relay, self._busy, self._reusable = relay, True, False
-        self._begin_head()
+    def listen(self, client: Downstream, life: Lifecycle, may_refuse: Callable[[], bool]) -> Relay:
+        """What comes now is the answer; `client` is resumed when the relay has an outcome."""
+        self._busy = True
+        self._relay.begin(client, life, may_refuse)
         client.source = self.transport
-        self.transport.write(message)
+        return self._relay
 
     def release(self, client: Downstream) -> None:
         """Nobody waits any more. If an engine is not done by now, that its connection closes tells it to stop."""
         self._busy = False
         client.source = None
-        if self._reusable:
+        if self._relay.reusable:
             self.transport.resume_reading()
             self._pool.put_by(self)
         else:
@@ -49,56 +44,23 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        self.send = self.transport.write
         prepare(self.transport)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             sock = self.transport.get_extra_info("socket")
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS)
 
     def data_received(self, data: bytes) -> None:
-        if not self._busy:
+        if self._busy:
+            self._relay.feed(data)
+        else:
             self.transport.abort()  # nobody asked
-            return
-        try:
-            self._parser.feed_data(data)
-        except HttpParserError:
-            self._reusable = False
-            self._relay.break_off()
-        self._relay.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._busy:
             self._pool.strike(self)
             return
-        if self._relay.read_to_end and exc is None:
-            self._relay.finish()
-        else:
-            self._relay.break_off()
-        self._relay.flush()
-
-    # The parser
-
-    def _begin_head(self) -> None:
-        self._reason = b""
-        self._fields.begin()
-
-    def on_status(self, reason: bytes) -> None:
-        self._reason += reason
-
-    def on_headers_complete(self) -> None:
-        if self._relay.outcome is not None:
-            raise HttpParserError("more than one answer")
-        status = self._parser.get_status_code()
-        if status >= 200:
-            self._relay.head(status, self._reason, self._fields)
-        else:
-            self._begin_head()
-
-    def on_body(self, data: bytes) -> None:
-        self._relay.body(data)
-
-    def on_message_complete(self) -> None:
-        self._relay.finish()
-        self._reusable = self._relay.outcome == "finished" and self._parser.should_keep_alive()
+        self._relay.close(orderly=exc is None)
 
 
 class Pool:
@@ -154,7 +116,7 @@ class Pool:
             connection.transport.close()
 
 
-class Pools(dict[Address, Pool]):
-    def __missing__(self, address: Address) -> Pool:
-        pool = self[address] = Pool(address)
+class Pools(dict[Endpoint, Pool]):
+    def __missing__(self, endpoint: Endpoint) -> Pool:
+        pool = self[endpoint] = Pool(endpoint.address)
         return pool

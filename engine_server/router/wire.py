@@ -2,7 +2,8 @@
 
 from collections import deque
 from http import HTTPStatus
-from typing import NamedTuple
+
+import msgspec
 
 REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 LAST_CHUNK = b"0\r\n\r\n"
@@ -58,7 +59,7 @@ class Fields:
         return b"".join(line for line in lines if line.partition(b":")[0].lower() not in named)
 
 
-class Request(NamedTuple):
+class Request(msgspec.Struct, frozen=True):
     """One request, whole."""
 
     method: bytes
@@ -70,8 +71,8 @@ class Request(NamedTuple):
 
     def message(self) -> bytes:
         """The bytes that an engine gets: the same for every engine tried."""
-        head = b"%b %b HTTP/1.1\r\n%b" % (self.method, self.target, self.lines)
-        return b"%bContent-Length: %d\r\n\r\n" % (head, len(self.body)) + self.body
+        parts = (self.method, self.target, self.lines, len(self.body))
+        return b"%b %b HTTP/1.1\r\n%bContent-Length: %d\r\n\r\n" % parts + self.body
 
 
 def response_head(status: int, reason: bytes, lines: bytes, *, close: bool) -> bytes:
