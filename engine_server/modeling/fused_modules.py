@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from engine_server.modeling.kernels.activation import Activation, gated
-from engine_server.modeling.kernels.norm import add_rms_norm, rms_norm
+from engine_server.modeling.kernels.norm import rms_norm
 from engine_server.modeling.kernels.rotary import rotate
 
 EPS = ("variance_epsilon", "eps")  # where norms keep it
@@ -30,11 +30,11 @@ class FusedRMSNorm(nn.Module):
         self.offset = offset
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps, self.offset)
+        return rms_norm(x, self.weight, self.eps, self.offset)[1]
 
     def of_sum(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """x + residual, and its norm."""
-        return add_rms_norm(x, residual, self.weight, self.eps, self.offset)
+        return rms_norm(x, self.weight, self.eps, self.offset, residual)
 
 
 Turn = Callable[..., tuple[Tensor, Tensor]]
@@ -124,19 +124,13 @@ def fused_norm(norm: nn.Module) -> FusedRMSNorm | None:
 
 
 def swap_gate(module: Any) -> None:
-    """Of a gated MLP's rows, or of experts', which have gate and up beside each other: [..., 2 * dim] to [..., dim]."""
-    if not hasattr(module, "_apply_gate"):
-        return
-    sample = torch.linspace(-20, 20, 400, device=next(module.parameters()).device).view(2, -1)
-    expected = module._apply_gate(sample)
-    for activation in get_args(Activation):
-        fused = partial(_gate, activation)
-        if same(fused(sample), expected, 1):
-            module._apply_gate = fused
-
-
-def _gate(activation: Activation, gate_up: Tensor) -> Tensor:
-    return gated(activation, *gate_up.chunk(2, dim=-1))
+    """Of a gated MLP, or of experts in transformers: what makes one of gate and up."""
+    if hasattr(module, "_apply_gate"):
+        sample = torch.linspace(-20, 20, 400, device=next(module.parameters()).device).view(2, -1)
+        expected = module._apply_gate(sample)
+        candidates = (partial(gated, activation) for activation in get_args(Activation))
+        fitting = (fused for fused in candidates if same(fused(sample), expected, 1))
+        module._apply_gate = next(fitting, module._apply_gate)
 
 
 def swap_rope(module: nn.Module, ropes: dict[object, Rope]) -> None:
@@ -163,9 +157,7 @@ def swap_layer(layer: Any) -> None:
     layer.self_attn, layer.mlp = children["self_attn"], children["mlp"]
     weight = trial.post_attention_layernorm.weight.fill_(1)
     sample = torch.linspace(-1, 2, 3 * len(weight)).view(1, 3, -1).to(weight)
-    _, *names = [
-        name for name, one in signature(layer.forward).parameters.items() if one.kind != one.VAR_KEYWORD
-    ]
+    _, *names, _options = signature(layer.forward).parameters
     options = dict.fromkeys(names)
     with suppress(TypeError, ValueError, AttributeError):  # of a layer that looks at them, or expects more
         expected, told = trial(sample, **options), trial.self_attn.options

@@ -17,7 +17,7 @@ from engine_server.modeling.kernels.activation import gated  # noqa: E402
 from engine_server.modeling.kernels.attention import decode, prefill  # noqa: E402
 from engine_server.modeling.kernels.cache_write import write_cache  # noqa: E402
 from engine_server.modeling.kernels.matmul import linear  # noqa: E402
-from engine_server.modeling.kernels.norm import add_rms_norm, rms_norm  # noqa: E402
+from engine_server.modeling.kernels.norm import rms_norm  # noqa: E402
 from engine_server.modeling.kernels.rotary import rotate  # noqa: E402
 
 MULTIPROCESSOR_BYTES = 99 << 10  # of shared memory, on the smallest GPUs with bfloat16
@@ -79,9 +79,9 @@ def test_kernels_beside_attention_compile_for_hopper(compiled: list) -> None:
     hidden, weight, joined = tensor(1, 8, 4096), tensor(4096), tensor(1, 8, 28672)
     rms_norm(hidden, weight, 1e-5)
     rms_norm(tensor(1, 8, 48, 128)[:, :, :32], tensor(128), 1e-6, 1.0)
-    add_rms_norm(hidden, hidden, weight, 1e-5)
+    rms_norm(hidden, weight, 1e-5, residual=hidden)
     for activation in ("silu", "gelu", "gelu_tanh"):
-        gated(activation, *joined.chunk(2, -1))
+        gated(activation, joined)
     for interleaved in (False, True):
         rotate(tensor(8, 32, 128), tensor(8, 8, 128), tensor(8, 32), tensor(8, 32), interleaved)
     linear(hidden, tensor(6144, 4096), tensor(6144))

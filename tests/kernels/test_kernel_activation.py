@@ -20,15 +20,9 @@ def test_kernel_gates(device: torch.device, activation, dtype: torch.dtype) -> N
     for shape in [(1, 1, 2), (1, 3, 3000), (5, 194)]:
         joined = 3 * torch.randn(shape).to(dtype)
         gate, up = joined.chunk(2, -1)
-        halves = joined.to(device).chunk(2, -1)
+        through = gated(activation, joined.to(device))
+        assert through.dtype == dtype
         expected = ACTIVATIONS[activation](gate.float()) * up.float()
-        for parts in (
-            halves,
-            [half.contiguous() for half in halves],
-            [half.mT.contiguous().mT for half in halves],
-        ):
-            through = gated(activation, *parts)
-            assert through.dtype == dtype
-            torch.testing.assert_close(
-                through.cpu().float(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
-            )
+        torch.testing.assert_close(
+            through.cpu().float(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
+        )

@@ -1,6 +1,7 @@
 """Models made to run our kernels compute what they did, and no other model is touched."""
 
 from collections import Counter
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,8 +70,9 @@ def swapped(model: nn.Module) -> Counter[str]:
         own = vars(module)
         found["norms"] += isinstance(module, FusedRMSNorm)
         found["layers"] += "forward" in own and hasattr(module, "self_attn")
-        if "_apply_gate" in own:
-            found[own["_apply_gate"].args[0]] += 1
+        gate = own.get("_apply_gate")
+        if isinstance(gate, partial):
+            found[gate.args[0]] += 1
         if "forward" in own and not hasattr(module, "self_attn"):
             rope = own["forward"].__func__.__globals__["apply_rotary_pos_emb"]
             found["ropes"] += rope.chosen is not rope.original

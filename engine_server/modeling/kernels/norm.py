@@ -1,4 +1,4 @@
-"""RMSNorm of rows (Zhang and Sennrich 2019, arXiv 1910.07467), alone or of a sum that is kept too."""
+"""RMSNorm of rows (Zhang and Sennrich 2019, arXiv 1910.07467), and of what they are added to first."""
 
 import triton
 import triton.language as tl
@@ -7,44 +7,26 @@ from torch import Tensor
 TILE = 2048  # elements that one program takes, where a row has fewer
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
-    """x / sqrt(mean(x * x) + eps) * (weight + offset), computed in float32, in x's type.
-
-    x: [..., dim] of any strides; weight: [dim]; offset: 1.0 in Gemma's form, whose weights lie around 0.
-    """
-    rows = x.flatten(0, -3) if x.dim() > 3 else x.reshape(-1, 1, x.shape[-1])  # heads may lie anywhere
-    out = x.new_empty(x.shape)
-    _launch(out, None, rows, None, weight, eps, offset)
-    return out
-
-
-def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float, offset: float = 0.0, residual: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The sum x + residual, in their type, and the sum's `rms_norm`. x, residual: [..., dim]."""
-    out, total = x.new_empty(x.shape), x.new_empty(x.shape)
-    _launch(out, total, x.reshape(-1, 1, x.shape[-1]), residual.contiguous(), weight, eps, offset)
-    return total, out
+    """y = x + residual, or x, and y / sqrt(mean(y * y) + eps) * (weight + offset), both of x's type.
 
-
-def _launch(
-    out: Tensor,
-    total: Tensor | None,
-    x: Tensor,
-    residual: Tensor | None,
-    weight: Tensor,
-    eps: float,
-    offset: float,
-) -> None:
-    if x.stride(-1) != 1:
-        x = x.contiguous()
-    outer, inner, dim = x.shape
+    x, residual: [..., dim]; weight: [dim]; offset: 1.0 in Gemma's form, whose weights lie around 0. The sum is rounded
+    to its type first; the rest is computed in float32. x may have any strides: a token's heads lie among others.
+    """
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    dim, out = x.shape[-1], x.new_empty(x.shape)
+    total = x if residual is None else x.new_empty(x.shape)
+    rows = x.flatten(0, -3) if x.dim() > 3 else x.reshape(-1, 1, dim)
     width = triton.next_power_of_2(dim)
-    rows = max(1, TILE // width)
-    _rms_norm[(triton.cdiv(outer * inner, rows),)](
-        out, total, x, residual, weight, eps, offset, outer * inner, inner, *x.stride()[:2],
-        DIM=dim, WIDTH=width, ROWS=rows, num_warps=min(16, max(4, width // 512)),
+    tile = max(1, TILE // width)
+    _rms_norm[(triton.cdiv(x.numel() // dim, tile),)](
+        out, total, rows, None if residual is None else residual.contiguous(), weight, eps, offset,
+        x.numel() // dim, rows.shape[1], *rows.stride()[:2],
+        DIM=dim, WIDTH=width, ROWS=tile, num_warps=min(16, max(4, width // 512)),
     )  # fmt: skip
+    return total, out
 
 
 @triton.jit(do_not_specialize=["num_rows", "inner"])

@@ -40,39 +40,24 @@ def _rotate(
 ):  # fmt: skip
     """One token (axis 0), some of its query heads or of its KV heads (axis 1)."""
     token, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    pairs = tl.arange(0, WIDTH)
-    kept = pairs < PAIRS
-    cosines = tl.load(cos + token * cos_token + pairs * cos_pair, mask=kept, other=0.0).to(tl.float32)
-    sines = tl.load(sin + token * sin_token + pairs * sin_pair, mask=kept, other=0.0).to(tl.float32)
-    heads = tl.arange(0, HEAD_TILE)
-    if tile < TILES:
-        _turn(
-            turned_query + token * HEADS * DIM, query + token * query_token, query_head, tile * HEAD_TILE + heads,
-            cosines, sines, HEADS, DIM, PAIRS, INTERLEAVED, WIDTH,
-        )  # fmt: skip
-    else:
-        _turn(
-            turned_key + token * KV_HEADS * DIM, key + token * key_token, key_head,
-            (tile - TILES) * HEAD_TILE + heads, cosines, sines, KV_HEADS, DIM, PAIRS, INTERLEAVED, WIDTH,
-        )  # fmt: skip
+    of_keys = tile >= TILES
+    x = tl.where(of_keys, key + token * key_token, query + token * query_token)
+    out = tl.where(of_keys, turned_key + token * KV_HEADS * DIM, turned_query + token * HEADS * DIM)
+    heads = (tile - tl.where(of_keys, TILES, 0)) * HEAD_TILE + tl.arange(0, HEAD_TILE)[:, None]
+    head_kept = heads < tl.where(of_keys, KV_HEADS, HEADS)
+    x, out = x + heads * tl.where(of_keys, key_head, query_head), out + heads * DIM
 
-
-@triton.jit
-def _turn(
-    out, x, head_stride, heads, cosines, sines,
-    HEADS: tl.constexpr, DIM: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    columns = tl.arange(0, WIDTH)[None, :]
-    head_kept = (heads < HEADS)[:, None]
-    kept = head_kept & (columns < PAIRS)
-    first = 2 * columns if INTERLEAVED else columns
+    pairs = tl.arange(0, WIDTH)[None, :]
+    kept = head_kept & (pairs < PAIRS)
+    cosines = tl.load(cos + token * cos_token + pairs * cos_pair, mask=pairs < PAIRS).to(tl.float32)
+    sines = tl.load(sin + token * sin_token + pairs * sin_pair, mask=pairs < PAIRS).to(tl.float32)
+    first = 2 * pairs if INTERLEAVED else pairs
     second = first + 1 if INTERLEAVED else first + PAIRS
-    given, place = x + (heads * head_stride)[:, None], out + (heads * DIM)[:, None]
-    one = tl.load(given + first, mask=kept, other=0.0).to(tl.float32)
-    other = tl.load(given + second, mask=kept, other=0.0).to(tl.float32)
-    tl.store(place + first, (one * cosines - other * sines).to(out.dtype.element_ty), mask=kept)
-    tl.store(place + second, (other * cosines + one * sines).to(out.dtype.element_ty), mask=kept)
+    one = tl.load(x + first, mask=kept).to(tl.float32)
+    other = tl.load(x + second, mask=kept).to(tl.float32)
+    tl.store(out + first, (one * cosines - other * sines).to(out.dtype.element_ty), mask=kept)
+    tl.store(out + second, (other * cosines + one * sines).to(out.dtype.element_ty), mask=kept)
     if DIM > 2 * PAIRS:
-        rest = 2 * PAIRS + columns
+        rest = 2 * PAIRS + pairs
         kept = head_kept & (rest < DIM)
-        tl.store(place + rest, tl.load(given + rest, mask=kept), mask=kept)
+        tl.store(out + rest, tl.load(x + rest, mask=kept), mask=kept)
