@@ -78,16 +78,33 @@ def probe(
     return shapes
 
 
+def largest_step(
+    model: PreTrainedModel,
+    num_tokens: int,
+    longest: int,
+    num_logits: int,
+    device: torch.device,
+    first_position: int,
+) -> None:
+    """Run as many tokens as a step may have, of prompts of `longest`, and what a sampler does with all its logits.
+
+    num_logits: rows; 0 for a model that has none.
+    """
+    positions = np.resize(np.arange(longest), num_tokens) + first_position
+    output = run(model, Probe(), positions, device, {"logits_to_keep": num_logits} if num_logits else {})
+    if num_logits:
+        output.float().softmax(-1).sort(-1)  # its filters need no more
+
+
 @torch.inference_mode()
 def run(
     model: PreTrainedModel, backend: Probe, positions: IntArray, device: torch.device, options: dict[str, int]
 ) -> Tensor:
-    """The last token's logits, or hidden states, where one sequence's tokens lie at `positions`."""
+    """Logits, or hidden states, of tokens at `positions`; a sequence begins wherever the first comes again."""
     count = len(positions)
-    zero, length = np.zeros(1, dtype=np.int64), np.full(1, count)
-    inputs = StepInputs(
-        positions, positions, [positions], zero, length, length, [np.zeros((1, 1), dtype=np.int32)]
-    )
+    starts = np.flatnonzero(positions == positions[0])
+    lengths, blocks = np.diff(starts, append=count), np.zeros((len(starts), 1), dtype=np.int32)
+    inputs = StepInputs(positions, positions, [positions], starts, lengths, lengths, [blocks])
     try:
         with forward_context(backend, inputs):
             output = model(

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams
-from engine_server.engine.core import kv_cache, model_loader
+from engine_server.engine.core import memory, model_loader
 from engine_server.models.folder import weight_bytes
 
 TOKENS = [5, 77, 31, 8, 120]
@@ -62,8 +62,8 @@ def test_files_that_were_read_are_no_used_memory(tmp_path: Path, monkeypatch, pr
     (tmp_path / "memory.stat").write_text(
         f"anon 2500\n{prefix}inactive_file 3000\n{prefix}active_file 1500\n"
     )
-    monkeypatch.setattr(kv_cache, "CGROUP_LIMITS", [(tmp_path / "limit", tmp_path / "usage")])
-    assert kv_cache.free_host_memory() == 7500
+    monkeypatch.setattr(memory, "CGROUP_LIMITS", [(tmp_path / "limit", tmp_path / "usage")])
+    assert memory.free_host_memory() == 7500
 
 
 def test_weights_are_bytes_in_memory_as_the_headers_say(tiny_llama: Path) -> None:

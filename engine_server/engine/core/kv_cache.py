@@ -1,16 +1,11 @@
 """How many blocks the KV cache has: as asked for, or as the free memory allows."""
 
-from pathlib import Path
-
 import torch
 
 from engine_server.engine.config import CacheConfig
+from engine_server.engine.core.memory import free_memory, passing_memory
 from engine_server.modeling.cache_layout import FLOAT8, Layout
 
-CGROUP_LIMITS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-)
 FLOAT8_CAPABILITY = (8, 9)  # of a GPU that converts it
 CPU_SHARE = 4  # without a setting, the cache takes this part of what is free, and at most CPU_MOST
 CPU_MOST = 2 << 30
@@ -38,43 +33,25 @@ def num_blocks(
     if not layout.shapes:
         return 0
     block = layout.block_bytes(config.block_size, dtype)
-    if config.num_gpu_blocks_override is not None:
-        count = config.num_gpu_blocks_override
-    else:
-        memory = config.kv_cache_memory_bytes
-        count = (free_memory(config, device) if memory is None else memory) // block
+    count, setting = config.num_gpu_blocks_override, "num_gpu_blocks_override"
+    if count is None:
+        memory, setting = config.kv_cache_memory_bytes, "kv_cache_memory_bytes"
+        if memory is None:
+            memory, setting = room(config, device)
+        count = max(memory // block, 0)
     needed = -(-longest // config.block_size)
     if count < needed:
         raise ValueError(
             f"one request of max_model_len {longest} needs {needed} blocks of KV cache, {needed * block >> 20} MiB; "
-            f"there is room for {count}, {count * block >> 20} MiB. Lower max_model_len or raise kv_cache_memory_bytes"
+            f"there is room for {count}, {count * block >> 20} MiB. Lower max_model_len, or raise {setting}"
         )
     return count
 
 
-def free_memory(config: CacheConfig, device: torch.device) -> int:
-    """Bytes for the cache, once the model is loaded and one full step was run."""
+def room(config: CacheConfig, device: torch.device) -> tuple[int, str]:
+    """Bytes for the cache, once the model is loaded and the largest step was run; the setting to raise for more."""
     if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        peak = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
-        return int(free + cached - peak - total * (1 - config.gpu_memory_utilization))
-    return min(free_host_memory() // CPU_SHARE, CPU_MOST)
-
-
-def free_host_memory() -> int:
-    """Bytes that this process may still take: of the machine, or of its control group if that is less."""
-    meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    free = int(meminfo["MemAvailable"].split()[0]) * 1024
-    for limit_file, usage_file in CGROUP_LIMITS:
-        if Path(limit_file).is_file() and (limit := Path(limit_file).read_text().strip()) != "max":
-            stat = dict(
-                line.split() for line in Path(usage_file).with_name("memory.stat").read_text().splitlines()
-            )
-            kinds = (
-                "active_file",
-                "inactive_file",
-            )  # files that were read count as usage until they are dropped
-            dropped = sum(int(stat.get(f"total_{kind}", stat.get(kind, 0))) for kind in kinds)
-            free = min(free, int(limit) - int(Path(usage_file).read_text()) + dropped)
-    return max(free, 0)
+        total = torch.cuda.mem_get_info(device)[1]
+        spared = passing_memory(device) + int(total * (1 - config.gpu_memory_utilization))
+        return free_memory(device) - spared, "gpu_memory_utilization"
+    return min(free_memory(device) // CPU_SHARE, CPU_MOST), "kv_cache_memory_bytes"

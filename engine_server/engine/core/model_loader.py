@@ -12,7 +12,7 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 
 from engine_server.engine.config import DeviceConfig, LoadConfig, ModelConfig
-from engine_server.engine.core.kv_cache import free_host_memory
+from engine_server.engine.core.memory import free_memory
 from engine_server.modeling import kernels
 from engine_server.modeling.attention import IMPLEMENTATION
 from engine_server.modeling.fusion import fuse_linears
@@ -95,7 +95,7 @@ def parents(model: nn.Module) -> list[nn.Module]:
 def check_room(folder: Path, dtype: torch.dtype | None, device: torch.device) -> None:
     """Raises ValueError, with both sizes, where the weights won't fit."""
     needed = weight_bytes(folder, None if dtype is None else dtype.itemsize)
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_host_memory()
+    free = free_memory(device)
     if needed > free:
         raise ValueError(
             f"its weights take {needed >> 20} MiB, and {free >> 20} MiB of {device} memory are free"

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from engine_server.engine.config import EngineConfig
 from engine_server.engine.core.block_pool import BlockPool, BlockTable
 from engine_server.engine.core.kv_cache import cache_dtype, num_blocks
+from engine_server.engine.core.memory import taking
 from engine_server.engine.core.model_loader import choose_device, first_position, load_model
 from engine_server.engine.core.prompt_logprobs import kept_output, prompt_chunks
 from engine_server.engine.core.request import Request
@@ -18,7 +19,7 @@ from engine_server.engine.core.scheduler import UNKNOWN, Batch
 from engine_server.modeling import kernels
 from engine_server.modeling.attention import AttentionBackend, IntArray, StepInputs, forward_context
 from engine_server.modeling.cache_layout import lay_out
-from engine_server.modeling.probe import probe
+from engine_server.modeling.probe import largest_step, probe
 from engine_server.modeling.rope import per_sequence
 from engine_server.modeling.torch_attention import StepAttention, TorchAttention
 
@@ -84,7 +85,10 @@ class ModelRunner:
     def load(self) -> None:
         """Read the weights; once more where they were dropped."""
         config = self.config
-        self.model = load_model(config.model_config, config.load_config, self.device)
+        with taking(
+            "weights", self.device, "Take a smaller model or dtype, or more GPUs by tensor_parallel_size"
+        ):
+            self.model = load_model(config.model_config, config.load_config, self.device)
         self.rope = per_sequence(self.model)
         self.first_position = first_position(self.model, config.model_config.max_model_len)
         # What computes hidden states alone, where that is all that is wanted.
@@ -118,24 +122,37 @@ class ModelRunner:
             nn.Module.to(self.model, self.device)
 
     def prepare(self) -> BlockTable:
-        """Probe the model, size the cache from what is left, and warm up with one step."""
-        config = self.config
-        budget = config.scheduler_config.max_num_batched_tokens if self.device.type == "cuda" else 4
-        probed = max(2, min(budget, config.model_config.max_model_len))
+        """Probe the model, warm up with the largest step, and make the cache of what that leaves."""
+        config, budget = self.config, self.config.scheduler_config.max_num_batched_tokens
+        longest, generates = config.model_config.max_model_len, config.model_config.pooling is None
         layers = probe(
-            self.body, self.model.config.get_text_config(), probed, self.device,
-            config.model_config.pooling is None, config.model_config.is_encoder, self.first_position,
+            self.body, self.model.config.get_text_config(), max(2, min(4, longest)), self.device,
+            generates, config.model_config.is_encoder, self.first_position,
         )  # fmt: skip
-        longest = config.model_config.max_model_len
         dtype = cache_dtype(config.cache_config, self.model.dtype, self.device)
         block_size, rows = config.cache_config.block_size, config.scheduler_config.max_num_seqs
         layout = lay_out(layers, longest)
+        if self.device.type == "cuda":
+            with taking(
+                f"a step of {budget} tokens", self.device, "Lower max_num_batched_tokens or max_num_seqs"
+            ):
+                largest_step(
+                    self.body,
+                    budget,
+                    longest,
+                    generates * min(rows, budget),
+                    self.device,
+                    self.first_position,
+                )
         self.num_blocks = num_blocks(config.cache_config, layout, dtype, self.device, longest)
         pool = BlockPool(self.num_blocks * len(layout.windows))
         self.backend: AttentionBackend = StepAttention()
         if layers:  # that keep something: an encoder's don't
             kind = choose_attention(self.device)
-            self.backend = kind(layout, pool.num_blocks, block_size, dtype, self.device)
+            with taking(
+                "KV cache", self.device, "Lower gpu_memory_utilization, or what sets the cache's size"
+            ):
+                self.backend = kind(layout, pool.num_blocks, block_size, dtype, self.device)
         self.table = BlockTable(pool, rows, longest, block_size, layout.windows)
         return self.table
 
