@@ -100,6 +100,7 @@ class ModelRunner:
 
     def sleep(self, level: int) -> None:
         """Free the cache, and the weights: at level 1 the host keeps them, at level 2 nobody does."""
+        self.release_graphs()
         # In place, since others hold these tensors too.
         self._freed = [(cache, cache.untyped_storage().nbytes()) for cache in self.backend.caches]
         for cache, _ in self._freed:
@@ -120,6 +121,12 @@ class ModelRunner:
             self.load()
         else:
             nn.Module.to(self.model, self.device)
+
+    def capture_graphs(self) -> None:
+        """Record steps, once weights and cache lie where they will stay."""
+
+    def release_graphs(self) -> None:
+        """Forget them, before something moves."""
 
     def prepare(self) -> BlockTable:
         """Probe the model, warm up with the largest step, and make the cache of what that leaves."""

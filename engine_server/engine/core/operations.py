@@ -74,7 +74,8 @@ class Operations:
         for tag in tags & self._asleep:
             self._runner.wake(tag, self.sleep_level)
             self._asleep -= {tag}
-        if not self._asleep:
+        if self.sleep_level and not self._asleep:
+            self._runner.capture_graphs()
             self.sleep_level = 0
 
     def is_sleeping(self) -> bool:

@@ -1,0 +1,91 @@
+"""How a GPU's memory is shared out, and what is said where it is too little. tests/gpu has what needs a GPU."""
+
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine_server import EngineArgs, LLMEngine
+from engine_server.engine.core import memory
+from engine_server.engine.core.kv_cache import num_blocks
+from engine_server.engine.core.memory import taking
+from engine_server.modeling.attention import LayerShape
+from engine_server.modeling.cache_layout import lay_out
+from engine_server.modeling.probe import largest_step
+from engine_server.modeling.torch_attention import StepAttention
+
+GPU = torch.device("cuda")
+GIB = 1 << 30
+
+
+@pytest.fixture
+def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """80 GiB of memory, of which 50 are free; a step needs 6 of them for a while."""
+    told = {
+        "mem_get_info": (50 * GIB, 80 * GIB),
+        "max_memory_allocated": 30 * GIB,
+        "memory_allocated": 24 * GIB,
+    }
+    for name, value in told.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    for name in ("reset_peak_memory_stats", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda *device: None)
+
+
+def test_the_cache_has_what_the_largest_step_and_the_spared_share_leave(a_gpu, tiny_llama: Path) -> None:
+    layout = lay_out([LayerShape(kv_heads=8, key_dim=128, value_dim=128)] * 32, 4096)
+    block = 16 * 32 * 8 * 256 * 2
+    config = EngineArgs(model=str(tiny_llama), skip_tokenizer_init=True).create_engine_config().cache_config
+    blocks = num_blocks(config, layout, torch.bfloat16, GPU, 4096)
+    assert blocks == (50 - 6 - 8) * GIB // block
+    with pytest.raises(
+        ValueError, match=r"needs 65536 blocks .* room for 18432, .* raise gpu_memory_utilization"
+    ):
+        num_blocks(config, layout, torch.bfloat16, GPU, 1 << 20)
+
+
+def test_a_lack_of_memory_is_told_with_sizes_and_advice(a_gpu) -> None:
+    words = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has 79.15 GiB, of which 1.20 GiB are free"
+    with pytest.raises(ValueError) as told, taking("weights", GPU, "Take less"):
+        raise torch.OutOfMemoryError(f"{words}. Process 7 has 70.00 GiB. And so on.")
+    assert str(told.value) == (
+        f"weights: more than the {50 << 10} MiB of cuda memory that were free. {words}. Take less"
+    )
+
+
+def test_what_was_taken_is_in_the_log(a_gpu, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger=memory.__name__), taking("KV cache", GPU, ""):
+        pass
+    assert caplog.messages == ["KV cache: 0 MiB of GPU memory, and 6144 MiB for a while; 51200 MiB are left"]
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_llama: Path) -> LLMEngine:
+    return LLMEngine.from_engine_args(
+        EngineArgs(
+            model=str(tiny_llama), dtype="float32", skip_tokenizer_init=True, num_gpu_blocks_override=20
+        )
+    )
+
+
+def test_the_largest_step_has_as_many_tokens_as_a_step_may_have(tiny: LLMEngine, monkeypatch) -> None:
+    sequences, rows = [], []
+    begin, model = StepAttention.begin, tiny._core.runner.model
+    monkeypatch.setattr(
+        StepAttention, "begin", lambda self, inputs: (sequences.append(inputs), begin(self, inputs))
+    )
+    hook = model.lm_head.register_forward_hook(lambda module, given, output: rows.append(output.shape[1]))
+    largest_step(model, 100, 30, 7, torch.device("cpu"), 0)
+    hook.remove()
+    [step] = sequences
+    assert step.lengths.tolist() == step.contexts.tolist() == [30, 30, 30, 10]
+    assert step.positions.tolist() == [*range(30)] * 3 + [*range(10)]
+    assert rows == [7]
+
+
+def test_dropped_weights_are_held_by_nobody(tiny: LLMEngine) -> None:
+    weights = [weakref.ref(weight) for weight in tiny._core.runner.model.parameters()]
+    tiny.sleep(2)
+    assert weights and not any(weight() is not None for weight in weights)
+    tiny.wake_up()

@@ -1,0 +1,74 @@
+"""What the engine takes of a GPU's memory, and gives back."""
+
+import gc
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine_server import EngineArgs, LLMEngine, SamplingParams
+
+MIB = 1 << 20
+CACHE = 512 * MIB
+WEIGHTS = 300 * MIB  # a little less than they take
+SLACK = 64 * MIB  # what libraries keep, and what is lost in between
+PROMPT = {"prompt_token_ids": [place * 7 % 1000 + 3 for place in range(100)]}
+
+
+def make(model: Path, **options: object) -> LLMEngine:
+    return LLMEngine.from_engine_args(
+        EngineArgs(
+            model=str(model), load_format="dummy", skip_tokenizer_init=True, disable_log_stats=True, **options
+        )
+    )
+
+
+def answer(engine: LLMEngine) -> list[int]:
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False)
+    engine.add_request("0", PROMPT, params)
+    while engine.has_unfinished_requests():
+        outputs = engine.step()
+    return outputs[0].outputs[0].token_ids
+
+
+def free() -> int:
+    gc.collect()
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info()[0]
+
+
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("cache_dtype", ["auto", "fp8"])
+def test_sleep_returns_memory_to_the_device(
+    gpu: torch.device, llama: Path, level: int, cache_dtype: str
+) -> None:
+    engine = make(llama, kv_cache_memory_bytes=CACHE, kv_cache_dtype=cache_dtype)
+    before, awake = answer(engine), free()
+    engine.sleep(level)
+    asleep = free()
+    assert asleep - awake > CACHE + WEIGHTS - SLACK
+    engine.wake_up(["weights"])
+    assert asleep - free() > WEIGHTS - SLACK
+    assert engine.is_sleeping()
+    engine.wake_up(["kv_cache"])
+    assert answer(engine) == before
+    assert abs(free() - awake) < SLACK
+
+
+def test_the_cache_fills_the_share_that_was_asked_for(gpu: torch.device, llama: Path) -> None:
+    before, (_, total) = free(), torch.cuda.mem_get_info()
+    share = (total - before + total // 8) / total  # as much as is taken, and an eighth
+    engine = make(llama, gpu_memory_utilization=share)
+    answer(engine)
+    used = 1 - torch.cuda.mem_get_info()[0] / total
+    assert share - 0.03 < used < share + 0.01
+
+
+def test_what_does_not_fit_is_said_in_words(gpu: torch.device, llama: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"KV cache: more than the \d+ MiB .* Tried to allocate .* Lower gpu_mem"
+    ):
+        make(llama, num_gpu_blocks_override=1 << 20)
+    with pytest.raises(ValueError, match=r"one request of max_model_len 4096 needs .* raise gpu_memory_util"):
+        make(llama, gpu_memory_utilization=0.001)
+    answer(make(llama, kv_cache_memory_bytes=CACHE))  # nothing of either is left
