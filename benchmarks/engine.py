@@ -10,7 +10,6 @@ Three figures, each the median of its rounds, printed and saved under benchmarks
 """
 
 import argparse
-import random
 import sys
 import time
 from collections.abc import Callable
@@ -21,15 +20,15 @@ import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
+from benchmarks.driving import Prompts, finish, prompts_of, start
 from benchmarks.record import save
-from engine_server import EngineArgs, LLMEngine, SamplingParams
+from engine_server import EngineArgs, LLMEngine
 from engine_server.models import resolve
 from engine_server.telemetry.loggers import StatLoggerBase
 from engine_server.telemetry.stats import IterationStats, SchedulerStats
 
 IN, OUT = 128, 128
 TURN, QUESTION = 1500, 40  # tokens of the conversation so far, and of what is asked next
-Prompts = list[list[int]]
 
 
 class HostTime(StatLoggerBase):
@@ -47,26 +46,8 @@ class HostTime(StatLoggerBase):
     def log_engine_initialized(self) -> None: ...
 
 
-def prompts_of(count: int, length: int, vocabulary: int, seed: int) -> Prompts:
-    """Random tokens: nothing repeats, so no prefix cache helps."""
-    draw = random.Random(seed)
-    return [[draw.randrange(10, vocabulary) for _ in range(length)] for _ in range(count)]
-
-
-def finish(engine: LLMEngine) -> int:
-    """Step until nothing is left; how many tokens came."""
-    tokens = 0
-    while engine.has_unfinished_requests():
-        tokens += sum(
-            len(one.token_ids) for output in engine.step() if output.finished for one in output.outputs
-        )
-    return tokens
-
-
 def fairlead(engine: LLMEngine, prompts: Prompts) -> int:
-    params = SamplingParams(temperature=0, max_tokens=OUT, ignore_eos=True, detokenize=False)
-    for number, prompt in enumerate(prompts):
-        engine.add_request(str(number), {"prompt_token_ids": prompt}, params)
+    start(engine, prompts, OUT)
     return finish(engine)
 
 
@@ -105,7 +86,7 @@ def timed(work: Callable[[], int]) -> float:
 def first_token(engine: LLMEngine, prompt: list[int]) -> float:
     """Milliseconds from adding a request to its first token."""
     started = time.perf_counter()
-    engine.add_request("turn", {"prompt_token_ids": prompt}, SamplingParams(temperature=0, max_tokens=1))
+    start(engine, [prompt], 1)
     finish(engine)
     return (time.perf_counter() - started) * 1e3
 

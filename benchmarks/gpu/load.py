@@ -1,12 +1,9 @@
-"""The whole engine: decode, prefill, a mixed load, how busy the device is, and with what.
+"""The whole engine: decode, prefill, a mixed load, how busy the device is, and with what."""
 
-The engine's steps are driven in this process, as `LLMEngine` has them. Prompts are random tokens, so that no prefix
-cache helps, and every answer is as long as asked.
-"""
-
+import gc
 import gzip
+import itertools
 import json
-import random
 import tempfile
 import time
 from collections import Counter
@@ -17,15 +14,16 @@ from typing import Any, NamedTuple
 
 import torch
 
+from benchmarks.driving import Prompts, finish, prompts_of, start, step
 from benchmarks.gpu.limits import Limits
 from benchmarks.gpu.report import Row
 from benchmarks.gpu.shapes import SHAPES, Config, decode_bytes, prefill_operations, write
-from engine_server import EngineArgs, LLMEngine, RequestOutputKind, SamplingParams
+from engine_server import EngineArgs, LLMEngine
 
 ON_DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}  # kinds of events in a trace
 TOP = 8  # kernels that are named
+SEEDS = itertools.count()  # no two prompts are the same
 ROOM = 64  # tokens that the first sequences may be ahead of the last
-Prompts = list[list[int]]
 
 
 class Sizes(NamedTuple):
@@ -38,8 +36,7 @@ class Sizes(NamedTuple):
     steps: int = 32  # that are timed together
     repeats: int = 3
     prefill: int = 8192  # tokens
-    concurrent: int = 256
-    requests: int = 512
+    requests: int = 256  # at once
     given: int = 512
     made: int = 256
     made_beside: int = 64  # where transformers runs the same, for which more would take too long
@@ -68,36 +65,15 @@ class Trace(NamedTuple):
         return cls(busy / 1e6, kernels)
 
 
-def prompts_of(count: int, length: int, vocabulary: int) -> Prompts:
-    return [[random.randrange(10, vocabulary) for _ in range(length)] for _ in range(count)]
-
-
-def start(engine: LLMEngine, count: int, given: int, made: int) -> None:
-    params = SamplingParams(
-        temperature=0, max_tokens=made, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.DELTA
-    )
-    vocabulary = engine.get_model_config().vocab_size
-    for number, prompt in enumerate(prompts_of(count, given, vocabulary)):
-        engine.add_request(str(number), {"prompt_token_ids": prompt}, params)
-
-
-def step(engine: LLMEngine) -> int:
-    """How many tokens came."""
-    return sum(len(one.token_ids) for output in engine.step() for one in output.outputs)
-
-
-def finish(engine: LLMEngine) -> int:
-    """Step until nothing is left; how many tokens came."""
-    tokens = 0
-    while engine.has_unfinished_requests():
-        tokens += step(engine)
-    return tokens
+def random_prompts(engine: LLMEngine, count: int, length: int) -> Prompts:
+    return prompts_of(count, length, engine.get_model_config().vocab_size, next(SEEDS))
 
 
 def run(engine: LLMEngine, count: int, given: int, made: int) -> float:
     """Seconds from the first prompt to the last token of a load."""
+    prompts = random_prompts(engine, count, given)
     started = time.perf_counter()
-    start(engine, count, given, made)
+    start(engine, prompts, made)
     tokens = finish(engine)
     taken = time.perf_counter() - started
     assert tokens == count * made, f"{tokens} tokens came of {count * made}"
@@ -107,10 +83,11 @@ def run(engine: LLMEngine, count: int, given: int, made: int) -> float:
 def settle(engine: LLMEngine, count: int, sizes: Sizes) -> None:
     """Bring `count` sequences into decode, so that their context is in the middle of the steps that follow."""
     steps = sizes.steps * sizes.repeats
-    start(engine, count, sizes.context - steps // 2, 2 * steps + ROOM)
+    start(engine, random_prompts(engine, count, sizes.context - steps // 2), 2 * steps + ROOM)
     whole = 0
     while whole < sizes.settle:
         whole += step(engine) == count
+        assert engine.has_unfinished_requests(), f"{count} sequences never ran together"
 
 
 def leave(engine: LLMEngine, count: int) -> None:
@@ -158,7 +135,8 @@ def make(config: Config, folder: Path, sizes: Sizes, **flags: Any) -> LLMEngine:
             load_format="dummy",
             skip_tokenizer_init=True,
             max_model_len=max(sizes.prefill, 2 * sizes.context) + 1,
-            max_num_seqs=sizes.concurrent,
+            max_num_batched_tokens=sizes.prefill,
+            max_num_seqs=sizes.requests,
             torch_profiler_dir=str(folder),
             **flags,
         ),
@@ -173,35 +151,26 @@ def measure(
     sizes: Sizes = FULL,
     config: Config | None = None,
 ) -> Iterator[Row]:
-    """goals: by the rows' names."""
+    """goals: by the rows' names. A test has a config of its own."""
     config = config or SHAPES[model]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         started = time.perf_counter()
         engine = make(config, folder, sizes)
         yield Row("start", {"s": time.perf_counter() - started})
-        rows = figures(engine, config, folder, limits, sizes)
-        yield from (row._replace(goals=goals.get(row.name, {})) for row in rows)
+        for row in figures(engine, config, folder, limits, sizes):
+            yield row._replace(goals=goals.get(row.name, {}))
 
 
 def figures(engine: LLMEngine, config: Config, folder: Path, limits: Limits, sizes: Sizes) -> Iterator[Row]:
-    run(engine, min(8, sizes.concurrent), sizes.given, sizes.settle)  # kernels are compiled as they are met
-    run(engine, 1, sizes.prefill, 1)
+    warm_up(engine, sizes)
     taken = {}
     for count in sizes.decode:
         taken[count] = step_seconds(engine, count, sizes)
-        share = decode_bytes(config, count, sizes.context) / taken[count] / limits.copy
-        measures = {
-            "tok/s": count / taken[count], "ms a step": taken[count] * 1e3, "% of bandwidth": share * 100,
-        }  # fmt: skip
-        yield Row(f"decode {count}", measures)
+        yield decode_row(f"decode {count}", count, taken[count], config, limits, sizes)
     prefill = median(run(engine, 1, sizes.prefill, 1) for _ in range(sizes.repeats))
     share = prefill_operations(config, sizes.prefill) / prefill / limits.matmul
     yield Row("prefill", {"tok/s": sizes.prefill / prefill, "% of matmul": share * 100})
-    beside = run(engine, sizes.concurrent, sizes.given, sizes.made_beside)
-    yield Row(
-        f"load {sizes.given}/{sizes.made_beside}", {"tok/s": sizes.concurrent * sizes.made_beside / beside}
-    )
     for count in sizes.profiled:
         seen = trace(engine, count, sizes, folder)
         busy = seen.busy / sizes.steps
@@ -209,5 +178,38 @@ def figures(engine: LLMEngine, config: Config, folder: Path, limits: Limits, siz
         whole = seen.kernels.total() / 100
         top = {f"% {name[:60]}": time / whole for name, time in seen.kernels.most_common(TOP)}
         yield Row(f"kernels {count}", top)
-    mixed = median(run(engine, sizes.requests, sizes.given, sizes.made) for _ in range(sizes.repeats))
-    yield Row(f"load {sizes.given}/{sizes.made}", {"tok/s": sizes.requests * sizes.made / mixed})
+    for made in (sizes.made_beside, sizes.made):
+        load = median(run(engine, sizes.requests, sizes.given, made) for _ in range(sizes.repeats))
+        yield Row(f"load {sizes.given}/{made}", {"tok/s": sizes.requests * made / load})
+
+
+def warm_up(engine: LLMEngine, sizes: Sizes) -> None:
+    """Meet the kernels, which are compiled as they are met."""
+    run(engine, min(8, sizes.requests), sizes.given, sizes.settle)
+    run(engine, 1, sizes.prefill, 1)
+
+
+def decode_row(name: str, count: int, seconds: float, config: Config, limits: Limits, sizes: Sizes) -> Row:
+    share = decode_bytes(config, count, sizes.context) / seconds / limits.copy
+    return Row(name, {"tok/s": count / seconds, "ms a step": seconds * 1e3, "% of bandwidth": share * 100})
+
+
+def compare(
+    limits: Limits,
+    model: str,
+    switches: dict[str, dict[str, Any]],
+    sizes: Sizes = FULL,
+    config: Config | None = None,
+) -> Iterator[Row]:
+    """Decode with each of the switches; a share is of what bfloat16 would read."""
+    config = config or SHAPES[model]
+    with tempfile.TemporaryDirectory() as folder:
+        for switch, flags in switches.items():
+            engine = make(config, Path(folder), sizes, **flags)
+            warm_up(engine, sizes)
+            for count in (min(sizes.decode), max(sizes.decode)):
+                seconds = step_seconds(engine, count, sizes)
+                yield decode_row(f"decode {count}, {switch}", count, seconds, config, limits, sizes)
+            del engine
+            gc.collect()
+            torch.cuda.empty_cache()

@@ -7,11 +7,12 @@ held to the same.
 """
 
 import faulthandler
+import itertools
 import json
 import os
 import sys
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.gpu.report import Row
 
@@ -23,14 +24,20 @@ class Part(NamedTuple):
 
 
 PARTS = (
-    Part("limits", 30, "the device's own: a copy, a product of bf16 matrices"),
-    Part("kernels", 90, "attention alone, beside torch's"),
-    Part("Qwen3-0.6B", 60, "the whole engine"),
-    Part("Qwen3-0.6B beside", 45, "transformers' continuous batching"),
-    Part("Llama-3.1-8B", 105, "the whole engine"),
-    Part("Llama-3.1-8B beside", 75, "transformers' continuous batching"),
-    Part("Qwen3-30B-A3B", 100, "the whole engine"),
+    Part("limits", 20, "the device's own: a copy, a product of bf16 matrices"),
+    Part("kernels", 95, "alone, beside torch's"),
+    Part("Qwen3-0.6B", 50, "the whole engine"),
+    Part("Qwen3-0.6B beside", 40, "transformers' continuous batching"),
+    Part("Llama-3.1-8B", 120, "the whole engine"),
+    Part("Llama-3.1-8B beside", 60, "transformers' continuous batching"),
+    Part("Qwen3-30B-A3B", 90, "the whole engine"),
+    Part("switches", 60, "what each of the engine's is worth, for Qwen3-0.6B"),
 )
+SWITCHES: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "no overlap": {"async_scheduling": False},
+    "float8 cache": {"kv_cache_dtype": "fp8"},
+}
 GOALS = {
     "Llama-3.1-8B": {
         "decode 1": {"% of bandwidth": 85.0},
@@ -44,7 +51,7 @@ GOALS = {
 
 def rows(part: str, limits: dict[str, float]) -> Iterator[Row]:
     """What a part measures. It alone imports torch, which takes seconds that the caller of all parts is spared."""
-    from benchmarks.gpu import kernels, load, peer
+    from benchmarks.gpu import attention, layers, load, peer
     from benchmarks.gpu.limits import TERA, Limits, measure
 
     most = Limits(**{name: TERA * limit for name, limit in limits.items()})
@@ -52,7 +59,9 @@ def rows(part: str, limits: dict[str, float]) -> Iterator[Row]:
         case ["limits"]:
             return measure()
         case ["kernels"]:
-            return kernels.measure(most)
+            return itertools.chain(layers.measure(most), attention.measure(most))
+        case ["switches"]:
+            return load.compare(most, "Qwen3-0.6B", SWITCHES)
         case [model, "beside"]:
             return peer.measure(model)
         case _:

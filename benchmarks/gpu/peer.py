@@ -8,7 +8,8 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
-from benchmarks.gpu.load import FULL, Sizes, prompts_of
+from benchmarks.driving import prompts_of
+from benchmarks.gpu.load import FULL, Sizes
 from benchmarks.gpu.report import Row
 from benchmarks.gpu.shapes import SHAPES, Config
 
@@ -32,7 +33,7 @@ def measure(
         max_new_tokens=sizes.made_beside, do_sample=False, eos_token_id=-1, pad_token_id=0
     )
     for number in range(ROUNDS):
-        prompts = prompts_of(sizes.concurrent, sizes.given, shape["vocab_size"])
+        prompts = prompts_of(sizes.requests, sizes.given, shape["vocab_size"], number)
         started = time.perf_counter()
         outputs = made.generate_batch(
             prompts,
@@ -42,5 +43,5 @@ def measure(
         )
         taken = time.perf_counter() - started
         tokens = sum(len(output.generated_tokens) for output in outputs.values())
-        assert tokens == sizes.concurrent * sizes.made_beside, f"{tokens} tokens came"
+        assert tokens == sizes.requests * sizes.made_beside, f"{tokens} tokens came"
         yield Row(f"load {sizes.given}/{sizes.made_beside}", {"tok/s": tokens / taken, "round": number + 1})

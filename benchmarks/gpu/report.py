@@ -22,6 +22,15 @@ class Row(NamedTuple):
         return cell
 
 
+def beside(name: str, own: float, other: float, floor: float, limit: str, error: float) -> Row:
+    """A kernel beside torch's, in seconds.
+
+    floor: what the work takes at the device's limit; error: the largest difference from torch's.
+    """
+    measures = {"us": own * 1e6, f"% of {limit}": floor / own * 100, "us torch": other * 1e6, "error": error}
+    return Row(name, measures)
+
+
 def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 

@@ -16,8 +16,8 @@ TINY = {
     "num_key_value_heads": 2, "num_hidden_layers": 2, "vocab_size": 128, "dtype": "float32",
 }  # fmt: skip
 SIZES = load.Sizes(
-    decode=(1, 3), profiled=(3,), context=128, settle=2, steps=4, repeats=2, prefill=64, concurrent=4, requests=6,
-    given=16, made=4, made_beside=2,
+    decode=(1, 3), profiled=(3,), context=128, settle=2, steps=4, repeats=2, prefill=64, requests=4, given=16,
+    made=4, made_beside=2,
 )  # fmt: skip
 
 
@@ -25,7 +25,7 @@ def test_the_whole_engine_is_measured() -> None:
     goals = {"decode 3": {"tok/s": 0.0}, "prefill": {"% of matmul": math.inf}}
     rows = list(load.measure(Limits(1e9, 1e9), "tiny", goals, SIZES, TINY))
     assert [row.name for row in rows] == [
-        "start", "decode 1", "decode 3", "prefill", "load 16/2", "busy 3", "kernels 3", "load 16/4",
+        "start", "decode 1", "decode 3", "prefill", "busy 3", "kernels 3", "load 16/2", "load 16/4",
     ]  # fmt: skip
     figures = {row.name: row for row in rows}
     assert all(
@@ -35,6 +35,16 @@ def test_the_whole_engine_is_measured() -> None:
     assert not figures["prefill"].reached("% of matmul")
     told = list(summary({"tiny": rows, "tiny beside": [Row("load 16/2", {"tok/s": 1.0})]}))
     assert [line.split()[0] for line in told] == ["reached:", "missed:", "tiny,"]
+
+
+def test_switches_are_compared() -> None:
+    rows = list(
+        load.compare(Limits(), "tiny", {"plain": {}, "overlap": {"async_scheduling": True}}, SIZES, TINY)
+    )
+    assert [row.name for row in rows] == [
+        f"decode {n}, {way}" for way in ("plain", "overlap") for n in (1, 3)
+    ]
+    assert all(row.measures["tok/s"] > 0 and math.isnan(row.measures["% of bandwidth"]) for row in rows)
 
 
 def test_a_trace_tells_how_long_the_device_was_busy(tmp_path: Path) -> None:

@@ -68,6 +68,24 @@ CASES = {
 }
 
 
+LARGE = [(1, 8192), (1, 3001), (700, 700), (512, 4096), (1, 33), (1, 0)]
+LARGE_CASES = {
+    "bfloat16": Case(Heads(8, 2, 128, 128), dtype=torch.bfloat16),
+    "float16": Case(Heads(8, 1, 128, 128), block_size=32, dtype=torch.float16, window=1000),
+    "float32": Case(Heads(4, 2, 64, 64)),
+    "256 dims": Case(Heads(4, 2, 256, 256), dtype=torch.bfloat16, softcap=30.0),
+    "latent": Case(Heads(2, 2, 192, 128), dtype=torch.bfloat16),
+    "float8 cache": Case(Heads(8, 2, 128, 128), dtype=torch.bfloat16, float8=True, sinks=True),
+}
+
+
+@pytest.mark.parametrize("case", LARGE_CASES.values(), ids=LARGE_CASES)
+def test_kernel_attends_to_long_contexts(device: torch.device, case: Case) -> None:
+    if device.type == "cpu":
+        pytest.skip("the interpreter would take minutes")
+    check(device, case, LARGE, splits=(1, 8, MOST_SPLITS))
+
+
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_kernel_attends(device: torch.device, case: Case) -> None:
     check(device, case, RAGGED, splits=(1, 4))

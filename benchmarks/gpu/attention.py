@@ -1,6 +1,6 @@
 """The attention kernels alone, beside torch's attention.
 
-    python -m benchmarks.gpu.kernels DIM
+    python -m benchmarks.gpu.attention DIM
 
 tries launch settings for heads of that size and prints the best ones, for the tables in
 engine_server/modeling/kernels/launch.py. Decode and writes are held to a copy's bandwidth (what is read and written),
@@ -19,9 +19,10 @@ import triton
 from torch import Tensor
 
 from benchmarks.gpu.limits import DEVICE, DTYPE, Limits, seconds
-from benchmarks.gpu.report import Row
+from benchmarks.gpu.report import Row, beside
 from benchmarks.gpu.shapes import SHAPES
 from engine_server.modeling.attention import Pages, Scoring
+from engine_server.modeling.cache_layout import quantised
 from engine_server.modeling.kernels import launch
 from engine_server.modeling.kernels.attention import decode, prefill
 from engine_server.modeling.kernels.cache_write import write_cache
@@ -39,8 +40,9 @@ MODELS = {
     name: Heads(shape["num_attention_heads"], shape["num_key_value_heads"], shape["head_dim"])
     for name, shape in SHAPES.items()
 } | {"Gemma-3-4B": Heads(8, 4, 256)}
-DECODES = ((1, 1024), (8, 1024), (64, 1024), (256, 1024), (1, 32768), (16, 16384))  # sequences, context
-PREFILLS = ((1, 8192, 8192), (16, 512, 512), (4, 512, 8192))  # sequences, tokens in the step, context
+DECODES = ((1, 1024), (64, 1024), (16, 16384), (256, 1024))  # sequences, context
+PREFILLS = ((1, 8192, 8192), (4, 512, 8192))  # sequences, tokens in the step, context
+WRITTEN = 8192  # tokens
 
 
 class Batch(NamedTuple):
@@ -48,14 +50,14 @@ class Batch(NamedTuple):
 
     query: Tensor  # [T, query heads, dim]
     out: Tensor
-    keys: Tensor  # [blocks, block size, kv heads, dim]
-    values: Tensor
+    keys: Pages
+    values: Pages
     block_ids: Tensor
     sequences: Tensor
     plain: list[Tensor]  # query, keys, values; each [sequences, heads, tokens, dim]
 
 
-def make_batch(heads: Heads, count: int, tokens: int, context: int) -> Batch:
+def make_batch(heads: Heads, count: int, tokens: int, context: int, float8: bool = False) -> Batch:
     blocks = -(-context // BLOCK_SIZE)
     ids = torch.randperm(count * blocks, device=DEVICE).int().view(count, blocks)
     keys, values = (
@@ -67,20 +69,19 @@ def make_batch(heads: Heads, count: int, tokens: int, context: int) -> Batch:
     rows = [[number, number * tokens, tokens, context] for number in range(count)]
     sequences = torch.tensor(rows, dtype=torch.int32, device=DEVICE)
     plain = query.view(count, tokens, heads.query, -1).transpose(1, 2), *pieces
-    return Batch(
-        query, torch.empty_like(query), keys, values, ids, sequences, [t.contiguous() for t in plain]
-    )
+    pages = [Pages(*quantised(cache)) if float8 else Pages(cache) for cache in (keys, values)]
+    return Batch(query, torch.empty_like(query), *pages, ids, sequences, [t.contiguous() for t in plain])
 
 
 def ours(batch: Batch) -> Callable[[], object]:
     """The kernel that the engine would launch for the batch."""
-    given = batch.query, Pages(batch.keys), Pages(batch.values), batch.block_ids, batch.sequences
+    given = batch.query, batch.keys, batch.values, batch.block_ids, batch.sequences
     scoring = Scoring(batch.query.shape[-1] ** -0.5)
     if len(batch.query) > len(batch.sequences):
         return lambda: prefill(batch.out, *given, scoring)
     processors = torch.cuda.get_device_properties(DEVICE).multi_processor_count
     context = batch.plain[1].shape[2]
-    splits = launch.num_splits(len(batch.sequences) * batch.keys.shape[2], context, processors)
+    splits = launch.num_splits(len(batch.sequences) * batch.keys.data.shape[2], context, processors)
     return lambda: decode(batch.out, *given, scoring, splits)
 
 
@@ -103,25 +104,21 @@ def compare(name: str, batch: Batch, floor: float, limit: str) -> Row:
     return beside(name, own, other, floor, limit, (batch.out - expected).abs().max().item())
 
 
-def beside(name: str, own: float, other: float, floor: float, limit: str, error: float) -> Row:
-    """floor: the seconds that the work takes at the device's limit; error: the largest difference from torch's."""
-    measures = {"us": own * 1e6, f"% of {limit}": floor / own * 100, "us torch": other * 1e6, "error": error}
-    return Row(name, measures)
-
-
 def measure(limits: Limits) -> Iterator[Row]:
     for model, heads in MODELS.items():
         yield from measure_decode(model, heads, limits)
         yield from measure_prefill(model, heads, limits)
-        for tokens in (256, 8192):
-            yield measure_write(f"write {model} {tokens}", heads, tokens, limits)
+        yield measure_write(f"write {model} {WRITTEN}", heads, WRITTEN, limits)
 
 
 def measure_decode(model: str, heads: Heads, limits: Limits) -> Iterator[Row]:
-    for count, context in DECODES:
-        batch = make_batch(heads, count, 1, context)
-        floor = (batch.keys.nbytes + batch.values.nbytes) / limits.copy
-        yield compare(f"decode {model} {count} x {context}", batch, floor, "bandwidth")
+    for (count, context), float8 in [*((size, False) for size in DECODES), (DECODES[-1], True)]:
+        batch = make_batch(heads, count, 1, context, float8)
+        cached = sum(
+            part.nbytes for pages in (batch.keys, batch.values) for part in pages if part is not None
+        )
+        name = f"decode {model} {count} x {context}" + ", float8" * float8
+        yield compare(name, batch, cached / limits.copy, "bandwidth")
 
 
 def measure_prefill(model: str, heads: Heads, limits: Limits) -> Iterator[Row]:

@@ -1,0 +1,34 @@
+"""An engine whose steps are driven in this process, on random tokens: nothing repeats, so no prefix cache helps."""
+
+import random
+
+from engine_server import LLMEngine, RequestOutputKind, SamplingParams
+
+Prompts = list[list[int]]
+
+
+def prompts_of(count: int, length: int, vocabulary: int, seed: int) -> Prompts:
+    draw = random.Random(seed)
+    return [[draw.randrange(10, vocabulary) for _ in range(length)] for _ in range(count)]
+
+
+def start(engine: LLMEngine, prompts: Prompts, made: int) -> None:
+    """Ask for exactly so many tokens after each prompt."""
+    params = SamplingParams(
+        temperature=0, max_tokens=made, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.DELTA
+    )
+    for number, prompt in enumerate(prompts):
+        engine.add_request(str(number), {"prompt_token_ids": prompt}, params)
+
+
+def step(engine: LLMEngine) -> int:
+    """How many tokens came."""
+    return sum(len(one.token_ids) for output in engine.step() for one in output.outputs)
+
+
+def finish(engine: LLMEngine) -> int:
+    """Step until nothing is left; how many tokens came."""
+    tokens = 0
+    while engine.has_unfinished_requests():
+        tokens += step(engine)
+    return tokens
