@@ -110,12 +110,21 @@ class SamplingParams(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True)
         return self.temperature < 1e-5
 
     @property
+    def needs_last_token(self) -> bool:
+        """Whether the host must know a token before it can launch the sampling of the next."""
+        return bool(self.logits_processors) or any(len(one) > 1 for one in self.bad_words_token_ids or ())
+
+    @property
+    def penalises(self) -> bool:
+        return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0, 0, 1)
+
+    @property
     def adjusts_logits(self) -> bool:
         """Whether single logits change before a token is chosen."""
         return (
             bool(self.min_tokens or self.logit_bias or self.bad_words_token_ids or self.logits_processors)
             or self.allowed_token_ids is not None
-            or (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0, 0, 1)
+            or self.penalises
         )
 
     def end(

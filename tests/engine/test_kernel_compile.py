@@ -19,6 +19,7 @@ from engine_server.modeling.kernels.cache_write import write_cache  # noqa: E402
 from engine_server.modeling.kernels.matmul import linear  # noqa: E402
 from engine_server.modeling.kernels.norm import rms_norm  # noqa: E402
 from engine_server.modeling.kernels.rotary import rotate  # noqa: E402
+from engine_server.modeling.kernels.sampling import sample  # noqa: E402
 
 MULTIPROCESSOR_BYTES = 99 << 10  # of shared memory, on the smallest GPUs with bfloat16
 
@@ -89,4 +90,12 @@ def test_kernels_beside_attention_compile_for_hopper(compiled: list) -> None:
     product, exact = compiled[-2:]
     assert "wgmma" in product.asm["ptx"]
     assert "wgmma" not in exact.asm["ptx"]  # whose float32 has fewer bits
+    assert all(kernel.metadata.shared <= MULTIPROCESSOR_BYTES for kernel in compiled)
+
+
+def test_sampling_compiles_for_hopper(compiled: list) -> None:
+    """With the vocabularies of GPT-2, whose rows begin anywhere, and of Gemma 3."""
+    for logits in (tensor(2, 50257), tensor(2, 262144, dtype=torch.float32)):
+        sample(logits, torch.zeros(2, 8, dtype=torch.int32))
+    assert len(compiled) == 4
     assert all(kernel.metadata.shared <= MULTIPROCESSOR_BYTES for kernel in compiled)

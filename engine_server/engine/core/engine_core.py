@@ -63,6 +63,8 @@ class EngineCore:
         self.sampler = Sampler(
             config.model_config.eos_token_ids,
             {path: pkgutil.resolve_name(path) for path in config.model_config.logits_processors},
+            self.runner.device,
+            config.scheduler_config.max_num_seqs,
         )
         self.operations = Operations(config, self.runner, self.scheduler)
         self.pooler = Pooler(self.runner, pooling) if pooling else None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from engine_server.engine.core.request import Request
-from engine_server.engine.core.sampler import report
+from engine_server.engine.core.sampler import rank, report
 from engine_server.engine.core.scheduler import Batch
 from engine_server.modeling.attention import IntArray
 
@@ -27,11 +27,10 @@ class PromptChunk(NamedTuple):
         """Add what the chunk's `logits` [rows, vocabulary] show of the prompt."""
         logprobs = logits.float().log_softmax(dim=-1)
         token_ids = self.request.token_ids[self.first + 1 :][: len(self.rows)]
-        wanted = [self.request.params.prompt_logprobs or 0] * len(self.rows)
+        wanted = self.request.params.prompt_logprobs or 0
+        ranked = rank(logprobs, torch.tensor(token_ids, device=logprobs.device), wanted)
         assert self.request.prompt_logprobs is not None
-        self.request.prompt_logprobs += report(
-            logprobs, torch.tensor(token_ids, device=logprobs.device), wanted
-        )
+        self.request.prompt_logprobs += report(ranked, [wanted] * len(self.rows))
 
 
 def prompt_chunks(batch: Batch, starts: IntArray) -> list[PromptChunk]:

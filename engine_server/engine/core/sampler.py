@@ -1,19 +1,23 @@
 """From logits to tokens. Given the same logits, a request's i-th token depends on its seed, child and i alone."""
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from engine_server.engine.core.penalties import Penalties, on_device
 from engine_server.engine.core.request import Request
 from engine_server.engine.core.scheduler import Sampled
 from engine_server.engine.messages import TokenLogprobsArray
 from engine_server.modeling.device_time import device_work
+from engine_server.modeling.kernels import can_run
+
+if TYPE_CHECKING:
+    from engine_server.engine.core.kernel_sampler import KernelSampler
 
 UInt64 = npt.NDArray[np.uint64]
 LogitsProcessor = Callable[[list[int], Tensor], Tensor]
@@ -21,28 +25,36 @@ LogitsProcessor = Callable[[list[int], Tensor], Tensor]
 NUCLEUS = 1024  # so many of the likeliest tokens nearly always hold top_p, and sorting all takes far longer
 
 
-@dataclass(slots=True)
 class Launched:
-    """A step's tokens on their way from the device."""
+    """A step's tokens, int64 [n], and all that is told of them, on their way from the device."""
 
-    tokens: Tensor  # int64 [n], on the device
-    largest: Tensor  # [n], each row's largest logit
-    errors: list[str | None]  # of each row
-    logprobs: Tensor | None  # [rows of `counts`, vocabulary], the model's own
-    counts: dict[int, int]  # of the rows that want logprobs: of how many tokens beside their own
+    def __init__(
+        self,
+        tokens: Tensor,
+        largest: Tensor,
+        errors: Mapping[int, str | None],
+        wanted: Mapping[int, int],
+        ranked: list[Tensor],
+    ) -> None:
+        """`largest` [n] are the rows' largest logits, `ranked` what `rank` gives for the rows of `wanted`."""
+        self.tokens, self.errors, self.wanted = tokens, errors, wanted
+        self._copies = [one.to("cpu", non_blocking=True) for one in (tokens, largest, *ranked)]
+        self._copied = torch.Event(tokens.device) if tokens.is_cuda else None
+        if self._copied:
+            self._copied.record()
 
-    @torch.inference_mode()
     def collect(self) -> list[Sampled]:
         """Wait for the device: a token for each row, or why it can have none."""
         with device_work():
-            token_ids, values = self.tokens.tolist(), self.largest.tolist()
+            if self._copied:
+                self._copied.synchronize()
+        tokens, largest, *ranked = self._copies
         samples = [
-            Sampled(token, error=error or complaint(value))
-            for token, error, value in zip(token_ids, self.errors, values, strict=True)
+            Sampled(token, error=self.errors.get(row) or complaint(value))
+            for row, (token, value) in enumerate(zip(tokens.tolist(), largest.tolist(), strict=True))
         ]
-        if self.logprobs is not None:
-            reports = report(self.logprobs, self.tokens[list(self.counts)], list(self.counts.values()))
-            for row, one in zip(self.counts, reports, strict=True):
+        if ranked:
+            for row, one in zip(self.wanted, report(ranked, list(self.wanted.values())), strict=True):
                 samples[row].logprobs = one
         return samples
 
@@ -53,49 +65,84 @@ class Sampler:
     `processors` are the custom logits processors that requests may name.
     """
 
-    def __init__(self, eos_token_ids: Sequence[int], processors: Mapping[str, LogitsProcessor]) -> None:
+    def __init__(
+        self,
+        eos_token_ids: Sequence[int],
+        processors: Mapping[str, LogitsProcessor],
+        device: torch.device,
+        max_num_seqs: int,
+    ) -> None:
         self.eos_token_ids = list(eos_token_ids)
         self.processors = processors
+        self.penalties = Penalties(max_num_seqs)
+        self.kernels: KernelSampler | None = None
+        if can_run(device):
+            from engine_server.engine.core import kernel_sampler
+
+            self.kernels = kernel_sampler.KernelSampler(max_num_seqs, device)
 
     @torch.inference_mode()
-    def launch(self, logits: Tensor, requests: Sequence[Request]) -> Launched:
-        """Begin to choose a token for each of `requests`. logits: [n, vocabulary], changed in place."""
-        logits = logits.float()
-        counts = {
+    def launch(
+        self, logits: Tensor, requests: list[Request], drawn: tuple[Tensor, Tensor] | None = None
+    ) -> Launched:
+        """Begin to choose a token for each of `requests`, and wait for no device unless one `needs_last_token`.
+
+        logits: [n, vocabulary], changed in place; drawn: what `KernelSampler.sample` gave for them in a graph.
+        """
+        wanted = {
             row: count for row, one in enumerate(requests) if (count := one.params.logprobs) is not None
         }
-        logprobs = logits[list(counts)].log_softmax(dim=-1) if counts else None  # the model's own
-        errors = [
-            self._adjust(logits[row], request) if request.params.adjusts_logits else None
-            for row, request in enumerate(requests)
-        ]
-        drawn = [row for row, request in enumerate(requests) if not request.params.greedy]
+        if wanted:  # of the model's own logits
+            ranked_rows = on_device(list(wanted), logits.device)
+            logprobs = logits[ranked_rows].float().log_softmax(dim=-1)
+        adjusted = {row: one for row, one in enumerate(requests) if one.params.adjusts_logits}
+        penalised = {row: one for row, one in adjusted.items() if one.params.penalises}
+        errors = {}
+        if adjusted:
+            logits, drawn = logits.float(), None
+            errors = {row: self._adjust(logits[row], one) for row, one in adjusted.items()}
+        if penalised:
+            places = self.penalties.apply(logits, penalised)
         with device_work():
-            largest, tokens = logits.max(dim=-1)
-            if drawn:
-                tokens[drawn] = draw(logits[drawn], [requests[row] for row in drawn])
-        return Launched(tokens, largest, errors, logprobs, counts)
+            tokens, largest = drawn or self._draw(logits, requests)
+        if penalised:
+            self.penalties.count(places, tokens)
+        ranked = rank(logprobs, tokens[ranked_rows], max(wanted.values())) if wanted else []
+        return Launched(tokens, largest, errors, wanted, ranked)
+
+    def _draw(self, logits: Tensor, requests: list[Request]) -> tuple[Tensor, Tensor]:
+        """A token for each row of `logits` [n, vocabulary], int64 [n], and its largest logit."""
+        if self.kernels:
+            self.kernels.fill(requests)
+            return self.kernels.sample(logits)
+        largest, tokens = logits.max(dim=-1)
+        drawn = [row for row, request in enumerate(requests) if not request.params.greedy]
+        if drawn:
+            tokens[drawn] = draw(logits[drawn].float(), [requests[row] for row in drawn])
+        return tokens, largest
 
     def _adjust(self, logits: Tensor, request: Request) -> str | None:
         """Do to one row [vocabulary] what its request asks for; the message, where one of its processors fails."""
-        params = request.params
-        output = request.token_ids[request.num_prompt :]
+        params, device = request.params, logits.device
         if params.allowed_token_ids is not None:
-            allowed = logits[params.allowed_token_ids]
-            logits.fill_(-torch.inf)[params.allowed_token_ids] = allowed
-        for *before, last in params.bad_words_token_ids or ():
-            if output[len(output) - len(before) :] == before:
-                logits[last] = -torch.inf
+            token_ids = on_device(params.allowed_token_ids, device)
+            allowed = logits[token_ids]
+            logits.fill_(-torch.inf)[token_ids] = allowed
         if params.logit_bias:
-            logits[list(params.logit_bias)] += logits.new_tensor(list(params.logit_bias.values()))
+            biases = on_device(list(params.logit_bias.values()), device)
+            logits[on_device(list(params.logit_bias), device)] += biases
+        output = request.token_ids[request.num_prompt :]
+        words = params.bad_words_token_ids or []
+        banned = [last for *before, last in words if output[len(output) - len(before) :] == before]
         if len(output) < params.min_tokens:
-            logits[self.eos_token_ids + (params.stop_token_ids or [])] = -torch.inf
+            banned += self.eos_token_ids + (params.stop_token_ids or [])
+        if banned:
+            logits[on_device(banned, device)] = -torch.inf
         for path in params.logits_processors or ():
             try:
                 logits.copy_(self.processors[path](request.token_ids.copy(), logits))
             except Exception as error:
                 return f"{path}: {type(error).__name__}: {error}"
-        penalise(logits, request)
         return None
 
 
@@ -104,21 +151,6 @@ def complaint(largest: float) -> str | None:
     if math.isfinite(largest):
         return None
     return "no token is left to choose from" if largest == -math.inf else "the logits are not finite"
-
-
-def penalise(logits: Tensor, request: Request) -> None:
-    """One row's repetition penalty (Keskar et al., "CTRL", 2019), then OpenAI's frequency and presence penalties."""
-    params = request.params
-    if params.repetition_penalty != 1:
-        seen = torch.tensor(list(set(request.token_ids)), device=logits.device)
-        values = logits[seen]
-        factor = params.repetition_penalty
-        logits[seen] = torch.where(values > 0, values / factor, values * factor)
-    if params.frequency_penalty or params.presence_penalty:
-        output = Counter(request.token_ids[request.num_prompt :])
-        tokens = torch.tensor(list(output), dtype=torch.int64, device=logits.device)
-        counts = torch.tensor(list(output.values()), device=logits.device)
-        logits[tokens] -= counts * params.frequency_penalty + params.presence_penalty
 
 
 def draw(logits: Tensor, requests: Sequence[Request]) -> Tensor:
@@ -171,18 +203,21 @@ def keep_top_p(logits: Tensor, p: Tensor) -> Tensor:
     return logits.masked_fill(probabilities < thresholds, -torch.inf)
 
 
-def report(logprobs: Tensor, tokens: Tensor, counts: Sequence[int]) -> list[TokenLogprobsArray]:
-    """For each row of `logprobs` [n, vocabulary] its token's [n] logprob and rank, then its `counts` likeliest."""
+def rank(logprobs: Tensor, tokens: Tensor, count: int) -> list[Tensor]:
+    """What `report` tells of, for each row of `logprobs` [n, vocabulary]: its token [n], its `count` likeliest."""
     own = logprobs.gather(1, tokens.unsqueeze(1))
-    ranks = (logprobs > own).sum(dim=-1) + 1
-    top = logprobs.topk(min(max(counts), logprobs.shape[1]))
+    top = logprobs.topk(min(count, logprobs.shape[1]))
+    return [tokens, own, (logprobs > own).sum(dim=-1) + 1, top.indices, top.values]
+
+
+def report(ranked: Sequence[Tensor], counts: Sequence[int]) -> list[TokenLogprobsArray]:
+    """For each row that was ranked its token's logprob and rank, then its `wanted` likeliest."""
     return [
         TokenLogprobsArray([token, *ids[:count]], [value, *values[:count]], [rank, *range(1, count + 1)])
         for token, (value,), rank, ids, values, count in zip(
-            tokens.tolist(), own.tolist(), ranks.tolist(), top.indices.tolist(), top.values.tolist(), counts,
-            strict=True,
+            *(one.tolist() for one in ranked), counts, strict=True
         )
-    ]  # fmt: skip
+    ]
 
 
 def uniform(seeds: Sequence[int], children: Sequence[int], indexes: Sequence[int]) -> npt.NDArray[np.float32]:

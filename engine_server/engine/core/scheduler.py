@@ -133,7 +133,7 @@ class Scheduler:
     @property
     def needs_tokens(self) -> bool:
         """Whether a request's next token can't be chosen before the host knows the last one."""
-        return any(request.num_unknown and request.params.adjusts_logits for request in self.running)
+        return any(request.num_unknown and request.params.needs_last_token for request in self.running)
 
     def update(self, sampling: Sequence[Request], samples: Sequence[Sampled]) -> list[RequestStep]:
         """Take the tokens that have come, in the order in which `advance` gave their requests."""

@@ -1,0 +1,219 @@
+"""From logits to tokens, with no sort and one whole read of the logits: temperature, min-p, top-k, top-p, and a draw.
+
+The first kernel leaves the largest logit and the mass of each group of tokens. The k-th largest of those is at most
+the k-th largest of all, so that what top-k keeps lies in the groups that reach it, and likewise for top-p: one program
+a row finds these groups, reads them alone again, and draws. Thresholds are found by radix selection, some bits of the
+floats' ordered patterns at a time (Alabi et al. 2012, "Fast k-selection algorithms for graphics processing units").
+Sums have an order that depends on the row alone, so that no neighbour changes a token.
+"""
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+PARAMETERS = np.dtype(
+    [
+        ("temperature", "f4"),  # 0: greedy, which wants min_p of 1
+        ("min_p", "f4"),
+        ("top_p", "f4"),
+        ("top_k", "i4"),  # 0: all
+        ("seed", "u8"),
+        ("child", "u4"),
+        ("index", "u4"),  # of the token among its request's output
+    ]
+)  # fmt: skip
+WORDS = tl.constexpr(PARAMETERS.itemsize // 4)
+GROUP = tl.constexpr(32)  # tokens
+SURVEYED = 128  # groups that one program looks at
+CHUNK = 2048  # logits that a program compares at once
+DIGITS, BITS = tl.constexpr(16), tl.constexpr(4)  # a digit of a threshold, which has 32 bits
+LOWEST = tl.constexpr(-0x7F800001)  # minus infinity's place among the ordered patterns
+
+
+def sample(logits: Tensor, parameters: Tensor) -> tuple[Tensor, Tensor]:
+    """A token for each row, int64 [n], and its largest logit over its temperature, float32 [n]: NaN if it has a NaN.
+
+    logits: [n, vocabulary] of any float type, of unit stride in the last; parameters: int32 [n or more, WORDS], rows
+    of PARAMETERS. The token is the first whose cumulative probability exceeds the uniform number of (seed, child,
+    index); of what ties at a threshold all are kept, and the first of the likeliest is the greedy token.
+    """
+    rows, vocabulary = logits.shape
+    groups = triton.cdiv(vocabulary, GROUP.value)
+    maxima = logits.new_empty((rows, groups), dtype=torch.float32)
+    masses, chosen = torch.empty_like(maxima), torch.empty_like(maxima, dtype=torch.int32)
+    largest, tokens = maxima.new_empty(rows), logits.new_empty(rows, dtype=torch.int64)
+    width = triton.next_power_of_2(groups)
+    sizes = (logits.stride(0), vocabulary, groups)
+    _survey[(rows, triton.cdiv(groups, SURVEYED))](
+        logits, parameters, maxima, masses, *sizes, GROUPS=SURVEYED, num_warps=4
+    )
+    _draw[(rows,)](
+        logits, parameters, maxima, masses, chosen, tokens, largest, *sizes,
+        WIDTH=width, CHUNK=min(CHUNK, width * GROUP.value), num_warps=16,
+    )  # fmt: skip
+    return tokens, largest
+
+
+@triton.jit
+def _scale(parameters):
+    """What a row's logits are multiplied by."""
+    temperature = tl.load(parameters).to(tl.float32, bitcast=True)
+    return 1 / tl.where(temperature == 0, 1.0, temperature)
+
+
+@triton.jit
+def _scaled(logits, places, size, scale):
+    return tl.load(logits + places, mask=places < size, other=float("-inf")).to(tl.float32) * scale
+
+
+@triton.jit
+def _survey(logits, parameters, maxima, masses, row_stride, vocabulary, groups, GROUPS: tl.constexpr):
+    """Of each group of a row (axis 0) the largest x, the logit over the temperature, and the sum of e^(x - largest)."""
+    row = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+    tokens = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    x = _scaled(logits + row * row_stride, tokens, vocabulary, _scale(parameters + row * WORDS))
+    most = tl.max(x, 1)
+    mass = tl.sum(tl.exp(x - tl.where(most == float("-inf"), 0, most)[:, None]), 1)
+    tl.store(maxima + row * groups + group, most, mask=group < groups)
+    tl.store(masses + row * groups + group, mass, mask=group < groups)
+
+
+@triton.jit
+def _draw(
+    logits, parameters, maxima, masses, chosen, tokens, largest, row_stride, vocabulary, groups,
+    WIDTH: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """One row's token. `masses` and `chosen` [rows, groups] are written over with the groups that may hold it."""
+    row = tl.program_id(0).to(tl.int64)
+    logits, parameters = logits + row * row_stride, parameters + row * WORDS
+    maxima, masses, chosen = maxima + row * groups, masses + row * groups, chosen + row * groups
+    scale = _scale(parameters)
+    greedy = tl.load(parameters) == 0
+    min_p = tl.load(parameters + 1).to(tl.float32, bitcast=True)
+    top_p = tl.load(parameters + 2).to(tl.float32, bitcast=True)
+    top_k = tl.load(parameters + 3)
+    top_k = tl.where(top_k < vocabulary, top_k, 0)
+
+    group = tl.arange(0, WIDTH)
+    most = tl.load(maxima + group, mask=group < groups, other=float("-inf"))
+    top = tl.max(most, 0)
+    shift = tl.where(top == float("-inf"), 0, top)
+    mass = tl.load(masses + group, mask=group < groups, other=0.0) * tl.exp(most - shift)
+    total = tl.sum(mass, 0)
+    tl.store(largest + row, tl.where(total == total, top, total))
+
+    floor = top + tl.log(min_p)  # what is less is filtered out
+    filtered = (min_p > 0) | (top_k > 0) | (top_p < 1)
+    if filtered:
+        cut, nucleus = floor, (top_p < 1) & (top_k == 0) & (min_p == 0)  # of all the row's mass
+        if (top_k > 0) | nucleus:
+            target = tl.where(nucleus, top_p * total, top_k.to(tl.float32))
+            cut = tl.maximum(
+                cut, _threshold(maxima, None, groups, groups, 1.0, shift, target, top_k > 0, CHUNK)
+            )
+        kept = (most >= cut) & (group < groups)
+        tl.store(chosen + tl.cumsum(kept.to(tl.int32), 0) - 1, group, mask=kept)
+        count = tl.sum(kept.to(tl.int32), 0)
+        tl.debug_barrier()
+        if top_k > 0:
+            found = _threshold(
+                logits, chosen, count * GROUP, vocabulary, scale, shift, top_k.to(tl.float32), True, CHUNK
+            )
+            floor = tl.maximum(floor, found)
+        weighed = _weigh(logits, chosen, count, vocabulary, scale, shift, floor, masses, CHUNK)
+        total = tl.where(nucleus, total, weighed)
+        if top_p < 1:
+            found = _threshold(
+                logits, chosen, count * GROUP, vocabulary, scale, shift, top_p * total, False, CHUNK
+            )
+            floor = tl.maximum(floor, found)
+            _weigh(logits, chosen, count, vocabulary, scale, shift, floor, masses, CHUNK)
+        tl.debug_barrier()
+        mass = tl.load(masses + group, mask=group < count, other=0.0)
+        total = tl.sum(mass, 0)
+
+    number = tl.where(greedy, 0.0, _uniform(parameters))
+    place, rest = _pick(mass, number * total, WIDTH)
+    if filtered:
+        place = tl.load(chosen + tl.minimum(place, groups - 1))
+    place = tl.minimum(tl.maximum(place, 0), groups - 1)  # a row of NaN has none
+    members = place * GROUP + tl.arange(0, GROUP)
+    x = _scaled(logits, members, vocabulary, scale)
+    place, _ = _pick(tl.where(x >= floor, tl.exp(x - shift), 0.0), rest, GROUP)
+    tl.store(tokens + row, tl.minimum(tl.min(members, 0) + place, vocabulary - 1).to(tl.int64))
+
+
+@triton.jit
+def _threshold(values, chosen, count, size, scale, shift, target, counted, CHUNK: tl.constexpr):
+    """The largest t such that the x of at least t are `target` many, if `counted`, or have that sum of e^(x - shift).
+
+    values: [size], of which are looked at the first `count`, or the members of the groups `chosen`; x: scale * value.
+    Minus infinity, if even all are too few.
+    """
+    found = LOWEST
+    digits = tl.arange(0, DIGITS)
+    for bit in tl.range(32 - BITS, -1, -BITS):
+        pivots = found + (digits << bit)
+        above = tl.zeros([CHUNK, DIGITS], tl.float32)
+        for start in tl.range(0, count, CHUNK):
+            places = start + tl.arange(0, CHUNK)
+            if chosen is not None:
+                group = tl.load(chosen + places // GROUP, mask=places < count, other=size)
+                places = group * GROUP + places % GROUP
+            x = _scaled(values, places, size, scale)
+            weight = tl.where(counted, 1.0, tl.exp(x - shift))
+            above += tl.where(_ordered(x)[:, None] >= pivots[None, :], weight[:, None], 0.0)
+        reached = (tl.sum(above, 0) >= target) & (digits > 0)
+        found += tl.sum(reached.to(tl.int32), 0) << bit
+    return (found ^ ((found >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _ordered(x):
+    """Integers that compare as the floats x do."""
+    bits = x.to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def _weigh(logits, chosen, count, vocabulary, scale, shift, floor, masses, CHUNK: tl.constexpr):
+    """Into `masses`, of each of the `count` groups `chosen`, the sum of e^(x - shift) over x >= floor; their total."""
+    SIZE: tl.constexpr = CHUNK // GROUP
+    totals = tl.zeros([SIZE], tl.float32)
+    for start in tl.range(0, count, SIZE):
+        entry = start + tl.arange(0, SIZE)
+        group = tl.load(chosen + entry, mask=entry < count, other=vocabulary)
+        x = _scaled(logits, group[:, None] * GROUP + tl.arange(0, GROUP)[None, :], vocabulary, scale)
+        mass = tl.sum(tl.where(x >= floor, tl.exp(x - shift), 0.0), 1)
+        tl.store(masses + entry, mass, mask=entry < count)
+        totals += mass
+    return tl.sum(totals, 0)
+
+
+@triton.jit
+def _pick(weights, target, SIZE: tl.constexpr):
+    """The place of the first weight with which the sum exceeds `target`, and what the target is beyond those before.
+
+    Rounding may put the target beyond all of them, or the sums out of order: what weighs nothing is never picked.
+    """
+    cumulative = tl.where(weights > 0, tl.cumsum(weights, 0), 0.0)
+    below = (tl.max(cumulative, 0).to(tl.int32, bitcast=True) - 1).to(tl.float32, bitcast=True)
+    target = tl.minimum(target, below)
+    places = tl.arange(0, SIZE)
+    place = tl.min(tl.where(cumulative > target, places, SIZE), 0)
+    before = tl.sum(tl.where(places == place, cumulative - weights, 0.0), 0)
+    return place, target - before
+
+
+@triton.jit
+def _uniform(parameters):
+    """In [0, 1): Philox4x32-10 (Salmon et al., SC '11) of the key `seed` and the counter (child, index)."""
+    key, counter = parameters + 4, parameters + 6
+    low, high = tl.load(key).to(tl.uint32, bitcast=True), tl.load(key + 1).to(tl.uint32, bitcast=True)
+    child = tl.load(counter).to(tl.uint32, bitcast=True)
+    index = tl.load(counter + 1).to(tl.uint32, bitcast=True)
+    word, _, _, _ = tl.philox_impl(child, index, index * 0, index * 0, low, high)
+    return (word >> 8).to(tl.float32) * (1.0 / (1 << 24))
