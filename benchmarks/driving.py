@@ -1,6 +1,7 @@
 """An engine whose steps are driven in this process, on random tokens: nothing repeats, so no prefix cache helps."""
 
 import random
+from typing import Any
 
 from engine_server import LLMEngine, RequestOutputKind, SamplingParams
 
@@ -12,11 +13,11 @@ def prompts_of(count: int, length: int, vocabulary: int, seed: int) -> Prompts:
     return [[draw.randrange(10, vocabulary) for _ in range(length)] for _ in range(count)]
 
 
-def start(engine: LLMEngine, prompts: Prompts, made: int) -> None:
-    """Ask for exactly so many tokens after each prompt."""
-    params = SamplingParams(
-        temperature=0, max_tokens=made, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.DELTA
-    )
+def start(engine: LLMEngine, prompts: Prompts, made: int, **sampling: Any) -> None:
+    """Ask for exactly so many tokens after each prompt: the likeliest, if `sampling` doesn't say otherwise."""
+    kind = RequestOutputKind.DELTA
+    fixed = {"max_tokens": made, "ignore_eos": True, "detokenize": False, "output_kind": kind}
+    params = SamplingParams(**{"temperature": 0} | sampling | fixed)
     for number, prompt in enumerate(prompts):
         engine.add_request(str(number), {"prompt_token_ids": prompt}, params)
 

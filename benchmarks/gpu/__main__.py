@@ -13,16 +13,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from threading import Timer
 from typing import NamedTuple
 
-from benchmarks.gpu.parts import PARTS, Part
-from benchmarks.gpu.report import Row, summary
+from benchmarks.gpu.parts import GOALS, PARTS, Part
+from benchmarks.gpu.report import Row, compared
 from benchmarks.record import save
 
-RATES = ("TB/s", "TFLOP/s")
+LIMITS = "limits"  # the part that all others are held to
+RATES = ("TB/s", "TFLOP/s")  # of which limits are told
 WORDS = 2000  # characters of what a part that failed said last
 
 
@@ -36,12 +37,12 @@ class Outcome(NamedTuple):
     rows: list[Row]
 
 
-def run(part: Part, limits: Mapping[str, float]) -> Iterator[Row]:
+def run(part: Part, seconds: float, limits: Mapping[str, float]) -> Iterator[Row]:
     """The rows as they come. Raises PartError where the part fails or is late."""
-    command = [sys.executable, "-m", "benchmarks.gpu.parts", part.name, json.dumps(limits)]
+    command = [sys.executable, "-m", "benchmarks.gpu.parts", part.name, str(seconds), json.dumps(limits)]
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True)
-        timer = Timer(part.seconds, process.kill)
+        timer = Timer(seconds, process.kill)
         timer.start()
         try:
             assert process.stdout is not None
@@ -54,44 +55,53 @@ def run(part: Part, limits: Mapping[str, float]) -> Iterator[Row]:
             process.kill()
         if code:
             said.seek(0)
-            reason = f"it takes longer than {part.seconds} s" if late else f"it ended with {code}"
+            reason = f"it takes longer than {seconds:.0f} s" if late else f"it ended with {code}"
             raise PartError(f"{reason}; what it said last:\n{said.read()[-WORDS:]}")
 
 
-def measure(part: Part, limits: Mapping[str, float]) -> Outcome:
+def measure(part: Part, seconds: float, limits: Mapping[str, float]) -> Outcome:
     print(f"\n== {part.name}: {part.what}", flush=True)
     started, rows, failed = time.monotonic(), [], None
     try:
-        for row in run(part, limits):
+        for row in run(part, seconds, limits):
             rows.append(row)
-            print(row.line(), flush=True)
+            print(row, flush=True)
     except PartError as error:
         failed = str(error)
         print(f"FAILED: {failed}", flush=True)
     return Outcome(time.monotonic() - started, failed, rows)
 
 
+def measure_all(names: Collection[str]) -> dict[str, Outcome]:
+    """Each part gets its own seconds and what those before it left."""
+    outcomes: dict[str, Outcome] = {}
+    limits: dict[str, float] = {}
+    seconds = 0.0
+    for part in (part for part in PARTS if part.name in names):
+        seconds += part.seconds
+        outcomes[part.name] = outcome = measure(part, seconds, limits)
+        seconds -= outcome.seconds
+        if part.name == LIMITS:
+            rates = [(row.name, row.measures.get(unit)) for row in outcome.rows for unit in RATES]
+            limits = {name: rate for name, rate in rates if rate is not None}
+    return outcomes
+
+
 def main() -> int:
+    names = [part.name for part in PARTS]
     parser = argparse.ArgumentParser(description="What a GPU does with this engine.")
     parser.add_argument(
-        "--only", nargs="+", choices=[part.name for part in PARTS], metavar="PART",
-        help="beside the limits: " + ", ".join(f"'{part.name}'" for part in PARTS[1:]),
+        "--only", nargs="+", choices=names, metavar="PART", default=names,
+        help="beside the limits: " + ", ".join(f"'{name}'" for name in names),
     )  # fmt: skip
     parser.add_argument("--output", type=Path, metavar="FILE", help="where the result is saved, as JSON")
     flags = parser.parse_args()
-    device, *others = PARTS
-    outcomes = {device.name: measure(device, {})}
-    limits = {
-        row.name: row.measures[unit]
-        for row in outcomes[device.name].rows
-        for unit in RATES
-        if unit in row.measures
-    }
-    for part in others:
-        if flags.only is None or part.name in flags.only:
-            outcomes[part.name] = measure(part, limits)
+    outcomes = measure_all({LIMITS, *flags.only})
     print("\n== summary")
-    for line in summary({name: outcome.rows for name, outcome in outcomes.items()}):
+    for goal in GOALS:
+        if goal.part in outcomes:
+            print(goal.verdict(outcomes[goal.part].rows))
+    for line in compared({name: outcome.rows for name, outcome in outcomes.items()}):
         print(line)
     for name, outcome in outcomes.items():
         print(f"{outcome.seconds:6.0f} s  {name}" + (": FAILED" if outcome.failed else ""))

@@ -1,7 +1,8 @@
-"""What a layer is made of beside attention, at the sizes of an 8B model: our kernels beside torch's own calls."""
+"""What a step is made of beside attention, at the sizes of an 8B model: our kernels beside torch's own calls."""
 
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,11 +11,14 @@ from benchmarks.gpu.limits import DEVICE, DTYPE, Limits, seconds
 from benchmarks.gpu.report import Row, beside
 from engine_server.modeling.kernels.activation import gated
 from engine_server.modeling.kernels.matmul import linear
-from engine_server.modeling.kernels.norm import add_rms_norm
+from engine_server.modeling.kernels.norm import rms_norm
 from engine_server.modeling.kernels.rotary import rotate
+from engine_server.modeling.kernels.sampling import PARAMETERS, sample
 
-HIDDEN, WIDTH, HEADS, KV_HEADS, DIM = 4096, 14336, 32, 8, 128
+HIDDEN, WIDTH, HEADS, KV_HEADS, DIM, VOCABULARY = 4096, 14336, 32, 8, 128, 128256
 TOKENS = (1, 256, 8192)
+SAMPLED = (1, 256)  # sequences
+TEMPERATURE, TOP_K, TOP_P = 0.8, 50, 0.95
 EPS = 1e-5
 
 
@@ -24,6 +28,8 @@ def measure(limits: Limits) -> Iterator[Row]:
         yield rope(tokens, limits)
         yield activation(tokens, limits)
         yield product(tokens, limits)
+    for sequences in SAMPLED:
+        yield sampling(sequences, limits)
 
 
 def numbers(*shape: int) -> Tensor:
@@ -41,7 +47,7 @@ def norm(tokens: int, limits: Limits) -> Row:
     x, residual, weight = numbers(tokens, HIDDEN), numbers(tokens, HIDDEN), numbers(HIDDEN)
     return compare(
         f"sum and RMSNorm {tokens}",
-        lambda: add_rms_norm(x, residual, weight, EPS)[1],
+        lambda: rms_norm(x, weight, EPS, residual=residual)[1],
         lambda: F.rms_norm(x + residual, (HIDDEN,), weight, EPS),
         4 * x.nbytes / limits.copy,
         "bandwidth",
@@ -68,12 +74,13 @@ def rope(tokens: int, limits: Limits) -> Row:
 
 
 def activation(tokens: int, limits: Limits) -> Row:
-    gate, up = numbers(tokens, 2 * WIDTH).chunk(2, -1)  # as one product gives them
+    both = numbers(tokens, 2 * WIDTH)
+    gate, up = both.chunk(2, -1)
     return compare(
         f"silu and product {tokens}",
-        lambda: gated("silu", gate, up),
+        lambda: gated("silu", both),
         lambda: F.silu(gate) * up,
-        3 * gate.nbytes / limits.copy,
+        1.5 * both.nbytes / limits.copy,
         "bandwidth",
     )
 
@@ -90,3 +97,27 @@ def product(tokens: int, limits: Limits) -> Row:
         max(reading, computing),
         limit,
     )
+
+
+def sampling(sequences: int, limits: Limits) -> Row:
+    """Beside what generation libraries write in torch; the draws differ, so that there is nothing to compare."""
+    logits = numbers(sequences, VOCABULARY)
+    settings = np.zeros(sequences, PARAMETERS)
+    settings["temperature"], settings["top_k"], settings["top_p"] = TEMPERATURE, TOP_K, TOP_P
+    settings["seed"] = np.arange(sequences)
+    parameters = torch.from_numpy(settings.view(np.int32).reshape(sequences, -1)).to(DEVICE)
+
+    def drawn() -> Tensor:
+        best, places = (logits.float() / TEMPERATURE).topk(TOP_K)
+        chances = best.softmax(-1)
+        before = chances.cumsum(-1) - chances
+        noise = torch.empty_like(chances).exponential_()
+        return places.gather(-1, (chances.masked_fill(before > TOP_P, 0) / noise).argmax(-1, keepdim=True))
+
+    own, other = seconds(lambda: sample(logits, parameters)), seconds(drawn)
+    measures = {
+        "us": own * 1e6,
+        "% of bandwidth": logits.nbytes / limits.copy / own * 100,
+        "us torch": other * 1e6,
+    }
+    return Row(f"sampling {sequences}", measures)

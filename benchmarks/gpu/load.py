@@ -7,7 +7,7 @@ import json
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ import torch
 
 from benchmarks.driving import Prompts, finish, prompts_of, start, step
 from benchmarks.gpu.limits import Limits
+from benchmarks.gpu.parts import Switch
 from benchmarks.gpu.report import Row
 from benchmarks.gpu.shapes import SHAPES, Config, decode_bytes, prefill_operations, write
 from engine_server import EngineArgs, LLMEngine
@@ -35,6 +36,7 @@ class Sizes(NamedTuple):
     settle: int = 8  # steps before any is timed
     steps: int = 32  # that are timed together
     repeats: int = 3
+    traced: int = 16  # steps
     prefill: int = 8192  # tokens
     requests: int = 256  # at once
     given: int = 512
@@ -80,10 +82,10 @@ def run(engine: LLMEngine, count: int, given: int, made: int) -> float:
     return taken
 
 
-def settle(engine: LLMEngine, count: int, sizes: Sizes) -> None:
+def settle(engine: LLMEngine, count: int, sizes: Sizes, **sampling: Any) -> None:
     """Bring `count` sequences into decode, so that their context is in the middle of the steps that follow."""
     steps = sizes.steps * sizes.repeats
-    start(engine, random_prompts(engine, count, sizes.context - steps // 2), 2 * steps + ROOM)
+    start(engine, random_prompts(engine, count, sizes.context - steps // 2), 2 * steps + ROOM, **sampling)
     whole = 0
     while whole < sizes.settle:
         whole += step(engine) == count
@@ -94,9 +96,9 @@ def leave(engine: LLMEngine, count: int) -> None:
     engine.abort_request(str(number) for number in range(count))
 
 
-def step_seconds(engine: LLMEngine, count: int, sizes: Sizes) -> float:
+def step_seconds(engine: LLMEngine, count: int, sizes: Sizes, **sampling: Any) -> float:
     """What a step of `count` sequences takes: the median of the repeats."""
-    settle(engine, count, sizes)
+    settle(engine, count, sizes, **sampling)
     taken = []
     for _ in range(sizes.repeats):
         started = time.perf_counter()
@@ -112,7 +114,7 @@ def trace(engine: LLMEngine, count: int, sizes: Sizes, folder: Path) -> Trace:
     settle(engine, count, sizes)
     synchronize()  # so that just these steps are in it
     engine.start_profile()
-    for _ in range(sizes.steps):
+    for _ in range(sizes.traced):
         step(engine)
     synchronize()
     engine.stop_profile()
@@ -144,22 +146,15 @@ def make(config: Config, folder: Path, sizes: Sizes, **flags: Any) -> LLMEngine:
     )
 
 
-def measure(
-    limits: Limits,
-    model: str,
-    goals: dict[str, dict[str, float]],
-    sizes: Sizes = FULL,
-    config: Config | None = None,
-) -> Iterator[Row]:
-    """goals: by the rows' names. A test has a config of its own."""
+def measure(limits: Limits, model: str, sizes: Sizes = FULL, config: Config | None = None) -> Iterator[Row]:
+    """A test has a config of its own."""
     config = config or SHAPES[model]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         started = time.perf_counter()
         engine = make(config, folder, sizes)
         yield Row("start", {"s": time.perf_counter() - started})
-        for row in figures(engine, config, folder, limits, sizes):
-            yield row._replace(goals=goals.get(row.name, {}))
+        yield from figures(engine, config, folder, limits, sizes)
 
 
 def figures(engine: LLMEngine, config: Config, folder: Path, limits: Limits, sizes: Sizes) -> Iterator[Row]:
@@ -173,7 +168,7 @@ def figures(engine: LLMEngine, config: Config, folder: Path, limits: Limits, siz
     yield Row("prefill", {"tok/s": sizes.prefill / prefill, "% of matmul": share * 100})
     for count in sizes.profiled:
         seen = trace(engine, count, sizes, folder)
-        busy = seen.busy / sizes.steps
+        busy = seen.busy / sizes.traced
         yield Row(f"busy {count}", {"%": busy / taken[count] * 100, "ms a step": busy * 1e3})
         whole = seen.kernels.total() / 100
         top = {f"% {name[:60]}": time / whole for name, time in seen.kernels.most_common(TOP)}
@@ -197,19 +192,19 @@ def decode_row(name: str, count: int, seconds: float, config: Config, limits: Li
 def compare(
     limits: Limits,
     model: str,
-    switches: dict[str, dict[str, Any]],
+    switches: Sequence[Switch],
     sizes: Sizes = FULL,
     config: Config | None = None,
 ) -> Iterator[Row]:
     """Decode with each of the switches; a share is of what bfloat16 would read."""
     config = config or SHAPES[model]
     with tempfile.TemporaryDirectory() as folder:
-        for switch, flags in switches.items():
-            engine = make(config, Path(folder), sizes, **flags)
+        for switch in switches:
+            engine = make(config, Path(folder), sizes, **switch.flags)
             warm_up(engine, sizes)
             for count in (min(sizes.decode), max(sizes.decode)):
-                seconds = step_seconds(engine, count, sizes)
-                yield decode_row(f"decode {count}, {switch}", count, seconds, config, limits, sizes)
+                seconds = step_seconds(engine, count, sizes, **switch.sampling)
+                yield decode_row(f"decode {count}, {switch.name}", count, seconds, config, limits, sizes)
             del engine
             gc.collect()
             torch.cuda.empty_cache()

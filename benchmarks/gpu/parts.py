@@ -1,6 +1,6 @@
 """The parts of the benchmark, each in a process of its own: one that fails or hangs takes no other along.
 
-    python -m benchmarks.gpu.parts PART '{"copy": TERABYTES_A_SECOND, "matmul": TFLOPS}'
+    python -m benchmarks.gpu.parts PART SECONDS '{"copy": TERABYTES_A_SECOND, "matmul": TFLOPS}'
 
 runs one, which prints each row as JSON as soon as it is measured. The device's limits are given, so that all parts are
 held to the same.
@@ -14,39 +14,46 @@ import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from benchmarks.gpu.report import Row
+from benchmarks.gpu.report import Goal, Row
 
 
 class Part(NamedTuple):
     name: str
-    seconds: int  # after which it is ended; all together stay under nine minutes
+    seconds: (
+        int  # after which it is ended, unless those before it left some; all together are under nine minutes
+    )
     what: str
 
 
+class Switch(NamedTuple):
+    name: str
+    flags: dict[str, Any] = {}  # noqa: RUF012 - of the engine; never written to
+    sampling: dict[str, Any] = {}  # noqa: RUF012 - of its requests; never written to
+
+
 PARTS = (
-    Part("limits", 20, "the device's own: a copy, a product of bf16 matrices"),
-    Part("kernels", 95, "alone, beside torch's"),
+    Part("limits", 30, "the device's own: a copy, a product of bf16 matrices"),
+    Part("kernels", 90, "alone, beside torch's"),
     Part("Qwen3-0.6B", 50, "the whole engine"),
-    Part("Qwen3-0.6B beside", 40, "transformers' continuous batching"),
-    Part("Llama-3.1-8B", 120, "the whole engine"),
-    Part("Llama-3.1-8B beside", 60, "transformers' continuous batching"),
-    Part("Qwen3-30B-A3B", 90, "the whole engine"),
+    Part("Qwen3-0.6B beside", 35, "transformers' continuous batching"),
+    Part("Llama-3.1-8B", 115, "the whole engine"),
+    Part("Llama-3.1-8B beside", 70, "transformers' continuous batching"),
+    Part("Qwen3-30B-A3B", 85, "the whole engine"),
     Part("switches", 60, "what each of the engine's is worth, for Qwen3-0.6B"),
 )
-SWITCHES: dict[str, dict[str, Any]] = {
-    "as it is": {},
-    "no overlap": {"async_scheduling": False},
-    "float8 cache": {"kv_cache_dtype": "fp8"},
-}
-GOALS = {
-    "Llama-3.1-8B": {
-        "decode 1": {"% of bandwidth": 85.0},
-        "decode 256": {"tok/s": 12_000.0},
-        "prefill": {"% of matmul": 60.0},
-        "busy 1": {"%": 95.0},
-        "busy 256": {"%": 95.0},
-    },
-}
+SWITCHES = (
+    Switch("as it is"),
+    Switch("sampled", sampling={"temperature": 0.8, "top_p": 0.95, "top_k": 50}),
+    Switch("no overlap", {"async_scheduling": False}),
+    Switch("float8 cache", {"kv_cache_dtype": "fp8"}),
+)
+GOALS = (
+    Goal("Llama-3.1-8B", "decode 1", "% of bandwidth", 85),
+    Goal("Llama-3.1-8B", "decode 256", "tok/s", 12_000),
+    Goal("Llama-3.1-8B", "prefill", "% of matmul", 60),
+    Goal("Llama-3.1-8B", "busy 1", "%", 95),
+    Goal("Llama-3.1-8B", "busy 256", "%", 95),
+)
 
 
 def rows(part: str, limits: dict[str, float]) -> Iterator[Row]:
@@ -65,16 +72,15 @@ def rows(part: str, limits: dict[str, float]) -> Iterator[Row]:
         case [model, "beside"]:
             return peer.measure(model)
         case _:
-            return load.measure(most, part, GOALS.get(part, {}))
+            return load.measure(most, part)
 
 
 def main() -> None:
-    name, limits = sys.argv[1], json.loads(sys.argv[2])
-    (part,) = (part for part in PARTS if part.name == name)
-    faulthandler.dump_traceback_later(part.seconds - 5)  # where a part is that is late
+    part, seconds, limits = sys.argv[1:]
+    faulthandler.dump_traceback_later(float(seconds) - 5)  # where a part is that is late
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what others print is no row
-    for row in rows(name, limits):
+    for row in rows(part, json.loads(limits)):
         print(json.dumps(row), file=output, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""What a part finds, as a row: its measures by their units, and what some of them should be at the least."""
+"""What a part finds, as a row: its measures by their units; and which goals are reached."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -7,19 +7,27 @@ from typing import NamedTuple
 class Row(NamedTuple):
     name: str
     measures: dict[str, float]
-    goals: dict[str, float] = {}  # noqa: RUF012 - never written to
 
-    def reached(self, unit: str) -> bool:
-        return self.measures[unit] >= self.goals[unit]
+    def __str__(self) -> str:
+        return f"{self.name:34}" + "   ".join(
+            f"{number(value)} {unit}" for unit, value in self.measures.items()
+        )
 
-    def line(self) -> str:
-        return f"{self.name:34}" + "   ".join(map(self._cell, self.measures))
 
-    def _cell(self, unit: str) -> str:
-        cell = f"{number(self.measures[unit])} {unit}"
-        if unit in self.goals:
-            cell += f" (goal {number(self.goals[unit])}: {'reached' if self.reached(unit) else 'missed'})"
-        return cell
+class Goal(NamedTuple):
+    """A measure that should be so much at the least."""
+
+    part: str
+    row: str
+    unit: str
+    least: float
+
+    def verdict(self, rows: Sequence[Row]) -> str:
+        """In a line; `rows` are the part's."""
+        found = next((row.measures[self.unit] for row in rows if row.name == self.row), None)
+        word = "not measured" if found is None else "reached" if found >= self.least else "missed"
+        value = "" if found is None else f"{number(found)} {self.unit}, "
+        return f"{word:12}  {self.part}, {self.row}: {value}goal {number(self.least)} {self.unit}"
 
 
 def beside(name: str, own: float, other: float, floor: float, limit: str, error: float) -> Row:
@@ -35,13 +43,8 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def summary(parts: Mapping[str, Sequence[Row]]) -> Iterator[str]:
-    """A line for each goal, and for each model that transformers' continuous batching served beside us."""
-    for part, rows in parts.items():
-        for row in rows:
-            for unit, goal in row.goals.items():
-                verdict = "reached" if row.reached(unit) else "missed"
-                yield f"{verdict}: {part}, {row.name}: {number(row.measures[unit])} {unit}, goal {number(goal)}"
+def compared(parts: Mapping[str, Sequence[Row]]) -> Iterator[str]:
+    """A line for each model that transformers' continuous batching served beside us."""
     for model, rows in parts.items():
         others = {row.name: row for row in parts.get(f"{model} beside", ())}  # of its rounds the last
         for row in rows:

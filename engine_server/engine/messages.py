@@ -141,4 +141,10 @@ class Ready(Message):
     num_blocks: int
 
 
-CoreMessage = StepOutputs | Returned | Phase | Ready
+class Failed(Message):
+    """The core can't go on; it exits after this."""
+
+    reason: str
+
+
+CoreMessage = StepOutputs | Returned | Phase | Ready | Failed

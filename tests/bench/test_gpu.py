@@ -7,43 +7,52 @@ from pathlib import Path
 
 from benchmarks.gpu import load
 from benchmarks.gpu.limits import Limits
-from benchmarks.gpu.parts import GOALS, PARTS
-from benchmarks.gpu.report import Row, summary
+from benchmarks.gpu.parts import GOALS, PARTS, SWITCHES, Switch
+from benchmarks.gpu.report import Goal, Row, compared
 from benchmarks.gpu.shapes import SHAPES
+from engine_server import EngineArgs
 
 TINY = {
     **SHAPES["Qwen3-0.6B"], "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "head_dim": 16,
     "num_key_value_heads": 2, "num_hidden_layers": 2, "vocab_size": 128, "dtype": "float32",
 }  # fmt: skip
 SIZES = load.Sizes(
-    decode=(1, 3), profiled=(3,), context=128, settle=2, steps=4, repeats=2, prefill=64, requests=4, given=16,
+    decode=(1, 3), profiled=(3,), context=128, settle=2, steps=4, repeats=2, traced=4, prefill=64, requests=4, given=16,
     made=4, made_beside=2,
 )  # fmt: skip
 
 
 def test_the_whole_engine_is_measured() -> None:
-    goals = {"decode 3": {"tok/s": 0.0}, "prefill": {"% of matmul": math.inf}}
-    rows = list(load.measure(Limits(1e9, 1e9), "tiny", goals, SIZES, TINY))
+    rows = list(load.measure(Limits(1e9, 1e9), "tiny", SIZES, TINY))
     assert [row.name for row in rows] == [
         "start", "decode 1", "decode 3", "prefill", "busy 3", "kernels 3", "load 16/2", "load 16/4",
     ]  # fmt: skip
-    figures = {row.name: row for row in rows}
-    assert all(
-        value > 0 for name in ("decode 1", "decode 3", "prefill") for value in figures[name].measures.values()
-    )
-    assert figures["decode 3"].reached("tok/s")
-    assert not figures["prefill"].reached("% of matmul")
-    told = list(summary({"tiny": rows, "tiny beside": [Row("load 16/2", {"tok/s": 1.0})]}))
-    assert [line.split()[0] for line in told] == ["reached:", "missed:", "tiny,"]
+    measured = [row for row in rows if row.name not in ("busy 3", "kernels 3")]  # which only a GPU has
+    assert all(value > 0 for row in measured for value in row.measures.values())
+
+
+def test_goals_and_the_peer_are_told_of() -> None:
+    rows = [Row("decode 1", {"tok/s": 90.0}), Row("load", {"tok/s": 600.0})]
+    told = [
+        Goal("8B", name, "tok/s", least).verdict(rows) for name, least in (("decode 1", 80), ("load", 700))
+    ]
+    assert told == [
+        "reached       8B, decode 1: 90 tok/s, goal 80 tok/s", "missed        8B, load: 600 tok/s, goal 700 tok/s"
+    ]  # fmt: skip
+    assert Goal("8B", "prefill", "%", 60).verdict(rows) == "not measured  8B, prefill: goal 60 %"
+    beside = [Row("load", {"tok/s": 100.0}), Row("load", {"tok/s": 200.0})]
+    assert list(compared({"8B": rows, "8B beside": beside})) == [
+        "8B, load: 3 times transformers' continuous batching"
+    ]
 
 
 def test_switches_are_compared() -> None:
-    rows = list(
-        load.compare(Limits(), "tiny", {"plain": {}, "overlap": {"async_scheduling": True}}, SIZES, TINY)
+    ways = (
+        Switch("drawn", sampling={"temperature": 1.0, "top_p": 0.9}),
+        Switch("late", {"async_scheduling": True}),
     )
-    assert [row.name for row in rows] == [
-        f"decode {n}, {way}" for way in ("plain", "overlap") for n in (1, 3)
-    ]
+    rows = list(load.compare(Limits(), "tiny", ways, SIZES, TINY))
+    assert [row.name for row in rows] == [f"decode {n}, {way}" for way in ("drawn", "late") for n in (1, 3)]
     assert all(row.measures["tok/s"] > 0 and math.isnan(row.measures["% of bandwidth"]) for row in rows)
 
 
@@ -63,6 +72,7 @@ def test_a_trace_tells_how_long_the_device_was_busy(tmp_path: Path) -> None:
     assert trace.kernels == {"product": 40.0, "norm": 20.0, "copy": 5.0}
 
 
-def test_parts_end_within_nine_minutes() -> None:
+def test_parts_fit_the_engine_and_end_within_nine_minutes() -> None:
     assert sum(part.seconds for part in PARTS) < 9 * 60
-    assert GOALS.keys() <= {part.name for part in PARTS}
+    assert all(hasattr(EngineArgs, flag) for switch in SWITCHES for flag in switch.flags)
+    assert {goal.part for goal in GOALS} <= {part.name for part in PARTS}

@@ -1,0 +1,55 @@
+"""The GPU's benchmark of the kernels, at tiny sizes: it calls them as they are."""
+
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from benchmarks.gpu import attention, layers
+from benchmarks.gpu.limits import Limits
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+def wall(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+@pytest.fixture(autouse=True)
+def tiny(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (attention, layers):
+        monkeypatch.setattr(module, "DEVICE", device)
+        monkeypatch.setattr(module, "DTYPE", torch.float32)
+        monkeypatch.setattr(module, "seconds", wall)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=8)
+    )
+    monkeypatch.setattr(attention, "MODELS", {"tiny": attention.Heads(4, 2, 64)})
+    monkeypatch.setattr(attention, "DECODES", ((2, 33),))
+    monkeypatch.setattr(attention, "PREFILLS", ((2, 8, 20),))
+    monkeypatch.setattr(attention, "WRITTEN", 32)
+    monkeypatch.setattr(layers, "TOKENS", (3,))
+    monkeypatch.setattr(layers, "SAMPLED", (2,))
+    for name, size in {
+        "HIDDEN": 64,
+        "WIDTH": 96,
+        "HEADS": 4,
+        "KV_HEADS": 2,
+        "DIM": 16,
+        "VOCABULARY": 300,
+    }.items():
+        monkeypatch.setattr(layers, name, size)
+
+
+def test_kernel_benchmark_agrees_with_torch() -> None:
+    rows = [*attention.measure(Limits(1.0, 1.0)), *layers.measure(Limits(1.0, 1.0))]
+    assert [row.name.split()[0] for row in rows] == [
+        "decode", "decode", "prefill", "write", "sum", "rotary", "silu", "linear,", "sampling",
+    ]  # fmt: skip
+    for row in rows:
+        assert row.measures["us"] > 0
+        assert row.measures.get("error", 0) < (0.2 if "float8" in row.name else 1e-4)
