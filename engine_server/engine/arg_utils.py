@@ -110,7 +110,7 @@ class EngineArgs:
     device: Literal["auto", "cpu", "cuda"] = _argument(
         "auto", "where the model runs; auto: a GPU where there is one"
     )
-    tensor_parallel_size: Count = _argument(1, "GPUs that share the model; only 1 today")
+    tensor_parallel_size: Count = _argument(1, "GPUs that share the model; on a CPU, processes")
     disable_log_stats: bool = _argument(False, "no line of statistics every 10 seconds")
     hang_timeout: Seconds = _argument(300.0, "seconds without progress after which the engine is unhealthy")
     torch_profiler_dir: str | None = _argument(None, "the folder for traces of start_profile")
@@ -200,10 +200,6 @@ class EngineArgs:
                 raise ValueError(
                     f"otlp_traces_endpoint needs `pip install fairlead[tracing]`: {error}"
                 ) from error
-        if self.tensor_parallel_size > 1:
-            raise ValueError(
-                f"tensor_parallel_size is {self.tensor_parallel_size}; only 1 is supported today"
-            )
 
 
 def _flag(hint: Any) -> dict[str, Any]:

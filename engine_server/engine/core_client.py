@@ -1,16 +1,8 @@
-"""The way to an engine core in a process of its own: ZMQ for messages, a socket pair to notice an end.
-
-Each side holds one end of the pair, and the kernel closes it whatever happens to the process. So the core
-ends with its parent, and the parent hears of the core's end at once, even after a kill -9.
-"""
+"""The way to an engine core in a process of its own: ZMQ for messages, a lifeline to notice an end."""
 
 import asyncio
 import itertools
 import shutil
-import signal
-import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -21,9 +13,10 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from engine_server.child import Child
 from engine_server.engine.config import EngineConfig
 from engine_server.engine.errors import EngineDeadError
-from engine_server.engine.messages import Call, CoreMessage, Failed, FrontEndMessage, Phase, Ready, Returned
+from engine_server.engine.messages import Call, CoreMessage, FrontEndMessage, Phase, Ready, Returned
 from engine_server.modeling import progress
 
 OnPhase = Callable[[str, float], None]
@@ -51,10 +44,7 @@ class CoreProcess:
         file = Path(self._folder, progress.FILE)
         file.write_bytes(bytes(progress.SIZE))
         self._progress = progress.view(file)
-        self._lifeline, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, "-m", "engine_server.engine.core", self._folder, str(theirs.fileno())]
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+        self._child = Child("the engine core", "engine_server.engine.core", self._folder)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(CoreMessage)
         self._async_output: zmq.asyncio.Socket | None = None
@@ -67,7 +57,7 @@ class CoreProcess:
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._child.process.pid
 
     def configure(self, config: EngineConfig) -> None:
         self._input.send(self._encoder.encode(config))
@@ -76,8 +66,8 @@ class CoreProcess:
         """Block until the core takes requests. Raises EngineDeadError with its reason."""
         while True:
             if not self._output.poll(POLL_MS):
-                if self._process.poll() is not None and not self._output.poll(LAST_WORDS_MS):
-                    raise EngineDeadError(self._death())
+                if self._child.process.poll() is not None and not self._output.poll(LAST_WORDS_MS):
+                    raise EngineDeadError(self._child.death())
                 continue
             match self._decoder.decode(self._output.recv()):
                 case Phase(name, seconds):
@@ -85,8 +75,6 @@ class CoreProcess:
                         on_phase(name, seconds)
                 case Ready() as ready:
                     return ready
-                case Failed(reason):
-                    raise EngineDeadError(reason)
 
     def send(self, message: FrontEndMessage) -> None:
         """Never waits; what is sent to a core that has ended is lost, as `receive` tells."""
@@ -95,8 +83,8 @@ class CoreProcess:
 
     def check(self, hang_timeout: float) -> None:
         """Raises EngineDeadError where the core has ended, or made no progress for `hang_timeout` seconds."""
-        if self._process.poll() is not None:
-            raise EngineDeadError(self._death())
+        if self._child.process.poll() is not None:
+            raise EngineDeadError(self._child.death())
         if self._calls:  # which may take as long as they take
             return
         stuck = time.monotonic() - self._progress[0]
@@ -123,7 +111,7 @@ class CoreProcess:
         if self._async_output is None:
             self._async_output = zmq.asyncio.Socket.from_socket(self._output)
             self._loop = asyncio.get_running_loop()
-            self._loop.add_reader(self._lifeline, self._notice_end)
+            self._loop.add_reader(self._child.lifeline, self._notice_end)
         if self._arrived is None and not self._ended:
             self._receiving = asyncio.ensure_future(self._async_output.recv())
             try:
@@ -139,10 +127,8 @@ class CoreProcess:
         if data is None and not self._output.closed and self._output.poll(LAST_WORDS_MS):
             data = self._output.recv()
         if data is None:
-            raise EngineDeadError(self._death())
+            raise EngineDeadError(self._child.death())
         message: CoreMessage = self._decoder.decode(data)
-        if isinstance(message, Failed):
-            raise EngineDeadError(message.reason)
         if isinstance(message, Returned):
             answer = self._calls.get(message.call_id)
             if answer is not None and not answer.done():  # else its caller has left
@@ -155,12 +141,8 @@ class CoreProcess:
             self._notice_end()
         if self._async_output is not None:
             self._async_output.close()
-        self._lifeline.close()
-        try:
-            self._process.wait(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._child.let_go()
+        self._child.wait(timeout)
         self._input.close()
         self._output.close()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -168,15 +150,6 @@ class CoreProcess:
     def _notice_end(self) -> None:
         assert self._loop is not None
         self._ended = True
-        self._loop.remove_reader(self._lifeline)
+        self._loop.remove_reader(self._child.lifeline)
         if self._receiving is not None:
             self._receiving.cancel()
-
-    def _death(self) -> str:
-        try:
-            code = self._process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            return "the engine core closed its connection"
-        if code < 0:
-            return f"the engine core (process {self.pid}) was ended by {signal.Signals(-code).name}"
-        return f"the engine core (process {self.pid}) ended with status {code}"

@@ -141,10 +141,4 @@ class Ready(Message):
     num_blocks: int
 
 
-class Failed(Message):
-    """The core can't go on; it exits after this."""
-
-    reason: str
-
-
-CoreMessage = StepOutputs | Returned | Phase | Ready | Failed
+CoreMessage = StepOutputs | Returned | Phase | Ready

@@ -53,7 +53,7 @@ class StepInputs(NamedTuple):
     lengths: IntArray  # [S], tokens of this step
     contexts: IntArray  # [S], tokens in the cache once this step's are written
     block_ids: list[npt.NDArray[np.int32]]  # [S, blocks] for each kind: rows of the block table
-    regimes: IntArray | int = 0  # [S], what a stretched rope depends on besides positions
+    regimes: IntArray | None = None  # [S], what a stretched rope depends on besides positions
 
 
 class LayerShape(NamedTuple):

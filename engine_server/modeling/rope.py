@@ -36,7 +36,8 @@ class SequenceRope(nn.Module):
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines, [1, T, dim]."""
         inputs = step_inputs()
-        lengths = np.repeat(self.limit + inputs.regimes + 0 * inputs.lengths, inputs.lengths)
+        regimes = np.zeros_like(inputs.lengths) if inputs.regimes is None else inputs.regimes
+        lengths = np.repeat(self.limit + regimes, inputs.lengths)
         if self.dynamic:
             lengths = np.maximum(lengths, inputs.positions + 1)
         cos = sin = torch.zeros((), dtype=x.dtype, device=x.device)

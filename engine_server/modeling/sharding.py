@@ -6,36 +6,15 @@ takes those as they are, and its outputs are summed over the ranks.
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import PreTrainedModel
 
 from engine_server.modeling.attention import UnsupportedModelError
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """The ranks that share a model, as one of them sees them."""
-
-    rank: int
-    size: int
-    group: ProcessGroup
-
-    def sum(self, part: Tensor) -> Tensor:
-        """The sum of what all ranks bring, in place."""
-        self.group.allreduce([part]).wait()
-        return part
-
-    def gather(self, part: Tensor) -> Tensor:
-        """What all ranks bring, side by side: [..., n] to [..., size * n]."""
-        parts = [torch.empty_like(part) for _ in range(self.size)]
-        self.group.allgather([parts], [part]).wait()
-        return torch.cat(parts, -1)
+from engine_server.modeling.ranks import Ranks
 
 
 class RowParallel(nn.Module):

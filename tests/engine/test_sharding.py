@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.distributed import HashStore, ProcessGroupGloo
 from transformers import AttentionInterface, PreTrainedModel
 
-from engine_server.modeling.sharding import Ranks, shard
+from engine_server.modeling.ranks import Ranks
+from engine_server.modeling.sharding import shard
 
 TOKENS = torch.tensor([[3, 97, 1, 0, 50, 51, 98, 7]])
 SIZES = {

@@ -17,6 +17,7 @@ from engine_server.engine.core.pooler import Pooler
 from engine_server.engine.core.request import Request
 from engine_server.engine.core.sampler import Launched, Sampler
 from engine_server.engine.core.scheduler import Batch, Sampled, Scheduler
+from engine_server.engine.core.workers import FirstRank
 from engine_server.engine.messages import (
     AbortRequests,
     AddRequest,
@@ -27,7 +28,9 @@ from engine_server.engine.messages import (
     StepOutputs,
 )
 from engine_server.modeling import device_time, progress
+from engine_server.modeling.ranks import Ranks
 
+BLAME_SECONDS = 2.0  # within which another rank's end is known, where a step failed of it
 logger = logging.getLogger(__name__)
 
 
@@ -42,11 +45,21 @@ class LaunchedStep(NamedTuple):
 class EngineCore:
     """Runs requests on the device, a step at a time. One thread only."""
 
-    def __init__(self, config: EngineConfig, on_phase: Callable[[str, float], None]) -> None:
-        """Load the model and make the KV cache; `on_phase(name, seconds)` hears of each part as it ends."""
+    def __init__(
+        self,
+        config: EngineConfig,
+        on_phase: Callable[[str, float], None],
+        on_death: Callable[[str], None] | None = None,
+    ) -> None:
+        """Load the model and make the KV cache; `on_phase(name, seconds)` hears of each part as it ends.
+
+        on_death: hears, in another thread, why another rank has ended, which the step may be waiting for.
+        """
         started = time.monotonic()
         executor: type[ModelRunner] = pkgutil.resolve_name(config.parallel_config.worker_cls)
-        self.runner = executor(config)
+        parallel = config.parallel_config.tensor_parallel_size > 1
+        self.ranks = FirstRank(config, on_death) if parallel else Ranks()
+        self.runner = executor(config, self.ranks)
         loaded = time.monotonic()
         on_phase("load", loaded - started)
         self.table = self.runner.prepare()
@@ -57,7 +70,7 @@ class EngineCore:
             self.table,
             config.model_config.eos_token_ids,
             config.cache_config.enable_prefix_caching and not pooling,  # pooling wants every token's state
-            self.runner.backend.erase,
+            self.runner.erase,
             self.runner.regime,
         )
         self.sampler = Sampler(
@@ -142,9 +155,11 @@ class EngineCore:
     def give_up(self, batch: Batch, error: Exception) -> list[RequestStep]:
         """End a batch whose step failed as a whole: any of its requests may be the cause, and would be again.
 
-        The others and the model are as they were, so the core goes on, unless its device has failed.
+        The others and the model are as they were, so the core goes on, unless its device has failed, or
+        it is one of several ranks.
         """
-        if isinstance(error, torch.AcceleratorError):
+        if isinstance(error, torch.AcceleratorError) or self.ranks.size > 1:  # which may be out of step
+            self.ranks.check(BLAME_SECONDS)
             raise error
         logger.exception("a step of %d requests failed", len(batch))
         message = f"{type(error).__name__}: {error}"
@@ -159,6 +174,7 @@ class EngineCore:
         steps = self.scheduler.expire()
         if self.has_work:
             steps += self.overlapped_step() if self.overlapped else self.step()
+        self.ranks.check()  # a collective that was aborted gives anything
         seconds = time.perf_counter() - started
         stats = msgspec.structs.replace(
             self.scheduler.stats(),

@@ -17,6 +17,8 @@ from engine_server.modeling import kernels
 from engine_server.modeling.attention import IMPLEMENTATION
 from engine_server.modeling.fusion import fuse_linears
 from engine_server.modeling.packed_linear import pack_linears
+from engine_server.modeling.ranks import Ranks
+from engine_server.modeling.sharding import shard
 from engine_server.models.folder import weight_bytes
 
 OWN_ATTENTION = ("bloom", "falcon", "gptj", "mpnet")  # model types
@@ -25,21 +27,28 @@ SECONDS_BETWEEN_LINES = 5.0
 logger = logging.getLogger(__name__)
 
 
-def choose_device(config: DeviceConfig) -> torch.device:
-    """Raises ValueError where a GPU is asked for and there is none."""
-    if config.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if config.device == "cuda" and not torch.cuda.is_available():
+def choose_device(config: DeviceConfig, rank: int, ranks: int) -> torch.device:
+    """The device of one of `ranks`. Raises ValueError where GPUs are asked for that there aren't."""
+    device = config.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device is cuda, and torch sees no GPU here")
-    return torch.device(config.device)
+    if device == "cpu" or ranks == 1:
+        return torch.device(device)
+    if (count := torch.cuda.device_count()) < ranks:
+        raise ValueError(f"tensor_parallel_size is {ranks} GPUs, and torch sees {count} of them here")
+    return torch.device(device, rank)
 
 
-def load_model(config: ModelConfig, load: LoadConfig, device: torch.device) -> PreTrainedModel:
+def load_model(config: ModelConfig, load: LoadConfig, device: torch.device, ranks: Ranks) -> PreTrainedModel:
     """The model of `config.path`, from safetensors or with random weights, with our attention.
 
-    Weights are mapped from their files and copied once at most. Raises ValueError in words.
+    Weights are mapped from their files and copied once at most; where ranks share a model, the host cuts it, and the
+    device has this rank's part alone. Raises ValueError in words.
     """
     dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
+    place = device if ranks.size == 1 else torch.device("cpu")
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     kind = "AutoModelForCausalLM"
     if config.pooling is not None:
@@ -51,20 +60,20 @@ def load_model(config: ModelConfig, load: LoadConfig, device: torch.device) -> P
         own = settings.model_type in OWN_ATTENTION
         attention = "eager" if own else IMPLEMENTATION
         if load.load_format == "dummy":
-            with device, torch.random.fork_rng():
+            with place, torch.random.fork_rng():
                 torch.manual_seed(config.seed)
                 model: PreTrainedModel = auto.from_config(
                     settings, dtype=dtype or settings.dtype or torch.float32, attn_implementation=attention
                 ).eval()
         else:
-            check_room(Path(config.path), dtype, device)
+            check_room(Path(config.path), dtype, device, ranks.size)
             model = auto.from_pretrained(
                 config.path,
                 dtype=dtype or "auto",
                 attn_implementation=attention,
                 use_safetensors=True,
                 local_files_only=True,
-                device_map={"": device} if device.type == "cuda" else None,
+                device_map={"": place} if place.type == "cuda" else None,
             )
     except (OSError, KeyError, ValueError) as error:
         reason = "its attention can't be replaced" if IMPLEMENTATION in str(error) else error
@@ -77,6 +86,9 @@ def load_model(config: ModelConfig, load: LoadConfig, device: torch.device) -> P
         replace_attention(model)
         model.config._attn_implementation = IMPLEMENTATION  # so that no masks are made
     model.requires_grad_(False)
+    if ranks.size > 1:
+        shard(model, ranks)
+        nn.Module.to(model, device)
     fuse_linears(progress(parents(model), "Fusing weights"))
     if kernels.can_run(device):
         from engine_server.modeling.fused_modules import use_kernels
@@ -92,9 +104,9 @@ def parents(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if any(True for _ in module.children())]
 
 
-def check_room(folder: Path, dtype: torch.dtype | None, device: torch.device) -> None:
-    """Raises ValueError, with both sizes, where the weights won't fit."""
-    needed = weight_bytes(folder, None if dtype is None else dtype.itemsize)
+def check_room(folder: Path, dtype: torch.dtype | None, device: torch.device, ranks: int) -> None:
+    """Raises ValueError, with both sizes, where one rank's weights won't fit."""
+    needed = weight_bytes(folder, None if dtype is None else dtype.itemsize) // ranks
     free = free_memory(device)
     if needed > free:
         raise ValueError(

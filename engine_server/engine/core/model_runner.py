@@ -20,6 +20,7 @@ from engine_server.modeling import kernels
 from engine_server.modeling.attention import AttentionBackend, IntArray, StepInputs, forward_context
 from engine_server.modeling.cache_layout import lay_out
 from engine_server.modeling.probe import largest_step, probe
+from engine_server.modeling.ranks import Ranks
 from engine_server.modeling.rope import per_sequence
 from engine_server.modeling.torch_attention import StepAttention, TorchAttention
 
@@ -69,9 +70,11 @@ def extras(batch: Batch, starts: IntArray) -> tuple[list[int], list[tuple[int, T
 class ModelRunner:
     """Holds the model; `prepare` gives it its KV cache."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, ranks: Ranks) -> None:
+        """Load the model, or this rank's part of it."""
         self.config = config
-        self.device = choose_device(config.device_config)
+        self.ranks = ranks
+        self.device = choose_device(config.device_config, ranks.rank, ranks.size)
         wanted = config.scheduler_config.async_scheduling
         self.overlapped = (self.device.type == "cuda" if wanted is None else wanted) and (
             config.model_config.pooling is None
@@ -88,7 +91,7 @@ class ModelRunner:
         with taking(
             "weights", self.device, "Take a smaller model or dtype, or more GPUs by tensor_parallel_size"
         ):
-            self.model = load_model(config.model_config, config.load_config, self.device)
+            self.model = load_model(config.model_config, config.load_config, self.device, self.ranks)
         self.rope = per_sequence(self.model)
         self.first_position = first_position(self.model, config.model_config.max_model_len)
         # What computes hidden states alone, where that is all that is wanted.
@@ -100,6 +103,7 @@ class ModelRunner:
 
     def sleep(self, level: int) -> None:
         """Free the cache, and the weights: at level 1 the host keeps them, at level 2 nobody does."""
+        self.ranks.tell("sleep", level)
         self.release_graphs()
         # In place, since others hold these tensors too.
         self._freed = [(cache, cache.untyped_storage().nbytes()) for cache in self.backend.caches]
@@ -113,6 +117,7 @@ class ModelRunner:
 
     def wake(self, tag: str, level: int) -> None:
         """Bring back "kv_cache", with nothing in it, or "weights", which slept at `level`."""
+        self.ranks.tell("wake", tag, level)
         if tag == "kv_cache":
             for cache, size in self._freed:
                 cache.untyped_storage().resize_(size)
@@ -124,12 +129,14 @@ class ModelRunner:
 
     def capture_graphs(self) -> None:
         """Record steps, once weights and cache lie where they will stay."""
+        self.ranks.tell("capture_graphs")
 
     def release_graphs(self) -> None:
         """Forget them, before something moves."""
 
     def prepare(self) -> BlockTable:
         """Probe the model, warm up with the largest step, and make the cache of what that leaves."""
+        self.ranks.tell("prepare")
         config, budget = self.config, self.config.scheduler_config.max_num_batched_tokens
         longest, generates = config.model_config.max_model_len, config.model_config.pooling is None
         layers = probe(
@@ -152,6 +159,8 @@ class ModelRunner:
                     self.first_position,
                 )
         self.num_blocks = num_blocks(config.cache_config, layout, dtype, self.device, longest)
+        if self.ranks.size > 1:
+            self.num_blocks = self.ranks.least(self.num_blocks, self.device)
         pool = BlockPool(self.num_blocks * len(layout.windows))
         self.backend: AttentionBackend = StepAttention()
         if layers:  # that keep something: an encoder's don't
@@ -163,7 +172,11 @@ class ModelRunner:
         self.table = BlockTable(pool, rows, longest, block_size, layout.windows)
         return self.table
 
-    @torch.inference_mode()
+    def erase(self, block_ids: list[int]) -> None:
+        """Make zeros of what blocks hold."""
+        self.ranks.tell("erase", block_ids)
+        self.backend.erase(block_ids)
+
     def execute(self, batch: Batch) -> Tensor:
         """Logits [n, vocabulary] for the last token of each of the n requests that sample, in the batch's order.
 
@@ -184,8 +197,12 @@ class ModelRunner:
         rows = torch.tensor([request.row for request in requests], dtype=torch.int64, device=self.device)
         self._last_tokens.index_copy_(0, rows, tokens)
 
-    def forward(self, inputs: ModelInputs, report: Callable[[int, Tensor], None]) -> Tensor:
+    @torch.inference_mode()
+    def forward(
+        self, inputs: ModelInputs, report: Callable[[int, Tensor], None] = lambda number, logits: None
+    ) -> Tensor:
         """What `execute` gives; `report` takes the logits of each of the prompts' chunks, with its number."""
+        self.ranks.tell("forward", inputs)
         arguments = self.arguments(inputs)
         with forward_context(self.backend, inputs.step):
             if self.config.model_config.pooling is not None:
@@ -213,6 +230,8 @@ class ModelRunner:
             token_ids = torch.where(
                 token_ids < 0, self._last_tokens[(-1 - token_ids).clamp(min=0)], token_ids
             )
+            if self.ranks.size > 1:  # of which the first alone samples
+                self.ranks.broadcast(token_ids)
         tokens = token_ids.unsqueeze(0)
         positions = torch.from_numpy(step.positions + self.first_position).to(self.device).unsqueeze(0)
         arguments = {"input_ids": tokens, "position_ids": positions, "use_cache": False}
@@ -256,5 +275,5 @@ class ModelRunner:
             lengths=lengths,
             contexts=contexts,
             block_ids=list(ids),
-            regimes=np.array([scheduled.request.regime for scheduled in batch]) if self.rope else 0,
+            regimes=np.array([scheduled.request.regime for scheduled in batch]) if self.rope else None,
         )
