@@ -20,11 +20,11 @@ ROWS = 8
 def by_kernels(device: torch.device) -> Sampler:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "can_run", lambda device: True)
-        return Sampler([2], {}, device, ROWS)
+        return Sampler([2], {}, device, ROWS, 100)
 
 
 def plain() -> Sampler:
-    return Sampler([2], {}, torch.device("cpu"), ROWS)
+    return Sampler([2], {}, torch.device("cpu"), ROWS, 100)
 
 
 def request(output: int = 0, child: int = 0, row: int = 0, **params) -> Request:

@@ -78,6 +78,7 @@ class EngineCore:
             {path: pkgutil.resolve_name(path) for path in config.model_config.logits_processors},
             self.runner.device,
             config.scheduler_config.max_num_seqs,
+            config.model_config.max_model_len,
         )
         self.operations = Operations(config, self.runner, self.scheduler)
         self.pooler = Pooler(self.runner, pooling) if pooling else None

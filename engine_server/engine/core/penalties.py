@@ -16,39 +16,49 @@ def on_device(values: object, device: torch.device) -> Tensor:
 
 
 class Penalties:
-    """How often requests had each token, counted on the device by what is drawn there: the host need not know it yet.
+    """The tokens of the requests that ask for penalties, and how often they had each, kept where tokens are drawn.
 
-    A request is counted in its row of the block table.
+    So the host need not have seen a token for the next to be penalised. A request's row is that of its block table.
     """
 
-    def __init__(self, max_num_seqs: int) -> None:
-        self.max_num_seqs = max_num_seqs
-        self.counts: Tensor | None = None  # int32 [max_num_seqs, vocabulary], once a request asks
+    def __init__(self, max_num_seqs: int, max_model_len: int) -> None:
+        self.shape = max_num_seqs, max_model_len + 1
+        self.token_ids: Tensor | None = None  # int32 [*shape], of each row beyond its length whichever it has
+        self.counts: Tensor  # int32 [max_num_seqs, vocabulary]
         self._counted: dict[int | None, tuple[Request, int]] = {}  # by row, up to which output token
 
     def apply(self, logits: Tensor, requests: Mapping[int, Request]) -> Tensor:
         """Penalise rows of float32 logits [n, vocabulary] in place; `count` wants what it returns."""
-        if self.counts is None:
-            self.counts = logits.new_empty((self.max_num_seqs, logits.shape[1]), dtype=torch.int32)
+        if self.token_ids is None:
+            self.token_ids = logits.new_empty(self.shape, dtype=torch.int32)
+            self.counts = logits.new_empty((self.shape[0], logits.shape[1]), dtype=torch.int32)
         for request in requests.values():
             if self._counted.get(request.row) != (request, request.num_output):
                 token_ids = on_device(request.token_ids, logits.device)
-                prompt, output = token_ids[: request.num_prompt], token_ids[request.num_prompt :]
-                counts = self.counts[request.row].zero_().index_fill_(0, prompt, IN_PROMPT)
+                self.token_ids[request.row] = token_ids[0]
+                self.token_ids[request.row, : len(token_ids)] = token_ids
+                counts = self.counts[request.row].zero_()
+                counts[token_ids[: request.num_prompt]] = IN_PROMPT
+                output = token_ids[request.num_prompt :]
                 counts.index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
             self._counted[request.row] = request, request.num_output + 1
+        lengths = [len(request.token_ids) for request in requests.values()]
+        slots = [request.row for request in requests.values()]
+        places = on_device([list(requests), slots, lengths], logits.device)
+        own, kept = places[:2].unsqueeze(2)
         params = [request.params for request in requests.values()]
         penalties = [(p.repetition_penalty, p.frequency_penalty, p.presence_penalty) for p in params]
         repetition, frequency, presence = on_device(penalties, logits.device).T.unsqueeze(2)
-        places = on_device([(row, one.row) for row, one in requests.items()], logits.device)
-        values, seen = logits[places[:, 0]], self.counts[places[:, 1]]
+        tokens = self.token_ids[kept[:, 0], : max(lengths)]  # those that are there twice get the same twice
+        values, seen = logits[own, tokens], self.counts[kept, tokens]
         repeated = torch.where(values > 0, values / repetition, values * repetition)
         times = seen & (IN_PROMPT - 1)
-        penalised = torch.where(seen > 0, repeated, values) - times * frequency - (times > 0) * presence
-        logits[places[:, 0]] = penalised
+        logits[own, tokens] = repeated - times * frequency - (times > 0) * presence
         return places
 
     def count(self, places: Tensor, tokens: Tensor) -> None:
-        """Count the tokens [n] that were drawn, in the rows that were penalised."""
-        assert self.counts is not None
-        self.counts[places[:, 1], tokens[places[:, 0]]] += 1
+        """Add the tokens [n] that were drawn, in the rows that were penalised."""
+        assert self.token_ids is not None
+        rows, slots, lengths = places
+        self.counts[slots, tokens[rows]] += 1
+        self.token_ids[slots, lengths] = tokens[rows].int()

@@ -71,10 +71,11 @@ class Sampler:
         processors: Mapping[str, LogitsProcessor],
         device: torch.device,
         max_num_seqs: int,
+        max_model_len: int,
     ) -> None:
         self.eos_token_ids = list(eos_token_ids)
         self.processors = processors
-        self.penalties = Penalties(max_num_seqs)
+        self.penalties = Penalties(max_num_seqs, max_model_len)
         self.kernels: KernelSampler | None = None
         if can_run(device):
             from engine_server.engine.core import kernel_sampler
