@@ -11,7 +11,10 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +51,35 @@ class Child:
             return f"{who} closed its connection"
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
         return f"{who} {how}: {words}" if words else f"{who} {how}"
+
+
+class Children:
+    """Several of a module, which work together: the first that ends is the `death` of all.
+
+    Each is given its name. They are let go once nobody holds this any more, and their folder is removed.
+    """
+
+    def __init__(self, module: str, names: Iterable[str], folder: str) -> None:
+        self.death: Future[str] = Future()  # in a thread of its own; cancelled where they are let go
+        children = [Child(name, module, name, folder) for name in names]
+        weakref.finalize(self, Children.end, children, self.death, folder)
+        for child in children:
+            threading.Thread(target=Children.watch, args=(child, self.death), daemon=True).start()
+
+    @staticmethod
+    def watch(child: Child, death: "Future[str]") -> None:
+        reason = child.death()
+        with suppress(InvalidStateError):  # another was first, or it was let go
+            death.set_result(reason)
+
+    @staticmethod
+    def end(children: list[Child], death: "Future[str]", folder: str) -> None:
+        death.cancel()
+        for child in children:
+            child.let_go()
+        for child in children:
+            child.wait(timeout=10)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def run(name: str, serve: Callable[[str, Callable[[str], None]], None]) -> None:

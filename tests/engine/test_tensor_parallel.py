@@ -44,7 +44,7 @@ def test_two_ranks_answer_as_one_does(tiny_llama: Path, finish, tiny_params) -> 
     two.wake_up()
     assert likeliest(answers(two, finish, greedy)) == expected
     (worker,) = psutil.Process().children()
-    assert "engine_server.engine.core.worker" in worker.cmdline()
+    assert "engine_server.engine.core.workers" in worker.cmdline()
     del two
     gc.collect()
     until(lambda: not worker.is_running())

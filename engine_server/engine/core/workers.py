@@ -1,15 +1,13 @@
-"""The first of several ranks, and the others' processes: told over ZMQ what it does, so that their collectives meet.
+"""Several ranks: the first tells the others, a process each, over ZMQ what it does, so that their collectives meet.
 
 Nobody answers. A rank that can't go on ends, and with it the engine.
 """
 
-import shutil
+import pkgutil
+import sys
 import tempfile
-import threading
-import weakref
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, InvalidStateError, wait
-from contextlib import suppress
+from collections.abc import Callable
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ import torch
 import zmq
 from torch import Tensor
 
-from engine_server.child import Child
+from engine_server.child import Children, run
 from engine_server.engine.config import EngineConfig
 from engine_server.engine.core.model_loader import choose_device
 from engine_server.engine.core.model_runner import ModelInputs
@@ -35,6 +33,7 @@ ORDERS: dict[str, Any] = {
     "sleep": tuple[int],
     "wake": tuple[str, int],
 }
+MODULE = "engine_server.engine.core.workers"  # python -m MODULE NAME FOLDER LIFELINE
 CONFIG = "config"  # the file's name in the workers' folder
 
 
@@ -50,25 +49,21 @@ class FirstRank(Ranks):
         device = choose_device(config.device_config, self.rank, self.size)
         folder = tempfile.mkdtemp(prefix="fairlead-")
         Path(folder, CONFIG).write_bytes(msgspec.msgpack.encode(config))
-        module = "engine_server.engine.core.worker"
-        children = [Child(f"rank {rank}", module, str(rank), folder) for rank in range(1, self.size)]
-        self._death: Future[str] = Future()
-        weakref.finalize(self, end, children, self._death, folder)
+        names = [f"rank {rank}" for rank in range(1, self.size)]
+        self._workers = Children(MODULE, names, folder)
         if on_death is not None:
-            self._death.add_done_callback(lambda death: death.cancelled() or on_death(death.result()))
-        for child in children:
-            threading.Thread(target=watch, args=(child, self._death), daemon=True).start()
+            self._workers.death.add_done_callback(lambda it: it.cancelled() or on_death(it.result()))
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-        self._sockets = [context.socket(zmq.PUSH) for _ in children]
-        for rank, socket in enumerate(self._sockets, 1):
+        self._sockets = [context.socket(zmq.PUSH) for _ in names]
+        for name, socket in zip(names, self._sockets, strict=True):
             socket.set_hwm(0)
             socket.linger = 0
-            socket.bind(f"ipc://{folder}/{rank}")
+            socket.bind(f"ipc://{folder}/{name}")
         self._encoder = msgspec.msgpack.Encoder(enc_hook=plain)
         self.join(folder, device)
         if device.type == "cuda":  # where a collective would wait for whom has ended
             group = self.group
-            self._death.add_done_callback(lambda _: group.abort())
+            self._workers.death.add_done_callback(lambda _: group.abort())
 
     def tell(self, method: str, *args: Any) -> None:
         self.check()
@@ -77,39 +72,22 @@ class FirstRank(Ranks):
             socket.send(data)
 
     def check(self, patience: float = 0.0) -> None:
-        wait([self._death], patience)
-        if self._death.done():
-            raise EngineDeadError(self._death.result())
+        if wait([self._workers.death], patience).done:
+            raise EngineDeadError(self._workers.death.result())
 
 
-def watch(child: Child, death: "Future[str]") -> None:
-    reason = child.death()
-    with suppress(InvalidStateError):  # another was first, or it was let go
-        death.set_result(reason)
-
-
-def end(children: list[Child], death: "Future[str]", folder: str) -> None:
-    death.cancel()
-    for child in children:
-        child.let_go()
-    for child in children:
-        child.wait(timeout=10)
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def orders(folder: str, rank: int) -> Iterator[tuple[str, Any]]:
-    """What the first rank does, one after the other: method and arguments."""
+def serve(folder: str, fail: Callable[[str], None]) -> None:
+    """In a worker: do what the first rank does, one after the other."""
+    config = msgspec.msgpack.decode(Path(folder, CONFIG).read_bytes(), type=EngineConfig)
+    ranks = Ranks(int(sys.argv[1].removeprefix("rank ")), config.parallel_config.tensor_parallel_size)
+    ranks.join(folder, choose_device(config.device_config, ranks.rank, ranks.size))
+    runner = pkgutil.resolve_name(config.parallel_config.worker_cls)(config, ranks)
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
-    socket.connect(f"ipc://{folder}/{rank}")
+    socket.connect(f"ipc://{folder}/{sys.argv[1]}")
     decoders = {name: msgspec.msgpack.Decoder(kind, dec_hook=unplain) for name, kind in ORDERS.items()}
-    decoder = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
     while True:
-        method, args = decoder.decode(socket.recv())
-        yield method, decoders[method].decode(args)
-
-
-def read_config(folder: str) -> EngineConfig:
-    return msgspec.msgpack.decode(Path(folder, CONFIG).read_bytes(), type=EngineConfig)
+        method, args = msgspec.msgpack.decode(socket.recv(), type=tuple[str, msgspec.Raw])
+        getattr(runner, method)(*decoders[method].decode(args))
 
 
 def plain(value: Any) -> RawTensor:
@@ -120,3 +98,7 @@ def plain(value: Any) -> RawTensor:
 def unplain(kind: Any, data: list[Any]) -> Any:
     tensor = RawTensor(*data).tensor()
     return tensor if kind is Tensor else tensor.numpy()
+
+
+if __name__ == "__main__":
+    run(sys.argv[1], serve)
