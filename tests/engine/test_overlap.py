@@ -14,6 +14,7 @@ WISHES = [
     {"seed": 3, "prompt_logprobs": 1},
     {"temperature": 0, "max_tokens": 1},
     {"seed": 4, "bad_words": None, "allowed_token_ids": list(range(70, 90)), "logit_bias": {80: 2.0}},
+    {"seed": 5, "allowed_token_ids": [70, 71], "bad_words_token_ids": [[70, 70], [71, 71]]},  # they take turns
 ]  # fmt: skip
 
 

@@ -192,6 +192,15 @@ def test_greedy_takes_the_largest() -> None:
     assert sample(logits, *[request(temperature=0)] * 3) == logits.argmax(-1).tolist()
 
 
+def test_half_precision_is_compared_as_it_is() -> None:
+    """Whoever draws gets float32; the likeliest is the same, and the first of several."""
+    logits = (8 + torch.randn(4, 5000, generator=torch.Generator().manual_seed(0)) / 8).bfloat16()
+    assert (logits == logits.amax(-1, keepdim=True)).sum() > 4
+    for params in ({"temperature": 0}, {"seed": 3, "top_p": 0.9}, {"temperature": 0, "logit_bias": {7: 9}}):
+        requests = [request(**params) for _ in range(4)]
+        assert sample(logits, *requests) == sample(logits.float(), *requests)
+
+
 def test_no_end_before_min_tokens() -> None:
     logits = torch.zeros(1, VOCABULARY)
     logits[0, 2], logits[0, 7] = 100, 50

@@ -29,13 +29,9 @@ class Launched:
     """A step's tokens, int64 [n], and all that is told of them, on their way from the device."""
 
     def __init__(
-        self,
-        tokens: Tensor,
-        largest: Tensor,
-        errors: Mapping[int, str | None],
-        wanted: Mapping[int, int],
+        self, tokens: Tensor, largest: Tensor, errors: Mapping[int, str | None], wanted: Mapping[int, int],
         ranked: list[Tensor],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`largest` [n] are the rows' largest logits, `ranked` what `rank` gives for the rows of `wanted`."""
         self.tokens, self.errors, self.wanted = tokens, errors, wanted
         self._copies = [one.to("cpu", non_blocking=True) for one in (tokens, largest, *ranked)]
@@ -66,13 +62,9 @@ class Sampler:
     """
 
     def __init__(
-        self,
-        eos_token_ids: Sequence[int],
-        processors: Mapping[str, LogitsProcessor],
-        device: torch.device,
-        max_num_seqs: int,
-        max_model_len: int,
-    ) -> None:
+        self, eos_token_ids: Sequence[int], processors: Mapping[str, LogitsProcessor], device: torch.device,
+        max_num_seqs: int, max_model_len: int,
+    ) -> None:  # fmt: skip
         self.eos_token_ids = list(eos_token_ids)
         self.processors = processors
         self.penalties = Penalties(max_num_seqs, max_model_len)
@@ -93,9 +85,9 @@ class Sampler:
         wanted = {
             row: count for row, one in enumerate(requests) if (count := one.params.logprobs) is not None
         }
-        if wanted:  # of the model's own logits
-            ranked_rows = on_device(list(wanted), logits.device)
-            logprobs = logits[ranked_rows].float().log_softmax(dim=-1)
+        if wanted:
+            rows = on_device(list(wanted), logits.device)
+            logprobs = logits[rows].float().log_softmax(dim=-1)  # the model's own
         adjusted = {row: one for row, one in enumerate(requests) if one.params.adjusts_logits}
         penalised = {row: one for row, one in adjusted.items() if one.params.penalises}
         errors = {}
@@ -108,7 +100,7 @@ class Sampler:
             tokens, largest = drawn or self._draw(logits, requests)
         if penalised:
             self.penalties.count(places, tokens)
-        ranked = rank(logprobs, tokens[ranked_rows], max(wanted.values())) if wanted else []
+        ranked = rank(logprobs, tokens[rows], max(wanted.values())) if wanted else []
         return Launched(tokens, largest, errors, wanted, ranked)
 
     def _draw(self, logits: Tensor, requests: list[Request]) -> tuple[Tensor, Tensor]:

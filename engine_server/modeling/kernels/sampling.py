@@ -13,17 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PARAMETERS = np.dtype(
-    [
-        ("temperature", "f4"),  # 0: greedy, which wants min_p of 1
-        ("min_p", "f4"),
-        ("top_p", "f4"),
-        ("top_k", "i4"),  # 0: all
-        ("seed", "u8"),
-        ("child", "u4"),
-        ("index", "u4"),  # of the token among its request's output
-    ]
-)  # fmt: skip
+# Of a row. Temperature 0 is greedy, which wants min_p of 1; top_k 0 is all; index is the token's in the output.
+PARAMETERS = np.dtype("f4, f4, f4, i4, u8, u4, u4")
+PARAMETERS.names = ("temperature", "min_p", "top_p", "top_k", "seed", "child", "index")
 WORDS = tl.constexpr(PARAMETERS.itemsize // 4)
 GROUP = tl.constexpr(32)  # tokens
 SURVEYED = 128  # groups that one program looks at
@@ -44,7 +36,7 @@ def sample(logits: Tensor, parameters: Tensor) -> tuple[Tensor, Tensor]:
     maxima = logits.new_empty((rows, groups), dtype=torch.float32)
     masses, chosen = torch.empty_like(maxima), torch.empty_like(maxima, dtype=torch.int32)
     largest, tokens = maxima.new_empty(rows), logits.new_empty(rows, dtype=torch.int64)
-    width = triton.next_power_of_2(groups)
+    width, parameters = triton.next_power_of_2(groups), parameters.view(torch.uint32)
     sizes = (logits.stride(0), vocabulary, groups)
     _survey[(rows, triton.cdiv(groups, SURVEYED))](
         logits, parameters, maxima, masses, *sizes, GROUPS=SURVEYED, num_warps=4
@@ -94,7 +86,7 @@ def _draw(
     greedy = tl.load(parameters) == 0
     min_p = tl.load(parameters + 1).to(tl.float32, bitcast=True)
     top_p = tl.load(parameters + 2).to(tl.float32, bitcast=True)
-    top_k = tl.load(parameters + 3)
+    top_k = tl.load(parameters + 3).to(tl.int32)
     top_k = tl.where(top_k < vocabulary, top_k, 0)
 
     group = tl.arange(0, WIDTH)
@@ -165,17 +157,12 @@ def _threshold(values, chosen, count, size, scale, shift, target, counted, CHUNK
                 places = group * GROUP + places % GROUP
             x = _scaled(values, places, size, scale)
             weight = tl.where(counted, 1.0, tl.exp(x - shift))
-            above += tl.where(_ordered(x)[:, None] >= pivots[None, :], weight[:, None], 0.0)
+            bits = x.to(tl.int32, bitcast=True)
+            ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # compares as x does
+            above += tl.where(ordered[:, None] >= pivots[None, :], weight[:, None], 0.0)
         reached = (tl.sum(above, 0) >= target) & (digits > 0)
         found += tl.sum(reached.to(tl.int32), 0) << bit
     return (found ^ ((found >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _ordered(x):
-    """Integers that compare as the floats x do."""
-    bits = x.to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
@@ -211,9 +198,7 @@ def _pick(weights, target, SIZE: tl.constexpr):
 @triton.jit
 def _uniform(parameters):
     """In [0, 1): Philox4x32-10 (Salmon et al., SC '11) of the key `seed` and the counter (child, index)."""
-    key, counter = parameters + 4, parameters + 6
-    low, high = tl.load(key).to(tl.uint32, bitcast=True), tl.load(key + 1).to(tl.uint32, bitcast=True)
-    child = tl.load(counter).to(tl.uint32, bitcast=True)
-    index = tl.load(counter + 1).to(tl.uint32, bitcast=True)
-    word, _, _, _ = tl.philox_impl(child, index, index * 0, index * 0, low, high)
+    seed, counter = parameters + 4, parameters + 6
+    child, zero = tl.load(counter), tl.load(counter) * 0
+    word, _, _, _ = tl.philox_impl(child, tl.load(counter + 1), zero, zero, tl.load(seed), tl.load(seed + 1))
     return (word >> 8).to(tl.float32) * (1.0 / (1 << 24))
