@@ -104,6 +104,9 @@ class EngineArgs:
         "fcfs", "who runs first: who came first, or by the requests' priority"
     )
     enable_chunked_prefill: bool = _argument(True, "let a long prompt share its steps with others")
+    enforce_eager: bool = _argument(
+        False, "launch every kernel from the host: no CUDA graphs of decode steps"
+    )
     async_scheduling: bool | None = _argument(
         None, "prepare a step while the device is at work on the one before (default: on a GPU)"
     )

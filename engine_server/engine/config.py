@@ -48,6 +48,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: list[int]
     seed: int
     skip_tokenizer_init: bool = False
+    enforce_eager: bool = False  # no CUDA graphs
     logits_processors: list[str] = []  # import paths of those that requests may name
     pooling: PoolingConfig | None = None  # None: the model generates
     prompt_embeds_size: int | None = None  # of an embedding that may stand for a token; None: none may

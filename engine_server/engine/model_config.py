@@ -39,6 +39,7 @@ def read_model_config(args: "EngineArgs") -> ModelConfig:
         eos_token_ids=_eos_token_ids(path, text_config),
         seed=args.seed,
         skip_tokenizer_init=args.skip_tokenizer_init,
+        enforce_eager=args.enforce_eager,
         logits_processors=args.logits_processors or [],
         pooling=pooling,
         prompt_embeds_size=_embedding_size(text_config) if args.enable_prompt_embeds else None,

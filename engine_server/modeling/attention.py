@@ -44,16 +44,30 @@ class StepInputs(NamedTuple):
     All arrays are int64 but block_ids; T tokens, S sequences. A kind of attention is a window, or none.
     """
 
-    token_ids: (
-        IntArray  # [T]; -1 - row of the block table for one that only the device knows: that row's last
-    )
+    token_ids: IntArray  # [T]; -1 - row for one that only the device knows: the row's last
     positions: IntArray  # [T], each within its sequence
     slots: list[IntArray]  # [T] for each kind, where each token's K and V go: block id * block size + offset
     starts: IntArray  # [S]
     lengths: IntArray  # [S], tokens of this step
     contexts: IntArray  # [S], tokens in the cache once this step's are written
     block_ids: list[npt.NDArray[np.int32]]  # [S, blocks] for each kind: rows of the block table
+    rows: IntArray = np.zeros(0, dtype=np.int64)  # [S], of the block table
     regimes: IntArray | None = None  # [S], what a stretched rope depends on besides positions
+    staged: "Staged | None" = None  # the same on the device
+
+
+class Staged(NamedTuple):
+    """One step on the device. All are int32; T tokens, n sequences that sample, R rows of the block table."""
+
+    token_ids: Tensor  # [T]; -1 - row for one that only the device knows: the row's last
+    positions: Tensor  # [T]
+    slots: Tensor  # [kinds, T], where each token's K and V go: block id * block size + offset; -1: nowhere
+    prefills: Tensor  # [sequences with several tokens, 4]: row, place of the first token, tokens, context
+    decodes: Tensor  # [sequences with one token, 4]
+    tables: Tensor  # [kinds, R + 1, blocks a row], the whole block table
+    logit_rows: Tensor  # [n], tokens of the step whose logits are wanted
+    sampling: Tensor  # [n], the sequences' rows of the block table
+    longest: int  # tokens of context that one of `decodes` may have
 
 
 class LayerShape(NamedTuple):

@@ -1,6 +1,8 @@
 """The whole engine on our kernels: greedy output in float32 is what plain torch's attention gives."""
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -8,11 +10,11 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForC
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams
 from engine_server.engine.core import model_runner
-from engine_server.modeling import kernels
+from engine_server.modeling import graphs, kernels
 from engine_server.modeling.torch_attention import TorchAttention
 from engine_server.modeling.triton_attention import TritonAttention
 
-NEW_TOKENS = 4
+NEW_TOKENS = 3  # of the first; each of the others has one more
 PROMPTS = [[(7 * place + length) % 126 + 2 for place in range(length)] for length in (1, 9, 20, 45)]
 SIZES = {
     "vocab_size": 128, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -33,18 +35,41 @@ def gemma2() -> PreTrainedModel:
     return Gemma2ForCausalLM(config)
 
 
+class Recorded:
+    """What a CUDA graph does, as far as a CPU can: compute again from what is staged, into the same place."""
+
+    replays: ClassVar[list[int]] = []
+
+    def __init__(self, run: Callable[[int], list[torch.Tensor]], size: int) -> None:
+        self.run, self.size, self.results = run, size, run(size)
+
+    def replay(self) -> None:
+        self.replays.append(self.size)
+        for place, result in zip(self.results, self.run(self.size), strict=True):
+            place.copy_(result)
+
+
+def record(run: Callable[[int], list[torch.Tensor]], sizes: list[int]) -> Iterator[tuple[int, tuple]]:
+    for size in sizes:
+        graph = Recorded(run, size)
+        yield size, (graph, graph.results)
+
+
 @pytest.mark.parametrize(("make", "dtype"), [(llama, "auto"), (gemma2, "fp8")])
 def test_kernel_engine_equals_torch(
     make, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
     make().save_pretrained(tmp_path)
-    outputs = []
-    for answer in (False, True):
-        monkeypatch.setattr(kernels, "can_run", lambda device, answer=answer: answer)
-        outputs.append(generate(tmp_path, dtype))
-    assert outputs[0] == outputs[1]
-    assert len(set(outputs[0].values())) == len(PROMPTS)
+    expected = generate(tmp_path, dtype, eager=True)
+    assert len(set(expected.values())) == len(PROMPTS)
+    monkeypatch.setattr(kernels, "can_run", lambda device: True)
+    assert generate(tmp_path, dtype, eager=True) == expected
+    monkeypatch.setattr(graphs, "capture", record)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 0))
+    monkeypatch.setattr(Recorded, "replays", [])
+    assert generate(tmp_path, dtype, eager=False) == expected
+    assert set(Recorded.replays) == {1, 2, 4}  # of which the last has three sequences at times
 
 
 def test_kernels_are_for_gpus_where_they_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,17 +81,18 @@ def test_kernels_are_for_gpus_where_they_can_be_compiled(monkeypatch: pytest.Mon
     assert model_runner.choose_attention(torch.device("cuda")) is TorchAttention
 
 
-def generate(model: Path, cache_dtype: str) -> dict[str, tuple[int, ...]]:
-    """Prompts are cut and share steps with decodes, since few tokens are allowed in one."""
+def generate(model: Path, cache_dtype: str, eager: bool) -> dict[str, tuple[int, ...]]:
+    """Prompts are cut and share steps with decodes, since few tokens are allowed in one; else steps overlap."""
     engine = LLMEngine.from_engine_args(
         EngineArgs(
             model=str(model), dtype="float32", skip_tokenizer_init=True, num_gpu_blocks_override=40,
             max_num_batched_tokens=32, max_num_seqs=4, disable_log_stats=True,
-            kv_cache_dtype=cache_dtype,
+            kv_cache_dtype=cache_dtype, enforce_eager=eager, async_scheduling=not eager,
         )
     )  # fmt: skip
-    params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, min_tokens=NEW_TOKENS, detokenize=False)
     for number, prompt in enumerate(PROMPTS):
+        count = NEW_TOKENS + number
+        params = SamplingParams(temperature=0, max_tokens=count, min_tokens=count, detokenize=False)
         engine.add_request(number, {"prompt_token_ids": prompt}, params)
     tokens = {}
     while engine.has_unfinished_requests():

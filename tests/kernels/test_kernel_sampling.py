@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine_server.engine.core import sampler as module
 from engine_server.engine.core.request import Request
 from engine_server.engine.core.sampler import Sampler, uniform
 from engine_server.engine.sampling_params import SamplingParams
+from engine_server.modeling import kernels
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # log(0) and the like, which are meant
 
@@ -19,7 +19,7 @@ ROWS = 8
 @pytest.fixture(scope="module")
 def by_kernels(device: torch.device) -> Sampler:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "can_run", lambda device: True)
+        patch.setattr(kernels, "can_run", lambda device: True)
         return Sampler([2], {}, device, ROWS, 100)
 
 

@@ -80,6 +80,9 @@ class EngineCore:
             config.scheduler_config.max_num_seqs,
             config.model_config.max_model_len,
         )
+        if self.sampler.kernels:
+            self.runner.draw = self.sampler.kernels.sample
+        self.runner.capture_graphs()
         self.operations = Operations(config, self.runner, self.scheduler)
         self.pooler = Pooler(self.runner, pooling) if pooling else None
         self.overlapped = self.runner.overlapped
@@ -127,8 +130,10 @@ class EngineCore:
             return None
         self._num_tokens = sum(scheduled.num_tokens for scheduled in batch)
         try:
-            output = self.runner.execute(batch)  # one flat forward: logits, or hidden states to pool
             sampling = [scheduled.request for scheduled in batch if scheduled.samples]
+            if self.sampler.kernels and self.runner.graphs:  # which draw at once
+                self.sampler.kernels.fill(sampling)
+            output = self.runner.execute(batch)  # one flat forward: logits, or hidden states to pool
             samples = self.pooler.pool(output, batch) if self.pooler else self.sample(output, sampling)
         except Exception as error:
             steps += self.give_up(batch, error)
@@ -137,9 +142,9 @@ class EngineCore:
 
     def sample(self, logits: Tensor, sampling: list[Request]) -> Launched:
         """Draw tokens, which the next step finds on the device where it can't wait for the host to know them."""
-        launched = self.sampler.launch(logits, sampling)
+        launched = self.sampler.launch(logits, sampling, self.runner.drawn)
         if self.overlapped:
-            self.runner.keep(launched.tokens, sampling)
+            self.runner.keep(launched.tokens)
         return launched
 
     def finish(self, launched: LaunchedStep | None) -> list[RequestStep]:

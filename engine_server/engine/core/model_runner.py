@@ -1,7 +1,7 @@
 """The forward: from the scheduler's batch to logits, in one flat call."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,11 +17,14 @@ from engine_server.engine.core.prompt_logprobs import kept_output, prompt_chunks
 from engine_server.engine.core.request import Request
 from engine_server.engine.core.scheduler import UNKNOWN, Batch
 from engine_server.modeling import kernels
-from engine_server.modeling.attention import AttentionBackend, IntArray, StepInputs, forward_context
+from engine_server.modeling.attention import AttentionBackend, IntArray, Staged, StepInputs, forward_context
 from engine_server.modeling.cache_layout import lay_out
+from engine_server.modeling.device_time import device_work
+from engine_server.modeling.graphs import DecodeGraphs
 from engine_server.modeling.probe import largest_step, probe
 from engine_server.modeling.ranks import Ranks
 from engine_server.modeling.rope import per_sequence
+from engine_server.modeling.staging import Staging
 from engine_server.modeling.torch_attention import StepAttention, TorchAttention
 
 if TYPE_CHECKING:
@@ -43,11 +46,15 @@ def choose_attention(device: torch.device) -> "type[TorchAttention | TritonAtten
     return TritonAttention
 
 
+EMPTY = np.zeros(0, dtype=np.int64)
+NOTHING = StepInputs(EMPTY, EMPTY, [], EMPTY, EMPTY, EMPTY, [])
+
+
 class ModelInputs(NamedTuple):
     """All that the model has to be told of one step: nothing but numbers, so that other ranks can be told too."""
 
     step: StepInputs
-    rows: IntArray  # [n], of the step, whose logits are wanted
+    sampling: IntArray  # [n], which of the sequences sample
     chunks: list[IntArray]  # [at most prompt_logprobs.ROWS] each: rows whose logits are wanted beside
     token_type_ids: list[int]  # [T], or none
     embeds: list[tuple[int, Tensor]]  # what stands for tokens: from which row on, [rows, hidden]
@@ -79,10 +86,14 @@ class ModelRunner:
         self.overlapped = (self.device.type == "cuda" if wanted is None else wanted) and (
             config.model_config.pooling is None
         )
-        # Each running request's last token, by its row of the block table.
+        # Each running request's last token, by its row of the block table; one row more for what fills a step up.
         self._last_tokens = torch.zeros(
-            config.scheduler_config.max_num_seqs, dtype=torch.int64, device=self.device
+            config.scheduler_config.max_num_seqs + 1, dtype=torch.int64, device=self.device
         )
+        self.graphs: DecodeGraphs | None = None
+        # From logits to tokens and what is told of them, on the device: captured behind the forward.
+        self.draw: Callable[[Tensor], Sequence[Tensor]] | None = None
+        self.drawn: list[Tensor] | None = None  # what it gave in the last step, where that was captured
         self.load()
 
     def load(self) -> None:
@@ -104,7 +115,7 @@ class ModelRunner:
     def sleep(self, level: int) -> None:
         """Free the cache, and the weights: at level 1 the host keeps them, at level 2 nobody does."""
         self.ranks.tell("sleep", level)
-        self.release_graphs()
+        self.graphs = None  # they know where the weights and the cache were
         # In place, since others hold these tensors too.
         self._freed = [(cache, cache.untyped_storage().nbytes()) for cache in self.backend.caches]
         for cache, _ in self._freed:
@@ -126,13 +137,6 @@ class ModelRunner:
             self.load()
         else:
             nn.Module.to(self.model, self.device)
-
-    def capture_graphs(self) -> None:
-        """Record steps, once weights and cache lie where they will stay."""
-        self.ranks.tell("capture_graphs")
-
-    def release_graphs(self) -> None:
-        """Forget them, before something moves."""
 
     def prepare(self) -> BlockTable:
         """Probe the model, warm up with the largest step, and make the cache of what that leaves."""
@@ -170,6 +174,9 @@ class ModelRunner:
             ):
                 self.backend = kind(layout, pool.num_blocks, block_size, dtype, self.device)
         self.table = BlockTable(pool, rows, longest, block_size, layout.windows)
+        self.staging = Staging(
+            config.scheduler_config.max_num_batched_tokens, self.table.ids.shape, longest, self.device
+        )
         return self.table
 
     def erase(self, block_ids: list[int]) -> None:
@@ -184,18 +191,9 @@ class ModelRunner:
         """
         step = self.flatten(batch)
         chunks = prompt_chunks(batch, step.starts)
-        ends = step.starts + step.lengths - 1
-        inputs = ModelInputs(
-            step, ends[[scheduled.samples for scheduled in batch]], [chunk.rows for chunk in chunks],
-            *extras(batch, step.starts),
-        )  # fmt: skip
+        sampling = np.flatnonzero([scheduled.samples for scheduled in batch])
+        inputs = ModelInputs(step, sampling, [chunk.rows for chunk in chunks], *extras(batch, step.starts))
         return self.forward(inputs, lambda number, logits: chunks[number].report(logits))
-
-    @torch.inference_mode()
-    def keep(self, tokens: Tensor, requests: list[Request]) -> None:
-        """Remember the requests' new tokens, [n] on the device, for the next step."""
-        rows = torch.tensor([request.row for request in requests], dtype=torch.int64, device=self.device)
-        self._last_tokens.index_copy_(0, rows, tokens)
 
     @torch.inference_mode()
     def forward(
@@ -203,38 +201,83 @@ class ModelRunner:
     ) -> Tensor:
         """What `execute` gives; `report` takes the logits of each of the prompts' chunks, with its number."""
         self.ranks.tell("forward", inputs)
-        arguments = self.arguments(inputs)
-        with forward_context(self.backend, inputs.step):
+        size = self._captured_size(inputs)
+        staged = self._staged = self.staging.put(inputs.step, inputs.sampling, size or 0)
+        if size is not None:
+            assert self.graphs is not None
+            with device_work():
+                logits, *drawn = (part[: len(inputs.sampling)] for part in self.graphs.replay(size))
+            self.drawn = drawn or None
+            return logits
+        self.drawn = None
+        step = inputs.step._replace(staged=staged)
+        arguments = self.arguments(inputs, staged)
+        with forward_context(self.backend, step):
             if self.config.model_config.pooling is not None:
                 states: Tensor = self.body(**arguments).last_hidden_state[0]
                 return states
             if not inputs.chunks:
-                return self._logits(arguments, inputs.rows)
+                return self._logits(arguments, staged.logit_rows)
             with kept_output(self.model.get_decoder()):  # type: ignore[no-untyped-call]
-                logits = self._logits(arguments, inputs.rows)
+                logits = self._logits(arguments, staged.logit_rows)
                 for number, rows in enumerate(inputs.chunks):
-                    report(number, self._logits(arguments, rows))
+                    report(number, self._logits(arguments, torch.from_numpy(rows).to(self.device)))
         return logits
 
-    def _logits(self, arguments: dict[str, Any], rows: IntArray) -> Tensor:
+    @torch.inference_mode()
+    def keep(self, tokens: Tensor) -> None:
+        """Remember the new tokens of those who sample in this step, [n] on the device, for the next one."""
+        self._last_tokens.index_copy_(0, self._staged.sampling[: len(tokens)].long(), tokens)
+
+    def capture_graphs(self) -> None:
+        """Capture decode steps as CUDA graphs, where that can be done; once more after a sleep."""
+        self.ranks.tell("capture_graphs")
+        config = self.config
+        self.graphs = None
+        if (
+            kernels.can_run(self.device)
+            and config.model_config.pooling is None
+            and not config.model_config.enforce_eager
+            and self.rope is None  # which asks the host for lengths
+        ):
+            most = config.scheduler_config.max_num_seqs
+            self.staging.put(NOTHING, NOTHING.starts, most)
+            self.graphs = DecodeGraphs(self._decode, most)
+
+    @torch.inference_mode()
+    def _decode(self, size: int) -> list[Tensor]:
+        """What is captured: `size` sequences' logits from what is staged, and what is drawn from them."""
+        staged = self.staging.decodes(size)
+        inputs = ModelInputs(NOTHING._replace(staged=staged), NOTHING.starts, [], [], [])
+        with forward_context(self.backend, inputs.step):
+            logits = self._logits(self.arguments(inputs, staged), staged.logit_rows)
+        return [logits, *(self.draw(logits) if self.draw else ())]
+
+    def _captured_size(self, inputs: ModelInputs) -> int | None:
+        """Which captured step could do this one."""
+        count = len(inputs.step.starts)
+        if self.graphs is None or inputs.chunks or inputs.token_type_ids or inputs.embeds:
+            return None
+        decodes = count == len(inputs.step.token_ids) == len(inputs.sampling)
+        return self.graphs.size_for(count) if decodes else None
+
+    def _logits(self, arguments: dict[str, Any], rows: Tensor) -> Tensor:
         """Logits [n, vocabulary] in the n given rows of the step."""
-        output = self.model(**arguments, logits_to_keep=torch.from_numpy(rows).to(self.device))
+        output = self.model(**arguments, logits_to_keep=rows.long())
         logits: Tensor = output.logits[0]
         return logits
 
-    def arguments(self, inputs: ModelInputs) -> dict[str, Any]:
+    def arguments(self, inputs: ModelInputs, staged: Staged) -> dict[str, Any]:
         """What the model is called with: tokens; or embeddings, where a prompt came as some."""
-        step = inputs.step
-        token_ids = torch.from_numpy(step.token_ids).to(self.device)
-        if self.overlapped:
-            token_ids = torch.where(
-                token_ids < 0, self._last_tokens[(-1 - token_ids).clamp(min=0)], token_ids
-            )
-            if self.ranks.size > 1:  # of which the first alone samples
-                self.ranks.broadcast(token_ids)
-        tokens = token_ids.unsqueeze(0)
-        positions = torch.from_numpy(step.positions + self.first_position).to(self.device).unsqueeze(0)
-        arguments = {"input_ids": tokens, "position_ids": positions, "use_cache": False}
+        token_ids, positions = staged.token_ids.long(), staged.positions.long()
+        token_ids = torch.where(token_ids < 0, self._last_tokens[(-1 - token_ids).clamp(min=0)], token_ids)
+        if self.overlapped and self.ranks.size > 1:  # of which the first alone samples
+            self.ranks.broadcast(token_ids)
+        arguments = {
+            "input_ids": token_ids.unsqueeze(0),
+            "position_ids": (positions + self.first_position).unsqueeze(0),
+            "use_cache": False,
+        }
         if inputs.token_type_ids:
             arguments["token_type_ids"] = torch.tensor([inputs.token_type_ids], device=self.device)
         if inputs.embeds:
@@ -275,5 +318,6 @@ class ModelRunner:
             lengths=lengths,
             contexts=contexts,
             block_ids=list(ids),
+            rows=rows,
             regimes=np.array([scheduled.request.regime for scheduled in batch]) if self.rope else None,
         )

@@ -21,6 +21,7 @@ class Request:
     params: SamplingParams
     max_tokens: int
     computed: int = 0  # tokens whose K and V are in the cache
+    settled: int = 0  # of `computed`, those from which a token has come since
     num_unknown: int = 0  # tokens at the end that are on their way from the device
     row: int | None = None  # its row of the block table, while it runs
     regime: int = 0  # what its keys depend on besides its tokens, where a rope is stretched

@@ -13,8 +13,8 @@ from engine_server.engine.core.penalties import Penalties, on_device
 from engine_server.engine.core.request import Request
 from engine_server.engine.core.scheduler import Sampled
 from engine_server.engine.messages import TokenLogprobsArray
+from engine_server.modeling import kernels
 from engine_server.modeling.device_time import device_work
-from engine_server.modeling.kernels import can_run
 
 if TYPE_CHECKING:
     from engine_server.engine.core.kernel_sampler import KernelSampler
@@ -69,14 +69,14 @@ class Sampler:
         self.processors = processors
         self.penalties = Penalties(max_num_seqs, max_model_len)
         self.kernels: KernelSampler | None = None
-        if can_run(device):
+        if kernels.can_run(device):
             from engine_server.engine.core import kernel_sampler
 
             self.kernels = kernel_sampler.KernelSampler(max_num_seqs, device)
 
     @torch.inference_mode()
     def launch(
-        self, logits: Tensor, requests: list[Request], drawn: tuple[Tensor, Tensor] | None = None
+        self, logits: Tensor, requests: list[Request], drawn: Sequence[Tensor] | None = None
     ) -> Launched:
         """Begin to choose a token for each of `requests`, and wait for no device unless one `needs_last_token`.
 

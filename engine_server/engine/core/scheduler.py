@@ -186,7 +186,7 @@ class Scheduler:
             self.table.close(row, cached)
             return False
         del self.waiting[0]
-        request.row, request.computed = row, cached
+        request.row, request.computed, request.settled = row, cached, cached
         self.running.append(request)
         self._take(request, count, batch)
         if request.scheduled is None:
@@ -228,7 +228,7 @@ class Scheduler:
     def _preempt(self, request: Request, batch: Batch) -> None:
         batch[:] = [scheduled for scheduled in batch if scheduled.request is not request]
         # What is on its way may turn out to be no number.
-        freed = self._release(request, 0 if request.num_unknown else request.computed)
+        freed = self._release(request, request.settled if request.num_unknown else request.computed)
         if request.num_unknown:
             self.erase(freed)
         request.computed = 0
@@ -246,6 +246,7 @@ class Scheduler:
         place = len(request.token_ids) - request.num_unknown
         request.token_ids[place] = sampled.token_id
         request.num_unknown -= 1
+        request.settled = place
         num_output = place + 1 - request.num_prompt
         reason, stop = request.params.end(
             sampled.token_id, num_output, request.max_tokens, self.eos_token_ids
