@@ -111,10 +111,9 @@ class Downstream(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        self._lines = self._fields.onward()
-        if b"host" not in (read := self._fields.read):
-            self._lines += b"Host: fairlead\r\n"
-        if len(self._lines) > self._limits.head:
+        lines, read = self._fields.onward(), self._fields.read
+        self._lines = lines if b"host" in read else lines + b"Host: fairlead\r\n"
+        if len(lines) > self._limits.head:
             self._refuse(errors.head_too_large(self._limits.head))
         elif int(read.get(b"content-length", 0)) > self._limits.body:
             self._refuse(errors.body_too_large(self._limits.body))
@@ -130,11 +129,11 @@ class Downstream(asyncio.Protocol):
         parser = self._parser
         if self._deaf or parser.should_upgrade():
             return
-        lasting = parser.should_keep_alive()
-        if not (lasting and self._arriving11):  # who began so and goes on keeps to it; to ask is slow
+        last = not parser.should_keep_alive()
+        if last or not self._arriving11:  # who began so and goes on keeps to it; to ask is slow
             self._arriving11 = parser.get_http_version() == "1.1"
+            last = last or not self._arriving11
         target = self._target if self._target.startswith(b"/") else absolute_path(self._target)
-        last = not (lasting and self._arriving11)
         request = Request(parser.get_method(), target, self._lines, self._body, self._arriving11, last)
         self._arrived.append(request)
         self._receiving = False

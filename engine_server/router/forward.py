@@ -1,6 +1,7 @@
 """A request's way to an engine and back."""
 
 from collections.abc import Generator
+from functools import partial
 
 import msgspec
 
@@ -93,7 +94,7 @@ class Forwarder:
                     return "unanswered" if sent else "unreachable"
             try:
                 connection.send(message)  # first, so that the engine works while we get ready for its answer
-                relay = connection.listen(client, life, lambda: self._another(life.model, tried) is not None)
+                relay = connection.listen(client, life, partial(self._another, life.model, tried))
                 yield
             finally:
                 connection.release(client)

@@ -6,6 +6,7 @@ from typing import Literal
 from httptools import HttpParserError, HttpResponseParser
 
 from .downstream import Downstream
+from .endpoints import Endpoint
 from .errors import interrupted
 from .lifecycle import Lifecycle
 from .wire import LAST_CHUNK, Fields, chunk, response_head
@@ -33,14 +34,14 @@ class Relay:
         self._parser = HttpResponseParser(self)
         self._pending: list[bytes] = []
 
-    def begin(self, client: Downstream, life: Lifecycle, may_refuse: Callable[[], bool]) -> None:
-        """Be ready for another answer."""
+    def begin(self, client: Downstream, life: Lifecycle, another: Callable[[], Endpoint | None]) -> None:
+        """Be ready for an answer. A 503 is passed on only if there is not `another` endpoint to ask."""
         self._client = client
         self._life = life
-        self._may_refuse = may_refuse
+        self._another = another
         self.outcome: Outcome | None = None
         self.reusable = False
-        self._began = False
+        self._status = 0  # until the answer has begun
         self._counted = False  # its length is in its head
         self._chunked = False  # towards the client
         self._to_close = False  # the engine marks the answer's end by closing
@@ -79,14 +80,12 @@ class Relay:
         status = self._parser.get_status_code()
         if status < 200:
             self._begin_head()
-        elif status == 503 and self._may_refuse():
+            return
+        if status == 503 and self._another():
             self.outcome = "refused"
-        else:
-            self._began = True
-            self._head(status, self._fields.onward(), self._fields.read)
-
-    def _head(self, status: int, lines: bytes, read: dict[bytes, bytes]) -> None:
-        client = self._client
+            return
+        self._status = status
+        client, lines, read = self._client, self._fields.onward(), self._fields.read
         coded = b"transfer-encoding" in read
         if b"content-length" in read and not coded and status != 204:
             self._counted = True
@@ -102,11 +101,11 @@ class Relay:
     def on_body(self, data: bytes) -> None:
         if self._events:
             data = self._whole_events(data)
-        if data and self._began:
+        if data and self._status:
             self._pending.append(chunk(data) if self._chunked else data)
 
     def on_message_complete(self) -> None:
-        if self._began:
+        if self._status:
             self._end(self._partial_event, "finished")
             self.reusable = self._parser.should_keep_alive()
 
@@ -128,7 +127,7 @@ class Relay:
         if self._events and not self._counted:
             self._end(b"data: %b\n\n" % interrupted(self._life.model).body(), "cut")
         else:
-            self.outcome = "cut" if self._began else "unanswered"
+            self.outcome = "cut" if self._status else "unanswered"
 
     def _end(self, data: bytes, outcome: Outcome) -> None:
         if self._chunked:
@@ -143,6 +142,6 @@ class Relay:
             self._client.write(b"".join(self._pending))
             self._pending.clear()
             if self._life.waited is None:
-                self._life.answer(self._parser.get_status_code())
+                self._life.answer(self._status)
         if self.outcome is not None:
             self._client.resume()

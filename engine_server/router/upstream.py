@@ -23,10 +23,10 @@ class Connection(asyncio.Protocol):
         self._relay = Relay()
         self._busy = False
 
-    def listen(self, client: Downstream, life: Lifecycle, may_refuse: Callable[[], bool]) -> Relay:
+    def listen(self, client: Downstream, life: Lifecycle, another: Callable[[], Endpoint | None]) -> Relay:
         """What comes now is the answer; `client` is resumed when the relay has an outcome."""
         self._busy = True
-        self._relay.begin(client, life, may_refuse)
+        self._relay.begin(client, life, another)
         client.source = self.transport
         return self._relay
 

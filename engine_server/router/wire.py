@@ -46,16 +46,17 @@ class Fields:
         key = name.lower()
         if key in READ:
             self.read[key] = value
-        if key not in OURS:
-            self._lines.append(b"%b: %b\r\n" % (name, value))
+            if key in OURS:
+                return
+        self._lines.append(b"".join((name, b": ", value, b"\r\n")))
 
     def onward(self) -> bytes:
         """The lines that travel on: not what Connection names either."""
         lines, self._lines = self._lines, NOWHERE  # where trailers go
-        connection = self.read.get(b"connection", b"").lower()
-        if connection in (b"", b"keep-alive", b"close"):
+        connection = self.read.get(b"connection")
+        if connection is None or connection.lower() in (b"keep-alive", b"close"):
             return b"".join(lines)
-        named = {token.strip() for token in connection.split(b",")}
+        named = {token.strip() for token in connection.lower().split(b",")}
         return b"".join(line for line in lines if line.partition(b":")[0].lower() not in named)
 
 
