@@ -55,6 +55,27 @@ def test_a_model_that_does_not_fit_says_both_sizes(tiny_llama: Path, tmp_path: P
             answer(tmp_path, finish, dtype=dtype)
 
 
+def test_a_gpu_without_bfloat16_takes_float16_and_says_so(monkeypatch, caplog) -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "an old GPU")
+    computable = model_loader.computable
+    assert [computable(dtype, gpu) for dtype in (torch.float32, torch.float16)] == [
+        torch.float32,
+        torch.float16,
+    ]
+    assert computable(torch.bfloat16, cpu) == torch.bfloat16 and not caplog.messages
+    assert computable(torch.bfloat16, gpu) == torch.float16
+    assert caplog.messages == ["an old GPU has no bfloat16: the model runs in float16"]
+
+
+def test_weights_of_another_dtype_are_refused(tiny_llama: Path, tmp_path: Path, finish) -> None:
+    AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float64).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"its weights are torch\.float64; dtype can make them"):
+        answer(tmp_path, finish)
+    assert len(answer(tmp_path, finish, dtype="float32")) == 6
+
+
 @pytest.mark.parametrize("prefix", ["", "total_"])  # version 2 of control groups, and version 1
 def test_files_that_were_read_are_no_used_memory(tmp_path: Path, monkeypatch, prefix: str) -> None:
     (tmp_path / "limit").write_text("10000\n")

@@ -3,6 +3,7 @@
 import logging
 import pkgutil
 import time
+import traceback
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -136,7 +137,8 @@ class EngineCore:
             output = self.runner.execute(batch)  # one flat forward: logits, or hidden states to pool
             samples = self.pooler.pool(output, batch) if self.pooler else self.sample(output, sampling)
         except Exception as error:
-            steps += self.give_up(batch, error)
+            short = isinstance(error, torch.OutOfMemoryError) and self.ranks.size == 1
+            steps += self.retry(batch, error) if short else self.give_up(batch, error)
             return None
         return LaunchedStep(batch, self.scheduler.advance(batch), samples)
 
@@ -158,6 +160,13 @@ class EngineCore:
             return self.give_up(launched.batch, error)
         return self.scheduler.update(launched.sampling, sampled)
 
+    def retry(self, batch: Batch, error: Exception) -> list[RequestStep]:
+        """Compute a batch again, in smaller steps, for which there was too little memory."""
+        traceback.clear_frames(error.__traceback__)  # they hold what was computed
+        torch.cuda.empty_cache()
+        logger.warning("a step of %d tokens ran out of memory: %s", self._num_tokens, error)
+        return self.scheduler.retry(batch, str(error))
+
     def give_up(self, batch: Batch, error: Exception) -> list[RequestStep]:
         """End a batch whose step failed as a whole: any of its requests may be the cause, and would be again.
 
@@ -167,6 +176,8 @@ class EngineCore:
         if isinstance(error, torch.AcceleratorError) or self.ranks.size > 1:  # which may be out of step
             self.ranks.check(BLAME_SECONDS)
             raise error
+        if self.runner.device.type == "cuda":
+            torch.cuda.synchronize()  # raises one where the device has failed, whatever a kernel calls it
         logger.exception("a step of %d requests failed", len(batch))
         message = f"{type(error).__name__}: {error}"
         requests = [request for request, _ in batch if request.request_id in self.scheduler.requests]

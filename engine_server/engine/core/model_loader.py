@@ -57,13 +57,15 @@ def load_model(config: ModelConfig, load: LoadConfig, device: torch.device, rank
     hook = transformers.utils.logging.set_tqdm_hook(show_progress)
     try:
         settings = AutoConfig.from_pretrained(config.path, local_files_only=True)
+        wanted = dtype or settings.dtype  # None: nobody says but the weights
+        dtype = wanted and computable(wanted, device)
         own = settings.model_type in OWN_ATTENTION
         attention = "eager" if own else IMPLEMENTATION
         if load.load_format == "dummy":
             with place, torch.random.fork_rng():
                 torch.manual_seed(config.seed)
                 model: PreTrainedModel = auto.from_config(
-                    settings, dtype=dtype or settings.dtype or torch.float32, attn_implementation=attention
+                    settings, dtype=dtype or torch.float32, attn_implementation=attention
                 ).eval()
         else:
             check_room(Path(config.path), dtype, device, ranks.size)
@@ -97,6 +99,17 @@ def load_model(config: ModelConfig, load: LoadConfig, device: torch.device, rank
     if device.type == "cpu":
         pack_linears(progress(parents(model), "Packing weights"))
     return model
+
+
+def computable(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """What the device computes in for weights of this dtype. Raises ValueError where there is nothing."""
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise ValueError(f"its weights are {dtype}; dtype can make them float32, bfloat16 or float16")
+    has_bfloat16 = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
+    if dtype != torch.bfloat16 or has_bfloat16:
+        return dtype
+    logger.warning("%s has no bfloat16: the model runs in float16", torch.cuda.get_device_name(device))
+    return torch.float16
 
 
 def parents(model: nn.Module) -> list[nn.Module]:

@@ -33,6 +33,7 @@ class Request:
     hashes: list[bytes] = field(default_factory=list)  # of its full blocks, as far as they were needed
     num_cached: int = 0  # prompt tokens that were cached when it first ran
     child: int = 0  # its number among the n completions of one prompt
+    num_retries: int = 0  # steps for which there was too little memory
     num_resumed: int = 0  # output tokens that it came with
     prompt_logprobs: list[TokenLogprobsArray] | None = None  # while they are collected
     pooling: PoolingParams | None = None

@@ -30,6 +30,7 @@ class Scheduled(NamedTuple):
 
 
 Batch = list[Scheduled]
+MOST_RETRIES = 5  # of a request whose steps are too large; each is half as large as the one before
 UNKNOWN = -1  # stands for a token that is on its way from the device
 
 
@@ -74,6 +75,7 @@ class Scheduler:
         self.waiting: list[Request] = []  # by place
         self.running: list[Request] = []
         self.requests: dict[str, Request] = {}
+        self._budget = config.max_num_batched_tokens
         self._arrivals = itertools.count()
         self._num_preemptions = self._num_queried = self._num_hit = 0  # since the last stats
 
@@ -99,7 +101,7 @@ class Scheduler:
 
     def schedule(self) -> Batch:
         batch: Batch = []
-        budget = self.config.max_num_batched_tokens
+        budget = self._budget = min(self._budget + 1, self.config.max_num_batched_tokens)
         preempted = self._num_preemptions
         for request in sorted(self.running, key=lambda request: (request.pending > 1, request.place)):
             if request.row is None:  # preempted by an earlier one in this very loop
@@ -151,6 +153,23 @@ class Scheduler:
         else:
             self.erase(self._release(request, computed=0))
         return RequestStep(request.request_id, [], finish_reason="error", error=error)
+
+    def retry(self, batch: Batch, error: str) -> list[RequestStep]:
+        """Compute a batch that was too large again, in steps half as large; requests end that no size helps.
+
+        Steps grow again by a token each, as TCP's window does.
+        """
+        chunked = self.config.enable_chunked_prefill
+        if chunked:
+            self._budget = max(1, sum(num_tokens for _, num_tokens in batch) // 2)
+        ended = []
+        for request, _ in batch:
+            request.num_retries += 1
+            if chunked and request.num_retries <= MOST_RETRIES:
+                self._preempt(request, [])
+            else:
+                ended.append(self.fail(request, error))
+        return ended
 
     def reset_prefix_cache(self) -> bool:
         """Forget what blocks contain; False, and nothing done, while requests run."""
