@@ -102,7 +102,7 @@ from engine_server.engine.core.model_runner import ModelRunner
 
 class LostRunner(ModelRunner):
     def execute(self, batch):
-        atexit.register(time.sleep, 1000)  # as what frees a lost device's memory may
+        atexit.register(time.sleep, 1000)  # as what frees a lost device's memory might
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 """
 
@@ -122,4 +122,4 @@ async def test_an_engine_ends_with_its_device(
     with pytest.raises(EngineDeadError, match="AcceleratorError: CUDA error: an illegal memory access"):
         async for _ in engine.generate({"prompt_token_ids": [5]}, tiny_params(), "0"):
             pass
-    assert engine._core._process.wait(timeout=60) == 1
+    assert engine._core._child.process.wait(timeout=60) == 1
