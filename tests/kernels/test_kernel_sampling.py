@@ -70,12 +70,16 @@ def test_kernel_samples_as_torch_does(
 
 def test_kernel_samples_from_a_large_vocabulary(by_kernels: Sampler, device: torch.device) -> None:
     """More logits than a program compares at once, in rows that don't begin where a word does."""
-    logits = torch.randn(6, 5001, generator=torch.Generator().manual_seed(0)).bfloat16()[:, :5000]
+    size = 5001 if device.type == "cpu" else 151_935
+    logits = 3 * torch.randn(6, size, generator=torch.Generator().manual_seed(0)).bfloat16()
     options = [
         {"top_p": 0.9}, {"top_k": 300}, {"min_p": 0.01, "top_p": 0.7}, {"top_k": 4000, "top_p": 0.99}, {},
         {"temperature": 0},
     ]  # fmt: skip
-    check(by_kernels, device, logits, [request(seed=7, **one) for one in options])
+    requests = [request(seed=7, **one) for one in options]
+    expected = tokens(plain(), logits, requests)
+    differing = sum(map(int.__ne__, tokens(by_kernels, logits.to(device), requests), expected))
+    assert differing <= (device.type != "cpu")  # a GPU may round a number to the next token
 
 
 def test_kernel_keeps_what_ties(by_kernels: Sampler, device: torch.device) -> None:
