@@ -30,8 +30,8 @@ class Penalties:
     def apply(self, logits: Tensor, requests: Mapping[int, Request]) -> Tensor:
         """Penalise rows of float32 logits [n, vocabulary] in place; `count` wants what it returns."""
         if self.token_ids is None:
-            self.token_ids = logits.new_empty(self.shape, dtype=torch.int32)
             self.counts = logits.new_empty((self.shape[0], logits.shape[1]), dtype=torch.int32)
+            self.token_ids = logits.new_empty(self.shape, dtype=torch.int32)
         for request in requests.values():
             if self._counted.get(request.row) != (request, request.num_output):
                 token_ids = on_device(request.token_ids, logits.device)
@@ -42,14 +42,15 @@ class Penalties:
                 output = token_ids[request.num_prompt :]
                 counts.index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
             self._counted[request.row] = request, request.num_output + 1
-        lengths = [len(request.token_ids) for request in requests.values()]
-        slots = [request.row for request in requests.values()]
-        places = on_device([list(requests), slots, lengths], logits.device)
+        rows = [(row, one.row, len(one.token_ids)) for row, one in requests.items()]
+        places = on_device(rows, logits.device).T
         own, kept = places[:2].unsqueeze(2)
         params = [request.params for request in requests.values()]
         penalties = [(p.repetition_penalty, p.frequency_penalty, p.presence_penalty) for p in params]
         repetition, frequency, presence = on_device(penalties, logits.device).T.unsqueeze(2)
-        tokens = self.token_ids[kept[:, 0], : max(lengths)]  # those that are there twice get the same twice
+        tokens = self.token_ids[
+            kept[:, 0], : max(length for *_, length in rows)
+        ]  # those that are there twice get the same twice
         values, seen = logits[own, tokens], self.counts[kept, tokens]
         repeated = torch.where(values > 0, values / repetition, values * repetition)
         times = seen & (IN_PROMPT - 1)
