@@ -108,6 +108,7 @@ class AttentionBackend(ABC):
 
     keys: Sequence[Pages] = ()
     values: Sequence[Pages] = ()
+    invariant = False  # whether a token's result must have the same bits whatever is beside it
 
     @property
     def caches(self) -> list[Tensor]:

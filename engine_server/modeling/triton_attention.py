@@ -45,8 +45,10 @@ class TritonAttention(AttentionBackend):
         write_cache(keys, values, key, value, step.slots[kind])
         out = query.new_empty(*query.shape[:2], value.shape[-1])
         if len(step.prefills):
-            prefill(out, query, keys, values, step.tables[kind], step.prefills, scoring)
-        if len(step.decodes):
+            prefill(out, query, keys, values, step.tables[kind], step.prefills, scoring, self.invariant)
+        if len(step.decodes) and self.invariant:
+            prefill(out, query, keys, values, step.tables[kind], step.decodes, scoring, self.invariant)
+        elif len(step.decodes):
             seen = min(step.longest, scoring.window or step.longest)
             splits = num_splits(len(step.decodes) * key.shape[1], seen, self._processors)
             decode(out, query, keys, values, step.tables[kind], step.decodes, scoring, splits)

@@ -103,6 +103,48 @@ def test_kernel_attends_to_any_mix(
     check(device, Case(Heads(2, 1), window=window), ragged, splits=(splits,))
 
 
+LENGTH = 70
+
+
+@settings(max_examples=4, deadline=None, derandomize=True)
+@given(
+    cuts=st.sets(st.integers(1, LENGTH - 1), max_size=3),
+    neighbours=SEQUENCES,
+    window=st.none() | st.integers(1, 50),
+    causal=st.booleans(),
+)
+def test_kernel_result_has_the_same_bits_whatever_the_step(
+    device: torch.device, cuts: set[int], neighbours: list[tuple[int, int]], window: int | None, causal: bool
+) -> None:
+    """A sequence in one piece, in chunks beside others, and its last token alone, as decode has it."""
+    torch.manual_seed(0)
+    ends = sorted({*cuts, LENGTH - 1, LENGTH}) if causal else [LENGTH]
+    contexts = [LENGTH, *(tokens + cached for tokens, cached in neighbours)]
+    blocks = torch.arange(len(contexts) * 7, dtype=torch.int32, device=device).view(-1, 7)
+    pages = [Pages(torch.randn(blocks.numel(), 16, 1, 64, device=device), None) for _ in range(2)]
+    queries = torch.randn(LENGTH, 3, 64, device=device)
+    scoring = Scoring(0.125, window, softcap=5.0, causal=causal)
+
+    def attend(first: int, end: int, others: list[tuple[int, int]]) -> Tensor:
+        lengths = [*(tokens for tokens, _ in others), end - first]
+        query = torch.cat([torch.randn(sum(lengths[:-1]), 3, 64, device=device), queries[first:end]])
+        rows = [
+            [row + 1, sum(lengths[:row]), tokens, tokens + cached]
+            for row, (tokens, cached) in enumerate(others)
+        ]
+        rows.append([0, len(query) - end + first, end - first, end])
+        sequences = torch.tensor(rows, dtype=torch.int32, device=device)
+        out = torch.full_like(query, torch.nan)
+        prefill(out, query, *pages, blocks, sequences, scoring, invariant=True)
+        return out[len(query) - end + first :]
+
+    whole = attend(0, LENGTH, [])
+    first = 0
+    for end in ends:
+        assert torch.equal(attend(first, end, neighbours), whole[first:end])
+        first = end
+
+
 @given(st.integers(1, 100_000), st.integers(1, 200_000), st.integers(1, 200))
 def test_kernel_splits_fill_the_device_and_leave_none_short(
     programs: int, longest: int, processors: int
@@ -160,7 +202,7 @@ def check(device: torch.device, case: Case, ragged: list[tuple[int, int]], split
         if single.any():
             decode(out, *shared, sequences[single].to(device), scoring, count)
         if not single.all():
-            prefill(out, *shared, sequences[~single].to(device), scoring)
+            prefill(out, *shared, sequences[~single].to(device), scoring, invariant=count > 1)
         tolerance = TOLERANCE[case.dtype]
         torch.testing.assert_close(out.cpu().float(), torch.cat(expected), atol=tolerance, rtol=tolerance)
 

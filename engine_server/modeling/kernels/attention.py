@@ -35,6 +35,7 @@ def prefill(
     block_ids: Tensor,
     sequences: Tensor,
     scoring: Scoring,
+    invariant: bool = False,
 ) -> None:
     """Attend for sequences with any number of tokens in this step, over what is cached of each.
 
@@ -42,13 +43,14 @@ def prefill(
     keys, values: [blocks, block size, kv heads, dim], contiguous, of any float type, with scales or without;
     block_ids: int32 [S, blocks a row]; sequences: int32 [n, 4], ascending: row of block_ids, place of the first token
     in the step, tokens in the step, tokens in the cache with them. Tokens of no sequence are left as they are; a
-    sequence without a token in the cache, which only fills a batch up, gets zeros.
+    sequence without a token in the cache, which only fills a batch up, gets zeros. invariant: a token's result has the
+    same bits whatever is beside it in the step.
     """
     launch, kv_heads = launch_for(PREFILL, query, keys.data, values.data), keys.data.shape[2]
     tokens = launch.rows // (query.shape[1] // kv_heads)
     tiles = query.shape[0] // tokens + len(sequences)
     grid = (tiles, kv_heads, 1)
-    _launch(launch, grid, False, out, None, query, keys, values, block_ids, sequences, scoring)
+    _launch(launch, grid, False, out, None, query, keys, values, block_ids, sequences, scoring, invariant)
 
 
 def decode(
@@ -88,6 +90,7 @@ def _launch(
     block_ids: Tensor,
     sequences: Tensor,
     scoring: Scoring,
+    invariant: bool = False,
 ) -> None:
     (_, block_size, kv_heads, key_dim), value_dim = keys.data.shape, values.data.shape[3]
     _attend[grid](
@@ -97,7 +100,7 @@ def _launch(
         KEY_WIDTH=max(MIN_TILE, triton.next_power_of_2(key_dim)),
         VALUE_WIDTH=max(MIN_TILE, triton.next_power_of_2(value_dim)),
         WINDOW=scoring.window, SOFTCAP=scoring.softcap and scoring.softcap * LOG2_E.value, CAUSAL=scoring.causal,
-        DECODE=decode, ROWS=launch.rows, KEYS=launch.keys,
+        INVARIANT=invariant, DECODE=decode, ROWS=launch.rows, KEYS=launch.keys,
         DOT=tl.float32 if INTERPRETED else None,
         num_warps=launch.warps, num_stages=launch.stages,
     )  # fmt: skip
@@ -109,7 +112,8 @@ def _attend(
     scale, table_width, query_token, query_head, out_token, out_head, num_sequences,
     GROUP: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     KEY_WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
-    CAUSAL: tl.constexpr, DECODE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DOT: tl.constexpr,
+    CAUSAL: tl.constexpr, INVARIANT: tl.constexpr, DECODE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    DOT: tl.constexpr,
 ):  # fmt: skip
     """One tile of queries (axis 0) of one KV head (axis 1) over one part of its keys (axis 2).
 
@@ -179,6 +183,10 @@ def _attend(
     if WINDOW is not None:
         seen_by_all = begin if begin < position + count - WINDOW else seen_by_all
     clear = begin + max(seen_by_all - begin, 0) // KEYS * KEYS
+    earliest = begin
+    if INVARIANT:  # the same keys together, in the same way, whatever tile a query is in
+        begin = begin // KEYS * KEYS
+        clear = begin
 
     most = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.full(
@@ -193,7 +201,7 @@ def _attend(
     for MASKED in tl.static_range(2):
         for start in tl.range(clear if MASKED else begin, end if MASKED else clear, KEYS):
             others = start + tl.arange(0, KEYS)
-            inside = others < end
+            inside = (others >= earliest) & (others < end) if INVARIANT else others < end
             slots = tl.load(blocks + others // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
             cached = (slots * BLOCK_SIZE + others % BLOCK_SIZE) * kv_heads + kv_head
             key = tl.load(
