@@ -81,6 +81,9 @@ class EngineArgs:
         "auto", "where weights come from; auto: whichever of both files is there; dummy: random weights"
     )
     seed: int = _argument(0, "where requests without a seed draw theirs from")
+    batch_invariant: bool = _argument(
+        False, "on a GPU too, let no request's tokens depend on what runs beside it; slower"
+    )
     max_model_len: Count | None = _argument(None, "the longest prompt and output together, in tokens")
     block_size: Count = _argument(16, "tokens a block of the KV cache")
     gpu_memory_utilization: Share = _argument(0.9, "the share of a GPU's memory to use")

@@ -47,6 +47,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     eos_token_ids: list[int]
     seed: int
+    batch_invariant: bool = False  # a token's logits have the same bits whatever is computed beside it
     skip_tokenizer_init: bool = False
     enforce_eager: bool = False  # no CUDA graphs
     logits_processors: list[str] = []  # import paths of those that requests may name

@@ -38,6 +38,7 @@ def read_model_config(args: "EngineArgs") -> ModelConfig:
         vocab_size=text_config.vocab_size,
         eos_token_ids=_eos_token_ids(path, text_config),
         seed=args.seed,
+        batch_invariant=args.batch_invariant,
         skip_tokenizer_init=args.skip_tokenizer_init,
         enforce_eager=args.enforce_eager,
         logits_processors=args.logits_processors or [],

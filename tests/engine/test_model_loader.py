@@ -35,6 +35,14 @@ def test_every_dtype_runs(tiny_llama: Path, finish, dtype: str, agreeing: int) -
     assert answer(tiny_llama, finish, dtype=dtype)[:agreeing] == expected[:agreeing]
 
 
+def test_batch_invariant_mode_is_refused_where_it_would_not_hold(tiny_llama: Path, finish) -> None:
+    with pytest.raises(
+        ValueError, match=r"takes one GPU .* or a CPU and dtype float32; this is 1 cpu and .*bfloat16"
+    ):
+        answer(tiny_llama, finish, dtype="bfloat16", batch_invariant=True)
+    assert answer(tiny_llama, finish, dtype="float32", batch_invariant=True)
+
+
 def test_dummy_weights_need_a_configuration_alone(tiny_llama: Path, tmp_path: Path, finish) -> None:
     shutil.copy(tiny_llama / "config.json", tmp_path)
     first, again, other = (answer(tmp_path, finish, load_format="dummy", seed=seed) for seed in (1, 1, 2))

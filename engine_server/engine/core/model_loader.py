@@ -87,15 +87,23 @@ def load_model(config: ModelConfig, load: LoadConfig, device: torch.device, rank
 
         replace_attention(model)
         model.config._attn_implementation = IMPLEMENTATION  # so that no masks are made
+    invariant = kernels.can_run(device) or (device.type == "cpu" and model.dtype == torch.float32)
+    if config.batch_invariant and (ranks.size > 1 or not invariant):
+        raise ValueError(
+            "batch_invariant takes one GPU with Triton and gcc, or a CPU and dtype float32; "
+            f"this is {ranks.size} {device.type} and {model.dtype}"
+        )
     model.requires_grad_(False)
     if ranks.size > 1:
         shard(model, ranks)
         nn.Module.to(model, device)
     fuse_linears(progress(parents(model), "Fusing weights"))
     if kernels.can_run(device):
-        from engine_server.modeling.fused_modules import use_kernels
+        from engine_server.modeling.fused_modules import fix_sums, use_kernels
 
         use_kernels(model)
+        if config.batch_invariant:
+            fix_sums(model)
     if device.type == "cpu":
         pack_linears(progress(parents(model), "Packing weights"))
     return model

@@ -173,6 +173,7 @@ class ModelRunner:
                 "KV cache", self.device, "Lower gpu_memory_utilization, or what sets the cache's size"
             ):
                 self.backend = kind(layout, pool.num_blocks, block_size, dtype, self.device)
+            self.backend.invariant = config.model_config.batch_invariant
         self.table = BlockTable(pool, rows, longest, block_size, layout.windows)
         self.staging = Staging(
             config.scheduler_config.max_num_batched_tokens, self.table.ids.shape, longest, self.device

@@ -1,0 +1,60 @@
+"""The whole engine in batch-invariant mode: log probabilities have the same bits, whatever shares a step."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+
+from engine_server import EngineArgs, LLMEngine, SamplingParams
+from engine_server.modeling import kernels
+
+SIZES = {
+    "vocab_size": 128, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.5, "eos_token_id": 1,
+    "bos_token_id": 0,
+}  # fmt: skip
+PROMPTS = [[(7 * place + length) % 126 + 2 for place in range(length)] for length in (38, 20, 1)]
+
+
+@pytest.fixture(autouse=True)
+def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "can_run", lambda device: True)
+
+
+def start(model: Path, budget: int, seats: int) -> LLMEngine:
+    return LLMEngine.from_engine_args(
+        EngineArgs(
+            model=str(model), dtype="float32", skip_tokenizer_init=True, num_gpu_blocks_override=40,
+            max_num_batched_tokens=budget, max_num_seqs=seats, batch_invariant=True, disable_log_stats=True,
+            enforce_eager=not torch.cuda.is_available(),
+        )
+    )  # fmt: skip
+
+
+def answer(engine: LLMEngine, prompts: list[list[int]]) -> list[tuple[list[int], float | None]]:
+    """Of each prompt, what follows, and its log probability."""
+    params = SamplingParams(temperature=0, max_tokens=3, min_tokens=3, detokenize=False, logprobs=0)
+    for number, prompt in enumerate(prompts):
+        engine.add_request(number, {"prompt_token_ids": prompt}, params)
+    last = {}
+    while engine.has_unfinished_requests():
+        last |= {int(output.request_id): output.outputs[0] for output in engine.step()}
+    return [(last[number].token_ids, last[number].cumulative_logprob) for number in range(len(prompts))]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's exponentials
+def test_kernel_engine_gives_the_same_bits_in_any_batch(tmp_path: Path) -> None:
+    """One request after the other, each in one piece; all at once, in chunks; and with the cache that this leaves."""
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained(tmp_path)
+    expected = answer(start(tmp_path, budget=64, seats=1), PROMPTS)
+    together = start(tmp_path, budget=21, seats=3)
+    assert answer(together, PROMPTS) == expected
+    assert answer(together, PROMPTS[:1]) == expected[:1]
+
+
+def test_kernel_engine_refuses_sums_of_an_order_that_it_does_not_know(tmp_path: Path) -> None:
+    MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=2)).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"order in which Mixtral.* of MixtralForCausalLM"):
+        start(tmp_path, budget=64, seats=1)
