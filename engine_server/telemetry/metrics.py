@@ -58,6 +58,14 @@ OF_STATE = [  # from SchedulerStats
            lambda s: [s.step_seconds] if s.num_tokens else [], STEP_TIME),
     Metric(Histogram, "fairlead:step_host_seconds", "A step but for the model's call and the sampler's kernels.",
            lambda s: [s.host_seconds] if s.num_tokens else [], STEP_TIME),
+    Metric(Histogram, "fairlead:step_device_seconds", "What the device took for a step.",
+           lambda s: [s.device_seconds] if s.num_tokens else [], STEP_TIME),
+    *(Metric(Counter, "fairlead:steps", "Steps, by how the model was run: replayed from a CUDA graph, or launched.",
+             partial(lambda replayed, s: s.num_tokens > 0 and s.replayed == replayed, replayed), labels={"run": run})
+      for replayed, run in enumerate(("eager", "graph"))),
+    *(Metric(Gauge, "fairlead:gpu_memory_bytes", "A GPU's memory: with weights goes all that lives between steps.",
+             field, labels={"use": use})
+      for use, field in (("weights", "weight_bytes"), ("kv_cache", "cache_bytes"), ("free", "free_bytes"))),
 ]
 OF_STEP = [  # from IterationStats
     Metric(Counter, "vllm:prompt_tokens", "Prompt tokens processed.", "num_prompt_tokens"),

@@ -31,6 +31,11 @@ class SchedulerStats(msgspec.Struct, array_like=True, frozen=True):
     num_tokens: int = 0  # that the step computed; 0: there was none
     step_seconds: float = 0.0  # of the core
     host_seconds: float = 0.0  # of those, spent beside the model's call and the sampler's kernels
+    device_seconds: float = 0.0  # that a device took for a step, by a GPU's own clock
+    replayed: bool = False  # from a CUDA graph
+    weight_bytes: int = 0  # of a GPU's memory, with all else that lives between steps
+    cache_bytes: int = 0
+    free_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -207,6 +207,23 @@ def test_scheduler_stats_cross_a_process_boundary() -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(stats), type=SchedulerStats) == stats
 
 
+def test_prometheus_shares_out_a_gpus_memory_and_counts_replays() -> None:
+    registry = CollectorRegistry()
+    logger = PrometheusStatLogger(a_config(), registry=registry)
+    state = SchedulerStats(num_tokens=3, replayed=True, weight_bytes=16, cache_bytes=70, free_bytes=8)
+    for now in (state, state, msgspec.structs.replace(state, replayed=False), SchedulerStats(free_bytes=90)):
+        logger.record(now, None)
+    names = {"model_name": "small", "engine": "0"}
+    for name, label, expected in (
+        ("gpu_memory_bytes", "use", {"weights": 0, "kv_cache": 0, "free": 90}),
+        ("steps_total", "run", {"graph": 2, "eager": 1}),
+    ):
+        told = {
+            value: registry.get_sample_value(f"fairlead:{name}", names | {label: value}) for value in expected
+        }
+        assert told == expected
+
+
 def test_every_metric_tells_of_the_requests_that_were_sent(tiny_llama: Path, finish, tiny_params) -> None:
     registry = CollectorRegistry()
     arguments = EngineArgs(
@@ -301,10 +318,13 @@ def test_every_metric_tells_of_the_requests_that_were_sent(tiny_llama: Path, fin
     tells(
         "iteration_tokens_total_sum", sum(prompts) - cached - 16 + sum(outputs) - 5
     )  # the last is never computed on
-    for name in ("step_seconds", "step_host_seconds"):
-        labels = tuple(sorted({"model_name": "small", "engine": "0"}.items()))
+    names = {"model_name": "small", "engine": "0"}
+    for name in ("step_seconds", "step_host_seconds", "step_device_seconds"):
+        labels = tuple(sorted(names.items()))
         assert values[f"fairlead:{name}_count", labels] == steps
         assert 0 < values[f"fairlead:{name}_sum", labels] < spent
+    for run, count in (("eager", steps), ("graph", 0)):  # without a GPU
+        assert values["fairlead:steps_total", tuple(sorted((names | {"run": run}).items()))] == count
     for name in ("time_to_first_token_seconds", "request_prefill_time_seconds"):
         timed(name, 5 if "first" in name else 6)
     for name in (

@@ -47,15 +47,16 @@ def test_the_cache_has_what_the_largest_step_and_the_spared_share_leave(a_gpu, t
 
 def test_a_lack_of_memory_is_told_with_sizes_and_advice(a_gpu) -> None:
     words = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has 79.15 GiB, of which 1.20 GiB are free"
-    with pytest.raises(ValueError) as told, taking("weights", GPU, "Take less"):
+    with pytest.raises(ValueError) as told, taking("weights", GPU):
         raise torch.OutOfMemoryError(f"{words}. Process 7 has 70.00 GiB. And so on.")
     assert str(told.value) == (
-        f"weights: more than the {50 << 10} MiB of cuda memory that were free. {words}. Take less"
+        f"weights: more than the {50 << 10} MiB of cuda memory that were free. {words}. "
+        "Take a smaller model or dtype, or more GPUs by tensor_parallel_size"
     )
 
 
 def test_what_was_taken_is_in_the_log(a_gpu, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO", logger=memory.__name__), taking("KV cache", GPU, ""):
+    with caplog.at_level("INFO", logger=memory.__name__), taking("KV cache", GPU):
         pass
     assert caplog.messages == ["KV cache: 0 MiB of GPU memory, and 6144 MiB for a while; 51200 MiB are left"]
 

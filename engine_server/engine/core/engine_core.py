@@ -1,6 +1,7 @@
 """The engine core: the step, and what it needs."""
 
 import logging
+import math
 import pkgutil
 import time
 import traceback
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from engine_server.engine.config import EngineConfig
+from engine_server.engine.core.memory import memory_use
 from engine_server.engine.core.model_runner import ModelRunner
 from engine_server.engine.core.operations import Operations
 from engine_server.engine.core.pooler import Pooler
@@ -31,6 +33,7 @@ from engine_server.engine.messages import (
 from engine_server.modeling import device_time, progress
 from engine_server.modeling.ranks import Ranks
 
+MEMORY_SECONDS = 1.0  # how often a GPU is asked for its free memory, which takes it a moment
 BLAME_SECONDS = 2.0  # within which another rank's end is known, where a step failed of it
 logger = logging.getLogger(__name__)
 
@@ -41,6 +44,8 @@ class LaunchedStep(NamedTuple):
     batch: Batch
     sampling: list[Request]
     samples: Launched | list[Sampled]  # one for each of `sampling`
+    begun: torch.Event | None  # in the device's work
+    ended: torch.Event | None
 
 
 class EngineCore:
@@ -88,7 +93,9 @@ class EngineCore:
         self.pooler = Pooler(self.runner, pooling) if pooling else None
         self.overlapped = self.runner.overlapped
         self._launched: LaunchedStep | None = None  # what the device is at work on, where steps overlap
-        self._num_tokens = 0  # of the step
+        self._num_tokens, self._device_seconds = 0, 0.0  # of the step
+        self._memory: dict[str, int] = {}  # what SchedulerStats says of it
+        self._memory_told = -math.inf  # when that was read, on the clock of steps
         on_phase("warm up", time.monotonic() - loaded)
 
     def handle(self, message: FrontEndMessage) -> Returned | None:
@@ -130,6 +137,7 @@ class EngineCore:
         if not batch:
             return None
         self._num_tokens = sum(scheduled.num_tokens for scheduled in batch)
+        begun = device_time.mark(self.runner.device)
         try:
             sampling = [scheduled.request for scheduled in batch if scheduled.samples]
             if self.sampler.kernels and self.runner.graphs:  # which draw at once
@@ -140,7 +148,8 @@ class EngineCore:
             short = isinstance(error, torch.OutOfMemoryError) and self.ranks.size == 1
             steps += self.retry(batch, error) if short else self.give_up(batch, error)
             return None
-        return LaunchedStep(batch, self.scheduler.advance(batch), samples)
+        ended = device_time.mark(self.runner.device)
+        return LaunchedStep(batch, self.scheduler.advance(batch), samples, begun, ended)
 
     def sample(self, logits: Tensor, sampling: list[Request]) -> Launched:
         """Draw tokens, which the next step finds on the device where it can't wait for the host to know them."""
@@ -156,6 +165,7 @@ class EngineCore:
         try:
             samples = launched.samples
             sampled = samples.collect() if isinstance(samples, Launched) else samples
+            self._device_seconds = device_time.between(launched.begun, launched.ended)
         except Exception as error:
             return self.give_up(launched.batch, error)
         return self.scheduler.update(launched.sampling, sampled)
@@ -186,19 +196,25 @@ class EngineCore:
     def outputs(self) -> StepOutputs:
         """One step, with the state that it leaves."""
         progress.tick()
-        started, self._num_tokens = time.perf_counter(), 0
+        started, self._num_tokens, self._device_seconds = time.perf_counter(), 0, 0.0
         device_time.take()
         steps = self.scheduler.expire()
         if self.has_work:
             steps += self.overlapped_step() if self.overlapped else self.step()
         self.ranks.check()  # a collective that was aborted gives anything
-        seconds = time.perf_counter() - started
+        if started - self._memory_told > MEMORY_SECONDS or not self.has_work:
+            self._memory = memory_use(self.runner.backend.caches, self.runner.device)
+            self._memory_told = started
+        seconds, waited = time.perf_counter() - started, device_time.take()
         stats = msgspec.structs.replace(
             self.scheduler.stats(),
             halted=self.operations.halted,
             sleep_level=self.operations.sleep_level,
             num_tokens=self._num_tokens,
             step_seconds=seconds,
-            host_seconds=seconds - device_time.take(),
+            host_seconds=seconds - waited,
+            device_seconds=self._device_seconds or waited,
+            replayed=self.runner.replayed,
+            **self._memory,
         )
         return StepOutputs(steps, stats)

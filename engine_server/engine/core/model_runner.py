@@ -77,6 +77,8 @@ def extras(batch: Batch, starts: IntArray) -> tuple[list[int], list[tuple[int, T
 class ModelRunner:
     """Holds the model; `prepare` gives it its KV cache."""
 
+    replayed = False  # whether the latest step was, from a CUDA graph
+
     def __init__(self, config: EngineConfig, ranks: Ranks) -> None:
         """Load the model, or this rank's part of it."""
         self.config = config
@@ -99,9 +101,7 @@ class ModelRunner:
     def load(self) -> None:
         """Read the weights; once more where they were dropped."""
         config = self.config
-        with taking(
-            "weights", self.device, "Take a smaller model or dtype, or more GPUs by tensor_parallel_size"
-        ):
+        with taking("weights", self.device):
             self.model = load_model(config.model_config, config.load_config, self.device, self.ranks)
         self.rope = per_sequence(self.model)
         self.first_position = first_position(self.model, config.model_config.max_model_len)
@@ -151,17 +151,10 @@ class ModelRunner:
         block_size, rows = config.cache_config.block_size, config.scheduler_config.max_num_seqs
         layout = lay_out(layers, longest)
         if self.device.type == "cuda":
-            with taking(
-                f"a step of {budget} tokens", self.device, "Lower max_num_batched_tokens or max_num_seqs"
-            ):
+            with taking("largest step", self.device):
                 largest_step(
-                    self.body,
-                    budget,
-                    longest,
-                    generates * min(rows, budget),
-                    self.device,
-                    self.first_position,
-                )
+                    self.body, budget, longest, generates * min(rows, budget), self.device, self.first_position
+                )  # fmt: skip
         self.num_blocks = num_blocks(config.cache_config, layout, dtype, self.device, longest)
         if self.ranks.size > 1:
             self.num_blocks = self.ranks.least(self.num_blocks, self.device)
@@ -169,9 +162,7 @@ class ModelRunner:
         self.backend: AttentionBackend = StepAttention()
         if layers:  # that keep something: an encoder's don't
             kind = choose_attention(self.device)
-            with taking(
-                "KV cache", self.device, "Lower gpu_memory_utilization, or what sets the cache's size"
-            ):
+            with taking("KV cache", self.device):
                 self.backend = kind(layout, pool.num_blocks, block_size, dtype, self.device)
             self.backend.invariant = config.model_config.batch_invariant
         self.table = BlockTable(pool, rows, longest, block_size, layout.windows)
@@ -203,6 +194,7 @@ class ModelRunner:
         """What `execute` gives; `report` takes the logits of each of the prompts' chunks, with its number."""
         self.ranks.tell("forward", inputs)
         size = self._captured_size(inputs)
+        self.replayed = size is not None
         staged = self._staged = self.staging.put(inputs.step, inputs.sampling, size or 0)
         if size is not None:
             assert self.graphs is not None
