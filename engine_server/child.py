@@ -107,5 +107,5 @@ def run(name: str, serve: Callable[[str, Callable[[str], None]], None]) -> None:
     try:
         serve(folder, fail)
     except Exception as error:
-        logger.exception("the %s can't go on", name)
+        logger.exception("this process can't go on")
         fail(f"{type(error).__name__}: {error}")

@@ -5,12 +5,14 @@ import gc
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
 from waiting import until
 
 from engine_server import AsyncEngineArgs, AsyncLLM, EngineArgs, EngineDeadError, LLMEngine, SamplingParams
+from engine_server.engine.core.workers import plain, unplain
 
 PROMPTS = {"a": [5, 9, 17], "b": [40] * 21, "c": [2, 3, 5, 7, 11, 13]}
 
@@ -61,6 +63,13 @@ async def test_a_killed_worker_ends_the_engine_with_its_reason(tiny_llama: Path,
             worker.kill()
     until(lambda: not core.is_running())
     engine.shutdown()
+
+
+@pytest.mark.parametrize("array", [np.zeros(0), np.arange(6).reshape(2, 3).T, np.broadcast_to(7, (1,))])
+def test_other_ranks_hear_of_any_array(array: np.ndarray) -> None:
+    kept = unplain(np.ndarray, plain(array))
+    np.testing.assert_array_equal(kept, array, strict=True)
+    assert kept.flags.writeable  # as torch wants what it shares
 
 
 def test_too_few_gpus_are_told_of_with_both_numbers(

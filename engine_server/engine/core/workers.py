@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
+import numpy as np
 import zmq
 from torch import Tensor
 
@@ -90,14 +90,18 @@ def serve(folder: str, fail: Callable[[str], None]) -> None:
         getattr(runner, method)(*decoders[method].decode(args))
 
 
-def plain(value: Any) -> RawTensor:
+def plain(value: Any) -> Any:
     """An array or a tensor as msgpack has it."""
-    return RawTensor.of(torch.as_tensor(value))
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    return RawTensor.of(value)
 
 
 def unplain(kind: Any, data: list[Any]) -> Any:
-    tensor = RawTensor(*data).tensor()
-    return tensor if kind is Tensor else tensor.numpy()
+    if kind is Tensor:
+        return RawTensor(*data).tensor()
+    dtype, shape, content = data
+    return np.frombuffer(bytearray(content), dtype).reshape(shape)
 
 
 if __name__ == "__main__":
