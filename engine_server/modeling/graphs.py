@@ -62,6 +62,7 @@ def capture(
         run(size)  # what is compiled or chosen at the first call can't be captured
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
+        # NCCL's own thread asks the device meanwhile, which the default mode takes for an error.
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             results = run(size)
         yield size, (graph, results)
