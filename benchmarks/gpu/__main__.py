@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from threading import Timer
 from typing import NamedTuple
@@ -24,22 +24,21 @@ from benchmarks.record import save
 
 LIMITS = "limits"  # the part that all others are held to
 RATES = ("TB/s", "TFLOP/s")  # of which limits are told
-WORDS = 2000  # characters of what a part that failed said last
-
-
-class PartError(RuntimeError):
-    """Why a part ended early."""
+WORDS = 3000  # characters of what a part said last
 
 
 class Outcome(NamedTuple):
     seconds: float
-    failed: str | None
+    failed: str | None  # why it ended early
+    log: str
     rows: list[Row]
 
 
-def run(part: Part, seconds: float, limits: Mapping[str, float]) -> Iterator[Row]:
-    """The rows as they come. Raises PartError where the part fails or is late."""
+def measure(part: Part, seconds: float, limits: Mapping[str, float]) -> Outcome:
+    """Run a part, and print its rows as they come."""
+    print(f"\n== {part.name}: {part.what}", flush=True)
     command = [sys.executable, "-m", "benchmarks.gpu.parts", part.name, str(seconds), json.dumps(limits)]
+    started, rows, failed = time.monotonic(), [], None
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True)
         timer = Timer(seconds, process.kill)
@@ -47,29 +46,23 @@ def run(part: Part, seconds: float, limits: Mapping[str, float]) -> Iterator[Row
         try:
             assert process.stdout is not None
             for line in process.stdout:
-                yield Row(*json.loads(line))
-            code = process.wait()
-            late = not timer.is_alive()
+                rows.append(Row(*json.loads(line)))
+                print(rows[-1], flush=True)
+            if code := process.wait():
+                failed = (
+                    f"it ended with {code}" if timer.is_alive() else f"it took longer than {seconds:.0f} s"
+                )
         finally:
             timer.cancel()
             process.kill()
-        if code:
-            said.seek(0)
-            reason = f"it takes longer than {seconds:.0f} s" if late else f"it ended with {code}"
-            raise PartError(f"{reason}; what it said last:\n{said.read()[-WORDS:]}")
-
-
-def measure(part: Part, seconds: float, limits: Mapping[str, float]) -> Outcome:
-    print(f"\n== {part.name}: {part.what}", flush=True)
-    started, rows, failed = time.monotonic(), [], None
-    try:
-        for row in run(part, seconds, limits):
-            rows.append(row)
-            print(row, flush=True)
-    except PartError as error:
-        failed = str(error)
+        said.seek(0)
+        log = said.read()[-WORDS:]
+    print(
+        "".join(line for line in log.splitlines(keepends=True) if failed or line.startswith("engine_server"))
+    )
+    if failed:
         print(f"FAILED: {failed}", flush=True)
-    return Outcome(time.monotonic() - started, failed, rows)
+    return Outcome(time.monotonic() - started, failed, log, rows)
 
 
 def measure_all(names: Collection[str]) -> dict[str, Outcome]:

@@ -166,6 +166,9 @@ def figures(engine: LLMEngine, config: Config, folder: Path, limits: Limits, siz
     prefill = median(run(engine, 1, sizes.prefill, 1) for _ in range(sizes.repeats))
     share = prefill_operations(config, sizes.prefill) / prefill / limits.matmul
     yield Row("prefill", {"tok/s": sizes.prefill / prefill, "% of matmul": share * 100})
+    for made in (sizes.made_beside, sizes.made):
+        load = median(run(engine, sizes.requests, sizes.given, made) for _ in range(sizes.repeats))
+        yield Row(f"load {sizes.given}/{made}", {"tok/s": sizes.requests * made / load})
     for count in sizes.profiled:
         seen = trace(engine, count, sizes, folder)
         busy = seen.busy / sizes.traced
@@ -173,9 +176,6 @@ def figures(engine: LLMEngine, config: Config, folder: Path, limits: Limits, siz
         whole = seen.kernels.total() / 100
         top = {f"% {name[:60]}": time / whole for name, time in seen.kernels.most_common(TOP)}
         yield Row(f"kernels {count}", top)
-    for made in (sizes.made_beside, sizes.made):
-        load = median(run(engine, sizes.requests, sizes.given, made) for _ in range(sizes.repeats))
-        yield Row(f"load {sizes.given}/{made}", {"tok/s": sizes.requests * made / load})
 
 
 def warm_up(engine: LLMEngine, sizes: Sizes) -> None:

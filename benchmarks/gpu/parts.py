@@ -9,6 +9,7 @@ held to the same.
 import faulthandler
 import itertools
 import json
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -33,18 +34,20 @@ class Switch(NamedTuple):
 
 PARTS = (
     Part("limits", 30, "the device's own: a copy, a product of bf16 matrices"),
-    Part("kernels", 90, "alone, beside torch's"),
+    Part("kernels", 85, "alone, beside torch's"),
     Part("Qwen3-0.6B", 50, "the whole engine"),
     Part("Qwen3-0.6B beside", 35, "transformers' continuous batching"),
     Part("Llama-3.1-8B", 115, "the whole engine"),
     Part("Llama-3.1-8B beside", 70, "transformers' continuous batching"),
     Part("Qwen3-30B-A3B", 85, "the whole engine"),
-    Part("switches", 60, "what each of the engine's is worth, for Qwen3-0.6B"),
+    Part("switches", 65, "what each of the engine's is worth, for Qwen3-0.6B"),
 )
 SWITCHES = (
     Switch("as it is"),
     Switch("sampled", sampling={"temperature": 0.8, "top_p": 0.95, "top_k": 50}),
+    Switch("no graphs", {"enforce_eager": True}),
     Switch("no overlap", {"async_scheduling": False}),
+    Switch("batch-invariant", {"batch_invariant": True}),
     Switch("float8 cache", {"kv_cache_dtype": "fp8"}),
 )
 GOALS = (
@@ -78,6 +81,8 @@ def rows(part: str, limits: dict[str, float]) -> Iterator[Row]:
 def main() -> None:
     part, seconds, limits = sys.argv[1:]
     faulthandler.dump_traceback_later(float(seconds) - 5)  # where a part is that is late
+    logging.basicConfig(format="%(name)s: %(message)s")
+    logging.getLogger("engine_server").setLevel(logging.INFO)
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what others print is no row
     for row in rows(part, json.loads(limits)):
