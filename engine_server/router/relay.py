@@ -42,10 +42,9 @@ class Relay:
         self.outcome: Outcome | None = None
         self.reusable = False
         self._status = 0  # until the answer has begun
-        self._counted = False  # its length is in its head
         self._chunked = False  # towards the client
         self._to_close = False  # the engine marks the answer's end by closing
-        self._events = False
+        self._events = False  # as they come, not counted
         self._partial_event = b""
         self._begin_head()
 
@@ -88,14 +87,13 @@ class Relay:
         client, lines, read = self._client, self._fields.onward(), self._fields.read
         coded = b"transfer-encoding" in read
         if b"content-length" in read and not coded and status != 204:
-            self._counted = True
             lines += b"Content-Length: %b\r\n" % read[b"content-length"]
         elif status not in (204, 304):
             self._to_close = not coded
             self._chunked = client.http11
             client.closing |= not client.http11
             lines += b"Transfer-Encoding: chunked\r\n" if client.http11 else b""
-        self._events = read.get(b"content-type", b"").startswith(b"text/event-stream")
+            self._events = read.get(b"content-type", b"").startswith(b"text/event-stream")
         self._pending.append(response_head(status, self._reason, lines, close=client.closing))
 
     def on_body(self, data: bytes) -> None:
@@ -124,7 +122,7 @@ class Relay:
     def _break_off(self) -> None:
         if self.outcome is not None:
             return
-        if self._events and not self._counted:
+        if self._events:
             self._end(b"data: %b\n\n" % interrupted(self._life.model).body(), "cut")
         else:
             self.outcome = "cut" if self._status else "unanswered"
