@@ -71,6 +71,7 @@ class Relay:
         self._fields.begin()
 
     def on_status(self, reason: bytes) -> None:
+        self.reusable = False  # whatever came before this
         self._reason += reason
 
     def on_headers_complete(self) -> None:

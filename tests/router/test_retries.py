@@ -121,6 +121,22 @@ async def test_an_engine_that_does_not_speak_http(start_engine, start_router):
         assert response.status == 503
 
 
+async def test_what_follows_an_answer_is_not_the_next_ones(start_engine, start_router):
+    """An engine says more than it was asked for, and not all of it at once: its connection is not used again."""
+
+    async def behave(engine, request, writer):
+        answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n%b" % request.body[-4:-2]
+        writer.write(answer + b"HTTP/1.1 200 OK\r\nX-Left: over\r\nX-More: ")
+
+    engine = await start_engine(behave)
+    router = await start_router({"m": [engine]})
+    for n in ("11", "22", "33"):
+        async with router.chat(n=n) as response:
+            assert await response.read() == n.encode()
+            assert "X-Left" not in response.headers
+    assert engine.connections == 3
+
+
 # No retry once the client has a byte
 
 
