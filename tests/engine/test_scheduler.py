@@ -2,7 +2,7 @@
 
 import pytest
 from blocks import check_blocks
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine_server.engine.config import SchedulerConfig
@@ -111,6 +111,9 @@ operations = st.lists(
 )  # fmt: skip
 
 
+@example(  # a window passes a block before its last token is known
+    [("add", 1, 0, 9, 0), *[("step", set())] * 7], 10, 1, 1, False, [1], True, True
+)
 @settings(max_examples=100, deadline=None)
 @given(
     operations, st.integers(10, 40), st.integers(1, 64), st.integers(1, 8), st.booleans(), several_windows,

@@ -144,8 +144,9 @@ class BlockTable:
         Those who find them attend to them in this step at the earliest, and each layer writes before it attends.
         """
         for place in range(self._published[row], count):
-            for kind in range(len(self.windows)):
-                self.pool.publish(int(self.ids[kind, row, place]), (kind, hashes[place]))
+            for kind, held in enumerate(self._held):
+                if place in held[row]:  # a window may have passed it before its tokens were known
+                    self.pool.publish(int(self.ids[kind, row, place]), (kind, hashes[place]))
         self._published[row] = max(self._published[row], count)
 
     def close(self, row: int, computed: int) -> list[int]:
