@@ -227,21 +227,30 @@ class ModelRunner:
         self.ranks.tell("capture_graphs")
         config = self.config
         self.graphs = None
-        if (
-            kernels.can_run(self.device)
-            and config.model_config.pooling is None
-            and not config.model_config.enforce_eager
-            and self.rope is None  # which asks the host for lengths
-        ):
+        if not kernels.can_run(self.device) or config.model_config.pooling is not None:
+            return
+        self._warm_up()
+        if not config.model_config.enforce_eager and self.rope is None:  # which asks the host for lengths
             most = config.scheduler_config.max_num_seqs
             self.staging.put(NOTHING, NOTHING.starts, most)
             self.graphs = DecodeGraphs(self._decode, most)
 
-    @torch.inference_mode()
+    def _warm_up(self) -> None:
+        """A prompt and a long context's decode, kept nowhere: kernels are compiled when they are first launched."""
+        for tokens, context in ((2, 2), (1, self.staging.max_context)):
+            none, one = np.zeros(tokens, dtype=np.int64), np.zeros(1, dtype=np.int64)
+            nowhere, rows = [none - 1] * len(self.table.ids), one + self.staging.rows
+            step = StepInputs(none, none, nowhere, one, one + tokens, one + context, [], rows, one)
+            self._run(step, self.staging.put(step, one))
+
     def _decode(self, size: int) -> list[Tensor]:
         """What is captured: `size` sequences' logits from what is staged, and what is drawn from them."""
-        staged = self.staging.decodes(size)
-        inputs = ModelInputs(NOTHING._replace(staged=staged), NOTHING.starts, [], [], [])
+        return self._run(NOTHING, self.staging.decodes(size))
+
+    @torch.inference_mode()
+    def _run(self, step: StepInputs, staged: Staged) -> list[Tensor]:
+        """The logits of what is staged, and what is drawn from them."""
+        inputs = ModelInputs(step._replace(staged=staged), NOTHING.starts, [], [], [])
         with forward_context(self.backend, inputs.step):
             logits = self._logits(self.arguments(inputs, staged), staged.logit_rows)
         return [logits, *(self.draw(logits) if self.draw else ())]

@@ -16,23 +16,23 @@ def gated(activation: Activation, gate_up: Tensor) -> Tensor:
     dim = gate_up.shape[-1] // 2
     gate_up = gate_up.contiguous()
     out = gate_up.new_empty(*gate_up.shape[:-1], dim)
-    _gated[out.numel() // dim, triton.cdiv(dim, TILE)](
-        out, gate_up, DIM=dim, TILE=TILE, ACTIVATION=activation
+    _gated[(triton.cdiv(out.numel(), TILE),)](
+        out, gate_up, out.numel() // dim, DIM=dim, TILE=TILE, ACTIVATION=activation
     )
     return out
 
 
-@triton.jit
-def _gated(out, gate_up, DIM: tl.constexpr, TILE: tl.constexpr, ACTIVATION: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    dims = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    gate = gate_up + row * 2 * DIM + dims
-    x = tl.load(gate, mask=dims < DIM, other=0.0).to(tl.float32)
+@triton.jit(do_not_specialize=["num_rows"])
+def _gated(out, gate_up, num_rows, DIM: tl.constexpr, TILE: tl.constexpr, ACTIVATION: tl.constexpr):
+    places = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    row = places // DIM
+    kept, gate = row < num_rows, gate_up + places + row * DIM
+    x = tl.load(gate, mask=kept, other=0.0).to(tl.float32)
     if ACTIVATION == "silu":
         x *= tl.sigmoid(x)
     elif ACTIVATION == "gelu":
         x *= 0.5 + 0.5 * tl.erf(x * 0.7071067811865476)
     else:  # 0.5 + 0.5 * tanh(y) is the sigmoid of 2 * y
         x *= tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
-    up = tl.load(gate + DIM, mask=dims < DIM, other=0.0).to(tl.float32)
-    tl.store(out + row * DIM + dims, (x * up).to(out.dtype.element_ty), mask=dims < DIM)
+    up = tl.load(gate + DIM, mask=kept, other=0.0).to(tl.float32)
+    tl.store(out + places, (x * up).to(out.dtype.element_ty), mask=kept)

@@ -12,7 +12,6 @@ from torch import Tensor
 
 INTERPRETED = triton.knobs.runtime.interpret
 ROWS, COLUMNS, DEPTH_BYTES = 128, 64, 128  # of a tile: with 4 stages, 96 KiB of shared memory
-GROUP = 8  # tiles of rows that run side by side, so that they find the same weights in the cache
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -23,10 +22,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     columns, depth = weight.shape
     out = x.new_empty(*x.shape[:-1], columns)
     x = x.reshape(-1, depth).contiguous()
-    grid = (triton.cdiv(len(x), ROWS) * triton.cdiv(columns, COLUMNS),)
+    grid = (triton.cdiv(len(x), ROWS), triton.cdiv(columns, COLUMNS))
     _linear[grid](
         out, x, weight, bias, len(x), N=columns, K=depth,
-        ROWS=ROWS, COLUMNS=COLUMNS, DEPTH=DEPTH_BYTES // x.element_size(), GROUP=GROUP,
+        ROWS=ROWS, COLUMNS=COLUMNS, DEPTH=DEPTH_BYTES // x.element_size(),
         DOT=tl.float32 if INTERPRETED else None, num_warps=4, num_stages=4,
     )  # fmt: skip
     return out
@@ -35,16 +34,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 @triton.jit(do_not_specialize=["num_rows"])
 def _linear(
     out, x, weight, bias, num_rows, N: tl.constexpr, K: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr, DOT: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    tiles = tl.cdiv(N, COLUMNS)
-    group = tl.program_id(0) // (GROUP * tiles) * GROUP
-    size = min(tl.cdiv(num_rows, ROWS) - group, GROUP)
-    row_tile = group + tl.program_id(0) % (GROUP * tiles) % size
-    column_tile = tl.program_id(0) % (GROUP * tiles) // size
-
-    rows = (row_tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-    columns = (column_tile * COLUMNS + tl.arange(0, COLUMNS)).to(tl.int64)[None, :]
+    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    columns = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)).to(tl.int64)[None, :]
     depth = tl.arange(0, DEPTH)
     dot_type: tl.constexpr = x.dtype.element_ty if DOT is None else DOT
     total = tl.zeros([ROWS, COLUMNS], tl.float32)

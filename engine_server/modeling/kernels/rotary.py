@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE = 1024  # elements that one program turns
+TILE = 1024  # pairs that one program turns
 
 
 def rotate(
@@ -20,37 +20,38 @@ def rotate(
     kv_heads, pairs = key.shape[1], cos.shape[1]
     turned_query, turned_key = query.new_empty(query.shape), key.new_empty(key.shape)
     width = triton.next_power_of_2(max(pairs, dim - 2 * pairs))
-    tile = max(1, TILE // width)
-    tiles = triton.cdiv(heads, tile)
-    _rotate[tokens, tiles + triton.cdiv(kv_heads, tile)](
-        turned_query, turned_key, query, key, cos, sin,
+    rows, num_rows = max(1, TILE // width), tokens * (heads + kv_heads)
+    _rotate[(triton.cdiv(num_rows, rows),)](
+        turned_query, turned_key, query, key, cos, sin, num_rows,
         *query.stride()[:2], *key.stride()[:2], *cos.stride(), *sin.stride(),
-        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, PAIRS=pairs, INTERLEAVED=interleaved,
-        TILES=tiles, HEAD_TILE=tile, WIDTH=width,
+        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, PAIRS=pairs, INTERLEAVED=interleaved, ROWS=rows, WIDTH=width,
     )  # fmt: skip
     return turned_query, turned_key
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _rotate(
-    turned_query, turned_key, query, key, cos, sin,
+    turned_query, turned_key, query, key, cos, sin, num_rows,
     query_token, query_head, key_token, key_head, cos_token, cos_pair, sin_token, sin_pair,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PAIRS: tl.constexpr,
-    INTERLEAVED: tl.constexpr, TILES: tl.constexpr, HEAD_TILE: tl.constexpr, WIDTH: tl.constexpr,
+    INTERLEAVED: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """One token (axis 0), some of its query heads or of its KV heads (axis 1)."""
-    token, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    of_keys = tile >= TILES
-    x = tl.where(of_keys, key + token * key_token, query + token * query_token)
-    out = tl.where(of_keys, turned_key + token * KV_HEADS * DIM, turned_query + token * HEADS * DIM)
-    heads = (tile - tl.where(of_keys, TILES, 0)) * HEAD_TILE + tl.arange(0, HEAD_TILE)[:, None]
-    head_kept = heads < tl.where(of_keys, KV_HEADS, HEADS)
-    x, out = x + heads * tl.where(of_keys, key_head, query_head), out + heads * DIM
+    """A row is a head of a token, of queries or then of keys."""
+    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    token, head = rows // (HEADS + KV_HEADS), rows % (HEADS + KV_HEADS)
+    of_query = query + token * query_token + head * query_head
+    of_key = key + token * key_token + (head - HEADS) * key_head
+    x = tl.where(head < HEADS, of_query, of_key)
+    of_query, of_key = (
+        turned_query + (token * HEADS + head) * DIM,
+        turned_key + (token * KV_HEADS + head - HEADS) * DIM,
+    )
+    out = tl.where(head < HEADS, of_query, of_key)
 
     pairs = tl.arange(0, WIDTH)[None, :]
-    kept = head_kept & (pairs < PAIRS)
-    cosines = tl.load(cos + token * cos_token + pairs * cos_pair, mask=pairs < PAIRS).to(tl.float32)
-    sines = tl.load(sin + token * sin_token + pairs * sin_pair, mask=pairs < PAIRS).to(tl.float32)
+    kept = (rows < num_rows) & (pairs < PAIRS)
+    cosines = tl.load(cos + token * cos_token + pairs * cos_pair, mask=kept).to(tl.float32)
+    sines = tl.load(sin + token * sin_token + pairs * sin_pair, mask=kept).to(tl.float32)
     first = 2 * pairs if INTERLEAVED else pairs
     second = first + 1 if INTERLEAVED else first + PAIRS
     one = tl.load(x + first, mask=kept).to(tl.float32)
@@ -59,5 +60,5 @@ def _rotate(
     tl.store(out + second, (other * cosines + one * sines).to(out.dtype.element_ty), mask=kept)
     if DIM > 2 * PAIRS:
         rest = 2 * PAIRS + pairs
-        kept = head_kept & (rest < DIM)
+        kept = (rows < num_rows) & (rest < DIM)
         tl.store(out + rest, tl.load(x + rest, mask=kept), mask=kept)
