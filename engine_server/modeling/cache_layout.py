@@ -28,27 +28,20 @@ class Layout(NamedTuple):
     def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
         """Bytes of one block of tokens in all layers, K and V: a block id for each kind."""
         scales = 2 * torch.float32.itemsize if dtype == FLOAT8 else 0
-        token = sum(
-            shape.kv_heads * ((shape.key_dim + shape.value_dim) * dtype.itemsize + scales)
-            for shape in self.shapes
-        )
+        heads = ((one.kv_heads, one.key_dim + one.value_dim) for one in self.shapes)
+        token = sum(count * (dims * dtype.itemsize + scales) for count, dims in heads)
         return token * len(self.windows) * block_size
 
     def allocate(
-        self,
-        num_blocks: int,
-        block_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        heads_first: bool = False,
-    ) -> tuple[list[Pages], list[Pages]]:
+        self, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device, heads_first: bool = False
+    ) -> tuple[list[Pages], list[Pages]]:  # fmt: skip
         """K and V of each tensor, zeros: [blocks, block size, kv heads, dim], or kv heads before block size."""
 
         def pages(heads: int, dim: int) -> Pages:
             places = (heads, block_size) if heads_first else (block_size, heads)
             data = torch.zeros(num_blocks, *places, dim, dtype=dtype, device=device)
             return Pages(
-                data, data.new_zeros(*data.shape[:3], 1, dtype=torch.float32) if dtype == FLOAT8 else None
+                data, torch.zeros(num_blocks, *places, 1, device=device) if dtype == FLOAT8 else None
             )
 
         keys = [pages(shape.kv_heads, shape.key_dim) for shape in self.shapes]

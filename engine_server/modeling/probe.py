@@ -79,13 +79,8 @@ def probe(
 
 
 def largest_step(
-    model: PreTrainedModel,
-    num_tokens: int,
-    longest: int,
-    num_logits: int,
-    device: torch.device,
-    first_position: int,
-) -> None:
+    model: PreTrainedModel, num_tokens: int, longest: int, num_logits: int, device: torch.device, first_position: int
+) -> None:  # fmt: skip
     """Run as many tokens as a step may have, of prompts of `longest`, and what a sampler does with all its logits.
 
     num_logits: rows; 0 for a model that has none.

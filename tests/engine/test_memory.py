@@ -10,7 +10,7 @@ from engine_server import EngineArgs, LLMEngine
 from engine_server.engine.core import memory
 from engine_server.engine.core.kv_cache import num_blocks
 from engine_server.engine.core.memory import taking
-from engine_server.modeling.attention import LayerShape
+from engine_server.modeling.attention import LayerShape, UnsupportedModelError
 from engine_server.modeling.cache_layout import lay_out
 from engine_server.modeling.probe import largest_step
 from engine_server.modeling.torch_attention import StepAttention
@@ -90,3 +90,14 @@ def test_dropped_weights_are_held_by_nobody(tiny: LLMEngine) -> None:
     tiny.sleep(2)
     assert weights and not any(weight() is not None for weight in weights)
     tiny.wake_up()
+
+
+def test_heads_too_large_for_the_kernels_are_refused() -> None:
+    pytest.importorskip("triton")
+    from engine_server.modeling.triton_attention import TritonAttention
+
+    layout = lay_out([LayerShape(kv_heads=1, key_dim=576, value_dim=512)], 64)
+    with pytest.raises(
+        UnsupportedModelError, match="heads have 576 dims, of which the kernels take 512 at most"
+    ):
+        TritonAttention(layout, 4, 16, torch.float32, torch.device("cpu"))

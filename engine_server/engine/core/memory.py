@@ -71,10 +71,7 @@ def free_host_memory() -> int:
             stat = dict(
                 line.split() for line in Path(usage_file).with_name("memory.stat").read_text().splitlines()
             )
-            kinds = (
-                "active_file",
-                "inactive_file",
-            )  # files that were read count as usage until they are dropped
+            kinds = ("active_file", "inactive_file")  # of files that were read: usage until they are dropped
             dropped = sum(int(stat.get(f"total_{kind}", stat.get(kind, 0))) for kind in kinds)
             free = min(free, int(limit) - int(Path(usage_file).read_text()) + dropped)
     return max(free, 0)
