@@ -6,6 +6,7 @@ import torch
 from engine_server.modeling.attention import IntArray, Staged, StepInputs
 
 ALIGNMENT = 4  # numbers, 16 bytes: Triton compiles a kernel once more where a tensor begins elsewhere
+LIKELY_CONTEXT = 8192  # for which a captured decode is laid out; a longer context only takes longer
 
 
 class Staging:
@@ -14,13 +15,10 @@ class Staging:
     A row more than the scheduler's is for sequences that only fill a step up: they have one token and no context.
     """
 
-    def __init__(
-        self, max_tokens: int, table: tuple[int, ...], max_context: int, device: torch.device
-    ) -> None:
+    def __init__(self, max_tokens: int, table: tuple[int, ...], device: torch.device) -> None:
         """table: the block table's shape, which is kinds of attention, rows, and blocks a row."""
         kinds, rows, max_blocks = table
         self.rows = rows
-        self.max_context = max_context
         self.device = device
         tokens = max(max_tokens, rows)
         shapes = [(tokens,), (tokens,), (kinds, tokens), (rows, 4), (rows, 4), (rows,), (rows,)]
@@ -76,7 +74,7 @@ class Staging:
 
     def decodes(self, count: int) -> Staged:
         """A step of `count` decodes, whatever was put there."""
-        return self._views(count, 0, count, count, self.max_context)
+        return self._views(count, 0, count, count, LIKELY_CONTEXT)
 
     def _views(self, tokens: int, prefills: int, decodes: int, sampling: int, longest: int) -> Staged:
         token_ids, positions, slots, long, single, logit_rows, rows = self._parts

@@ -2,9 +2,8 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -12,12 +11,13 @@ from engine_server.engine.config import EngineConfig
 from engine_server.engine.core.block_pool import BlockPool, BlockTable
 from engine_server.engine.core.kv_cache import cache_dtype, num_blocks
 from engine_server.engine.core.memory import taking
+from engine_server.engine.core.model_inputs import NOTHING, ModelInputs, model_inputs
 from engine_server.engine.core.model_loader import choose_device, first_position, load_model
-from engine_server.engine.core.prompt_logprobs import kept_output, prompt_chunks
+from engine_server.engine.core.prompt_logprobs import kept_output
 from engine_server.engine.core.request import Request
-from engine_server.engine.core.scheduler import UNKNOWN, Batch
+from engine_server.engine.core.scheduler import Batch
 from engine_server.modeling import kernels
-from engine_server.modeling.attention import AttentionBackend, IntArray, Staged, StepInputs, forward_context
+from engine_server.modeling.attention import AttentionBackend, Staged, forward_context
 from engine_server.modeling.cache_layout import lay_out
 from engine_server.modeling.device_time import device_work
 from engine_server.modeling.graphs import DecodeGraphs
@@ -44,34 +44,6 @@ def choose_attention(device: torch.device) -> "type[TorchAttention | TritonAtten
     from engine_server.modeling.triton_attention import TritonAttention
 
     return TritonAttention
-
-
-EMPTY = np.zeros(0, dtype=np.int64)
-NOTHING = StepInputs(EMPTY, EMPTY, [], EMPTY, EMPTY, EMPTY, [])
-
-
-class ModelInputs(NamedTuple):
-    """All that the model has to be told of one step: nothing but numbers, so that other ranks can be told too."""
-
-    step: StepInputs
-    sampling: IntArray  # [n], which of the sequences sample
-    chunks: list[IntArray]  # [at most prompt_logprobs.ROWS] each: rows whose logits are wanted beside
-    token_type_ids: list[int]  # [T], or none
-    embeds: list[tuple[int, Tensor]]  # what stands for tokens: from which row on, [rows, hidden]
-
-
-def extras(batch: Batch, starts: IntArray) -> tuple[list[int], list[tuple[int, Tensor]]]:
-    """The batch's token types and embeddings, where a request has any."""
-    requests = [scheduled.request for scheduled in batch]
-    token_types: list[int] = []
-    if any(request.token_type_ids for request in requests):
-        token_types = [kind for one in requests for kind in one.token_type_ids or [0] * one.pending]
-    embeds = [
-        (start, request.prompt_embeds[request.computed :][:count])
-        for start, (request, count) in zip(starts.tolist(), batch, strict=True)
-        if request.prompt_embeds is not None
-    ]
-    return token_types, embeds
 
 
 class ModelRunner:
@@ -166,9 +138,7 @@ class ModelRunner:
                 self.backend = kind(layout, pool.num_blocks, block_size, dtype, self.device)
             self.backend.invariant = config.model_config.batch_invariant
         self.table = BlockTable(pool, rows, longest, block_size, layout.windows)
-        self.staging = Staging(
-            config.scheduler_config.max_num_batched_tokens, self.table.ids.shape, longest, self.device
-        )
+        self.staging = Staging(budget, self.table.ids.shape, self.device)
         return self.table
 
     def erase(self, block_ids: list[int]) -> None:
@@ -181,10 +151,7 @@ class ModelRunner:
 
         Of a pooling model, the hidden states [T, hidden] of all the step's tokens.
         """
-        step = self.flatten(batch)
-        chunks = prompt_chunks(batch, step.starts)
-        sampling = np.flatnonzero([scheduled.samples for scheduled in batch])
-        inputs = ModelInputs(step, sampling, [chunk.rows for chunk in chunks], *extras(batch, step.starts))
+        inputs, chunks = model_inputs(batch, self.table, self.rope is not None)
         return self.forward(inputs, lambda number, logits: chunks[number].report(logits))
 
     @torch.inference_mode()
@@ -288,38 +255,3 @@ class ModelRunner:
                 embeds[0, start : start + len(own)] = own
             arguments["inputs_embeds"] = embeds
         return arguments
-
-    def flatten(self, batch: Batch) -> StepInputs:
-        """Lay the batch's tokens one after the other, and find where each one's K and V go."""
-        rows = np.array([scheduled.request.row for scheduled in batch])
-        lengths = np.array([scheduled.num_tokens for scheduled in batch])
-        computed = np.array([scheduled.request.computed for scheduled in batch])
-        starts = np.cumsum(lengths) - lengths
-        sequence = np.repeat(np.arange(len(batch)), lengths)
-        positions = np.arange(len(sequence)) - starts[sequence] + computed[sequence]
-        block_size = self.table.block_size
-        contexts = computed + lengths
-        ids = self.table.ids[:, rows, : -(-int(contexts.max()) // block_size)]
-        blocks = ids[:, sequence, positions // block_size].astype(np.int64)
-        token_ids = np.fromiter(
-            (
-                token
-                for request, count in batch
-                for token in request.token_ids[request.computed : request.computed + count]
-            ),
-            dtype=np.int64,
-            count=len(sequence),
-        )
-        unknown = token_ids == UNKNOWN
-        token_ids[unknown] = -1 - rows[sequence[unknown]]
-        return StepInputs(
-            token_ids=token_ids,
-            positions=positions,
-            slots=list(blocks * block_size + positions % block_size),
-            starts=starts,
-            lengths=lengths,
-            contexts=contexts,
-            block_ids=list(ids),
-            rows=rows,
-            regimes=np.array([scheduled.request.regime for scheduled in batch]) if self.rope else None,
-        )

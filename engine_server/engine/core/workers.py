@@ -18,8 +18,8 @@ from torch import Tensor
 
 from engine_server.child import Children, run
 from engine_server.engine.config import EngineConfig
+from engine_server.engine.core.model_inputs import ModelInputs
 from engine_server.engine.core.model_loader import choose_device
-from engine_server.engine.core.model_runner import ModelInputs
 from engine_server.engine.errors import EngineDeadError
 from engine_server.engine.messages import RawTensor
 from engine_server.modeling.ranks import Ranks
