@@ -6,6 +6,7 @@ takes those as they are, and its outputs are summed over the ranks.
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,19 +18,18 @@ from engine_server.modeling.attention import UnsupportedModelError
 from engine_server.modeling.ranks import Ranks
 
 
-class RowParallel(nn.Module):
-    """A linear layer of which each rank has some inputs: [..., in] or [..., in of this rank] to [..., out]."""
+class Summed(nn.Module):
+    """What each rank computes a part of: a linear layer, from some of its inputs, or experts, each a little."""
 
-    def __init__(self, linear: nn.Linear, ranks: Ranks) -> None:
+    def __init__(self, module: nn.Module, ranks: Ranks) -> None:
         super().__init__()
-        self.linear, self.ranks, self.width = linear, ranks, linear.in_features
-        self.bias, linear.bias = linear.bias, None  # type: ignore[assignment]  # once, not once for each rank
+        self.module, self.ranks = module, ranks
+        self.width = getattr(module, "in_features", None)  # of this rank's inputs; others may come along
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        if inputs.shape[-1] != self.width:
+    def forward(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if self.width is not None and inputs.shape[-1] != self.width:
             inputs = inputs.narrow(-1, self.ranks.rank * self.width, self.width)
-        output = self.ranks.sum(self.linear(inputs))
-        return output if self.bias is None else output + self.bias
+        return self.ranks.sum(self.module(inputs, *args, **kwargs))
 
 
 class Gathered(nn.Module):
@@ -41,17 +41,6 @@ class Gathered(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.ranks.gather(self.linear(inputs))[..., : self.width]
-
-
-class Summed(nn.Module):
-    """Experts of which each rank computes a part of every one."""
-
-    def __init__(self, module: nn.Module, ranks: Ranks) -> None:
-        super().__init__()
-        self.module, self.ranks = module, ranks
-
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        return self.ranks.sum(self.module(*args, **kwargs))
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -115,7 +104,7 @@ class Cuts:
         """Each rank some outputs, of attention whole heads; KV heads that are fewer than ranks are copied."""
         layer, size = getattr(module, child), self.ranks.size
         if not isinstance(layer, nn.Linear):
-            return self._keep(module, child, max(layer.ndim - 2, 0), size)
+            return self.split(module, child, max(layer.ndim - 2, 0))
         dim = getattr(
             module, "v_head_dim" if child == "v_proj" else "head_dim", getattr(module, "head_dim", 1)
         )
@@ -126,28 +115,27 @@ class Cuts:
         self._keep_outputs(layer, heads if copied else size)
 
     def gathered_columns(self, module: nn.Module, child: str) -> None:
-        """Each rank some outputs, of which all are gathered."""
+        """Each rank some outputs, of which all are gathered; the last one's are filled up."""
         linear = getattr(module, child)
         width = linear.out_features
         self._keep_outputs(linear, self.ranks.size)
         setattr(module, child, Gathered(linear, self.ranks, width))
 
     def rows(self, module: nn.Module, child: str) -> None:
-        """Each rank some inputs."""
-        layer, size = getattr(module, child), self.ranks.size
+        """Each rank some inputs; a bias is the first one's."""
+        layer = getattr(module, child)
         if not isinstance(layer, nn.Linear):
-            return self._keep(module, child, layer.ndim - 1, size)
-        layer.in_features = share(layer.in_features, size, f"inputs of {child}")
-        self._keep(layer, "weight", 1, size)
-        setattr(module, child, RowParallel(layer, self.ranks))
+            return self.split(module, child, layer.ndim - 1)
+        self.split(layer, "weight", 1)
+        layer.in_features = layer.weight.shape[1]
+        if self.ranks.rank > 0:
+            layer.bias = None  # type: ignore[assignment]
+        self.summed(module, child)
 
-    def packed_columns(self, module: nn.Module, child: str) -> None:
-        """Gates and ups of experts, [experts, gates + ups, in]: each rank some of either."""
-        self._keep(module, child, -2, self.ranks.size, packed=2)
-
-    def packed_rows(self, module: nn.Module, child: str) -> None:
-        """The same, transposed: [experts, in, gates + ups]."""
-        self._keep(module, child, -1, self.ranks.size, packed=2)
+    def split(self, module: nn.Module, name: str, dim: int, packed: int = 1) -> None:
+        """Each rank an equal part of a parameter; of experts' gates and ups, which lie `packed`, some of either."""
+        share(module._parameters[name].shape[dim] // packed, self.ranks.size, f"features of {name}")  # type: ignore[union-attr]
+        self._keep(module, name, dim, self.ranks.size, packed)
 
     def summed(self, module: nn.Module, child: str) -> None:
         """Outputs of parts that were cut already."""
@@ -166,31 +154,20 @@ class Cuts:
         linear.out_features = len(linear.weight)
 
     def _keep(self, module: nn.Module, name: str, dim: int, pieces: int, packed: int = 1) -> None:
-        """Of a parameter that is cut into `pieces` along `dim` keep this rank's, filled up with zeros to equal size.
+        """Keep this rank's piece of a parameter along `dim`, of each of `packed` tensors that lie one behind the other.
 
-        packed: how many tensors lie one behind the other along `dim`, each to be cut.
+        Pieces are of equal size: what the last one lacks is filled up with anything.
         """
         whole = module._parameters[name]
         if whole is None:
             return
         if whole not in self._parts:
-            number = self.ranks.rank * pieces // self.ranks.size
-            parts = [
-                part for tensor in whole.chunk(packed, dim) for part in piece(tensor, dim, number, pieces)
-            ]
-            self._parts[whole] = nn.Parameter(torch.cat(parts, dim), requires_grad=False)
+            length = whole.shape[dim] // packed
+            width, number = -(-length // pieces), self.ranks.rank * pieces // self.ranks.size
+            own = torch.arange(number * width, (number + 1) * width).clamp(max=length - 1)
+            places = (own + torch.arange(packed)[:, None] * length).flatten()
+            self._parts[whole] = nn.Parameter(whole.index_select(dim, places), requires_grad=False)
         module._parameters[name] = self._parts[whole]
-
-
-def piece(tensor: Tensor, dim: int, number: int, pieces: int) -> tuple[Tensor, Tensor]:
-    """One of equal pieces along `dim`, and the zeros that it lacks at the end."""
-    length = tensor.shape[dim]
-    width = -(-length // pieces)
-    first, last = min(number * width, length), min((number + 1) * width, length)
-    part = tensor.narrow(dim, first, last - first)
-    lacking = list(part.shape)
-    lacking[dim] = width - (last - first)
-    return part, part.new_zeros(lacking)
 
 
 # Of these every rank has all.
@@ -201,8 +178,8 @@ STYLES: dict[str, Callable[[Cuts, nn.Module, str], None]] = {
     "colwise_gather_output": Cuts.gathered_columns,
     "embedding_rowwise": Cuts.vocabulary,
     "moe_tp_experts": Cuts.summed,
-    "packed_colwise": Cuts.packed_columns,
-    "packed_rowwise": Cuts.packed_rows,
+    "packed_colwise": partial(Cuts.split, dim=-2, packed=2),
+    "packed_rowwise": partial(Cuts.split, dim=-1, packed=2),
     "rowwise": Cuts.rows,
     "rowwise_split_input": Cuts.rows,
 }

@@ -72,7 +72,9 @@ class FirstRank(Ranks):
             socket.send(data)
 
     def check(self, patience: float = 0.0) -> None:
-        if wait([self._workers.death], patience).done:
+        if patience:
+            wait([self._workers.death], patience)
+        if self._workers.death.done():
             raise EngineDeadError(self._workers.death.result())
 
 
