@@ -5,6 +5,7 @@ from contextlib import suppress
 from copy import deepcopy
 from functools import partial
 from inspect import signature
+from itertools import product
 from types import FunctionType, MethodType
 from typing import Any, get_args
 
@@ -34,10 +35,6 @@ class FusedRMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps, self.offset)[1]
 
-    def of_sum(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """x + residual, and its norm."""
-        return rms_norm(x, self.weight, self.eps, self.offset, residual)
-
 
 ROW_BY_ROW = (FusedRMSNorm, nn.LayerNorm, nn.Embedding)
 Turn = Callable[..., tuple[Tensor, Tensor]]
@@ -59,17 +56,14 @@ class Rope:
         return self.chosen(*tensors)
 
     def _choose(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> Turn:
-        width = cos.shape[-1]
+        width, dim = cos.shape[-1], query.shape[-1]
         sample = [torch.linspace(-1, 1, part.numel()).to(part).view(part.shape) for part in (query, key)]
         expected = self.original(*sample, cos, sin)
-        for angles in (slice(width // 2), slice(0, width, 2), slice(width)):  # those that are not repeated
-            for interleaved in (False, True):
-                turn: Turn = partial(_turn, angles, interleaved)
-                if 2 * cos[..., angles].shape[-1] <= query.shape[-1] and all(
-                    same(found, wanted, 2)
-                    for found, wanted in zip(turn(*sample, cos, sin), expected, strict=True)
-                ):
-                    return turn
+        once = [slice(width // 2), slice(0, width, 2), *[slice(width)] * (2 * width <= dim)]  # each angle
+        turns: list[Turn] = [partial(_turn, *form) for form in product(once, (False, True))]
+        for turn in turns:
+            if all(map(same, turn(*sample, cos, sin), expected, (2, 2))):
+                return turn
         return self.original
 
 
@@ -172,7 +166,8 @@ def swap_layer(layer: Any) -> None:
 def fused_layer(layer: Any, hidden_states: Tensor, **options: Any) -> Tensor:
     """A layer's forward: [1, T, hidden] to [1, T, hidden]."""
     attended, _ = layer.self_attn(hidden_states=layer.input_layernorm(hidden_states), **options)
-    total, normed = layer.post_attention_layernorm.of_sum(attended, hidden_states)
+    norm = layer.post_attention_layernorm
+    total, normed = rms_norm(attended, norm.weight, norm.eps, norm.offset, hidden_states)
     output: Tensor = total + layer.mlp(normed)
     return output
 

@@ -81,15 +81,12 @@ def test_kernels_beside_attention_compile_for_hopper(compiled: list) -> None:
     rms_norm(hidden, weight, 1e-5)
     rms_norm(tensor(1, 8, 48, 128)[:, :, :32], tensor(128), 1e-6, 1.0)
     rms_norm(hidden, weight, 1e-5, residual=hidden)
-    for activation in ("silu", "gelu", "gelu_tanh"):
-        gated(activation, joined)
+    gated("gelu", joined)
+    gated("gelu_tanh", joined)
     for interleaved in (False, True):
         rotate(tensor(8, 32, 128), tensor(8, 8, 128), tensor(8, 32), tensor(8, 32), interleaved)
     linear(hidden, tensor(6144, 4096), tensor(6144))
-    linear(hidden.float(), tensor(64, 4096).float())
-    product, exact = compiled[-2:]
-    assert "wgmma" in product.asm["ptx"]
-    assert "wgmma" not in exact.asm["ptx"]  # whose float32 has fewer bits
+    assert "wgmma" in compiled[-1].asm["ptx"]
     assert all(kernel.metadata.shared <= MULTIPROCESSOR_BYTES for kernel in compiled)
 
 
