@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,7 +18,7 @@ from engine_server.engine.core.prompt_logprobs import kept_output
 from engine_server.engine.core.request import Request
 from engine_server.engine.core.scheduler import Batch
 from engine_server.modeling import kernels
-from engine_server.modeling.attention import AttentionBackend, Staged, forward_context
+from engine_server.modeling.attention import AttentionBackend, Staged, StepInputs, forward_context
 from engine_server.modeling.cache_layout import lay_out
 from engine_server.modeling.device_time import device_work
 from engine_server.modeling.graphs import DecodeGraphs
@@ -204,7 +205,7 @@ class ModelRunner:
 
     def _warm_up(self) -> None:
         """A prompt and a long context's decode, kept nowhere: kernels are compiled when they are first launched."""
-        for tokens, context in ((2, 2), (1, self.staging.max_context)):
+        for tokens, context in ((2, 2), (1, self.config.model_config.max_model_len)):
             none, one = np.zeros(tokens, dtype=np.int64), np.zeros(1, dtype=np.int64)
             nowhere, rows = [none - 1] * len(self.table.ids), one + self.staging.rows
             step = StepInputs(none, none, nowhere, one, one + tokens, one + context, [], rows, one)
