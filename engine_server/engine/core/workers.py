@@ -3,6 +3,7 @@
 Nobody answers. A rank that can't go on ends, and with it the engine.
 """
 
+import gc
 import pkgutil
 import sys
 import tempfile
@@ -84,6 +85,7 @@ def serve(folder: str, fail: Callable[[str], None]) -> None:
     ranks = Ranks(int(sys.argv[1].removeprefix("rank ")), config.parallel_config.tensor_parallel_size)
     ranks.join(folder, choose_device(config.device_config, ranks.rank, ranks.size))
     runner = pkgutil.resolve_name(config.parallel_config.worker_cls)(config, ranks)
+    gc.freeze()  # all ranks would wait for one that walks over what it loaded
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
     socket.connect(f"ipc://{folder}/{sys.argv[1]}")
     decoders = {name: msgspec.msgpack.Decoder(kind, dec_hook=unplain) for name, kind in ORDERS.items()}
