@@ -7,6 +7,7 @@ from pathlib import Path
 BUDGETS = {
     "engine_server/engine": 5000,
     "engine_server/modeling": 2500,
+    "engine_server/modeling/kernels": 1500,
     "engine_server/telemetry": 800,
     "engine_server/server": 3500,
     "engine_server/router": 2000,
@@ -34,8 +35,15 @@ def main() -> int:
         f"{path} has {count} lines of {FILE_BUDGET}" for path, count in files.items() if count > FILE_BUDGET
     ]
     for part, budget in BUDGETS.items():
-        count = sum(count for path, count in files.items() if path.is_relative_to(part))
-        print(f"{part:24}{count:6} of {budget} lines")
+        inner = [
+            other for other in BUDGETS if other.startswith(f"{part}/")
+        ]  # which have budgets of their own
+        count = sum(
+            count
+            for path, count in files.items()
+            if path.is_relative_to(part) and not any(map(path.is_relative_to, inner))
+        )
+        print(f"{part:31}{count:6} of {budget} lines")
         if count > budget:
             over.append(f"{part} has {count} lines of {budget}")
     for complaint in over:

@@ -5,11 +5,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from engine_server.config import EngineConfig, UsageContext
     from engine_server.engine.adapters import LoRARequest, PromptAdapterRequest
     from engine_server.engine.arg_utils import AsyncEngineArgs, EngineArgs
     from engine_server.engine.async_llm import AsyncLLM, AsyncLLMEngine
     from engine_server.engine.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
-    from engine_server.engine.config import EngineConfig, UsageContext
     from engine_server.engine.errors import EngineDeadError, InvalidRequestError, QueueFullError
     from engine_server.engine.inputs import EmbedsPrompt, PromptType, TextPrompt, TokensPrompt
     from engine_server.engine.llm_engine import LLMEngine

@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 import msgspec
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
+from engine_server.config import UsageContext
 from engine_server.engine.adapters import LoRARequest
 from engine_server.engine.arg_utils import EngineArgs
 from engine_server.engine.beam_search import BeamSearchOutput, BeamSearchParams, beam_search
-from engine_server.engine.config import UsageContext
 from engine_server.engine.errors import InvalidRequestError
 from engine_server.engine.inputs import PromptType, TokensPrompt
 from engine_server.engine.llm_engine import LLMEngine

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self, get_args, get_origin, get_type
 
 import msgspec
 
-from engine_server.engine.config import (
+from engine_server.config import (
     CacheConfig,
     DeviceConfig,
     EngineConfig,

@@ -9,12 +9,7 @@ import weakref
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
-from engine_server.engine.adapters import LoRARequest, PromptAdapterRequest
-from engine_server.engine.arg_utils import AsyncEngineArgs
-from engine_server.engine.async_stream import AsyncStream
-from engine_server.engine.beam_search import BeamSearch, BeamSearchParams, BeamSearchSequence
-from engine_server.engine.compat import one_prompt, refuse, request_key, request_keys
-from engine_server.engine.config import (
+from engine_server.config import (
     DecodingConfig,
     EngineConfig,
     LoRAConfig,
@@ -23,6 +18,11 @@ from engine_server.engine.config import (
     SchedulerConfig,
     UsageContext,
 )
+from engine_server.engine.adapters import LoRARequest, PromptAdapterRequest
+from engine_server.engine.arg_utils import AsyncEngineArgs
+from engine_server.engine.async_stream import AsyncStream
+from engine_server.engine.beam_search import BeamSearch, BeamSearchParams, BeamSearchSequence
+from engine_server.engine.compat import one_prompt, refuse, request_key, request_keys
 from engine_server.engine.core_client import CoreProcess, OnPhase
 from engine_server.engine.errors import EngineDeadError
 from engine_server.engine.front_end import FrontEnd, StatLoggers

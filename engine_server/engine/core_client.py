@@ -14,7 +14,7 @@ import zmq
 import zmq.asyncio
 
 from engine_server.child import Child
-from engine_server.engine.config import EngineConfig
+from engine_server.config import EngineConfig
 from engine_server.engine.errors import EngineDeadError
 from engine_server.engine.messages import Call, CoreMessage, FrontEndMessage, Phase, Ready, Returned
 from engine_server.modeling import progress

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from engine_server.config import EngineConfig
 from engine_server.engine.adapters import LoRARequest, PromptAdapterRequest
 from engine_server.engine.compat import refuse, request_key
-from engine_server.engine.config import EngineConfig
 from engine_server.engine.errors import InvalidRequestError, QueueFullError
 from engine_server.engine.inputs import PromptType
 from engine_server.engine.messages import AddRequest, StepOutputs

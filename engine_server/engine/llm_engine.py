@@ -7,10 +7,7 @@ from typing import Any, ClassVar, Self
 import msgspec
 from transformers import PreTrainedTokenizerBase
 
-from engine_server.engine.adapters import LoRARequest, PromptAdapterRequest
-from engine_server.engine.arg_utils import EngineArgs
-from engine_server.engine.compat import one_prompt, refuse, request_keys
-from engine_server.engine.config import (
+from engine_server.config import (
     CacheConfig,
     DecodingConfig,
     DeviceConfig,
@@ -25,6 +22,9 @@ from engine_server.engine.config import (
     SpeculativeConfig,
     UsageContext,
 )
+from engine_server.engine.adapters import LoRARequest, PromptAdapterRequest
+from engine_server.engine.arg_utils import EngineArgs
+from engine_server.engine.compat import one_prompt, refuse, request_keys
 from engine_server.engine.core.engine_core import EngineCore
 from engine_server.engine.core.model_runner import ModelRunner
 from engine_server.engine.front_end import FrontEnd, StatLoggers

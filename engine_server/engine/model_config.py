@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine_server.engine.config import ModelConfig
+from engine_server.config import ModelConfig
 from engine_server.engine.pooling_config import longest_prompt, read_pooling_config
 from engine_server.models import resolve
 

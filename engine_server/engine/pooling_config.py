@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from engine_server.engine.config import Activation, Pooling, PoolingConfig
+from engine_server.config import Activation, Pooling, PoolingConfig
 
 GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 POOLINGS: dict[str, Pooling] = {

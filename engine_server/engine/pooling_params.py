@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal, Self
 import msgspec
 from msgspec import Meta
 
-from engine_server.engine.config import PoolingConfig
+from engine_server.config import PoolingConfig
 from engine_server.engine.errors import InvalidRequestError
 from engine_server.engine.sampling_params import MOST, Count, RequestOutputKind, check_fields
 

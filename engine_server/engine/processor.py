@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from engine_server.engine.config import ModelConfig
+from engine_server.config import ModelConfig
 from engine_server.engine.errors import InvalidRequestError
 from engine_server.engine.messages import AddRequest, RawTensor
 from engine_server.engine.pooling_params import PoolingParams

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer as Backend
 
-from engine_server.engine.config import ModelConfig
+from engine_server.config import ModelConfig
 from engine_server.engine.inputs import TokensPrompt
 
 if TYPE_CHECKING:

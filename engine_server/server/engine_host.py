@@ -97,8 +97,8 @@ class EngineHost:
     def _load(self) -> None:
         loop = self._loaded.get_loop()
         try:
+            from engine_server.config import UsageContext
             from engine_server.engine.async_llm import AsyncLLMEngine
-            from engine_server.engine.config import UsageContext
 
             engine = AsyncLLMEngine.from_engine_args(
                 self._args, usage_context=UsageContext.OPENAI_API_SERVER, on_phase=self._on_phase

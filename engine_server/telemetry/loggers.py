@@ -25,7 +25,7 @@ from engine_server.telemetry.metrics import (
 from engine_server.telemetry.stats import IterationStats, SchedulerStats
 
 if TYPE_CHECKING:
-    from engine_server.engine.config import EngineConfig
+    from engine_server.config import EngineConfig
 
 logger = logging.getLogger(__name__)
 

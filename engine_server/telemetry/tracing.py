@@ -21,7 +21,7 @@ from engine_server.telemetry.loggers import StatLoggerBase
 from engine_server.telemetry.stats import EndedRequest, IterationStats, SchedulerStats
 
 if TYPE_CHECKING:
-    from engine_server.engine.config import EngineConfig
+    from engine_server.config import EngineConfig
 
 ASKED = ("max_tokens", "temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty")
 

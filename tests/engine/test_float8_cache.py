@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine_server import EngineArgs, LLMEngine
-from engine_server.engine.core import kv_cache
+from engine_server.modeling import kv_cache
 from engine_server.modeling.attention import LayerShape
 from engine_server.modeling.cache_layout import FLOAT8, lay_out, quantised
 from engine_server.modeling.torch_attention import TorchAttention

@@ -16,7 +16,7 @@ from engine_server import (
     RequestOutputKind,
     SamplingParams,
 )
-from engine_server.engine.config import LoRAConfig
+from engine_server.config import LoRAConfig
 from engine_server.engine.core.model_runner import ModelRunner
 from engine_server.engine.core.scheduler import Batch
 

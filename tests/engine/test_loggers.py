@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine_server import EngineArgs, LLMEngine, QueueFullError, SamplingParams
-from engine_server.engine.config import (
+from engine_server.config import (
     CacheConfig,
     DeviceConfig,
     EngineConfig,

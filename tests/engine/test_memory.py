@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from engine_server import EngineArgs, LLMEngine
-from engine_server.engine.core import memory
-from engine_server.engine.core.kv_cache import num_blocks
-from engine_server.engine.core.memory import taking
+from engine_server.modeling import memory
 from engine_server.modeling.attention import LayerShape, UnsupportedModelError
 from engine_server.modeling.cache_layout import lay_out
+from engine_server.modeling.kv_cache import num_blocks
+from engine_server.modeling.memory import taking
 from engine_server.modeling.probe import largest_step
 from engine_server.modeling.torch_attention import StepAttention
 

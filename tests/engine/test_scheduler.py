@@ -5,7 +5,7 @@ from blocks import check_blocks
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from engine_server.engine.config import SchedulerConfig
+from engine_server.config import SchedulerConfig
 from engine_server.engine.core.block_pool import BlockPool, BlockTable
 from engine_server.engine.core.request import Request
 from engine_server.engine.core.scheduler import UNKNOWN, Batch, Sampled, Scheduler

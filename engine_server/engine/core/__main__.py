@@ -9,7 +9,7 @@ import msgspec
 import zmq
 
 from engine_server import child
-from engine_server.engine.config import EngineConfig
+from engine_server.config import EngineConfig
 from engine_server.engine.messages import CoreMessage, FrontEndMessage, Phase, Ready
 from engine_server.modeling import progress
 

@@ -12,8 +12,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from engine_server.engine.config import EngineConfig
-from engine_server.engine.core.memory import memory_use
+from engine_server.config import EngineConfig
 from engine_server.engine.core.model_runner import ModelRunner
 from engine_server.engine.core.operations import Operations
 from engine_server.engine.core.pooler import Pooler
@@ -31,6 +30,7 @@ from engine_server.engine.messages import (
     StepOutputs,
 )
 from engine_server.modeling import device_time, progress
+from engine_server.modeling.memory import memory_use
 from engine_server.modeling.ranks import Ranks
 
 MEMORY_SECONDS = 1.0  # how often a GPU is asked for its free memory, which takes it a moment

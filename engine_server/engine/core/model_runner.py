@@ -8,12 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from engine_server.engine.config import EngineConfig
+from engine_server.config import EngineConfig
 from engine_server.engine.core.block_pool import BlockPool, BlockTable
-from engine_server.engine.core.kv_cache import cache_dtype, num_blocks
-from engine_server.engine.core.memory import taking
 from engine_server.engine.core.model_inputs import NOTHING, ModelInputs, model_inputs
-from engine_server.engine.core.model_loader import choose_device, first_position, load_model
 from engine_server.engine.core.prompt_logprobs import kept_output
 from engine_server.engine.core.request import Request
 from engine_server.engine.core.scheduler import Batch
@@ -22,6 +19,9 @@ from engine_server.modeling.attention import AttentionBackend, Staged, StepInput
 from engine_server.modeling.cache_layout import lay_out
 from engine_server.modeling.device_time import device_work
 from engine_server.modeling.graphs import DecodeGraphs
+from engine_server.modeling.kv_cache import cache_dtype, num_blocks
+from engine_server.modeling.memory import taking
+from engine_server.modeling.model_loader import choose_device, first_position, load_model
 from engine_server.modeling.probe import largest_step, probe
 from engine_server.modeling.ranks import Ranks
 from engine_server.modeling.rope import per_sequence

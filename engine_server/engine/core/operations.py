@@ -5,7 +5,7 @@ from collections.abc import Collection
 
 import torch
 
-from engine_server.engine.config import EngineConfig
+from engine_server.config import EngineConfig
 from engine_server.engine.core.model_runner import ModelRunner
 from engine_server.engine.core.scheduler import Scheduler
 from engine_server.engine.messages import Call, Returned

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 
-from engine_server.engine.config import Activation, PoolingConfig
+from engine_server.config import Activation, PoolingConfig
 from engine_server.engine.core.model_runner import ModelRunner
 from engine_server.engine.core.scheduler import Batch, Sampled
 from engine_server.engine.messages import RawTensor

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
-from engine_server.engine.config import SchedulerConfig
+from engine_server.config import SchedulerConfig
 from engine_server.engine.core.block_pool import BlockTable
 from engine_server.engine.core.request import Request
 from engine_server.engine.messages import RawTensor, RequestStep, TokenLogprobsArray

@@ -18,11 +18,11 @@ import zmq
 from torch import Tensor
 
 from engine_server.child import Children, run
-from engine_server.engine.config import EngineConfig
+from engine_server.config import EngineConfig
 from engine_server.engine.core.model_inputs import ModelInputs
-from engine_server.engine.core.model_loader import choose_device
 from engine_server.engine.errors import EngineDeadError
 from engine_server.engine.messages import RawTensor
+from engine_server.modeling.model_loader import choose_device
 from engine_server.modeling.ranks import Ranks
 
 # The methods of a ModelRunner that all ranks run, with their arguments' types; none of them calls another.

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
 import msgspec
-
-if TYPE_CHECKING:
-    from engine_server.engine.core.model_runner import ModelRunner
 
 Pooling = Literal["CLS", "LAST", "MEAN"]  # the first token's hidden state, the last's, or the mean of all
 Activation = Literal["identity", "sigmoid", "softmax"]
@@ -146,7 +143,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
         cache = msgspec.structs.replace(self.cache_config, num_gpu_blocks=num_blocks)
         return msgspec.structs.replace(self, cache_config=cache)
 
-    def with_executor(self, executor_class: type[ModelRunner] | None) -> Self:
+    def with_executor(self, executor_class: type | None) -> Self:
         """Execute the model by this class, which crosses to the core by its import path; None changes nothing."""
         if executor_class is None:
             return self

@@ -2,9 +2,9 @@
 
 import torch
 
-from engine_server.engine.config import CacheConfig
-from engine_server.engine.core.memory import free_memory, passing_memory
+from engine_server.config import CacheConfig
 from engine_server.modeling.cache_layout import FLOAT8, Layout
+from engine_server.modeling.memory import free_memory, passing_memory
 
 FLOAT8_CAPABILITY = (8, 9)  # of a GPU that converts it
 CPU_SHARE = 4  # without a setting, the cache takes this part of what is free, and at most CPU_MOST

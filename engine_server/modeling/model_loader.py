@@ -11,11 +11,11 @@ import transformers
 from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 
-from engine_server.engine.config import DeviceConfig, LoadConfig, ModelConfig
-from engine_server.engine.core.memory import free_memory
+from engine_server.config import DeviceConfig, LoadConfig, ModelConfig
 from engine_server.modeling import kernels
 from engine_server.modeling.attention import IMPLEMENTATION
 from engine_server.modeling.fusion import fuse_linears
+from engine_server.modeling.memory import free_memory
 from engine_server.modeling.packed_linear import pack_linears
 from engine_server.modeling.ranks import Ranks
 from engine_server.modeling.sharding import shard
