@@ -27,15 +27,9 @@ class DecodeGraphs:
     """
 
     def __init__(self, run: Callable[[int], list[Tensor]], most: int) -> None:
-        """Capture them; none where that fails, as it does for a model that asks the device for something."""
+        """Capture them. Raises RuntimeError where the model asks the device for something, or memory is short."""
         started, free = time.monotonic(), torch.cuda.mem_get_info()[0]
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, list[Tensor]]] = {}
-        self._sizes: list[int] = []
-        try:
-            self._graphs = dict(capture(run, ladder(most)))
-        except (RuntimeError, torch.OutOfMemoryError) as error:
-            logger.warning("decode is not captured as CUDA graphs, and is slower: %s", error)
-            return
+        self._graphs = dict(capture(run, ladder(most)))
         self._sizes = sorted(self._graphs)
         taken = free - torch.cuda.mem_get_info()[0] >> 20
         seconds = time.monotonic() - started

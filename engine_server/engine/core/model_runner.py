@@ -201,7 +201,12 @@ class ModelRunner:
         if not config.model_config.enforce_eager and self.rope is None:  # which asks the host for lengths
             most = config.scheduler_config.max_num_seqs
             self.staging.put(NOTHING, NOTHING.starts, most)
-            self.graphs = DecodeGraphs(self._decode, most)
+            try:
+                self.graphs = DecodeGraphs(self._decode, most)
+            except RuntimeError as error:
+                if self.ranks.size > 1:  # the others are in the midst of a collective
+                    raise
+                logger.warning("decode is not captured as CUDA graphs, and is slower: %s", error)
 
     def _warm_up(self) -> None:
         """A prompt and a long context's decode, kept nowhere: kernels are compiled when they are first launched."""
