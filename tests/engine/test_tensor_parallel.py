@@ -45,8 +45,8 @@ def test_two_ranks_answer_as_one_does(tiny_llama: Path, finish, tiny_params) -> 
     two.sleep(level=2)
     two.wake_up()
     assert likeliest(answers(two, finish, greedy)) == expected
-    (worker,) = psutil.Process().children()
-    assert "engine_server.engine.core.workers" in worker.cmdline()
+    children = psutil.Process().children()  # other tests' too
+    (worker,) = (one for one in children if "engine_server.engine.core.workers" in one.cmdline())
     del two
     gc.collect()
     until(lambda: not worker.is_running())
