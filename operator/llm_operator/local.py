@@ -209,7 +209,8 @@ def greet(address: str, pods: Sequence[Pod], fetched: float, started: float) -> 
     spent = f"models {lasted(fetched)}, start {lasted(started)}"
     say(f"ready after {lasted(fetched + started)} ({spent}): {', '.join(names)}")
     messages = [{"role": "user", "content": "What is the capital of France?"}]
-    question = {"model": names[0], "messages": messages}
+    # A small model, left to chance, may ramble on for a minute.
+    question = {"model": names[0], "temperature": 0, "messages": messages}
     request = f"{address}/v1/chat/completions -H 'Content-Type: application/json'"
     say(f"ask:\n  curl -s {request} -d '{json.dumps(question)}'")
     say(f"ask, streamed:\n  curl -sN {request} -d '{json.dumps({**question, 'stream': True})}'")
