@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from engine_server import EngineArgs, LLMEngine, RequestOutput, SamplingParams
+from engine_server.engine.core.sampler import Launched
+from engine_server.engine.core.scheduler import Sampled
 
 WISHES = [
     {"temperature": 0},
@@ -62,3 +64,21 @@ def test_a_step_is_launched_before_the_last_one_is_finished(tiny_llama: Path) ->
     assert engine.step() == []
     assert not engine.has_unfinished_requests()
     assert engine._core.table.pool.usage == 0
+
+
+def test_a_failed_step_leaves_a_namesake_alone(tiny_llama: Path, finish, monkeypatch) -> None:
+    engine = make(tiny_llama, True, 80)
+    params = SamplingParams(max_tokens=3, ignore_eos=True, detokenize=False)
+    engine.add_request("r", {"prompt_token_ids": [5, 6]}, params)
+    assert engine.step() == []  # its first token is on its way
+    engine.abort_request("r")
+    engine.add_request("r", {"prompt_token_ids": [7, 8, 9]}, params)
+
+    def fail(launched: Launched) -> list[Sampled]:
+        monkeypatch.undo()
+        raise RuntimeError("lost")
+
+    monkeypatch.setattr(Launched, "collect", fail)
+    outputs = finish(engine)
+    assert outputs["r"].outputs[0].finish_reason == "length"
+    assert outputs["r"].prompt_token_ids == [7, 8, 9]

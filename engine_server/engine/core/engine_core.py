@@ -190,8 +190,7 @@ class EngineCore:
             torch.cuda.synchronize()  # raises one where the device has failed, whatever a kernel calls it
         logger.exception("a step of %d requests failed", len(batch))
         message = f"{type(error).__name__}: {error}"
-        requests = [request for request, _ in batch if request.request_id in self.scheduler.requests]
-        return [self.scheduler.fail(request, message) for request in requests]
+        return [self.scheduler.fail(request, message) for request, _ in batch if request in self.scheduler]
 
     def outputs(self) -> StepOutputs:
         """One step, with the state that it leaves."""

@@ -79,6 +79,10 @@ class Scheduler:
         self._arrivals = itertools.count()
         self._num_preemptions = self._num_queried = self._num_hit = 0  # since the last stats
 
+    def __contains__(self, request: Request) -> bool:
+        """Whether it has not ended; another may have its id by now."""
+        return self.requests.get(request.request_id) is request
+
     def add(self, request: Request) -> None:
         request.place = (request.priority, next(self._arrivals))
         request.regime = self.regime(request)
@@ -142,7 +146,7 @@ class Scheduler:
         return [
             self._append(request, sampled)
             for request, sampled in zip(sampling, samples, strict=True)
-            if self.requests.get(request.request_id) is request  # else it ended meanwhile
+            if request in self  # else it ended meanwhile
         ]
 
     def fail(self, request: Request, error: str) -> RequestStep:
