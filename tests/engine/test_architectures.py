@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import transformers
+from tiny_models import TINY
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams, StatLoggerBase
 from engine_server.telemetry.stats import IterationStats, SchedulerStats
@@ -19,19 +20,11 @@ LENGTHS = (3, 14, 37)
 
 WINDOW = 8
 ORIGINAL = 16  # positions of the training, where a rope is stretched
-SIZES = {
+SIZES = TINY | {
     "vocab_size": 96,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.4,
     "bos_token_id": 0,
     "eos_token_id": 1,
     "pad_token_id": 0,
-    "tie_word_embeddings": False,
 }
 ALTERNATING = ["sliding_attention", "full_attention"]
 

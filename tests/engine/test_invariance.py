@@ -33,21 +33,11 @@ def windows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def make(
-    model: Path,
-    dtype: str,
-    block_size: int,
-    spare: int,
-    budget: int,
-    seats: int,
-    caching: bool,
-    overlapped: bool,
-) -> LLMEngine:
+def make(model: Path, spare: int, block_size: int, **options) -> LLMEngine:
     return LLMEngine.from_engine_args(
         EngineArgs(
             model=str(model), dtype="float32", skip_tokenizer_init=True, max_model_len=CONTEXT, block_size=block_size,
-            num_gpu_blocks_override=CONTEXT // block_size + spare, max_num_batched_tokens=budget, max_num_seqs=seats,
-            enable_prefix_caching=caching, disable_log_stats=True, kv_cache_dtype=dtype, async_scheduling=overlapped,
+            num_gpu_blocks_override=CONTEXT // block_size + spare, disable_log_stats=True, **options,
         )
     )  # fmt: skip
 
@@ -56,11 +46,9 @@ def make(
 def model(request) -> tuple[Path, dict[str, LLMEngine], dict]:
     """The model, engines that are asked one question at a time, and what they answered."""
     folder = request.getfixturevalue(request.param)
-    return (
-        folder,
-        {dtype: make(folder, dtype, 16, 0, CONTEXT, 1, False, False) for dtype in ("auto", "fp8")},
-        {},
-    )
+    plain = {"max_num_batched_tokens": CONTEXT, "max_num_seqs": 1, "enable_prefix_caching": False}
+    engines = {dtype: make(folder, 0, 16, kv_cache_dtype=dtype, **plain) for dtype in ("auto", "fp8")}
+    return folder, engines, {}
 
 
 def answer(engine: LLMEngine, questions: list, arrivals: list[int]) -> list[list[int]]:
@@ -86,30 +74,31 @@ questions = st.lists(
 )
 
 
+options = st.fixed_dictionaries(
+    {
+        "kv_cache_dtype": st.sampled_from(["auto", "fp8"]),
+        "block_size": st.sampled_from([2, 4, 8, 16]),
+        "max_num_batched_tokens": st.integers(7, 80),
+        "max_num_seqs": st.integers(1, 8),
+        "enable_prefix_caching": st.booleans(),
+        "async_scheduling": st.booleans(),
+    }
+)
+
+
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    questions, st.data(), st.sampled_from(["auto", "fp8"]), st.sampled_from([2, 4, 8, 16]), st.integers(0, 6),
-    st.integers(7, 80), st.integers(1, 8), st.booleans(), st.booleans(),
-)  # fmt: skip
+@given(questions, st.data(), st.integers(0, 6), options)
 def test_tokens_are_the_same_whatever_the_neighbours(
-    model,
-    questions,
-    data,
-    dtype: str,
-    block_size: int,
-    spare: int,
-    budget: int,
-    seats: int,
-    caching: bool,
-    overlapped: bool,
+    model, questions, data, spare: int, options: dict
 ) -> None:
     folder, plain, alone = model
+    dtype = options["kv_cache_dtype"]
     for question in questions:
         if (dtype, question) not in alone:
             [alone[dtype, question]] = answer(plain[dtype], [question], [0])
-    engine = make(folder, dtype, block_size, spare, budget, seats, caching, overlapped)
+    engine = make(folder, spare, **options)
     arrivals = data.draw(st.lists(st.integers(0, 5), min_size=len(questions), max_size=len(questions)))
-    for _ in range(1 + caching):  # the second time from a cache that was used
+    for _ in range(1 + options["enable_prefix_caching"]):  # the second time from a cache that was used
         assert answer(engine, questions, arrivals) == [alone[dtype, question] for question in questions]
         check_blocks(engine._core.table)
         assert engine._core.table.pool.usage == 0

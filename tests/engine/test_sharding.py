@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tiny_models import TINY
 from torch import Tensor, nn
 from torch.distributed import HashStore, ProcessGroupGloo
 from transformers import AttentionInterface, PreTrainedModel
@@ -17,17 +18,9 @@ from engine_server.modeling.ranks import Ranks
 from engine_server.modeling.sharding import shard
 
 TOKENS = torch.tensor([[3, 97, 1, 0, 50, 51, 98, 7]])
-SIZES = {
+SIZES = TINY | {
     "vocab_size": 99,  # which no number of ranks divides
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.4,
     "pad_token_id": 97,  # not in the first rank's part
-    "tie_word_embeddings": False,
 }
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 MIMO = {
