@@ -8,6 +8,7 @@ from torch import Tensor
 
 from engine_server.engine.core.request import Request
 from engine_server.engine.core.sampler import Sampler, uniform
+from engine_server.engine.core.scheduler import Sampled
 from engine_server.engine.sampling_params import SamplingParams
 from engine_server.modeling import kernels
 
@@ -31,8 +32,13 @@ def request(output: int = 0, child: int = 0, row: int = 0, **params) -> Request:
     return Request("r", [1] * (1 + output), 1, SamplingParams(**params), 100, child=child, row=row)
 
 
+def sample(sampler: Sampler, logits: Tensor, requests: list[Request]) -> list[Sampled]:
+    sampler.prepare(requests)
+    return sampler.launch(logits, requests).collect()
+
+
 def tokens(sampler: Sampler, logits: Tensor, requests: list[Request]) -> list[int]:
-    samples = sampler.launch(logits.clone(), requests).collect()
+    samples = sample(sampler, logits.clone(), requests)
     assert not any(sampled.error for sampled in samples)
     return [sampled.token_id for sampled in samples]
 
@@ -110,7 +116,7 @@ def test_kernel_row_that_cannot_be_sampled_fails_alone(
     logits = torch.randn(3, 70)
     good = tokens(plain(), logits, [request(seed=1, **options)] * 3)
     logits[1, 40 if broken != -torch.inf else slice(None)] = broken
-    samples = by_kernels.launch(logits.to(device), [request(seed=1, **options)] * 3).collect()
+    samples = sample(by_kernels, logits.to(device), [request(seed=1, **options)] * 3)
     assert [bool(one.error) for one in samples] == [False, True, False]
     assert [samples[0].token_id, samples[2].token_id] == good[::2]
 
@@ -132,7 +138,7 @@ def test_kernel_tokens_do_not_depend_on_neighbours(by_kernels: Sampler, device: 
     options = [{}, {"temperature": 0}, {"top_p": 0.95}, {"top_k": 3}, {}, {"min_p": 0.1}]
     requests = [request(seed=row, output=row, **one) for row, one in enumerate(options)]
     assert by_kernels.kernels
-    by_kernels.kernels.fill(requests)
+    by_kernels.prepare(requests)
     drawn, largest = by_kernels.kernels.sample(logits.to(device))
     assert torch.equal(largest.cpu(), logits.amax(-1))
     launched = by_kernels.launch(logits[:-2].to(device), requests, (drawn[:-2], largest[:-2]))
@@ -161,8 +167,8 @@ def test_kernel_counts_the_tokens_that_it_draws(by_kernels: Sampler, device: tor
         assert not any(one.params.needs_last_token for one in unknown)
         for _ in range(5):
             logits = torch.randn(len(penalties), 12, generator=generator)
-            expected = plain().launch(logits.clone(), known).collect()
-            samples = by_kernels.launch(logits.to(device), unknown).collect()
+            expected = sample(plain(), logits.clone(), known)
+            samples = sample(by_kernels, logits.to(device), unknown)
             assert [one.token_id for one in samples] == [one.token_id for one in expected]
             assert samples[3].logprobs and expected[3].logprobs
             assert samples[3].logprobs.ranks == expected[3].logprobs.ranks

@@ -140,8 +140,7 @@ class EngineCore:
         begun = device_time.mark(self.runner.device)
         try:
             sampling = [scheduled.request for scheduled in batch if scheduled.samples]
-            if self.sampler.kernels and self.runner.graphs:  # which draw at once
-                self.sampler.kernels.fill(sampling)
+            self.sampler.prepare(sampling)
             output = self.runner.execute(batch)  # one flat forward: logits, or hidden states to pool
             samples = self.pooler.pool(output, batch) if self.pooler else self.sample(output, sampling)
         except Exception as error:

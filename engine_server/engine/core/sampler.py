@@ -74,6 +74,11 @@ class Sampler:
 
             self.kernels = kernel_sampler.KernelSampler(max_num_seqs, device)
 
+    def prepare(self, requests: list[Request]) -> None:
+        """Tell the device for whom the next `launch` is, before their forward: a captured one draws at once."""
+        if self.kernels:
+            self.kernels.fill(requests)
+
     @torch.inference_mode()
     def launch(
         self, logits: Tensor, requests: list[Request], drawn: Sequence[Tensor] | None = None
@@ -106,7 +111,6 @@ class Sampler:
     def _draw(self, logits: Tensor, requests: list[Request]) -> tuple[Tensor, Tensor]:
         """A token for each row of `logits` [n, vocabulary], int64 [n], and its largest logit."""
         if self.kernels:
-            self.kernels.fill(requests)
             return self.kernels.sample(logits)
         largest, tokens = logits.max(dim=-1)
         drawn = [row for row, request in enumerate(requests) if not request.params.greedy]
