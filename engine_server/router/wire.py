@@ -32,7 +32,7 @@ class Fields:
     """The head that a connection parses: the fields that we read, by their names in lower case, and the lines of
     those that travel on as they came."""
 
-    __slots__ = ("_lines", "read")
+    __slots__ = ("_onward", "read")
 
     def __init__(self) -> None:
         self.begin()
@@ -40,7 +40,7 @@ class Fields:
     def begin(self) -> None:
         """Be ready for another head."""
         self.read: dict[bytes, bytes] = {}
-        self._lines: list[bytes] | deque[bytes] = []
+        self._onward: list[bytes] | deque[bytes] = []  # name, colon, value and line's end of each
 
     def add(self, name: bytes, value: bytes) -> None:
         key = name.lower()
@@ -48,16 +48,17 @@ class Fields:
             self.read[key] = value
             if key in OURS:
                 return
-        self._lines.append(b"".join((name, b": ", value, b"\r\n")))
+        self._onward.extend((name, b": ", value, b"\r\n"))
 
     def onward(self) -> bytes:
         """The lines that travel on: not what Connection names either."""
-        lines, self._lines = self._lines, NOWHERE  # where trailers go
+        parts, self._onward = self._onward, NOWHERE  # where trailers go
         connection = self.read.get(b"connection")
         if connection is None or connection.lower() in (b"keep-alive", b"close"):
-            return b"".join(lines)
+            return b"".join(parts)
         named = {token.strip() for token in connection.lower().split(b",")}
-        return b"".join(line for line in lines if line.partition(b":")[0].lower() not in named)
+        lines = zip(*[iter(parts)] * 4, strict=True)
+        return b"".join(part for line in lines if line[0].lower() not in named for part in line)
 
 
 class Request(msgspec.Struct, frozen=True):
