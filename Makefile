@@ -34,7 +34,7 @@ up: $(VENV)/.runtime ## serve the sample model on this machine
 	@exec $(BIN)/fairlead up manifests/samples/smollm2.yaml
 
 .PHONY: test
-test: $(VENV)/.development ## all tests but those that need a cluster with nodes
+test: $(VENV)/.development ## all tests but those of the whole way
 	@export OMP_NUM_THREADS=1; \
 	TRITON_INTERPRET=1 $(BIN)/pytest -q tests/kernels >$(VENV)/kernels.log 2>&1 & kernels=$$!; \
 	$(BIN)/pytest -q --numprocesses logical --maxprocesses 4 --dist loadscope --no-loadscope-reorder \
@@ -59,7 +59,7 @@ lint: $(VENV)/.development ## style, types, arrows between the parts, budgets, g
 	@$(call TOOLS,helm); helm lint --quiet charts/fairlead; diff -u $(MANIFEST) <($(RENDER)) $(BEHIND)
 
 .PHONY: e2e
-e2e: $(VENV)/.development ## the whole way on a cluster: KUBECONFIG's, or one that is made for it
+e2e: $(VENV)/.development ## the whole way, on this machine and on a cluster: KUBECONFIG's, or one that is made for it
 	@$(BIN)/pytest -q -m e2e tests/e2e
 
 # For a machine with a GPU that reaches no package index: what Python 3.12 with torch, Triton and transformers lacks.

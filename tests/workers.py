@@ -6,7 +6,6 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 GROUPS = (  # how paths begin; a group shares what is slow to start, and the longest come first
-    ("tests/operator/test_local_e2e.py",),
     ("tests/server/",),
     ("tests/operator/test_operator.py", "tests/operator/test_crd.py", "tests/router/test_kubernetes.py"),
     ("tests/engine/test_equality.py",),

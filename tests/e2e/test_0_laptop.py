@@ -14,6 +14,8 @@ import pytest
 import yaml
 from waiting import until
 
+pytestmark = pytest.mark.e2e
+
 SAMPLE = Path(__file__).parents[2] / "manifests/samples/smollm2.yaml"
 PATIENCE = 180  # seconds; ample for a first conversion of the model on a busy machine
 CORE = "engine_server.engine.core"
