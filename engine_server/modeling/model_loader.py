@@ -14,11 +14,13 @@ from transformers import AutoConfig, PreTrainedModel
 from engine_server.config import DeviceConfig, LoadConfig, ModelConfig
 from engine_server.modeling import kernels
 from engine_server.modeling.attention import IMPLEMENTATION
+from engine_server.modeling.fused_modules import use_kernels
 from engine_server.modeling.fusion import fuse_linears
 from engine_server.modeling.memory import free_memory
 from engine_server.modeling.packed_linear import pack_linears
 from engine_server.modeling.ranks import Ranks
 from engine_server.modeling.sharding import shard
+from engine_server.modeling.torch_modules import CPU
 from engine_server.models.folder import weight_bytes
 
 OWN_ATTENTION = ("bloom", "falcon", "gptj", "mpnet")  # model types
@@ -99,12 +101,14 @@ def load_model(config: ModelConfig, load: LoadConfig, device: torch.device, rank
         nn.Module.to(model, device)
     fuse_linears(progress(parents(model), "Fusing weights"))
     if kernels.can_run(device):
-        from engine_server.modeling.fused_modules import fix_sums, use_kernels
+        from engine_server.modeling.triton_modules import TRITON, fix_sums
 
-        use_kernels(model)
+        use_kernels(model, TRITON)
         if config.batch_invariant:
             fix_sums(model)
     if device.type == "cpu":
+        if model.dtype == torch.bfloat16:  # float32 has the numbers of transformers to the last bit
+            use_kernels(model, CPU)
         pack_linears(progress(parents(model), "Packing weights"))
     return model
 

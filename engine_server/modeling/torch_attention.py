@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,11 @@ from engine_server.modeling.attention import AttentionBackend, IntArray, Pages, 
 from engine_server.modeling.cache_layout import Layout, quantised
 
 MOST_SCORES = 1 << 26  # held at once where they must be written down
-MANY_DECODES = 16  # from so many on, a CPU is twice as quick in bfloat16 if scores are written down
+# A CPU is up to twice as quick in bfloat16 if scores are written down: of so many decodes, of so many in a prompt, and
+# then of so many rows at a time, which still lie in its caches when they are used.
+MANY_DECODES = 16
+MANY_SCORES = 1 << 12
+ROWS = 128
 
 Masks = dict[tuple[object, ...], Tensor]  # layers that hide and favour the same tokens share one mask
 
@@ -30,6 +35,7 @@ class TorchAttention(AttentionBackend):
         self.layout = layout
         self.block_size = block_size
         self.device = device
+        self.halved = dtype in (torch.bfloat16, torch.float16)  # bits may follow from what shares a step
         # Masked slots are multiplied by a weight of 0, which a NaN in new memory would survive: these are zeros.
         self.keys, self.values = layout.allocate(num_blocks, block_size, dtype, device, heads_first=True)
 
@@ -51,8 +57,11 @@ class TorchAttention(AttentionBackend):
         rows = self._slots[kind].rows(key.shape[1])
         write(keys, rows, key.flatten(0, 1))
         write(values, rows, value.flatten(0, 1))
+        parts = self._parts[kind]
+        if len(parts) == 1:  # has all tokens
+            return parts[0].attend(query, keys, values, scoring)
         output = query.new_empty(*query.shape[:2], value.shape[-1])
-        for part in self._parts[kind]:
+        for part in parts:
             output[part.tokens] = part.attend(query[part.tokens], keys, values, scoring)
         return output
 
@@ -69,8 +78,9 @@ class TorchAttention(AttentionBackend):
         sequences = np.flatnonzero(inputs.lengths == 1)
         held = -(-contexts // self.block_size)
         widths = rounded(held[sequences])
-        for width in np.unique(widths).tolist():
-            members = sequences[widths == width]
+        for most in np.unique(widths).tolist():
+            members = sequences[widths == most]
+            width = int(held[members].max()) if self.halved else most
             # What rounds a width up is the sequence's own last block: a neighbour's NaN would survive the mask.
             columns = np.minimum(np.arange(width), held[members, None] - 1) + firsts[members, None]
             blocks = inputs.block_ids[kind][members[:, None], columns]
@@ -116,6 +126,8 @@ class Sequence:
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
         """query: [query heads, tokens, dim]; keys, values: [kv heads, context, dim]; [tokens, query heads, dim]."""
+        if writes_scores(query, scoring) and query.shape[1] * self.context >= MANY_SCORES:
+            return self._attend_by_rows(query, keys, values, scoring)
         query, keys, values = (tensor.unsqueeze(0) for tensor in (query, keys, values))
         mask = self._mask(query, scoring)
         if mask is None or scoring.fused:
@@ -125,13 +137,36 @@ class Sequence:
         output = torch.cat([attention(part, keys, values, mask, scoring) for part, mask in parts], 2)
         return output[0].transpose(0, 1)
 
+    def _attend_by_rows(self, query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
+        """As `attend`: some tokens at a time, over no more keys than they may see."""
+        heads, tokens, dim = query.shape
+        output = query.new_empty(tokens, heads, values.shape[-1])
+        mask = None if self._plain(scoring) else self._mask(query.unsqueeze(0), scoring)
+        for start in range(0, tokens, ROWS):
+            rows = query[:, start : start + ROWS]
+            stop = start + rows.shape[1]
+            seen = self.context - tokens + stop if scoring.causal else self.context
+            scores = scores_of(rows.reshape(len(keys), -1, dim), keys[:, :seen], scoring.scaling)
+            by_head = scores.view(heads, -1, seen)
+            if mask is not None:
+                by_head += mask[0, :, start:stop, :seen]
+            elif scoring.causal:
+                by_head[..., start - stop :] += future(stop - start, query.dtype)
+            attended = scores.softmax(-1) @ values[:, :seen]
+            output[start:stop] = attended.view(heads, stop - start, -1).transpose(0, 1)
+        return output
+
+    def _plain(self, scoring: Scoring) -> bool:
+        """Whether causality hides tokens, or nothing, and nothing favours any."""
+        narrow = scoring.window is not None and scoring.window < self.context
+        return not narrow and scoring.alibi is None and scoring.relative_bias is None
+
     def _mask(self, query: Tensor, scoring: Scoring) -> Tensor | None:
         """[1, 1 or query heads, tokens, context]; None where the kernel knows without, which is quicker."""
         if scoring.relative_bias is not None:
             return scoring.relative_bias[..., : self.context, : self.context]
         count, window = query.shape[2], scoring.window
-        narrow = (window is not None and window < self.context) or scoring.alibi is not None
-        if not narrow and (not scoring.causal or (scoring.fused and count == self.context)):
+        if self._plain(scoring) and (not scoring.causal or (scoring.fused and count == self.context)):
             return None
         key = (window, scoring.alibi, scoring.causal)
         if key not in self.masks:
@@ -199,13 +234,14 @@ class Prefill:
 class DecodeGroup:
     """Sequences with one token in this step, whose contexts round up to the same number of blocks.
 
-    The rounding looks at a sequence's own length alone, so no neighbour changes the shape that it is computed in.
+    In float32 that is the number they are computed with. It follows from a sequence's own length alone, so that no
+    neighbour changes the shape that it is computed in.
     """
 
     tokens: slice | Tensor  # which of the step's tokens
     contexts: Tensor  # [n]
     blocks: "Blocks"  # [n, blocks]
-    width: int  # tokens of context, rounded up
+    width: int  # tokens of the blocks
     masks: Masks = field(default_factory=dict)
 
     def attend(self, query: Tensor, keys: Pages, values: Pages, scoring: Scoring) -> Tensor:
@@ -215,17 +251,14 @@ class DecodeGroup:
         """
         count, heads, dim = query.shape
         kv_heads = keys.data.shape[1]
-        # Never in float32, where a request's result must not follow from how many share its step.
-        many = count >= MANY_DECODES and query.device.type == "cpu" and query.dtype != torch.float32
-        attend = attention_of_many if many and scoring.fused else attention
-        output = attend(
-            query.reshape(count, kv_heads, heads // kv_heads, dim),
-            self.blocks.gather(keys, query.dtype),
-            self.blocks.gather(values, query.dtype),
-            self._mask(query, kv_heads, scoring),
-            scoring,
-        )
-        return output.reshape(count, heads, -1)
+        query = query.reshape(count, kv_heads, heads // kv_heads, dim)
+        key, value = (self.blocks.gather(pages, query.dtype) for pages in (keys, values))
+        mask = self._mask(query, kv_heads, scoring)
+        if count < MANY_DECODES or not writes_scores(query, scoring):
+            return attention(query, key, value, mask, scoring).reshape(count, heads, -1)
+        scores = scores_of(query.flatten(0, 1), key.flatten(0, 1), scoring.scaling)
+        scores.view(*query.shape[:3], -1).add_(mask)
+        return (scores.softmax(-1) @ value.flatten(0, 1)).view(count, heads, -1)
 
     def _mask(self, query: Tensor, kv_heads: int, scoring: Scoring) -> Tensor:
         """[n, 1, 1, width], or [n, kv heads, query heads of each, width]."""
@@ -262,6 +295,17 @@ def selection(places: npt.NDArray[np.int64], device: torch.device) -> slice | Te
     return torch.from_numpy(places).to(device)
 
 
+def writes_scores(query: Tensor, scoring: Scoring) -> bool:
+    """Where that may be quicker; never in float32, where a result must not follow from what shares a step."""
+    return scoring.fused and query.device.type == "cpu" and query.dtype != torch.float32
+
+
+@cache
+def future(count: int, dtype: torch.dtype) -> Tensor:
+    """[count, count] on the CPU: -inf for what comes after each of so many neighbours, else 0."""
+    return torch.full((count, count), -torch.inf, dtype=dtype).triu_(1)
+
+
 def attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scoring: Scoring) -> Tensor:
     """query: [n, heads, tokens, dim], the result alike; keys, values: [n, kv heads, context, dim].
 
@@ -292,13 +336,9 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, 
     return (weights.reshape(count, kv_heads, -1, context) @ values).view(count, heads, tokens, -1)
 
 
-def attention_of_many(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scoring: Scoring) -> Tensor:
-    """As `attention`, in three passes, which are quicker on a CPU where n is large and tokens are few."""
-    count, heads, tokens, _ = query.shape
-    query, keys, values = (part.flatten(0, 1) for part in (query, keys, values))
-    mask = mask.expand(count, heads, tokens, -1).flatten(0, 1)
-    weights = torch.baddbmm(mask, query, keys.mT, alpha=scoring.scaling).softmax(-1)
-    return (weights @ values).view(count, heads, tokens, -1)
+def scores_of(query: Tensor, keys: Tensor, scaling: float) -> Tensor:
+    """[n, rows, context] of query [n, rows, dim] and keys [n, context, dim], to be written over."""
+    return torch.baddbmm(query.new_empty(1, 1, 1), query, keys.mT, beta=0, alpha=scaling)
 
 
 def mask_out(own: Tensor, others: Tensor, scoring: Scoring, dtype: torch.dtype) -> Tensor:

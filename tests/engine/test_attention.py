@@ -16,7 +16,7 @@ from engine_server.modeling.attention import (
     paged_attention,
 )
 from engine_server.modeling.cache_layout import lay_out
-from engine_server.modeling.torch_attention import StepAttention, TorchAttention
+from engine_server.modeling.torch_attention import Sequence, StepAttention, TorchAttention
 
 LENGTHS = np.array([5, 1, 9])
 
@@ -76,6 +76,33 @@ def test_decodes_in_bfloat16_are_near_to_float32(count: int) -> None:
     ))  # fmt: skip
     output = attend(backend, blocks, (lengths - 1).tolist(), query, key, value)
     torch.testing.assert_close(output.float(), exact, atol=0.03, rtol=0.03)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"window": 70},
+        {"alibi": torch.tensor([0.5, 0.25, 0.125, 0.0625])},
+        {"causal": False},
+        {"causal": False, "relative_bias": torch.linspace(-2, 2, 4 * 300 * 300).sin().view(1, 4, 300, 300)},
+    ],
+    ids=["causal", "window", "alibi", "whole", "bias"],
+)
+def test_prompts_in_bfloat16_are_near_to_float32(options: dict) -> None:
+    """Scores are written down in bfloat16, some rows at a time; in float32 torch's kernel attends."""
+    torch.manual_seed(0)
+    scoring = Scoring(16**-0.5, **options)
+    cached = [] if scoring.relative_bias is not None else [(90, 300), (1, 5)]  # an encoder keeps nothing
+    for tokens, context in [(300, 300), (128, 128), *cached]:
+        tensors = [
+            torch.randn(heads, length, 16).bfloat16()
+            for heads, length in ((4, tokens), (2, context), (2, context))
+        ]
+        exact = Sequence(context).attend(*(part.float() for part in tensors), scoring)
+        output = Sequence(context).attend(*tensors, scoring)
+        assert output.shape == (tokens, 4, 16) and output.dtype == torch.bfloat16
+        torch.testing.assert_close(output.float(), exact, atol=0.03, rtol=0.03)
 
 
 def attend(

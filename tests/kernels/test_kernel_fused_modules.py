@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tiny_models import fused
 from torch import Tensor, nn
 
-from engine_server.modeling.attention import IMPLEMENTATION
 from engine_server.modeling.fused_modules import FusedRMSNorm, fused_norm, use_kernels
-from engine_server.modeling.fusion import fuse_linears
 from engine_server.modeling.probe import Probe, run
+from engine_server.modeling.triton_modules import TRITON
 
 SIZES = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4,
@@ -48,18 +48,6 @@ CASES = {
 }  # fmt: skip
 
 
-def make(case: Case, device: torch.device) -> transformers.PreTrainedModel:
-    torch.manual_seed(0)
-    kind = getattr(transformers, case.model)
-    config = kind.config_class(**(SIZES | case.settings))
-    model = kind._from_config(config, attn_implementation=IMPLEMENTATION).eval().to(device)
-    for name, weight in model.named_parameters():
-        if "norm" in name:  # which would all be 1, or 0
-            weight.data.uniform_(0.5, 1.5)
-    fuse_linears(list(model.modules()))
-    return model
-
-
 def logits(model: transformers.PreTrainedModel, device: torch.device) -> Tensor:
     return run(model, Probe(), np.arange(3), device, {})
 
@@ -82,9 +70,9 @@ def swapped(model: nn.Module) -> Counter[str]:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's exponentials
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_kernel_modules_compute_the_same(device: torch.device, case: Case) -> None:
-    model, other = make(case, device), make(case, device)
+    model, other = (fused(case.model, **SIZES | case.settings).to(device) for _ in range(2))
     expected = logits(model, device)
-    use_kernels(model)
+    use_kernels(model, TRITON)
     torch.testing.assert_close(logits(model, device), expected, atol=1e-4, rtol=1e-4)
     assert swapped(model) == case.swapped
     assert torch.equal(logits(other, device), expected)
@@ -109,7 +97,7 @@ def test_kernel_norm_takes_the_place_of_its_like_alone(
     norm = kind(32, eps=1e-5, device=device, dtype=dtype)
     nn.init.uniform_(norm.weight)
     with torch.inference_mode():
-        assert (fused_norm(norm) is None) == (kind is not nn.RMSNorm)
+        assert (fused_norm(norm, TRITON) is None) == (kind is not nn.RMSNorm)
         if kind is nn.RMSNorm:
             norm.eps = None  # that of the type, which nobody tells
-            assert fused_norm(norm) is None
+            assert fused_norm(norm, TRITON) is None

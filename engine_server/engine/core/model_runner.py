@@ -19,6 +19,7 @@ from engine_server.modeling.attention import AttentionBackend, Staged, StepInput
 from engine_server.modeling.cache_layout import lay_out
 from engine_server.modeling.device_time import device_work
 from engine_server.modeling.graphs import DecodeGraphs
+from engine_server.modeling.host_allocator import keep_freed_memory, return_freed_memory
 from engine_server.modeling.kv_cache import cache_dtype, num_blocks
 from engine_server.modeling.memory import taking
 from engine_server.modeling.model_loader import choose_device, first_position, load_model
@@ -98,6 +99,7 @@ class ModelRunner:
         else:
             nn.Module.to(self.model, "cpu")  # transformers' own is not typed
         torch.cuda.empty_cache()
+        return_freed_memory()
 
     def wake(self, tag: str, level: int) -> None:
         """Bring back "kv_cache", with nothing in it, or "weights", which slept at `level`."""
@@ -128,6 +130,8 @@ class ModelRunner:
                 largest_step(
                     self.body, budget, longest, generates * min(rows, budget), self.device, self.first_position
                 )  # fmt: skip
+        else:
+            keep_freed_memory()
         self.num_blocks = num_blocks(config.cache_config, layout, dtype, self.device, longest)
         if self.ranks.size > 1:
             self.num_blocks = self.ranks.least(self.num_blocks, self.device)

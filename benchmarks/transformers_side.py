@@ -1,0 +1,70 @@
+"""transformers' own generation in a process of its own, as its users have it: what an engine sets for its process, such
+as how memory is kept, doesn't reach it.
+
+It says "ready" once the model is loaded. Then it reads lines of JSON, {"way": "generate" or "continuous batching",
+"prompts": [[...]], "new_tokens": n}, and answers each with {"tokens": made, "seconds": taken}.
+"""
+
+import argparse
+import json
+import sys
+import time
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers.generation.configuration_utils import ContinuousBatchingConfig
+
+from benchmarks.driving import Prompts
+from engine_server.models import resolve
+
+
+def generate(model: PreTrainedModel, prompts: Prompts, new_tokens: int) -> int:
+    """One batch; all prompts have one length, so nothing is padded."""
+    ids = torch.tensor(prompts)
+    made = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=new_tokens,
+        min_new_tokens=new_tokens,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    return (made.shape[1] - ids.shape[1]) * len(prompts)
+
+
+def continuous(model: PreTrainedModel, prompts: Prompts, new_tokens: int) -> int:
+    blocks = sum(len(prompt) + new_tokens for prompt in prompts) // 16
+    made = model.generate_batch(
+        prompts,
+        generation_config=GenerationConfig(
+            max_new_tokens=new_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
+        ),
+        continuous_batching_config=ContinuousBatchingConfig(
+            page_size=16, num_blocks=blocks + 64, max_batch_tokens=2048
+        ),
+    )
+    return sum(len(one.generated_tokens) for one in made.values())
+
+
+WAYS = {"generate": generate, "continuous batching": continuous}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="transformers' side of a comparison.")
+    parser.add_argument("--model", required=True)
+    flags = parser.parse_args()
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    model = AutoModelForCausalLM.from_pretrained(resolve(flags.model), dtype=torch.bfloat16)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        task = json.loads(line)
+        started = time.perf_counter()
+        tokens = WAYS[task["way"]](model, task["prompts"], task["new_tokens"])
+        print(json.dumps({"tokens": tokens, "seconds": time.perf_counter() - started}), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""Modules that run in fewer passes on a CPU compute what they did, and others are left alone."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import TINY, fused
+
+from engine_server import EngineArgs, LLMEngine
+from engine_server.modeling.fused_modules import FusedRMSNorm, use_kernels
+from engine_server.modeling.fusion import GatedMLP
+from engine_server.modeling.probe import Probe, run
+from engine_server.modeling.torch_modules import CPU, silu_and_mul
+
+CASES = {  # how many of two layers' norms, gates and ropes are swapped
+    "LlamaForCausalLM": (5, 2, 2),
+    "Qwen3ForCausalLM": (9, 2, 2),  # queries and keys have norms
+    "Gemma2ForCausalLM": (0, 0, 2),  # weights around 0, gelu
+    "GlmForCausalLM": (5, 0, 0),  # gate and up in one, dims in pairs, half of them turned
+}
+
+
+def swapped(model: torch.nn.Module) -> tuple[int, int, int]:
+    norms = gates = ropes = 0
+    for module in model.modules():
+        own = vars(module)
+        norms += isinstance(module, FusedRMSNorm)
+        gates += isinstance(module, GatedMLP) and own.get("_apply_gate") is silu_and_mul
+        if "forward" in own and not hasattr(module, "self_attn"):
+            rope = own["forward"].__func__.__globals__["apply_rotary_pos_emb"]
+            ropes += rope.chosen is not rope.original
+    return norms, gates, ropes
+
+
+@pytest.mark.parametrize(("name", "parts"), CASES.items())
+def test_they_compute_the_same(name: str, parts: tuple[int, int, int]) -> None:
+    cpu = torch.device("cpu")
+    for dtype, slack in ((torch.float32, 1e-4), (torch.bfloat16, 0.15)):
+        model = fused(name, **TINY, vocab_size=64, head_dim=8, pad_token_id=0).to(dtype)
+        before = [run(model, Probe(), np.arange(count), cpu, {}) for count in (3, 9)]
+        use_kernels(model, CPU)
+        after = [run(model, Probe(), np.arange(count), cpu, {}) for count in (3, 9)]
+        assert swapped(model) == parts
+        for one, other in zip(before, after, strict=True):  # of one step and the next, at other angles
+            torch.testing.assert_close(other, one, atol=slack * one.std().item(), rtol=slack)
+
+
+@pytest.mark.parametrize(("dtype", "norms"), [("float32", 0), ("bfloat16", 5)])
+def test_they_serve_bfloat16_alone(tiny_llama: Path, dtype: str, norms: int) -> None:
+    engine = LLMEngine.from_engine_args(
+        EngineArgs(model=str(tiny_llama), dtype=dtype, skip_tokenizer_init=True, num_gpu_blocks_override=16)
+    )
+    assert swapped(engine._core.runner.model)[0] == norms
