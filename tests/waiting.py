@@ -15,19 +15,21 @@ LONGEST_PAUSE = 0.05
 
 def until(question: Callable[[], T], what: str = "", seconds: float = PATIENCE) -> T:
     """The first true answer. An assertion or a lookup that fails in the question is no answer yet; for what can't
-    come true any more, it calls `pytest.fail`."""
+    come true any more, it calls `pytest.fail`. It asks at most half of the time, as some questions are work."""
     end = time.monotonic() + seconds
     seen: object = None
     for pause in pauses():
+        asked = time.monotonic()
         try:
             if answer := question():
                 return answer
             seen = answer
         except (AssertionError, LookupError) as error:
             seen = error
-        if time.monotonic() > end:
+        now = time.monotonic()
+        if now > end:
             break
-        time.sleep(pause)
+        time.sleep(max(pause, now - asked))
     pytest.fail(f"not in {seconds:.0f} s: {what or repr(seen)}")
 
 

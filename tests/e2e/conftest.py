@@ -9,17 +9,18 @@ and ends it again unless it was up before.
 
 import json
 import os
+import socket
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import openai
 import pytest
+from waiting import until
 
 from engine_server.models import resolve
 
@@ -38,24 +39,12 @@ CONFINED = {
 }
 
 Manifest = dict[str, Any]
-T = TypeVar("T")
 shown: list[str] = []
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     for text in shown:
         terminalreporter.write_line(text)
-
-
-def until(condition: Callable[[], T], what: str, seconds: float = 120) -> T:
-    """Polls until the condition holds, and says what it waited for when it never does."""
-    end = time.monotonic() + seconds
-    while True:
-        if holds := condition():
-            return holds
-        if time.monotonic() > end:
-            pytest.fail(f"not after {seconds:.0f} s: {what}")
-        time.sleep(0.2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +130,6 @@ def started(environment: dict[str, str]) -> dict[str, str]:
     settings = dict(line.removeprefix("export ").split("=", 1) for line in exports.splitlines())
     settings["PATH"] = settings["PATH"].replace("$PATH", environment["PATH"])
     return environment | settings
-
-
-@pytest.fixture(scope="session", name="until")
-def waiter() -> Callable[..., Any]:
-    return until
 
 
 @pytest.fixture(scope="session")
@@ -314,7 +298,15 @@ def address(cluster: Cluster) -> str:
     """The router, as the machine reaches it."""
     port = cluster.get("service", "fairlead-router", "-n", SYSTEM)["spec"]["ports"][0]["nodePort"]
     node = cluster.get("nodes")["items"][0]["status"]["addresses"]
-    return f"http://{next(a['address'] for a in node if a['type'] == 'InternalIP')}:{port}"
+    host = next(a["address"] for a in node if a["type"] == "InternalIP")
+
+    def reached() -> bool:
+        with suppress(OSError), socket.create_connection((host, port), timeout=10):
+            return True
+        return False
+
+    until(reached, "the node knows of the router's port")  # ready pods come first, the nodes' rules after
+    return f"http://{host}:{port}"
 
 
 @pytest.fixture

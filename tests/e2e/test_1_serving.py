@@ -5,6 +5,7 @@ from typing import Any
 
 import openai
 import pytest
+from waiting import until
 
 pytestmark = pytest.mark.e2e
 
@@ -95,7 +96,7 @@ def test_scale_up_and_down(cluster: Any, smollm2: str, load: Any) -> None:
     assert running.failures == []
 
 
-def test_an_edit_rolls_and_no_request_fails(cluster: Any, smollm2: str, load: Any, until: Any) -> None:
+def test_an_edit_rolls_and_no_request_fails(cluster: Any, smollm2: str, load: Any) -> None:
     flags = {"--max-model-len=1024", "--max-num-seqs=16"}
     edit = {"spec": {"engine": {"maxModelLen": 1024, "args": ["--max-num-seqs=16"]}}}
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import openai
 import pytest
+from waiting import until
 
 pytestmark = pytest.mark.e2e
 
@@ -62,7 +63,7 @@ def stream(client: openai.OpenAI) -> str:
     return str(finish[-1])
 
 
-def test_a_killed_engine_core(cluster: Any, smollm2: str, client: openai.OpenAI, until: Any) -> None:
+def test_a_killed_engine_core(cluster: Any, smollm2: str, client: openai.OpenAI) -> None:
     victim = cluster.pods(smollm2, NAMESPACE)[0]["metadata"]["name"]
 
     def running() -> float:
@@ -123,9 +124,7 @@ def test_a_flag_that_the_operator_owns_is_refused(cluster: Any, release: None) -
         ("no-package", "pypi://there-is-no-such-model", ["there-is-no-such-model"]),
     ],
 )
-def test_a_model_that_is_not_there(
-    cluster: Any, applied: Any, until: Any, name: str, uri: str, words: list[str]
-) -> None:
+def test_a_model_that_is_not_there(cluster: Any, applied: Any, name: str, uri: str, words: list[str]) -> None:
     applied(name, NAMESPACE, model={"uri": uri})
 
     def told() -> str:
@@ -139,9 +138,7 @@ def test_a_model_that_is_not_there(
     cluster.show(f"{uri}: the condition's message", message)
 
 
-def test_one_name_in_two_namespaces(
-    cluster: Any, smollm2: str, applied: Any, client: openai.OpenAI, until: Any
-) -> None:
+def test_one_name_in_two_namespaces(cluster: Any, smollm2: str, applied: Any, client: openai.OpenAI) -> None:
     applied("smollm2", OTHER)
     cluster.wait_replicas("smollm2", OTHER, 1)
     until(
@@ -165,7 +162,7 @@ def test_a_gpu_pod_goes_where_the_gpu_is(
     assert client.completions.create(model="on-gpu", prompt="The sea is", max_tokens=4).choices[0].text
 
 
-def test_more_gpus_than_there_are(cluster: Any, applied: Any, gpu_node: str, until: Any) -> None:
+def test_more_gpus_than_there_are(cluster: Any, applied: Any, gpu_node: str) -> None:
     applied("too-many", OTHER, resources={"gpu": 8})
     until(
         lambda: "nvidia.com/gpu" in cluster.condition("too-many", OTHER, "Ready").get("message", ""),

@@ -6,6 +6,7 @@ from typing import Any
 
 import openai
 import pytest
+from waiting import until
 
 pytestmark = pytest.mark.e2e
 
@@ -35,7 +36,7 @@ def scaled(cluster: Any) -> Iterator[Callable[[int], None]]:
 
 @pytest.mark.parametrize("operators", [1, 0])
 def test_delete_leaves_nothing(
-    cluster: Any, release: None, scaled: Callable[[int], None], until: Any, operators: int
+    cluster: Any, release: None, scaled: Callable[[int], None], operators: int
 ) -> None:
     labelled = "fairlead.dev/llmdeployment"
     until(lambda: not cluster.names(CHILDREN, OTHER, labelled), "what was deleted before is gone")
@@ -62,7 +63,7 @@ def answers(client: openai.OpenAI) -> bool:
     return bool(client.completions.create(model="smollm2", prompt="The sea is", max_tokens=4).choices[0].text)
 
 
-def uninstall(cluster: Any, until: Any) -> None:
+def uninstall(cluster: Any) -> None:
     cluster.kubectl("wait", "--for=condition=Available", *OPERATOR, "--timeout=60s")
     cluster.run("helm", "uninstall", "fairlead", "--namespace", SYSTEM, "--wait")
     mine = "app.kubernetes.io/name=fairlead"
@@ -77,14 +78,14 @@ def uninstall(cluster: Any, until: Any) -> None:
     ]
 
 
-def test_uninstall_leaves_the_crd_and_peoples_llmdeployments(cluster: Any, smollm2: str, until: Any) -> None:
+def test_uninstall_leaves_the_crd_and_peoples_llmdeployments(cluster: Any, smollm2: str) -> None:
     running = engines(cluster)
-    uninstall(cluster, until)
+    uninstall(cluster)
     assert cluster.names("llmd", NAMESPACE) == ["llmdeployment.fairlead.dev/smollm2"]
     assert engines(cluster) == running
 
 
-def test_install_again_for_one_namespace(cluster: Any, smollm2: str, install: Any, until: Any) -> None:
+def test_install_again_for_one_namespace(cluster: Any, smollm2: str, install: Any) -> None:
     running = engines(cluster)
     install(f"watchNamespaces={{{NAMESPACE}}}", "rbac.aggregateToDefaultRoles=false")
     assert cluster.names("clusterroles", SYSTEM, "app.kubernetes.io/name=fairlead") == []
@@ -104,8 +105,8 @@ def test_namespaced_router_answers(smollm2: str, client: openai.OpenAI) -> None:
     assert answers(client)
 
 
-def test_uninstall_again(cluster: Any, smollm2: str, until: Any) -> None:
-    uninstall(cluster, until)
+def test_uninstall_again(cluster: Any, smollm2: str) -> None:
+    uninstall(cluster)
 
 
 def test_plain_manifests_serve_as_well(cluster: Any, smollm2: str) -> None:
