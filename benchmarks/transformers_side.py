@@ -53,10 +53,11 @@ WAYS = {"generate": generate, "continuous batching": continuous}
 def main() -> int:
     parser = argparse.ArgumentParser(description="transformers' side of a comparison.")
     parser.add_argument("--model", required=True)
+    parser.add_argument("--dtype", required=True)
     flags = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
-    model = AutoModelForCausalLM.from_pretrained(resolve(flags.model), dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(resolve(flags.model), dtype=flags.dtype)
     print("ready", flush=True)
     for line in sys.stdin:
         task = json.loads(line)

@@ -24,6 +24,11 @@ from engine_server.modeling.torch_modules import CPU
 from engine_server.models.folder import weight_bytes
 
 OWN_ATTENTION = ("bloom", "falcon", "gptj", "mpnet")  # model types
+# Of CPUs, as torch.cpu.get_capabilities names them; any one will do.
+INSTRUCTIONS = {
+    torch.bfloat16: ("avx512_bf16", "amx_bf16", "bf16"),
+    torch.float16: ("avx512_fp16", "amx_fp16", "fp16_arith"),
+}
 T = TypeVar("T")
 SECONDS_BETWEEN_LINES = 5.0
 logger = logging.getLogger(__name__)
@@ -49,7 +54,7 @@ def load_model(config: ModelConfig, load: LoadConfig, device: torch.device, rank
     Weights are mapped from their files and copied once at most; where ranks share a model, the host cuts it, and the
     device has this rank's part alone. Raises ValueError in words.
     """
-    dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
+    asked = None if config.dtype == "auto" else getattr(torch, config.dtype)
     place = device if ranks.size == 1 else torch.device("cpu")
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     kind = "AutoModelForCausalLM"
@@ -59,8 +64,7 @@ def load_model(config: ModelConfig, load: LoadConfig, device: torch.device, rank
     hook = transformers.utils.logging.set_tqdm_hook(show_progress)
     try:
         settings = AutoConfig.from_pretrained(config.path, local_files_only=True)
-        wanted = dtype or settings.dtype  # None: nobody says but the weights
-        dtype = wanted and computable(wanted, device)
+        dtype = choose_dtype(asked, settings.dtype, device)
         own = settings.model_type in OWN_ATTENTION
         attention = "eager" if own else IMPLEMENTATION
         if load.load_format == "dummy":
@@ -113,15 +117,34 @@ def load_model(config: ModelConfig, load: LoadConfig, device: torch.device, rank
     return model
 
 
-def computable(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """What the device computes in for weights of this dtype. Raises ValueError where there is nothing."""
+def choose_dtype(
+    asked: torch.dtype | None, weights: torch.dtype | None, device: torch.device
+) -> torch.dtype | None:
+    """What the device computes in; None where nobody says but the weights. Raises ValueError for what nothing does."""
+    dtype = asked or weights
+    if dtype is None:
+        return None
     if dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise ValueError(f"its weights are {dtype}; dtype can make them float32, bfloat16 or float16")
-    has_bfloat16 = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
-    if dtype != torch.bfloat16 or has_bfloat16:
-        return dtype
-    logger.warning("%s has no bfloat16: the model runs in float16", torch.cuda.get_device_name(device))
-    return torch.float16
+    if device.type == "cuda" and dtype == torch.bfloat16:
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            return dtype
+        logger.warning("%s has no bfloat16: the model runs in float16", torch.cuda.get_device_name(device))
+        return torch.float16
+    if device.type == "cpu" and asked is None and not has_instructions(dtype):
+        name = str(dtype).removeprefix("torch.")
+        logger.warning(
+            "this CPU has no instructions for %s: the model runs in float32, which is quicker and takes twice the "
+            "memory; --dtype %s keeps it as it is", name, name,
+        )  # fmt: skip
+        return torch.float32
+    return dtype
+
+
+def has_instructions(dtype: torch.dtype) -> bool:
+    """Whether this machine's CPU can multiply it; where it can't, a product takes several times what float32's do."""
+    able = torch.cpu.get_capabilities()
+    return dtype == torch.float32 or any(able.get(name) for name in INSTRUCTIONS[dtype])
 
 
 def parents(model: nn.Module) -> list[nn.Module]:

@@ -208,7 +208,7 @@ def greet(address: str, pods: Sequence[Pod], fetched: float, started: float) -> 
     names = [name for pod in pods for name in pod.deployment.served_names]
     spent = f"models {lasted(fetched)}, start {lasted(started)}"
     say(f"ready after {lasted(fetched + started)} ({spent}): {', '.join(names)}")
-    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    messages = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
     # A small model, left to chance, may ramble on for a minute.
     question = {"model": names[0], "temperature": 0, "messages": messages}
     request = f"{address}/v1/chat/completions -H 'Content-Type: application/json'"

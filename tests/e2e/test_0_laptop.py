@@ -92,7 +92,7 @@ def test_two_replicas_answer_survive_a_kill_and_do_not_outlive_it(up: Callable[[
     for phase in ("import", "load", "warm up", "ready"):
         assert sum(f" | phase {phase} " in line for line in lines) == 2
     client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
-    question = [{"role": "user", "content": "What is the capital of France?"}]
+    question = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
     stream = client.chat.completions.create(
         model="smollm2", messages=question, stream=True, temperature=0, max_tokens=16
     )

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams
 from engine_server.modeling import memory, model_loader
+from engine_server.modeling.ranks import Ranks
 from engine_server.models.folder import weight_bytes
 
 TOKENS = [5, 77, 31, 8, 120]
@@ -64,17 +65,51 @@ def test_a_model_that_does_not_fit_says_both_sizes(tiny_llama: Path, tmp_path: P
 
 
 def test_a_gpu_without_bfloat16_takes_float16_and_says_so(monkeypatch, caplog) -> None:
-    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    gpu, chosen = torch.device("cuda"), model_loader.choose_dtype
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "an old GPU")
-    computable = model_loader.computable
-    assert [computable(dtype, gpu) for dtype in (torch.float32, torch.float16)] == [
-        torch.float32,
-        torch.float16,
-    ]
-    assert computable(torch.bfloat16, cpu) == torch.bfloat16 and not caplog.messages
-    assert computable(torch.bfloat16, gpu) == torch.float16
+    for dtype in (torch.float32, torch.float16):
+        assert chosen(None, dtype, gpu) == chosen(dtype, torch.bfloat16, gpu) == dtype
+    assert not caplog.messages
+    assert chosen(None, torch.bfloat16, gpu) == torch.float16
     assert caplog.messages == ["an old GPU has no bfloat16: the model runs in float16"]
+
+
+@pytest.mark.parametrize(
+    ("instruction", "weights", "computed"),
+    [
+        ("avx2", torch.bfloat16, torch.float32),
+        ("avx2", torch.float16, torch.float32),
+        ("avx2", torch.float32, torch.float32),
+        ("avx512_bf16", torch.bfloat16, torch.bfloat16),
+        ("avx512_bf16", torch.float16, torch.float32),
+        ("bf16", torch.bfloat16, torch.bfloat16),  # Arm's
+        ("amx_fp16", torch.float16, torch.float16),
+    ],
+)
+def test_a_cpu_without_instructions_for_a_dtype_takes_float32_and_says_so(
+    tiny_llama: Path, tmp_path: Path, monkeypatch, caplog, instruction: str, weights, computed
+) -> None:
+    monkeypatch.setattr(
+        torch.cpu, "get_capabilities", lambda: {"avx": True, "amx_bf16": False, instruction: True}
+    )
+    AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=weights).save_pretrained(tmp_path)
+    assert dtype_of(tmp_path, "auto") == computed
+    name = str(weights).removeprefix("torch.")
+    told = [
+        f"this CPU has no instructions for {name}: the model runs in float32" in line
+        for line in caplog.messages
+    ]
+    assert any(told) == (weights != computed)
+    caplog.clear()
+    assert dtype_of(tmp_path, name) == weights and not caplog.messages
+
+
+def dtype_of(model: Path, asked: str) -> torch.dtype:
+    config = EngineArgs(model=str(model), dtype=asked, skip_tokenizer_init=True).create_engine_config()
+    return model_loader.load_model(
+        config.model_config, config.load_config, torch.device("cpu"), Ranks()
+    ).dtype
 
 
 def test_weights_of_another_dtype_are_refused(tiny_llama: Path, tmp_path: Path, finish) -> None:
