@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from inspect import signature
-from types import FunctionType, MethodType
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -128,12 +128,22 @@ def swap_rope(module: nn.Module, ropes: dict[object, Rope], kernels: Kernels) ->
     if not isinstance(forward, FunctionType) or ROPE not in forward.__code__.co_names:
         return
     names = forward.__globals__
+    if ROPE not in names:  # it is another module's
+        return
     rope = ropes.setdefault(names[ROPE], Rope(kernels, names[ROPE]))
     own = FunctionType(
         forward.__code__, names | {ROPE: rope}, None, forward.__defaults__, forward.__closure__
     )
     own.__kwdefaults__ = forward.__kwdefaults__
-    module.forward = MethodType(own, module)
+    give_forward(module, own)
+
+
+def give_forward(module: nn.Module, forward: Callable[..., Any]) -> None:
+    """By a class of its own: a bound method would hold the module, whose weights then outlive their last user."""
+    kind = type(module)
+    own: Any = type(kind.__name__, (kind,), {})
+    own.forward = forward  # what is there when a class is made, transformers wraps for training
+    module.__class__ = own
 
 
 def swap_layer(layer: Any) -> None:
@@ -152,7 +162,7 @@ def swap_layer(layer: Any) -> None:
         expected, told = trial(sample, **options), trial.self_attn.options
         fits = same(fused_layer(trial, sample, **options), expected, 8) and trial.self_attn.options == told
         if fits and isinstance(layer.mlp(sample), Tensor):
-            layer.forward = MethodType(fused_layer, layer)
+            give_forward(layer, fused_layer)
 
 
 def fused_layer(layer: Any, hidden_states: Tensor, **options: Any) -> Tensor:

@@ -111,8 +111,7 @@ def load_model(config: ModelConfig, load: LoadConfig, device: torch.device, rank
         if config.batch_invariant:
             fix_sums(model)
     if device.type == "cpu":
-        if model.dtype == torch.bfloat16:  # float32 has the numbers of transformers to the last bit
-            use_kernels(model, CPU)
+        use_kernels(model, CPU)
         pack_linears(progress(parents(model), "Packing weights"))
     return model
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class PackedLinear(nn.Module):
-    """An nn.Linear in bfloat16: [..., in] to [..., out]."""
+    """An nn.Linear in float32 or bfloat16: [..., in] to [..., out]."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -20,10 +20,12 @@ class PackedLinear(nn.Module):
 
 
 def pack_linears(modules: Iterable[nn.Module]) -> None:
-    """Replace every bfloat16 Linear of a CPU model's modules. Its own weight is freed where nothing shares it."""
-    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return
+    """Replace every Linear of a CPU model's modules that can be. Its own weight is freed where nothing shares it."""
+    able = {
+        torch.float32: torch.backends.mkldnn.is_available(),  # type: ignore[no-untyped-call]
+        torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported(),
+    }
     for parent in modules:
         for name, child in parent.named_children():
-            if type(child) is nn.Linear and child.weight.dtype == torch.bfloat16:
+            if type(child) is nn.Linear and able.get(child.weight.dtype):
                 setattr(parent, name, PackedLinear(child))

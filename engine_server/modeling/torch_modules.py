@@ -1,4 +1,4 @@
-"""What modules of transformers are made to run on a CPU in bfloat16: plain torch, in fewer passes than their own."""
+"""What modules of transformers are made to run on a CPU: plain torch, in fewer passes than their own."""
 
 import torch
 import torch.nn.functional as F

@@ -2,13 +2,12 @@
 
 from functools import partial
 from itertools import product
-from types import MethodType
 from typing import get_args
 
 from torch import Tensor, nn
 
 from engine_server.modeling.attention import UnsupportedModelError
-from engine_server.modeling.fused_modules import FusedRMSNorm, Kernels, Turn
+from engine_server.modeling.fused_modules import FusedRMSNorm, Kernels, Turn, give_forward
 from engine_server.modeling.kernels.activation import Activation, gated
 from engine_server.modeling.kernels.matmul import linear
 from engine_server.modeling.kernels.norm import rms_norm
@@ -39,7 +38,7 @@ def fix_sums(model: nn.Module) -> None:
     """Give linear layers' rows the same bits whatever their number. Raises UnsupportedModelError in words."""
     for module in model.modules():
         if type(module) is nn.Linear:
-            module.forward = MethodType(_linear, module)  # type: ignore[method-assign]
+            give_forward(module, _linear)
         elif list(module.parameters(recurse=False)) and not isinstance(module, ROW_BY_ROW):
             names = f"{type(module).__name__} of {type(model).__name__}"
             raise UnsupportedModelError(f"batch_invariant: the order in which {names} adds up isn't known")

@@ -11,7 +11,7 @@ import transformers
 from tiny_models import fused
 from torch import Tensor, nn
 
-from engine_server.modeling.fused_modules import FusedRMSNorm, fused_norm, use_kernels
+from engine_server.modeling.fused_modules import FusedRMSNorm, Rope, fused_layer, fused_norm, use_kernels
 from engine_server.modeling.probe import Probe, run
 from engine_server.modeling.triton_modules import TRITON
 
@@ -55,15 +55,14 @@ def logits(model: transformers.PreTrainedModel, device: torch.device) -> Tensor:
 def swapped(model: nn.Module) -> Counter[str]:
     found: Counter[str] = Counter()
     for module in model.modules():
-        own = vars(module)
+        forward = type(module).forward
         found["norms"] += isinstance(module, FusedRMSNorm)
-        found["layers"] += "forward" in own and hasattr(module, "self_attn")
-        gate = own.get("_apply_gate")
+        found["layers"] += forward is fused_layer
+        gate = vars(module).get("_apply_gate")
         if isinstance(gate, partial):
             found[gate.args[0]] += 1
-        if "forward" in own and not hasattr(module, "self_attn"):
-            rope = own["forward"].__func__.__globals__["apply_rotary_pos_emb"]
-            found["ropes"] += rope.chosen is not rope.original
+        rope = forward.__globals__.get("apply_rotary_pos_emb")
+        found["ropes"] += isinstance(rope, Rope) and rope.chosen is not rope.original
     return +found
 
 
