@@ -110,8 +110,9 @@ def load_model(config: ModelConfig, load: LoadConfig, device: torch.device, rank
         use_kernels(model, TRITON)
         if config.batch_invariant:
             fix_sums(model)
-    if device.type == "cpu":
+    elif device.type == "cpu":
         use_kernels(model, CPU)
+    if device.type == "cpu":
         pack_linears(progress(parents(model), "Packing weights"))
     return model
 

@@ -4,16 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_models import TINY
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams
 from engine_server.modeling import kernels
 
-SIZES = {
-    "vocab_size": 128, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.5, "eos_token_id": 1,
-    "bos_token_id": 0,
-}  # fmt: skip
+SIZES = TINY | {"vocab_size": 128, "max_position_embeddings": 128, "eos_token_id": 1, "bos_token_id": 0}
 PROMPTS = [[(7 * place + length) % 126 + 2 for place in range(length)] for length in (38, 20, 1)]
 
 

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from tiny_models import TINY
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams
@@ -16,20 +17,17 @@ from engine_server.modeling.triton_attention import TritonAttention
 
 NEW_TOKENS = 3  # of the first; each of the others has one more
 PROMPTS = [[(7 * place + length) % 126 + 2 for place in range(length)] for length in (1, 9, 20, 45)]
-SIZES = {
-    "vocab_size": 128, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.5, "eos_token_id": 1,
-}  # fmt: skip
+SIZES = TINY | {"vocab_size": 128, "max_position_embeddings": 128, "eos_token_id": 1, "bos_token_id": 0}
 
 
 def llama() -> PreTrainedModel:
-    return LlamaForCausalLM(LlamaConfig(**SIZES, bos_token_id=0))
+    return LlamaForCausalLM(LlamaConfig(**SIZES))
 
 
 def gemma2() -> PreTrainedModel:
     """One layer with a window, one without, and softcap in both."""
     config = Gemma2Config(
-        **SIZES, bos_token_id=0, pad_token_id=0, head_dim=12, query_pre_attn_scalar=12, sliding_window=20,
+        **SIZES, pad_token_id=0, head_dim=12, query_pre_attn_scalar=12, sliding_window=20,
         layer_types=["sliding_attention", "full_attention"], attn_logit_softcapping=5.0,
     )  # fmt: skip
     return Gemma2ForCausalLM(config)

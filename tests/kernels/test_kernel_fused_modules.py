@@ -8,18 +8,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tiny_models import fused
+from tiny_models import TINY, fused
 from torch import Tensor, nn
 
 from engine_server.modeling.fused_modules import FusedRMSNorm, Rope, fused_layer, fused_norm, use_kernels
 from engine_server.modeling.probe import Probe, run
 from engine_server.modeling.triton_modules import TRITON
 
-SIZES = {
-    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64, "initializer_range": 0.4,
-    "pad_token_id": 0,
-}  # fmt: skip
+SIZES = TINY | {"vocab_size": 64, "num_hidden_layers": 1, "head_dim": 8, "pad_token_id": 0}
 
 
 class Case(NamedTuple):

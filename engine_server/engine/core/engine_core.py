@@ -117,8 +117,8 @@ class EngineCore:
 
     def step(self) -> list[RequestStep]:
         """Launch a step, and finish it."""
-        steps: list[RequestStep] = []
-        return steps + self.finish(self.launch(steps))
+        launched, failed = self.launch()
+        return failed + self.finish(launched)
 
     def overlapped_step(self) -> list[RequestStep]:
         """Launch a step, and finish the one before while the device is at work."""
@@ -126,16 +126,16 @@ class EngineCore:
         before, self._launched = self._launched, None
         if self.scheduler.needs_tokens:
             steps, before = self.finish(before), None
-        self._launched = self.launch(steps)
-        return steps + self.finish(before)
+        self._launched, failed = self.launch()
+        return steps + failed + self.finish(before)
 
-    def launch(self, steps: list[RequestStep]) -> LaunchedStep | None:
-        """Give the device work, and wait for nothing; `steps` hears of requests that fail."""
+    def launch(self) -> tuple[LaunchedStep | None, list[RequestStep]]:
+        """Give the device work, and wait for nothing; what it is at work on, and which requests failed."""
         if self.operations.halted:
-            return None
+            return None, []
         batch = self.scheduler.schedule()  # who runs, how many tokens each, which blocks
         if not batch:
-            return None
+            return None, []
         self._num_tokens = sum(scheduled.num_tokens for scheduled in batch)
         begun = device_time.mark(self.runner.device)
         try:
@@ -145,10 +145,9 @@ class EngineCore:
             samples = self.pooler.pool(output, batch) if self.pooler else self.sample(output, sampling)
         except Exception as error:
             short = isinstance(error, torch.OutOfMemoryError) and self.ranks.size == 1
-            steps += self.retry(batch, error) if short else self.give_up(batch, error)
-            return None
+            return None, self.retry(batch, error) if short else self.give_up(batch, error)
         ended = device_time.mark(self.runner.device)
-        return LaunchedStep(batch, self.scheduler.advance(batch), samples, begun, ended)
+        return LaunchedStep(batch, self.scheduler.advance(batch), samples, begun, ended), []
 
     def sample(self, logits: Tensor, sampling: list[Request]) -> Launched:
         """Draw tokens, which the next step finds on the device where it can't wait for the host to know them."""
