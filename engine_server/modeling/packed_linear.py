@@ -21,11 +21,12 @@ class PackedLinear(nn.Module):
 
 def pack_linears(modules: Iterable[nn.Module]) -> None:
     """Replace every Linear of a CPU model's modules that can be. Its own weight is freed where nothing shares it."""
-    able = {
-        torch.float32: torch.backends.mkldnn.is_available(),  # type: ignore[no-untyped-call]
-        torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported(),
-    }
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return
+    able = {torch.float32}
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        able.add(torch.bfloat16)
     for parent in modules:
         for name, child in parent.named_children():
-            if type(child) is nn.Linear and able.get(child.weight.dtype):
+            if type(child) is nn.Linear and child.weight.dtype in able:
                 setattr(parent, name, PackedLinear(child))
