@@ -119,7 +119,8 @@ def swap_gate(module: Any, kernels: Kernels) -> None:
         sample = torch.linspace(-20, 20, 400, device=next(module.parameters()).device).view(2, -1)
         expected = module._apply_gate(sample)
         fitting = (gate for gate in kernels.gates if same(gate(sample.clone()), expected, 1))
-        module._apply_gate = next(fitting, module._apply_gate)
+        if (fused := next(fitting, None)) is not None:
+            module._apply_gate = fused
 
 
 def swap_rope(module: nn.Module, ropes: dict[object, Rope], kernels: Kernels) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine_server import EngineArgs, LLMEngine
+from engine_server import EngineArgs, LLMEngine, SamplingParams
 from engine_server.modeling import memory
 from engine_server.modeling.attention import LayerShape, UnsupportedModelError
 from engine_server.modeling.cache_layout import lay_out
@@ -85,7 +85,10 @@ def test_the_largest_step_has_as_many_tokens_as_a_step_may_have(tiny: LLMEngine,
     assert rows == [7]
 
 
-def test_dropped_weights_are_held_by_nobody(tiny: LLMEngine) -> None:
+def test_dropped_weights_are_held_by_nobody(tiny: LLMEngine, finish) -> None:
+    params = SamplingParams(max_tokens=1, prompt_logprobs=1, detokenize=False)
+    tiny.add_request("0", {"prompt_token_ids": [5, 6, 7]}, params)
+    finish(tiny)
     weights = [weakref.ref(weight) for weight in tiny._core.runner.model.parameters()]
     tiny.sleep(2)
     assert weights and not any(weight() is not None for weight in weights)

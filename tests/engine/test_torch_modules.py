@@ -1,5 +1,7 @@
 """Modules that run in fewer passes on a CPU compute what they did, and others are left alone."""
 
+import gc
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +44,22 @@ def test_they_compute_the_same(name: str, parts: tuple[int, int, int]) -> None:
         assert swapped(model) == parts
         for one, other in zip(before, after, strict=True):  # of one step and the next, at other angles
             torch.testing.assert_close(other, one, atol=slack * one.std().item(), rtol=slack)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_they_leave_memory_with_their_model(name: str) -> None:
+    """Without the garbage collector, which the core has told to look at none of this."""
+    model = fused(name, **TINY, vocab_size=64, head_dim=8, pad_token_id=0)
+    use_kernels(model, CPU)
+    run(model, Probe(), np.arange(3), torch.device("cpu"), {})
+    parts = {name: weakref.ref(part) for name, part in model.named_modules()}
+    gc.collect()
+    gc.disable()
+    try:
+        del model
+        assert [name for name, part in parts.items() if part() is not None] == []
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
