@@ -5,9 +5,13 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-GROUPS = (  # how paths begin; a group shares what is slow to start, and the longest come first
+# How paths begin. A group shares what is slow to start. The longest come first, and those that rather wait than compute
+# before those that keep a core busy, so that the end is not all waiting.
+GROUPS = (
     ("tests/server/",),
     ("tests/operator/test_operator.py", "tests/operator/test_crd.py", "tests/router/test_kubernetes.py"),
+    ("tests/operator/test_local.py",),
+    ("tests/models/",),
     ("tests/engine/test_equality.py",),
 )
 
