@@ -16,7 +16,7 @@ from engine_server.engine.core.request import Request
 from engine_server.engine.core.scheduler import Batch
 from engine_server.modeling import kernels
 from engine_server.modeling.attention import AttentionBackend, Staged, StepInputs, forward_context
-from engine_server.modeling.cache_layout import lay_out
+from engine_server.modeling.cache_layout import blank, lay_out
 from engine_server.modeling.device_time import device_work
 from engine_server.modeling.graphs import DecodeGraphs
 from engine_server.modeling.host_allocator import keep_freed_memory, return_freed_memory
@@ -90,10 +90,9 @@ class ModelRunner:
         """Free the cache, and the weights: at level 1 the host keeps them, at level 2 nobody does."""
         self.ranks.tell("sleep", level)
         self.graphs = None  # they know where the weights and the cache were
-        # In place, since others hold these tensors too.
-        self._freed = [(cache, cache.untyped_storage().nbytes()) for cache in self.backend.caches]
+        self._freed = [(cache, cache.shape) for cache in self.backend.caches]
         for cache, _ in self._freed:
-            cache.untyped_storage().resize_(0)
+            cache.data = cache.new_empty(0)  # in place, since the backend holds it too
         if level == 2:
             del self.model, self.body
         else:
@@ -105,9 +104,8 @@ class ModelRunner:
         """Bring back "kv_cache", with nothing in it, or "weights", which slept at `level`."""
         self.ranks.tell("wake", tag, level)
         if tag == "kv_cache":
-            for cache, size in self._freed:
-                cache.untyped_storage().resize_(size)
-                cache.zero_()
+            for cache, shape in self._freed:
+                cache.data = blank(shape, cache.dtype, self.device)
         elif level == 2:
             self.load()
         else:
