@@ -19,6 +19,11 @@ RUN if [ -n "${TORCH_INDEX}" ]; then /opt/fairlead/bin/pip install --no-deps --i
     && cd /opt/fairlead/lib/python3*/site-packages/torch \
     && rm -rf include test bin/protoc* bin/test_* bin/*Test lib/*_test.so lib/*.a
 
+FROM ${BASE} AS kernels
+RUN command -v g++ || { apt-get update && apt-get install --yes --no-install-recommends g++; }
+COPY engine_server/modeling/native /native
+RUN python3 /native/build.py
+
 FROM ${BASE} AS wheel
 ENV PIP_CONSTRAINT=/constraints.txt PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 COPY constraints.txt /
@@ -26,6 +31,7 @@ RUN python3 -m venv /opt/build && /opt/build/bin/pip install hatchling
 COPY pyproject.toml README.md LICENSE /source/
 COPY engine_server /source/engine_server
 COPY operator /source/operator
+COPY --from=kernels /native /source/engine_server/modeling/native
 RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /dist /source
 
 FROM ${BASE}

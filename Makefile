@@ -30,11 +30,11 @@ help: ## list the targets
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 22
 
 .PHONY: up
-up: $(VENV)/.runtime ## serve the sample model on this machine
+up: $(VENV)/.native ## serve the sample model on this machine
 	@exec $(BIN)/fairlead up manifests/samples/smollm2.yaml
 
 .PHONY: test
-test: $(VENV)/.development ## all tests but those of the whole way
+test: $(VENV)/.development $(VENV)/.native ## all tests but those of the whole way
 	@export OMP_NUM_THREADS=1; \
 	TRITON_INTERPRET=1 $(BIN)/pytest -q tests/kernels >$(VENV)/kernels.log 2>&1 & kernels=$$!; \
 	$(BIN)/pytest -q --numprocesses logical --maxprocesses 4 --dist loadscope --no-loadscope-reorder \
@@ -43,7 +43,7 @@ test: $(VENV)/.development ## all tests but those of the whole way
 	tail -n 200 $(VENV)/kernels.log; exit $${failed:-0} # 5: no kernel was tried, where there is no Triton
 
 .PHONY: test-oldest
-test-oldest: $(VENV)/.oldest ## the engine's tests of models, with the oldest transformers that is allowed
+test-oldest: $(VENV)/.oldest $(VENV)/.native ## the engine's tests of models, with the oldest transformers that is allowed
 	@TRANSFORMERS=$(OLDEST) PYTHONPATH=$(CURDIR)/$(VENV)/oldest OMP_NUM_THREADS=1 $(BIN)/pytest -q --numprocesses logical \
 		--maxprocesses 4 --dist loadscope --no-loadscope-reorder tests/engine \
 		$(NO_MODELS:%=--ignore tests/engine/test_%.py)
@@ -59,7 +59,7 @@ lint: $(VENV)/.development ## style, types, arrows between the parts, budgets, g
 	@$(call TOOLS,helm); helm lint --quiet charts/fairlead; diff -u $(MANIFEST) <($(RENDER)) $(BEHIND)
 
 .PHONY: e2e
-e2e: $(VENV)/.development ## the whole way, on this machine and on a cluster: KUBECONFIG's, or one that is made for it
+e2e: $(VENV)/.development $(VENV)/.native ## the whole way, on this machine and on a cluster: KUBECONFIG's, or one that is made for it
 	@$(BIN)/pytest -q -m e2e tests/e2e
 
 # For a machine with a GPU that reaches no package index: what Python 3.12 with torch, Triton and transformers lacks.
@@ -100,6 +100,12 @@ $(VENV)/.runtime: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@$(PIP) install --constraint constraints.txt $(if $(TORCH_INDEX),--no-deps --index-url $(TORCH_INDEX)) torch
 	@echo "installing the other dependencies ..."
 	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable .
+	@touch $@
+
+NATIVE := engine_server/modeling/native
+$(VENV)/.native: $(wildcard $(NATIVE)/*.cpp $(NATIVE)/*.h) $(NATIVE)/build.py | $(VENV)/.runtime
+	@echo "compiling the CPU kernels ..."
+	@$(BIN)/python -m engine_server.modeling.native.build
 	@touch $@
 
 $(VENV)/.development: $(VENV)/.runtime

@@ -8,6 +8,7 @@ BUDGETS = {
     "engine_server/engine": 5000,
     "engine_server/modeling": 2500,
     "engine_server/modeling/kernels": 1500,
+    "engine_server/modeling/native": 1500,
     "engine_server/telemetry": 800,
     "engine_server/server": 3500,
     "engine_server/router": 2000,

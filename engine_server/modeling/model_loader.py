@@ -17,6 +17,8 @@ from engine_server.modeling.attention import IMPLEMENTATION
 from engine_server.modeling.fused_modules import use_kernels
 from engine_server.modeling.fusion import fuse_linears
 from engine_server.modeling.memory import free_memory
+from engine_server.modeling.native import library as native
+from engine_server.modeling.native_modules import NATIVE
 from engine_server.modeling.packed_linear import pack_linears
 from engine_server.modeling.ranks import Ranks
 from engine_server.modeling.sharding import shard
@@ -111,7 +113,7 @@ def load_model(config: ModelConfig, load: LoadConfig, device: torch.device, rank
         if config.batch_invariant:
             fix_sums(model)
     elif device.type == "cpu":
-        use_kernels(model, CPU)
+        use_kernels(model, NATIVE if native.can_run() else CPU)
     if device.type == "cpu":
         pack_linears(progress(parents(model), "Packing weights"))
     return model

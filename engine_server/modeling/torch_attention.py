@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -40,13 +41,12 @@ class TorchAttention(AttentionBackend):
         self.keys, self.values = layout.allocate(num_blocks, block_size, dtype, device, heads_first=True)
 
     def begin(self, inputs: StepInputs) -> None:
+        self._inputs = inputs
         self._slots = [
-            Slots(torch.from_numpy(slots).to(self.device), self.block_size) for slots in inputs.slots
+            Slots(torch.from_numpy(np.ascontiguousarray(slots)).to(self.device), self.block_size)
+            for slots in inputs.slots
         ]
-        self._parts: list[list[Prefill | DecodeGroup]] = [
-            [*self._prefills(inputs, kind), *self._decodes(inputs, kind)]
-            for kind in range(len(self.layout.windows))
-        ]
+        self._parts: dict[int, list[Part]] = {}
 
     def attend(
         self, layer: int | None, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
@@ -54,16 +54,25 @@ class TorchAttention(AttentionBackend):
         assert layer is not None
         kind, tensor = self.layout.kinds[layer], self.layout.tensors[layer]
         keys, values = self.keys[tensor], self.values[tensor]
-        rows = self._slots[kind].rows(key.shape[1])
-        write(keys, rows, key.flatten(0, 1))
-        write(values, rows, value.flatten(0, 1))
-        parts = self._parts[kind]
+        self.write(kind, keys, key)
+        self.write(kind, values, value)
+        parts = self.parts(kind, query, values, scoring)
         if len(parts) == 1:  # has all tokens
             return parts[0].attend(query, keys, values, scoring)
         output = query.new_empty(*query.shape[:2], value.shape[-1])
         for part in parts:
             output[part.tokens] = part.attend(query[part.tokens], keys, values, scoring)
         return output
+
+    def write(self, kind: int, pages: Pages, given: Tensor) -> None:
+        """Put the step's K or V [T, kv heads, dim] into a layer's cache."""
+        write(pages, self._slots[kind].rows(given.shape[1]), given.flatten(0, 1))
+
+    def parts(self, kind: int, query: Tensor, values: Pages, scoring: Scoring) -> list["Part"]:
+        """What the step is cut into for layers of one kind: together they have all its tokens."""
+        if kind not in self._parts:
+            self._parts[kind] = [*self._prefills(self._inputs, kind), *self._decodes(self._inputs, kind)]
+        return self._parts[kind]
 
     def _prefills(self, inputs: StepInputs, kind: int) -> Iterator["Prefill"]:
         firsts, contexts = self._seen(inputs, kind)
@@ -215,16 +224,24 @@ class Blocks:
         return gathered.view(len(self.ids), kv_heads, -1, dim)
 
 
+class Part(Protocol):
+    """Some of a step's tokens."""
+
+    tokens: slice | Tensor  # which
+
+    def attend(self, query: Tensor, keys: Pages, values: Pages, scoring: Scoring) -> Tensor:
+        """query: [tokens, query heads, dim], the result alike; keys, values: the layer's cache."""
+
+
 @dataclass(slots=True)
 class Prefill:
     """One sequence with several tokens in this step."""
 
     sequence: Sequence
-    tokens: slice
+    tokens: slice | Tensor
     blocks: "Blocks"  # [1, blocks]
 
     def attend(self, query: Tensor, keys: Pages, values: Pages, scoring: Scoring) -> Tensor:
-        """query: [tokens, query heads, dim], the result alike; keys, values: the layer's cache."""
         context = self.sequence.context
         key, value = (self.blocks.gather(pages, query.dtype)[0, :, :context] for pages in (keys, values))
         return self.sequence.attend(query.transpose(0, 1), key, value, scoring)

@@ -12,6 +12,7 @@ from tiny_models import TINY, fused
 from engine_server import EngineArgs, LLMEngine
 from engine_server.modeling.fused_modules import FusedRMSNorm, Rope, use_kernels
 from engine_server.modeling.fusion import GatedMLP
+from engine_server.modeling.native import library
 from engine_server.modeling.probe import Probe, run
 from engine_server.modeling.torch_modules import CPU, silu_and_mul
 
@@ -63,7 +64,8 @@ def test_they_leave_memory_with_their_model(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_they_serve(tiny_llama: Path, dtype: str) -> None:
+def test_they_serve(tiny_llama: Path, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "can_run", lambda: False)
     engine = LLMEngine.from_engine_args(
         EngineArgs(model=str(tiny_llama), dtype=dtype, skip_tokenizer_init=True, num_gpu_blocks_override=16)
     )

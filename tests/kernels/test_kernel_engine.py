@@ -12,6 +12,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForC
 from engine_server import EngineArgs, LLMEngine, SamplingParams
 from engine_server.engine.core import model_runner
 from engine_server.modeling import graphs, kernels
+from engine_server.modeling.native import library
 from engine_server.modeling.torch_attention import TorchAttention
 from engine_server.modeling.triton_attention import TritonAttention
 
@@ -72,6 +73,7 @@ def test_kernel_engine_equals_torch(
 
 def test_kernels_are_for_gpus_where_they_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "cc")
+    monkeypatch.setattr(library, "can_run", lambda: False)
     assert model_runner.choose_attention(torch.device("cpu")) is TorchAttention
     assert model_runner.choose_attention(torch.device("cuda")) is TritonAttention
     monkeypatch.delenv("CC")

@@ -23,6 +23,8 @@ from engine_server.modeling.host_allocator import keep_freed_memory, return_free
 from engine_server.modeling.kv_cache import cache_dtype, num_blocks
 from engine_server.modeling.memory import taking
 from engine_server.modeling.model_loader import choose_device, first_position, load_model
+from engine_server.modeling.native import library as native
+from engine_server.modeling.native_attention import NativeAttention
 from engine_server.modeling.probe import largest_step, probe
 from engine_server.modeling.ranks import Ranks
 from engine_server.modeling.rope import per_sequence
@@ -37,15 +39,15 @@ logger = logging.getLogger(__name__)
 
 def choose_attention(device: torch.device) -> "type[TorchAttention | TritonAttention]":
     """Our kernels, where they can run."""
-    if not kernels.can_run(device):
-        if device.type == "cuda":
-            logger.warning(
-                "the model is left to plain torch, which is slow: it takes Triton and gcc to do better"
-            )
-        return TorchAttention
-    from engine_server.modeling.triton_attention import TritonAttention
+    if kernels.can_run(device):
+        from engine_server.modeling.triton_attention import TritonAttention
 
-    return TritonAttention
+        return TritonAttention
+    if device.type == "cpu" and native.can_run():
+        return NativeAttention
+    instead = "Triton and gcc" if device.type == "cuda" else "the compiled kernels"
+    logger.warning("the model is left to plain torch, which is slow: it takes %s to do better", instead)
+    return TorchAttention
 
 
 class ModelRunner:

@@ -1,0 +1,45 @@
+"""Compile the kernels, each level of instructions into a library of its own beside the source.
+
+    python -m engine_server.modeling.native.build
+
+It takes g++ 11 or later, or what CXX names. They share OpenMP's threads with torch: both are linked to libgomp.so.1.
+"""
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from shutil import which
+
+FOLDER = Path(__file__).parent
+LEVELS = {"AVX512": "x86-64-v4", "AVX2": "x86-64-v3"}  # by what torch calls a CPU's capability
+FLAGS = (
+    "-std=c++20", "-O3", "-shared", "-fPIC", "-fopenmp", "-ffp-contract=fast", "-fno-trapping-math", "-fno-math-errno",
+    "-Wall", "-Wextra", "-Wno-psabi", "-Werror",
+)  # fmt: skip
+
+
+def library(capability: str) -> Path:
+    return FOLDER / f"kernels-{LEVELS.get(capability, platform.machine())}.so"
+
+
+def main() -> int:
+    compiler = which(os.environ.get("CXX", "g++"))
+    if compiler is None or platform.system() != "Linux" or platform.machine() != "x86_64":
+        print(
+            "the CPU kernels need Linux on x86-64 and g++; without them plain torch does their work, slower"
+        )
+        return 0
+    for capability, level in LEVELS.items():
+        made = library(capability)
+        unfinished = made.with_suffix(f".{os.getpid()}")
+        sources = map(str, sorted(FOLDER.glob("*.cpp")))
+        command = [compiler, *FLAGS, f"-march={level}", *sources, "-o", str(unfinished)]
+        subprocess.run(command, check=True)
+        unfinished.replace(made)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""The compiled kernels that fit this machine."""
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from engine_server.modeling.native.build import library
+
+POINTER, LONG, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
+SIGNATURES = {  # as the sources have them
+    "decode": [INT, *[POINTER] * 2, *[LONG] * 2, *[POINTER] * 3, LONG, POINTER, *[INT] * 5, FLOAT],
+    "write": [*[POINTER] * 2, *[LONG] * 2, POINTER, LONG, *[INT] * 2, LONG],
+    "rms_norm": [INT, *[POINTER] * 5, *[LONG] * 2, FLOAT],
+    "silu_and_mul": [INT, *[POINTER] * 2, *[LONG] * 2],
+    "rotate": [INT, *[POINTER] * 2, *[LONG] * 2, *[POINTER] * 2, *[LONG] * 3],
+}
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def can_run() -> bool:
+    """Whether kernels were compiled that this machine knows the instructions of."""
+    return _file().is_file()
+
+
+@cache
+def kernels() -> ctypes.CDLL:
+    """Their functions, where they can run. They take numbers and addresses, and check nothing."""
+    found = ctypes.CDLL(str(_file()))
+    for name, arguments in SIGNATURES.items():
+        function = getattr(found, name)
+        function.argtypes, function.restype = arguments, None
+    return found
+
+
+def _file() -> Path:
+    return library(torch.backends.cpu.get_cpu_capability())

@@ -1,0 +1,83 @@
+// What lies between a model's products, each in one pass. Computes in float; rows have the same bits whatever their
+// number.
+
+#include <cmath>
+
+#include "vectors.h"
+
+namespace {
+
+constexpr int64_t WORTH_THREADS = 1 << 13;  // elements: less is done before another thread has begun
+
+template <typename T>
+void norm(T* total, T* out, const T* x, const T* residual, const T* weight, int64_t rows, int64_t dim, float eps) {
+    #pragma omp parallel for if (rows * dim > WORTH_THREADS)
+    for (int64_t row = 0; row < rows; row++) {
+        const T* own = x + row * dim;
+        if (residual) {
+            T* sums = total + row * dim;
+            for (int64_t d = 0; d < dim; d += LANES) store(sums + d, load(own + d) + load(residual + row * dim + d));
+            own = sums;
+        }
+        floats squares = {};
+        for (int64_t d = 0; d < dim; d += LANES) squares += load(own + d) * load(own + d);
+        const float scale = 1 / std::sqrt(sum(squares) / dim + eps);
+        for (int64_t d = 0; d < dim; d += LANES) store(out + row * dim + d, load(own + d) * scale * load(weight + d));
+    }
+}
+
+template <typename T>
+void gate(T* out, const T* gate_up, int64_t rows, int64_t dim) {
+    #pragma omp parallel for if (rows * dim > WORTH_THREADS)
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t d = 0; d < dim; d += LANES) {
+            const T* place = gate_up + 2 * row * dim + d;
+            const floats value = load(place), magnitude = (floats)((words)value & 0x7fffffff);
+            const floats small = exponential(-magnitude);  // of which nothing overflows
+            const floats sigmoid = (value < 0 ? small : floats{} + 1) / (1 + small);
+            store(out + row * dim + d, value * sigmoid * load(place + dim));
+        }
+}
+
+template <typename T>
+void turn(T* out, const T* x, int64_t token_stride, int64_t head_stride, const T* cos, const T* sin, int64_t tokens,
+            int64_t heads, int64_t dim) {
+    const int64_t half = dim / 2;
+    #pragma omp parallel for if (tokens * heads * dim > WORTH_THREADS)
+    for (int64_t token = 0; token < tokens; token++)
+        for (int64_t head = 0; head < heads; head++) {
+            const T* own = x + token * token_stride + head * head_stride;
+            T* to = out + (token * heads + head) * dim;
+            for (int64_t d = 0; d < half; d += LANES) {
+                const floats a = load(own + d), b = load(own + half + d);
+                const T *c = cos + token * dim + d, *s = sin + token * dim + d;
+                store(to + d, a * load(c) - b * load(s));
+                store(to + half + d, b * load(c + half) + a * load(s + half));
+            }
+        }
+}
+
+}  // namespace
+
+// All of one type: bfloat16, or float. See modules.py for shapes.
+
+extern "C" void rms_norm(int is_bfloat16, void* total, void* out, const void* x, const void* residual,
+                         const void* weight, int64_t rows, int64_t dim, float eps) {
+    auto run = [&]<typename T>(T) {
+        norm((T*)total, (T*)out, (const T*)x, (const T*)residual, (const T*)weight, rows, dim, eps);
+    };
+    is_bfloat16 ? run(bfloat16{}) : run(float{});
+}
+
+extern "C" void silu_and_mul(int is_bfloat16, void* out, const void* gate_up, int64_t rows, int64_t dim) {
+    auto run = [&]<typename T>(T) { gate((T*)out, (const T*)gate_up, rows, dim); };
+    is_bfloat16 ? run(bfloat16{}) : run(float{});
+}
+
+extern "C" void rotate(int is_bfloat16, void* out, const void* x, int64_t token_stride, int64_t head_stride,
+                       const void* cos, const void* sin, int64_t tokens, int64_t heads, int64_t dim) {
+    auto run = [&]<typename T>(T) {
+        turn((T*)out, (const T*)x, token_stride, head_stride, (const T*)cos, (const T*)sin, tokens, heads, dim);
+    };
+    is_bfloat16 ? run(bfloat16{}) : run(float{});
+}

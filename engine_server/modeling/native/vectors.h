@@ -1,0 +1,77 @@
+// Vectors as wide as the CPU's registers, in GCC's own notation, which it compiles for any CPU.
+#pragma once
+
+#include <cstdint>
+
+#ifdef __AVX512F__
+constexpr int LANES = 16, REGISTERS = 32;
+#else
+constexpr int LANES = 8, REGISTERS = 16;
+#endif
+constexpr int BYTES = 4 * LANES;
+
+struct bfloat16 {
+    uint16_t bits;  // the upper half of a float's
+};
+
+typedef float floats __attribute__((vector_size(BYTES)));
+typedef int32_t ints __attribute__((vector_size(BYTES)));
+typedef uint32_t words __attribute__((vector_size(BYTES)));
+typedef float any_floats __attribute__((vector_size(BYTES), aligned(4), may_alias));  // wherever they lie
+typedef uint16_t any_halves __attribute__((vector_size(BYTES / 2), aligned(2), may_alias));
+
+inline floats load(const float* from) { return *(const any_floats*)from; }
+
+inline floats load(const bfloat16* from) {
+    return (floats)(__builtin_convertvector(*(const any_halves*)from, words) << 16);
+}
+
+inline void store(float* to, floats values) { *(any_floats*)to = values; }
+
+// Rounds to the nearest, ties to even; a NaN stays one.
+inline void store(bfloat16* to, floats values) {
+    words bits = (words)values;
+    words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    words number = (words)(values == values);
+    *(any_halves*)to = __builtin_convertvector((rounded & number) | (0x7fc0 & ~number), any_halves);
+}
+
+inline float sum(floats values) {
+    float total = 0;
+    for (int lane = 0; lane < LANES; lane++) total += values[lane];
+    return total;
+}
+
+// e to the power of what is 0 or less; 0 below -87. Cephes' expf: a polynomial between powers of two, to 2 ulp.
+inline floats exponential(floats x) {
+    ints kept = (x >= -87.0f) | (x != x);
+    x = (floats)((ints)x & kept);
+    ints power = __builtin_convertvector(x * 1.44269504f - 0.5f, ints);
+    floats whole = __builtin_convertvector(power, floats);
+    floats rest = x - whole * 0.693359375f + whole * 2.12194440e-4f;
+    floats sum = rest * 1.9875691500e-4f + 1.3981999507e-3f;
+    sum = sum * rest + 8.3334519073e-3f;
+    sum = sum * rest + 4.1665795894e-2f;
+    sum = sum * rest + 1.6666665459e-1f;
+    sum = sum * rest + 5.0000001201e-1f;
+    sum = sum * rest * rest + rest + 1.0f;
+    sum *= (floats)((power + 127) << 23);
+    return (floats)((ints)sum & kept);
+}
+
+// Lane by lane a and b in turn, in groups of SIZE, each group with its neighbour added.
+template <int SIZE>
+inline floats fold(floats a, floats b) {
+    ints first;
+    for (int lane = 0; lane < LANES; lane++) first[lane] = lane & SIZE ? LANES + lane - SIZE : lane;
+    return __builtin_shuffle(a, b, first) + __builtin_shuffle(a, b, first + SIZE);
+}
+
+// The sums of LANES vectors, in the order of the vectors.
+inline floats sums(const floats* vectors) {
+    floats pairs[LANES / 2], fours[LANES / 4], eights[LANES / 8];
+    for (int i = 0; i < LANES / 2; i++) pairs[i] = fold<1>(vectors[2 * i], vectors[2 * i + 1]);
+    for (int i = 0; i < LANES / 4; i++) fours[i] = fold<2>(pairs[2 * i], pairs[2 * i + 1]);
+    for (int i = 0; i < LANES / 8; i++) eights[i] = fold<4>(fours[2 * i], fours[2 * i + 1]);
+    return LANES == 8 ? eights[0] : fold<8>(eights[0], eights[LANES / 8 - 1]);
+}
