@@ -82,7 +82,7 @@ class EngineArgs:
     )
     seed: int = _argument(0, "where requests without a seed draw theirs from")
     batch_invariant: bool = _argument(
-        False, "on a GPU too, let no request's tokens depend on what runs beside it; slower"
+        False, "on a GPU, let no bit of a request's results depend on what runs beside it; slower"
     )
     max_model_len: Count | None = _argument(None, "the longest prompt and output together, in tokens")
     block_size: Count = _argument(16, "tokens a block of the KV cache")

@@ -45,8 +45,10 @@ def choose_attention(device: torch.device) -> "type[TorchAttention | TritonAtten
         return TritonAttention
     if device.type == "cpu" and native.can_run():
         return NativeAttention
-    instead = "Triton and gcc" if device.type == "cuda" else "the compiled kernels"
-    logger.warning("the model is left to plain torch, which is slow: it takes %s to do better", instead)
+    if device.type == "cuda":
+        logger.warning("the model is left to plain torch, which is slow: it takes Triton and gcc to do better")
+    else:
+        logger.info("no kernels were compiled for this CPU: plain torch does their work, more slowly")
     return TorchAttention
 
 
