@@ -26,7 +26,7 @@ class NativeAttention(TorchAttention):
             return super().write(kind, pages, given)
         tokens, kv_heads, dim = given.shape
         size = given.itemsize
-        kernels().write(
+        kernels().write_cache(
             pages.data.data_ptr(), given.data_ptr(), given.stride(0) * size, given.stride(1) * size,
             self._slots[kind].places.data_ptr(), tokens, kv_heads, self.block_size, dim * size,
         )  # fmt: skip

@@ -3,6 +3,8 @@
 What a kernel doesn't take (another dtype, rows that don't fill vectors) is left to plain torch.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -50,18 +52,20 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
 
 def turns(width: int, dim: int) -> list[Turn]:
     """There is one way, for heads that turn as a whole."""
-    return [_turn] if width == dim and dim % (2 * VECTOR) == 0 else [*torch_modules.turns(width, dim)]
+    plain = torch_modules.turns(width, dim)
+    return [partial(_turn, turn) for turn in plain] if dim % (2 * VECTOR) == 0 else [*plain]
 
 
-def _turn(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+def _turn(plain: Turn, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """query, key: [1, heads, T, dim]; cos, sin: [1, T, dim], each angle twice."""
+    if not fits(query, key, cos, sin) or not cos.is_contiguous() or not sin.is_contiguous():
+        return plain(query, key, cos, sin)
     return _rotate(query, cos, sin), _rotate(key, cos, sin)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     _, heads, tokens, dim = x.shape
     out = x.new_empty(1, tokens, heads, dim)
-    cos, sin = (angles.to(x.dtype).contiguous() for angles in (cos, sin))
     kernels().rotate(
         x.dtype == torch.bfloat16, out.data_ptr(), x.data_ptr(), x.stride(2), x.stride(1),
         cos.data_ptr(), sin.data_ptr(), tokens, heads, dim,

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 #include "vectors.h"
@@ -140,7 +141,7 @@ void decode(T* out, const T* query, const T* keys, const T* values, const Sequen
             pieces.push_back({s, start, std::min(start + PIECE, sequences[s].context)});
     }
     firsts.push_back(int(pieces.size()));
-    std::vector<float> kept(pieces.size() * step.heads * row);
+    const auto kept = std::make_unique_for_overwrite<float[]>(pieces.size() * step.heads * row);
     #pragma omp parallel
     {
         #pragma omp for schedule(dynamic, 4)
@@ -151,13 +152,13 @@ void decode(T* out, const T* query, const T* keys, const T* values, const Sequen
             attend_group<T, DIM>(
                 group, step, sequences[piece.sequence], piece,
                 query + piece.sequence * step.query_token + head * group * step.query_head,
-                keys + place, values + place, kept.data() + int64_t(work) * group * row
+                keys + place, values + place, kept.get() + int64_t(work) * group * row
             );
         }
         #pragma omp for schedule(static)
         for (int work = 0; work < count * step.heads; work++) {
             const int s = work / step.heads;
-            const float* first = kept.data() + (int64_t(firsts[s]) * step.heads + work % step.heads) * row;
+            const float* first = kept.get() + (int64_t(firsts[s]) * step.heads + work % step.heads) * row;
             join<T, DIM>(out + int64_t(work) * DIM, first, firsts[s + 1] - firsts[s], step.heads * row);
         }
     }
@@ -191,8 +192,8 @@ extern "C" void decode(int is_bfloat16, void* out, const void* query, int64_t qu
 }
 
 // Puts the K or V of `tokens` tokens where their slots (block id * block size + offset) say. Strides count bytes.
-extern "C" void write(char* cache, const char* given, int64_t token_stride, int64_t head_stride, const int64_t* slots,
-                      int64_t tokens, int kv_heads, int block_size, int64_t row_bytes) {
+extern "C" void write_cache(char* cache, const char* given, int64_t token_stride, int64_t head_stride,
+                            const int64_t* slots, int64_t tokens, int kv_heads, int block_size, int64_t row_bytes) {
     #pragma omp parallel for if (tokens * kv_heads > 16)  // each row is a miss of its own
     for (int64_t token = 0; token < tokens; token++) {
         const int64_t block = slots[token] / block_size, offset = slots[token] % block_size;

@@ -11,7 +11,7 @@ from engine_server.modeling.native.build import library
 POINTER, LONG, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 SIGNATURES = {  # as the sources have them
     "decode": [INT, *[POINTER] * 2, *[LONG] * 2, *[POINTER] * 3, LONG, POINTER, *[INT] * 5, FLOAT],
-    "write": [*[POINTER] * 2, *[LONG] * 2, POINTER, LONG, *[INT] * 2, LONG],
+    "write_cache": [*[POINTER] * 2, *[LONG] * 2, POINTER, LONG, *[INT] * 2, LONG],
     "rms_norm": [INT, *[POINTER] * 5, *[LONG] * 2, FLOAT],
     "silu_and_mul": [INT, *[POINTER] * 2, *[LONG] * 2],
     "rotate": [INT, *[POINTER] * 2, *[LONG] * 2, *[POINTER] * 2, *[LONG] * 3],

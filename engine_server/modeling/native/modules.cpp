@@ -59,7 +59,7 @@ void turn(T* out, const T* x, int64_t token_stride, int64_t head_stride, const T
 
 }  // namespace
 
-// All of one type: bfloat16, or float. See modules.py for shapes.
+// All of one type: bfloat16, or float. See native_modules.py for shapes.
 
 extern "C" void rms_norm(int is_bfloat16, void* total, void* out, const void* x, const void* residual,
                          const void* weight, int64_t rows, int64_t dim, float eps) {
