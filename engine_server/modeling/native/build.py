@@ -25,16 +25,18 @@ def library(capability: str) -> Path:
     return FOLDER / f"kernels-{LEVELS.get(capability, platform.machine())}.so"
 
 
-def fits(compiler: str | None) -> bool:
-    if compiler is None:
-        return False
-    told = subprocess.run([compiler, "-dumpversion"], capture_output=True, text=True, check=True).stdout
-    return int(told.split(".")[0]) >= OLDEST
+def find_compiler() -> str | None:
+    """None where there is none, or none that compiles for this machine."""
+    found = which(os.environ.get("CXX", "g++"))
+    if found is None or (platform.system(), platform.machine()) != ("Linux", "x86_64"):
+        return None
+    told = subprocess.run([found, "-dumpversion"], capture_output=True, text=True, check=True).stdout
+    return found if int(told.split(".")[0]) >= OLDEST else None
 
 
 def main() -> int:
-    compiler = which(os.environ.get("CXX", "g++"))
-    if (platform.system(), platform.machine()) != ("Linux", "x86_64") or not fits(compiler):
+    compiler = find_compiler()
+    if compiler is None:
         print(
             "the CPU kernels take Linux on x86-64 and g++ 11; without them plain torch does their work, slower"
         )
