@@ -15,6 +15,13 @@ class PackedLinear(nn.Module):
         self.bias = linear.bias
 
     def forward(self, values: Tensor) -> Tensor:
+        if values.dtype == torch.float32 and values.numel() == values.shape[-1]:
+            # One row alone would be added up in another order than among others, and its bits are to be the same.
+            two = self._product(values.reshape(1, -1).repeat(2, 1))
+            return two[:1].view(*values.shape[:-1], -1)
+        return self._product(values)
+
+    def _product(self, values: Tensor) -> Tensor:
         output: Tensor = torch.ops.mkldnn._linear_pointwise(values, self.packed, self.bias, "none", [], "")
         return output
 

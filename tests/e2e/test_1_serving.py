@@ -66,6 +66,20 @@ def test_router_answers_with_the_real_model(
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == text
 
 
+def test_the_image_has_the_cpu_kernels(cluster: Any, smollm2: str) -> None:
+    pod = cluster.pods(smollm2, NAMESPACE)[0]
+    names = (
+        "from engine_server.modeling.native import build\n"
+        "print(*sorted(file.name for file in build.FOLDER.glob('*.so')))"
+    )
+    machine = cluster.get("node", pod["spec"]["nodeName"])["status"]["nodeInfo"]["architecture"]
+    found = cluster.kubectl(
+        "exec", pod["metadata"]["name"], "-n", NAMESPACE, "-c", "engine", "--", "python", "-c", names
+    )
+    expected = "kernels-x86-64-v3.so kernels-x86-64-v4.so" if machine == "amd64" else ""
+    assert found.strip() == expected
+
+
 def test_every_replica_gets_requests(cluster: Any, smollm2: str, load: Any) -> None:
     with load(threads=4) as running:
         running.more(12)
