@@ -1,4 +1,4 @@
-"""Linear layers in oneDNN's format: what they compute, and that in float32 a row's bits don't follow from the others."""
+"""Linear layers in oneDNN's format: what they compute, and that in float32 a row's bits don't follow from others."""
 
 import pytest
 import torch

@@ -1,8 +1,8 @@
 """The compiled kernels that fit this machine."""
 
 import ctypes
+import logging
 from functools import cache
-from pathlib import Path
 
 import torch
 
@@ -17,22 +17,24 @@ SIGNATURES = {  # as the sources have them
     "rotate": [INT, *[POINTER] * 2, *[LONG] * 2, *[POINTER] * 2, *[LONG] * 3],
 }
 DTYPES = (torch.float32, torch.bfloat16)
+logger = logging.getLogger(__name__)
 
 
 def can_run() -> bool:
-    """Whether kernels were compiled that this machine knows the instructions of."""
-    return _file().is_file()
+    """Whether kernels were compiled that this machine can load; the log says why not."""
+    try:
+        kernels()
+    except OSError as error:
+        logger.info("plain torch does the CPU kernels' work, more slowly: %s", error)
+        return False
+    return True
 
 
 @cache
 def kernels() -> ctypes.CDLL:
-    """Their functions, where they can run. They take numbers and addresses, and check nothing."""
-    found = ctypes.CDLL(str(_file()))
+    """Their functions, which take numbers and addresses and check nothing. Raises OSError where they can't run."""
+    found = ctypes.CDLL(str(library(torch.backends.cpu.get_cpu_capability())))
     for name, arguments in SIGNATURES.items():
         function = getattr(found, name)
         function.argtypes, function.restype = arguments, None
     return found
-
-
-def _file() -> Path:
-    return library(torch.backends.cpu.get_cpu_capability())
