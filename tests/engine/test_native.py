@@ -181,5 +181,6 @@ def test_they_serve_where_they_are_compiled(tiny_llama: Path, monkeypatch: pytes
         )
 
     assert type(start()._core.runner.backend) is NativeAttention
-    monkeypatch.setattr(library, "can_run", lambda: False)
+    library.kernels.cache_clear()
+    monkeypatch.setattr(library, "library", lambda capability: Path("/nowhere/kernels.so"))
     assert type(start()._core.runner.backend) is TorchAttention

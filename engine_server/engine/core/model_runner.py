@@ -49,8 +49,6 @@ def choose_attention(device: torch.device) -> "type[TorchAttention | TritonAtten
         logger.warning(
             "the model is left to plain torch, which is slow: it takes Triton and gcc to do better"
         )
-    else:
-        logger.info("no kernels were compiled for this CPU: plain torch does their work, more slowly")
     return TorchAttention
 
 
