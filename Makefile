@@ -15,7 +15,7 @@ TORCH_INDEX ?=
 # The oldest transformers that pyproject.toml allows, and what it needs otherwise than constraints.txt has it.
 OLDEST := 5.17.0
 OLDEST_NEEDS := huggingface-hub==1.33.0 httpx==0.28.1 httpcore==1.0.9
-NO_MODELS := async_llm processes faults tracing loggers admission detokenizer kernel_compile  # tests that it can't change
+NO_MODELS := async_llm processes faults tracing loggers admission detokenizer kernel_compile packed_linear  # tests that it can't change
 CLUSTER := ../shared/cluster/cluster
 # Tools that a cluster's owner has anyway are not installed here: found on PATH, or beside the cluster script.
 TOOLS = if ! command -v $(1) >/dev/null && [ -x $(CLUSTER) ]; then eval "$$($(CLUSTER) assets)"; fi; \

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from engine_server.modeling.attention import Pages, Scoring, StepInputs
-from engine_server.modeling.native.library import DTYPES, kernels
+from engine_server.modeling.native.library import DTYPES, VECTOR, kernels
 from engine_server.modeling.torch_attention import Part, TorchAttention, selection
 
 DIMS = (64, 80, 96, 128, 256)  # of heads, for which attention.cpp is compiled
-BLOCK = 16  # tokens that a block must have, or a multiple
 
 
 class NativeAttention(TorchAttention):
@@ -43,7 +42,7 @@ class NativeAttention(TorchAttention):
         dim, plain = query.shape[-1], scoring.fused and scoring.alibi is None
         known = query.dtype in DTYPES and values.data.dtype == query.dtype
         return (
-            plain and known and dim in DIMS and values.data.shape[-1] == dim and self.block_size % BLOCK == 0
+            plain and known and dim in DIMS and values.data.shape[-1] == dim and self.block_size % VECTOR == 0
         )
 
     def _decodes_of(self, kind: int) -> list[Part]:

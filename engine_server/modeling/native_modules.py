@@ -10,9 +10,7 @@ from torch import Tensor
 
 from engine_server.modeling import torch_modules
 from engine_server.modeling.fused_modules import Kernels, Turn
-from engine_server.modeling.native.library import DTYPES, kernels
-
-VECTOR = 16  # elements that rows must be multiples of
+from engine_server.modeling.native.library import DTYPES, VECTOR, kernels
 
 
 def fits(*tensors: Tensor) -> bool:

@@ -66,7 +66,13 @@ class TorchAttention(AttentionBackend):
 
     def write(self, kind: int, pages: Pages, given: Tensor) -> None:
         """Put the step's K or V [T, kv heads, dim] into a layer's cache."""
-        write(pages, self._slots[kind].rows(given.shape[1]), given.flatten(0, 1))
+        rows, given = self._slots[kind].rows(given.shape[1]), given.flatten(0, 1)
+        if pages.scales is None:
+            pages.data.flatten(0, 2).index_copy_(0, rows, given)
+            return
+        data, scales = quantised(given)
+        pages.data.view(torch.uint8).flatten(0, 2).index_copy_(0, rows, data.view(torch.uint8))
+        pages.scales.flatten(0, 2).index_copy_(0, rows, scales)
 
     def parts(self, kind: int, query: Tensor, values: Pages, scoring: Scoring) -> list["Part"]:
         """What the step is cut into for layers of one kind: together they have all its tokens."""
@@ -286,16 +292,6 @@ class DecodeGroup:
             shared = 1 if scoring.alibi is None else kv_heads
             self.masks[key] = mask.view(len(query), shared, -1, self.width)
         return self.masks[key]
-
-
-def write(pages: Pages, rows: Tensor, given: Tensor) -> None:
-    """Put `given` [n, dim] into `rows` [n] of what is flat but for the dim."""
-    if pages.scales is None:
-        pages.data.flatten(0, 2).index_copy_(0, rows, given)
-        return
-    data, scales = quantised(given)
-    pages.data.view(torch.uint8).flatten(0, 2).index_copy_(0, rows, data.view(torch.uint8))
-    pages.scales.flatten(0, 2).index_copy_(0, rows, scales)
 
 
 def rounded(blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

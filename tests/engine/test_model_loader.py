@@ -36,9 +36,12 @@ def test_every_dtype_runs(tiny_llama: Path, finish, dtype: str, agreeing: int) -
     assert answer(tiny_llama, finish, dtype=dtype)[:agreeing] == expected[:agreeing]
 
 
-def test_batch_invariant_mode_is_refused_where_it_would_not_hold(tiny_llama: Path, finish) -> None:
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_batch_invariant_mode_is_refused_where_it_would_not_hold(
+    tiny_llama: Path, finish, dtype: str
+) -> None:
     with pytest.raises(ValueError, match=r"takes one GPU with Triton and gcc; this is 1 cpu"):
-        answer(tiny_llama, finish, dtype="float32", batch_invariant=True)
+        answer(tiny_llama, finish, dtype=dtype, batch_invariant=True)
 
 
 def test_dummy_weights_need_a_configuration_alone(tiny_llama: Path, tmp_path: Path, finish) -> None:

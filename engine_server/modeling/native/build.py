@@ -2,7 +2,8 @@
 
     python -m engine_server.modeling.native.build
 
-It takes g++ 11 or later, or what CXX names. They share OpenMP's threads with torch: both are linked to libgomp.so.1.
+It takes g++ 11 or later; Clang has another notation for vectors. The kernels share OpenMP's threads with torch: both
+are linked to libgomp.so.1.
 """
 
 import os
@@ -21,13 +22,13 @@ FLAGS = (
 )  # fmt: skip
 
 
-def library(capability: str) -> Path:
+def library_file(capability: str) -> Path:
     return FOLDER / f"kernels-{LEVELS.get(capability, platform.machine())}.so"
 
 
 def find_compiler() -> str | None:
     """None where there is none, or none that compiles for this machine."""
-    found = which(os.environ.get("CXX", "g++"))
+    found = which("g++")
     if found is None or (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         return None
     told = subprocess.run([found, "-dumpversion"], capture_output=True, text=True, check=True).stdout
@@ -42,7 +43,7 @@ def main() -> int:
         )
         return 0
     for capability, level in LEVELS.items():
-        made = library(capability)
+        made = library_file(capability)
         unfinished = made.with_suffix(f".{os.getpid()}")
         sources = map(str, sorted(FOLDER.glob("*.cpp")))
         command = [compiler, *FLAGS, f"-march={level}", *sources, "-o", str(unfinished)]

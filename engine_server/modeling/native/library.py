@@ -6,7 +6,7 @@ from functools import cache
 
 import torch
 
-from engine_server.modeling.native.build import library
+from engine_server.modeling.native.build import library_file
 
 POINTER, LONG, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 SIGNATURES = {  # as the sources have them
@@ -17,6 +17,7 @@ SIGNATURES = {  # as the sources have them
     "rotate": [INT, *[POINTER] * 2, *[LONG] * 2, *[POINTER] * 2, *[LONG] * 3],
 }
 DTYPES = (torch.float32, torch.bfloat16)
+VECTOR = 16  # elements: what a kernel goes over must be a multiple, whatever the level
 logger = logging.getLogger(__name__)
 
 
@@ -33,7 +34,7 @@ def can_run() -> bool:
 @cache
 def kernels() -> ctypes.CDLL:
     """Their functions, which take numbers and addresses and check nothing. Raises OSError where they can't run."""
-    found = ctypes.CDLL(str(library(torch.backends.cpu.get_cpu_capability())))
+    found = ctypes.CDLL(str(library_file(torch.backends.cpu.get_cpu_capability())))
     for name, arguments in SIGNATURES.items():
         function = getattr(found, name)
         function.argtypes, function.restype = arguments, None
