@@ -15,7 +15,10 @@ TORCH_INDEX ?=
 # The oldest transformers that pyproject.toml allows, and what it needs otherwise than constraints.txt has it.
 OLDEST := 5.17.0
 OLDEST_NEEDS := huggingface-hub==1.33.0 httpx==0.28.1 httpcore==1.0.9
-NO_MODELS := async_llm processes faults tracing loggers admission detokenizer kernel_compile packed_linear  # tests that it can't change
+MODEL_TESTS := tests/engine tests/core tests/modeling
+# Of these, the tests whose result can't depend on the version of transformers.
+NO_MODELS := engine/test_async_llm core/test_processes core/test_faults engine/test_admission engine/test_detokenizer \
+	modeling/test_kernel_compile modeling/test_packed_linear
 CLUSTER := ../shared/cluster/cluster
 # Tools that a cluster's owner has anyway are not installed here: found on PATH, or beside the cluster script.
 TOOLS = if ! command -v $(1) >/dev/null && [ -x $(CLUSTER) ]; then eval "$$($(CLUSTER) assets)"; fi; \
@@ -45,8 +48,8 @@ test: $(VENV)/.development $(VENV)/.native ## all tests but those of the whole w
 .PHONY: test-oldest
 test-oldest: $(VENV)/.oldest $(VENV)/.native ## the engine's tests of models, with the oldest transformers that is allowed
 	@TRANSFORMERS=$(OLDEST) PYTHONPATH=$(CURDIR)/$(VENV)/oldest OMP_NUM_THREADS=1 $(BIN)/pytest -q --numprocesses logical \
-		--maxprocesses 4 --dist loadscope --no-loadscope-reorder tests/engine \
-		$(NO_MODELS:%=--ignore tests/engine/test_%.py)
+		--maxprocesses 4 --dist loadscope --no-loadscope-reorder $(MODEL_TESTS) \
+		$(NO_MODELS:%=--ignore tests/%.py)
 
 .PHONY: lint
 lint: $(VENV)/.development ## style, types, arrows between the parts, budgets, generated files

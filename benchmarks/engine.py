@@ -23,8 +23,9 @@ import torch
 from benchmarks.driving import Prompts, finish, prompts_of, start
 from benchmarks.record import save
 from engine_server import EngineArgs, LLMEngine
+from engine_server.requests.scheduler_stats import SchedulerStats
 from engine_server.telemetry.loggers import StatLoggerBase
-from engine_server.telemetry.stats import IterationStats, SchedulerStats
+from engine_server.telemetry.stats import IterationStats
 
 IN, OUT = 128, 128
 TURN, QUESTION = 1500, 40  # tokens of the conversation so far, and of what is asked next

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from engine_server.config import EngineConfig, UsageContext
-    from engine_server.engine.adapters import LoRARequest, PromptAdapterRequest
-    from engine_server.engine.arg_utils import AsyncEngineArgs, EngineArgs
     from engine_server.engine.async_llm import AsyncLLM, AsyncLLMEngine
     from engine_server.engine.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
-    from engine_server.engine.errors import EngineDeadError, InvalidRequestError, QueueFullError
-    from engine_server.engine.inputs import EmbedsPrompt, PromptType, TextPrompt, TokensPrompt
+    from engine_server.engine.engine_args import AsyncEngineArgs, EngineArgs
+    from engine_server.engine.llm import LLM
     from engine_server.engine.llm_engine import LLMEngine
-    from engine_server.engine.outputs import (
+    from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
+    from engine_server.requests.errors import EngineDeadError, InvalidRequestError, QueueFullError
+    from engine_server.requests.outputs import (
         ClassificationOutput,
         ClassificationRequestOutput,
         CompletionOutput,
@@ -26,47 +26,47 @@ if TYPE_CHECKING:
         ScoringOutput,
         ScoringRequestOutput,
     )
-    from engine_server.engine.pooling_params import PoolingParams
-    from engine_server.engine.sampling_params import RequestOutputKind, SamplingParams
-    from engine_server.llm import LLM
+    from engine_server.requests.pooling_params import PoolingParams
+    from engine_server.requests.prompts import EmbedsPrompt, PromptType, TextPrompt, TokensPrompt
+    from engine_server.requests.sampling_params import RequestOutputKind, SamplingParams
     from engine_server.telemetry.loggers import StatLoggerBase
 
 _HOME = {
-    "AsyncEngineArgs": "engine.arg_utils",
+    "AsyncEngineArgs": "engine.engine_args",
     "AsyncLLM": "engine.async_llm",
     "AsyncLLMEngine": "engine.async_llm",
     "BeamSearchOutput": "engine.beam_search",
     "BeamSearchParams": "engine.beam_search",
     "BeamSearchSequence": "engine.beam_search",
-    "ClassificationOutput": "engine.outputs",
-    "ClassificationRequestOutput": "engine.outputs",
-    "CompletionOutput": "engine.outputs",
-    "EmbeddingOutput": "engine.outputs",
-    "EmbeddingRequestOutput": "engine.outputs",
-    "EmbedsPrompt": "engine.inputs",
-    "EngineArgs": "engine.arg_utils",
-    "EngineConfig": "engine.config",
-    "EngineDeadError": "engine.errors",
-    "InvalidRequestError": "engine.errors",
-    "LLM": "llm",
+    "ClassificationOutput": "requests.outputs",
+    "ClassificationRequestOutput": "requests.outputs",
+    "CompletionOutput": "requests.outputs",
+    "EmbeddingOutput": "requests.outputs",
+    "EmbeddingRequestOutput": "requests.outputs",
+    "EmbedsPrompt": "requests.prompts",
+    "EngineArgs": "engine.engine_args",
+    "EngineConfig": "config",
+    "EngineDeadError": "requests.errors",
+    "InvalidRequestError": "requests.errors",
+    "LLM": "engine.llm",
     "LLMEngine": "engine.llm_engine",
-    "LoRARequest": "engine.adapters",
-    "Logprob": "engine.outputs",
-    "PoolingOutput": "engine.outputs",
-    "PoolingParams": "engine.pooling_params",
-    "PoolingRequestOutput": "engine.outputs",
-    "PromptAdapterRequest": "engine.adapters",
-    "PromptType": "engine.inputs",
-    "QueueFullError": "engine.errors",
-    "RequestOutput": "engine.outputs",
-    "RequestOutputKind": "engine.sampling_params",
-    "SamplingParams": "engine.sampling_params",
-    "ScoringOutput": "engine.outputs",
-    "ScoringRequestOutput": "engine.outputs",
+    "LoRARequest": "requests.adapters",
+    "Logprob": "requests.outputs",
+    "PoolingOutput": "requests.outputs",
+    "PoolingParams": "requests.pooling_params",
+    "PoolingRequestOutput": "requests.outputs",
+    "PromptAdapterRequest": "requests.adapters",
+    "PromptType": "requests.prompts",
+    "QueueFullError": "requests.errors",
+    "RequestOutput": "requests.outputs",
+    "RequestOutputKind": "requests.sampling_params",
+    "SamplingParams": "requests.sampling_params",
+    "ScoringOutput": "requests.outputs",
+    "ScoringRequestOutput": "requests.outputs",
     "StatLoggerBase": "telemetry.loggers",
-    "TextPrompt": "engine.inputs",
-    "TokensPrompt": "engine.inputs",
-    "UsageContext": "engine.config",
+    "TextPrompt": "requests.prompts",
+    "TokensPrompt": "requests.prompts",
+    "UsageContext": "config",
 }
 
 __all__ = [

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from engine_server.engine.core.block_pool import BlockTable
+from engine_server.core.cache.block_pool import BlockTable
 
 
 def check_blocks(table: BlockTable) -> None:

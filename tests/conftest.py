@@ -19,6 +19,8 @@ import yaml
 from waiting import until
 from workers import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401  (hooks)
 
+pytest_plugins = ["engines"]
+
 ROOT = Path(__file__).parent.parent
 CLUSTER = ROOT.parent / "shared" / "cluster" / "cluster"
 TOKEN = "tests-only"

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 import transformers
 
-from engine_server.modeling.attention import IMPLEMENTATION
-from engine_server.modeling.fusion import fuse_linears
+from engine_server.modeling.attention.interface import IMPLEMENTATION
+from engine_server.modeling.loading.fusion import fuse_linears
 
 TINY: dict[str, Any] = {
     "hidden_size": 32,

@@ -12,7 +12,7 @@ GROUPS = (
     ("tests/operator/test_operator.py", "tests/operator/test_crd.py", "tests/router/test_kubernetes.py"),
     ("tests/operator/test_local.py",),
     ("tests/models/",),
-    ("tests/engine/test_equality.py",),
+    ("tests/modeling/test_equality.py",),
 )
 
 

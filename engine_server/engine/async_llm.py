@@ -18,27 +18,27 @@ from engine_server.config import (
     SchedulerConfig,
     UsageContext,
 )
-from engine_server.engine.adapters import LoRARequest, PromptAdapterRequest
-from engine_server.engine.arg_utils import AsyncEngineArgs
-from engine_server.engine.async_stream import AsyncStream
 from engine_server.engine.beam_search import BeamSearch, BeamSearchParams, BeamSearchSequence
 from engine_server.engine.compat import one_prompt, refuse, request_key, request_keys
 from engine_server.engine.core_client import CoreProcess, OnPhase
-from engine_server.engine.errors import EngineDeadError
+from engine_server.engine.engine_args import AsyncEngineArgs
 from engine_server.engine.front_end import FrontEnd, StatLoggers
-from engine_server.engine.inputs import INPUT_REGISTRY, InputRegistry, PromptType
-from engine_server.engine.messages import AbortRequests, AddRequest, CoreMessage, StepOutputs
-from engine_server.engine.outputs import CompletionOutput, Output, PoolingRequestOutput, RequestOutput
-from engine_server.engine.pooling_params import PoolingParams
-from engine_server.engine.processor import Processor
-from engine_server.engine.sampling_params import SamplingParams
-from engine_server.engine.tokenizer import load_tokenizer
+from engine_server.engine.input.processor import Processor
+from engine_server.engine.input.tokenizer import load_tokenizer
+from engine_server.engine.output.async_stream import AsyncStream
+from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
+from engine_server.requests.errors import EngineDeadError
+from engine_server.requests.messages import AbortRequests, AddRequest, CoreMessage, StepOutputs
+from engine_server.requests.outputs import CompletionOutput, Output, PoolingRequestOutput, RequestOutput
+from engine_server.requests.pooling_params import PoolingParams
+from engine_server.requests.prompts import INPUT_REGISTRY, InputRegistry, PromptType
+from engine_server.requests.sampling_params import SamplingParams
 from engine_server.telemetry.loggers import StatLoggerBase
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from engine_server.engine.core.model_runner import ModelRunner
+    from engine_server.core.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta
 
-from engine_server.engine.inputs import PromptType
-from engine_server.engine.outputs import CompletionOutput, RequestOutput, TokenLogprobs
-from engine_server.engine.processor import Processor
-from engine_server.engine.sampling_params import MAX_LOGPROBS, Count, SamplingParams, check_fields
+from engine_server.engine.input.processor import Processor
+from engine_server.requests.outputs import CompletionOutput, RequestOutput, TokenLogprobs
+from engine_server.requests.prompts import PromptType
+from engine_server.requests.sampling_params import MAX_LOGPROBS, Count, SamplingParams, check_fields
 
 if TYPE_CHECKING:
     from engine_server.engine.llm_engine import LLMEngine

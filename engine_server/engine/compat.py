@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from engine_server.engine.errors import InvalidRequestError
-from engine_server.engine.inputs import PromptType
+from engine_server.requests.errors import InvalidRequestError
+from engine_server.requests.prompts import PromptType
 
 
 def one_prompt(prompt: PromptType | None, inputs: PromptType | None) -> PromptType:

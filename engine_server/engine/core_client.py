@@ -13,11 +13,11 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from engine_server.child import Child
 from engine_server.config import EngineConfig
-from engine_server.engine.errors import EngineDeadError
-from engine_server.engine.messages import Call, CoreMessage, FrontEndMessage, Phase, Ready, Returned
+from engine_server.core.distributed.child_process import Child
 from engine_server.modeling import progress
+from engine_server.requests.errors import EngineDeadError
+from engine_server.requests.messages import Call, CoreMessage, FrontEndMessage, Phase, Ready, Returned
 
 OnPhase = Callable[[str, float], None]
 
@@ -44,7 +44,7 @@ class CoreProcess:
         file = Path(self._folder, progress.FILE)
         file.write_bytes(bytes(progress.SIZE))
         self._progress = progress.view(file)
-        self._child = Child("the engine core", "engine_server.engine.core", self._folder)
+        self._child = Child("the engine core", "engine_server.core", self._folder)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(CoreMessage)
         self._async_output: zmq.asyncio.Socket | None = None

@@ -6,19 +6,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from engine_server.config import EngineConfig
-from engine_server.engine.adapters import LoRARequest, PromptAdapterRequest
 from engine_server.engine.compat import refuse, request_key
-from engine_server.engine.errors import InvalidRequestError, QueueFullError
-from engine_server.engine.inputs import PromptType
-from engine_server.engine.messages import AddRequest, StepOutputs
-from engine_server.engine.output_processor import OutputProcessor, fan_out
-from engine_server.engine.outputs import Output
-from engine_server.engine.pooling_params import PoolingParams
-from engine_server.engine.processor import Processor
-from engine_server.engine.sampling_params import SamplingParams
-from engine_server.engine.tokenizer import backend_of
+from engine_server.engine.input.processor import Processor
+from engine_server.engine.input.tokenizer import backend_of
+from engine_server.engine.output.output_processor import OutputProcessor, fan_out
+from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
+from engine_server.requests.errors import InvalidRequestError, QueueFullError
+from engine_server.requests.messages import AddRequest, StepOutputs
+from engine_server.requests.outputs import Output
+from engine_server.requests.pooling_params import PoolingParams
+from engine_server.requests.prompts import PromptType
+from engine_server.requests.sampling_params import SamplingParams
+from engine_server.requests.scheduler_stats import SchedulerStats
 from engine_server.telemetry.loggers import LoggingStatLogger, PrometheusStatLogger, StatLoggerBase
-from engine_server.telemetry.stats import IterationStats, SchedulerStats
+from engine_server.telemetry.stats import IterationStats
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -22,19 +22,19 @@ from engine_server.config import (
     SpeculativeConfig,
     UsageContext,
 )
-from engine_server.engine.adapters import LoRARequest, PromptAdapterRequest
-from engine_server.engine.arg_utils import EngineArgs
+from engine_server.core.engine_core import EngineCore
+from engine_server.core.model_runner import ModelRunner
 from engine_server.engine.compat import one_prompt, refuse, request_keys
-from engine_server.engine.core.engine_core import EngineCore
-from engine_server.engine.core.model_runner import ModelRunner
+from engine_server.engine.engine_args import EngineArgs
 from engine_server.engine.front_end import FrontEnd, StatLoggers
-from engine_server.engine.inputs import INPUT_REGISTRY, InputRegistry, PromptType
-from engine_server.engine.messages import AbortRequests, Call
-from engine_server.engine.outputs import Output, PoolingRequestOutput, RequestOutput
-from engine_server.engine.pooling_params import PoolingParams
-from engine_server.engine.processor import Processor
-from engine_server.engine.sampling_params import SamplingParams
-from engine_server.engine.tokenizer import load_tokenizer
+from engine_server.engine.input.processor import Processor
+from engine_server.engine.input.tokenizer import load_tokenizer
+from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
+from engine_server.requests.messages import AbortRequests, Call
+from engine_server.requests.outputs import Output, PoolingRequestOutput, RequestOutput
+from engine_server.requests.pooling_params import PoolingParams
+from engine_server.requests.prompts import INPUT_REGISTRY, InputRegistry, PromptType
+from engine_server.requests.sampling_params import SamplingParams
 from engine_server.telemetry.loggers import StatLoggerBase
 
 logger = logging.getLogger(__name__)

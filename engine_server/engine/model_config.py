@@ -9,7 +9,7 @@ from engine_server.engine.pooling_config import longest_prompt, read_pooling_con
 from engine_server.models import resolve
 
 if TYPE_CHECKING:
-    from engine_server.engine.arg_utils import EngineArgs
+    from engine_server.engine.engine_args import EngineArgs
 
 
 def read_model_config(args: "EngineArgs") -> ModelConfig:

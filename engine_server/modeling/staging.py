@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from engine_server.modeling.attention import IntArray, Staged, StepInputs
+from engine_server.modeling.attention.interface import IntArray, Staged, StepInputs
 
 ALIGNMENT = 4  # numbers, 16 bytes: Triton compiles a kernel once more where a tensor begins elsewhere
 LIKELY_CONTEXT = 8192  # for which a captured decode is laid out; a longer context only takes longer

@@ -9,8 +9,8 @@ from contextlib import aclosing
 
 from starlette.responses import Response
 
-from engine_server.engine.errors import InvalidRequestError
-from engine_server.engine.outputs import CompletionOutput
+from engine_server.requests.errors import InvalidRequestError
+from engine_server.requests.outputs import CompletionOutput
 from engine_server.server.engine_host import EngineHost, Trace
 from engine_server.server.errors import ApiError
 from engine_server.server.generation import IndexedOutput, generate

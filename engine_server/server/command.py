@@ -15,8 +15,8 @@ from collections.abc import Iterator
 import uvicorn
 import uvloop
 
-from engine_server.engine.arg_utils import AsyncEngineArgs, parse_size
-from engine_server.engine.errors import EngineDeadError
+from engine_server.engine.engine_args import AsyncEngineArgs, parse_size
+from engine_server.requests.errors import EngineDeadError
 from engine_server.server.app import build_app
 from engine_server.server.engine_host import EngineHost
 from engine_server.server.gate import Gate

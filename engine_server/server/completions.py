@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 from starlette.responses import Response
 
-from engine_server.engine.outputs import CompletionOutput
+from engine_server.requests.outputs import CompletionOutput
 from engine_server.server.engine_host import EngineHost, Trace
 from engine_server.server.generation import IndexedOutput, generate
 from engine_server.server.models import check_model

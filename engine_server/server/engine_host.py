@@ -9,11 +9,11 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from engine_server.engine.errors import EngineDeadError
+from engine_server.requests.errors import EngineDeadError
 
 if TYPE_CHECKING:
-    from engine_server.engine.arg_utils import AsyncEngineArgs
     from engine_server.engine.async_llm import AsyncLLMEngine
+    from engine_server.engine.engine_args import AsyncEngineArgs
 
 NEXT_PHASE = {"import": "load", "load": "warm up"}
 WATCH_SECONDS = 0.2

@@ -10,7 +10,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from engine_server.engine.errors import EngineDeadError, InvalidRequestError, QueueFullError
+from engine_server.requests.errors import EngineDeadError, InvalidRequestError, QueueFullError
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

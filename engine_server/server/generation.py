@@ -12,9 +12,9 @@ from engine_server.server.replies import Usage
 
 if TYPE_CHECKING:
     from engine_server.engine.async_llm import AsyncLLMEngine
-    from engine_server.engine.inputs import TokensPrompt
-    from engine_server.engine.outputs import CompletionOutput
-    from engine_server.engine.sampling_params import SamplingParams
+    from engine_server.requests.outputs import CompletionOutput
+    from engine_server.requests.prompts import TokensPrompt
+    from engine_server.requests.sampling_params import SamplingParams
     from engine_server.server.engine_host import Trace
 
 IndexedOutput = tuple[int, "CompletionOutput"]

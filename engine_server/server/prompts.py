@@ -12,7 +12,7 @@ from engine_server.server.errors import ApiError
 
 if TYPE_CHECKING:
     from engine_server.engine.async_llm import AsyncLLMEngine
-    from engine_server.engine.inputs import TokensPrompt
+    from engine_server.requests.prompts import TokensPrompt
     from engine_server.server.protocol import ChatCompletionRequest, Message
 
 LONG_TEXT = 20_000  # characters; tokenising them takes some 10 ms

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from engine_server.engine.sampling_params import MAX_LOGPROBS, RequestOutputKind, SamplingParams
+from engine_server.requests.sampling_params import MAX_LOGPROBS, RequestOutputKind, SamplingParams
 from engine_server.server.errors import ApiError
 
 MOST_CHOICES = 128  # OpenAI's own limit

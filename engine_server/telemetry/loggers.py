@@ -14,6 +14,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
+from engine_server.requests.scheduler_stats import SchedulerStats
 from engine_server.telemetry.metrics import (
     OF_COMPLETION,
     OF_REQUEST,
@@ -22,7 +23,7 @@ from engine_server.telemetry.metrics import (
     Metric,
     token_buckets,
 )
-from engine_server.telemetry.stats import IterationStats, SchedulerStats
+from engine_server.telemetry.stats import IterationStats
 
 if TYPE_CHECKING:
     from engine_server.config import EngineConfig

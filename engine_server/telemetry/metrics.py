@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, get_args
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from engine_server.telemetry.stats import FinishReason
+from engine_server.requests.scheduler_stats import FinishReason
 
 Kind = type[Gauge] | type[Counter] | type[Histogram]
 LABELS = ("model_name", "engine")

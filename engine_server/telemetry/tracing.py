@@ -17,8 +17,9 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import SpanKind
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from engine_server.requests.scheduler_stats import SchedulerStats
 from engine_server.telemetry.loggers import StatLoggerBase
-from engine_server.telemetry.stats import EndedRequest, IterationStats, SchedulerStats
+from engine_server.telemetry.stats import EndedRequest, IterationStats
 
 if TYPE_CHECKING:
     from engine_server.config import EngineConfig

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.e2e
 
 SAMPLE = Path(__file__).parents[2] / "manifests/samples/smollm2.yaml"
 PATIENCE = 180  # seconds; ample for a first conversion of the model on a busy machine
-CORE = "engine_server.engine.core"
+CORE = "engine_server.core"
 
 
 class Up:

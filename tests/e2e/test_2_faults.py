@@ -14,7 +14,7 @@ NAMESPACE, OTHER = "team-a", "team-b"
 FINDS_THE_CORE = """
 import os, pathlib, signal
 for entry in pathlib.Path("/proc").glob("[0-9]*"):
-    if b"engine_server.engine.core" in (entry / "cmdline").read_bytes():
+    if b"engine_server.core" in (entry / "cmdline").read_bytes():
         os.kill(int(entry.name), signal.SIGKILL)
         break
 else:

@@ -6,7 +6,7 @@ from blocks import check_blocks
 from prometheus_client import CollectorRegistry
 
 from engine_server import EngineArgs, LLMEngine, QueueFullError
-from engine_server.engine.errors import InvalidRequestError
+from engine_server.requests.errors import InvalidRequestError
 from engine_server.telemetry.loggers import PrometheusStatLogger
 
 PROMPT = [place % 90 + 5 for place in range(40)]

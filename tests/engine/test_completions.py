@@ -129,7 +129,7 @@ def test_prompt_logprobs_are_the_models(tiny: LLMEngine, tiny_llama: Path, tiny_
 def test_prompt_logprobs_survive_preemption_and_come_in_pieces(
     tiny: LLMEngine, tiny_params, monkeypatch
 ) -> None:
-    monkeypatch.setattr("engine_server.engine.core.prompt_logprobs.ROWS", 7)
+    monkeypatch.setattr("engine_server.core.heads.prompt_logprobs.ROWS", 7)
     prompt = [number % 120 + 2 for number in range(100)]
     params = tiny_params(prompt_logprobs=0, max_tokens=2, ignore_eos=True)
     alone = run(tiny, params, prompt)[-1].prompt_logprobs

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from engine_server.engine.detokenizer import Detokenizer
-from engine_server.engine.sampling_params import SamplingParams
+from engine_server.engine.output.detokenizer import Detokenizer
+from engine_server.requests.sampling_params import SamplingParams
 
 TEXTS = st.text(alphabet=st.sampled_from("abc de.\n🦙é漢字STOP"), min_size=1, max_size=40)
 

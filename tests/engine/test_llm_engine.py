@@ -17,8 +17,8 @@ from engine_server import (
     SamplingParams,
 )
 from engine_server.config import LoRAConfig
-from engine_server.engine.core.model_runner import ModelRunner
-from engine_server.engine.core.scheduler import Batch
+from engine_server.core.model_runner import ModelRunner
+from engine_server.core.scheduling.scheduler import Batch
 
 
 @pytest.fixture(scope="module")

@@ -43,7 +43,7 @@ def test_a_step_without_memory_is_computed_again_in_smaller_ones(
 
 LOST = """
 import torch
-from engine_server.engine.core.model_runner import ModelRunner
+from engine_server.core.model_runner import ModelRunner
 
 class LostRunner(ModelRunner):
     def execute(self, batch):

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine_server.modeling.attention import Pages, Scoring
-from engine_server.modeling.cache_layout import FLOAT8, quantised
+from engine_server.modeling.attention.interface import Pages, Scoring
 from engine_server.modeling.kernels.attention import decode, prefill
 from engine_server.modeling.kernels.launch import MOST_SPLITS, num_splits
+from engine_server.modeling.memory.cache_layout import FLOAT8, quantised
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # queries that only fill a tile see nothing
 

@@ -10,11 +10,12 @@ from tiny_models import TINY
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams
-from engine_server.engine.core import model_runner
-from engine_server.modeling import graphs, kernels
+from engine_server.core import model_runner
+from engine_server.modeling import kernels
+from engine_server.modeling.attention.torch_backend import TorchAttention
+from engine_server.modeling.attention.triton_backend import TritonAttention
+from engine_server.modeling.graphs import decode_graphs as graphs
 from engine_server.modeling.native import library
-from engine_server.modeling.torch_attention import TorchAttention
-from engine_server.modeling.triton_attention import TritonAttention
 
 NEW_TOKENS = 3  # of the first; each of the others has one more
 PROMPTS = [[(7 * place + length) % 126 + 2 for place in range(length)] for length in (1, 9, 20, 45)]

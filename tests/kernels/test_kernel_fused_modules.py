@@ -11,9 +11,15 @@ import transformers
 from tiny_models import TINY, fused
 from torch import Tensor, nn
 
-from engine_server.modeling.fused_modules import FusedRMSNorm, Rope, fused_layer, fused_norm, use_kernels
-from engine_server.modeling.probe import Probe, run
-from engine_server.modeling.triton_modules import TRITON
+from engine_server.modeling.layers.fused_modules import (
+    FusedRMSNorm,
+    Rope,
+    fused_layer,
+    fused_norm,
+    use_kernels,
+)
+from engine_server.modeling.layers.triton_modules import TRITON
+from engine_server.modeling.loading.probe import Probe, run
 
 SIZES = TINY | {"vocab_size": 64, "num_hidden_layers": 1, "head_dim": 8, "pad_token_id": 0}
 

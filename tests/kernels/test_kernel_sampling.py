@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine_server.engine.core.request import Request
-from engine_server.engine.core.sampler import Sampler, uniform
-from engine_server.engine.core.scheduler import Sampled
-from engine_server.engine.sampling_params import SamplingParams
+from engine_server.core.heads.sampler import Sampler, uniform
+from engine_server.core.scheduling.request import Request
+from engine_server.core.scheduling.scheduler import Sampled
 from engine_server.modeling import kernels
+from engine_server.requests.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # log(0) and the like, which are meant
 

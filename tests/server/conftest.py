@@ -76,7 +76,7 @@ class Server:
     @property
     def core(self) -> psutil.Process:
         children = psutil.Process(self.process.pid).children()
-        return next(child for child in children if "engine_server.engine.core" in child.cmdline())
+        return next(child for child in children if "engine_server.core" in child.cmdline())
 
     def request(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine_server.modeling.attention import Pages, Scoring
+from engine_server.modeling.attention.interface import Pages, Scoring
 from engine_server.modeling.kernels.launch import (
     DECODE,
     MIN_TILE,

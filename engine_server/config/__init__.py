@@ -1,0 +1,31 @@
+"""The engine's settings, one module per concern."""
+
+from engine_server.config.adapters import LoRAConfig, PromptAdapterConfig
+from engine_server.config.cache import CacheConfig
+from engine_server.config.decoding import DecodingConfig, SpeculativeConfig
+from engine_server.config.device import DeviceConfig
+from engine_server.config.engine import EngineConfig, UsageContext
+from engine_server.config.load import LoadConfig
+from engine_server.config.model import Activation, ModelConfig, Pooling, PoolingConfig
+from engine_server.config.observability import ObservabilityConfig
+from engine_server.config.parallel import ParallelConfig
+from engine_server.config.scheduler import SchedulerConfig
+
+__all__ = [
+    "Activation",
+    "CacheConfig",
+    "DecodingConfig",
+    "DeviceConfig",
+    "EngineConfig",
+    "LoRAConfig",
+    "LoadConfig",
+    "ModelConfig",
+    "ObservabilityConfig",
+    "ParallelConfig",
+    "Pooling",
+    "PoolingConfig",
+    "PromptAdapterConfig",
+    "SchedulerConfig",
+    "SpeculativeConfig",
+    "UsageContext",
+]

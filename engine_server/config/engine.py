@@ -1,0 +1,64 @@
+"""All of an engine's settings after every default is resolved: typed, frozen, and sent to the core as they are."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Self
+
+import msgspec
+
+from engine_server.config.adapters import LoRAConfig, PromptAdapterConfig
+from engine_server.config.cache import CacheConfig
+from engine_server.config.decoding import DecodingConfig, SpeculativeConfig
+from engine_server.config.device import DeviceConfig
+from engine_server.config.load import LoadConfig
+from engine_server.config.model import ModelConfig
+from engine_server.config.observability import ObservabilityConfig
+from engine_server.config.parallel import ParallelConfig
+from engine_server.config.scheduler import SchedulerConfig
+
+
+class UsageContext(Enum):
+    """Who made the engine. It is said in the log; nothing is collected."""
+
+    UNKNOWN_CONTEXT = "UNKNOWN_CONTEXT"
+    LLM_CLASS = "LLM_CLASS"
+    API_SERVER = "API_SERVER"
+    OPENAI_API_SERVER = "OPENAI_API_SERVER"
+    OPENAI_BATCH_RUNNER = "OPENAI_BATCH_RUNNER"
+    ENGINE_CONTEXT = "ENGINE_CONTEXT"
+
+
+class EngineConfig(msgspec.Struct, frozen=True):
+    """All of an engine's settings. Raises ValueError for those that nothing can serve yet."""
+
+    model_config: ModelConfig
+    cache_config: CacheConfig
+    parallel_config: ParallelConfig
+    scheduler_config: SchedulerConfig
+    device_config: DeviceConfig
+    load_config: LoadConfig
+    lora_config: LoRAConfig | None = None
+    speculative_config: SpeculativeConfig | None = None
+    decoding_config: DecodingConfig = DecodingConfig()
+    observability_config: ObservabilityConfig = ObservabilityConfig()
+    prompt_adapter_config: PromptAdapterConfig | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("lora_config", "speculative_config", "prompt_adapter_config"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name} is not supported yet; it takes None")
+
+    def with_blocks(self, num_blocks: int) -> Self:
+        """The config of an engine whose core is ready."""
+        cache = msgspec.structs.replace(self.cache_config, num_gpu_blocks=num_blocks)
+        return msgspec.structs.replace(self, cache_config=cache)
+
+    def with_executor(self, executor_class: type | None) -> Self:
+        """Execute the model by this class, which crosses to the core by its import path; None changes nothing."""
+        if executor_class is None:
+            return self
+        path = f"{executor_class.__module__}:{executor_class.__qualname__}"
+        return msgspec.structs.replace(
+            self, parallel_config=msgspec.structs.replace(self.parallel_config, worker_cls=path)
+        )

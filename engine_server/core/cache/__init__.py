@@ -1,0 +1,1 @@
+"""The paged KV cache's blocks and block tables."""

@@ -1,0 +1,1 @@
+"""Child processes and the ranks that share a model."""

@@ -1,0 +1,1 @@
+"""Heads: from logits or hidden states to tokens and vectors."""

@@ -1,0 +1,1 @@
+"""Processors that change logits before a token is drawn."""

@@ -1,0 +1,99 @@
+"""What the core can be asked for beside requests."""
+
+import logging
+from collections.abc import Collection
+
+import torch
+
+from engine_server.config import EngineConfig
+from engine_server.core.model_runner import ModelRunner
+from engine_server.core.scheduling.scheduler import Scheduler
+from engine_server.requests.messages import Call, Returned
+
+TAGS = frozenset(("weights", "kv_cache"))  # what sleeps, and may be woken apart
+
+logger = logging.getLogger(__name__)
+
+
+class Operations:
+    """Runs calls by name. While `halted`, no step runs and requests wait."""
+
+    def __init__(self, config: EngineConfig, runner: ModelRunner, scheduler: Scheduler) -> None:
+        self._trace_folder = config.observability_config.torch_profiler_dir
+        self._runner = runner
+        self._scheduler = scheduler
+        self._profile: torch.profiler.profile | None = None
+        self._asleep: frozenset[str] = frozenset()
+        self._paused = False
+        self.sleep_level = 0
+        self._table = {
+            method.__name__: method
+            for method in (
+                self.pause, self.resume, self.sleep, self.wake_up, self.is_sleeping,
+                scheduler.reset_prefix_cache, self.start_profile, self.stop_profile,
+            )
+        }  # fmt: skip
+
+    @property
+    def halted(self) -> bool:
+        return self._paused or self.is_sleeping()
+
+    def run(self, call: Call) -> Returned:
+        """What the operation returns or raises. It never raises itself, so that the core lives on."""
+        try:
+            return Returned(call.call_id, self._table[call.method](*call.args))
+        except Exception as error:
+            logger.warning("%s failed: %s", call.method, error)
+            return Returned(call.call_id, error=f"{call.method}: {error}")
+
+    def pause(self) -> None:
+        self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
+
+    def sleep(self, level: int) -> None:
+        """Free the KV cache, and the weights: at level 1 the host keeps them, at level 2 nobody does.
+
+        What runs gives its blocks back, and is computed again after waking.
+        """
+        if level not in (1, 2):
+            raise ValueError(f"level is {level!r}; it takes 1 or 2")
+        if self.is_sleeping():
+            return
+        self._scheduler.preempt_all()
+        self._scheduler.reset_prefix_cache()
+        self._runner.sleep(level)
+        self._asleep, self.sleep_level = TAGS, level
+
+    def wake_up(self, tags: Collection[str] | None) -> None:
+        """Bring back what the tags name, by default all; steps run once nothing sleeps any more."""
+        tags = TAGS if tags is None else frozenset(tags)
+        if tags - TAGS:
+            raise ValueError(f"there is no tag {', '.join(tags - TAGS)}; tags are {', '.join(sorted(TAGS))}")
+        for tag in tags & self._asleep:
+            self._runner.wake(tag, self.sleep_level)
+            self._asleep -= {tag}
+        if self.sleep_level and not self._asleep:
+            self._runner.capture_graphs()
+            self.sleep_level = 0
+
+    def is_sleeping(self) -> bool:
+        return bool(self._asleep)
+
+    def start_profile(self) -> None:
+        """Trace the CPU, and the GPU where there is one, until `stop_profile`."""
+        if self._trace_folder is None:
+            raise ValueError("the engine was started without torch_profiler_dir, the folder for traces")
+        if self._profile is not None:
+            raise ValueError("a profile is being taken already")
+        written = torch.profiler.tensorboard_trace_handler(self._trace_folder, use_gzip=True)
+        self._profile = torch.profiler.profile(on_trace_ready=written)
+        self._profile.start()
+
+    def stop_profile(self) -> None:
+        """Write the trace, in Chrome's format."""
+        if self._profile is None:
+            raise ValueError("no profile is being taken")
+        profile, self._profile = self._profile, None
+        profile.stop()

@@ -1,0 +1,1 @@
+"""Scheduling: the requests of each step and their number of tokens."""

@@ -1,0 +1,88 @@
+"""A request as the scheduler sees it: a few counters, everything else derived."""
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+from torch import Tensor
+
+from engine_server.requests.messages import AddRequest, RawTensor, TokenLogprobsArray
+from engine_server.requests.pooling_params import PoolingParams
+from engine_server.requests.sampling_params import SamplingParams
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    request_id: str
+    token_ids: list[int]  # the prompt, then the output
+    num_prompt: int
+    params: SamplingParams
+    max_tokens: int
+    computed: int = 0  # tokens whose K and V are in the cache
+    settled: int = 0  # of `computed`, those from which a token has come since
+    num_unknown: int = 0  # tokens at the end that are on their way from the device
+    row: int | None = None  # its row of the block table, while it runs
+    regime: int = 0  # what its keys depend on besides its tokens, where a rope is stretched
+    scheduled: float | None = None  # when it first ran
+    priority: int = 0  # the lower runs first
+    place: tuple[int, int] = (0, 0)  # in the order in which requests run: priority, then arrival
+    deadline: float | None = None  # on the monotonic clock
+    cache_salt: str | None = None
+    hashes: list[bytes] = field(default_factory=list)  # of its full blocks, as far as they were needed
+    num_cached: int = 0  # prompt tokens that were cached when it first ran
+    child: int = 0  # its number among the n completions of one prompt
+    num_retries: int = 0  # steps for which there was too little memory
+    num_resumed: int = 0  # output tokens that it came with
+    prompt_logprobs: list[TokenLogprobsArray] | None = None  # while they are collected
+    pooling: PoolingParams | None = None
+    pooled: list[Tensor] = field(default_factory=list)  # what the pooler keeps of each chunk
+    token_type_ids: list[int] | None = None
+    prompt_embeds: Tensor | None = None  # [prompt tokens, hidden]
+
+    @classmethod
+    def from_message(cls, message: AddRequest) -> "Request":
+        return cls(
+            message.request_id,
+            list(message.prompt_token_ids),  # it grows, and in one process others may hold what came
+            len(message.prompt_token_ids) - message.num_resumed,
+            message.params,
+            message.max_tokens,
+            priority=message.priority,
+            deadline=message.deadline,
+            cache_salt=message.cache_salt,
+            child=message.child,
+            num_resumed=message.num_resumed,
+            prompt_logprobs=None if message.params.prompt_logprobs is None else [],
+            pooling=message.pooling,
+            token_type_ids=message.token_type_ids,
+            prompt_embeds=message.prompt_embeds.tensor() if message.prompt_embeds else None,
+        )
+
+    @property
+    def num_output(self) -> int:
+        return len(self.token_ids) - self.num_prompt
+
+    @property
+    def pending(self) -> int:
+        """Tokens that the next forward must cover: 1 in decode."""
+        return len(self.token_ids) - self.computed
+
+    def hash_blocks(self, count: int, block_size: int) -> None:
+        """Extend `hashes` to at least `count` blocks."""
+        for place in range(len(self.hashes), count):
+            parent = self.hashes[-1] if place else self._root()
+            self.hashes.append(
+                block_hash(parent, self.token_ids[place * block_size : (place + 1) * block_size])
+            )
+
+    def _root(self) -> bytes:
+        """What must be equal beside the tokens for two requests to share blocks."""
+        embeds = None if self.prompt_embeds is None else RawTensor.of(self.prompt_embeds)
+        return hashlib.sha256(msgspec.msgpack.encode((self.cache_salt, self.regime, embeds))).digest()
+
+
+def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
+    """The hash of a block's tokens and of all before them, equal in every process."""
+    return hashlib.sha256(parent + struct.pack(f"<{len(token_ids)}I", *token_ids)).digest()

@@ -1,0 +1,1 @@
+"""From what a caller passes to a checked, tokenized request."""

@@ -1,0 +1,47 @@
+"""The model's tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tokenizers import Tokenizer as Backend
+
+from engine_server.config import ModelConfig
+from engine_server.requests.prompts import TokensPrompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase | None:
+    """None where the config says so. Raises ValueError for a folder without one, or one that can't stream."""
+    if config.skip_tokenizer_init:
+        return None
+    from transformers import AutoTokenizer  # brings torch, and takes seconds
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            config.tokenizer, local_files_only=Path(config.tokenizer).is_dir()
+        )
+    except (OSError, ValueError) as error:
+        raise ValueError(f"no tokenizer can be loaded from {config.tokenizer}: {error}") from error
+    if not isinstance(getattr(tokenizer, "backend_tokenizer", None), Backend):
+        raise ValueError(f"{type(tokenizer).__name__} in {config.tokenizer} is not backed by `tokenizers`")
+    return tokenizer
+
+
+def backend_of(tokenizer: PreTrainedTokenizerBase) -> Backend:
+    backend: Backend = tokenizer.backend_tokenizer
+    return backend
+
+
+def text_pair(
+    tokenizer: PreTrainedTokenizerBase, first: str, second: str, longest: int | None = None
+) -> TokensPrompt:
+    """Two texts as one prompt, as cross-encoders read them; cut to `longest` tokens in all."""
+    encoded = tokenizer(first, second, truncation=longest is not None, max_length=longest)
+    prompt = TokensPrompt(prompt_token_ids=encoded["input_ids"])
+    if "token_type_ids" in encoded:
+        prompt["token_type_ids"] = encoded["token_type_ids"]
+    return prompt

@@ -1,0 +1,55 @@
+"""One request's outputs on their way to the caller."""
+
+import asyncio
+
+from engine_server.requests.outputs import Output, RequestOutput
+from engine_server.requests.sampling_params import RequestOutputKind
+
+
+class AsyncStream:
+    """Holds at most one output: what the caller is too slow to take is merged, so memory stays bounded."""
+
+    def __init__(self, kind: RequestOutputKind) -> None:
+        self._merges = kind == RequestOutputKind.DELTA
+        self._pending: Output | None = None
+        self._error: BaseException | None = None
+        self._changed = asyncio.Event()
+        self.ended = asyncio.Event()  # its last output is here, or its error
+
+    def put(self, output: Output) -> None:
+        if self._merges and isinstance(self._pending, RequestOutput) and isinstance(output, RequestOutput):
+            output = merge(self._pending, output)
+        self._pending = output
+        self._changed.set()
+        if output.finished:
+            self.ended.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Let the caller's next `get` raise `error`, once what came before is taken."""
+        self._error = error
+        self._changed.set()
+        self.ended.set()
+
+    async def get(self) -> Output:
+        while self._pending is None:
+            if self._error is not None:
+                raise self._error
+            self._changed.clear()
+            await self._changed.wait()
+        output, self._pending = self._pending, None
+        return output
+
+
+def merge(earlier: RequestOutput, later: RequestOutput) -> RequestOutput:
+    """Two deltas as one; either may lack completions that the other has."""
+    outputs = {output.index: output for output in earlier.outputs}
+    for after in later.outputs:
+        if before := outputs.get(after.index):
+            after.text = before.text + after.text
+            after.token_ids = before.token_ids + after.token_ids
+            if after.logprobs is not None:
+                after.logprobs = (before.logprobs or []) + after.logprobs
+        outputs[after.index] = after
+    later.outputs = [outputs[index] for index in sorted(outputs)]
+    later.prompt_logprobs = earlier.prompt_logprobs or later.prompt_logprobs
+    return later

@@ -1,0 +1,119 @@
+"""Attention of the architectures whose modules don't call transformers' attention interface, with their weights."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.models.bloom import modeling_bloom
+from transformers.models.falcon import modeling_falcon
+from transformers.models.gptj import modeling_gptj
+from transformers.models.mpnet import modeling_mpnet
+
+from engine_server.modeling.attention.interface import paged_attention, step_inputs
+
+
+@cache
+def slopes(build: Callable[..., Tensor], heads: int, scale: float, device: torch.device) -> Tensor:
+    """ALiBi (Press et al., ICLR '22) [heads]: one tensor for all layers, which then share their masks."""
+    return build(torch.ones(1, 2, device=device), heads, torch.float32)[:, 0, 1] * scale
+
+
+class BloomAttention(modeling_bloom.BloomAttention):
+    """BLOOM (Le Scao et al., 2022)."""
+
+    def forward(  # type: ignore[override]
+        self, hidden_states: Tensor, residual: Tensor, attention_mask: Tensor | None, **_: Any
+    ) -> tuple[Tensor, None]:
+        query, key, value = self._reshape(self.query_key_value(hidden_states))
+        alibi = slopes(modeling_bloom.build_alibi_tensor, self.num_heads, 1.0, query.device)
+        scale = self.inv_norm_factor
+        output, _weights = paged_attention(self, query, key, value, attention_mask, scale, alibi=alibi)
+        return residual + self.dense(output.flatten(2)), None
+
+
+class FalconAttention(modeling_falcon.FalconAttention):
+    """Falcon (Almazrouei et al., 2023): one projection for as many KV heads as query heads, a few, or one."""
+
+    def forward(  # type: ignore[override]
+        self,
+        hidden_states: Tensor,
+        alibi: Tensor | None,
+        attention_mask: Tensor | None,
+        position_embeddings: tuple[Tensor, Tensor],
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        grouped = self.new_decoder_architecture or self.multi_query
+        kv_heads = self.num_kv_heads if grouped else self.num_heads
+        fused = self.query_key_value(hidden_states).unflatten(-1, (kv_heads, -1, self.head_dim))
+        query, key, value = fused[..., :-2, :].flatten(2, 3), fused[..., -2, :], fused[..., -1, :]
+        query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
+        scale = self.inv_norm_factor
+        if alibi is None:
+            query, key = modeling_falcon.apply_rotary_pos_emb(query, key, *position_embeddings)  # type: ignore[no-untyped-call]
+        else:
+            alibi = slopes(modeling_falcon.build_alibi_tensor, self.num_heads, scale, query.device)
+        output, _weights = paged_attention(self, query, key, value, attention_mask, scale, alibi=alibi)
+        return self.dense(output.flatten(2)), None
+
+
+class GPTJAttention(modeling_gptj.GPTJAttention):
+    """GPT-J (Wang and Komatsuzaki, 2021): rope over the first dimensions of a head, in neighbouring pairs."""
+
+    def forward(  # type: ignore[override]
+        self, hidden_states: Tensor, attention_mask: Tensor | None, position_ids: Tensor, **_: Any
+    ) -> tuple[Tensor, None]:
+        def turn(tensor: Tensor) -> Tensor:
+            turned = modeling_gptj.apply_rotary_pos_emb(tensor[..., :width], sin, cos)
+            return torch.cat([turned, tensor[..., width:]], -1)
+
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        heads = (self.num_attention_heads, self.head_dim)
+        query, key, value = (project(hidden_states).unflatten(-1, heads) for project in projections)
+        width = self.rotary_dim or self.head_dim
+        sin, cos = self.embed_positions[position_ids].to(query.dtype).chunk(2, -1)
+        query, key, value = (tensor.transpose(1, 2) for tensor in (turn(query), turn(key), value))
+        output, _weights = paged_attention(self, query, key, value, attention_mask, self.head_dim**-0.5)
+        return self.out_proj(output.flatten(2)), None
+
+
+class MPNetAttention(modeling_mpnet.MPNetSelfAttention):
+    """MPNet (Song et al., NeurIPS '20), whose layers share a bias by distance, as T5's do."""
+
+    def forward(  # type: ignore[override]
+        self, hidden_states: Tensor, attention_mask: Tensor | None, position_bias: Tensor, **_: Any
+    ) -> tuple[Tensor]:
+        heads = (self.num_attention_heads, self.attention_head_size)
+        query, key, value = (
+            project(hidden_states).unflatten(-1, heads).transpose(1, 2)
+            for project in (self.q, self.k, self.v)
+        )
+        output, _weights = paged_attention(
+            self, query, key, value, attention_mask, is_causal=False, relative_bias=position_bias
+        )
+        return (self.o(output.flatten(2)),)
+
+
+class MPNetEncoder(modeling_mpnet.MPNetEncoder):
+    """Its bias is as wide as the step's longest sequence, not as the whole step."""
+
+    def compute_position_bias(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        longest = int(step_inputs().lengths.max())
+        bias: Tensor = super().compute_position_bias(x[:, :longest])  # type: ignore[no-untyped-call]
+        return bias
+
+
+OURS: dict[type[nn.Module], type[nn.Module]] = {
+    modeling_bloom.BloomAttention: BloomAttention,
+    modeling_falcon.FalconAttention: FalconAttention,
+    modeling_gptj.GPTJAttention: GPTJAttention,
+    modeling_mpnet.MPNetSelfAttention: MPNetAttention,
+    modeling_mpnet.MPNetEncoder: MPNetEncoder,
+}
+
+
+def replace_attention(model: nn.Module) -> None:
+    """Give every module that has a class here that class, so that attention calls the hook."""
+    for module in model.modules():
+        module.__class__ = OURS.get(type(module), type(module))

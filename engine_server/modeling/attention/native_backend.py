@@ -1,0 +1,79 @@
+"""Paged attention on a CPU: our kernel for sequences with one token in a step, plain torch for all else."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine_server.modeling.attention.interface import Pages, Scoring, StepInputs
+from engine_server.modeling.attention.torch_backend import Part, TorchAttention, selection
+from engine_server.modeling.native.library import DTYPES, VECTOR, kernels
+
+DIMS = (64, 80, 96, 128, 256)  # of heads, for which attention.cpp is compiled
+
+
+class NativeAttention(TorchAttention):
+    """Keeps the cache as TorchAttention does, and reads it where it lies."""
+
+    def begin(self, inputs: StepInputs) -> None:
+        super().begin(inputs)
+        self._native: dict[int, list[Part]] = {}
+
+    def write(self, kind: int, pages: Pages, given: Tensor) -> None:
+        if pages.scales is not None or given.dtype != pages.data.dtype or given.stride(-1) != 1:
+            return super().write(kind, pages, given)
+        tokens, kv_heads, dim = given.shape
+        size = given.itemsize
+        kernels().write_cache(
+            pages.data.data_ptr(), given.data_ptr(), given.stride(0) * size, given.stride(1) * size,
+            self._slots[kind].places.data_ptr(), tokens, kv_heads, self.block_size, dim * size,
+        )  # fmt: skip
+
+    def parts(self, kind: int, query: Tensor, values: Pages, scoring: Scoring) -> list[Part]:
+        if not self._takes(query, values, scoring):
+            return super().parts(kind, query, values, scoring)
+        if kind not in self._native:
+            self._native[kind] = [*self._prefills(self._inputs, kind), *self._decodes_of(kind)]
+        return self._native[kind]
+
+    def _takes(self, query: Tensor, values: Pages, scoring: Scoring) -> bool:
+        """Whether the kernel knows a layer's cache and what it makes of scores."""
+        dim, plain = query.shape[-1], scoring.fused and scoring.alibi is None
+        known = query.dtype in DTYPES and values.data.dtype == query.dtype
+        return (
+            plain and known and dim in DIMS and values.data.shape[-1] == dim and self.block_size % VECTOR == 0
+        )
+
+    def _decodes_of(self, kind: int) -> list[Part]:
+        inputs, window = self._inputs, self.layout.windows[kind]
+        sequences = np.flatnonzero(inputs.lengths == 1)
+        if not len(sequences):
+            return []
+        firsts, contexts = (of_all[sequences] for of_all in self._seen(inputs, kind))
+        hidden = np.zeros_like(contexts) if window is None else np.maximum(contexts - window, 0)
+        rows = np.stack([sequences, firsts, hidden, contexts], 1).astype(np.int32)
+        tables = np.ascontiguousarray(inputs.block_ids[kind])
+        tokens = selection(inputs.starts[sequences], self.device)
+        return [Decodes(tokens, torch.from_numpy(rows), torch.from_numpy(tables))]
+
+
+@dataclass(slots=True)
+class Decodes:
+    """All sequences with one token in this step."""
+
+    tokens: slice | Tensor  # which of the step's tokens
+    rows: Tensor  # int32 [n, 4]: of `tables`, its first block, tokens from there that aren't seen, all from there
+    tables: Tensor  # int32 [S, blocks]
+
+    def attend(self, query: Tensor, keys: Pages, values: Pages, scoring: Scoring) -> Tensor:
+        query = query if query.stride(-1) == 1 else query.contiguous()
+        count, heads, dim = query.shape
+        kv_heads, block_size = keys.data.shape[1:3]
+        out = query.new_empty(count, heads, dim)
+        kernels().decode(
+            query.dtype == torch.bfloat16, out.data_ptr(), query.data_ptr(), query.stride(0), query.stride(1),
+            keys.data.data_ptr(), values.data.data_ptr(), self.tables.data_ptr(), self.tables.shape[1],
+            self.rows.data_ptr(), count, heads, kv_heads, dim, block_size, scoring.scaling,
+        )  # fmt: skip
+        return out

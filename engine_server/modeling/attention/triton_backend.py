@@ -1,0 +1,60 @@
+"""Paged attention on a GPU: our Triton kernels over what was staged of a step."""
+
+import torch
+from torch import Tensor
+
+from engine_server.modeling.attention.interface import (
+    AttentionBackend,
+    Scoring,
+    StepInputs,
+    UnsupportedModelError,
+)
+from engine_server.modeling.kernels.attention import decode, prefill
+from engine_server.modeling.kernels.cache_write import write_cache
+from engine_server.modeling.kernels.launch import MAX_DIM, num_splits
+from engine_server.modeling.memory.cache_layout import Layout
+
+
+class TritonAttention(AttentionBackend):
+    """One K and one V tensor for each of the layout's: [blocks, block size, kv heads, dim]."""
+
+    def __init__(
+        self, layout: Layout, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Raises UnsupportedModelError for heads that are too large."""
+        dim = max(max(shape.key_dim, shape.value_dim) for shape in layout.shapes)
+        if dim > MAX_DIM:
+            raise UnsupportedModelError(
+                f"attention heads have {dim} dims, of which the kernels take {MAX_DIM} at most"
+            )
+        self.layout = layout
+        self.device = device
+        self.keys, self.values = layout.allocate(num_blocks, block_size, dtype, device)
+        self._processors = (
+            torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+        )
+
+    def begin(self, inputs: StepInputs) -> None:
+        assert inputs.staged is not None
+        self._step = inputs.staged
+
+    def attend(
+        self, layer: int | None, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
+    ) -> Tensor:
+        assert layer is not None
+        kind, tensor = self.layout.kinds[layer], self.layout.tensors[layer]
+        keys, values, step = self.keys[tensor], self.values[tensor], self._step
+        query, key, value = (
+            given if given.stride(-1) == 1 else given.contiguous() for given in (query, key, value)
+        )
+        write_cache(keys, values, key, value, step.slots[kind])
+        out = query.new_empty(*query.shape[:2], value.shape[-1])
+        if len(step.prefills):
+            prefill(out, query, keys, values, step.tables[kind], step.prefills, scoring, self.invariant)
+        if len(step.decodes) and self.invariant:
+            prefill(out, query, keys, values, step.tables[kind], step.decodes, scoring, self.invariant)
+        elif len(step.decodes):
+            seen = min(step.longest, scoring.window or step.longest)
+            splits = num_splits(len(step.decodes) * key.shape[1], seen, self._processors)
+            decode(out, query, keys, values, step.tables[kind], step.decodes, scoring, splits)
+        return out

@@ -1,0 +1,117 @@
+"""The first forward: does every layer call our hook, and what does each keep?"""
+
+from collections import Counter
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from engine_server.modeling.attention.interface import (
+    IntArray,
+    LayerShape,
+    Scoring,
+    StepInputs,
+    UnsupportedModelError,
+    forward_context,
+)
+from engine_server.modeling.attention.torch_backend import StepAttention
+
+
+class Probe(StepAttention):
+    """Notes what each layer would cache."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[int | None, LayerShape] = {}
+        self.calls: Counter[int | None] = Counter()
+        self.causal: set[bool] = set()
+        self.alibi = False
+
+    def attend(
+        self, layer: int | None, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
+    ) -> Tensor:
+        self.calls[layer] += 1
+        self.causal.add(scoring.causal)
+        self.shapes[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2], scoring.window)
+        self.alibi = self.alibi or scoring.alibi is not None
+        return super().attend(layer, query, key, value, scoring)
+
+
+def probe(
+    model: PreTrainedModel,
+    config: PreTrainedConfig,
+    num_tokens: int,
+    device: torch.device,
+    generates: bool = True,
+    encoder: bool = False,
+    first_position: int = 0,
+) -> list[LayerShape]:
+    """Run `num_tokens` tokens, better 4 than 2, through the model; the layers' shapes in order, none of an encoder.
+
+    Raises UnsupportedModelError for a model that would be computed wrongly.
+    """
+    seen, name = Probe(), type(model).__name__
+    options = {"logits_to_keep": 1} if generates else {}
+    positions = np.arange(num_tokens) + first_position
+    output = run(model, seen, positions, device, options)
+    layers = config.num_hidden_layers
+    if seen.calls.total() != layers if encoder else seen.calls != Counter(range(layers)):
+        raise UnsupportedModelError(
+            f"{name} has {layers} layers, of which {len(seen.calls)} call the attention interface of transformers, "
+            f"{seen.calls.total()} times; it would be computed wrongly"
+        )
+    if seen.causal != {not encoder}:
+        kind = "an encoder's" if encoder else "a decoder's"
+        raise UnsupportedModelError(
+            f"not every layer of {name} attends as {kind} does; it would be computed wrongly"
+        )
+    shapes = [] if encoder else [seen.shapes[layer] for layer in range(layers)]
+    windows = {"full_attention": None, "sliding_attention": getattr(config, "sliding_window", None)}
+    for layer, kind in enumerate((getattr(config, "layer_types", None) or [])[: len(shapes)]):
+        if kind not in windows or windows[kind] != shapes[layer].window:
+            raise UnsupportedModelError(
+                f"layer {layer} of {name} is of type {kind}, and tells attention of the window {shapes[layer].window}; "
+                "it would be computed wrongly"
+            )
+    if not seen.alibi and torch.equal(output, run(model, Probe(), positions[::-1].copy(), device, options)):
+        raise UnsupportedModelError(f"{name} doesn't look at position_ids; it would be computed wrongly")
+    return shapes
+
+
+def largest_step(
+    model: PreTrainedModel, num_tokens: int, longest: int, num_logits: int, device: torch.device, first_position: int
+) -> None:  # fmt: skip
+    """Run as many tokens as a step may have, of prompts of `longest`, and what a sampler does with all its logits.
+
+    num_logits: rows; 0 for a model that has none.
+    """
+    positions = np.resize(np.arange(longest), num_tokens) + first_position
+    output = run(model, Probe(), positions, device, {"logits_to_keep": num_logits} if num_logits else {})
+    if num_logits:
+        output.float().softmax(-1).sort(-1)  # its filters need no more
+
+
+@torch.inference_mode()
+def run(
+    model: PreTrainedModel, backend: Probe, positions: IntArray, device: torch.device, options: dict[str, int]
+) -> Tensor:
+    """Logits, or hidden states, of tokens at `positions`; a sequence begins wherever the first comes again."""
+    count = len(positions)
+    starts = np.flatnonzero(positions == positions[0])
+    lengths, blocks = np.diff(starts, append=count), np.zeros((len(starts), 1), dtype=np.int32)
+    inputs = StepInputs(positions, positions, [positions], starts, lengths, lengths, [blocks])
+    try:
+        with forward_context(backend, inputs):
+            output = model(
+                input_ids=torch.arange(count, device=device).unsqueeze(0)
+                % model.config.get_text_config().vocab_size,
+                position_ids=torch.from_numpy(positions).to(device).unsqueeze(0),
+                use_cache=False,
+                **options,
+            )
+    except (AttributeError, TypeError, KeyError, IndexError) as error:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} can't take one flat batch without a mask: {error}"
+        ) from error
+    first: Tensor = output[0]
+    return first

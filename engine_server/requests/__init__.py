@@ -1,0 +1,1 @@
+"""Requests: their parameters, prompts, adapters and outputs, and the messages between front end and core."""

@@ -1,0 +1,106 @@
+"""How a GPU's memory is shared out, and what is said where it is too little. tests/gpu has what needs a GPU."""
+
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine_server import EngineArgs, LLMEngine, SamplingParams
+from engine_server.modeling.attention.interface import LayerShape, UnsupportedModelError
+from engine_server.modeling.attention.torch_backend import StepAttention
+from engine_server.modeling.loading.probe import largest_step
+from engine_server.modeling.memory import device_memory as memory
+from engine_server.modeling.memory.cache_layout import lay_out
+from engine_server.modeling.memory.device_memory import taking
+from engine_server.modeling.memory.kv_cache import num_blocks
+
+GPU = torch.device("cuda")
+GIB = 1 << 30
+
+
+@pytest.fixture
+def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """80 GiB of memory, of which 50 are free; a step needs 6 of them for a while."""
+    told = {
+        "mem_get_info": (50 * GIB, 80 * GIB),
+        "max_memory_allocated": 30 * GIB,
+        "memory_allocated": 24 * GIB,
+    }
+    for name, value in told.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    for name in ("reset_peak_memory_stats", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda *device: None)
+
+
+def test_the_cache_has_what_the_largest_step_and_the_spared_share_leave(a_gpu, tiny_llama: Path) -> None:
+    layout = lay_out([LayerShape(kv_heads=8, key_dim=128, value_dim=128)] * 32, 4096)
+    block = 16 * 32 * 8 * 256 * 2
+    config = EngineArgs(model=str(tiny_llama), skip_tokenizer_init=True).create_engine_config().cache_config
+    blocks = num_blocks(config, layout, torch.bfloat16, GPU, 4096)
+    assert blocks == (50 - 6 - 8) * GIB // block
+    with pytest.raises(
+        ValueError, match=r"needs 65536 blocks .* room for 18432, .* raise gpu_memory_utilization"
+    ):
+        num_blocks(config, layout, torch.bfloat16, GPU, 1 << 20)
+
+
+def test_a_lack_of_memory_is_told_with_sizes_and_advice(a_gpu) -> None:
+    words = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has 79.15 GiB, of which 1.20 GiB are free"
+    with pytest.raises(ValueError) as told, taking("weights", GPU):
+        raise torch.OutOfMemoryError(f"{words}. Process 7 has 70.00 GiB. And so on.")
+    assert str(told.value) == (
+        f"weights: more than the {50 << 10} MiB of cuda memory that were free. {words}. "
+        "Take a smaller model or dtype, or more GPUs by tensor_parallel_size"
+    )
+
+
+def test_what_was_taken_is_in_the_log(a_gpu, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger=memory.__name__), taking("KV cache", GPU):
+        pass
+    assert caplog.messages == ["KV cache: 0 MiB of GPU memory, and 6144 MiB for a while; 51200 MiB are left"]
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_llama: Path) -> LLMEngine:
+    return LLMEngine.from_engine_args(
+        EngineArgs(
+            model=str(tiny_llama), dtype="float32", skip_tokenizer_init=True, num_gpu_blocks_override=20
+        )
+    )
+
+
+def test_the_largest_step_has_as_many_tokens_as_a_step_may_have(tiny: LLMEngine, monkeypatch) -> None:
+    sequences, rows = [], []
+    begin, model = StepAttention.begin, tiny._core.runner.model
+    monkeypatch.setattr(
+        StepAttention, "begin", lambda self, inputs: (sequences.append(inputs), begin(self, inputs))
+    )
+    hook = model.lm_head.register_forward_hook(lambda module, given, output: rows.append(output.shape[1]))
+    largest_step(model, 100, 30, 7, torch.device("cpu"), 0)
+    hook.remove()
+    [step] = sequences
+    assert step.lengths.tolist() == step.contexts.tolist() == [30, 30, 30, 10]
+    assert step.positions.tolist() == [*range(30)] * 3 + [*range(10)]
+    assert rows == [7]
+
+
+def test_dropped_weights_are_held_by_nobody(tiny: LLMEngine, finish) -> None:
+    params = SamplingParams(max_tokens=1, prompt_logprobs=1, detokenize=False)
+    tiny.add_request("0", {"prompt_token_ids": [5, 6, 7]}, params)
+    finish(tiny)
+    weights = [weakref.ref(weight) for weight in tiny._core.runner.model.parameters()]
+    tiny.sleep(2)
+    assert weights and not any(weight() is not None for weight in weights)
+    tiny.wake_up()
+
+
+def test_heads_too_large_for_the_kernels_are_refused() -> None:
+    pytest.importorskip("triton")
+    from engine_server.modeling.attention.triton_backend import TritonAttention
+
+    layout = lay_out([LayerShape(kv_heads=1, key_dim=576, value_dim=512)], 64)
+    with pytest.raises(
+        UnsupportedModelError, match="heads have 576 dims, of which the kernels take 512 at most"
+    ):
+        TritonAttention(layout, 4, 16, torch.float32, torch.device("cpu"))

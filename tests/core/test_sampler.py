@@ -1,0 +1,226 @@
+"""Sampling: what is filtered never comes, and a seed's token depends on nothing else."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import RepetitionPenaltyLogitsProcessor
+
+from engine_server.core.heads.sampler import Sampler, keep_top_p, philox4x32, uniform
+from engine_server.core.scheduling.request import Request
+from engine_server.requests.sampling_params import SamplingParams
+
+VOCABULARY = 50
+
+
+def request(output: int = 0, **params) -> Request:
+    return Request("r", [0] * (1 + output), 1, SamplingParams(**params), 100)
+
+
+def sample(logits: torch.Tensor, *requests: Request) -> list[int]:
+    return [
+        one.token_id
+        for one in Sampler([2], {}, torch.device("cpu"), 1, 100).launch(logits.clone(), requests).collect()
+    ]
+
+
+def test_philox_gives_its_authors_known_answers() -> None:
+    """kat_vectors of Random123."""
+    full = 0xFFFFFFFF
+    known = [
+        ([0, 0, 0, 0], [0, 0], [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
+        ([full] * 4, [full] * 2, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
+        (
+            [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344],
+            [0xA4093822, 0x299F31D0],
+            [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1],
+        ),
+    ]
+    for counter, key, expected in known:
+        words = philox4x32(np.array(counter, np.uint64)[:, None], np.array(key, np.uint64)[:, None])
+        assert words[:, 0].tolist() == expected
+
+
+def test_uniforms_are_uniform() -> None:
+    numbers = uniform([1234] * 20_000, [0] * 20_000, range(20_000))
+    assert numbers.min() >= 0 and numbers.max() < 1
+    counts = np.histogram(numbers, bins=20, range=(0, 1))[0]
+    assert ((counts - 1000) ** 2 / 1000).sum() < 45  # chi squared of 19 degrees: p < 0.001 beyond
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 2**64 - 1), st.integers(0, 500), st.integers(1, 8), st.integers(0, 7))
+def test_a_token_depends_on_logits_seed_and_index_alone(
+    seed: int, index: int, others: int, place: int
+) -> None:
+    logits = torch.randn(others + 1, VOCABULARY, generator=torch.Generator().manual_seed(index))
+    place %= others + 1
+    requests = [
+        request(number, seed=number, temperature=0.5 + number, top_k=number) for number in range(others + 1)
+    ]
+    requests[place] = request(index, seed=seed, top_p=0.9)
+    assert sample(logits, *requests)[place] == sample(logits[place : place + 1], requests[place])[0]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, VOCABULARY), st.floats(0.05, 1.0), st.integers(0, 2**32))
+def test_filters_keep_the_likeliest(top_k: int, top_p: float, seed: int) -> None:
+    logits = torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(seed))
+    probabilities, order = logits[0].softmax(-1).sort(descending=True)
+    nucleus = order[: int((probabilities.cumsum(-1) < top_p - 1e-6).sum()) + 1].tolist()
+    by_k = [sample(logits, request(index, seed=seed, top_k=top_k))[0] for index in range(20)]
+    by_p = [sample(logits, request(index, seed=seed, top_p=top_p))[0] for index in range(20)]
+    assert set(by_k) <= set(order[:top_k].tolist())
+    assert set(by_p) <= set(nucleus)
+
+
+def test_frequencies_follow_the_probabilities() -> None:
+    logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log().expand(4000, 4)
+    counts = Counter(sample(logits, *[request(index, seed=5) for index in range(4000)]))
+    for token, share in enumerate((0.5, 0.3, 0.15, 0.05)):
+        assert abs(counts[token] / 4000 - share) < 0.03
+
+
+def test_children_draw_for_themselves() -> None:
+    """[child, index] are words of the counter: every pair has a number of its own."""
+    numbers = uniform(
+        [9] * 400, [number // 20 for number in range(400)], [number % 20 for number in range(400)]
+    )
+    assert len(set(numbers.tolist())) == 400
+    assert uniform([9], [3], [4]) == numbers[3 * 20 + 4]
+
+
+def test_a_nucleus_beyond_the_likeliest_thousand_is_found(monkeypatch) -> None:
+    """Few rows need all tokens sorted; what they and their neighbours get is the same as without the shortcut."""
+    logits = torch.randn(3, 200, generator=torch.Generator().manual_seed(0)) * torch.tensor(
+        [[0.1], [1.0], [9.0]]
+    )
+    p = torch.tensor([[0.9], [0.5], [0.3]])
+    whole = keep_top_p(logits, p)
+    monkeypatch.setattr("engine_server.core.heads.sampler.NUCLEUS", 20)
+    assert torch.equal(keep_top_p(logits, p), whole)
+    kept = logits.softmax(-1).where(whole.isfinite(), 0).sum(-1, keepdim=True)
+    assert (kept >= p).all() and (whole.isfinite().sum(-1) < 200).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.floats(0.001, 1.0), st.integers(0, 2**32))
+def test_min_p_is_a_share_of_the_likeliest(min_p: float, seed: int) -> None:
+    logits = torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(seed))
+    probabilities = logits[0].softmax(-1)
+    allowed = (probabilities >= min_p * probabilities.max() * (1 - 1e-5)).nonzero().flatten().tolist()
+    assert {sample(logits, request(index, seed=seed, min_p=min_p))[0] for index in range(20)} <= set(allowed)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=12), st.integers(0, 12), st.floats(0.5, 2.0),
+    st.floats(-2, 2), st.floats(-2, 2),
+)  # fmt: skip
+def test_penalties(
+    tokens: list[int], num_prompt: int, repetition: float, presence: float, frequency: float
+) -> None:
+    """Repetition as transformers has it, over prompt and output; the other two by OpenAI's formula, output alone."""
+    num_prompt = min(num_prompt, len(tokens))
+    logits = torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(len(tokens)))
+    params = SamplingParams(
+        temperature=0, repetition_penalty=repetition, presence_penalty=presence, frequency_penalty=frequency
+    )
+    expected = RepetitionPenaltyLogitsProcessor(repetition)(torch.tensor([tokens]), logits.clone())[0]
+    for token, times in Counter(tokens[num_prompt:]).items():
+        expected[token] -= presence + times * frequency
+    Sampler([], {}, torch.device("cpu"), 1, 100).launch(
+        logits, [Request("r", tokens, num_prompt, params, 100, row=0)]
+    )
+    torch.testing.assert_close(logits[0], expected)
+
+
+def test_single_tokens_can_be_allowed_biased_and_banned() -> None:
+    logits = torch.arange(VOCABULARY).float().unsqueeze(0)
+    assert sample(logits, request(temperature=0, allowed_token_ids=[4, 9])) == [9]
+    assert sample(logits, request(temperature=0, allowed_token_ids=[4, 9], logit_bias={9: -6})) == [4]
+    assert sample(logits, request(temperature=0, logit_bias={3: 100})) == [3]
+    banned = {"temperature": 0, "bad_words_token_ids": [[49], [7, 8, 48]]}
+    for output, expected in (([7, 8], 47), ([8, 8], 48), ([8], 48), ([], 48)):
+        one = Request("r", [7, *output], 1, SamplingParams(**banned), 100)
+        assert sample(logits, one) == [expected]
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_that_cannot_be_sampled_fails_alone(broken: float, temperature: float) -> None:
+    logits = torch.randn(3, VOCABULARY)
+    good = sample(logits, *[request(seed=1, temperature=temperature)] * 3)
+    logits[1] = broken
+    samples = (
+        Sampler([2], {}, torch.device("cpu"), 1, 100)
+        .launch(logits.clone(), [request(seed=1, temperature=temperature, logprobs=1) for _ in range(3)])
+        .collect()
+    )
+    assert (
+        [one.token_id for one in samples[::2]] == good[::2] and not samples[0].error and not samples[2].error
+    )
+    assert samples[1].error is not None
+
+
+def test_a_processor_gets_a_copy_of_all_tokens_and_one_row() -> None:
+    seen = []
+
+    def spoil(token_ids: list[int], row: torch.Tensor) -> torch.Tensor:
+        seen.append((token_ids.copy(), row.shape))
+        token_ids.clear()
+        return row.flip(0)
+
+    one = Request("r", [5, 6, 7], 2, SamplingParams(temperature=0, logits_processors=["a:b"]), 100)
+    other = Request("s", [5], 1, SamplingParams(temperature=0, logits_processors=["c:d"]), 100)
+    sampler = Sampler([2], {"a:b": spoil, "c:d": lambda token_ids, row: row[:3]}, torch.device("cpu"), 1, 100)
+    first, second = sampler.launch(torch.arange(VOCABULARY).float().repeat(2, 1), [one, other]).collect()
+    assert (first.token_id, first.error, seen, one.token_ids) == (
+        0,
+        None,
+        [([5, 6, 7], (VOCABULARY,))],
+        [5, 6, 7],
+    )
+    assert second.error is not None and second.error.startswith("c:d: RuntimeError")
+
+
+def test_greedy_takes_the_largest() -> None:
+    logits = torch.randn(3, VOCABULARY)
+    assert sample(logits, *[request(temperature=0)] * 3) == logits.argmax(-1).tolist()
+
+
+def test_half_precision_is_compared_as_it_is() -> None:
+    """Whoever draws gets float32; the likeliest is the same, and the first of several."""
+    logits = (8 + torch.randn(4, 5000, generator=torch.Generator().manual_seed(0)) / 8).bfloat16()
+    assert (logits == logits.amax(-1, keepdim=True)).sum() > 4
+    for params in ({"temperature": 0}, {"seed": 3, "top_p": 0.9}, {"temperature": 0, "logit_bias": {7: 9}}):
+        requests = [request(**params) for _ in range(4)]
+        assert sample(logits, *requests) == sample(logits.float(), *requests)
+
+
+def test_no_end_before_min_tokens() -> None:
+    logits = torch.zeros(1, VOCABULARY)
+    logits[0, 2], logits[0, 7] = 100, 50
+    assert sample(logits, request(output=1, temperature=0, min_tokens=2)) != [2]
+    assert sample(logits, request(output=1, temperature=0, min_tokens=2, stop_token_ids=[7])) not in (
+        [2],
+        [7],
+    )
+    assert sample(logits, request(output=2, temperature=0, min_tokens=2)) == [2]
+
+
+def test_logprobs_are_the_models_own() -> None:
+    logits = torch.randn(1, VOCABULARY)
+    (one,) = (
+        Sampler([2], {}, torch.device("cpu"), 1, 100)
+        .launch(logits.clone(), [request(temperature=5.0, top_k=9, seed=3, logprobs=4)])
+        .collect()
+    )
+    expected = logits[0].log_softmax(-1)
+    assert one.logprobs is not None
+    assert one.logprobs.token_ids[1:] == expected.topk(4).indices.tolist()
+    assert one.logprobs.ranks == [int((expected > expected[one.token_id]).sum()) + 1, 1, 2, 3, 4]
+    torch.testing.assert_close(torch.tensor(one.logprobs.logprobs), expected[one.logprobs.token_ids])

@@ -1,0 +1,81 @@
+"""An engine over two ranks, each a process of its own, gives what an engine over one gives, and dies with either."""
+
+import asyncio
+import gc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from waiting import until
+
+from engine_server import AsyncEngineArgs, AsyncLLM, EngineArgs, EngineDeadError, LLMEngine, SamplingParams
+from engine_server.core.distributed.workers import plain, unplain
+
+PROMPTS = {"a": [5, 9, 17], "b": [40] * 21, "c": [2, 3, 5, 7, 11, 13]}
+
+
+def options(folder: Path, ranks: int) -> dict[str, Any]:
+    return {
+        "model": str(folder), "dtype": "float32", "skip_tokenizer_init": True, "num_gpu_blocks_override": 64,
+        "max_num_batched_tokens": 16, "disable_log_stats": True, "tensor_parallel_size": ranks, "device": "cpu",
+    }  # fmt: skip
+
+
+def answers(engine: LLMEngine, finish, params: SamplingParams) -> dict[str, Any]:
+    for name, prompt in PROMPTS.items():
+        engine.add_request(name, {"prompt_token_ids": prompt}, params)
+    outputs = finish(engine)
+    return {name: (one.outputs[0].token_ids, one.prompt_logprobs) for name, one in outputs.items()}
+
+
+def likeliest(answers: dict[str, Any]) -> dict[str, Any]:
+    """Tokens, and of prompts which tokens were likely: their logprobs differ in the last digits."""
+    return {name: (tokens, [*map(list, logprobs[1:])]) for name, (tokens, logprobs) in answers.items()}
+
+
+def test_two_ranks_answer_as_one_does(tiny_llama: Path, finish, tiny_params) -> None:
+    one = LLMEngine.from_engine_args(EngineArgs(**options(tiny_llama, 1)))
+    two = LLMEngine.from_engine_args(EngineArgs(**options(tiny_llama, 2), async_scheduling=True))
+    greedy = tiny_params(temperature=0.0, max_tokens=12, ignore_eos=True, prompt_logprobs=1)
+    expected = likeliest(answers(one, finish, greedy))
+    assert likeliest(answers(two, finish, greedy)) == expected
+    two.sleep(level=2)
+    two.wake_up()
+    assert likeliest(answers(two, finish, greedy)) == expected
+    children = psutil.Process().children()  # other tests' too
+    (worker,) = (one for one in children if "engine_server.core.distributed.workers" in one.cmdline())
+    del two
+    gc.collect()
+    until(lambda: not worker.is_running())
+
+
+@pytest.mark.asyncio
+async def test_a_killed_worker_ends_the_engine_with_its_reason(tiny_llama: Path, tiny_params) -> None:
+    engine = await asyncio.to_thread(AsyncLLM.from_engine_args, AsyncEngineArgs(**options(tiny_llama, 2)))
+    core = psutil.Process(engine.core_pid)
+    (worker,) = core.children()
+    endless = tiny_params(max_tokens=250, ignore_eos=True)
+    with pytest.raises(EngineDeadError, match=f"rank 1 .process {worker.pid}. was ended by SIGKILL"):
+        async for _ in engine.generate({"prompt_token_ids": [3]}, endless, "a"):
+            worker.kill()
+    until(lambda: not core.is_running())
+    engine.shutdown()
+
+
+@pytest.mark.parametrize("array", [np.zeros(0), np.arange(6).reshape(2, 3).T, np.broadcast_to(7, (1,))])
+def test_other_ranks_hear_of_any_array(array: np.ndarray) -> None:
+    kept = unplain(np.ndarray, plain(array))
+    np.testing.assert_array_equal(kept, array, strict=True)
+    assert kept.flags.writeable  # as torch wants what it shares
+
+
+def test_too_few_gpus_are_told_of_with_both_numbers(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ValueError, match="tensor_parallel_size is 2 GPUs, and torch sees 1 of them"):
+        LLMEngine.from_engine_args(EngineArgs(**options(tiny_llama, 2) | {"device": "cuda"}))

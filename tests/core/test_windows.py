@@ -1,0 +1,78 @@
+"""Layers with windows beside layers without: greedy output in float32 is transformers' own, however the work is cut."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from engine_server import EngineArgs, LLMEngine
+from engine_server.modeling.attention.interface import LayerShape
+from engine_server.modeling.memory.cache_layout import lay_out
+
+WINDOW = 20
+NEW_TOKENS = 12
+PROMPTS = [
+    [(7 * place + length) % 126 + 2 for place in range(length)] for length in (1, 9, 19, 20, 21, 70, 130)
+]
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three layers, of which the first and the last see 20 tokens."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("mixed")
+    config = Qwen2Config(
+        vocab_size=128, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.5, eos_token_id=1, bos_token_id=0,
+        use_sliding_window=True, sliding_window=WINDOW,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    )  # fmt: skip
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(mixed: Path) -> list[list[int]]:
+    model = AutoModelForCausalLM.from_pretrained(mixed, dtype=torch.float32)
+    return [
+        model.generate(
+            torch.tensor([prompt]), max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, do_sample=False
+        )[0, len(prompt) :].tolist()
+        for prompt in PROMPTS
+    ]
+
+
+@pytest.mark.parametrize(("blocks", "budget"), [(60, 512), (60, 13), (16, 64)])
+def test_equal_to_transformers(mixed: Path, expected, tiny_params, blocks: int, budget: int) -> None:
+    """What lies in free blocks makes no difference, so nobody reads what a window has passed."""
+    engine = LLMEngine.from_engine_args(
+        EngineArgs(
+            model=str(mixed), dtype="float32", skip_tokenizer_init=True, num_gpu_blocks_override=blocks,
+            max_num_batched_tokens=budget, max_num_seqs=8, disable_log_stats=True,
+        )
+    )  # fmt: skip
+    for number, prompt in enumerate(PROMPTS):
+        params = tiny_params(temperature=0, max_tokens=NEW_TOKENS, min_tokens=NEW_TOKENS)
+        engine.add_request(number, {"prompt_token_ids": prompt}, params)
+    pool, backend = engine._core.scheduler.table.pool, engine._core.runner.backend
+    tokens: dict[str, list[int]] = {}
+    while engine.has_unfinished_requests():
+        for cache in backend.caches:
+            cache[pool._blank] = 1e4
+        tokens |= {output.request_id: output.outputs[0].token_ids for output in engine.step()}
+    assert [tokens[str(number)] for number in range(len(PROMPTS))] == expected
+    assert pool.num_free == pool.num_blocks
+
+
+def test_layers_of_different_kinds_share_tensors() -> None:
+    full, near, wide = LayerShape(2, 8, 8), LayerShape(2, 8, 8, 16), LayerShape(1, 16, 16, 16)
+    layout = lay_out([near, near, full, wide], longest=64)
+    assert layout.windows == [16, None]
+    assert layout.kinds == [0, 0, 1, 0]
+    assert layout.tensors == [0, 1, 0, 2]
+    assert layout.shapes == [full, full, wide._replace(window=None)]
+
+
+def test_a_window_as_long_as_the_context_is_none() -> None:
+    assert lay_out([LayerShape(2, 8, 8, 64), LayerShape(2, 8, 8)], longest=64).windows == [None]

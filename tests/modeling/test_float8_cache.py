@@ -1,0 +1,85 @@
+"""A KV cache in float8: half the bytes, and nearly the same numbers."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine_server import EngineArgs, LLMEngine
+from engine_server.modeling.attention.interface import LayerShape
+from engine_server.modeling.attention.torch_backend import TorchAttention
+from engine_server.modeling.memory import kv_cache
+from engine_server.modeling.memory.cache_layout import FLOAT8, lay_out, quantised
+
+PROMPT = [place * 7 % 120 + 3 for place in range(100)]
+
+
+def make(model: Path, cache_dtype: str, **options: object) -> LLMEngine:
+    return LLMEngine.from_engine_args(
+        EngineArgs(
+            model=str(model), skip_tokenizer_init=True, max_num_batched_tokens=16, disable_log_stats=True,
+            kv_cache_dtype=cache_dtype, **options,
+        )
+    )  # fmt: skip
+
+
+def test_logprobs_are_near_to_those_without(tiny_llama: Path, finish, tiny_params) -> None:
+    """Of a prompt that came in chunks, so that most of it was seen through the cache."""
+    told = []
+    for cache_dtype in ("auto", "fp8"):
+        engine = make(tiny_llama, cache_dtype, dtype="float32", num_gpu_blocks_override=20)
+        engine.add_request("0", {"prompt_token_ids": PROMPT}, tiny_params(prompt_logprobs=0, max_tokens=1))
+        logprobs = finish(engine)["0"].prompt_logprobs
+        told.append(torch.tensor([logprobs[at][PROMPT[at]].logprob for at in range(1, len(PROMPT))]))
+    assert 0 < (told[0] - told[1]).std() < told[0].std() / 5
+
+
+def test_twice_as_many_blocks_fit(tiny_llama: Path) -> None:
+    heads = lay_out([LayerShape(kv_heads=8, key_dim=128, value_dim=128)], 64)
+    assert heads.block_bytes(16, torch.bfloat16) == 16 * 8 * 2 * 128 * 2
+    assert heads.block_bytes(16, FLOAT8) == 16 * 8 * 2 * (128 + 4)  # a scale has 4 bytes
+    blocks = {
+        cache_dtype: make(tiny_llama, cache_dtype, dtype="bfloat16", kv_cache_memory_bytes=1 << 16)
+        ._core.num_blocks
+        for cache_dtype in ("auto", "fp8_e4m3")
+    }  # fmt: skip
+    assert blocks == {
+        "auto": (1 << 16) // 2048,
+        "fp8_e4m3": (1 << 16) // (1024 + 512),
+    }  # heads of 8, in 2 layers
+
+
+def test_scales_are_erased_with_their_blocks() -> None:
+    layout = lay_out([LayerShape(kv_heads=2, key_dim=8, value_dim=4)], 64)
+    backend = TorchAttention(layout, 3, 16, FLOAT8, torch.device("cpu"))
+    for cache in backend.caches:
+        cache.fill_(torch.nan)
+    backend.erase([1])
+    assert len(backend.caches) == 4
+    assert all(
+        torch.equal(cache.float().isnan().flatten(1).all(1), torch.tensor([1, 0, 1]).bool())
+        for cache in backend.caches
+    )
+
+
+def test_rows_of_any_size_keep_three_bits() -> None:
+    given = torch.randn(200, 64) * torch.logspace(-20, 20, 200)[:, None]
+    data, scales = quantised(given.index_fill(0, torch.tensor([7]), 0))
+    back = data.float() * scales
+    assert torch.equal(back[7], torch.zeros(64))
+    largest = given.abs().amax(1, keepdim=True)
+    assert ((back - given).abs() <= given.abs() / 16 + largest / 448 / 512)[[*range(7), *range(8, 200)]].all()
+
+
+def test_a_gpu_that_cannot_convert_is_refused(monkeypatch: pytest.MonkeyPatch, tiny_llama: Path) -> None:
+    config = EngineArgs(
+        model=str(tiny_llama), skip_tokenizer_init=True, kv_cache_dtype="fp8"
+    ).create_engine_config()
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "an A100")
+    for capability, allowed in (((8, 0), False), ((8, 9), True), ((9, 0), True)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, told=capability: told)
+        if allowed:
+            assert kv_cache.cache_dtype(config.cache_config, torch.bfloat16, torch.device("cuda")) == FLOAT8
+            continue
+        with pytest.raises(ValueError, match="kv_cache_dtype is fp8, for which an A100 is too old"):
+            kv_cache.cache_dtype(config.cache_config, torch.bfloat16, torch.device("cuda"))

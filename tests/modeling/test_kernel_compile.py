@@ -1,0 +1,98 @@
+"""The kernels compile for a GPU, of which neither the interpreter nor this machine would tell."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine_server.modeling.attention.interface import Pages, Scoring
+from engine_server.modeling.memory.cache_layout import FLOAT8
+
+triton = pytest.importorskip("triton")
+
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.runtime.jit import JITFunction  # noqa: E402
+
+from engine_server.modeling.kernels.activation import gated  # noqa: E402
+from engine_server.modeling.kernels.attention import decode, prefill  # noqa: E402
+from engine_server.modeling.kernels.cache_write import write_cache  # noqa: E402
+from engine_server.modeling.kernels.matmul import linear  # noqa: E402
+from engine_server.modeling.kernels.norm import rms_norm  # noqa: E402
+from engine_server.modeling.kernels.rotary import rotate  # noqa: E402
+from engine_server.modeling.kernels.sampling import sample  # noqa: E402
+
+MULTIPROCESSOR_BYTES = 99 << 10  # of shared memory, on the smallest GPUs with bfloat16
+
+
+class Hopper:
+    """As much of a driver as compiling asks for."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list:
+    """What is launched is compiled and listed, and not run."""
+    kernels = []
+    run = JITFunction.run
+
+    def compile_only(self, *arguments, grid, warmup, **options) -> None:
+        kernels.append(run(self, *arguments, grid=grid, warmup=True, **options))
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(JITFunction, "run", compile_only)
+    monkeypatch.setattr(triton.runtime.driver, "_active", Hopper())
+    return kernels
+
+
+def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+def test_kernels_compile_for_hopper(compiled: list) -> None:
+    """With the heads of Llama 3 8B: prefill without options, decode with all of them, and a cache in float8."""
+    plain, new = Pages(tensor(3, 16, 8, 128)), tensor(8, 8, 128)
+    float8 = Pages(tensor(3, 16, 8, 128, dtype=FLOAT8), tensor(3, 16, 8, 1, dtype=torch.float32))
+    query, out = tensor(8, 32, 128), tensor(8, 32, 128)
+    sequences, table = torch.empty(2, 4, dtype=torch.int32), torch.empty(2, 3, dtype=torch.int32)
+    for pages in (plain, float8):
+        write_cache(pages, pages, new, new, torch.empty(8, dtype=torch.int32))
+    prefill(out, query, plain, plain, table, sequences, Scoring(0.1))
+    decode(
+        out, query, float8, float8, table, sequences, Scoring(0.1, 20, 5.0, tensor(32), tensor(32)), splits=4
+    )
+    _write, quantise, fill, part, _join = compiled
+    assert "cvt.rn.satfinite.e4m3x2.f32" in quantise.asm["ptx"]
+    assert "wgmma" in fill.asm["ptx"]  # Hopper's tensor cores, several warps at once
+    assert "mma.sync" in part.asm["ptx"]
+    assert all(kernel.metadata.shared <= MULTIPROCESSOR_BYTES for kernel in compiled)
+
+
+def test_kernels_beside_attention_compile_for_hopper(compiled: list) -> None:
+    """With the sizes of Llama 3 8B, and of heads that are normed and turned as Qwen 3's and GLM's."""
+    hidden, weight, joined = tensor(1, 8, 4096), tensor(4096), tensor(1, 8, 28672)
+    rms_norm(hidden, weight, 1e-5)
+    rms_norm(tensor(1, 8, 48, 128)[:, :, :32], tensor(128), 1e-6, 1.0)
+    rms_norm(hidden, weight, 1e-5, residual=hidden)
+    gated("gelu", joined)
+    gated("gelu_tanh", joined)
+    for interleaved in (False, True):
+        rotate(tensor(8, 32, 128), tensor(8, 8, 128), tensor(8, 32), tensor(8, 32), interleaved)
+    linear(hidden, tensor(6144, 4096), tensor(6144))
+    assert "wgmma" in compiled[-1].asm["ptx"]
+    assert all(kernel.metadata.shared <= MULTIPROCESSOR_BYTES for kernel in compiled)
+
+
+def test_sampling_compiles_for_hopper(compiled: list) -> None:
+    """With the vocabularies of GPT-2, whose rows begin anywhere, and of Gemma 3."""
+    for logits in (tensor(2, 50257), tensor(2, 262144, dtype=torch.float32)):
+        sample(logits, torch.zeros(2, 8, dtype=torch.int32))
+    assert len(compiled) == 4
+    assert all(kernel.metadata.shared <= MULTIPROCESSOR_BYTES for kernel in compiled)
