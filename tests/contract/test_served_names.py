@@ -6,7 +6,7 @@ from llm_operator.claims import Claims
 
 from engine_server.contract.api import Key
 from engine_server.contract.served_names import NameClaim, holders
-from engine_server.router.endpoints import Deployment, Directory
+from engine_server.router.routing.directory import Deployment, Directory
 
 keys = st.builds(Key, st.sampled_from("xy"), st.sampled_from("abc"))
 served_names = st.lists(st.sampled_from(["a", "b", "m", "x/a", "y/m"]), min_size=1, max_size=3, unique=True)
@@ -56,7 +56,7 @@ def test_names_are_served_names_then_the_deployment_then_namespaced_served_names
 
 @given(claims)
 def test_the_operator_reports_a_name_as_taken_exactly_if_the_router_sends_it_elsewhere(claims):
-    directory = Directory("least_load", on_unproven=lambda _: None, on_gone=lambda _: None)
+    directory = Directory("least_load", on_added=lambda *_: None, on_removed=lambda _: None)
     operator = Claims()
     for claim in claims:
         directory.put(Deployment(claim.key, claim.served_names, created=claim.created))

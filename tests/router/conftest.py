@@ -12,10 +12,10 @@ import pytest
 import uvloop
 from waiting import until_async
 
-from engine_server.router.downstream import Limits
-from engine_server.router.endpoints import Address
+from engine_server.router.http.downstream import Limits
+from engine_server.router.routing.endpoint import Address
 from engine_server.router.server import Server, Settings
-from engine_server.router.sources import from_flags
+from engine_server.router.sources.flags import deployments_from_flags
 
 
 def pytest_asyncio_loop_factories(config, item):
@@ -176,7 +176,7 @@ async def start_router(eventually) -> AsyncIterator[Callable[..., Awaitable[Rout
             flags = [([m], Address.parse(engine.url)) for m, engines in models.items() for engine in engines]
             server = Server(
                 Settings("127.0.0.1", 0, policy, limits or Limits(), drain_timeout),
-                from_flags(flags),
+                deployments_from_flags(flags),
                 sources,
             )
             port: asyncio.Future[int] = asyncio.get_running_loop().create_future()

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_server.contract.api import Key
-from engine_server.router.endpoints import Address, Deployment, Directory, Endpoint
+from engine_server.router.routing.endpoint import Address
+from engine_server.router.routing.directory import Deployment, Directory, Endpoint
 
 addresses = st.lists(st.builds(Address, st.just("h"), st.integers(1, 6)), max_size=3).map(tuple)
 deployments = st.builds(

@@ -13,16 +13,16 @@ import yaml
 from aiohttp import web
 
 from engine_server.contract.labels import LLMDEPLOYMENT_LABEL as LABEL
-from engine_server.router import kubernetes_watch
-from engine_server.router.endpoints import Directory
-from engine_server.router.kubernetes_access import (
+from engine_server.router.routing.directory import Directory
+from engine_server.router.sources.kubernetes import watch as kubernetes_watch
+from engine_server.router.sources.kubernetes.access import (
     Access,
     AccessError,
     find_access,
     from_account,
     from_kubeconfig,
 )
-from engine_server.router.kubernetes_source import KubernetesSource
+from engine_server.router.sources.kubernetes.source import KubernetesSource
 
 CRD = Path(__file__).parents[2] / "charts" / "fairlead" / "files" / "llmdeployment-crd.yaml"
 
@@ -32,7 +32,7 @@ class Followed:
 
     def __init__(self, source: KubernetesSource) -> None:
         self.source = source
-        self.directory = Directory("least_load", on_unproven=lambda _: None, on_gone=lambda _: None)
+        self.directory = Directory("least_load", on_added=lambda *_: None, on_removed=lambda _: None)
         self.task = asyncio.create_task(source.run(self.directory))
 
     def live(self, model: str) -> list[str] | None:

@@ -10,8 +10,10 @@ import sys
 import pytest
 
 from engine_server.contract.api import Key
-from engine_server.router import server, upstream
-from engine_server.router.endpoints import Address, Deployment
+from engine_server.router import server
+from engine_server.router.http import upstream
+from engine_server.router.routing.endpoint import Address
+from engine_server.router.routing.directory import Deployment
 
 POST = b'POST /v1/completions HTTP/1.1\r\nContent-Length: 13\r\n\r\n{"model":"m"}'
 
@@ -115,8 +117,8 @@ async def send_until_it_arrives(session, url, engine, eventually) -> asyncio.Tas
 
 
 async def test_quiet_connections_are_closed_and_busy_ones_are_not(start_engine, start_router, monkeypatch):
-    monkeypatch.setattr(server, "SWEEP", 0.02)
-    monkeypatch.setattr(server, "QUIET_LIMIT", 0.1)
+    monkeypatch.setattr(server, "SWEEP_INTERVAL_SECONDS", 0.02)
+    monkeypatch.setattr(server, "IDLE_LIMIT_SECONDS", 0.1)
     release = asyncio.Event()
 
     async def behave(engine, request, writer):
@@ -151,7 +153,7 @@ class Told:
 
 async def test_a_client_that_leaves_while_its_engine_is_being_reached(start_router, eventually, monkeypatch):
     """The engine's queue is full, so that a connect gets no answer at all."""
-    monkeypatch.setattr(upstream, "CONNECT_TIMEOUT", 60.0)
+    monkeypatch.setattr(upstream, "CONNECT_TIMEOUT_SECONDS", 60.0)
     with contextlib.ExitStack() as stack:
         full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         for _ in range(3):

@@ -6,10 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_server.contract.api import Key
-from engine_server.router.endpoints import Address, Deployment, Endpoint, Route
-from engine_server.router.lifecycle import Lifecycle, in_flight
 from engine_server.router.metrics import Metrics
-from engine_server.router.policy import POLICIES, LeastLoad, RoundRobin
+from engine_server.router.requests.lifecycle import Lifecycle, in_flight
+from engine_server.router.routing.endpoint import Address
+from engine_server.router.routing.directory import Deployment, Endpoint, Route
+from engine_server.router.routing.policies.policy import POLICIES, LeastLoad, RoundRobin
 
 loads = st.lists(st.integers(0, 5), min_size=1, max_size=8)
 

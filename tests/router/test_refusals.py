@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from engine_server.router.downstream import Limits
+from engine_server.router.http.downstream import Limits
 
 POST = b'POST /v1/completions HTTP/1.1\r\nContent-Length: 13\r\n\r\n{"model":"m"}'
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine_server.router.command import main
-from engine_server.router.sources import FileSource
+from engine_server.router.sources.file import FileSource
 
 
 def told(*deployments: dict) -> str:
@@ -138,7 +138,7 @@ async def test_load_is_spread(start_engine, start_router):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ([], "where the engines are"),
+        ([], "no source of endpoints"),
         (["--endpoint", "m"], "NAME[,NAME...]=URL"),
         (["--endpoint", "m=https://h"], "http://HOST:PORT"),
         (["--endpoint", "m=http://h", "--policy", "none"], "--policy"),

@@ -1,4 +1,4 @@
-"""How to reach the Kubernetes API: as the pod's own account, or as a kubeconfig says."""
+"""Access to the Kubernetes API, with the pod's service account or a kubeconfig."""
 
 import base64
 import os
@@ -10,27 +10,36 @@ from typing import Any
 
 import yaml
 
+# Where the kubelet mounts the service account of a pod.
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 class AccessError(Exception):
-    """There is no way to the API, and this is why."""
+    """No usable access to the API; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
+    """URL and credentials of an API server."""
+
     server: str
+    # None for http://.
     tls: ssl.SSLContext | None = None
     token: str | None = None
-    token_file: Path | None = None  # read again for each request: kubelet renews it
+    # Read for each request, since the kubelet renews it.
+    token_file: Path | None = None
 
     def headers(self) -> dict[str, str]:
+        """Return the headers that authenticate a request."""
         token = self.token_file.read_text().strip() if self.token_file else self.token
         return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 def find_access(kubeconfig: Path | None) -> Access:
-    """The given kubeconfig; else the pod's account; else $KUBECONFIG; else the user's own."""
+    """Return the access by `kubeconfig`, else the pod's service account, else $KUBECONFIG, else ~/.kube/config.
+
+    Raises AccessError.
+    """
     try:
         if kubeconfig is not None:
             return from_kubeconfig(kubeconfig)
@@ -43,6 +52,7 @@ def find_access(kubeconfig: Path | None) -> Access:
 
 
 def from_account(account: Path) -> Access:
+    """Return the access of a pod with its service account mounted at `account`."""
     host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     tls = ssl.create_default_context(cafile=account / "ca.crt")
@@ -50,22 +60,24 @@ def from_account(account: Path) -> Access:
 
 
 def from_kubeconfig(path: Path) -> Access:
+    """Return the access of the current context. Raises AccessError, OSError, ValueError or yaml.YAMLError."""
     config: dict[str, Any] = yaml.safe_load(path.read_text()) or {}
     context = entry(config, "contexts", "context", config.get("current-context"), path)
     cluster = entry(config, "clusters", "cluster", context.get("cluster"), path)
     user = entry(config, "users", "user", context.get("user"), path) if context.get("user") else {}
     if "exec" in user or "auth-provider" in user:
-        raise AccessError(f"{path} asks for a login plugin; give one with a token or a client certificate")
+        raise AccessError(f"{path} uses a login plugin; only tokens and client certificates are supported")
     token_file = user.get("tokenFile")
     return Access(
         str(cluster["server"]).rstrip("/"),
-        tls_of(cluster, user, path.parent) if str(cluster["server"]).startswith("https") else None,
+        tls_settings(cluster, user, path.parent) if str(cluster["server"]).startswith("https") else None,
         user.get("token"),
         path.parent / token_file if token_file else None,
     )
 
 
 def entry(config: dict[str, Any], section: str, kind: str, name: object, path: Path) -> dict[str, Any]:
+    """Return the content of a named entry in a section of a kubeconfig. Raises AccessError if there is none."""
     for item in config.get(section) or []:
         if item.get("name") == name:
             found: dict[str, Any] = item.get(kind) or {}
@@ -73,8 +85,8 @@ def entry(config: dict[str, Any], section: str, kind: str, name: object, path: P
     raise AccessError(f"{path} has no {kind} named {name!r}")
 
 
-def tls_of(cluster: dict[str, Any], user: dict[str, Any], folder: Path) -> ssl.SSLContext:
-    """What a kubeconfig says of certificates, given as files (relative to it) or inline in base64."""
+def tls_settings(cluster: dict[str, Any], user: dict[str, Any], folder: Path) -> ssl.SSLContext:
+    """Return the TLS settings of a cluster and a user; files are relative to `folder`."""
     authority = material(cluster, "certificate-authority", folder)
     tls = ssl.create_default_context(cadata=authority.decode() if authority else None)
     if cluster.get("insecure-skip-tls-verify"):
@@ -82,7 +94,7 @@ def tls_of(cluster: dict[str, Any], user: dict[str, Any], folder: Path) -> ssl.S
         tls.verify_mode = ssl.CERT_NONE
     certificate, key = material(user, "client-certificate", folder), material(user, "client-key", folder)
     if certificate and key:
-        with tempfile.NamedTemporaryFile() as both:  # the ssl module takes these from files alone
+        with tempfile.NamedTemporaryFile() as both:  # the ssl module reads these from files only
             both.write(certificate + b"\n" + key)
             both.flush()
             tls.load_cert_chain(both.name)
@@ -90,6 +102,7 @@ def tls_of(cluster: dict[str, Any], user: dict[str, Any], folder: Path) -> ssl.S
 
 
 def material(section: dict[str, Any], name: str, folder: Path) -> bytes | None:
+    """Return a certificate or key, which is inline in base64 or in a file, or None if it is not given."""
     if inline := section.get(f"{name}-data"):
         return base64.b64decode(str(inline))
     if file := section.get(name):

@@ -1,39 +1,20 @@
-"""Sources of deployments without a cluster: flags, and the endpoints file that `fairlead up` writes."""
+"""Deployments from the endpoints file that `fairlead up` writes."""
 
 import asyncio
 import logging
 from pathlib import Path
-from typing import Protocol
 
-from engine_server.contract.api import DEFAULT_NAMESPACE, Key
+from engine_server.contract.api import Key
 from engine_server.contract.endpoints_file import EndpointsFile, FileDeployment
-
-from .endpoints import Address, Deployment, Directory
+from engine_server.router.routing.directory import Deployment, Directory
+from engine_server.router.routing.endpoint import Address
 
 log = logging.getLogger(__name__)
 
-POLL = 0.25
+POLL_SECONDS = 0.25
 
 
-class Source(Protocol):
-    """Keeps a directory up to date. It is synced once everything known at its start is in the directory."""
-
-    @property
-    def synced(self) -> bool: ...
-
-    async def run(self, directory: Directory) -> None: ...
-
-
-def from_flags(flags: list[tuple[list[str], Address]]) -> list[Deployment]:
-    """Return one deployment for each name of the `--endpoint NAME[,NAME...]=URL` flags, with all of its addresses."""
-    by_name: dict[str, list[Address]] = {}
-    for names, address in flags:
-        for name in names:
-            by_name.setdefault(name, []).append(address)
-    return [Deployment(Key(DEFAULT_NAMESPACE, name), (name,), tuple(at)) for name, at in by_name.items()]
-
-
-def deployment(entry: FileDeployment) -> Deployment:
+def to_deployment(entry: FileDeployment) -> Deployment:
     """Return an entry of the endpoints file as a deployment. Raises ValueError for a URL that is no endpoint."""
     return Deployment(
         Key(entry.namespace, entry.name),
@@ -50,23 +31,26 @@ class FileSource:
     def __init__(self, path: Path) -> None:
         self.synced = False
         self._path = path
-        self._seen: tuple[int, int, int] | None = None
+        # Modification time in ns, inode and size of the content that was read last.
+        self._version: tuple[int, int, int] | None = None
         self._keys: set[Key] = set()
 
     async def run(self, directory: Directory) -> None:
+        """Poll the file for changes until cancelled."""
         while True:
             self.refresh(directory)
-            await asyncio.sleep(POLL)
+            await asyncio.sleep(POLL_SECONDS)
 
     def refresh(self, directory: Directory) -> None:
+        """Apply the file to the directory if it has changed since the last call."""
         try:
             stat = self._path.stat()
-            seen = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
-            if seen == self._seen:
+            version = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
+            if version == self._version:
                 return
-            self._seen = seen
+            self._version = version
             content = EndpointsFile.decode(self._path.read_bytes())
-            deployments = [deployment(entry) for entry in content.deployments]
+            deployments = [to_deployment(entry) for entry in content.deployments]
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
@@ -76,9 +60,9 @@ class FileSource:
                 error,
             )
             return
-        for each in deployments:
-            directory.put(each)
-        keys = {each.key for each in deployments}
+        for deployment in deployments:
+            directory.put(deployment)
+        keys = {deployment.key for deployment in deployments}
         for key in self._keys - keys:
             directory.remove(key)
         self._keys = keys
