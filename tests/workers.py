@@ -9,7 +9,7 @@ from xdist.scheduler import LoadScopeScheduling
 # before those that keep a core busy, so that the end is not all waiting.
 GROUPS = (
     ("tests/server/",),
-    ("tests/operator/test_operator.py", "tests/operator/test_crd.py", "tests/router/test_kubernetes.py"),
+    ("tests/operator/test_operator.py", "tests/operator/test_crd.py", "tests/router/sources/kubernetes/test_source.py"),
     ("tests/operator/test_local.py",),
     ("tests/models/",),
     ("tests/modeling/test_equality.py",),

@@ -1,19 +1,14 @@
-"""Who leaves, and when: the router after a signal, and clients that have been quiet for too long."""
+"""The router process: draining after a signal, and closing connections that are idle for too long."""
 
 import asyncio
 import contextlib
 import os
 import signal
-import socket
 import sys
 
 import pytest
 
-from engine_server.contract.api import Key
 from engine_server.router import server
-from engine_server.router.http import upstream
-from engine_server.router.routing.endpoint import Address
-from engine_server.router.routing.directory import Deployment
 
 POST = b'POST /v1/completions HTTP/1.1\r\nContent-Length: 13\r\n\r\n{"model":"m"}'
 
@@ -34,12 +29,12 @@ async def start_process(*flags: str) -> tuple[asyncio.subprocess.Process, str]:
     async for line in process.stderr:
         if b"listening on " in line:
             return process, line.decode().split("listening on ")[1].strip()
-    raise AssertionError("it did not start")
+    raise AssertionError("the router did not start")
 
 
 @pytest.fixture
 async def process(start_engine, eventually):
-    """A real router process in front of an engine whose answer can be held; (process, URL, engine, release)."""
+    """A router process in front of an engine that holds its answers; (process, URL, engine, event to release them)."""
     release = asyncio.Event()
 
     async def behave(engine, request, writer):
@@ -55,7 +50,7 @@ async def process(start_engine, eventually):
     await child.wait()
 
 
-async def test_sigterm_finishes_what_is_under_way(process, eventually, session):
+async def test_sigterm_finishes_requests_in_flight(process, eventually, session):
     child, url, engine, release = process
     pending = await send_until_it_arrives(session, url, engine, eventually)
     os.kill(child.pid, signal.SIGTERM)
@@ -66,7 +61,7 @@ async def test_sigterm_finishes_what_is_under_way(process, eventually, session):
 
     await eventually(draining)
     late = asyncio.create_task(send(session, url))
-    await eventually(lambda: len(engine.received) == 2)  # for a while, new ones are still taken
+    await eventually(lambda: len(engine.received) == 2)  # connections are still accepted
 
     async def refused() -> bool:
         try:
@@ -82,7 +77,7 @@ async def test_sigterm_finishes_what_is_under_way(process, eventually, session):
     assert await asyncio.wait_for(child.wait(), 20) == 0
 
 
-async def test_a_second_signal_does_not_wait(process, eventually, session):
+async def test_a_second_signal_aborts_requests_in_flight(process, eventually, session):
     child, url, engine, _ = process
     pending = await send_until_it_arrives(session, url, engine, eventually)
     os.kill(child.pid, signal.SIGINT)
@@ -103,20 +98,20 @@ async def send(session, url) -> tuple[int, str | None]:
 
 
 async def send_until_it_arrives(session, url, engine, eventually) -> asyncio.Task:
-    async def let_in() -> bool:
+    async def is_live() -> bool:
         async with session.get(f"{url}/metrics") as response:
             return (
                 'endpoint_live{deployment="m"' in (text := await response.text())
                 and "} 1.0" in text.split("endpoint_live{")[1]
             )
 
-    await eventually(let_in)
+    await eventually(is_live)
     task = asyncio.create_task(send(session, url))
     await eventually(lambda: engine.received)
     return task
 
 
-async def test_quiet_connections_are_closed_and_busy_ones_are_not(start_engine, start_router, monkeypatch):
+async def test_closes_idle_connections_and_no_busy_ones(start_engine, start_router, monkeypatch):
     monkeypatch.setattr(server, "SWEEP_INTERVAL_SECONDS", 0.02)
     monkeypatch.setattr(server, "IDLE_LIMIT_SECONDS", 0.1)
     release = asyncio.Event()
@@ -137,42 +132,3 @@ async def test_quiet_connections_are_closed_and_busy_ones_are_not(start_engine, 
     release.set()
     assert (await busy.readline()).startswith(b"HTTP/1.1 200")
     busy_writer.close()
-
-
-class Told:
-    """One endpoint, trusted without a probe."""
-
-    synced = True
-
-    def __init__(self, *address):
-        self.deployment = Deployment(Key("default", "m"), ("m",), (Address(*address),), vouched=True)
-
-    async def run(self, directory):
-        directory.put(self.deployment)
-
-
-async def test_a_client_that_leaves_while_its_engine_is_being_reached(start_router, eventually, monkeypatch):
-    """The engine's queue is full, so that a connect gets no answer at all."""
-    monkeypatch.setattr(upstream, "CONNECT_TIMEOUT_SECONDS", 60.0)
-    with contextlib.ExitStack() as stack:
-        full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
-        for _ in range(3):
-            waiting = stack.enter_context(socket.socket())
-            waiting.setblocking(False)
-            waiting.connect_ex(full.getsockname())
-        router = await start_router(sources=[Told(*full.getsockname())])
-        _, writer = await router.connect()
-        writer.write(POST)
-        in_flight = r"fairlead_router_endpoint_in_flight\{.*\}"
-
-        async def under_way() -> bool:
-            return await router.metric(in_flight) == 1
-
-        await eventually(under_way)
-        writer.close()
-
-        async def counted() -> bool:
-            return await router.metric(r'fairlead_router_requests_total\{code="499",model="m"\}') == 1
-
-        await eventually(counted)
-        assert await router.metric(in_flight) == 0

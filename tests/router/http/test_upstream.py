@@ -1,0 +1,87 @@
+"""Connections to engines: reuse, and the ways in which engines frame an answer."""
+
+
+async def test_reuses_the_connection_to_an_engine(start_engine, start_router):
+    engine = await start_engine()
+    router = await start_router({"m": [engine]})
+    for _ in range(20):
+        async with router.chat() as response:
+            assert response.status == 200
+    assert engine.connections == 1
+
+
+async def test_opens_a_new_connection_when_the_engine_closes_after_each_answer(start_engine, start_router):
+    async def behave(engine, request, writer):
+        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok")
+        await writer.drain()
+        writer.close()
+
+    engine = await start_engine(behave)
+    router = await start_router({"m": [engine]})
+    for _ in range(5):
+        async with router.chat() as response:
+            assert await response.read() == b"ok"
+    assert engine.connections == 5
+
+
+async def test_an_answer_without_a_length_ends_when_the_engine_closes(start_engine, start_router):
+    async def behave(engine, request, writer):
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\nuntil ")
+        await writer.drain()
+        writer.write(b"the end")
+        await writer.drain()
+        writer.close()
+
+    router = await start_router({"m": [await start_engine(behave)]})
+    for _ in range(2):
+        async with router.chat() as response:
+            assert await response.read() == b"until the end"
+
+
+async def test_ignores_interim_answers(start_engine, start_router):
+    async def behave(engine, request, writer):
+        writer.write(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n")
+        writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+
+    engine = await start_engine(behave)
+    router = await start_router({"m": [engine]})
+    for _ in range(2):
+        async with router.chat() as response:
+            assert (response.status, response.reason) == (204, "No Content")
+            assert "Link" not in response.headers
+    assert engine.connections == 1
+
+
+async def test_sends_a_request_again_when_a_kept_connection_closes_unanswered(start_engine, start_router):
+    """The engine answers, keeps the connection, and closes it as the next request arrives."""
+
+    async def behave(engine, request, writer):
+        served = getattr(writer, "served", 0)
+        writer.served = served + 1
+        if served:
+            writer.transport.abort()
+        else:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+    engine = await start_engine(behave)
+    router = await start_router({"m": [engine]})
+    for _ in range(10):
+        async with router.chat() as response:
+            assert response.status == 200
+    assert engine.connections == 10
+
+
+async def test_bytes_after_an_answer_do_not_reach_the_next_exchange(start_engine, start_router):
+    """An engine sends more than one answer, and the rest later: its connection is not used again."""
+
+    async def behave(engine, request, writer):
+        answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n%b" % request.body[-4:-2]
+        writer.write(answer + b"HTTP/1.1 200 OK\r\nX-Left: over\r\nX-More: ")
+
+    engine = await start_engine(behave)
+    router = await start_router({"m": [engine]})
+    for n in ("11", "22", "33"):
+        async with router.chat(n=n) as response:
+            assert await response.read() == n.encode()
+            assert "X-Left" not in response.headers
+    assert engine.connections == 3
