@@ -73,7 +73,7 @@ class Exchange(msgspec.Struct, eq=False):
     def begin(self, answer: Answer) -> None:
         """Run the coroutine up to its first wait."""
         self.steps = answer.__await__()
-        self.resume(None)
+        self.resume(None)  # it waits for nothing yet
 
     def resume(self, wait: Wait | None) -> None:
         """Run the coroutine up to its next wait, if `wait` is what it waits for."""

@@ -22,7 +22,9 @@ class Simulation:
         self.in_flight = in_flight
         self.last_used = [0] * len(in_flight)
         self.requests = 0
-        self.load = Load(self.in_flight.__getitem__, self.last_used.__getitem__)
+        self.load = Load(
+            order=lambda n: (self.in_flight[n], self.last_used[n]), last_used=self.last_used.__getitem__
+        )
 
     def commit(self, endpoint: int) -> int:
         self.requests += 1

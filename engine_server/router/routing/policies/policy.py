@@ -11,9 +11,9 @@ E = TypeVar("E")
 class Load(NamedTuple, Generic[E]):
     """The load of endpoints, as far as policies see it."""
 
-    # Requests in flight at an endpoint.
-    in_flight: Callable[[E], int]
-    # Time at which an endpoint was last chosen, on any clock that only grows.
+    # Requests in flight at an endpoint, then the time at which it was last used: sorts the least loaded first.
+    order: Callable[[E], tuple[int, float]]
+    # Time at which an endpoint was last sent a request, on any clock that only grows.
     last_used: Callable[[E], float]
 
 
