@@ -79,5 +79,5 @@ def flatten(batch: Batch, table: BlockTable, stretched: bool) -> StepInputs:
         contexts=contexts,
         block_ids=list(ids),
         rows=rows,
-        regimes=np.array([scheduled.request.regime for scheduled in batch]) if stretched else None,
+        regimes=np.array([scheduled.request.rope_regime for scheduled in batch]) if stretched else None,
     )

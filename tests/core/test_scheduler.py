@@ -87,7 +87,9 @@ def check(scheduler: Scheduler) -> None:
     assert sorted(scheduler.requests) == sorted(
         one.request_id for one in [*scheduler.running, *scheduler.waiting]
     )
-    assert [one.place for one in scheduler.waiting] == sorted(one.place for one in scheduler.waiting)
+    assert [one.queue_position for one in scheduler.waiting] == sorted(
+        one.queue_position for one in scheduler.waiting
+    )
     assert all((one.row is None) == (one in scheduler.waiting) for one in scheduler.requests.values())
 
 
@@ -167,7 +169,7 @@ def test_nothing_leaks_and_everyone_ends(
             case "step", failing:
                 step(failing)
             case (("abort" | "expire"), which) if scheduler.requests:
-                one = sorted(scheduler.requests.values(), key=lambda one: one.place)[
+                one = sorted(scheduler.requests.values(), key=lambda one: one.queue_position)[
                     which % len(scheduler.requests)
                 ]
                 if operation == "abort":

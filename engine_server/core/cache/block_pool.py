@@ -101,8 +101,8 @@ class BlockTable:
         self.windows = tuple(windows)
         shape = (len(self.windows), rows, self._blocks(max_tokens))
         self.ids: npt.NDArray[np.int32] = np.zeros(shape, dtype=np.int32)
-        self._held = [[range(0)] * rows for _ in self.windows]  # places of each row that have a block
-        self._settled = [0] * rows  # up to so many tokens no block has to come or go
+        self._held = [[range(0)] * rows for _ in self.windows]  # columns of each row that have a block
+        self._unchanged_until = [0] * rows  # up to so many tokens no block has to come or go
         self._found = [0] * rows  # blocks that were cached when the row was opened
         self._published = [0] * rows  # blocks whose content the pool knows
         self._free_rows = list(range(rows - 1, -1, -1))
@@ -112,7 +112,7 @@ class BlockTable:
         row, cached = self._free_rows.pop(), self._longest_cached(hashes)
         for kind, window in enumerate(self.windows):
             held = range(self._first(window, cached * self.block_size), cached)
-            block_ids = [self.pool.hold((kind, hashes[place])) for place in held]
+            block_ids = [self.pool.hold((kind, hashes[column])) for column in held]
             self.ids[kind, row, held.start : held.stop] = block_ids
             self._held[kind][row] = held
         self._found[row] = self._published[row] = cached
@@ -123,7 +123,7 @@ class BlockTable:
 
         Without a window there will be room for `total` tokens, so that a prompt that was begun can be finished.
         """
-        if num_tokens <= self._settled[row]:
+        if num_tokens <= self._unchanged_until[row]:
             return True
         ends = [self._blocks(total if window is None else num_tokens) for window in self.windows]
         for kind, window in enumerate(self.windows):
@@ -135,7 +135,7 @@ class BlockTable:
             held = self._held[kind][row]
             self.ids[kind, row, held.stop : held.stop + count] = self.pool.allocate(count)
             self._held[kind][row] = range(held.start, held.stop + count)
-        self._settled[row] = self._settled_until(row)
+        self._unchanged_until[row] = self._unchanged_tokens(row)
         return True
 
     def publish(self, row: int, hashes: Sequence[bytes], count: int) -> None:
@@ -143,10 +143,10 @@ class BlockTable:
 
         Those who find them attend to them in this step at the earliest, and each layer writes before it attends.
         """
-        for place in range(self._published[row], count):
+        for column in range(self._published[row], count):
             for kind, held in enumerate(self._held):
-                if place in held[row]:  # a window may have passed it before its tokens were known
-                    self.pool.publish(int(self.ids[kind, row, place]), (kind, hashes[place]))
+                if column in held[row]:  # a window may have passed it before its tokens were known
+                    self.pool.publish(int(self.ids[kind, row, column]), (kind, hashes[column]))
         self._published[row] = max(self._published[row], count)
 
     def close(self, row: int, computed: int) -> list[int]:
@@ -157,37 +157,39 @@ class BlockTable:
         freed = []
         good = max(self._found[row], computed // self.block_size)
         for kind, rows in enumerate(self._held):
-            for place in range(max(rows[row].start, good), self._published[row]):
-                self.pool.forget(int(self.ids[kind, row, place]))
+            for column in range(max(rows[row].start, good), self._published[row]):
+                self.pool.forget(int(self.ids[kind, row, column]))
             freed += self._drop(kind, row, rows[row].stop)
             rows[row] = range(0)
-        self._settled[row] = 0
+        self._unchanged_until[row] = 0
         self._free_rows.append(row)
         return freed
 
     def _longest_cached(self, hashes: Sequence[bytes]) -> int:
         """Of how many blocks all is cached that the token after them sees."""
         longest = 0
-        since = [0] * len(self.windows)  # from which place on all of a kind is cached
-        for place, digest in enumerate(hashes, 1):
+        since = [0] * len(self.windows)  # from which column on all of a kind is cached
+        for column, digest in enumerate(hashes, 1):
             for kind, window in enumerate(self.windows):
                 if (kind, digest) not in self.pool:
                     if window is None:
                         return longest
-                    since[kind] = place
-            if all(map(le, since, (self._first(window, place * self.block_size) for window in self.windows))):
-                longest = place
+                    since[kind] = column
+            if all(
+                map(le, since, (self._first(window, column * self.block_size) for window in self.windows))
+            ):
+                longest = column
         return longest
 
     def _drop(self, kind: int, row: int, first: int) -> list[int]:
-        """Give the blocks of a row before place `first` back; the new blanks."""
+        """Give the blocks of a row before column `first` back; the new blanks."""
         held = self._held[kind][row]
         if first <= held.start:
             return []
         self._held[kind][row] = range(first, held.stop)
         return self.pool.free(self.ids[kind, row, held.start : first].tolist())
 
-    def _settled_until(self, row: int) -> int:
+    def _unchanged_tokens(self, row: int) -> int:
         """The number of tokens with which a block has to come, or a window has passed one, less 1."""
         limits = [held[row].stop * self.block_size for held in self._held]
         for window, held in zip(self.windows, self._held, strict=True):

@@ -21,18 +21,18 @@ class Request:
     params: SamplingParams
     max_tokens: int
     computed: int = 0  # tokens whose K and V are in the cache
-    settled: int = 0  # of `computed`, those from which a token has come since
+    confirmed: int = 0  # of `computed`, those from which a token has come since
     num_unknown: int = 0  # tokens at the end that are on their way from the device
     row: int | None = None  # its row of the block table, while it runs
-    regime: int = 0  # what its keys depend on besides its tokens, where a rope is stretched
+    rope_regime: int = 0  # what its keys depend on besides its tokens, where a rope is stretched
     scheduled: float | None = None  # when it first ran
     priority: int = 0  # the lower runs first
-    place: tuple[int, int] = (0, 0)  # in the order in which requests run: priority, then arrival
+    queue_position: tuple[int, int] = (0, 0)  # in the order in which requests run: priority, then arrival
     deadline: float | None = None  # on the monotonic clock
     cache_salt: str | None = None
     hashes: list[bytes] = field(default_factory=list)  # of its full blocks, as far as they were needed
     num_cached: int = 0  # prompt tokens that were cached when it first ran
-    child: int = 0  # its number among the n completions of one prompt
+    choice_index: int = 0  # its number among the n completions of one prompt
     num_retries: int = 0  # steps for which there was too little memory
     num_resumed: int = 0  # output tokens that it came with
     prompt_logprobs: list[TokenLogprobsArray] | None = None  # while they are collected
@@ -52,7 +52,7 @@ class Request:
             priority=message.priority,
             deadline=message.deadline,
             cache_salt=message.cache_salt,
-            child=message.child,
+            choice_index=message.child,
             num_resumed=message.num_resumed,
             prompt_logprobs=None if message.params.prompt_logprobs is None else [],
             pooling=message.pooling,
@@ -71,16 +71,16 @@ class Request:
 
     def hash_blocks(self, count: int, block_size: int) -> None:
         """Extend `hashes` to at least `count` blocks."""
-        for place in range(len(self.hashes), count):
-            parent = self.hashes[-1] if place else self._root()
+        for index in range(len(self.hashes), count):
+            parent = self.hashes[-1] if index else self._root()
             self.hashes.append(
-                block_hash(parent, self.token_ids[place * block_size : (place + 1) * block_size])
+                block_hash(parent, self.token_ids[index * block_size : (index + 1) * block_size])
             )
 
     def _root(self) -> bytes:
         """What must be equal beside the tokens for two requests to share blocks."""
         embeds = None if self.prompt_embeds is None else RawTensor.of(self.prompt_embeds)
-        return hashlib.sha256(msgspec.msgpack.encode((self.cache_salt, self.regime, embeds))).digest()
+        return hashlib.sha256(msgspec.msgpack.encode((self.cache_salt, self.rope_regime, embeds))).digest()
 
 
 def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:

@@ -14,7 +14,7 @@ from engine_server.core.scheduling.request import Request
 from engine_server.requests.messages import RawTensor, RequestStep, TokenLogprobsArray
 from engine_server.requests.scheduler_stats import SchedulerStats
 
-by_place = attrgetter("place")
+by_queue_position = attrgetter("queue_position")
 
 
 class Scheduled(NamedTuple):
@@ -54,7 +54,7 @@ class Scheduler:
 
     enable_prefix_caching: let requests share the blocks of equal beginnings (vLLM's automatic prefix caching).
     erase: makes zeros of blocks that may contain anything, before others use them.
-    regime: what a request's keys depend on besides its tokens; where it changes, they are computed again.
+    rope_regime: what a request's keys depend on besides its tokens; where it changes, they are computed again.
     """
 
     def __init__(
@@ -64,15 +64,15 @@ class Scheduler:
         eos_token_ids: Iterable[int],
         enable_prefix_caching: bool,
         erase: Callable[[list[int]], None],
-        regime: Callable[[Request], int] | None = None,
+        rope_regime: Callable[[Request], int] | None = None,
     ) -> None:
         self.config = config
         self.table = table
         self.eos_token_ids = frozenset(eos_token_ids)
         self.enable_prefix_caching = enable_prefix_caching
         self.erase = erase
-        self.regime = regime or (lambda request: 0)
-        self.waiting: list[Request] = []  # by place
+        self.rope_regime = rope_regime or (lambda request: 0)
+        self.waiting: list[Request] = []  # by queue position
         self.running: list[Request] = []
         self.requests: dict[str, Request] = {}
         self._budget = config.max_num_batched_tokens
@@ -84,10 +84,10 @@ class Scheduler:
         return self.requests.get(request.request_id) is request
 
     def add(self, request: Request) -> None:
-        request.place = (request.priority, next(self._arrivals))
-        request.regime = self.regime(request)
+        request.queue_position = (request.priority, next(self._arrivals))
+        request.rope_regime = self.rope_regime(request)
         self.requests[request.request_id] = request
-        insort(self.waiting, request, key=by_place)
+        insort(self.waiting, request, key=by_queue_position)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Forget requests and free their blocks at once; unknown ids are no error."""
@@ -107,7 +107,9 @@ class Scheduler:
         batch: Batch = []
         budget = self._budget = min(self._budget + 1, self.config.max_num_batched_tokens)
         preempted = self._num_preemptions
-        for request in sorted(self.running, key=lambda request: (request.pending > 1, request.place)):
+        for request in sorted(
+            self.running, key=lambda request: (request.pending > 1, request.queue_position)
+        ):
             if request.row is None:  # preempted by an earlier one in this very loop
                 continue
             if request.num_unknown and request.num_output >= request.max_tokens:  # its last is on its way
@@ -130,9 +132,9 @@ class Scheduler:
         for request in sampling:
             request.token_ids.append(UNKNOWN)
             request.num_unknown += 1
-            if request.regime != self.regime(request):  # its keys aren't what they would be now
+            if request.rope_regime != self.rope_regime(request):  # its keys aren't what they would be now
                 self._preempt(request, [])
-                request.regime = self.regime(request)
+                request.rope_regime = self.rope_regime(request)
                 request.hashes.clear()
         return sampling
 
@@ -209,7 +211,7 @@ class Scheduler:
             self.table.close(row, cached)
             return False
         del self.waiting[0]
-        request.row, request.computed, request.settled = row, cached, cached
+        request.row, request.computed, request.confirmed = row, cached, cached
         self.running.append(request)
         self._take(request, count, batch)
         if request.scheduled is None:
@@ -242,7 +244,7 @@ class Scheduler:
         assert request.row is not None
         until, total = request.computed + num_tokens, len(request.token_ids)
         while not self.table.grow(request.row, request.computed, until, total):
-            last = max(self.running, key=by_place)
+            last = max(self.running, key=by_queue_position)
             self._preempt(last, batch)
             if last is request:
                 return False
@@ -251,11 +253,11 @@ class Scheduler:
     def _preempt(self, request: Request, batch: Batch) -> None:
         batch[:] = [scheduled for scheduled in batch if scheduled.request is not request]
         # What is on its way may turn out to be no number.
-        freed = self._release(request, request.settled if request.num_unknown else request.computed)
+        freed = self._release(request, request.confirmed if request.num_unknown else request.computed)
         if request.num_unknown:
             self.erase(freed)
         request.computed = 0
-        insort(self.waiting, request, key=by_place)
+        insort(self.waiting, request, key=by_queue_position)
         self._num_preemptions += 1
 
     def _append(self, request: Request, sampled: Sampled) -> RequestStep:
@@ -266,11 +268,11 @@ class Scheduler:
             return RequestStep(
                 request.request_id, [], None, "stop", scheduled=request.scheduled, pooled=sampled.pooled
             )
-        place = len(request.token_ids) - request.num_unknown
-        request.token_ids[place] = sampled.token_id
+        index = len(request.token_ids) - request.num_unknown
+        request.token_ids[index] = sampled.token_id
         request.num_unknown -= 1
-        request.settled = place
-        num_output = place + 1 - request.num_prompt
+        request.confirmed = index
+        num_output = index + 1 - request.num_prompt
         reason, stop = request.params.end(
             sampled.token_id, num_output, request.max_tokens, self.eos_token_ids
         )
