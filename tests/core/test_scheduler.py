@@ -1,5 +1,8 @@
 """The scheduler and the block pool alone: whatever comes, in whatever order, nothing leaks and everyone ends."""
 
+import math
+import time
+
 import pytest
 from blocks import check_blocks
 from hypothesis import example, given, settings
@@ -266,3 +269,19 @@ def test_a_window_holds_what_it_needs_and_no_more(window: int) -> None:
 
 def test_an_unknown_id_is_no_error() -> None:
     make(num_blocks=10, budget=8, seats=2).abort(["nobody"])
+
+
+def test_next_deadline_is_the_earliest_of_waiting_and_running_requests() -> None:
+    scheduler = make(num_blocks=10, budget=8, seats=1)
+    assert scheduler.seconds_to_deadline() == math.inf
+    now = time.monotonic()
+    for name, deadline in (("runs", now + 2000), ("waits", now + 1000), ("endless", None)):
+        one = request(name, 3, 2)
+        one.deadline = deadline
+        scheduler.add(one)
+    scheduler.schedule()
+    assert 0 < scheduler.seconds_to_deadline() <= 1000
+    scheduler.requests["runs"].deadline = now
+    assert scheduler.seconds_to_deadline() == 0
+    scheduler.expire()
+    assert sorted(scheduler.requests) == ["endless", "waits"]

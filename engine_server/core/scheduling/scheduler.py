@@ -1,6 +1,7 @@
 """Who runs in the next step, and with how many tokens."""
 
 import itertools
+import math
 import time
 from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
@@ -102,6 +103,11 @@ class Scheduler:
         for request in late:
             self._finish(request)
         return [RequestStep(request.request_id, [], finish_reason="timeout") for request in late]
+
+    def seconds_to_deadline(self) -> float:
+        """Return the seconds until the next request expires: infinite without deadlines, 0 for one that has passed."""
+        deadlines = [one.deadline for one in self.requests.values() if one.deadline is not None]
+        return max(0.0, min(deadlines, default=math.inf) - time.monotonic())
 
     def schedule(self) -> Batch:
         batch: Batch = []
