@@ -29,7 +29,7 @@ from engine_server.modeling.memory.host_allocator import keep_freed_memory, retu
 from engine_server.modeling.memory.kv_cache import cache_dtype, num_blocks
 from engine_server.modeling.native import library as native
 from engine_server.modeling.ranks import Ranks
-from engine_server.modeling.staging import Staging
+from engine_server.modeling.staging import NO_CHANGES, Staging
 
 if TYPE_CHECKING:
     from engine_server.modeling.attention.triton_backend import TritonAttention
@@ -169,7 +169,9 @@ class ModelRunner:
         self.ranks.tell("forward", inputs)
         size = self._captured_size(inputs)
         self.replayed = size is not None
-        staged = self._staged = self.staging.put(inputs.step, inputs.sampling, size or 0)
+        staged = self._staged = self.staging.put(
+            inputs.step, inputs.sampling, size or 0, inputs.table_changes
+        )
         if size is not None:
             assert self.graphs is not None
             with device_work():
@@ -177,7 +179,7 @@ class ModelRunner:
             self.drawn = drawn or None
             return logits
         self.drawn = None
-        step = inputs.step._replace(staged=staged)
+        step = inputs.step._replace(staged=staged, tables=list(self.staging.tables))
         arguments = self.arguments(inputs, staged)
         with forward_context(self.backend, step):
             if self.config.model_config.pooling is not None:
@@ -229,7 +231,7 @@ class ModelRunner:
     @torch.inference_mode()
     def _run(self, step: StepInputs, staged: Staged) -> list[Tensor]:
         """The logits of what is staged, and what is drawn from them."""
-        inputs = ModelInputs(step._replace(staged=staged), NOTHING.starts, [], [], [])
+        inputs = ModelInputs(step._replace(staged=staged), NOTHING.starts, [], [], [], NO_CHANGES)
         with forward_context(self.backend, inputs.step):
             logits = self._logits(self.arguments(inputs, staged), staged.logit_rows)
         return [logits, *(self.draw(logits) if self.draw else ())]

@@ -1,11 +1,14 @@
 """A step's numbers on the device: brought by one copy, to places that stay, where a CUDA graph finds them again."""
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine_server.modeling.attention.interface import IntArray, Staged, StepInputs
 
 ALIGNMENT = 4  # numbers, 16 bytes: Triton compiles a kernel once more where a tensor begins elsewhere
+TableChanges = npt.NDArray[np.int32]
+NO_CHANGES: TableChanges = np.zeros((4, 0), dtype=np.int32)
 LIKELY_CONTEXT = 8192  # for which a captured decode is laid out; a longer context only takes longer
 
 
@@ -28,19 +31,26 @@ class Staging:
             for start, shape in zip(np.cumsum([0, *sizes[:-1]]).tolist(), shapes, strict=True)
         ]
         self._size = sum(sizes)
-        self._known = np.zeros((kinds, rows + 1, max_blocks), dtype=np.int32)  # what `tables` says
-        self._buffer = torch.zeros(self._size + 2 * self._known.size, dtype=torch.int32, device=device)
-        self._tables = torch.zeros(self._known.shape, dtype=torch.int32, device=device)
+        # The block table on the host, for backends that read it there.
+        self.tables = np.zeros((kinds, rows + 1, max_blocks), dtype=np.int32)
+        self._buffer = torch.zeros(self._size + 2 * self.tables.size, dtype=torch.int32, device=device)
+        self._tables = torch.zeros(self.tables.shape, dtype=torch.int32, device=device)
         self._parts = [self._buffer[start:end].view(shape) for start, end, shape in self._places]
 
-    def put(self, inputs: StepInputs, sampling: IntArray, padded: int = 0) -> Staged:
-        """Copy a step; nobody waits. sampling: [n], which of the sequences sample.
+    def put(
+        self, inputs: StepInputs, sampling: IntArray, padded: int = 0, changes: TableChanges = NO_CHANGES
+    ) -> Staged:
+        """Copy a step to the device without waiting for it.
 
+        sampling: [n], which of the sequences sample.
         padded: fill a step of decodes alone up to so many sequences.
+        changes: [4, n], the block table's new cells: kind, row, column and block id.
         """
-        changes = self._changes(inputs)
+        cells, block_ids = tuple(changes[:3]), changes[3]
+        self.tables[cells] = block_ids
+        updates = np.stack([np.ravel_multi_index(cells, self.tables.shape), block_ids])
         host = torch.empty(
-            self._size + changes.size, dtype=torch.int32, pin_memory=self.device.type == "cuda"
+            self._size + updates.size, dtype=torch.int32, pin_memory=self.device.type == "cuda"
         )
         numbers = host.numpy()
         token_ids, positions, slots, prefills, decodes, logit_rows, rows = (
@@ -62,9 +72,9 @@ class Staging:
             token_ids[more], positions[more], slots[:, more], rows[more] = 0, 0, -1, self.rows
             decodes[more] = self.rows, 0, 1, 0
             decodes[more, 1] = logit_rows[more] = np.arange(count, padded)
-        numbers[self._size :] = changes.ravel()
+        numbers[self._size :] = updates.ravel()
         self._buffer[: len(host)].copy_(host, non_blocking=True)
-        if changes.size:
+        if updates.size:
             where, what = self._buffer[self._size : len(host)].view(2, -1)
             self._tables.view(-1).index_copy_(0, where.long(), what)
         longest = int(inputs.contexts[single].max(initial=0))
@@ -82,14 +92,3 @@ class Staging:
             token_ids[:tokens], positions[:tokens], slots[:, :tokens], long[:prefills], single[:decodes],
             self._tables, logit_rows[:sampling], rows[:sampling], longest,
         )  # fmt: skip
-
-    def _changes(self, inputs: StepInputs) -> IntArray:
-        """[2, changes]: where in `tables`, flat, and what."""
-        if not inputs.block_ids:
-            return np.zeros((2, 0), dtype=np.int64)
-        wanted = np.stack(inputs.block_ids)
-        kinds, sequences, blocks = np.nonzero(wanted != self._known[:, inputs.rows, : wanted.shape[2]])
-        where = np.ravel_multi_index((kinds, inputs.rows[sequences], blocks), self._known.shape)
-        what = wanted[kinds, sequences, blocks]
-        self._known.flat[where] = what
-        return np.stack([where, what])

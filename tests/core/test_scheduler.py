@@ -4,14 +4,17 @@ import math
 import time
 
 import pytest
+import torch
 from blocks import check_blocks
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine_server.config import SchedulerConfig
 from engine_server.core.cache.block_pool import BlockPool, BlockTable
+from engine_server.core.model_inputs import model_inputs
 from engine_server.core.scheduling.request import Request
 from engine_server.core.scheduling.scheduler import UNKNOWN, Batch, Sampled, Scheduler
+from engine_server.modeling.staging import Staging
 from engine_server.requests.messages import RequestStep
 from engine_server.requests.sampling_params import SamplingParams
 
@@ -40,27 +43,36 @@ def request(name: str, prompt: int, output: int) -> Request:
 
 
 class Device:
-    """What a model would do to the cache: write this step's tokens, then read all that each of them sees.
+    """A stand-in for a model: it writes this step's tokens to the cache, then reads all that each of them sees.
 
-    A slot's content is the tokens up to it, so that what is read is right only if each of them was computed.
+    A slot's content is the tokens up to it, so that what is read is right only if each of them was computed. Slots are
+    found as a model finds them: by the block table on the device, which is given only the cells that changed.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self.slots: dict[tuple[int, int, int], tuple[int, ...]] = {}
         scheduler.erase = self.erase
+        self.staging = Staging(64, scheduler.table.ids.shape, torch.device("cpu"))
+        self.tables = self.staging.tables
 
     def slot(self, kind: int, one: Request, position: int) -> tuple[int, int, int]:
         place, offset = divmod(position, BLOCK)
         held = self.scheduler.table._held[kind][one.row]
         assert place in held
-        return kind, int(self.scheduler.table.ids[kind, one.row, place]), offset
+        return kind, int(self.tables[kind][one.row][place]), offset
 
     def erase(self, block_ids: list[int]) -> None:
         for slot in [slot for slot in self.slots if slot[1] in block_ids]:
             del self.slots[slot]
 
     def run(self, batch: Batch) -> None:
+        if not batch:
+            return
+        inputs, _ = model_inputs(batch, self.scheduler.table, False)
+        staged = self.staging.put(inputs.step, inputs.sampling, 0, inputs.table_changes)
+        self.tables = staged.tables.numpy()
+        assert (self.tables == self.staging.tables).all()
         windows = self.scheduler.table.windows
         tokens = [
             (kind, one, position)

@@ -106,6 +106,8 @@ class BlockTable:
         self._found = [0] * rows  # blocks that were cached when the row was opened
         self._published = [0] * rows  # blocks whose content the pool knows
         self._free_rows = list(range(rows - 1, -1, -1))
+        # By kind and row: the first column that has another block since the last `take_changes`.
+        self._changed_from: dict[tuple[int, int], int] = {}
 
     def open(self, hashes: Sequence[bytes] = ()) -> tuple[int, int]:
         """Take a row. It begins with as much as is cached of the blocks with these hashes: so many tokens."""
@@ -115,6 +117,7 @@ class BlockTable:
             block_ids = [self.pool.hold((kind, hashes[column])) for column in held]
             self.ids[kind, row, held.start : held.stop] = block_ids
             self._held[kind][row] = held
+            self._changed_from[kind, row] = held.start
         self._found[row] = self._published[row] = cached
         return row, cached * self.block_size
 
@@ -132,11 +135,29 @@ class BlockTable:
         if sum(missing) > self.pool.num_free:
             return False
         for kind, count in enumerate(missing):
+            if not count:
+                continue
             held = self._held[kind][row]
             self.ids[kind, row, held.stop : held.stop + count] = self.pool.allocate(count)
             self._held[kind][row] = range(held.start, held.stop + count)
+            self._changed_from.setdefault((kind, row), held.stop)
         self._unchanged_until[row] = self._unchanged_tokens(row)
         return True
+
+    def take_changes(self) -> npt.NDArray[np.int32]:
+        """Return the cells of open rows that changed since the last call, [4, n]: kind, row, column and block id."""
+        kinds, rows, columns = [], [], []
+        for (kind, row), first in self._changed_from.items():
+            held = self._held[kind][row]
+            changed = np.arange(max(first, held.start), held.stop)
+            kinds.append(np.full_like(changed, kind))
+            rows.append(np.full_like(changed, row))
+            columns.append(changed)
+        self._changed_from.clear()
+        if not kinds:
+            return np.zeros((4, 0), dtype=np.int32)
+        cells = np.concatenate(kinds), np.concatenate(rows), np.concatenate(columns)
+        return np.stack([*cells, self.ids[cells]]).astype(np.int32)
 
     def publish(self, row: int, hashes: Sequence[bytes], count: int) -> None:
         """Let the first `count` blocks of a row be found by their hashes, beginning with this very step.
@@ -161,6 +182,7 @@ class BlockTable:
                 self.pool.forget(int(self.ids[kind, row, column]))
             freed += self._drop(kind, row, rows[row].stop)
             rows[row] = range(0)
+            self._changed_from.pop((kind, row), None)
         self._unchanged_until[row] = 0
         self._free_rows.append(row)
         return freed
