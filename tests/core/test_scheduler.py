@@ -10,9 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine_server.config import SchedulerConfig
-from engine_server.core.cache.block_pool import BlockPool, BlockTable
+from engine_server.core.cache.block_pool import BlockPool, BlockTable, Key
 from engine_server.core.model_inputs import model_inputs
-from engine_server.core.scheduling.request import Request
+from engine_server.core.scheduling.request import Request, block_hash
 from engine_server.core.scheduling.scheduler import UNKNOWN, Batch, Sampled, Scheduler
 from engine_server.modeling.staging import Staging
 from engine_server.requests.messages import RequestStep
@@ -297,3 +297,67 @@ def test_next_deadline_is_the_earliest_of_waiting_and_running_requests() -> None
     assert scheduler.seconds_to_deadline() == 0
     scheduler.expire()
     assert sorted(scheduler.requests) == ["endless", "waits"]
+
+
+class CountingPool(BlockPool):
+    """Counts how often a block is looked for."""
+
+    lookups = 0
+
+    def __contains__(self, key: Key) -> bool:
+        self.lookups += 1
+        return super().__contains__(key)
+
+    def hold(self, key: Key) -> int:
+        self.lookups += 1
+        return super().hold(key)
+
+
+def refused_prompt(chunked: bool, budget: int) -> tuple[Scheduler, CountingPool]:
+    """A cached prompt of 36 tokens that waits since another request runs."""
+    pool = CountingPool(10)
+    config = SchedulerConfig(max_num_batched_tokens=budget, max_num_seqs=4, enable_chunked_prefill=chunked)
+    table = BlockTable(pool, 4, LONGEST, BLOCK, [None])
+    scheduler = Scheduler(config, table, [EOS], True, lambda block_ids: None)
+    scheduler.add(request("cached", 36, 1))
+    run(scheduler, scheduler.schedule())
+    scheduler.add(Request("runs", [50] * 8, 8, SamplingParams(), 8))
+    run(scheduler, scheduler.schedule())
+    scheduler.add(request("again", 40, 1))
+    run(scheduler, scheduler.schedule())
+    assert [one.request_id for one in scheduler.waiting] == ["again"]
+    return scheduler, pool
+
+
+@pytest.mark.parametrize(("chunked", "budget"), [(True, 64), (False, LONGEST)])
+def test_refused_prompt_is_not_looked_up_again_before_it_may_fit(chunked: bool, budget: int) -> None:
+    scheduler, pool = refused_prompt(chunked, budget)
+    while "runs" in scheduler.requests:
+        pool.lookups = 0
+        run(scheduler, scheduler.schedule())
+        assert pool.lookups == 0
+    batch = scheduler.schedule()
+    assert [scheduled.request.request_id for scheduled in batch] == ["again"]
+
+
+def test_choices_of_one_prompt_hash_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed = []
+
+    def counted(parent: bytes, token_ids: list[int]) -> bytes:
+        hashed.append(token_ids)
+        return block_hash(parent, token_ids)
+
+    monkeypatch.setattr("engine_server.core.scheduling.request.block_hash", counted)
+    scheduler = make(num_blocks=40, budget=64, seats=5)
+    for index in range(4):
+        one = request(str(index), 32, 2)
+        one.choice_index = index
+        scheduler.add(one)
+    batch = scheduler.schedule()
+    assert [scheduled.num_tokens for scheduled in batch] == [32, 4, 4, 4]
+    assert len(hashed) == 32 // BLOCK
+    run(scheduler, batch)
+    other = request("other", 32, 1)
+    other.cache_salt, other.choice_index = "salt", 1
+    scheduler.add(other)
+    assert scheduler.schedule()[-1].num_tokens == 32

@@ -1,6 +1,6 @@
 """The KV cache's blocks: who holds which, and what they are known to contain."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import le
 
 import numpy as np
@@ -35,6 +35,10 @@ class BlockPool:
 
     def __contains__(self, key: Key) -> bool:
         return key in self._blocks
+
+    def num_free_of(self, keys: Iterable[Key]) -> int:
+        """Return how many of the blocks with these contents are free."""
+        return sum(self._blocks[key] in self._cached for key in keys)
 
     def allocate(self, count: int) -> list[int]:
         """Blocks of unknown content, held once each."""
@@ -109,17 +113,33 @@ class BlockTable:
         # By kind and row: the first column that has another block since the last `take_changes`.
         self._changed_from: dict[tuple[int, int], int] = {}
 
-    def open(self, hashes: Sequence[bytes] = ()) -> tuple[int, int]:
-        """Take a row. It begins with as much as is cached of the blocks with these hashes: so many tokens."""
-        row, cached = self._free_rows.pop(), self._longest_cached(hashes)
+    def num_cached(self, hashes: Sequence[bytes]) -> int:
+        """Return how many tokens a row could begin with, of those whose blocks have these hashes."""
+        return self._longest_cached(hashes) * self.block_size
+
+    def num_missing(self, hashes: Sequence[bytes], cached: int, num_tokens: int, total: int) -> int:
+        """Return how many free blocks a row takes that begins with `cached` tokens and has room for `num_tokens`.
+
+        Arguments are as those of `open` and `grow`.
+        """
+        count, missing = cached // self.block_size, 0
         for kind, window in enumerate(self.windows):
-            held = range(self._first(window, cached * self.block_size), cached)
+            held = range(self._first(window, cached), count)
+            missing += self._blocks(total if window is None else num_tokens) - count
+            missing += self.pool.num_free_of((kind, hashes[column]) for column in held)
+        return missing
+
+    def open(self, hashes: Sequence[bytes], cached: int) -> int:
+        """Take a row that begins with the first `cached` tokens, of which all blocks with these hashes are cached."""
+        row, count = self._free_rows.pop(), cached // self.block_size
+        for kind, window in enumerate(self.windows):
+            held = range(self._first(window, cached), count)
             block_ids = [self.pool.hold((kind, hashes[column])) for column in held]
             self.ids[kind, row, held.start : held.stop] = block_ids
             self._held[kind][row] = held
             self._changed_from[kind, row] = held.start
-        self._found[row] = self._published[row] = cached
-        return row, cached * self.block_size
+        self._found[row] = self._published[row] = count
+        return row
 
     def grow(self, row: int, computed: int, num_tokens: int, total: int) -> bool:
         """Make room for the tokens from `computed` to `num_tokens`; False, and no block taken, where the pool is short.

@@ -31,6 +31,8 @@ class Request:
     deadline: float | None = None  # on the monotonic clock
     cache_salt: str | None = None
     hashes: list[bytes] = field(default_factory=list)  # of its full blocks, as far as they were needed
+    # Of the prompt's full blocks, as far as they were needed: shared by the choices of one prompt.
+    prompt_hashes: list[bytes] = field(default_factory=list)
     num_cached: int = 0  # prompt tokens that were cached when it first ran
     choice_index: int = 0  # its number among the n completions of one prompt
     num_retries: int = 0  # steps for which there was too little memory
@@ -70,12 +72,36 @@ class Request:
         return len(self.token_ids) - self.computed
 
     def hash_blocks(self, count: int, block_size: int) -> None:
-        """Extend `hashes` to at least `count` blocks."""
+        """Extend `hashes` to at least `count` blocks; those of the prompt are computed by one of its choices."""
+        self.hashes += self.prompt_hashes[len(self.hashes) : count]
         for index in range(len(self.hashes), count):
             parent = self.hashes[-1] if index else self._root()
             self.hashes.append(
                 block_hash(parent, self.token_ids[index * block_size : (index + 1) * block_size])
             )
+
+            if (index + 1) * block_size <= self.num_prompt:
+                self.prompt_hashes.append(self.hashes[index])
+
+    def forget_hashes(self) -> None:
+        """Have all hashes computed again, since they depend on the rope's regime."""
+        self.hashes, self.prompt_hashes = [], []
+
+    def share_hashes(self, other: "Request") -> None:
+        """Share the prompt's hashes with another choice of the same prompt."""
+        if self._is_choice_beside(other):
+            self.prompt_hashes = other.prompt_hashes
+
+    def _is_choice_beside(self, other: "Request") -> bool:
+        if (self.num_prompt, self.cache_salt, self.rope_regime) != (
+            other.num_prompt,
+            other.cache_salt,
+            other.rope_regime,
+        ):
+            return False
+        if self.prompt_embeds is not None or other.prompt_embeds is not None:
+            return False
+        return self.token_ids[: self.num_prompt] == other.token_ids[: self.num_prompt]
 
     def _root(self) -> bytes:
         """What must be equal beside the tokens for two requests to share blocks."""

@@ -45,6 +45,17 @@ class Sampled:
     pooled: RawTensor | None = None
 
 
+class Refusal(NamedTuple):
+    """What the first waiting request needs to be admitted, which was not there when it was tried.
+
+    Finding this out takes a look at every block of its prompt.
+    """
+
+    request: Request
+    num_tokens: int  # of a step's budget
+    num_blocks: int  # free ones
+
+
 class Scheduler:
     """Iteration-level scheduling over one paged KV cache (Orca, OSDI '22; vLLM, SOSP '23).
 
@@ -77,6 +88,7 @@ class Scheduler:
         self.running: list[Request] = []
         self.requests: dict[str, Request] = {}
         self._budget = config.max_num_batched_tokens
+        self._refusal: Refusal | None = None
         self._arrivals = itertools.count()
         self._num_preemptions = self._num_queried = self._num_hit = 0  # since the last stats
 
@@ -87,6 +99,8 @@ class Scheduler:
     def add(self, request: Request) -> None:
         request.queue_position = (request.priority, next(self._arrivals))
         request.rope_regime = self.rope_regime(request)
+        if request.choice_index and self.requests:  # the choices of a prompt arrive one after the other
+            request.share_hashes(next(reversed(self.requests.values())))
         self.requests[request.request_id] = request
         insort(self.waiting, request, key=by_queue_position)
 
@@ -141,7 +155,7 @@ class Scheduler:
             if request.rope_regime != self.rope_regime(request):  # its keys aren't what they would be now
                 self._preempt(request, [])
                 request.rope_regime = self.rope_regime(request)
-                request.hashes.clear()
+                request.forget_hashes()
         return sampling
 
     @property
@@ -209,13 +223,19 @@ class Scheduler:
         """Start the request that waits first, if a row, blocks for all its tokens, and budget are there."""
         if len(self.running) >= self.config.max_num_seqs or request.num_unknown:
             return False
-        total = len(request.token_ids)
-        row, cached = self.table.open(self._known_hashes(request))
-        count = min(total - cached, budget)
-        whole = self.config.enable_chunked_prefill or count == total - cached
-        if not whole or not self.table.grow(row, cached, cached + count, total):
-            self.table.close(row, cached)
+        if self._is_refused_still(request, budget):
             return False
+        total, hashes = len(request.token_ids), self._known_hashes(request)
+        cached = self.table.num_cached(hashes)
+        num_tokens = 1 if self.config.enable_chunked_prefill else total - cached  # at least
+        count = min(total - cached, budget)
+        num_blocks = self.table.num_missing(hashes, cached, cached + count, total)
+        if budget < num_tokens or self.table.pool.num_free < num_blocks:
+            self._refusal = Refusal(request, num_tokens, num_blocks)
+            return False
+        self._refusal = None
+        row = self.table.open(hashes, cached)
+        self.table.grow(row, cached, cached + count, total)
         del self.waiting[0]
         request.row, request.computed, request.confirmed = row, cached, cached
         self.running.append(request)
@@ -227,6 +247,13 @@ class Scheduler:
                 self._num_queried += total
                 self._num_hit += cached
         return True
+
+    def _is_refused_still(self, request: Request, budget: int) -> bool:
+        """Whether a request was refused, and what it lacked then has not become free since."""
+        refusal = self._refusal
+        if refusal is None or refusal.request is not request:
+            return False
+        return budget < refusal.num_tokens or self.table.pool.num_free < refusal.num_blocks
 
     def _known_hashes(self, request: Request) -> list[bytes]:
         """Of the blocks that may be found: all full ones before the last token, which must be computed."""
