@@ -30,10 +30,11 @@ def make(
     chunked: bool = True,
     windows: tuple[int | None, ...] = (None,),
     caching: bool = True,
+    **limits: int,
 ) -> Scheduler:
     table = BlockTable(BlockPool(num_blocks * len(windows)), seats, LONGEST, BLOCK, windows)
     config = SchedulerConfig(
-        max_num_batched_tokens=budget, max_num_seqs=seats, enable_chunked_prefill=chunked
+        max_num_batched_tokens=budget, max_num_seqs=seats, enable_chunked_prefill=chunked, **limits
     )
     return Scheduler(config, table, [EOS], caching, lambda block_ids: None)
 
@@ -361,3 +362,74 @@ def test_choices_of_one_prompt_hash_it_once(monkeypatch: pytest.MonkeyPatch) -> 
     other.cache_salt, other.choice_index = "salt", 1
     scheduler.add(other)
     assert scheduler.schedule()[-1].num_tokens == 32
+
+
+def lengths(batch: Batch) -> dict[str, int]:
+    return {scheduled.request.request_id: scheduled.num_tokens for scheduled in batch}
+
+
+def test_long_prompt_takes_no_more_of_a_step_than_its_threshold() -> None:
+    scheduler = make(num_blocks=40, budget=20, seats=4, long_prefill_token_threshold=8)
+    for name, prompt in (("long", [1] * 20), ("short", [2] * 6), ("longer", [3] * 30)):
+        scheduler.add(Request(name, prompt, len(prompt), SamplingParams(), 5))
+    steps = []
+    while scheduler.requests:
+        batch = scheduler.schedule()
+        steps.append(lengths(batch))
+        run(scheduler, batch)
+    assert steps[:3] == [
+        {"long": 8, "short": 6, "longer": 6},
+        {"short": 1, "long": 8, "longer": 8},
+        {"short": 1, "long": 4, "longer": 8},
+    ]
+
+
+def test_threshold_cuts_no_prompt_without_chunked_prefill() -> None:
+    scheduler = make(num_blocks=40, budget=LONGEST, seats=4, chunked=False, long_prefill_token_threshold=8)
+    scheduler.add(request("long", 20, 1))
+    assert lengths(scheduler.schedule()) == {"long": 20}
+
+
+def test_number_of_partly_computed_prompts_is_limited() -> None:
+    scheduler = make(
+        num_blocks=40, budget=20, seats=4, long_prefill_token_threshold=6, max_num_partial_prefills=2
+    )
+    prompts = {"a": [1] * 14, "b": [2] * 16, "c": [3] * 14, "d": [4] * 4}
+    for name, prompt in prompts.items():
+        scheduler.add(Request(name, prompt, len(prompt), SamplingParams(), 5))
+    steps = []
+    while scheduler.requests:
+        batch = scheduler.schedule()
+        steps.append(lengths(batch))
+        run(scheduler, batch)
+    assert steps[0] == {"a": 6, "b": 6}  # c would be a third
+    assert steps[1] == {"a": 6, "b": 6}
+    assert steps[2] == {"a": 2, "b": 4, "c": 6, "d": 4}  # a and b end, so that c may begin
+
+
+def test_prompt_that_fits_whole_counts_as_no_partial_prefill() -> None:
+    scheduler = make(
+        num_blocks=40, budget=20, seats=4, long_prefill_token_threshold=6, max_num_partial_prefills=1
+    )
+    for name, prompt in (("long", [1] * 30), ("short", [2] * 5)):
+        scheduler.add(Request(name, prompt, len(prompt), SamplingParams(), 5))
+    assert lengths(scheduler.schedule()) == {"long": 6, "short": 5}
+
+
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_reset_of_prefix_cache_preempts_running_requests_when_asked_to(in_flight: bool) -> None:
+    scheduler = make(num_blocks=40, budget=64, seats=4)
+    scheduler.add(request("runs", 20, 6))
+    batch = scheduler.schedule()
+    sampling = scheduler.advance(batch)
+    if not in_flight:
+        scheduler.update(sampling, [Sampled(7)])
+    assert not scheduler.reset_prefix_cache()
+    assert [one.request_id for one in scheduler.running] == ["runs"]
+    assert scheduler.reset_prefix_cache(reset_running_requests=True)
+    assert not scheduler.running
+    if in_flight:
+        scheduler.update(sampling, [Sampled(7)])
+    batch = scheduler.schedule()
+    assert lengths(batch) == {"runs": 21}  # computed again, with the token that it had
+    check(scheduler)

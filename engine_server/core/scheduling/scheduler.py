@@ -52,8 +52,8 @@ class Refusal(NamedTuple):
     """
 
     request: Request
-    num_tokens: int  # of a step's budget
-    num_blocks: int  # free ones
+    num_tokens: int  # that are not cached
+    num_blocks: int  # that are free
 
 
 class Scheduler:
@@ -134,7 +134,7 @@ class Scheduler:
                 continue
             if request.num_unknown and request.num_output >= request.max_tokens:  # its last is on its way
                 continue
-            count = min(request.pending, budget)
+            count = self._chunk(request.pending, budget)
             if count and self._make_room(request, count, batch):
                 self._take(request, count, batch)
                 budget -= count
@@ -197,8 +197,13 @@ class Scheduler:
                 ended.append(self.fail(request, error))
         return ended
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget what blocks contain; False, and nothing done, while requests run."""
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget what blocks contain. Return False, with nothing done, while requests run.
+
+        reset_running_requests: preempt running requests first; they are computed again.
+        """
+        if reset_running_requests:
+            self.preempt_all()
         return self.table.pool.reset()
 
     def preempt_all(self) -> None:
@@ -223,15 +228,15 @@ class Scheduler:
         """Start the request that waits first, if a row, blocks for all its tokens, and budget are there."""
         if len(self.running) >= self.config.max_num_seqs or request.num_unknown:
             return False
-        if self._is_refused_still(request, budget):
+        whole = self._must_run_whole(batch)
+        if self._is_refused_still(request, budget, whole):
             return False
         total, hashes = len(request.token_ids), self._known_hashes(request)
         cached = self.table.num_cached(hashes)
-        num_tokens = 1 if self.config.enable_chunked_prefill else total - cached  # at least
-        count = min(total - cached, budget)
+        count = self._chunk(total - cached, budget)
         num_blocks = self.table.num_missing(hashes, cached, cached + count, total)
-        if budget < num_tokens or self.table.pool.num_free < num_blocks:
-            self._refusal = Refusal(request, num_tokens, num_blocks)
+        if (whole and count < total - cached) or self.table.pool.num_free < num_blocks:
+            self._refusal = Refusal(request, total - cached, num_blocks)
             return False
         self._refusal = None
         row = self.table.open(hashes, cached)
@@ -248,12 +253,30 @@ class Scheduler:
                 self._num_hit += cached
         return True
 
-    def _is_refused_still(self, request: Request, budget: int) -> bool:
-        """Whether a request was refused, and what it lacked then has not become free since."""
+    def _is_refused_still(self, request: Request, budget: int, whole: bool) -> bool:
+        """Return True for a request that was refused and still lacks what it lacked then."""
         refusal = self._refusal
         if refusal is None or refusal.request is not request:
             return False
-        return budget < refusal.num_tokens or self.table.pool.num_free < refusal.num_blocks
+        too_long = whole and self._chunk(refusal.num_tokens, budget) < refusal.num_tokens
+        return too_long or self.table.pool.num_free < refusal.num_blocks
+
+    def _chunk(self, num_tokens: int, budget: int) -> int:
+        """Return how many of a request's `num_tokens` uncomputed tokens a step takes."""
+        threshold = self.config.long_prefill_token_threshold
+        if threshold and self.config.enable_chunked_prefill:
+            budget = min(budget, threshold)
+        return min(num_tokens, budget)
+
+    def _must_run_whole(self, batch: Batch) -> bool:
+        """Return True where no further prompt may be computed in part."""
+        limit = self.config.max_num_partial_prefills
+        return not self.config.enable_chunked_prefill or 0 < limit <= self._num_partial_prefills(batch)
+
+    def _num_partial_prefills(self, batch: Batch) -> int:
+        """Return how many running requests will be computed in part after this step."""
+        taken = {scheduled.request.request_id: scheduled.num_tokens for scheduled in batch}
+        return sum(request.pending - taken.get(request.request_id, 0) > 1 for request in self.running)
 
     def _known_hashes(self, request: Request) -> list[bytes]:
         """Of the blocks that may be found: all full ones before the last token, which must be computed."""
