@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from engine_server.core.cache.block_pool import BlockTable
+from engine_server.core.cache.block_table import BlockTable
 from engine_server.core.heads.prompt_logprobs import PromptChunk, prompt_chunks
 from engine_server.core.scheduling.scheduler import UNKNOWN, Batch
 from engine_server.modeling.attention.interface import IntArray, StepInputs

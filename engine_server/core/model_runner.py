@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from engine_server.config import EngineConfig
-from engine_server.core.cache.block_pool import BlockPool, BlockTable
+from engine_server.core.cache.block_pool import BlockPool
+from engine_server.core.cache.block_table import BlockTable
 from engine_server.core.heads.prompt_logprobs import kept_output
 from engine_server.core.model_inputs import NOTHING, ModelInputs, model_inputs
 from engine_server.core.scheduling.request import Request

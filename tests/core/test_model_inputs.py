@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from engine_server.config import SchedulerConfig
-from engine_server.core.cache.block_pool import BlockPool, BlockTable
+from engine_server.core.cache.block_pool import BlockPool
+from engine_server.core.cache.block_table import BlockTable
 from engine_server.core.distributed.workers import plain
 from engine_server.core.model_inputs import ModelInputs, model_inputs
 from engine_server.core.scheduling.request import Request

@@ -5,12 +5,12 @@ import time
 
 import pytest
 import torch
-from blocks import check_blocks
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine_server.config import SchedulerConfig
-from engine_server.core.cache.block_pool import BlockPool, BlockTable, Key
+from engine_server.core.cache.block_pool import BlockPool, Key
+from engine_server.core.cache.block_table import BlockTable
 from engine_server.core.model_inputs import model_inputs
 from engine_server.core.scheduling.request import Request, block_hash
 from engine_server.core.scheduling.scheduler import UNKNOWN, Batch, Sampled, Scheduler
@@ -59,8 +59,7 @@ class Device:
 
     def slot(self, kind: int, one: Request, position: int) -> tuple[int, int, int]:
         place, offset = divmod(position, BLOCK)
-        held = self.scheduler.table._held[kind][one.row]
-        assert place in held
+        assert place in self.scheduler.table.columns(kind, one.row)
         return kind, int(self.tables[kind][one.row][place]), offset
 
     def erase(self, block_ids: list[int]) -> None:
@@ -95,18 +94,6 @@ class Device:
 def content(one: Request, position: int) -> tuple[int, ...]:
     """All tokens up to a position. Every one that is on its way is going to be 7."""
     return tuple(7 if token == UNKNOWN else token for token in one.token_ids[: position + 1])
-
-
-def check(scheduler: Scheduler) -> None:
-    check_blocks(scheduler.table)
-    assert len({one.row for one in scheduler.running}) == len(scheduler.running)
-    assert sorted(scheduler.requests) == sorted(
-        one.request_id for one in [*scheduler.running, *scheduler.waiting]
-    )
-    assert [one.queue_position for one in scheduler.waiting] == sorted(
-        one.queue_position for one in scheduler.waiting
-    )
-    assert all((one.row is None) == (one in scheduler.waiting) for one in scheduler.requests.values())
 
 
 def run(scheduler: Scheduler, batch: Batch) -> list[RequestStep]:
@@ -197,16 +184,16 @@ def test_nothing_leaks_and_everyone_ends(
                 tell([scheduler.fail(scheduled.request, "no") for scheduled in scheduler.schedule()])
             case ("reset",):
                 assert scheduler.reset_prefix_cache() == (not scheduler.running)
-        check(scheduler)
+        scheduler.check_integrity()
     while scheduler.requests:
         step(set())
-        check(scheduler)
+        scheduler.check_integrity()
     while launched:
         finish()
     assert scheduler.table.pool.num_free == num_blocks * len(windows)
-    assert len(scheduler.table._free_rows) == seats
+    assert scheduler.debug_state().num_free_rows == seats
     assert scheduler.reset_prefix_cache()
-    check(scheduler)
+    scheduler.check_integrity()
     for name, output in expected.items():
         assert tokens.get(name, 0) == output if ends[name] == "length" else tokens.get(name, 0) <= output
 
@@ -276,7 +263,7 @@ def test_a_window_holds_what_it_needs_and_no_more(window: int) -> None:
         batch = scheduler.schedule()
         [(one, count)] = batch
         first, last = max(0, one.computed + 1 - window), one.computed + count - 1
-        assert scheduler.table._held[0][one.row] == range(first // BLOCK, last // BLOCK + 1)
+        assert scheduler.table.columns(0, one.row) == range(first // BLOCK, last // BLOCK + 1)
         run(scheduler, batch)
 
 
@@ -432,4 +419,4 @@ def test_reset_of_prefix_cache_preempts_running_requests_when_asked_to(in_flight
         scheduler.update(sampling, [Sampled(7)])
     batch = scheduler.schedule()
     assert lengths(batch) == {"runs": 21}  # computed again, with the token that it had
-    check(scheduler)
+    scheduler.check_integrity()

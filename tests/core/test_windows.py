@@ -59,7 +59,7 @@ def test_equal_to_transformers(mixed: Path, expected, tiny_params, blocks: int, 
     tokens: dict[str, list[int]] = {}
     while engine.has_unfinished_requests():
         for cache in backend.caches:
-            cache[pool._blank] = 1e4
+            cache[list(pool.blank_blocks)] = 1e4
         tokens |= {output.request_id: output.outputs[0].token_ids for output in engine.step()}
     assert [tokens[str(number)] for number in range(len(PROMPTS))] == expected
     assert pool.num_free == pool.num_blocks

@@ -10,8 +10,9 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from engine_server.config import SchedulerConfig
-from engine_server.core.cache.block_pool import BlockTable
+from engine_server.core.cache.block_table import BlockTable
 from engine_server.core.scheduling.request import Request
+from engine_server.core.scheduling.scheduler_state import SchedulerState
 from engine_server.requests.messages import RawTensor, RequestStep, TokenLogprobsArray
 from engine_server.requests.scheduler_stats import SchedulerStats
 
@@ -223,6 +224,41 @@ class Scheduler:
         )
         self._num_preemptions = self._num_queried = self._num_hit = 0
         return stats
+
+    def debug_state(self) -> SchedulerState:
+        """Copy the state, for tests and reports of faults."""
+        pool = self.table.pool
+        return SchedulerState(
+            tuple(request.request_id for request in self.running),
+            tuple(request.request_id for request in self.waiting),
+            pool.num_blocks,
+            pool.num_free,
+            self.table.num_free_rows,
+        )
+
+    def check_integrity(self) -> None:
+        """Assert what holds between two calls: requests, rows and blocks agree. Takes time in proportion to blocks."""
+        self.table.check_integrity()
+        queued = [*self.running, *self.waiting]
+        assert len(queued) == len(self.requests), "a request is in no queue, or in more than one"
+        assert all(self.requests.get(request.request_id) is request for request in queued), (
+            "a queue has a request that ended"
+        )
+        assert self.waiting == sorted(self.waiting, key=by_queue_position), "the queue is out of order"
+        assert all(request.row is None and not request.computed for request in self.waiting), (
+            "a waiting request has a row or computed tokens"
+        )
+        rows = {request.row for request in self.running}
+        assert None not in rows and len(rows) == len(self.running), (
+            "running requests share a row or have none"
+        )
+        assert len(rows) + self.table.num_free_rows == self.table.ids.shape[1], "an open row has no request"
+        for request in self.running:
+            assert request.row is not None
+            assert request.computed <= len(request.token_ids), f"{request.request_id} is computed too far"
+            for kind in range(len(self.table.windows)):
+                room = self.table.columns(kind, request.row).stop * self.table.block_size
+                assert request.computed <= room, f"{request.request_id} has computed tokens without a block"
 
     def _admit(self, request: Request, budget: int, batch: Batch) -> bool:
         """Start the request that waits first, if a row, blocks for all its tokens, and budget are there."""
