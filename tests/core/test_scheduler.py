@@ -2,6 +2,8 @@
 
 import math
 import time
+from collections.abc import Collection
+from typing import Any
 
 import pytest
 import torch
@@ -92,8 +94,8 @@ class Device:
 
 
 def content(one: Request, position: int) -> tuple[int, ...]:
-    """All tokens up to a position. Every one that is on its way is going to be 7."""
-    return tuple(7 if token == UNKNOWN else token for token in one.token_ids[: position + 1])
+    """Return the rope's regime and all tokens up to a position. Every token in flight is going to be 7."""
+    return one.rope_regime, *(7 if token == UNKNOWN else token for token in one.token_ids[: position + 1])
 
 
 def run(scheduler: Scheduler, batch: Batch) -> list[RequestStep]:
@@ -109,93 +111,125 @@ operations = st.lists(
         st.tuples(st.just("step"), st.sets(numbers, max_size=1)),
         st.tuples(st.just("step"), st.just(set())),
         st.tuples(st.sampled_from(["abort", "expire"]), numbers),
-        st.tuples(st.sampled_from(["crash", "reset"])),
+        st.tuples(st.sampled_from(["fail", "retry", "sleep", "reset", "reset_running"])),
     ),
     min_size=10,
     max_size=60,
 )  # fmt: skip
 
 
+class Run:
+    """A scheduler and its device, the steps in flight, and what each request has received."""
+
+    def __init__(self, scheduler: Scheduler, overlapped: bool) -> None:
+        self.scheduler = scheduler
+        self.device = Device(scheduler)
+        self.overlapped = overlapped
+        self.in_flight: list[tuple[list[Request], set[int]]] = []
+        self.max_tokens: dict[str, int] = {}
+        self.num_tokens: dict[str, int] = {}
+        self.finish_reasons: dict[str, str] = {}
+
+    def apply(self, number: int, operation: str, *details: Any) -> None:
+        """Carry out one operation of a plan; `number` makes its request's id and tokens its own."""
+        scheduler = self.scheduler
+        match operation, *details:
+            case "add", shared, own, output, priority:
+                self.add(str(number), [*range(shared), *[number] * own], output, priority)
+            case "step", failing:
+                self.step(failing)
+            case "abort", which if scheduler.requests:
+                name = self.pick(which).request_id
+                scheduler.abort([name, "unknown"])
+                self.finish_reasons[name] = "abort"
+            case "expire", which if scheduler.requests:
+                self.pick(which).deadline = 0
+            case ("fail",):
+                self.receive([scheduler.fail(one.request, "failed") for one in scheduler.schedule()])
+            case ("retry",):
+                if batch := scheduler.schedule():
+                    self.receive(scheduler.retry(batch, "out of memory"))
+            case ("sleep",):
+                scheduler.preempt_all()
+                assert scheduler.reset_prefix_cache()
+                self.device.slots.clear()
+            case ("reset",):
+                assert scheduler.reset_prefix_cache() == (not scheduler.running)
+            case ("reset_running",):
+                assert scheduler.reset_prefix_cache(reset_running_requests=True)
+
+    def add(self, name: str, prompt: list[int], output: int, priority: int) -> None:
+        self.scheduler.add(Request(name, prompt, len(prompt), SamplingParams(), output, priority=priority))
+        self.max_tokens[name] = output
+
+    def pick(self, which: int) -> Request:
+        requests = sorted(self.scheduler.requests.values(), key=lambda one: one.queue_position)
+        return requests[which % len(requests)]
+
+    def step(self, failing: Collection[int] = ()) -> None:
+        """Launch a step, and collect the one before; of its sampled tokens, those at `failing` are errors."""
+        scheduler = self.scheduler
+        self.receive(scheduler.expire())
+        batch = scheduler.schedule()
+        assert sum(scheduled.num_tokens for scheduled in batch) <= scheduler.config.max_num_batched_tokens
+        assert all(scheduled.num_tokens > 0 for scheduled in batch)
+        assert len(scheduler.running) <= scheduler.config.max_num_seqs
+        assert batch or self.in_flight or not scheduler.requests, "requests wait while none runs"
+        self.device.run(batch)
+        self.in_flight.append((scheduler.advance(batch), set(failing)))
+        if len(self.in_flight) > self.overlapped:
+            self.collect()
+
+    def collect(self) -> None:
+        sampling, failing = self.in_flight.pop(0)
+        samples = [Sampled(7, error="failed" if index in failing else None) for index in range(len(sampling))]
+        self.receive(self.scheduler.update(sampling, samples))
+
+    def receive(self, steps: list[RequestStep]) -> None:
+        for step in steps:
+            assert step.request_id not in self.finish_reasons
+            self.num_tokens[step.request_id] = self.num_tokens.get(step.request_id, 0) + len(
+                step.new_token_ids
+            )
+            if step.finish_reason:
+                self.finish_reasons[step.request_id] = step.finish_reason
+
+
 @example(  # a window passes a block before its last token is known
-    [("add", 1, 0, 9, 0), *[("step", set())] * 7], 10, 1, 1, False, [1], True, True
+    [("add", 1, 0, 9, 0), *[("step", set())] * 7], 10, 1, 1, False, [1], True, True, 0, 0, None
 )
 @settings(max_examples=100, deadline=None)
 @given(
     operations, st.integers(10, 40), st.integers(1, 64), st.integers(1, 8), st.booleans(), several_windows,
-    st.booleans(), st.booleans(),
+    st.booleans(), st.booleans(), st.integers(0, 12), st.integers(0, 3), st.one_of(st.none(), st.integers(5, 30)),
 )  # fmt: skip
-def test_nothing_leaks_and_everyone_ends(
+def test_any_plan_leaks_no_block_and_ends_every_request(
     plan, num_blocks: int, budget: int, seats: int, chunked: bool, windows: list[int | None], caching: bool,
-    overlapped: bool,
+    overlapped: bool, threshold: int, max_partial: int, rope_limit: int | None,
 ) -> None:  # fmt: skip
-    """All prompts begin alike. Whatever is read was computed, and every request has an end."""
-    budget = budget if chunked else max(budget, LONGEST)
-    scheduler = make(num_blocks, budget, seats, chunked, tuple(windows), caching)
-    device = Device(scheduler)
-    expected: dict[str, int] = {}
-    tokens: dict[str, int] = {}
-    ends: dict[str, str] = {}
-    launched: list[tuple[list[Request], set[int]]] = []
-
-    def tell(steps: list[RequestStep]) -> None:
-        for step in steps:
-            assert step.request_id not in ends
-            tokens[step.request_id] = tokens.get(step.request_id, 0) + len(step.new_token_ids)
-            if step.finish_reason:
-                ends[step.request_id] = step.finish_reason
-
-    def step(failing: set[int]) -> None:
-        tell(scheduler.expire())
-        batch = scheduler.schedule()
-        assert sum(scheduled.num_tokens for scheduled in batch) <= budget
-        assert all(scheduled.num_tokens > 0 for scheduled in batch)
-        assert len(scheduler.running) <= seats
-        assert batch or launched or not scheduler.requests, "requests wait, and nobody runs"
-        device.run(batch)
-        launched.append((scheduler.advance(batch), failing))
-        if len(launched) > overlapped:
-            finish()
-
-    def finish() -> None:
-        sampling, failing = launched.pop(0)
-        samples = [Sampled(7, error="no" if place in failing else None) for place in range(len(sampling))]
-        tell(scheduler.update(sampling, samples))
-
-    for number, (operation, *details) in enumerate(plan):
-        match operation, *details:
-            case "add", shared, own, output, priority:
-                prompt = list(range(shared)) + [number] * own
-                scheduler.add(
-                    Request(str(number), prompt, len(prompt), SamplingParams(), output, priority=priority)
-                )
-                expected[str(number)] = output
-            case "step", failing:
-                step(failing)
-            case (("abort" | "expire"), which) if scheduler.requests:
-                one = sorted(scheduler.requests.values(), key=lambda one: one.queue_position)[
-                    which % len(scheduler.requests)
-                ]
-                if operation == "abort":
-                    scheduler.abort([one.request_id, "nobody"])
-                    ends[one.request_id] = "abort"
-                else:
-                    one.deadline = 0
-            case ("crash",):
-                tell([scheduler.fail(scheduled.request, "no") for scheduled in scheduler.schedule()])
-            case ("reset",):
-                assert scheduler.reset_prefix_cache() == (not scheduler.running)
+    """All prompts begin alike. Every token that is attended to was computed, and no request receives too much."""
+    scheduler = make(
+        num_blocks, budget if chunked else max(budget, LONGEST), seats, chunked, tuple(windows), caching,
+        long_prefill_token_threshold=threshold, max_num_partial_prefills=max_partial,
+    )  # fmt: skip
+    if rope_limit is not None:
+        scheduler.rope_regime = lambda request: int(len(request.token_ids) > rope_limit)
+    run = Run(scheduler, overlapped)
+    for number, operation in enumerate(plan):
+        run.apply(number, *operation)
         scheduler.check_integrity()
     while scheduler.requests:
-        step(set())
+        run.step()
         scheduler.check_integrity()
-    while launched:
-        finish()
-    assert scheduler.table.pool.num_free == num_blocks * len(windows)
-    assert scheduler.debug_state().num_free_rows == seats
+    while run.in_flight:
+        run.collect()
+    state = scheduler.debug_state()
+    assert (state.num_free_blocks, state.num_free_rows) == (state.num_blocks, seats)
     assert scheduler.reset_prefix_cache()
     scheduler.check_integrity()
-    for name, output in expected.items():
-        assert tokens.get(name, 0) == output if ends[name] == "length" else tokens.get(name, 0) <= output
+    for name, max_tokens in run.max_tokens.items():
+        received = run.num_tokens.get(name, 0)
+        assert received == max_tokens if run.finish_reasons[name] == "length" else received <= max_tokens
 
 
 def test_decodes_are_never_stalled_by_a_long_prompt() -> None:

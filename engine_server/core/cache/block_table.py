@@ -90,8 +90,9 @@ class BlockTable:
         return row
 
     def grow(self, row: int, computed: int, num_tokens: int, total: int) -> bool:
-        """Make room for the tokens from `computed` to `num_tokens`. Return False, with nothing taken, if blocks are short.
+        """Make room for the tokens from `computed` to `num_tokens`.
 
+        Return False, with nothing taken, if the pool has too few blocks.
         Kinds without a window get room for `total` tokens, so that a prompt that has begun can be finished.
         """
         if num_tokens <= self._unchanged_until[row]:
