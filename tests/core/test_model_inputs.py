@@ -2,14 +2,13 @@
 
 import tracemalloc
 
-import msgspec
 import pytest
 import torch
 
 from engine_server.config import SchedulerConfig
 from engine_server.core.cache.block_pool import BlockPool
 from engine_server.core.cache.block_table import BlockTable
-from engine_server.core.distributed.workers import plain
+from engine_server.core.distributed.runner_calls import CallEncoder
 from engine_server.core.model_inputs import ModelInputs, model_inputs
 from engine_server.core.scheduling.request import Request
 from engine_server.core.scheduling.scheduler import Batch, Sampled, Scheduler
@@ -45,7 +44,7 @@ def scheduler() -> Scheduler:
 
 
 def message_bytes(inputs: ModelInputs) -> int:
-    return len(msgspec.msgpack.Encoder(enc_hook=plain).encode(("forward", (inputs,))))
+    return len(CallEncoder().encode("forward", (inputs,)))
 
 
 def test_decode_step_sends_other_ranks_no_block_table(scheduler: Scheduler) -> None:

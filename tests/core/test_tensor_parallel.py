@@ -12,7 +12,8 @@ import torch
 from waiting import until
 
 from engine_server import AsyncEngineArgs, AsyncLLM, EngineArgs, EngineDeadError, LLMEngine, SamplingParams
-from engine_server.core.distributed.workers import plain, unplain
+from engine_server.core.distributed.runner_calls import decode_array, encode_array
+from engine_server.core.distributed.worker import MODULE
 
 PROMPTS = {"a": [5, 9, 17], "b": [40] * 21, "c": [2, 3, 5, 7, 11, 13]}
 
@@ -46,7 +47,7 @@ def test_two_ranks_answer_as_one_does(tiny_llama: Path, finish, tiny_params) -> 
     two.wake_up()
     assert likeliest(answers(two, finish, greedy)) == expected
     children = psutil.Process().children()  # other tests' too
-    (worker,) = (one for one in children if "engine_server.core.distributed.workers" in one.cmdline())
+    (worker,) = (one for one in children if MODULE in one.cmdline())
     del two
     gc.collect()
     until(lambda: not worker.is_running())
@@ -67,7 +68,7 @@ async def test_a_killed_worker_ends_the_engine_with_its_reason(tiny_llama: Path,
 
 @pytest.mark.parametrize("array", [np.zeros(0), np.arange(6).reshape(2, 3).T, np.broadcast_to(7, (1,))])
 def test_other_ranks_hear_of_any_array(array: np.ndarray) -> None:
-    kept = unplain(np.ndarray, plain(array))
+    kept = decode_array(np.ndarray, encode_array(array))
     np.testing.assert_array_equal(kept, array, strict=True)
     assert kept.flags.writeable  # as torch wants what it shares
 
