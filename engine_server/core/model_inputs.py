@@ -3,13 +3,13 @@
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from engine_server.core.cache.block_table import BlockTable
 from engine_server.core.heads.prompt_logprobs import PromptChunk, prompt_chunks
 from engine_server.core.scheduling.scheduler import UNKNOWN, Batch
 from engine_server.modeling.attention.interface import IntArray, StepInputs
+from engine_server.modeling.staging import TableChanges
 
 EMPTY = np.zeros(0, dtype=np.int64)
 NOTHING = StepInputs(EMPTY, EMPTY, [], EMPTY, EMPTY, EMPTY, [], EMPTY)
@@ -23,8 +23,8 @@ class ModelInputs(NamedTuple):
     chunks: list[IntArray]  # [at most prompt_logprobs.ROWS] each: rows whose logits are wanted beside
     token_type_ids: list[int]  # [T], or none
     embeds: list[tuple[int, Tensor]]  # what stands for tokens: from which row on, [rows, hidden]
-    # Cells of the block table that changed since the last step, [4, n]: kind, row, column and block id.
-    table_changes: npt.NDArray[np.int32]
+    # Cells of the block table that changed since the last step.
+    table_changes: TableChanges
 
 
 def model_inputs(batch: Batch, table: BlockTable, stretched: bool) -> tuple[ModelInputs, list[PromptChunk]]:

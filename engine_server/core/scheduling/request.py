@@ -1,4 +1,4 @@
-"""A request as the scheduler sees it: a few counters, everything else derived."""
+"""The state of a request in the core: its tokens and a few counters, from which the rest is derived."""
 
 import hashlib
 import struct
@@ -68,11 +68,11 @@ class Request:
 
     @property
     def pending(self) -> int:
-        """Tokens that the next forward must cover: 1 in decode."""
+        """Return how many tokens the next forward must cover: 1 in decode."""
         return len(self.token_ids) - self.computed
 
     def hash_blocks(self, count: int, block_size: int) -> None:
-        """Extend `hashes` to at least `count` blocks; those of the prompt are computed by one of its choices."""
+        """Extend `hashes` to at least `count` blocks. Each block of a prompt is hashed once for all its choices."""
         self.hashes += self.prompt_hashes[len(self.hashes) : count]
         for index in range(len(self.hashes), count):
             parent = self.hashes[-1] if index else self._root()
@@ -84,31 +84,30 @@ class Request:
                 self.prompt_hashes.append(self.hashes[index])
 
     def forget_hashes(self) -> None:
-        """Have all hashes computed again, since they depend on the rope's regime."""
+        """Drop the hashes, which depend on the rope's regime, so that they are computed again."""
         self.hashes, self.prompt_hashes = [], []
 
     def share_hashes(self, other: "Request") -> None:
-        """Share the prompt's hashes with another choice of the same prompt."""
-        if self._is_choice_beside(other):
+        """Share the prompt's hashes with another request if it is a choice of the same prompt."""
+        if self._has_prompt_of(other):
             self.prompt_hashes = other.prompt_hashes
 
-    def _is_choice_beside(self, other: "Request") -> bool:
-        if (self.num_prompt, self.cache_salt, self.rope_regime) != (
-            other.num_prompt,
-            other.cache_salt,
-            other.rope_regime,
-        ):
-            return False
-        if self.prompt_embeds is not None or other.prompt_embeds is not None:
-            return False
-        return self.token_ids[: self.num_prompt] == other.token_ids[: self.num_prompt]
+    def _has_prompt_of(self, other: "Request") -> bool:
+        count, embeds, others = self.num_prompt, self.prompt_embeds, other.prompt_embeds
+        return (
+            count == other.num_prompt
+            and self.cache_salt == other.cache_salt
+            and self.rope_regime == other.rope_regime
+            and self.token_ids[:count] == other.token_ids[:count]
+            and (embeds is others or (embeds is not None and others is not None and embeds.equal(others)))
+        )
 
     def _root(self) -> bytes:
-        """What must be equal beside the tokens for two requests to share blocks."""
+        """Hash what must be equal besides the tokens for two requests to share blocks."""
         embeds = None if self.prompt_embeds is None else RawTensor.of(self.prompt_embeds)
         return hashlib.sha256(msgspec.msgpack.encode((self.cache_salt, self.rope_regime, embeds))).digest()
 
 
 def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """The hash of a block's tokens and of all before them, equal in every process."""
+    """Hash a block's tokens and, through `parent`, all tokens before them; equal in every process."""
     return hashlib.sha256(parent + struct.pack(f"<{len(token_ids)}I", *token_ids)).digest()

@@ -1,4 +1,4 @@
-"""Who runs in the next step, and with how many tokens."""
+"""Iteration-level scheduling over one paged KV cache."""
 
 import itertools
 import math
@@ -47,27 +47,29 @@ class Sampled:
 
 
 class Refusal(NamedTuple):
-    """What the first waiting request needs to be admitted, which was not there when it was tried.
+    """The need of the first waiting request when it was last refused.
 
-    Finding this out takes a look at every block of its prompt.
+    It is recorded since computing it looks up every block of the prompt.
     """
 
     request: Request
-    num_tokens: int  # that are not cached
-    num_blocks: int  # that are free
+    # Tokens that were not cached.
+    num_tokens: int
+    # Free blocks that admission takes.
+    num_blocks: int
 
 
 class Scheduler:
-    """Iteration-level scheduling over one paged KV cache (Orca, OSDI '22; vLLM, SOSP '23).
+    """Chooses the requests of each step and their numbers of tokens (Orca, OSDI '22; vLLM, SOSP '23).
 
-    A step has a budget of tokens. Decodes come first, so that a long prompt never stalls them; prompts take
-    what is left, in chunks, by priority and then by arrival. Where blocks run out, the running request that came
-    last in this order gives its own back and is computed again later: its tokens and its place are kept, so that
-    nothing that was sent is lost, and the first in order always gets on.
+    A step has a budget of tokens. Decodes come first, so that a long prompt never stalls them; prompts take the rest,
+    in chunks, by priority and then by arrival. When blocks run out, the running request that is last in this order is
+    preempted: its blocks are freed, and it is computed again later. Its tokens and its queue position are kept, so that
+    no output is lost and the first request in order always makes progress.
 
-    enable_prefix_caching: let requests share the blocks of equal beginnings (vLLM's automatic prefix caching).
-    erase: makes zeros of blocks that may contain anything, before others use them.
-    rope_regime: what a request's keys depend on besides its tokens; where it changes, they are computed again.
+    enable_prefix_caching: share blocks between requests with equal prefixes (vLLM's automatic prefix caching).
+    erase: zeroes blocks whose content is arbitrary, before other requests use them.
+    rope_regime: returns what a request's keys depend on besides its tokens; when it changes, they are computed again.
     """
 
     def __init__(
@@ -85,19 +87,22 @@ class Scheduler:
         self.enable_prefix_caching = enable_prefix_caching
         self.erase = erase
         self.rope_regime = rope_regime or (lambda request: 0)
-        self.waiting: list[Request] = []  # by queue position
+        # Sorted by queue position.
+        self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.requests: dict[str, Request] = {}
         self._budget = config.max_num_batched_tokens
         self._refusal: Refusal | None = None
         self._arrivals = itertools.count()
-        self._num_preemptions = self._num_queried = self._num_hit = 0  # since the last stats
+        # Since the last call of `stats`.
+        self._num_preemptions = self._num_queried = self._num_hit = 0
 
     def __contains__(self, request: Request) -> bool:
-        """Whether it has not ended; another may have its id by now."""
+        """Return True until the request has ended; a new request may then have its id."""
         return self.requests.get(request.request_id) is request
 
     def add(self, request: Request) -> None:
+        """Queue a request behind all of its priority."""
         request.queue_position = (request.priority, next(self._arrivals))
         request.rope_regime = self.rope_regime(request)
         if request.choice_index and self.requests:  # the choices of a prompt arrive one after the other
@@ -106,13 +111,13 @@ class Scheduler:
         insort(self.waiting, request, key=by_queue_position)
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Forget requests and free their blocks at once; unknown ids are no error."""
+        """Remove requests and free their blocks at once. Unknown ids are ignored."""
         for request_id in request_ids:
             if request := self.requests.get(request_id):
                 self._finish(request)
 
     def expire(self) -> list[RequestStep]:
-        """End the requests whose deadline has passed."""
+        """End the requests whose deadline has passed, and return their last steps."""
         now = time.monotonic()
         late = [one for one in self.requests.values() if one.deadline is not None and one.deadline <= now]
         for request in late:
@@ -173,7 +178,7 @@ class Scheduler:
         ]
 
     def fail(self, request: Request, error: str) -> RequestStep:
-        """End a request that can't go on. Nobody may find or read what it left behind."""
+        """End a request with an error, and erase its blocks, whose content may be arbitrary."""
         del self.requests[request.request_id]
         if request.row is None:
             self.waiting.remove(request)
@@ -208,12 +213,12 @@ class Scheduler:
         return self.table.pool.reset()
 
     def preempt_all(self) -> None:
-        """Take every block back; whatever runs is computed again later."""
+        """Preempt all running requests, so that every block is free."""
         for request in list(self.running):
             self._preempt(request, [])
 
     def stats(self) -> SchedulerStats:
-        """The state now, and what was counted since the last call."""
+        """Return the present state, and the counts since the last call."""
         stats = SchedulerStats(
             num_running=len(self.running),
             num_waiting=len(self.waiting),
@@ -261,7 +266,7 @@ class Scheduler:
                 assert request.computed <= room, f"{request.request_id} has computed tokens without a block"
 
     def _admit(self, request: Request, budget: int, batch: Batch) -> bool:
-        """Start the request that waits first, if a row, blocks for all its tokens, and budget are there."""
+        """Start the first waiting request if there are a row, enough budget, and blocks for all its tokens."""
         if len(self.running) >= self.config.max_num_seqs or request.num_unknown:
             return False
         whole = self._must_run_whole(batch)
@@ -315,7 +320,10 @@ class Scheduler:
         return sum(request.pending - taken.get(request.request_id, 0) > 1 for request in self.running)
 
     def _known_hashes(self, request: Request) -> list[bytes]:
-        """Of the blocks that may be found: all full ones before the last token, which must be computed."""
+        """Return the hashes of the blocks that may be cached: all full ones before the last token.
+
+        The last token is always computed, since the next one is sampled from its logits.
+        """
         if not self.enable_prefix_caching or request.prompt_logprobs is not None:
             return []
         count = (len(request.token_ids) - 1) // self.table.block_size
@@ -323,6 +331,7 @@ class Scheduler:
         return request.hashes[:count]
 
     def _take(self, request: Request, count: int, batch: Batch) -> None:
+        """Add a request's next `count` tokens to the batch, and publish the blocks that they fill."""
         batch.append(Scheduled(request, count))
         if self.enable_prefix_caching:
             assert request.row is not None
@@ -332,7 +341,10 @@ class Scheduler:
             self.table.publish(request.row, request.hashes, full)
 
     def _make_room(self, request: Request, num_tokens: int, batch: Batch) -> bool:
-        """Blocks for `num_tokens` more, taken from the last in order where there are none; False if itself went."""
+        """Take blocks for a request's next tokens, preempting the last requests in order while blocks are short.
+
+        Return False if the request itself was preempted.
+        """
         assert request.row is not None
         until, total = request.computed + num_tokens, len(request.token_ids)
         while not self.table.grow(request.row, request.computed, until, total):
@@ -343,8 +355,9 @@ class Scheduler:
         return True
 
     def _preempt(self, request: Request, batch: Batch) -> None:
+        """Free a running request's blocks and queue it again; remove it from the batch."""
         batch[:] = [scheduled for scheduled in batch if scheduled.request is not request]
-        # What is on its way may turn out to be no number.
+        # What a step in flight writes may turn out to be NaN, so only confirmed tokens stay cached.
         freed = self._release(request, request.confirmed if request.num_unknown else request.computed)
         if request.num_unknown:
             self.erase(freed)
@@ -384,6 +397,7 @@ class Scheduler:
         )
 
     def _finish(self, request: Request) -> None:
+        """Remove a request and free its blocks."""
         del self.requests[request.request_id]
         if request.row is None:
             self.waiting.remove(request)
@@ -391,7 +405,10 @@ class Scheduler:
             self._release(request, request.computed)
 
     def _release(self, request: Request, computed: int) -> list[int]:
-        """Take a request out of the running; the blocks that nobody holds or can find now."""
+        """Remove a request from the running ones, and return the blocks that became blank.
+
+        computed: the number of its tokens that may stay cached.
+        """
         assert request.row is not None
         self.running.remove(request)
         freed = self.table.close(request.row, computed)
