@@ -1,4 +1,4 @@
-"""The scheduler and the block pool alone: whatever comes, in whatever order, nothing leaks and everyone ends."""
+"""The scheduler and its block table without a model: invariants under any plan, and single rules."""
 
 import math
 import time
@@ -46,10 +46,10 @@ def request(name: str, prompt: int, output: int) -> Request:
 
 
 class Device:
-    """A stand-in for a model: it writes this step's tokens to the cache, then reads all that each of them sees.
+    """A stand-in for a model: it writes a step's tokens to the cache, then reads all that each of them attends to.
 
-    A slot's content is the tokens up to it, so that what is read is right only if each of them was computed. Slots are
-    found as a model finds them: by the block table on the device, which is given only the cells that changed.
+    A slot's content is the tokens up to it, so that a read is right only if each of them was computed. Slots are found
+    by the block table on the device, which is given only the cells that changed.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -232,7 +232,7 @@ def test_any_plan_leaks_no_block_and_ends_every_request(
         assert received == max_tokens if run.finish_reasons[name] == "length" else received <= max_tokens
 
 
-def test_decodes_are_never_stalled_by_a_long_prompt() -> None:
+def test_decode_runs_in_every_step_beside_a_long_prompt() -> None:
     scheduler = make(num_blocks=40, budget=8, seats=4)
     scheduler.add(request("short", 2, 20))
     run(scheduler, scheduler.schedule())
@@ -243,20 +243,20 @@ def test_decodes_are_never_stalled_by_a_long_prompt() -> None:
         run(scheduler, batch)
 
 
-def test_the_newest_gives_way_and_comes_back() -> None:
+def test_newest_request_is_preempted_and_finishes_later() -> None:
     scheduler = make(num_blocks=10, budget=64, seats=4)
     scheduler.add(request("old", 20, 15))
     scheduler.add(request("new", 16, 20))
-    gone = 0
+    num_preemptions = 0
     while scheduler.requests:
         run(scheduler, scheduler.schedule())
-        gone += scheduler.stats().num_preemptions
+        num_preemptions += scheduler.stats().num_preemptions
         if "new" in scheduler.requests and "old" in scheduler.requests:
             assert scheduler.requests["old"].row is not None
-    assert gone > 0
+    assert num_preemptions > 0
 
 
-def test_without_chunks_a_prompt_runs_whole() -> None:
+def test_prompt_runs_whole_without_chunked_prefill() -> None:
     scheduler = make(num_blocks=40, budget=LONGEST, seats=4, chunked=False, caching=False)
     scheduler.add(request("first", 25, 1))
     scheduler.add(request("second", 25, 1))
@@ -264,8 +264,8 @@ def test_without_chunks_a_prompt_runs_whole() -> None:
     assert [(scheduled.request.request_id, scheduled.num_tokens) for scheduled in batch] == [("first", 25)]
 
 
-def test_what_a_preempted_request_had_before_it_is_not_found() -> None:
-    """Its token was to fill a block in this very step, when one that goes first took its blocks."""
+def test_block_that_a_preempted_request_did_not_fill_is_not_cached() -> None:
+    """The request's token would have filled a block in the step in which an earlier request takes its blocks."""
     scheduler = make(num_blocks=7, budget=9, seats=2, windows=(None, 8))
     last = request("last", 6, 20)
     last.priority = 1
@@ -278,7 +278,7 @@ def test_what_a_preempted_request_had_before_it_is_not_found() -> None:
     assert [(0, digest) in scheduler.table.pool for digest in last.hashes] == [True, False]
 
 
-def test_a_failure_takes_no_block_of_others_along() -> None:
+def test_failed_request_keeps_cached_blocks_of_others() -> None:
     scheduler = make(num_blocks=40, budget=64, seats=4)
     scheduler.add(request("computes", 13, 1))
     run(scheduler, scheduler.schedule())
@@ -290,7 +290,7 @@ def test_a_failure_takes_no_block_of_others_along() -> None:
 
 
 @pytest.mark.parametrize("window", [1, 3, 4, 5, 8, 9])
-def test_a_window_holds_what_it_needs_and_no_more(window: int) -> None:
+def test_window_holds_only_blocks_that_are_attended_to(window: int) -> None:
     scheduler = make(num_blocks=40, budget=7, seats=1, windows=(window,))
     scheduler.add(request("long", 25, 15))
     while scheduler.requests:
@@ -301,8 +301,11 @@ def test_a_window_holds_what_it_needs_and_no_more(window: int) -> None:
         run(scheduler, batch)
 
 
-def test_an_unknown_id_is_no_error() -> None:
-    make(num_blocks=10, budget=8, seats=2).abort(["nobody"])
+def test_abort_ignores_unknown_ids() -> None:
+    scheduler = make(num_blocks=10, budget=8, seats=2)
+    scheduler.add(request("known", 3, 1))
+    scheduler.abort(["unknown"])
+    assert list(scheduler.requests) == ["known"]
 
 
 def test_next_deadline_is_the_earliest_of_waiting_and_running_requests() -> None:
