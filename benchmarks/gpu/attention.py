@@ -86,7 +86,7 @@ def ours(batch: Batch) -> Callable[[], object]:
 
 
 def theirs(batch: Batch) -> Callable[[], Tensor]:
-    """Return torch's attention; a chunk after a prefix needs a mask, since torch's causal mask starts at the first key."""
+    """Return torch's attention; a chunk after a prefix needs a mask: torch's causal mask starts at the first key."""
     query, keys, _ = batch.plain
     tokens, context = query.shape[2], keys.shape[2]
     mask = None

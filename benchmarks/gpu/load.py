@@ -83,7 +83,7 @@ def run(engine: LLMEngine, count: int, given: int, made: int) -> float:
 
 
 def settle(engine: LLMEngine, count: int, sizes: Sizes, **sampling: Any) -> None:
-    """Start `count` sequences and step until all decode, with contexts around `sizes.context` in the following steps."""
+    """Start `count` sequences and step until all decode with contexts around `sizes.context`."""
     steps = sizes.steps * sizes.repeats
     start(engine, random_prompts(engine, count, sizes.context - steps // 2), 2 * steps + ROOM, **sampling)
     whole = 0

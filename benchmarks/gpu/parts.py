@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu.parts PART SECONDS '{"copy": TERABYTES_A_SECOND, "matmul": TFLOPS}'
 
-runs one, which prints each row as JSON as soon as it is measured. The device's limits are arguments, so that all parts are
+runs one, which prints each row as JSON once it is measured. The limits are arguments, so that all parts are
 compared with the same.
 """
 

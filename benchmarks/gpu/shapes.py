@@ -1,6 +1,6 @@
 """The measured models: the sizes of their config.json, random weights, and no tokenizer.
 
-`decode_bytes` and `prefill_operations` are lower bounds of a step's reads and a prompt's operations, at 2 bytes a number.
+`decode_bytes` and `prefill_operations` are lower bounds of what a step must read and compute, at 2 bytes a number.
 """
 
 import json
@@ -79,7 +79,7 @@ def write(config: Config, folder: Path) -> str:
 
 
 def layer_weights(config: Config, tokens: int) -> float:
-    """Return the number of a layer's weights that `tokens` use; of experts the expected number under uniform routing."""
+    """Return the number of a layer's weights that `tokens` use; of experts the mean under uniform routing."""
     heads = config["num_attention_heads"] + config["num_key_value_heads"]
     width = config["intermediate_size"]
     if experts := config.get("num_experts"):
