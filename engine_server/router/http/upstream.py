@@ -155,14 +155,17 @@ class Pool:
         return None
 
     async def connect(self, exchange: Exchange) -> EngineConnection:
-        """Return a new connection. Raises OSError if there is none within CONNECT_TIMEOUT_SECONDS."""
+        """Return a new connection. Raises OSError if none is open within CONNECT_TIMEOUT_SECONDS."""
         opening = asyncio.get_running_loop().create_task(self._connect())
         try:
             await wait_for(opening, exchange)
         except GeneratorExit:  # the client has left
             opening.add_done_callback(self._put_opened)
             raise
-        return opening.result()
+        connection = opening.result()
+        if connection.transport.is_closing():  # its loss was reported before there was a relay
+            raise ConnectionResetError("the connection was closed at once")
+        return connection
 
     def put(self, connection: EngineConnection) -> None:
         """Keep a connection for another request."""

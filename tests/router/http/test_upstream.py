@@ -1,5 +1,15 @@
 """Connections to engines: reuse, and the ways in which engines frame an answer."""
 
+import asyncio
+
+import msgspec
+import pytest
+
+from engine_server.router.http.exchange import Exchange
+from engine_server.router.http.upstream import EngineConnection, Pool
+from engine_server.router.http.wire import Request
+from engine_server.router.routing.endpoint import Address
+
 
 async def test_reuses_the_connection_to_an_engine(start_engine, start_router):
     engine = await start_engine()
@@ -85,3 +95,42 @@ async def test_bytes_after_an_answer_do_not_reach_the_next_exchange(start_engine
             assert await response.read() == n.encode()
             assert "X-Left" not in response.headers
     assert engine.connections == 3
+
+
+class DeferredExchange(Exchange):
+    """An exchange that the test resumes itself, later than an idle event loop would."""
+
+    wakes: list[object] = msgspec.field(default_factory=list)
+
+    def resume(self, wait):
+        self.wakes.append(wait)
+
+
+class WatchedPool(Pool):
+    """A pool that reports the loss of a connection."""
+
+    def __init__(self, address: Address) -> None:
+        super().__init__(address)
+        self.lost = asyncio.Event()
+
+    def discard(self, connection: EngineConnection) -> None:
+        super().discard(connection)
+        self.lost.set()
+
+
+async def test_a_new_connection_that_is_closed_before_its_use_is_an_error(eventually):
+    """Its loss has been reported already: a request sent on it would wait for an answer forever."""
+    accepted: list[asyncio.StreamWriter] = []
+    server = await asyncio.start_server(lambda _, writer: accepted.append(writer), "127.0.0.1", 0)
+    pool = WatchedPool(Address(*server.sockets[0].getsockname()))
+    exchange = DeferredExchange(None, Request(b"POST", b"/v1/x", b"", bytearray(), True, False))
+    opening = pool.connect(exchange).__await__()
+    next(opening)
+    await eventually(lambda: exchange.wakes and accepted)
+
+    accepted[0].transport.abort()
+    await pool.lost.wait()
+
+    with pytest.raises(OSError, match="closed"):
+        next(opening)
+    server.close()
