@@ -50,7 +50,7 @@ async def process(start_engine, eventually):
     await child.wait()
 
 
-async def test_sigterm_finishes_requests_in_flight(process, eventually, session):
+async def test_drain_after_sigterm_finishes_requests_in_flight(process, eventually, session):
     child, url, engine, release = process
     pending = await send_until_it_arrives(session, url, engine, eventually)
     os.kill(child.pid, signal.SIGTERM)
