@@ -58,7 +58,7 @@ lint: $(VENV)/.development ## style, types, arrows between the parts, budgets, g
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	@$(BIN)/python .ci/budgets.py
-	@diff -u $(CRD) <($(BIN)/python -m llm_operator.crd) $(BEHIND)
+	@diff -u $(CRD) <($(BIN)/python -m llm_operator.api.crd) $(BEHIND)
 	@$(call TOOLS,helm); helm lint --quiet charts/fairlead; diff -u $(MANIFEST) <($(RENDER)) $(BEHIND)
 
 .PHONY: e2e
@@ -78,7 +78,7 @@ wheels: | $(VENV)/bin/python ## collect in build/wheels what the GPU's benchmark
 
 .PHONY: manifests
 manifests: $(VENV)/.runtime ## write the CRD into charts/fairlead, and render that into manifests/
-	@$(BIN)/python -m llm_operator.crd >$(CRD)
+	@$(BIN)/python -m llm_operator.api.crd >$(CRD)
 	@$(call TOOLS,helm); $(RENDER) >$(MANIFEST)
 
 # Pins for every platform and Python from 3.11 on. It names no index, so that everyone uses their own.

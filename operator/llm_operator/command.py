@@ -16,10 +16,11 @@ from kubernetes.aio.client import ApiClient, Configuration
 from prometheus_client.aiohttp import make_aiohttp_handler
 
 from engine_server.contract.api import DEFAULT_NAMESPACE
-from llm_operator import handlers, metrics
-from llm_operator.cluster import Cluster, load_configuration
-from llm_operator.lease import Lease
-from llm_operator.reconcile import RETRY_SECONDS, Reconciler
+from llm_operator import metrics
+from llm_operator.control import handlers
+from llm_operator.control.cluster import Cluster, load_configuration
+from llm_operator.control.lease import Lease
+from llm_operator.control.reconcile import RETRY_SECONDS, Reconciler
 from llm_operator.settings import Settings
 
 LEASE_NAME = "fairlead-operator"

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from llm_operator.reasons import Problem
+from llm_operator.status.problems import Problem
 
 Manifest = dict[str, Any]
 EPOCH = datetime.fromtimestamp(0, UTC)

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llm_operator.spec import LLMDeployment
+from llm_operator.api.spec import LLMDeployment
 
 from engine_server.contract.model_uri import (
     HubRepository,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from llm_operator.crd import crd
+from llm_operator.api.crd import crd
 from waiting import until
 
 

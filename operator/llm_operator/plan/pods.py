@@ -8,9 +8,9 @@ import msgspec
 from engine_server.contract import labels
 from engine_server.contract.drain import PRE_STOP_SECONDS, termination_grace
 from engine_server.contract.model_uri import LocalPath, ModelUriError, VolumeClaim, parse
-from llm_operator.podtemplate import merge
+from llm_operator.api.spec import LLMDeployment, LLMDeploymentSpec, Resources, SpecError
+from llm_operator.plan.pod_template import merge
 from llm_operator.settings import Settings
-from llm_operator.spec import LLMDeployment, LLMDeploymentSpec, Resources, SpecError
 
 MODEL_FOLDER = "/models/model"
 CACHE_ENV = {"HOME": "/cache", "XDG_CACHE_HOME": "/cache", "HF_HOME": "/cache/huggingface"}

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 from llm_operator.observed import Observed
-from llm_operator.reasons import Problem
-from llm_operator.status import Condition, Status, status
+from llm_operator.status.assess import Condition, Status, status
+from llm_operator.status.problems import Problem
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

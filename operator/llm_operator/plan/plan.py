@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 
 from engine_server.contract import api, labels
+from llm_operator.api.spec import LLMDeployment
 from llm_operator.observed import Manifest, Observed
-from llm_operator.pods import pod_template
+from llm_operator.plan.pods import pod_template
 from llm_operator.settings import Settings
-from llm_operator.spec import LLMDeployment
-from llm_operator.status import Status, status
+from llm_operator.status.assess import Status, status
 
 PROGRESS_DEADLINE_SECONDS = 1800  # a replica's whole start: image, model, warm up
 

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from llm_operator import local, manifests, replica
+from llm_local import local, manifests, replica
+from llm_operator.api.spec import parse
 from llm_operator.observed import Observed
-from llm_operator.plan import plan
+from llm_operator.plan.plan import plan
 from llm_operator.settings import Settings
-from llm_operator.spec import parse
 
 PATIENCE = 60  # seconds that a test waits for a line; ample
 
@@ -53,7 +53,7 @@ server.serve_forever()
 
 DRIVER = """
 import sys
-from llm_operator import local
+from llm_local import local
 sys.exit(local.main(sys.argv[2:], lambda arguments: (sys.executable, sys.argv[1], *arguments)))
 """
 

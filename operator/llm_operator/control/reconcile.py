@@ -11,15 +11,15 @@ from kubernetes.aio.client import ApiException
 from engine_server.contract.api import Key
 from engine_server.contract.labels import LLMDEPLOYMENT_LABEL
 from llm_operator import metrics
-from llm_operator.claims import Claims, claim_of
-from llm_operator.cluster import FAILURES, Cluster, described_failure
+from llm_operator.api.spec import SpecError, parse
+from llm_operator.control.claims import Claims, claim_of
+from llm_operator.control.cluster import FAILURES, Cluster, described_failure
+from llm_operator.control.queue import WorkQueue
 from llm_operator.observed import Manifest, Observed
-from llm_operator.plan import Plan, plan
-from llm_operator.reasons import Problem
+from llm_operator.plan.plan import Plan, plan
 from llm_operator.settings import Settings
-from llm_operator.spec import SpecError, parse
-from llm_operator.status import Condition, Status, status
-from llm_operator.workqueue import WorkQueue
+from llm_operator.status.assess import Condition, Status, status
+from llm_operator.status.problems import Problem
 
 WORKERS = 8
 RELIST_SECONDS = 300

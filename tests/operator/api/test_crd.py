@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from llm_operator.crd import crd, root_schema
-from llm_operator.schema import Section, fields_of
-from llm_operator.spec import EnvVar, LLMDeploymentSpec, SpecError, parse
-from llm_operator.status import Status
+from llm_operator.api.crd import crd, root_schema
+from llm_operator.api.schema import Section, fields_of
+from llm_operator.api.spec import EnvVar, LLMDeploymentSpec, SpecError, parse
+from llm_operator.status.assess import Status
 
 WRONG: list[dict[str, Any]] = [
     {"replicas": -1},
@@ -170,7 +170,7 @@ def test_kubectl_refuses_an_unknown_field(world: Any, manifest: Any) -> None:
 
 
 def test_the_reference_has_every_field() -> None:
-    reference = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+    reference = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
     for path, kind in fields_of(LLMDeploymentSpec, "spec"):
         if not (isinstance(kind, type) and issubclass(kind, Section)):
             section, _, name = path.removeprefix("spec.").rpartition(".")

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from llm_operator.api.spec import SpecError, parse
 
 from engine_server.contract.api import API_VERSION, GROUP, KIND
-from llm_operator.replica import Pod, pod
-from llm_operator.spec import SpecError, parse
+from llm_local.replica import Pod, pod
 
 
 class ManifestError(ValueError):

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from llm_operator.schema import SpecError
+from llm_operator.api.schema import SpecError
 from llm_operator.settings import Settings
 
 PATH = "spec.podTemplate"

@@ -6,9 +6,9 @@ import msgspec
 from msgspec import Meta
 
 from engine_server.contract.labels import ENGINE_CONTAINER, MODEL_CONTAINER, selector_text
+from llm_operator.api.schema import Count, Section, about
 from llm_operator.observed import Manifest, Observed
-from llm_operator.reasons import Problem, condition, phase, problems, running
-from llm_operator.schema import Count, Section, about
+from llm_operator.status.problems import Problem, condition, phase, problems, running
 
 BY_TYPE = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from llm_operator.spec import SpecError, parse
+from llm_operator.api.spec import SpecError, parse
 
 
 def test_a_full_manifest(manifest: Any) -> None:

@@ -11,7 +11,7 @@ from engine_server.contract import model_uri
 from engine_server.contract.api import API_VERSION, DEFAULT_NAMESPACE, KIND, MAX_NAME_LENGTH, Key
 from engine_server.contract.drain import DEFAULT_DRAIN_TIMEOUT_SECONDS
 from engine_server.contract.served_names import NameClaim
-from llm_operator.schema import Count, Object, Positive, Rule, Section, SpecError, about, ruled
+from llm_operator.api.schema import Count, Object, Positive, Rule, Section, SpecError, about, ruled
 
 __all__ = ["LLMDeployment", "LLMDeploymentSpec", "SpecError", "parse"]
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from llm_operator.api.spec import SpecError, parse
 from llm_operator.observed import Observed
-from llm_operator.plan import Plan, plan
+from llm_operator.plan.plan import Plan, plan
 from llm_operator.settings import Settings
-from llm_operator.spec import SpecError, parse
 
 SETTINGS = Settings(engine_image="engine:1")
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from llm_operator.cluster import FAILURES, Cluster, Resource, described_failure
+from llm_operator.control.cluster import FAILURES, Cluster, Resource, described_failure
 from llm_operator.observed import Manifest
 
 LEASES = Resource("coordination.k8s.io", "v1", "leases")

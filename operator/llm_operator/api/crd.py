@@ -6,9 +6,9 @@ import msgspec
 import yaml
 
 from engine_server.contract import api
-from llm_operator.schema import Section, ruled
-from llm_operator.spec import NAME_RULE, LLMDeploymentSpec
-from llm_operator.status import Status
+from llm_operator.api.schema import Section, ruled
+from llm_operator.api.spec import NAME_RULE, LLMDeploymentSpec
+from llm_operator.status.assess import Status
 
 NOT_STRUCTURAL = ("title", "default", "additionalProperties")
 READY = '.status.conditions[?(@.type=="Ready")]'

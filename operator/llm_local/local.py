@@ -22,9 +22,9 @@ import aiohttp
 from engine_server.contract.drain import ROUTER_GRACE_SECONDS
 from engine_server.contract.endpoints_file import EndpointsFile, FileDeployment
 from engine_server.contract.labels import ROUTER_PORT
-from llm_operator import manifests, replica
-from llm_operator.processes import Program, StartError, keep, lasted, relayed, running, say
-from llm_operator.replica import HOST, Pod
+from llm_local import manifests, replica
+from llm_local.processes import Program, StartError, keep, lasted, relayed, running, say
+from llm_local.replica import HOST, Pod
 
 POLL_SECONDS = 0.1
 

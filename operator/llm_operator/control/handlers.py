@@ -8,8 +8,8 @@ from kubernetes.aio.client import Configuration
 
 from engine_server.contract.api import Key
 from engine_server.contract.labels import LLMDEPLOYMENT_LABEL
-from llm_operator.cluster import CHILDREN, LLMDEPLOYMENTS, PODS
-from llm_operator.reconcile import Reconciler
+from llm_operator.control.cluster import CHILDREN, LLMDEPLOYMENTS, PODS
+from llm_operator.control.reconcile import Reconciler
 
 Event = Mapping[str, Any]
 

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from llm_operator.api.spec import LLMDeployment, SpecError
+from llm_operator.observed import Observed
+from llm_operator.plan.plan import plan
+from llm_operator.plan.pods import CACHE_ENV, MODEL_FOLDER
+from llm_operator.settings import Settings
+
 from engine_server.contract import labels
 from engine_server.contract.api import DEFAULT_NAMESPACE
 from engine_server.contract.model_uri import VolumeClaim, parse
-from llm_operator.observed import Observed
-from llm_operator.plan import plan
-from llm_operator.pods import CACHE_ENV, MODEL_FOLDER
-from llm_operator.settings import Settings
-from llm_operator.spec import LLMDeployment, SpecError
 
 HOST = "127.0.0.1"
 THREADS = "OMP_NUM_THREADS"
