@@ -1,7 +1,7 @@
-"""python leash.py PARENT_PID COMMAND ARGUMENT...: the command ends when its parent ends, even by kill -9.
+"""python leash.py PARENT_PID COMMAND ARGUMENT...: run a command that is killed when its parent ends.
 
-Only Linux tells a process of its parent's death; elsewhere the command just runs. This is run as a file, so
-that nothing of ours is imported first.
+Only Linux notifies a process of its parent's end; elsewhere the command runs without. This is run as a file, so that
+no package has to be imported first.
 """
 
 import ctypes
@@ -9,14 +9,16 @@ import os
 import signal
 import sys
 
-PR_SET_PDEATHSIG = 1  # survives exec
+# Survives exec.
+PR_SET_PDEATHSIG = 1
 
 
 def main(parent: int, command: list[str]) -> None:
     if sys.platform == "linux":
         if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-        if os.getppid() != parent:  # it died before we asked
+        if os.getppid() != parent:
+            # The parent ended before the call above.
             sys.exit(1)
     os.execvp(command[0], command)  # noqa: S606
 

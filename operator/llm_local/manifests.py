@@ -1,22 +1,23 @@
-"""LLMDeployments out of YAML files."""
+"""LLMDeployments from YAML files."""
 
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import yaml
-from llm_operator.api.spec import SpecError, parse
+from llm_operator.api.schema import SpecError
+from llm_operator.api.spec import parse
 
 from engine_server.contract.api import API_VERSION, GROUP, KIND
 from llm_local.replica import Pod, pod
 
 
 class ManifestError(ValueError):
-    """A file cannot be used; the message names file, document and field."""
+    """A file that cannot be used; the message names file, document and field."""
 
 
 def read(files: Iterable[Path]) -> list[Pod]:
-    """The pods of every LLMDeployment in `files`; other kinds are for a cluster, and left out."""
+    """Return the pod of every LLMDeployment in `files`; other kinds are left out. Raises ManifestError."""
     pods: dict[tuple[str, str], Pod] = {}
     for file in files:
         ours = [(number, it) for number, it in enumerate(documents(file), start=1) if is_ours(it)]
@@ -25,10 +26,9 @@ def read(files: Iterable[Path]) -> list[Pod]:
         for number, document in ours:
             try:
                 deployment = parse(document)
-                key = (deployment.namespace, deployment.name)
-                if key in pods:
-                    raise SpecError("metadata.name", f"{'/'.join(key)} is there twice")
-                pods[key] = pod(deployment)
+                if deployment.key in pods:
+                    raise SpecError("metadata.name", f"{deployment.key} is there twice")
+                pods[deployment.key] = pod(deployment)
             except SpecError as error:
                 raise ManifestError(f"{file}, document {number}: {error}") from error
     return list(pods.values())
@@ -44,7 +44,7 @@ def documents(file: Path) -> list[Any]:
 
 
 def is_ours(document: Any) -> bool:
-    """Whether it is one of our group, right or wrong; what has no kind at all is meant to be."""
+    """Return True for documents of our group or kind, valid or not, and for documents without a kind."""
     if not isinstance(document, dict):
         return document is not None
     return str(document.get("apiVersion", GROUP)).startswith(GROUP) or document.get("kind") == KIND

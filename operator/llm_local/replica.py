@@ -1,15 +1,15 @@
-"""The plan's engine container as a process of this machine: but for port, paths and threads, the same."""
+"""A planned engine pod as a local process: the same arguments, but for its port, its paths and its threads."""
 
-import shutil
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llm_operator.api.spec import LLMDeployment, SpecError
-from llm_operator.observed import Observed
+from llm_operator.api.schema import SpecError
+from llm_operator.api.spec import LLMDeployment
+from llm_operator.observed import Observed, workload_key
 from llm_operator.plan.plan import plan
-from llm_operator.plan.pods import CACHE_ENV, MODEL_FOLDER
+from llm_operator.plan.pods import CACHE_ENV
+from llm_operator.plan.volumes import MODEL_FOLDER
 from llm_operator.settings import Settings
 
 from engine_server.contract import labels
@@ -19,7 +19,8 @@ from engine_server.contract.model_uri import VolumeClaim, parse
 HOST = "127.0.0.1"
 THREADS = "OMP_NUM_THREADS"
 GPUS = "CUDA_VISIBLE_DEVICES"
-SHARDING = "--tensor-parallel-size="  # over GPUs: left out where there is none
+# The flag that splits a model over GPUs; left out where there are none.
+SHARDING = "--tensor-parallel-size="
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +33,12 @@ class Pod:
     # The URI that its init container fetches.
     fetch: str | None
     gpus: int
+    # Seconds between SIGTERM and SIGKILL.
     grace: float
 
     @property
     def label(self) -> str:
+        """The name in log lines."""
         namespace = "" if self.deployment.namespace == DEFAULT_NAMESPACE else f"{self.deployment.namespace}/"
         return f"{namespace}{self.deployment.name}"
 
@@ -43,10 +46,10 @@ class Pod:
 def pod(deployment: LLMDeployment) -> Pod:
     """Return the pod that the operator would create. Raises SpecError for what only a cluster has."""
     uri = deployment.spec.model.uri
-    template = plan(deployment, Observed(), Settings(engine_image="")).child("Deployment")["spec"]["template"]
+    goal = plan(deployment, Observed(), Settings(engine_image=""))
     if isinstance(parse(uri), VolumeClaim):
         raise SpecError("spec.model.uri", f"{uri} is a volume claim, which only a cluster has")
-    spec = template["spec"]
+    spec = goal.apply[workload_key(deployment.name)]["spec"]["template"]["spec"]
     containers = {each["name"]: each for each in (*spec["containers"], *spec.get("initContainers", ()))}
     engine, fetch = containers[labels.ENGINE_CONTAINER], containers.get(labels.MODEL_CONTAINER)
     return Pod(
@@ -62,31 +65,22 @@ def pod(deployment: LLMDeployment) -> Pod:
 
 
 def value(variable: dict[str, Any]) -> str:
+    """Return the value of a container's variable. Raises SpecError if it must be looked up."""
     if "valueFrom" in variable:
-        missing = f"{variable['name']} has a valueFrom, which only a cluster can look up"
-        raise SpecError("spec.engine.env", missing)
+        reason = f"{variable['name']} has a valueFrom, which only a cluster can look up"
+        raise SpecError("spec.engine.env", reason)
     return str(variable.get("value", ""))
 
 
 def arguments(pod: Pod, port: int, model: str | None, gpus: Sequence[str]) -> tuple[str, ...]:
-    """The container's arguments, listening on `port` of this machine alone, the model read from `model`."""
-    here = {"--host=0.0.0.0": f"--host={HOST}", f"--port={labels.ENGINE_PORT}": f"--port={port}"}
+    """Return the container's arguments with the loopback address, `port`, and the folder `model`, if any."""
+    local = {"--host=0.0.0.0": f"--host={HOST}", f"--port={labels.ENGINE_PORT}": f"--port={port}"}
     if model is not None:
-        here[MODEL_FOLDER] = model
+        local[MODEL_FOLDER] = model
     kept = [argument for argument in pod.arguments if gpus or not argument.startswith(SHARDING)]
-    return tuple(here.get(argument, argument) for argument in kept)
+    return tuple(local.get(argument, argument) for argument in kept)
 
 
 def environment(pod: Pod, threads: int, gpus: Sequence[str]) -> dict[str, str]:
-    """The container's variables, with this replica's share of the machine."""
+    """Return the container's variables with the replica's share of the machine."""
     return pod.environment | {THREADS: str(threads), GPUS: ",".join(gpus)}
-
-
-def visible_gpus(chosen: str | None) -> list[str]:
-    """The GPUs that CUDA would use, where `chosen` is CUDA_VISIBLE_DEVICES; asks the driver, not torch."""
-    if chosen is not None:
-        return [gpu for gpu in chosen.split(",") if gpu and gpu != "-1"]
-    if (smi := shutil.which("nvidia-smi")) is None:
-        return []
-    listed = subprocess.run([smi, "--list-gpus"], capture_output=True, text=True).stdout
-    return [str(index) for index, line in enumerate(listed.splitlines()) if line.startswith("GPU ")]

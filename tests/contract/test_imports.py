@@ -27,7 +27,7 @@ def parts_of(modules: set[str]) -> set[str]:
     [
         ("engine_server.router.command", {"contract", "router"}),
         ("llm_operator.command", {"contract", "llm_operator"}),
-        ("llm_local.local", {"contract", "llm_operator", "llm_local"}),
+        ("llm_local.command", {"contract", "llm_operator", "llm_local"}),
     ],
 )
 def test_router_and_operator_import_the_contract_and_no_engine(module, parts):

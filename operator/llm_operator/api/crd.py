@@ -6,19 +6,21 @@ import msgspec
 import yaml
 
 from engine_server.contract import api
-from llm_operator.api.schema import Section, ruled
-from llm_operator.api.spec import NAME_RULE, LLMDeploymentSpec
-from llm_operator.status.assess import Status
+from llm_operator.api.rules import OBJECT_RULES
+from llm_operator.api.schema import Section, validations
+from llm_operator.api.spec import LLMDeploymentSpec
+from llm_operator.api.status import Status
 
 NOT_STRUCTURAL = ("title", "default", "additionalProperties")
 READY = '.status.conditions[?(@.type=="Ready")]'
+# The columns of `kubectl get`; those with a priority are shown with -o wide.
 COLUMNS = (
     {"name": "Model", "type": "string", "jsonPath": ".spec.model.uri"},
     {"name": "Replicas", "type": "integer", "jsonPath": ".spec.replicas"},
     {"name": "Ready", "type": "integer", "jsonPath": ".status.readyReplicas"},
     {"name": "Status", "type": "string", "jsonPath": f"{READY}.reason"},
     {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
-    {"name": "Message", "type": "string", "jsonPath": f"{READY}.message", "priority": 1},  # -o wide
+    {"name": "Message", "type": "string", "jsonPath": f"{READY}.message", "priority": 1},
 )
 SCALE = {
     "specReplicasPath": ".spec.replicas",
@@ -29,6 +31,7 @@ Schema = dict[str, Any]
 
 
 def crd() -> Schema:
+    """Return the manifest of the CustomResourceDefinition."""
     version = {
         "name": api.VERSION,
         "served": True,
@@ -58,8 +61,10 @@ def crd() -> Schema:
 
 
 def root_schema() -> Schema:
+    """Return the schema of an LLMDeployment."""
     spec = structural(LLMDeploymentSpec)
-    spec["properties"]["replicas"]["default"] = 1  # the one that etcd keeps: scaling needs the field
+    # The only default in the schema, since defaults persist in etcd: the scale subresource needs the field.
+    spec["properties"]["replicas"]["default"] = 1
     return {
         "type": "object",
         "description": "A large language model, served by engine replicas behind the router.",
@@ -71,23 +76,25 @@ def root_schema() -> Schema:
             "spec": spec,
             "status": structural(Status),
         },
-    } | ruled(NAME_RULE)
+    } | validations(OBJECT_RULES)
 
 
 def structural(section: type[Section]) -> Schema:
-    """msgspec's JSON schema as Kubernetes wants it: without references, nulls and titles."""
+    """Return msgspec's JSON schema in the structural form of Kubernetes: without references, nulls and titles."""
     (schema,), definitions = msgspec.json.schema_components([section])
     return inlined(schema, definitions)
 
 
 def inlined(schema: Schema, definitions: dict[str, Schema]) -> Schema:
+    """Replace the references in `schema` by their definitions, and keywords that structural schemas lack."""
     own = dict(schema)
     arms = [arm for arm in own.pop("anyOf", []) if arm != {"type": "null"}]
     if "$ref" in own:
         own = definitions[own.pop("$ref").removeprefix("#/$defs/")] | own
     if len(arms) == 1:
         own = inlined(arms[0], definitions) | own
-    elif arms:  # an integer or a string
+    elif arms:
+        # An integer or a string: the bounds of either arm apply to values of its type alone.
         bounds = {key: value for arm in arms for key, value in arm.items() if key != "type"}
         own |= {"anyOf": [{"type": arm["type"]} for arm in arms]} | bounds
     if "enum" in own:

@@ -1,82 +1,29 @@
-"""The LLMDeployment as people write it: typed, frozen, parsed once at the edge."""
+"""The LLMDeployment as users write it: typed, frozen, parsed once."""
 
 import hashlib
-import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, inspect
 
-from engine_server.contract import model_uri
-from engine_server.contract.api import API_VERSION, DEFAULT_NAMESPACE, KIND, MAX_NAME_LENGTH, Key
+from engine_server.contract.api import API_VERSION, DEFAULT_NAMESPACE, KIND, Key
 from engine_server.contract.drain import DEFAULT_DRAIN_TIMEOUT_SECONDS
 from engine_server.contract.served_names import NameClaim
-from llm_operator.api.schema import Count, Object, Positive, Rule, Section, SpecError, about, ruled
-
-__all__ = ["LLMDeployment", "LLMDeploymentSpec", "SpecError", "parse"]
-
-NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
-SOURCE_PATTERN = f"^({'|'.join(model_uri.SCHEMES)})://[^/].*"
-CLAIM_PATTERN = f"^pvc://{model_uri.CLAIM_PATTERN}/[^/].*$"
-OWNED_FLAGS = (
-    "--model",
-    "--host",
-    "--port",
-    "--served-model-name",
-    "--max-model-len",
-    "--tensor-parallel-size",
-    "--drain-timeout",
+from llm_operator.api import rules, validation
+from llm_operator.api.schema import (
+    LIST_KEYS,
+    LIST_TYPE,
+    Count,
+    Object,
+    Positive,
+    Section,
+    SpecError,
+    about,
+    fields_of,
+    ruled,
 )
 
-
-def is_owned(argument: str) -> bool:
-    """Whether an engine argument sets a flag that the operator sets, spelt in full or shortened."""
-    flag = argument.split("=")[0].replace("_", "-")
-    return len(flag) > 3 and flag.startswith("--") and any(owned.startswith(flag) for owned in OWNED_FLAGS)
-
-
-KNOWN_SOURCE = Rule(
-    cel=f"!self.contains('://') || self.matches('{SOURCE_PATTERN}')",
-    message="a model is hf://ORG/NAME[@REVISION], pypi://PACKAGE, pvc://CLAIM/PATH, ORG/NAME or a path",
-    holds=lambda uri: "://" not in uri or re.search(SOURCE_PATTERN, uri) is not None,
-)
-CLAIM_HAS_PATH = Rule(
-    cel=f"!self.startsWith('pvc://') || self.matches('{CLAIM_PATTERN}') && !self.contains('..')",
-    message="a model on a volume is pvc://CLAIM/PATH, with no .. in the path",
-    holds=lambda uri: (
-        not uri.startswith("pvc://") or (re.search(CLAIM_PATTERN, uri) is not None and ".." not in uri)
-    ),
-)
-NOT_OWNED = Rule(
-    cel="!self.startsWith('--') || size(self.split('=')[0]) <= 3 || "
-    f"![{', '.join(repr(flag) for flag in OWNED_FLAGS)}]"
-    ".exists(flag, flag.startsWith(self.split('=')[0].replace('_', '-')))",
-    message=f"the operator itself sets {', '.join(OWNED_FLAGS)}; model, engine.maxModelLen, resources.gpu"
-    " and rollout say to what",
-    holds=lambda argument: not is_owned(argument),
-)
-NOT_BLANK = Rule(
-    cel="self.matches('^[^\\\\s]+$')",
-    message="a served name has no white space in it",
-    holds=lambda name: re.search(r"\s", name) is None,
-)
-NAME_RULE = Rule(
-    cel=f"self.metadata.name.matches('{NAME_PATTERN}') && size(self.metadata.name) <= {MAX_NAME_LENGTH}",
-    message=f"a name of lower-case letters, digits and hyphens that begins with a letter,"
-    f" at most {MAX_NAME_LENGTH} characters",
-    holds=lambda name: len(name) <= MAX_NAME_LENGTH and re.search(NAME_PATTERN, name) is not None,
-)
-MIN_AT_MOST_MAX = Rule(
-    cel="!has(self.min) || self.min <= self.max",
-    message="min is more than max",
-    holds=lambda bounds: bounds.min <= bounds.max,
-)
-ONE_VALUE = Rule(
-    cel="!(has(self.value) && has(self.valueFrom))",
-    message="a variable has a value or a valueFrom, not both",
-    holds=lambda variable: variable.value is None or variable.value_from is None,
-)
-BY_NAME = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
 INT_OR_STRING = {"x-kubernetes-int-or-string": True}
 Name = Annotated[str, Meta(min_length=1, max_length=253)]
 Cpu = Annotated[str, Meta(pattern=r"^[0-9]+(\.[0-9]+)?m?$")]
@@ -85,70 +32,52 @@ Seconds = Annotated[int, Meta(ge=1, le=86400, extra_json_schema={"format": "int3
 Whole = Annotated[int, Meta(ge=0)]
 
 
-def check_unique(names: tuple[str, ...], path: str) -> None:
-    for name in names:
-        if names.count(name) > 1:
-            raise SpecError(path, f"{name!r} is there more than once")
-
-
 class SecretRef(Section, frozen=True):
-    name: Annotated[Name, about("A Secret's name; the hub's token is its key `token`.")]
+    name: Annotated[Name, about("The name of a Secret whose key `token` is the hub's token.")]
 
 
 class Model(Section, frozen=True):
     uri: Annotated[
         str,
-        Meta(min_length=1, max_length=1024, extra_json_schema=ruled(KNOWN_SOURCE, CLAIM_HAS_PATH)),
+        Meta(min_length=1, max_length=1024),
+        ruled(rules.KNOWN_SOURCE, rules.CLAIM_HAS_PATH),
         about("hf://ORG/NAME[@REVISION], pypi://PACKAGE, pvc://CLAIM/PATH, ORG/NAME or a path in the image."),
     ]
     served_names: Annotated[
-        tuple[Annotated[Name, Meta(extra_json_schema=ruled(NOT_BLANK))], ...],
-        Meta(max_length=16, extra_json_schema={"x-kubernetes-list-type": "set"}),
-        about("The names that requests may ask for. Without any it is metadata.name."),
+        tuple[Annotated[Name, ruled(rules.NOT_BLANK)], ...],
+        Meta(max_length=16, extra_json_schema={LIST_TYPE: "set"}),
+        about("The model names that requests may use; metadata.name by default."),
     ] = ()
-    secret_ref: Annotated[SecretRef | None, about("Where the hub's token is, for private models.")] = None
-
-    def __post_init__(self) -> None:
-        for rule in (KNOWN_SOURCE, CLAIM_HAS_PATH):
-            rule.check(self.uri, "uri")
-        for index, name in enumerate(self.served_names):
-            NOT_BLANK.check(name, f"servedNames[{index}]")
-        check_unique(self.served_names, "servedNames")
+    secret_ref: Annotated[SecretRef | None, about("The Secret with the hub's token, for private models.")] = (
+        None
+    )
 
 
 class EnvVar(Section, frozen=True):
-    name: Annotated[Name, about("The variable's name.")]
-    value: Annotated[str | None, about("Its value.")] = None
-    value_from: Annotated[Object | None, about("Where its value comes from, as in a container's env.")] = None
-
-    def __post_init__(self) -> None:
-        ONE_VALUE.check(self, "")
+    name: Annotated[Name, about("The name of the variable.")]
+    value: Annotated[str | None, about("The value.")] = None
+    value_from: Annotated[Object | None, about("The source of the value, as in a container's env.")] = None
 
 
 class Engine(Section, frozen=True):
     image: Annotated[
         Annotated[str, Meta(min_length=1, max_length=1024)] | None,
-        about("The engine's image. Without it the operator's, kept from then on until the spec changes."),
+        about("The image of the engine; by default the operator's, which then stays until the spec changes."),
     ] = None
     max_model_len: Annotated[
         Positive | None,
-        about("The longest context, prompt and answer together; without it what the model was made for."),
+        about("The longest context in tokens, prompt and answer together; by default the model's own."),
     ] = None
     args: Annotated[
-        tuple[Annotated[str, Meta(max_length=4096, extra_json_schema=ruled(NOT_OWNED))], ...],
+        tuple[Annotated[str, Meta(max_length=4096), ruled(rules.NOT_OWNED)], ...],
         Meta(max_length=128),
-        about("More flags of `fairlead engine`, as in a container's args."),
+        about("Further flags of `fairlead engine`, as in a container's args."),
     ] = ()
     env: Annotated[
-        tuple[Annotated[EnvVar, Meta(extra_json_schema=ruled(ONE_VALUE))], ...],
-        Meta(max_length=128, extra_json_schema=BY_NAME),
+        tuple[Annotated[EnvVar, ruled(rules.ONE_VALUE)], ...],
+        Meta(max_length=128, extra_json_schema={LIST_TYPE: "map", LIST_KEYS: ["name"]}),
         about("Environment variables, as in a container."),
     ] = ()
-
-    def __post_init__(self) -> None:
-        for index, argument in enumerate(self.args):
-            NOT_OWNED.check(argument, f"args[{index}]")
-        check_unique(tuple(variable.name for variable in self.env), "env")
 
 
 class Resources(Section, frozen=True):
@@ -156,28 +85,25 @@ class Resources(Section, frozen=True):
     cpu: Annotated[
         Whole | Cpu | None,
         Meta(extra_json_schema=INT_OR_STRING),
-        about("CPU that each replica asks for; it is no limit."),
+        about("CPU request of each replica; it has no CPU limit."),
     ] = None
     memory: Annotated[
         Whole | Memory | None,
         Meta(extra_json_schema=INT_OR_STRING),
-        about("Memory that each replica gets: request and limit."),
+        about("Memory request and limit of each replica."),
     ] = None
 
 
 class Autoscaling(Section, frozen=True):
-    max: Annotated[Positive, about("The most replicas.")]
-    min: Annotated[Count, about("The fewest replicas; 0 lets it sleep.")] = 0
-    target_in_flight: Annotated[Positive | None, about("Requests under way for each replica.")] = None
-
-    def __post_init__(self) -> None:
-        MIN_AT_MOST_MAX.check(self, "")
+    max: Annotated[Positive, about("The largest number of replicas.")]
+    min: Annotated[Count, about("The smallest number of replicas; 0 allows scaling to zero.")] = 0
+    target_in_flight: Annotated[Positive | None, about("Requests in flight for each replica.")] = None
 
 
 class Routing(Section, frozen=True):
     policy: Annotated[
         Literal["least_load", "round_robin"] | None,
-        about("How the router chooses a replica; without it as the router does by default."),
+        about("The policy by which the router picks a replica; the router's own by default."),
     ] = None
 
 
@@ -187,41 +113,36 @@ class Rollout(Section, frozen=True):
         about("surge starts a new replica before it ends an old one; inPlace needs no spare GPU."),
     ] = "surge"
     drain_timeout_seconds: Annotated[
-        Seconds, about("How long a stopping replica may finish what it has.")
+        Seconds, about("The time in which a stopping replica may finish its requests.")
     ] = DEFAULT_DRAIN_TIMEOUT_SECONDS
 
 
 class LLMDeploymentSpec(Section, frozen=True):
-    model: Annotated[Model, about("The model and where it comes from.")]
-    engine: Annotated[Engine, about("How the engine runs.")] = Engine()
-    resources: Annotated[Resources, about("What each replica gets.")] = Resources()
-    replicas: Annotated[Count, about("How many engines.")] = 1
+    model: Annotated[Model, about("The model and its origin.")]
+    engine: Annotated[Engine, about("The configuration of the engine.")] = Engine()
+    resources: Annotated[Resources, about("The resources of each replica.")] = Resources()
+    replicas: Annotated[Count, about("The number of engines.")] = 1
     autoscaling: Annotated[
-        Autoscaling | None,
-        Meta(extra_json_schema=ruled(MIN_AT_MOST_MAX)),
-        about("Bounds and target for whoever scales."),
+        Autoscaling | None, ruled(rules.MIN_AT_MOST_MAX), about("Bounds and target for autoscalers.")
     ] = None
-    routing: Annotated[Routing, about("How requests are spread.")] = Routing()
-    rollout: Annotated[Rollout, about("How a change reaches the replicas.")] = Rollout()
+    routing: Annotated[Routing, about("The distribution of requests over replicas.")] = Routing()
+    rollout: Annotated[Rollout, about("The way in which a change reaches the replicas.")] = Rollout()
     pod_template: Annotated[
         Object | None, about("Merged over the operator's pod template last, for what has no field here.")
     ] = None
 
 
-# A change of one of these rolls nothing.
-ROLLS_NOTHING = {"replicas": 1, "autoscaling": None, "routing": Routing()}
+# The fields that pods do not depend on, with their defaults: a change of one of these replaces no pod.
+NOT_IN_PODS = {"replicas": 1, "autoscaling": None, "routing": Routing()}
 
 
 class Metadata(msgspec.Struct, frozen=True):
-    """What of it matters here."""
+    """The metadata that the operator reads."""
 
-    name: str = ""
+    name: str
     namespace: str = DEFAULT_NAMESPACE
     uid: str = ""
     generation: int = 0
-
-    def __post_init__(self) -> None:
-        NAME_RULE.check(self.name, "name")
 
 
 class LLMDeployment(Section, frozen=True):
@@ -230,6 +151,10 @@ class LLMDeployment(Section, frozen=True):
     metadata: Metadata
     spec: LLMDeploymentSpec
     status: Any = None
+
+    @property
+    def key(self) -> Key:
+        return Key(self.metadata.namespace, self.metadata.name)
 
     @property
     def name(self) -> str:
@@ -241,9 +166,9 @@ class LLMDeployment(Section, frozen=True):
 
     @property
     def spec_hash(self) -> str:
-        """Over what a pod is made from; defaults are left out, so that a later operator's do not change it."""
-        rolling = msgspec.structs.replace(self.spec, **ROLLS_NOTHING)
-        return hashlib.sha256(msgspec.json.encode(rolling, order="sorted")).hexdigest()[:16]
+        """Hash of the fields that pods depend on; defaults are left out, so that new fields do not change it."""
+        pod_spec = msgspec.structs.replace(self.spec, **NOT_IN_PODS)
+        return hashlib.sha256(msgspec.json.encode(pod_spec, order="sorted")).hexdigest()[:16]
 
     @property
     def served_names(self) -> tuple[str, ...]:
@@ -251,8 +176,33 @@ class LLMDeployment(Section, frozen=True):
 
     @property
     def routed_names(self) -> tuple[str, ...]:
-        """Every name that the router may send a request under."""
-        return NameClaim(0.0, Key(self.namespace, self.name), self.served_names).names
+        """Every name under which the router may send a request."""
+        return NameClaim(0.0, self.key, self.served_names).names
 
 
-parse = LLMDeployment.parse
+LLMDEPLOYMENT = inspect.type_info(Annotated[LLMDeployment, ruled(*rules.OBJECT_RULES)])
+
+
+def parse(manifest: object) -> LLMDeployment:
+    """Return the typed form of a manifest. Null counts as absent, as for the API server.
+
+    Raises SpecError, which names the field, the problem and what is allowed.
+    """
+    given = without_nulls(manifest)
+    try:
+        validation.check(given, LLMDEPLOYMENT)
+    except validation.UnknownFieldError as error:
+        paths = [path for path, _ in fields_of(LLMDeployment)]
+        raise SpecError(error.path, error.problem + validation.suggestion(error.name, paths)) from None
+    return msgspec.convert(given, LLMDeployment)
+
+
+def without_nulls(value: object) -> object:
+    """Remove nulls from objects, but for a podTemplate, where null removes a field of the operator's."""
+    if isinstance(value, Mapping):
+        return {
+            key: item if key == "podTemplate" else without_nulls(item)
+            for key, item in value.items()
+            if item is not None
+        }
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value

@@ -1,7 +1,6 @@
-"""The Kubernetes API as the operator uses it: observe, apply, report."""
+"""The Kubernetes API as the operator uses it: observe, apply, prune, report."""
 
 import asyncio
-import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,45 +8,49 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import msgspec
-from aiohttp import ClientError
 from kubernetes.aio.client import ApiClient, ApiException, Configuration
 from kubernetes.aio.config import load_incluster_config, load_kube_config
 
 from engine_server.contract import api
 from engine_server.contract.api import Key
-from engine_server.contract.labels import FIELD_MANAGER, child_name, selector_text
-from llm_operator.observed import Manifest
+from engine_server.contract.labels import FIELD_MANAGER, selector_text
+from llm_operator.observed import ChildKey, Manifest
 
 REQUEST_SECONDS = 30
-# What a call may raise: an answer that is an error, or no answer.
-FAILURES = (ApiException, ClientError, OSError, TimeoutError)
+LONGEST_EVENT_MESSAGE = 1024
 
 
 class Resource(NamedTuple):
-    """Where the API keeps the objects of a kind."""
+    """The place of a kind's objects in the API."""
 
     group: str
     version: str
     plural: str
 
     def path(self, namespace: str = "", name: str = "") -> str:
+        """Return the path of an object; without a name of a namespace's collection, else of the whole cluster's."""
         root = f"/apis/{self.group}" if self.group else "/api"
         scope = f"/namespaces/{namespace}" if namespace else ""
         return f"{root}/{self.version}{scope}/{self.plural}" + (f"/{name}" if name else "")
 
 
 LLMDEPLOYMENTS = Resource(api.GROUP, api.VERSION, api.PLURAL)
-CHILDREN = {
-    "ServiceAccount": Resource("", "v1", "serviceaccounts"),
-    "Service": Resource("", "v1", "services"),
-    "Deployment": Resource("apps", "v1", "deployments"),
-}
 PODS = Resource("", "v1", "pods")
 EVENTS = Resource("", "v1", "events")
+# The kinds of children, by apiVersion and kind.
+CHILDREN = {
+    ("v1", "ServiceAccount"): Resource("", "v1", "serviceaccounts"),
+    ("v1", "Service"): Resource("", "v1", "services"),
+    ("apps/v1", "Deployment"): Resource("apps", "v1", "deployments"),
+}
+
+
+def child_path(namespace: str, key: ChildKey, name: str | None = None) -> str:
+    return CHILDREN[key.api_version, key.kind].path(namespace, key.name if name is None else name)
 
 
 async def load_configuration() -> Configuration:
-    """KUBECONFIG where it is set, else the pod's service account, else the user's own file."""
+    """Return the access to the cluster: of KUBECONFIG if set, else of the pod, else of the user's own file."""
     configuration = Configuration()
     if "KUBECONFIG" not in os.environ and "KUBERNETES_SERVICE_HOST" in os.environ:
         load_incluster_config(configuration)  # type: ignore[no-untyped-call]
@@ -56,19 +59,10 @@ async def load_configuration() -> Configuration:
     return configuration
 
 
-def described_failure(error: Exception) -> str:
-    """What the API server said, or that it said nothing."""
-    if not isinstance(error, ApiException):
-        return f"{type(error).__name__} {error}".strip()
-    try:
-        message = json.loads(error.body or "")["message"]
-    except (ValueError, KeyError, TypeError):
-        message = error.reason
-    return str(message)
-
-
 @dataclass(frozen=True, slots=True)
 class Cluster:
+    """Calls to one API server. They raise `api_errors.FAILURES`."""
+
     api: ApiClient
 
     async def call(
@@ -94,6 +88,7 @@ class Cluster:
         return msgspec.json.decode(text, type=dict[str, Any])
 
     async def find(self, path: str) -> Manifest | None:
+        """Return the object at `path`, or None if there is none."""
         try:
             return await self.call("GET", path)
         except ApiException as error:
@@ -105,18 +100,16 @@ class Cluster:
         return await self.find(LLMDEPLOYMENTS.path(*key))
 
     async def llmdeployments(self, namespaces: Iterable[str]) -> list[Manifest]:
-        """Those of the namespaces, or of all where none is named."""
+        """Return the LLMDeployments of `namespaces`, or of the whole cluster if there are none."""
         paths = [LLMDEPLOYMENTS.path(namespace) for namespace in namespaces] or [LLMDEPLOYMENTS.path()]
         pages = await asyncio.gather(*(self.call("GET", path) for path in paths))
         return [item for page in pages for item in page["items"]]
 
-    async def children(self, key: Key) -> dict[str, Manifest]:
-        """What there is, by kind."""
-        name = child_name(key.name)
-        found = await asyncio.gather(
-            *(self.find(resource.path(key.namespace, name)) for resource in CHILDREN.values())
-        )
-        return {kind: child for kind, child in zip(CHILDREN, found, strict=True) if child is not None}
+    async def children(self, namespace: str, keys: Iterable[ChildKey]) -> dict[ChildKey, Manifest]:
+        """Return those of the given children that exist."""
+        listed = list(keys)
+        found = await asyncio.gather(*(self.find(child_path(namespace, key)) for key in listed))
+        return {key: child for key, child in zip(listed, found, strict=True) if child is not None}
 
     async def pods(self, key: Key) -> list[Manifest]:
         page = await self.call("GET", PODS.path(key.namespace), labelSelector=selector_text(key.name))
@@ -126,17 +119,44 @@ class Cluster:
     async def patch(self, path: str, body: Manifest, content_type: str, **query: str) -> Manifest:
         return await self.call("PATCH", path, body, content_type, fieldManager=FIELD_MANAGER, **query)
 
-    async def apply(self, child: Manifest) -> Manifest:
-        """Server-side apply: afterwards every field that the plan names is as the plan says."""
-        path = CHILDREN[child["kind"]].path(*Key.of(child))
-        return await self.patch(path, child, "application/apply-patch+yaml", force="true")
+    async def apply(self, namespace: str, key: ChildKey, child: Manifest) -> Manifest:
+        """Apply on the server's side: afterwards every field that `child` names has the value that it gives."""
+        try:
+            path = child_path(namespace, key)
+            return await self.patch(path, child, "application/apply-patch+yaml", force="true")
+        except ApiException as error:
+            if error.status == 500:
+                await self.validate(namespace, key, child)
+            raise
+
+    async def validate(self, namespace: str, key: ChildKey, child: Manifest) -> None:
+        """Raise ApiException if the API server rejects the content of `child`.
+
+        To an apply it answers 500 without a reason if a field has a wrong type or is unknown. A creation of the same
+        object, tried without effect, is rejected with 400 or 422.
+        """
+        try:
+            path = child_path(namespace, key, name="")
+            await self.call("POST", path, child, dryRun="All", fieldValidation="Strict")
+        except ApiException as error:
+            if error.status in (400, 422):
+                raise
+
+    async def delete(self, namespace: str, key: ChildKey, uid: str) -> None:
+        """Delete a child if it still is the object with this UID."""
+        options = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
+        try:
+            await self.call("DELETE", child_path(namespace, key), options)
+        except ApiException as error:
+            if error.status not in (404, 409):
+                raise
 
     async def report(self, key: Key, status: Manifest) -> None:
         path = f"{LLMDEPLOYMENTS.path(*key)}/status"
         await self.patch(path, {"status": status}, "application/merge-patch+json")
 
     async def post_event(self, subject: Manifest, kind: str, reason: str, message: str) -> None:
-        """What `kubectl describe` shows under Events."""
+        """Create an event, which `kubectl describe` shows."""
         about = {key: subject["metadata"][key] for key in ("name", "namespace", "uid")}
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         event = {
@@ -144,7 +164,7 @@ class Cluster:
             "involvedObject": {"apiVersion": api.API_VERSION, "kind": api.KIND, **about},
             "type": kind,
             "reason": reason,
-            "message": message[:1024],
+            "message": message[:LONGEST_EVENT_MESSAGE],
             "source": {"component": "fairlead-operator"},
             "firstTimestamp": now,
             "lastTimestamp": now,

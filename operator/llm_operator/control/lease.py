@@ -1,4 +1,4 @@
-"""The Lease that lets one operator of several work."""
+"""The Lease that lets one of several operators work."""
 
 import asyncio
 import logging
@@ -6,12 +6,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from llm_operator.control.cluster import FAILURES, Cluster, Resource, described_failure
+from llm_operator.control.api_errors import FAILURES, describe
+from llm_operator.control.cluster import Cluster, Resource
 from llm_operator.observed import Manifest
 
 LEASES = Resource("coordination.k8s.io", "v1", "leases")
-DURATION_SECONDS = 15  # a holder that is silent for so long has lost it
-GIVE_UP_SECONDS = 10  # a holder that cannot renew stops well before another may start
+# A holder that has not renewed the lease for so long has lost it.
+DURATION_SECONDS = 15
+# A holder that cannot renew stops well before another one may start.
+GIVE_UP_SECONDS = 10
 RENEW_SECONDS = 3
 RETRY_SECONDS = 1
 
@@ -20,13 +23,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Lease:
-    """Clocks of others are not trusted: a lease has run out when it stood still for its time on ours."""
+    """A lease that this operator tries to hold.
+
+    Clocks of other machines are not trusted: a lease has expired when it has not changed for its duration on ours.
+    """
 
     cluster: Cluster
     namespace: str
     name: str
     identity: str
-    seen: Manifest = field(default_factory=dict)  # as it was last time
+    # The lease as it was read last, and the event loop's time at which it last changed.
+    seen: Manifest = field(default_factory=dict)
     seen_at: float = 0.0
 
     def __str__(self) -> str:
@@ -37,7 +44,7 @@ class Lease:
         return str(self.seen.get("spec", {}).get("holderIdentity", ""))
 
     async def acquire(self) -> None:
-        """Returns once this operator is the one."""
+        """Wait until this operator holds the lease."""
         holder = None
         while not await self.hold():
             if self.holder != holder:
@@ -47,7 +54,7 @@ class Lease:
         logger.info("this operator holds %s", self)
 
     async def keep(self) -> None:
-        """Returns when the lease is lost."""
+        """Renew the lease; return when it is lost."""
         with suppress(TimeoutError):
             while True:
                 await asyncio.sleep(RENEW_SECONDS)
@@ -58,15 +65,15 @@ class Lease:
                         await asyncio.sleep(RETRY_SECONDS)
 
     async def release(self) -> None:
-        """Lets the next operator start at once."""
+        """Give the lease up, so that the next operator can start at once."""
         if self.holder == self.identity:
             try:
                 await self.write("")
             except FAILURES as error:
-                logger.warning("could not release the lease: %s", described_failure(error))
+                logger.warning("could not release the lease: %s", describe(error))
 
     async def hold(self) -> bool:
-        """Takes or renews it; False where another has it, or where the API server does not answer."""
+        """Take or renew the lease; return False if another operator has it or the API server does not answer."""
         try:
             await self.look()
             age = asyncio.get_running_loop().time() - self.seen_at
@@ -74,12 +81,12 @@ class Lease:
                 return False
             await self.write(self.identity)
         except FAILURES as error:
-            logger.warning("lease %s: %s", self, described_failure(error))
+            logger.warning("lease %s: %s", self, describe(error))
             return False
         return True
 
     async def look(self) -> None:
-        """What it says now, and since when; where there is none it is made."""
+        """Read the lease, or create it, and note when it changed."""
         folder = LEASES.path(self.namespace)
         found = await self.cluster.find(f"{folder}/{self.name}")
         found = found or await self.cluster.call("POST", folder, {"metadata": {"name": self.name}})
@@ -88,9 +95,10 @@ class Lease:
         self.seen = found
 
     async def write(self, holder: str) -> None:
-        """The resource version in what was seen lets one of two writers win."""
+        """Write the lease. Of two writers one fails, because the resource version was read with it."""
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        last = self.seen.get("spec", {})  # whoever installs us may have made it without
+        # A lease that the chart has created has no spec.
+        last = self.seen.get("spec", {})
         changed = {"holderIdentity": holder, "leaseDurationSeconds": DURATION_SECONDS, "renewTime": now}
         if holder != self.holder:
             changed |= {"acquireTime": now, "leaseTransitions": last.get("leaseTransitions", 0) + 1}

@@ -1,69 +1,81 @@
-"""One change's way: look, plan, apply, report. Level-triggered: events only say when to look again."""
+"""The control loop: observe, plan, apply, report. It is level-triggered: events only say when to look again."""
 
 import asyncio
-import json
 import logging
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from kubernetes.aio.client import ApiException
 
 from engine_server.contract.api import Key
-from engine_server.contract.labels import LLMDEPLOYMENT_LABEL
 from llm_operator import metrics
-from llm_operator.api.spec import SpecError, parse
+from llm_operator.api.schema import SpecError
+from llm_operator.api.spec import parse
+from llm_operator.api.status import Condition, Status
+from llm_operator.control.api_errors import FAILURES, describe, is_rejection
 from llm_operator.control.claims import Claims, claim_of
-from llm_operator.control.cluster import FAILURES, Cluster, described_failure
+from llm_operator.control.cluster import Cluster
 from llm_operator.control.queue import WorkQueue
-from llm_operator.observed import Manifest, Observed
-from llm_operator.plan.plan import Plan, plan
+from llm_operator.control.record import Record
+from llm_operator.observed import ChildKey, Manifest, Observed, Problem
+from llm_operator.plan.plan import Plan, child_keys, obstacle, plan
 from llm_operator.settings import Settings
-from llm_operator.status.assess import Condition, Status, status
-from llm_operator.status.problems import Problem
+from llm_operator.status.assess import assess
 
 WORKERS = 8
 RELIST_SECONDS = 300
 RETRY_SECONDS = 2
-VOLATILE = {"resourceVersion", "managedFields"}  # changes with the status too
 
 logger = logging.getLogger(__name__)
 
 
 class RefusedError(Exception):
-    """The spec could not be carried out; the status says why, and it is worth another try."""
+    """The plan could not be carried out. The status reports why, and it is retried."""
 
 
 @dataclass(slots=True)
 class Reconciler:
+    """Brings the cluster to the state that LLMDeployments ask for, one at a time in each worker."""
+
     cluster: Cluster
     settings: Settings
     queue: WorkQueue = field(default_factory=WorkQueue)
     claims: Claims = field(default_factory=Claims)
-    conditions: dict[Key, metrics.Conditions] = field(default_factory=dict)
-    settled: dict[Key, dict[str, int]] = field(default_factory=dict)  # by kind
+    records: defaultdict[Key, Record] = field(default_factory=lambda: defaultdict(Record))
 
-    # --- what wakes it
+    # --- events
 
     def wake(self, *keys: Key) -> None:
         for key in keys:
             self.queue.add(key)
 
     def saw(self, manifest: Manifest) -> None:
-        """An LLMDeployment as it is now."""
+        """Take note of an LLMDeployment that was created or changed."""
         key = Key.of(manifest)
         self.wake(key, *self.claims.put(key, claim_of(manifest)))
 
     def saw_gone(self, key: Key) -> None:
+        """Forget an LLMDeployment that was deleted."""
         self.wake(*self.claims.put(key, None))
-        metrics.recount(self.conditions.pop(key, ()), ())
-        self.settled.pop(key, None)
+        if record := self.records.pop(key, None):
+            record.count([])
+
+    def saw_child(self, key: Key, child: ChildKey) -> None:
+        """Take note of a child that was created or changed."""
+        self.records[key].children.add(child)
+        self.wake(key)
+
+    def saw_child_gone(self, key: Key, child: ChildKey) -> None:
+        self.records[key].children.discard(child)
+        self.wake(key)
 
     async def relist(self) -> bool:
-        """Repairs what a missed event left behind; False where the API server does not answer."""
+        """Make up for missed events. Return False if the API server does not answer."""
         try:
             listed = await self.cluster.llmdeployments(self.settings.namespaces)
         except FAILURES as error:
-            logger.warning("could not list LLMDeployments: %s", described_failure(error))
+            logger.warning("could not list LLMDeployments: %s", describe(error))
             return False
         for key in self.claims.by_key.keys() - {Key.of(manifest) for manifest in listed}:
             self.saw_gone(key)
@@ -71,7 +83,7 @@ class Reconciler:
             self.saw(manifest)
         return True
 
-    # --- what it does
+    # --- work
 
     async def run(self) -> None:
         metrics.QUEUED.set_function(lambda: len(self.queue.due))
@@ -87,115 +99,89 @@ class Reconciler:
             key = await self.queue.take()
             try:
                 with metrics.RECONCILE_SECONDS.time():
-                    await self.reconcile(key)
+                    again_after = await self.reconcile(key)
             except Exception as error:
                 metrics.RECONCILES.labels("error").inc()
                 delay = self.queue.retry(key)
                 unexpected = None if isinstance(error, (RefusedError, *FAILURES)) else error
-                said = described_failure(error)
-                logger.warning("%s: %s; again in %.1f s", key, said, delay, exc_info=unexpected)
+                logger.warning("%s: %s; retry in %.1f s", key, describe(error), delay, exc_info=unexpected)
             else:
                 metrics.RECONCILES.labels("success").inc()
-                self.queue.done(key)
+                self.queue.done(key, again_after)
 
-    async def reconcile(self, key: Key) -> None:
+    async def reconcile(self, key: Key) -> float | None:
+        """Carry out one LLMDeployment. Return the seconds after which to do so again without an event, if ever."""
         manifest = await self.cluster.llmdeployment(key)
         if manifest is None:
             self.saw_gone(key)
-            return
+            return None
         if "deletionTimestamp" in manifest["metadata"]:
-            return
+            return None
         observed = await self.observe(key, manifest)
         try:
             deployment = parse(manifest)
             goal = plan(deployment, observed, self.settings)
         except SpecError as error:
-            # What ran before goes on, and there is nothing to try again before the spec changes.
-            wanted = observed.workload.get("spec", {}).get("replicas", 0)
+            # What ran before goes on, and there is nothing to retry before the spec changes.
             observed = replace(observed, refusal=Problem("InvalidSpec", str(error)))
-            generation = manifest["metadata"]["generation"]
-            await self.report(key, manifest, status(key.name, generation, wanted, observed))
-            return
-        observed = await self.apply(key, goal, observed)
-        await self.report(key, manifest, plan(deployment, observed, self.settings).status)
+            await self.report(key, observed, assess(None, observed))
+            return None
+        refusal = obstacle(goal, deployment, observed)
+        if refusal is None:
+            observed = await self.carry_out(key, goal, observed)
+        else:
+            observed = replace(observed, refusal=refusal)
+        await self.report(key, observed, assess(deployment.spec, observed))
         if observed.refusal is not None:
             raise RefusedError(observed.refusal.message)
+        return goal.requeue_after
 
     async def observe(self, key: Key, manifest: Manifest) -> Observed:
-        children, pods = await asyncio.gather(self.cluster.children(key), self.cluster.pods(key))
+        known = dict.fromkeys((*child_keys(key.name), *sorted(self.records[key].children)))
+        children, pods = await asyncio.gather(
+            self.cluster.children(key.namespace, known), self.cluster.pods(key)
+        )
         return Observed(
+            subject=manifest,
             children=children,
             pods=tuple(pods),
-            conditions=tuple(manifest.get("status", {}).get("conditions", ())),
             name_holders=self.claims.held_by_others(key),
-            address=str(key),
             now=datetime.now(UTC),
         )
 
-    async def apply(self, key: Key, goal: Plan, observed: Observed) -> Observed:
-        """What there is afterwards, and what stood in the way."""
-        applied = dict(observed.children)
-        settled = self.settled.setdefault(key, {})
-        refusal = None
-        for child in goal.children:
-            kind = child["kind"]
-            if kind in applied and not is_ours(applied[kind], child):
-                taken = f"a {kind} named {child['metadata']['name']} is there already and is not ours"
-                refusal = Problem("ChildExists", taken)
-                break
-            if kind in applied and settled.get(kind) == fingerprint(child, applied[kind]):
-                continue
-            try:
-                applied[kind] = await self.cluster.apply(child)
-            except ApiException as error:
-                if not is_refusal(error):
-                    raise
-                refusal = Problem("Refused", described_failure(error))
-                break
-            settled[kind] = fingerprint(child, applied[kind])
-        return replace(observed, children=applied, refusal=refusal)
+    async def carry_out(self, key: Key, goal: Plan, observed: Observed) -> Observed:
+        """Apply and prune. Return `observed` with the children that exist then, and with a refusal if there was one."""
+        children = dict(observed.children)
+        record = self.records[key]
+        try:
+            for child, planned in goal.apply.items():
+                if not record.is_settled(child, planned, children.get(child)):
+                    children[child] = await self.cluster.apply(key.namespace, child, planned)
+                    record.settle(child, planned, children[child])
+            for child in goal.delete:
+                await self.cluster.delete(key.namespace, child, children.pop(child)["metadata"]["uid"])
+                logger.info("%s: deleted %s %s, which is not planned any more", key, child.kind, child.name)
+        except ApiException as error:
+            if not is_rejection(error):
+                raise
+            return replace(observed, children=children, refusal=Problem("Refused", describe(error)))
+        return replace(observed, children=children)
 
-    async def report(self, key: Key, manifest: Manifest, result: Status) -> None:
-        """Writes the status where it changed, and only there: a write wakes us again."""
-        conditions = [(entry.type, entry.status) for entry in result.conditions]
-        metrics.recount(self.conditions.get(key, ()), conditions)
-        self.conditions[key] = conditions
-        last_result = manifest.get("status", {})
-        if result.as_manifest() == last_result:
+    async def report(self, key: Key, observed: Observed, status: Status) -> None:
+        """Write a status that differs from the reported one. An equal one is not written: a write wakes us again."""
+        self.records[key].count([(condition.type, condition.status) for condition in status.conditions])
+        if status.as_manifest() == observed.reported:
             return
-        await self.cluster.report(key, result.as_manifest())
-        before = {entry["type"]: entry for entry in last_result.get("conditions", ())}
-        for condition in result.conditions:
-            last = before.get(condition.type, {})
-            if is_news(condition, last):
+        await self.cluster.report(key, status.as_manifest())
+        before = {entry["type"]: entry for entry in observed.reported.get("conditions", ())}
+        for condition in status.conditions:
+            if is_news(condition, before.get(condition.type, {})):
                 kind = "Warning" if condition.is_bad else "Normal"
-                await self.cluster.post_event(manifest, kind, condition.reason, condition.message)
-
-
-def fingerprint(planned: Manifest, child: Manifest) -> int:
-    """Of a plan and what came of it: while it is the same there is nothing to apply."""
-    metadata = {key: child["metadata"][key] for key in child["metadata"].keys() - VOLATILE}
-    return hash(json.dumps([planned, {**child, "metadata": metadata, "status": None}], sort_keys=True))
-
-
-def is_ours(child: Manifest, planned: Manifest) -> bool:
-    """Whether a child has our LLMDeployment as its controller, or is an orphan with our label."""
-    (owner,) = planned["metadata"]["ownerReferences"]
-    owners = child["metadata"].get("ownerReferences", [])
-    if any(reference["uid"] == owner["uid"] for reference in owners):
-        return True
-    labels = child["metadata"].get("labels", {})
-    orphan = not any(reference.get("controller") for reference in owners)
-    return orphan and labels.get(LLMDEPLOYMENT_LABEL) == owner["name"]
-
-
-def is_refusal(error: ApiException) -> bool:
-    """Whether the API server read it and said no; fields of a wrong type or name are a 500 to it."""
-    return error.status in (400, 403, 422) or "failed to create typed patch" in described_failure(error)
+                await self.cluster.post_event(observed.subject, kind, condition.reason, condition.message)
 
 
 def is_news(condition: Condition, last: Manifest) -> bool:
-    """Whether people should hear of it: Ready as it turns, and each new reason why something is wrong."""
+    """Return True for a change that deserves an event: Ready turned, or there is a new reason why something is bad."""
     if condition.type == "Ready":
         return condition.status != str(last.get("status", "False"))
     return condition.is_bad and (last.get("status"), last.get("reason")) != ("True", condition.reason)

@@ -1,100 +1,64 @@
-"""The operator's heart: from an LLMDeployment and what there is, to what there should be. No I/O."""
+"""The plan: the children that an LLMDeployment should have, from its spec and the cluster's state. No I/O."""
 
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
-import msgspec
-
-from engine_server.contract import api, labels
 from llm_operator.api.spec import LLMDeployment
-from llm_operator.observed import Manifest, Observed
-from llm_operator.plan.pods import pod_template
+from llm_operator.observed import ChildKey, Manifest, Observed, Problem
+from llm_operator.plan import deployment as workload
+from llm_operator.plan import service, service_account
+from llm_operator.plan.ownership import may_apply, may_delete
 from llm_operator.settings import Settings
-from llm_operator.status.assess import Status, status
 
-PROGRESS_DEADLINE_SECONDS = 1800  # a replica's whole start: image, model, warm up
+
+class Planner(Protocol):
+    """A module that plans one child."""
+
+    def key(self, name: str) -> ChildKey:
+        """Return the key of the child of the LLMDeployment `name`."""
+        ...
+
+    def plan(self, deployment: LLMDeployment, observed: Observed, settings: Settings) -> Manifest:
+        """Return the child. Raises SpecError for a spec that cannot be carried out."""
+        ...
+
+
+# In the order in which children are applied: pods need their service account.
+PLANNERS: tuple[Planner, ...] = (service_account, service, workload)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`children` as they are applied, and the status to report."""
+    """The changes that lead to the wanted state."""
 
-    children: tuple[Manifest, ...]
-    status: Status
+    # Children in full, in the order in which they are applied.
+    apply: Mapping[ChildKey, Manifest]
+    # Children of ours that are not wanted any more.
+    delete: tuple[ChildKey, ...] = ()
+    # The time in seconds after which to plan again without an event, if ever.
+    requeue_after: float | None = None
 
-    def child(self, kind: str) -> Manifest:
-        return next(child for child in self.children if child["kind"] == kind)
+
+def child_keys(name: str) -> tuple[ChildKey, ...]:
+    """Return the keys of all children that a plan for the LLMDeployment `name` may have."""
+    return tuple(planner.key(name) for planner in PLANNERS)
 
 
 def plan(deployment: LLMDeployment, observed: Observed, settings: Settings) -> Plan:
-    """Raises SpecError where the spec asks for what cannot be."""
-    template = template_in_force(deployment, observed) or pod_template(deployment, settings)
-    return Plan(
-        children=(
-            child(deployment, settings, "v1", "ServiceAccount", automountServiceAccountToken=False),
-            service(deployment, settings),
-            workload(deployment, template, settings),
-        ),
-        status=status(deployment.name, deployment.metadata.generation, deployment.spec.replicas, observed),
+    """Return the plan for a spec. Raises SpecError for a spec that cannot be carried out."""
+    wanted = [planner.plan(deployment, observed, settings) for planner in PLANNERS]
+    apply = {ChildKey.of(child): child for child in wanted}
+    unwanted = (
+        key for key, child in observed.children.items() if key not in apply and may_delete(child, deployment)
     )
+    return Plan(apply, tuple(unwanted))
 
 
-def template_in_force(deployment: LLMDeployment, observed: Observed) -> dict[str, Any] | None:
-    """The pod template chosen for this very spec before: an upgrade of the operator rolls no engine."""
-    annotations = observed.workload.get("metadata", {}).get("annotations", {})
-    recorded = annotations.get(labels.POD_TEMPLATE_ANNOTATION)
-    if annotations.get(labels.SPEC_HASH_ANNOTATION) != deployment.spec_hash or not recorded:
-        return None
-    return msgspec.json.decode(recorded, type=dict[str, Any])
-
-
-def workload(deployment: LLMDeployment, template: dict[str, Any], settings: Settings) -> Manifest:
-    surge = deployment.spec.rollout.strategy == "surge"
-    spec = {
-        "replicas": deployment.spec.replicas,
-        "selector": {"matchLabels": labels.selector(deployment.name)},
-        "strategy": {
-            "type": "RollingUpdate",
-            "rollingUpdate": {"maxSurge": int(surge), "maxUnavailable": int(not surge)},
-        },
-        "progressDeadlineSeconds": PROGRESS_DEADLINE_SECONDS,
-        "revisionHistoryLimit": 3,
-        "template": template,
-    }
-    manifest = child(deployment, settings, "apps/v1", "Deployment", spec=spec)
-    manifest["metadata"]["annotations"] = {
-        labels.SPEC_HASH_ANNOTATION: deployment.spec_hash,
-        labels.POD_TEMPLATE_ANNOTATION: json.dumps(template, sort_keys=True, separators=(",", ":")),
-    }
-    return manifest
-
-
-def service(deployment: LLMDeployment, settings: Settings) -> Manifest:
-    port = {"name": labels.HTTP_PORT_NAME, "port": labels.ENGINE_PORT, "targetPort": labels.HTTP_PORT_NAME}
-    spec = {
-        "type": "ClusterIP",
-        "selector": labels.selector(deployment.name),
-        "ports": [{**port, "protocol": "TCP"}],
-    }
-    return child(deployment, settings, "v1", "Service", spec=spec)
-
-
-def child(
-    deployment: LLMDeployment, settings: Settings, api_version: str, kind: str, **content: object
-) -> Manifest:
-    owner = {
-        "apiVersion": api.API_VERSION,
-        "kind": api.KIND,
-        "name": deployment.name,
-        "uid": deployment.metadata.uid,
-        "controller": True,
-        "blockOwnerDeletion": True,
-    }
-    metadata = {
-        "name": labels.child_name(deployment.name),
-        "namespace": deployment.namespace,
-        "labels": labels.child_labels(deployment.name, settings.version),
-        "ownerReferences": [owner],
-    }
-    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **content}
+def obstacle(goal: Plan, deployment: LLMDeployment, observed: Observed) -> Problem | None:
+    """Return the reason why a plan cannot be carried out: an object of others has the name of a child."""
+    for key in goal.apply:
+        existing = observed.children.get(key)
+        if existing is not None and not may_apply(existing, deployment):
+            return Problem("ChildExists", f"a {key.kind} named {key.name} is there already and is not ours")
+    return None

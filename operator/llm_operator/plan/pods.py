@@ -1,66 +1,22 @@
 """The engine's pod template."""
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from engine_server.contract import labels
 from engine_server.contract.drain import PRE_STOP_SECONDS, termination_grace
-from engine_server.contract.model_uri import LocalPath, ModelUriError, VolumeClaim, parse
-from llm_operator.api.spec import LLMDeployment, LLMDeploymentSpec, Resources, SpecError
-from llm_operator.plan.pod_template import merge
+from llm_operator.api.spec import LLMDeployment, LLMDeploymentSpec, Resources
+from llm_operator.plan.overlay import merge
+from llm_operator.plan.volumes import FETCHED, MODEL_FOLDER, SCRATCH, Source, mounts, source
 from llm_operator.settings import Settings
 
-MODEL_FOLDER = "/models/model"
 CACHE_ENV = {"HOME": "/cache", "XDG_CACHE_HOME": "/cache", "HF_HOME": "/cache/huggingface"}
 
 
-class Volume(NamedTuple):
-    """A volume, and where containers have it."""
-
-    name: str
-    content: dict[str, Any]
-    mount: dict[str, Any]
-
-
-SCRATCH = (
-    Volume("tmp", {"emptyDir": {}}, {"mountPath": "/tmp"}),  # noqa: S108
-    Volume("cache", {"emptyDir": {}}, {"mountPath": "/cache"}),
-    Volume("shm", {"emptyDir": {"medium": "Memory"}}, {"mountPath": "/dev/shm"}),  # noqa: S108
-)
-FETCHED = Volume("models", {"emptyDir": {}}, {"mountPath": "/models"})
-
-
-class Source(NamedTuple):
-    """The origin of a pod's model."""
-
-    # The model argument of `fairlead engine`.
-    argument: str
-    # The URI that an init container fetches, if any.
-    fetch: str | None = None
-    # The volumes that hold the model.
-    volumes: tuple[Volume, ...] = ()
-
-
-def source(uri: str) -> Source:
-    """Return how a pod gets the model at `uri`. Raises SpecError."""
-    try:
-        model = parse(uri)
-    except ModelUriError as error:
-        raise SpecError("spec.model.uri", str(error)) from None
-    match model:
-        case LocalPath(path):
-            return Source(path)
-        case VolumeClaim(name, path):
-            claim = {"persistentVolumeClaim": {"claimName": name, "readOnly": True}}
-            mount = {"mountPath": MODEL_FOLDER, "subPath": path}
-            return Source(MODEL_FOLDER, volumes=(Volume("models", claim, mount),))
-        case _:
-            return Source(MODEL_FOLDER, fetch=uri, volumes=(FETCHED,))
-
-
 def pod_template(deployment: LLMDeployment, settings: Settings) -> dict[str, Any]:
+    """Return the template with the user's podTemplate merged into it. Raises SpecError."""
     spec = deployment.spec
     origin = source(spec.model.uri)
     image = spec.engine.image or settings.engine_image
@@ -83,21 +39,37 @@ def pod_template(deployment: LLMDeployment, settings: Settings) -> dict[str, Any
 
 def engine_container(deployment: LLMDeployment, origin: Source, image: str) -> dict[str, Any]:
     resources = deployment.spec.resources
-    people: tuple[dict[str, Any], ...] = msgspec.to_builtins(deployment.spec.engine.env)
+    given: tuple[dict[str, Any], ...] = msgspec.to_builtins(deployment.spec.engine.env)
     models = [{**mount, "readOnly": True} for mount in mounts(origin.volumes)]
     return container(labels.ENGINE_CONTAINER, image, engine_args(deployment, origin)) | {
-        "env": environment(*literal(CACHE_ENV | threads(resources)), *people),
+        "env": environment(*literal(CACHE_ENV | threads(resources)), *given),
         "ports": [{"name": labels.HTTP_PORT_NAME, "containerPort": labels.ENGINE_PORT, "protocol": "TCP"}],
         "resources": compute(resources, resources.gpu),
         "volumeMounts": [*mounts(SCRATCH), *models],
-        "startupProbe": {**ask("/health"), "periodSeconds": 2, "timeoutSeconds": 2, "failureThreshold": 300},
-        "livenessProbe": {**ask("/health"), "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6},
-        "readinessProbe": {**ask("/ready"), "periodSeconds": 2, "timeoutSeconds": 2, "failureThreshold": 3},
+        "startupProbe": {
+            **http_get("/health"),
+            "periodSeconds": 2,
+            "timeoutSeconds": 2,
+            "failureThreshold": 300,
+        },
+        "livenessProbe": {
+            **http_get("/health"),
+            "periodSeconds": 10,
+            "timeoutSeconds": 5,
+            "failureThreshold": 6,
+        },
+        "readinessProbe": {
+            **http_get("/ready"),
+            "periodSeconds": 2,
+            "timeoutSeconds": 2,
+            "failureThreshold": 3,
+        },
         "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_SECONDS}}},
     }
 
 
 def engine_args(deployment: LLMDeployment, origin: Source) -> list[str]:
+    """Return the command line of the engine; the user's flags come last."""
     spec = deployment.spec
     arguments = ["engine", origin.argument]
     arguments += [f"--served-model-name={name}" for name in deployment.routed_names]
@@ -111,7 +83,7 @@ def engine_args(deployment: LLMDeployment, origin: Source) -> list[str]:
 
 
 def model_container(spec: LLMDeploymentSpec, uri: str, image: str) -> dict[str, Any]:
-    """Brings the model to where the engine reads it; the one container that sees the hub's token."""
+    """Return the init container that fetches the model. Only this container gets the hub's token."""
     env = environment(*literal(CACHE_ENV), *msgspec.to_builtins(spec.engine.env))
     if (secret := spec.model.secret_ref) is not None:
         reference = {"secretKeyRef": {"name": secret.name, "key": "token"}}
@@ -124,8 +96,8 @@ def model_container(spec: LLMDeploymentSpec, uri: str, image: str) -> dict[str, 
 
 
 def container(name: str, image: str, args: list[str]) -> dict[str, Any]:
-    """What all containers share; as confined as the restricted Pod Security Standard asks, and more."""
-    confined = {
+    """Return the part that all containers share. It satisfies the restricted Pod Security Standard."""
+    security = {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
         "runAsNonRoot": True,
@@ -136,13 +108,13 @@ def container(name: str, image: str, args: list[str]) -> dict[str, Any]:
         "name": name,
         "image": image,
         "args": args,
-        "securityContext": confined,
+        "securityContext": security,
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
 
 
 def environment(*variables: dict[str, Any]) -> list[dict[str, Any]]:
-    """The last one of a name wins."""
+    """Return the variables without repeated names; the last one of a name wins."""
     return list({variable["name"]: variable for variable in variables}.values())
 
 
@@ -151,7 +123,7 @@ def literal(values: dict[str, str]) -> list[dict[str, Any]]:
 
 
 def threads(resources: Resources) -> dict[str, str]:
-    """One for each core that a CPU pod asks for, rounded up."""
+    """Return the thread count of a CPU pod: its CPU request, rounded up."""
     if resources.gpu or resources.cpu is None:
         return {}
     cpu = str(resources.cpu)
@@ -160,19 +132,16 @@ def threads(resources: Resources) -> dict[str, str]:
 
 
 def compute(resources: Resources, gpus: int) -> dict[str, Any]:
-    asked = {"cpu": resources.cpu, "memory": resources.memory}
-    most = {"memory": resources.memory, "nvidia.com/gpu": gpus or None}
-    given = {"requests": asked, "limits": most}
-    return {
-        kind: amounts
-        for kind, wanted in given.items()
-        if (amounts := {name: str(amount) for name, amount in wanted.items() if amount is not None})
-    }
+    """Return a container's resource requests and limits."""
+    requests = present({"cpu": resources.cpu, "memory": resources.memory})
+    limits = present({"memory": resources.memory, "nvidia.com/gpu": gpus or None})
+    sections = {"requests": requests, "limits": limits}
+    return {name: amounts for name, amounts in sections.items() if amounts}
 
 
-def mounts(volumes: tuple[Volume, ...]) -> list[dict[str, Any]]:
-    return [{"name": volume.name, **volume.mount} for volume in volumes]
+def present(amounts: dict[str, int | str | None]) -> dict[str, str]:
+    return {name: str(amount) for name, amount in amounts.items() if amount is not None}
 
 
-def ask(path: str) -> dict[str, Any]:
+def http_get(path: str) -> dict[str, Any]:
     return {"httpGet": {"path": path, "port": labels.HTTP_PORT_NAME}}

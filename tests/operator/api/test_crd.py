@@ -1,4 +1,4 @@
-"""The CRD and the typed spec are one: what either accepts, the other does."""
+"""The CRD and the typed spec accept and refuse the same manifests."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 from llm_operator.api.crd import crd, root_schema
-from llm_operator.api.schema import Section, fields_of
-from llm_operator.api.spec import EnvVar, LLMDeploymentSpec, SpecError, parse
-from llm_operator.status.assess import Status
+from llm_operator.api.schema import Section, SpecError, fields_of
+from llm_operator.api.spec import EnvVar, LLMDeploymentSpec, parse
+from llm_operator.api.status import Status
+from waiting import until
 
 WRONG: list[dict[str, Any]] = [
     {"replicas": -1},
@@ -40,6 +41,8 @@ WRONG: list[dict[str, Any]] = [
     {"model": {}},
     {"model": {"uri": "a/b", "servedNames": ["x", "x"]}},
     {"model": {"uri": "a/b", "servedNames": ["a b"]}},
+    {"model": {"uri": "a/b", "servedNames": ["org/name"]}},
+    {"model": {"uri": "a/b", "servedNames": ["default/default/wrong"]}},
     {"model": {"uri": "a/b", "secretRef": {}}},
     {"autoscaling": {"min": 3, "max": 2}},
     {"autoscaling": {"min": 3}},
@@ -65,7 +68,7 @@ RIGHT: list[dict[str, Any]] = [
     {
         "model": {
             "uri": "hf://org/name@main",
-            "servedNames": ["org/name", "gpt-4"],
+            "servedNames": ["default/right", "gpt-4"],
             "secretRef": {"name": "hub"},
         }
     },
@@ -86,7 +89,7 @@ def properties(schema: dict[str, Any], path: str) -> Iterator[str]:
         yield from properties(described, f"{path}.{name}")
 
 
-def test_the_schema_has_the_specs_fields() -> None:
+def test_the_schema_has_the_fields_of_the_typed_api() -> None:
     written = root_schema()["properties"]
     assert list(properties(written["spec"], "spec")) == [
         path for path, _ in fields_of(LLMDeploymentSpec, "spec")
@@ -106,7 +109,7 @@ def test_only_replicas_has_a_default_that_persists() -> None:
     assert defaults(root_schema()["properties"]["spec"], "spec") == ["spec.properties.replicas"]
 
 
-def test_scale_status_and_columns() -> None:
+def test_the_crd_has_subresources_and_columns() -> None:
     (version,) = crd()["spec"]["versions"]
     assert version["subresources"] == {
         "status": {},
@@ -126,32 +129,36 @@ def test_scale_status_and_columns() -> None:
 
 
 @pytest.mark.parametrize("spec", RIGHT, ids=str)
-def test_both_accept(world: Any, manifest: Any, spec: dict[str, Any]) -> None:
+def test_the_api_server_and_the_operator_accept(world: Any, manifest: Any, spec: dict[str, Any]) -> None:
     parse(manifest(name="right", **spec))
-    assert world.try_out(manifest(name="right", **spec)) == ""
+    assert world.dry_run(manifest(name="right", **spec)) == ""
 
 
 @pytest.mark.parametrize("spec", WRONG, ids=str)
-def test_both_refuse(world: Any, manifest: Any, spec: dict[str, Any]) -> None:
+def test_the_api_server_and_the_operator_refuse(world: Any, manifest: Any, spec: dict[str, Any]) -> None:
     with pytest.raises(SpecError):
         parse(manifest(name="wrong", **spec))
-    assert world.try_out(manifest(name="wrong", **spec))
+    assert world.dry_run(manifest(name="wrong", **spec))
 
 
 @pytest.mark.parametrize("name", ["9lives", "a.b", "a" * 53])
-def test_both_refuse_a_name(world: Any, manifest: Any, name: str) -> None:
+def test_the_api_server_and_the_operator_refuse_a_name(world: Any, manifest: Any, name: str) -> None:
     with pytest.raises(SpecError):
         parse(manifest(name=name))
-    assert "begins with a letter, at most 52 characters" in world.try_out(manifest(name=name))
+    assert "begins with a letter, at most 52 characters" in world.dry_run(manifest(name=name))
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "words"),
     [
         ({"replicas": -1}, "spec.replicas in body should be greater than or equal to 0"),
         ({"engine": {"maxModelLength": 1}}, 'unknown field "spec.engine.maxModelLength"'),
         ({"engine": {"args": ["--port=1"]}}, "spec.engine.args[0]: Invalid value"),
         ({"engine": {"args": ["--port=1"]}}, "the operator itself sets --model"),
+        (
+            {"model": {"uri": "a/b", "servedNames": ["org/name"]}},
+            "spec.model.servedNames: Invalid value",
+        ),
         ({"model": {"uri": "s3://b/x"}}, "a model is hf://ORG/NAME[@REVISION], pypi://PACKAGE"),
         ({"autoscaling": {"min": 3, "max": 2}}, "min is more than max"),
         (
@@ -160,13 +167,37 @@ def test_both_refuse_a_name(world: Any, manifest: Any, name: str) -> None:
         ),
     ],
 )
-def test_the_api_server_says_why(world: Any, manifest: Any, spec: dict[str, Any], said: str) -> None:
-    assert said in world.try_out(manifest(name="wrong", **spec))
+def test_the_api_server_reports_the_field_and_the_reason(
+    world: Any, manifest: Any, spec: dict[str, Any], words: str
+) -> None:
+    assert words in world.dry_run(manifest(name="wrong", **spec))
+
+
+def test_an_object_whose_served_names_an_earlier_release_accepted_can_still_be_updated(
+    world: Any, manifest: Any
+) -> None:
+    version = crd()["spec"]["versions"][0]
+    rules = version["schema"]["openAPIV3Schema"].pop("x-kubernetes-validations")
+    earlier = crd()
+    earlier["spec"]["versions"] = [version]
+    given = manifest(name="kept", model={"uri": "a/b", "servedNames": ["org/name"]})
+    world.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=earlier)
+    until(lambda: world.dry_run(given) == "")
+    world.apply(given)
+    world.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=crd())
+    until(lambda: world.dry_run(manifest(name="new", model=given["spec"]["model"])) != "")
+
+    world.set_status("llmd", "kept", {"observedGeneration": 1})
+    world.kubectl("scale", "llmd/kept", "--replicas=3")
+
+    changed = manifest(name="kept", model={"uri": "a/b", "servedNames": ["org/other"]})
+    assert rules[1]["message"] in world.refused("apply", "-f", "-", stdin=changed)
+    world.kubectl("delete", "llmd", "kept")
 
 
 def test_kubectl_refuses_an_unknown_field(world: Any, manifest: Any) -> None:
-    said = world.refused("apply", "-f", "-", stdin=manifest(name="wrong", quantum=1))
-    assert 'unknown field "spec.quantum"' in said
+    answer = world.refused("apply", "-f", "-", stdin=manifest(name="wrong", quantum=1))
+    assert 'unknown field "spec.quantum"' in answer
 
 
 def test_the_reference_has_every_field() -> None:

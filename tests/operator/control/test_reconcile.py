@@ -1,4 +1,4 @@
-"""The operator at work against a real API server; the tests play controller-manager and kubelet."""
+"""The operator against a real API server; the tests act as controller-manager and kubelet."""
 
 import urllib.request
 from typing import Any
@@ -11,12 +11,12 @@ pytestmark = pytest.mark.usefixtures("operator")
 
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
-    """A name of the test's own."""
+    """A name for the LLMDeployment, which no other test uses."""
     return str(request.node.name).removeprefix("test_").replace("_", "-")[:52].strip("-")
 
 
-def ready(world: Any, name: str, replicas: int, namespace: str = "default") -> None:
-    """As the Deployment's controller reports replicas that are all there."""
+def report_ready(world: Any, name: str, replicas: int, namespace: str = "default") -> None:
+    """Report all replicas as ready, as the Deployment's controller does."""
     generation = world.get("deployment", f"{name}-engine", namespace)["metadata"]["generation"]
     status = {
         "observedGeneration": generation,
@@ -34,7 +34,7 @@ def template(world: Any, name: str) -> dict[str, Any]:
     return found
 
 
-def test_a_manifest_becomes_children(world: Any, manifest: Any, name: str) -> None:
+def test_creates_owned_children_without_finalizers(world: Any, manifest: Any, name: str) -> None:
     world.apply(manifest(name, replicas=2))
     until(lambda: world.condition(name, "Ready")["reason"] == "Starting")
     owner = world.get("llmd", name)
@@ -53,10 +53,10 @@ def test_a_manifest_becomes_children(world: Any, manifest: Any, name: str) -> No
     assert owner["status"]["observedGeneration"] == owner["metadata"]["generation"]
 
 
-def test_ready_when_replicas_are(world: Any, manifest: Any, name: str) -> None:
+def test_is_ready_with_its_replicas(world: Any, manifest: Any, name: str) -> None:
     world.apply(manifest(name))
     until(lambda: world.get("deployment", f"{name}-engine"))
-    ready(world, name, 1)
+    report_ready(world, name, 1)
     world.kubectl("wait", "--for=condition=Ready", f"llmd/{name}", "--timeout=30s")
     columns = until(lambda: columns_with(world, name, "ReplicasReady"))
     assert columns[:5] == [name, "hf://org/name", "1", "1", "ReplicasReady"]
@@ -68,7 +68,7 @@ def columns_with(world: Any, name: str, word: str) -> list[str] | None:
     return columns if word in columns else None
 
 
-def test_scale_through_the_subresource(world: Any, manifest: Any, name: str) -> None:
+def test_scales_through_the_subresource(world: Any, manifest: Any, name: str) -> None:
     world.apply(manifest(name))
     before = until(lambda: template(world, name))
     world.kubectl("scale", f"llmd/{name}", "--replicas=3")
@@ -90,7 +90,7 @@ def test_an_edit_changes_the_pod_template(world: Any, manifest: Any, name: str) 
     assert until(lambda: world.get("llmd", name)["status"]["observedGeneration"] == 2)
 
 
-def test_drift_is_repaired(world: Any, manifest: Any, name: str) -> None:
+def test_repairs_drift_of_children(world: Any, manifest: Any, name: str) -> None:
     world.apply(manifest(name, replicas=2))
     before = until(lambda: template(world, name))
     image = [{"op": "replace", "path": "/spec/template/spec/containers/0/image", "value": "evil:1"}]
@@ -102,7 +102,7 @@ def test_drift_is_repaired(world: Any, manifest: Any, name: str) -> None:
     until(lambda: world.get("service", f"{name}-engine"))
 
 
-def test_a_pods_own_reason_reaches_the_condition(world: Any, manifest: Any, name: str) -> None:
+def test_a_pods_reason_becomes_a_condition_and_one_event(world: Any, manifest: Any, name: str) -> None:
     world.apply(manifest(name))
     labels = until(lambda: template(world, name))["metadata"]["labels"]
     world.apply(
@@ -122,13 +122,13 @@ def test_a_pods_own_reason_reaches_the_condition(world: Any, manifest: Any, name
     world.set_status("pod", name, {"phase": "Pending", "initContainerStatuses": [container | state]})
     found = until(lambda: failing(world, name, "ModelFetchFailed"))
     assert found["message"] == "the model could not be fetched: fairlead fetch: there is no model org/name"
-    events = until(lambda: told_as_event(world, name, "ModelFetchFailed"))
+    events = until(lambda: event_with(world, name, "ModelFetchFailed"))
     assert events.count("ModelFetchFailed") == 1
     world.kubectl("delete", "pod", name, "--force", "--grace-period=0")
     until(lambda: world.condition(name, "Degraded")["status"] == "False")
 
 
-def told_as_event(world: Any, name: str, reason: str) -> str | None:
+def event_with(world: Any, name: str, reason: str) -> str | None:
     events = str(world.kubectl("events", "--for", f"llmd/{name}"))
     return events if reason in events else None
 
@@ -137,6 +137,11 @@ def failing(world: Any, name: str, reason: str) -> dict[str, Any] | None:
     found = world.condition(name, "Degraded")
     assert isinstance(found, dict)
     return found if found["reason"] == reason else None
+
+
+def failing_with(world: Any, name: str, reason: str, words: str) -> bool:
+    found = failing(world, name, reason)
+    return found is not None and words in found["message"]
 
 
 def test_an_impossible_pod_template_becomes_a_condition(world: Any, manifest: Any, name: str) -> None:
@@ -148,11 +153,17 @@ def test_an_impossible_pod_template_becomes_a_condition(world: Any, manifest: An
     world.apply(manifest(name, podTemplate={"spec": {"priority": "high"}}))
     found = until(lambda: failing(world, name, "Refused"))
     assert "priority" in found["message"]
+    limits = [{"name": "engine", "resources": {"limits": {"cpu": "lots"}}}]
+    world.apply(manifest(name, podTemplate={"spec": {"containers": limits}}))
+    found = until(lambda: failing_with(world, name, "Refused", "quantities"))
+    twice = [{"name": "x", "image": "x", "ports": [{"containerPort": 70000}]}]
+    world.apply(manifest(name, podTemplate={"spec": {"containers": twice}}))
+    until(lambda: failing_with(world, name, "Refused", ".ports[0].containerPort: Invalid value"))
     world.apply(manifest(name))
     until(lambda: world.condition(name, "Degraded")["status"] == "False")
 
 
-def test_a_stranger_of_the_same_name_is_left_alone(world: Any, manifest: Any, name: str) -> None:
+def test_leaves_an_object_of_another_owner_alone(world: Any, manifest: Any, name: str) -> None:
     port = {"name": "web", "port": 80, "protocol": "TCP"}
     stranger = {
         "apiVersion": "v1",
@@ -165,6 +176,69 @@ def test_a_stranger_of_the_same_name_is_left_alone(world: Any, manifest: Any, na
     found = until(lambda: failing(world, name, "ChildExists"))
     assert found["message"] == f"a Service named {name}-engine is there already and is not ours"
     assert world.get("service", f"{name}-engine")["spec"]["selector"] == {"app": "web"}
+
+
+def stray(world: Any, owner_name: str, **metadata: Any) -> dict[str, Any]:
+    """Return a ServiceAccount that looks like a child of an LLMDeployment from an earlier release."""
+    owner = {
+        "apiVersion": "fairlead.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "name": owner_name,
+        "uid": world.get("llmd", owner_name)["metadata"]["uid"],
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+    defaults = {
+        "name": f"{owner_name}-former",
+        "namespace": "default",
+        "labels": {"fairlead.dev/llmdeployment": owner_name},
+        "ownerReferences": [owner],
+    }
+    return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": defaults | metadata}
+
+
+def service_accounts(world: Any) -> set[str]:
+    rows = world.kubectl("get", "serviceaccounts", "-n", "default", "-o", "name")
+    return {row.removeprefix("serviceaccount/") for row in rows.split()}
+
+
+def test_prunes_owned_children_that_are_not_planned_and_nothing_else(
+    world: Any, manifest: Any, name: str
+) -> None:
+    world.apply(manifest(name))
+    until(lambda: world.condition(name, "Ready"))
+    kept = [
+        stray(world, name, name=f"{name}-unowned", ownerReferences=[]),
+        stray(world, name, name=f"{name}-unlabeled", labels={}),
+    ]
+    world.apply(*kept)
+
+    world.apply(stray(world, name))
+
+    until(lambda: f"{name}-former" not in service_accounts(world))
+    assert {f"{name}-engine", f"{name}-unowned", f"{name}-unlabeled"} <= service_accounts(world)
+
+
+def test_prunes_nothing_while_the_spec_is_invalid(world: Any, manifest: Any, name: str) -> None:
+    world.apply(manifest(name, podTemplate={"spec": {"serviceAccountName": "admin"}}))
+    until(lambda: failing(world, name, "InvalidSpec"))
+    world.apply(stray(world, name))
+    world.apply(manifest(name, replicas=2, podTemplate={"spec": {"serviceAccountName": "admin"}}))
+    until(lambda: world.get("llmd", name)["status"]["observedGeneration"] == 2)
+    assert f"{name}-former" in service_accounts(world)
+
+    world.apply(manifest(name))
+
+    until(lambda: f"{name}-former" not in service_accounts(world))
+
+
+def test_a_served_name_of_another_namespace_is_invalid(world: Any, manifest: Any, name: str) -> None:
+    taken = f"kube-system/{name}"
+    world.apply(manifest(name, model={"uri": "a/b", "servedNames": [taken]}))
+
+    found = until(lambda: failing(world, name, "InvalidSpec"))
+
+    assert found["message"].startswith("spec.model.servedNames: a served name has a slash in it only if")
 
 
 def test_a_served_name_has_one_holder(world: Any, manifest: Any, name: str) -> None:
@@ -187,7 +261,7 @@ def test_a_served_name_has_one_holder(world: Any, manifest: Any, name: str) -> N
     until(lambda: not world.condition("second", "NameTaken", namespace))
 
 
-def test_an_idle_operator_writes_nothing(world: Any, manifest: Any, name: str, operator: Any) -> None:
+def test_writes_nothing_without_a_change(world: Any, manifest: Any, name: str, operator: Any) -> None:
     world.apply(manifest(name))
     until(lambda: world.condition(name, "Ready"))
     kinds = "deployment,service,serviceaccount"
@@ -220,7 +294,7 @@ def metric(operator: Any, series: str) -> float:
 
 
 def settled(world: Any, operator: Any, quiet: int = 15) -> None:
-    """Returns when some looks in a row see no reconcile."""
+    """Wait until no reconcile has happened for `quiet` looks in a row."""
     seen: list[float] = []
 
     def still() -> bool:
@@ -230,50 +304,14 @@ def settled(world: Any, operator: Any, quiet: int = 15) -> None:
     until(still)
 
 
-def test_metrics_tell_of_conditions(world: Any, manifest: Any, name: str, operator: Any) -> None:
+def test_metrics_count_conditions(world: Any, manifest: Any, name: str, operator: Any) -> None:
     world.apply(manifest(name))
     until(lambda: world.condition(name, "Ready"))
     assert metric(operator, 'fairlead_operator_llmdeployments{condition="Ready",status="False"}') >= 1
     assert metric(operator, "fairlead_operator_leader") == 1
 
 
-def test_a_second_operator_stands_by_until_the_first_stops(world: Any, start_operator: Any) -> None:
-    world.kubectl("create", "namespace", "pair")
-    account = world.service_account("pair", "pair")
-    flags = ("--namespace=pair", "--lease-namespace=pair")
-    first = start_operator(account, *flags)
-    until(lambda: first.said("this operator holds pair/fairlead-operator"))
-    second = start_operator(account, *flags)
-    until(lambda: second.said("standing by: "))
-    assert not second.said("this operator holds")
-    assert first.stop() == 0
-    until(lambda: second.said("this operator holds pair/fairlead-operator"))
-
-
-def test_an_operator_that_may_makes_its_lease(world: Any, start_operator: Any) -> None:
-    world.kubectl("create", "namespace", "bare")
-    operator = start_operator(world.api_server.kubeconfig, "--namespace=bare", "--lease-namespace=bare")
-    until(lambda: operator.said("this operator holds bare/fairlead-operator"))
-    assert world.get("lease", "fairlead-operator", "bare")["spec"]["holderIdentity"]
-    assert operator.stop() == 0
-    assert world.get("lease", "fairlead-operator", "bare")["spec"]["holderIdentity"] == ""
-
-
-def test_an_operator_that_loses_its_lease_ends(world: Any, start_operator: Any) -> None:
-    world.kubectl("create", "namespace", "lost")
-    operator = start_operator(
-        world.service_account("lost", "lost"), "--namespace=lost", "--lease-namespace=lost"
-    )
-    until(lambda: operator.said("this operator holds lost/fairlead-operator"))
-    other = '{"spec": {"holderIdentity": "other"}}'
-    world.kubectl("patch", "lease", "fairlead-operator", "-n", "lost", "--type=merge", "-p", other)
-    assert operator.process.wait(30) == 1
-    assert "the lease is lost" in operator.log.read_text()
-    assert "Traceback" not in operator.log.read_text()
-    assert world.get("lease", "fairlead-operator", "lost")["spec"]["holderIdentity"] == "other"
-
-
-def test_an_operator_of_some_namespaces_needs_no_rights_beyond(
+def test_needs_no_rights_beyond_its_namespaces(
     world: Any, manifest: Any, start_operator: Any, name: str
 ) -> None:
     for namespace in ("red", "blue"):
