@@ -24,7 +24,7 @@ class NameClaim(NamedTuple):
 
     @property
     def names_by_rank(self) -> tuple[tuple[str, ...], ...]:
-        """The same names by falling precedence: NAMESPACE/NAME, then NAMESPACE/SERVED_NAME, then served names.
+        """Names by falling precedence: NAMESPACE/NAME, then NAMESPACE/SERVED_NAME, then served names.
 
         A name that begins with a namespace means a deployment of that namespace as long as one claims it, so that
         no deployment can take it by a served name with a slash.

@@ -164,8 +164,8 @@ def test_the_endpoints_file_has_every_deployment(up: Callable[..., Up], manifest
     second["spec"]["model"]["servedNames"] = ["a", "b"]
     running = up(manifest(replicas=2), second)
     ready(running)
-    told = next(line for line in running.seen if line.startswith('router | {"deployments"'))
-    first, other = json.loads(told.split(" | ", 1)[1])["deployments"]
+    printed = next(line for line in running.seen if line.startswith('router | {"deployments"'))
+    first, other = json.loads(printed.split(" | ", 1)[1])["deployments"]
     assert (first["namespace"], first["name"], first["servedNames"], first["policy"]) == (
         "default",
         "tiny",

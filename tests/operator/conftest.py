@@ -124,6 +124,11 @@ class World:
         listed = self.get("llmd", name, namespace)["status"]["conditions"]
         return next((entry for entry in listed if entry["type"] == kind), {})
 
+    def degraded(self, name: str, reason: str) -> dict[str, Any] | None:
+        """Return the condition Degraded if it has this reason."""
+        found = self.condition(name, "Degraded")
+        return found if found["reason"] == reason else None
+
     def set_status(self, kind: str, name: str, status: dict[str, Any], namespace: str = "default") -> None:
         """Report a status, as a controller or a kubelet does."""
         patch = yaml.safe_dump({"status": status})

@@ -1,4 +1,4 @@
-"""The control loop: observe, plan, apply, report. It is level-triggered: events only say when to look again."""
+"""The control loop: observe, decide, carry out, assess, report. It is level-triggered: events only wake it."""
 
 import asyncio
 import logging
@@ -10,8 +10,6 @@ from kubernetes.aio.client import ApiException
 
 from engine_server.contract.api import Key
 from llm_operator import metrics
-from llm_operator.api.schema import SpecError
-from llm_operator.api.spec import parse
 from llm_operator.api.status import Condition, Status
 from llm_operator.control.api_errors import FAILURES, describe, is_rejection
 from llm_operator.control.claims import Claims, claim_of
@@ -19,7 +17,8 @@ from llm_operator.control.cluster import Cluster
 from llm_operator.control.queue import WorkQueue
 from llm_operator.control.record import Record
 from llm_operator.observed import ChildKey, Manifest, Observed, Problem
-from llm_operator.plan.plan import Plan, child_keys, obstacle, plan
+from llm_operator.plan.decide import Decision, decide
+from llm_operator.plan.plan import child_keys
 from llm_operator.settings import Settings
 from llm_operator.status.assess import assess
 
@@ -118,23 +117,12 @@ class Reconciler:
         if "deletionTimestamp" in manifest["metadata"]:
             return None
         observed = await self.observe(key, manifest)
-        try:
-            deployment = parse(manifest)
-            goal = plan(deployment, observed, self.settings)
-        except SpecError as error:
-            # What ran before goes on, and there is nothing to retry before the spec changes.
-            observed = replace(observed, refusal=Problem("InvalidSpec", str(error)))
-            await self.report(key, observed, assess(None, observed))
-            return None
-        refusal = obstacle(goal, deployment, observed)
-        if refusal is None:
-            observed = await self.carry_out(key, goal, observed)
-        else:
-            observed = replace(observed, refusal=refusal)
-        await self.report(key, observed, assess(deployment.spec, observed))
-        if observed.refusal is not None:
+        decision = decide(observed, self.settings)
+        observed = await self.carry_out(key, decision, observed)
+        await self.report(key, observed, assess(decision.spec, observed))
+        if observed.refusal is not None and decision.may_succeed_later:
             raise RefusedError(observed.refusal.message)
-        return goal.requeue_after
+        return decision.plan.requeue_after
 
     async def observe(self, key: Key, manifest: Manifest) -> Observed:
         known = dict.fromkeys((*child_keys(key.name), *sorted(self.records[key].children)))
@@ -149,23 +137,24 @@ class Reconciler:
             now=datetime.now(UTC),
         )
 
-    async def carry_out(self, key: Key, goal: Plan, observed: Observed) -> Observed:
-        """Apply and prune. Return `observed` with the children that exist then, and with a refusal if there was one."""
+    async def carry_out(self, key: Key, decision: Decision, observed: Observed) -> Observed:
+        """Apply and prune. Return `observed` with the children that exist afterwards, and with a refusal, if any."""
         children = dict(observed.children)
         record = self.records[key]
+        refusal = decision.refusal
         try:
-            for child, planned in goal.apply.items():
+            for child, planned in decision.plan.apply.items():
                 if not record.is_settled(child, planned, children.get(child)):
                     children[child] = await self.cluster.apply(key.namespace, child, planned)
                     record.settle(child, planned, children[child])
-            for child in goal.delete:
+            for child in decision.plan.delete:
                 await self.cluster.delete(key.namespace, child, children.pop(child)["metadata"]["uid"])
                 logger.info("%s: deleted %s %s, which is not planned any more", key, child.kind, child.name)
         except ApiException as error:
             if not is_rejection(error):
                 raise
-            return replace(observed, children=children, refusal=Problem("Refused", describe(error)))
-        return replace(observed, children=children)
+            refusal = Problem("Refused", describe(error))
+        return replace(observed, children=children, refusal=refusal)
 
     async def report(self, key: Key, observed: Observed, status: Status) -> None:
         """Write a status that differs from the reported one. An equal one is not written: a write wakes us again."""

@@ -1,4 +1,4 @@
-"""What the operator remembers of an LLMDeployment between reconciles. A restart may lose all of it."""
+"""The state that the operator keeps of an LLMDeployment between reconciles. All of it may be lost at a restart."""
 
 import json
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ VOLATILE = {"resourceVersion", "managedFields"}
 
 @dataclass(slots=True)
 class Record:
-    """What was seen, applied and reported."""
+    """One LLMDeployment: the children that were seen and applied, and the conditions that were reported."""
 
     # Children that the watches have reported, planned or not.
     children: set[ChildKey] = field(default_factory=set)
@@ -27,14 +27,15 @@ class Record:
         self.conditions = conditions
 
     def is_settled(self, key: ChildKey, planned: Manifest, existing: Manifest | None) -> bool:
-        """Return True if `planned` was applied, and what came of it has not changed since."""
+        """Return True if `planned` was applied, and the object has not changed since."""
         return existing is not None and self.applied.get(key) == fingerprint(planned, existing)
 
     def settle(self, key: ChildKey, planned: Manifest, existing: Manifest) -> None:
-        """Record that `existing` came of applying `planned`."""
+        """Record that applying `planned` gave `existing`."""
         self.applied[key] = fingerprint(planned, existing)
 
 
 def fingerprint(planned: Manifest, existing: Manifest) -> int:
+    """Hash a planned child and the object that exists, without what changes with the object's status."""
     metadata = {key: existing["metadata"][key] for key in existing["metadata"].keys() - VOLATILE}
     return hash(json.dumps([planned, {**existing, "metadata": metadata, "status": None}], sort_keys=True))

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from llm_operator.api.spec import LLMDeployment
-from llm_operator.observed import ChildKey, Manifest, Observed, Problem
+from llm_operator.observed import ChildKey, Manifest, Observed
 from llm_operator.plan import deployment as workload
 from llm_operator.plan import service, service_account
-from llm_operator.plan.ownership import may_apply, may_delete
+from llm_operator.plan.ownership import may_delete
 from llm_operator.settings import Settings
 
 
@@ -53,12 +53,3 @@ def plan(deployment: LLMDeployment, observed: Observed, settings: Settings) -> P
         key for key, child in observed.children.items() if key not in apply and may_delete(child, deployment)
     )
     return Plan(apply, tuple(unwanted))
-
-
-def obstacle(goal: Plan, deployment: LLMDeployment, observed: Observed) -> Problem | None:
-    """Return the reason why a plan cannot be carried out: an object of others has the name of a child."""
-    for key in goal.apply:
-        existing = observed.children.get(key)
-        if existing is not None and not may_apply(existing, deployment):
-            return Problem("ChildExists", f"a {key.kind} named {key.name} is there already and is not ours")
-    return None

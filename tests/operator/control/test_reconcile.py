@@ -9,12 +9,6 @@ from waiting import until
 pytestmark = pytest.mark.usefixtures("operator")
 
 
-@pytest.fixture
-def name(request: pytest.FixtureRequest) -> str:
-    """A name for the LLMDeployment, which no other test uses."""
-    return str(request.node.name).removeprefix("test_").replace("_", "-")[:52].strip("-")
-
-
 def report_ready(world: Any, name: str, replicas: int, namespace: str = "default") -> None:
     """Report all replicas as ready, as the Deployment's controller does."""
     generation = world.get("deployment", f"{name}-engine", namespace)["metadata"]["generation"]
@@ -120,7 +114,7 @@ def test_a_pods_reason_becomes_a_condition_and_one_event(world: Any, manifest: A
     container = {"name": "model", "image": "x", "imageID": "", "ready": False, "restartCount": 1}
     state = {"state": {"terminated": ended}}
     world.set_status("pod", name, {"phase": "Pending", "initContainerStatuses": [container | state]})
-    found = until(lambda: failing(world, name, "ModelFetchFailed"))
+    found = until(lambda: world.degraded(name, "ModelFetchFailed"))
     assert found["message"] == "the model could not be fetched: fairlead fetch: there is no model org/name"
     events = until(lambda: event_with(world, name, "ModelFetchFailed"))
     assert events.count("ModelFetchFailed") == 1
@@ -133,25 +127,19 @@ def event_with(world: Any, name: str, reason: str) -> str | None:
     return events if reason in events else None
 
 
-def failing(world: Any, name: str, reason: str) -> dict[str, Any] | None:
-    found = world.condition(name, "Degraded")
-    assert isinstance(found, dict)
-    return found if found["reason"] == reason else None
-
-
 def failing_with(world: Any, name: str, reason: str, words: str) -> bool:
-    found = failing(world, name, reason)
+    found = world.degraded(name, reason)
     return found is not None and words in found["message"]
 
 
 def test_an_impossible_pod_template_becomes_a_condition(world: Any, manifest: Any, name: str) -> None:
     world.apply(manifest(name, podTemplate={"spec": {"serviceAccountName": "admin"}}))
-    found = until(lambda: failing(world, name, "InvalidSpec"))
+    found = until(lambda: world.degraded(name, "InvalidSpec"))
     assert found["message"].startswith(
         "spec.podTemplate.spec.serviceAccountName: the operator does not allow"
     )
     world.apply(manifest(name, podTemplate={"spec": {"priority": "high"}}))
-    found = until(lambda: failing(world, name, "Refused"))
+    found = until(lambda: world.degraded(name, "Refused"))
     assert "priority" in found["message"]
     limits = [{"name": "engine", "resources": {"limits": {"cpu": "lots"}}}]
     world.apply(manifest(name, podTemplate={"spec": {"containers": limits}}))
@@ -173,70 +161,16 @@ def test_leaves_an_object_of_another_owner_alone(world: Any, manifest: Any, name
     }
     world.apply(stranger)
     world.apply(manifest(name))
-    found = until(lambda: failing(world, name, "ChildExists"))
+    found = until(lambda: world.degraded(name, "ChildExists"))
     assert found["message"] == f"a Service named {name}-engine is there already and is not ours"
     assert world.get("service", f"{name}-engine")["spec"]["selector"] == {"app": "web"}
-
-
-def stray(world: Any, owner_name: str, **metadata: Any) -> dict[str, Any]:
-    """Return a ServiceAccount that looks like a child of an LLMDeployment from an earlier release."""
-    owner = {
-        "apiVersion": "fairlead.dev/v1alpha1",
-        "kind": "LLMDeployment",
-        "name": owner_name,
-        "uid": world.get("llmd", owner_name)["metadata"]["uid"],
-        "controller": True,
-        "blockOwnerDeletion": True,
-    }
-    defaults = {
-        "name": f"{owner_name}-former",
-        "namespace": "default",
-        "labels": {"fairlead.dev/llmdeployment": owner_name},
-        "ownerReferences": [owner],
-    }
-    return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": defaults | metadata}
-
-
-def service_accounts(world: Any) -> set[str]:
-    rows = world.kubectl("get", "serviceaccounts", "-n", "default", "-o", "name")
-    return {row.removeprefix("serviceaccount/") for row in rows.split()}
-
-
-def test_prunes_owned_children_that_are_not_planned_and_nothing_else(
-    world: Any, manifest: Any, name: str
-) -> None:
-    world.apply(manifest(name))
-    until(lambda: world.condition(name, "Ready"))
-    kept = [
-        stray(world, name, name=f"{name}-unowned", ownerReferences=[]),
-        stray(world, name, name=f"{name}-unlabeled", labels={}),
-    ]
-    world.apply(*kept)
-
-    world.apply(stray(world, name))
-
-    until(lambda: f"{name}-former" not in service_accounts(world))
-    assert {f"{name}-engine", f"{name}-unowned", f"{name}-unlabeled"} <= service_accounts(world)
-
-
-def test_prunes_nothing_while_the_spec_is_invalid(world: Any, manifest: Any, name: str) -> None:
-    world.apply(manifest(name, podTemplate={"spec": {"serviceAccountName": "admin"}}))
-    until(lambda: failing(world, name, "InvalidSpec"))
-    world.apply(stray(world, name))
-    world.apply(manifest(name, replicas=2, podTemplate={"spec": {"serviceAccountName": "admin"}}))
-    until(lambda: world.get("llmd", name)["status"]["observedGeneration"] == 2)
-    assert f"{name}-former" in service_accounts(world)
-
-    world.apply(manifest(name))
-
-    until(lambda: f"{name}-former" not in service_accounts(world))
 
 
 def test_a_served_name_of_another_namespace_is_invalid(world: Any, manifest: Any, name: str) -> None:
     taken = f"kube-system/{name}"
     world.apply(manifest(name, model={"uri": "a/b", "servedNames": [taken]}))
 
-    found = until(lambda: failing(world, name, "InvalidSpec"))
+    found = until(lambda: world.degraded(name, "InvalidSpec"))
 
     assert found["message"].startswith("spec.model.servedNames: a served name has a slash in it only if")
 
@@ -249,7 +183,7 @@ def test_a_served_name_has_one_holder(world: Any, manifest: Any, name: str) -> N
     later = manifest("second", namespace=namespace, model={"uri": "a/b", "servedNames": [name]})
     created = world.get("llmd", name)["metadata"]["creationTimestamp"]
     world.apply(later)
-    # creation is told in whole seconds; within one the namespace and the name decide, and default comes first
+    # Creation times are whole seconds; within one the namespace decides, and default comes first.
     assert world.get("llmd", "second", namespace)["metadata"]["creationTimestamp"] >= created
     found = until(lambda: world.condition("second", "NameTaken", namespace))
     assert (found["status"], found["message"]) == (

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llm_operator.api.spec import parse
 from llm_operator.observed import ChildKey, Observed
-from llm_operator.plan.plan import Plan, child_keys, obstacle
+from llm_operator.plan.plan import child_keys
 from llm_operator.settings import Settings
 
 NEXT_RELEASE = Settings(engine_image="engine:2", version="9.9.9")
@@ -66,31 +65,6 @@ def test_never_deletes_an_object(planned: Any, manifest: Any, metadata: dict[str
     goal = planned(with_uid(manifest()), Observed(children={STRAY: existing(**metadata)})).goal
 
     assert goal.delete == ()
-
-
-def test_an_object_of_another_owner_with_a_childs_name_is_an_obstacle(planned: Any, manifest: Any) -> None:
-    key = ChildKey("v1", "Service", "smollm2-engine")
-    observed = Observed(children={key: existing(name=key.name, labels={}, ownerReferences=[])})
-    goal: Plan = planned(with_uid(manifest()), observed).goal
-
-    found = obstacle(goal, parse(with_uid(manifest())), observed)
-
-    assert found == ("ChildExists", "a Service named smollm2-engine is there already and is not ours")
-
-
-@pytest.mark.parametrize(
-    "metadata",
-    [
-        pytest.param({"labels": {}}, id="an owned child whose label was removed"),
-        pytest.param({"ownerReferences": []}, id="an orphan with our label"),
-    ],
-)
-def test_takes_over(planned: Any, manifest: Any, metadata: dict[str, Any]) -> None:
-    key = ChildKey("v1", "Service", "smollm2-engine")
-    observed = Observed(children={key: existing(name=key.name, **metadata)})
-    goal: Plan = planned(with_uid(manifest()), observed).goal
-
-    assert obstacle(goal, parse(with_uid(manifest())), observed) is None
 
 
 # --- properties
