@@ -21,7 +21,6 @@ from engine_server.core.operations import Operations
 from engine_server.core.scheduling.request import Request
 from engine_server.core.scheduling.scheduler import Batch, Sampled, Scheduler
 from engine_server.modeling import device_time, progress
-from engine_server.modeling.memory.device_memory import memory_use
 from engine_server.modeling.ranks import Ranks
 from engine_server.requests.messages import (
     AbortRequests,
@@ -82,7 +81,7 @@ class EngineCore:
         self.sampler = Sampler(
             config.model_config.eos_token_ids,
             {path: pkgutil.resolve_name(path) for path in config.model_config.logits_processors},
-            self.runner.device,
+            self.runner.platform,
             config.scheduler_config.max_num_seqs,
             config.model_config.max_model_len,
         )
@@ -171,7 +170,7 @@ class EngineCore:
     def retry(self, batch: Batch, error: Exception) -> list[RequestStep]:
         """Compute a batch again, in smaller steps, for which there was too little memory."""
         traceback.clear_frames(error.__traceback__)  # they hold what was computed
-        torch.cuda.empty_cache()
+        self.runner.platform.release_cached_memory()
         logger.warning("a step of %d tokens ran out of memory: %s", self._num_tokens, error)
         return self.scheduler.retry(batch, str(error))
 
@@ -184,8 +183,7 @@ class EngineCore:
         if isinstance(error, torch.AcceleratorError) or self.ranks.size > 1:  # which may be out of step
             self.ranks.check(BLAME_SECONDS)
             raise error
-        if self.runner.device.type == "cuda":
-            torch.cuda.synchronize()  # raises one where the device has failed, whatever a kernel calls it
+        self.runner.platform.synchronize()  # raises AcceleratorError where the device has failed
         logger.exception("a step of %d requests failed", len(batch))
         message = f"{type(error).__name__}: {error}"
         return [self.scheduler.fail(request, message) for request, _ in batch if request in self.scheduler]
@@ -200,7 +198,7 @@ class EngineCore:
             steps += self.overlapped_step() if self.overlapped else self.step()
         self.ranks.check()  # a collective that was aborted gives anything
         if started - self._memory_told > MEMORY_SECONDS or not self.has_work:
-            self._memory = memory_use(self.runner.backend.caches, self.runner.device)
+            self._memory = self.runner.platform.memory_stats(self.runner.backend.caches)
             self._memory_told = started
         seconds, waited = time.perf_counter() - started, device_time.take()
         stats = msgspec.structs.replace(

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
+from engine_server.modeling.platform.interface import Platform
+
 PATIENCE = timedelta(hours=1)  # with a rank that still loads
 
 
@@ -20,7 +22,7 @@ class Ranks:
     size: int = 1
     group: Any = None  # a backend of torch.distributed without its global state, which may be somebody else's
 
-    def join(self, folder: str, device: torch.device) -> None:
+    def join(self, folder: str, platform: Platform) -> None:
         """Meet the others, by a file in `folder`, and over this machine's loopback alone."""
         store = distributed.FileStore(f"{folder}/store", self.size)  # type: ignore[attr-defined]
         store.set(str(self.rank), "")
@@ -29,14 +31,7 @@ class Ranks:
             time.sleep(0.01)
         for library in ("GLOO", "NCCL"):
             os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
-        if device.type == "cpu":
-            torch.set_num_threads(max(1, torch.get_num_threads() // self.size))
-            self.group = distributed.ProcessGroupGloo(store, self.rank, self.size, PATIENCE)
-        else:
-            torch.cuda.set_device(device)
-            options = distributed.ProcessGroupNCCL.Options()
-            options._timeout = PATIENCE
-            self.group = distributed.ProcessGroupNCCL(store, self.rank, self.size, options)
+        self.group = platform.process_group(store, self.rank, self.size, PATIENCE)
 
     def tell(self, method: str, *args: Any) -> None:
         """The first lets the others do what it is about to do."""

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from engine_server.modeling.attention.interface import IntArray, Staged, StepInputs
+from engine_server.modeling.platform.interface import Platform
 
 ALIGNMENT = 4  # numbers, 16 bytes: Triton compiles a kernel once more where a tensor begins elsewhere
 LIKELY_CONTEXT = 8192  # for which a captured decode is laid out; a longer context only takes longer
@@ -15,11 +16,11 @@ class Staging:
     A row more than the scheduler's is for sequences that only fill a step up: they have one token and no context.
     """
 
-    def __init__(self, max_tokens: int, table: tuple[int, ...], device: torch.device) -> None:
+    def __init__(self, max_tokens: int, table: tuple[int, ...], platform: Platform) -> None:
         """table: the block table's shape, which is kinds of attention, rows, and blocks a row."""
         kinds, rows, max_blocks = table
         self.rows = rows
-        self.device = device
+        self._platform, device = platform, platform.device
         tokens = max(max_tokens, rows)
         shapes = [(tokens,), (tokens,), (kinds, tokens), (rows, 4), (rows, 4), (rows,), (rows,)]
         sizes = [-(-int(np.prod(shape)) // ALIGNMENT) * ALIGNMENT for shape in shapes]
@@ -39,9 +40,7 @@ class Staging:
         padded: fill a step of decodes alone up to so many sequences.
         """
         changes = self._changes(inputs)
-        host = torch.empty(
-            self._size + changes.size, dtype=torch.int32, pin_memory=self.device.type == "cuda"
-        )
+        host = self._platform.host_buffer(self._size + changes.size, torch.int32)
         numbers = host.numpy()
         token_ids, positions, slots, prefills, decodes, logit_rows, rows = (
             numbers[start:end].reshape(shape) for start, end, shape in self._places

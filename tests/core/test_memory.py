@@ -12,10 +12,12 @@ from engine_server.modeling.attention.torch_backend import StepAttention
 from engine_server.modeling.loading.probe import largest_step
 from engine_server.modeling.memory import device_memory as memory
 from engine_server.modeling.memory.cache_layout import lay_out
-from engine_server.modeling.memory.device_memory import taking
+from engine_server.modeling.memory.device_memory import measured_memory
 from engine_server.modeling.memory.kv_cache import num_blocks
+from engine_server.modeling.platform.cpu import CpuPlatform
+from engine_server.modeling.platform.cuda import CudaPlatform
 
-GPU = torch.device("cuda")
+GPU = CudaPlatform(torch.device("cuda"))
 GIB = 1 << 30
 
 
@@ -47,7 +49,7 @@ def test_the_cache_has_what_the_largest_step_and_the_spared_share_leave(a_gpu, t
 
 def test_a_lack_of_memory_is_told_with_sizes_and_advice(a_gpu) -> None:
     words = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has 79.15 GiB, of which 1.20 GiB are free"
-    with pytest.raises(ValueError) as told, taking("weights", GPU):
+    with pytest.raises(ValueError) as told, measured_memory("weights", GPU):
         raise torch.OutOfMemoryError(f"{words}. Process 7 has 70.00 GiB. And so on.")
     assert str(told.value) == (
         f"weights: more than the {50 << 10} MiB of cuda memory that were free. {words}. "
@@ -56,9 +58,9 @@ def test_a_lack_of_memory_is_told_with_sizes_and_advice(a_gpu) -> None:
 
 
 def test_what_was_taken_is_in_the_log(a_gpu, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO", logger=memory.__name__), taking("KV cache", GPU):
+    with caplog.at_level("INFO", logger=memory.__name__), measured_memory("KV cache", GPU):
         pass
-    assert caplog.messages == ["KV cache: 0 MiB of GPU memory, and 6144 MiB for a while; 51200 MiB are left"]
+    assert caplog.messages == ["KV cache: 0 MiB of GPU memory, 6144 MiB more at its peak; 51200 MiB are left"]
 
 
 @pytest.fixture(scope="module")
@@ -103,4 +105,4 @@ def test_heads_too_large_for_the_kernels_are_refused() -> None:
     with pytest.raises(
         UnsupportedModelError, match="heads have 576 dims, of which the kernels take 512 at most"
     ):
-        TritonAttention(layout, 4, 16, torch.float32, torch.device("cpu"))
+        TritonAttention(layout, 4, 16, torch.float32, CpuPlatform(), processors=1)

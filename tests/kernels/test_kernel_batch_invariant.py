@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from interpreted import InterpretedPlatform
 from tiny_models import TINY
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams
-from engine_server.modeling import kernels
+from engine_server.core import model_runner
 
 SIZES = TINY | {"vocab_size": 128, "max_position_embeddings": 128, "eos_token_id": 1, "bos_token_id": 0}
 PROMPTS = [[(7 * place + length) % 126 + 2 for place in range(length)] for length in (38, 20, 1)]
@@ -16,7 +17,7 @@ PROMPTS = [[(7 * place + length) % 126 + 2 for place in range(length)] for lengt
 
 @pytest.fixture(autouse=True)
 def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "can_run", lambda device: True)
+    monkeypatch.setattr(model_runner, "choose_platform", lambda *_: InterpretedPlatform())
 
 
 def start(model: Path, budget: int, seats: int) -> LLMEngine:

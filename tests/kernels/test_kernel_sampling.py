@@ -4,12 +4,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from interpreted import InterpretedPlatform
 from torch import Tensor
 
 from engine_server.core.heads.sampler import Sampler, uniform
 from engine_server.core.scheduling.request import Request
 from engine_server.core.scheduling.scheduler import Sampled
-from engine_server.modeling import kernels
+from engine_server.modeling.platform.cpu import CpuPlatform
+from engine_server.modeling.platform.cuda import TritonPlatform
 from engine_server.requests.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # log(0) and the like, which are meant
@@ -19,13 +21,12 @@ ROWS = 8
 
 @pytest.fixture(scope="module")
 def by_kernels(device: torch.device) -> Sampler:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "can_run", lambda device: True)
-        return Sampler([2], {}, device, ROWS, 100)
+    platform = TritonPlatform(device) if device.type == "cuda" else InterpretedPlatform(device)
+    return Sampler([2], {}, platform, ROWS, 100)
 
 
 def plain() -> Sampler:
-    return Sampler([2], {}, torch.device("cpu"), ROWS, 100)
+    return Sampler([2], {}, CpuPlatform(), ROWS, 100)
 
 
 def request(output: int = 0, child: int = 0, row: int = 0, **params) -> Request:

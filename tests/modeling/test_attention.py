@@ -17,6 +17,7 @@ from engine_server.modeling.attention.interface import (
 )
 from engine_server.modeling.attention.torch_backend import Sequence, StepAttention, TorchAttention
 from engine_server.modeling.memory.cache_layout import lay_out
+from engine_server.modeling.platform.cpu import CpuPlatform
 
 LENGTHS = np.array([5, 1, 9])
 
@@ -55,7 +56,7 @@ def test_decodes_in_bfloat16_are_near_to_float32(count: int) -> None:
     """Few decodes and many take different ways; blocks are scattered, and contexts of all lengths up to 60."""
     generator = torch.Generator().manual_seed(count)
     layout = lay_out([LayerShape(kv_heads=2, key_dim=16, value_dim=16, window=None)], 64)
-    backend = TorchAttention(layout, 4 * count, 16, torch.bfloat16, torch.device("cpu"))
+    backend = TorchAttention(layout, 4 * count, 16, torch.bfloat16, CpuPlatform())
     blocks = torch.randperm(4 * count, generator=generator).view(count, 4).to(torch.int32).numpy()
     lengths = np.arange(count) % 60 + 1
     wanted = []
@@ -99,8 +100,8 @@ def test_prompts_in_bfloat16_are_near_to_float32(options: dict) -> None:
             torch.randn(heads, length, 16).bfloat16()
             for heads, length in ((4, tokens), (2, context), (2, context))
         ]
-        exact = Sequence(context).attend(*(part.float() for part in tensors), scoring)
-        output = Sequence(context).attend(*tensors, scoring)
+        exact = Sequence(context, writes_scores=True).attend(*(part.float() for part in tensors), scoring)
+        output = Sequence(context, writes_scores=True).attend(*tensors, scoring)
         assert output.shape == (tokens, 4, 16) and output.dtype == torch.bfloat16
         torch.testing.assert_close(output.float(), exact, atol=0.03, rtol=0.03)
 

@@ -10,6 +10,8 @@ from engine_server.modeling.attention.interface import LayerShape
 from engine_server.modeling.attention.torch_backend import TorchAttention
 from engine_server.modeling.memory import kv_cache
 from engine_server.modeling.memory.cache_layout import FLOAT8, lay_out, quantised
+from engine_server.modeling.platform.cpu import CpuPlatform
+from engine_server.modeling.platform.cuda import CudaPlatform
 
 PROMPT = [place * 7 % 120 + 3 for place in range(100)]
 
@@ -51,7 +53,7 @@ def test_twice_as_many_blocks_fit(tiny_llama: Path) -> None:
 
 def test_scales_are_erased_with_their_blocks() -> None:
     layout = lay_out([LayerShape(kv_heads=2, key_dim=8, value_dim=4)], 64)
-    backend = TorchAttention(layout, 3, 16, FLOAT8, torch.device("cpu"))
+    backend = TorchAttention(layout, 3, 16, FLOAT8, CpuPlatform())
     for cache in backend.caches:
         cache.fill_(torch.nan)
     backend.erase([1])
@@ -76,10 +78,11 @@ def test_a_gpu_that_cannot_convert_is_refused(monkeypatch: pytest.MonkeyPatch, t
         model=str(tiny_llama), skip_tokenizer_init=True, kv_cache_dtype="fp8"
     ).create_engine_config()
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "an A100")
+    gpu = CudaPlatform(torch.device("cuda"))
     for capability, allowed in (((8, 0), False), ((8, 9), True), ((9, 0), True)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, told=capability: told)
         if allowed:
-            assert kv_cache.cache_dtype(config.cache_config, torch.bfloat16, torch.device("cuda")) == FLOAT8
+            assert kv_cache.cache_dtype(config.cache_config, torch.bfloat16, gpu) == FLOAT8
             continue
         with pytest.raises(ValueError, match="kv_cache_dtype is fp8, for which an A100 is too old"):
-            kv_cache.cache_dtype(config.cache_config, torch.bfloat16, torch.device("cuda"))
+            kv_cache.cache_dtype(config.cache_config, torch.bfloat16, gpu)

@@ -15,11 +15,12 @@ from engine_server.modeling.attention.torch_backend import TorchAttention
 from engine_server.modeling.layers import native_modules, torch_modules
 from engine_server.modeling.memory.cache_layout import lay_out
 from engine_server.modeling.native import library
+from engine_server.modeling.platform.cpu import NativePlatform
 
 pytestmark = pytest.mark.skipif(
-    not library.can_run(), reason="the CPU kernels are not compiled: that takes Linux on x86-64 and g++"
+    not library.loads(), reason="the CPU kernels are not compiled: that takes Linux on x86-64 and g++"
 )
-CPU = torch.device("cpu")
+CPU = NativePlatform()
 KNOWN = {"AVX512": ["AVX512", "AVX2"], "AVX2": ["AVX2"]}.get(torch.backends.cpu.get_cpu_capability(), [])
 SLACK = {torch.float32: 2e-5, torch.bfloat16: 0.03}
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from engine_server.config import EngineConfig
 from engine_server.core.distributed.child_process import Children, run
 from engine_server.core.model_inputs import ModelInputs
-from engine_server.modeling.loading.model_loader import choose_device
+from engine_server.modeling.platform.choice import choose_platform
 from engine_server.modeling.ranks import Ranks
 from engine_server.requests.errors import EngineDeadError
 from engine_server.requests.messages import RawTensor
@@ -47,7 +47,7 @@ class FirstRank(Ranks):
         Raises ValueError where there are too few GPUs, EngineDeadError where a worker can't start.
         """
         super().__init__(0, config.parallel_config.tensor_parallel_size)
-        device = choose_device(config.device_config, self.rank, self.size)
+        platform = choose_platform(config.device_config, self.rank, self.size)
         folder = tempfile.mkdtemp(prefix="fairlead-")
         Path(folder, CONFIG).write_bytes(msgspec.msgpack.encode(config))
         names = [f"rank {rank}" for rank in range(1, self.size)]
@@ -61,8 +61,8 @@ class FirstRank(Ranks):
             socket.linger = 0
             socket.bind(f"ipc://{folder}/{name}")
         self._encoder = msgspec.msgpack.Encoder(enc_hook=plain)
-        self.join(folder, device)
-        if device.type == "cuda":  # where a collective would wait for whom has ended
+        self.join(folder, platform)
+        if platform.asynchronous:  # where a collective would wait for whom has ended
             group = self.group
             self._workers.death.add_done_callback(lambda _: group.abort())
 
@@ -83,7 +83,7 @@ def serve(folder: str, fail: Callable[[str], None]) -> None:
     """In a worker: do what the first rank does, one after the other."""
     config = msgspec.msgpack.decode(Path(folder, CONFIG).read_bytes(), type=EngineConfig)
     ranks = Ranks(int(sys.argv[1].removeprefix("rank ")), config.parallel_config.tensor_parallel_size)
-    ranks.join(folder, choose_device(config.device_config, ranks.rank, ranks.size))
+    ranks.join(folder, choose_platform(config.device_config, ranks.rank, ranks.size))
     runner = pkgutil.resolve_name(config.parallel_config.worker_cls)(config, ranks)
     gc.freeze()  # all ranks would wait for one that walks over what it loaded
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from engine_server.modeling.attention.interface import AttentionBackend, IntArray, Pages, Scoring, StepInputs
 from engine_server.modeling.memory.cache_layout import Layout, quantised
+from engine_server.modeling.platform.interface import Platform
 
 MOST_SCORES = 1 << 26  # held at once where they must be written down
 # A CPU is up to twice as quick in bfloat16 if scores are written down: of so many decodes, of so many in a prompt, and
@@ -31,14 +32,17 @@ class TorchAttention(AttentionBackend):
     """
 
     def __init__(
-        self, layout: Layout, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self, layout: Layout, num_blocks: int, block_size: int, dtype: torch.dtype, platform: Platform
     ) -> None:
         self.layout = layout
         self.block_size = block_size
-        self.device = device
+        self.device = platform.device
+        self.writes_scores = platform.writes_scores
         self.halved = dtype in (torch.bfloat16, torch.float16)  # bits may follow from what shares a step
         # Masked slots are multiplied by a weight of 0, which a NaN in new memory would survive: these are zeros.
-        self.keys, self.values = layout.allocate(num_blocks, block_size, dtype, device, heads_first=True)
+        self.keys, self.values = layout.allocate(
+            num_blocks, block_size, dtype, platform.zeros, heads_first=True
+        )
 
     def begin(self, inputs: StepInputs) -> None:
         self._inputs = inputs
@@ -86,7 +90,11 @@ class TorchAttention(AttentionBackend):
             start, first, context = int(inputs.starts[sequence]), firsts[sequence], int(contexts[sequence])
             blocks = inputs.block_ids[kind][sequence, first : first - (-context // self.block_size)]
             tokens = slice(start, start + int(inputs.lengths[sequence]))
-            yield Prefill(Sequence(context), tokens, Blocks(torch.from_numpy(blocks[None]).to(self.device)))
+            yield Prefill(
+                Sequence(context, self.writes_scores),
+                tokens,
+                Blocks(torch.from_numpy(blocks[None]).to(self.device)),
+            )
 
     def _decodes(self, inputs: StepInputs, kind: int) -> Iterator["DecodeGroup"]:
         firsts, contexts = self._seen(inputs, kind)
@@ -104,6 +112,7 @@ class TorchAttention(AttentionBackend):
                 torch.from_numpy(contexts[members]).to(self.device),
                 Blocks(torch.from_numpy(blocks).to(self.device)),
                 width * self.block_size,
+                self.writes_scores,
             )
 
     def _seen(self, inputs: StepInputs, kind: int) -> tuple[IntArray, IntArray]:
@@ -118,9 +127,15 @@ class TorchAttention(AttentionBackend):
 class StepAttention(AttentionBackend):
     """Attends within the step alone and keeps nothing: for encoders, whose prompts are never cut."""
 
+    def __init__(self, writes_scores: bool = False) -> None:
+        """writes_scores: see `Platform`."""
+        self.writes_scores = writes_scores
+
     def begin(self, inputs: StepInputs) -> None:
         spans = zip(inputs.starts.tolist(), inputs.lengths.tolist(), strict=True)
-        self._sequences = [(slice(start, start + length), Sequence(length)) for start, length in spans]
+        self._sequences = [
+            (slice(start, start + length), Sequence(length, self.writes_scores)) for start, length in spans
+        ]
 
     def attend(
         self, layer: int | None, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
@@ -137,11 +152,16 @@ class Sequence:
     """One sequence's last tokens over all of it."""
 
     context: int
+    writes_scores: bool
     masks: Masks = field(default_factory=dict)
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
         """query: [query heads, tokens, dim]; keys, values: [kv heads, context, dim]; [tokens, query heads, dim]."""
-        if writes_scores(query, scoring) and query.shape[1] * self.context >= MANY_SCORES:
+        if (
+            self.writes_scores
+            and writes_scores(query, scoring)
+            and query.shape[1] * self.context >= MANY_SCORES
+        ):
             return self._attend_by_rows(query, keys, values, scoring)
         query, keys, values = (tensor.unsqueeze(0) for tensor in (query, keys, values))
         mask = self._mask(query, scoring)
@@ -265,6 +285,7 @@ class DecodeGroup:
     contexts: Tensor  # [n]
     blocks: "Blocks"  # [n, blocks]
     width: int  # tokens of the blocks
+    writes_scores: bool
     masks: Masks = field(default_factory=dict)
 
     def attend(self, query: Tensor, keys: Pages, values: Pages, scoring: Scoring) -> Tensor:
@@ -277,7 +298,7 @@ class DecodeGroup:
         query = query.reshape(count, kv_heads, heads // kv_heads, dim)
         key, value = (self.blocks.gather(pages, query.dtype) for pages in (keys, values))
         mask = self._mask(query, kv_heads, scoring)
-        if count < MANY_DECODES or not writes_scores(query, scoring):
+        if count < MANY_DECODES or not (self.writes_scores and writes_scores(query, scoring)):
             return attention(query, key, value, mask, scoring).reshape(count, heads, -1)
         scores = scores_of(query.flatten(0, 1), key.flatten(0, 1), scoring.scaling)
         scores.view(*query.shape[:3], -1).add_(mask)
@@ -309,8 +330,8 @@ def selection(places: npt.NDArray[np.int64], device: torch.device) -> slice | Te
 
 
 def writes_scores(query: Tensor, scoring: Scoring) -> bool:
-    """Where that may be quicker; never in float32, where a result must not follow from what shares a step."""
-    return scoring.fused and query.device.type == "cpu" and query.dtype != torch.float32
+    """Return whether scores may be written down; not in float32, where results are independent of batch composition."""
+    return scoring.fused and query.dtype != torch.float32
 
 
 @cache

@@ -13,13 +13,20 @@ from engine_server.modeling.kernels.attention import decode, prefill
 from engine_server.modeling.kernels.cache_write import write_cache
 from engine_server.modeling.kernels.launch import MAX_DIM, num_splits
 from engine_server.modeling.memory.cache_layout import Layout
+from engine_server.modeling.platform.interface import Platform
 
 
 class TritonAttention(AttentionBackend):
     """One K and one V tensor for each of the layout's: [blocks, block size, kv heads, dim]."""
 
     def __init__(
-        self, layout: Layout, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        layout: Layout,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        platform: Platform,
+        processors: int,
     ) -> None:
         """Raises UnsupportedModelError for heads that are too large."""
         dim = max(max(shape.key_dim, shape.value_dim) for shape in layout.shapes)
@@ -28,11 +35,8 @@ class TritonAttention(AttentionBackend):
                 f"attention heads have {dim} dims, of which the kernels take {MAX_DIM} at most"
             )
         self.layout = layout
-        self.device = device
-        self.keys, self.values = layout.allocate(num_blocks, block_size, dtype, device)
-        self._processors = (
-            torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-        )
+        self.keys, self.values = layout.allocate(num_blocks, block_size, dtype, platform.zeros)
+        self._processors = processors
 
     def begin(self, inputs: StepInputs) -> None:
         assert inputs.staged is not None

@@ -22,6 +22,7 @@ class Probe(StepAttention):
     """Notes what each layer would cache."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.shapes: dict[int | None, LayerShape] = {}
         self.calls: Counter[int | None] = Counter()
         self.causal: set[bool] = set()

@@ -21,8 +21,8 @@ VECTOR = 16  # elements: what a kernel goes over must be a multiple, whatever th
 logger = logging.getLogger(__name__)
 
 
-def can_run() -> bool:
-    """Whether kernels were compiled that this machine can load; the log says why not."""
+def loads() -> bool:
+    """Return whether kernels were compiled that this machine can load; the log says why not."""
     try:
         kernels()
     except OSError as error:
