@@ -14,9 +14,10 @@ from engine_server.core.heads.prompt_logprobs import kept_output
 from engine_server.core.model_inputs import NOTHING, ModelInputs, model_inputs
 from engine_server.core.scheduling.request import Request
 from engine_server.core.scheduling.scheduler import Batch
-from engine_server.modeling.attention.interface import AttentionBackend, Staged, StepInputs, forward_context
+from engine_server.modeling.attention.hook import ForwardContext
+from engine_server.modeling.attention.interface import AttentionBackend, Staged, StepInputs
 from engine_server.modeling.attention.torch_backend import StepAttention
-from engine_server.modeling.device_time import device_work
+from engine_server.modeling.device_time import DeviceTimer
 from engine_server.modeling.graphs.decode_graphs import DecodeGraphs
 from engine_server.modeling.layers.rope import per_sequence
 from engine_server.modeling.loading.model_loader import first_position, load_model
@@ -26,6 +27,7 @@ from engine_server.modeling.memory.device_memory import measured_memory
 from engine_server.modeling.memory.host_memory import keep_freed_memory, return_freed_memory
 from engine_server.modeling.memory.kv_cache import cache_dtype, num_blocks
 from engine_server.modeling.platform.choice import choose_platform
+from engine_server.modeling.progress import ProgressClock
 from engine_server.modeling.ranks import Ranks
 from engine_server.modeling.staging import Staging
 
@@ -37,9 +39,11 @@ class ModelRunner:
 
     replayed = False  # whether the latest step was, from a CUDA graph
 
-    def __init__(self, config: EngineConfig, ranks: Ranks) -> None:
-        """Load the model, or this rank's part of it."""
+    def __init__(self, config: EngineConfig, ranks: Ranks, progress: ProgressClock | None = None) -> None:
+        """Load the model, or this rank's part of it. progress: ticks at every layer."""
         self.config = config
+        self.timer = DeviceTimer()
+        self.progress = progress or ProgressClock()
         self.ranks = ranks
         self.platform = choose_platform(config.device_config, ranks.rank, ranks.size)
         self.device = self.platform.device
@@ -124,6 +128,7 @@ class ModelRunner:
             with measured_memory("KV cache", self.platform):
                 self.backend = self.platform.paged_attention(layout, pool.num_blocks, block_size, dtype)
             self.backend.invariant = config.model_config.batch_invariant
+        self.context = ForwardContext(self.backend, self.timer, self.progress)
         self.table = BlockTable(pool, rows, longest, block_size, layout.windows)
         self.staging = Staging(budget, self.table.ids.shape, self.platform)
         return self.table
@@ -152,14 +157,14 @@ class ModelRunner:
         staged = self._staged = self.staging.put(inputs.step, inputs.sampling, size or 0)
         if size is not None:
             assert self.graphs is not None
-            with device_work():
+            with self.timer.measure():
                 logits, *drawn = (part[: len(inputs.sampling)] for part in self.graphs.replay(size))
             self.drawn = drawn or None
             return logits
         self.drawn = None
         step = inputs.step._replace(staged=staged)
         arguments = self.arguments(inputs, staged)
-        with forward_context(self.backend, step):
+        with self.context.run(step):
             if self.config.model_config.pooling is not None:
                 states: Tensor = self.body(**arguments).last_hidden_state[0]
                 return states
@@ -210,7 +215,7 @@ class ModelRunner:
     def _run(self, step: StepInputs, staged: Staged) -> list[Tensor]:
         """The logits of what is staged, and what is drawn from them."""
         inputs = ModelInputs(step._replace(staged=staged), NOTHING.starts, [], [], [])
-        with forward_context(self.backend, inputs.step):
+        with self.context.run(inputs.step):
             logits = self._logits(self.arguments(inputs, staged), staged.logit_rows)
         return [logits, *(self.draw(logits) if self.draw else ())]
 

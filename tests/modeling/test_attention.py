@@ -6,14 +6,12 @@ import torch
 import torch.nn.functional as F
 from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertModel
 
+from engine_server.modeling.attention.hook import IMPLEMENTATION, ForwardContext, paged_attention
 from engine_server.modeling.attention.interface import (
-    IMPLEMENTATION,
     LayerShape,
     Scoring,
     StepInputs,
     UnsupportedModelError,
-    forward_context,
-    paged_attention,
 )
 from engine_server.modeling.attention.torch_backend import Sequence, StepAttention, TorchAttention
 from engine_server.modeling.memory.cache_layout import lay_out
@@ -34,7 +32,7 @@ def test_encoders_see_their_whole_prompt_and_nothing_of_their_neighbours() -> No
         with torch.inference_mode():
             expected = torch.cat([model(prompt).last_hidden_state for prompt in prompts], 1)
             model.set_attn_implementation(IMPLEMENTATION)
-            with forward_context(StepAttention(), flat(prompts)):
+            with ForwardContext(StepAttention()).run(flat(prompts)):
                 positions = torch.cat([torch.arange(length) for length in LENGTHS])[None]
                 hidden = model(torch.cat(prompts, 1), position_ids=positions).last_hidden_state
         torch.testing.assert_close(hidden, expected)
@@ -45,7 +43,7 @@ def test_a_bias_by_distance_is_refused_where_tokens_are_cached_or_hidden() -> No
     prompts = [torch.zeros(1, length, dtype=torch.long) for length in LENGTHS]
     module = torch.nn.Module()
     module.layer_idx = 0
-    with forward_context(StepAttention(), flat(prompts)):
+    with ForwardContext(StepAttention()).run(flat(prompts)):
         for options in ({"is_causal": True}, {"is_causal": False, "sliding_window": 4}):
             with pytest.raises(UnsupportedModelError, match="Module adds a relative bias"):
                 paged_attention(module, state, state, state, None, relative_bias=bias, **options)

@@ -11,7 +11,7 @@ from transformers.models.falcon import modeling_falcon
 from transformers.models.gptj import modeling_gptj
 from transformers.models.mpnet import modeling_mpnet
 
-from engine_server.modeling.attention.interface import paged_attention, step_inputs
+from engine_server.modeling.attention.hook import paged_attention, running_forward
 
 
 @cache
@@ -99,7 +99,7 @@ class MPNetEncoder(modeling_mpnet.MPNetEncoder):
     """Its bias is as wide as the step's longest sequence, not as the whole step."""
 
     def compute_position_bias(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        longest = int(step_inputs().lengths.max())
+        longest = int(running_forward().inputs.lengths.max())
         bias: Tensor = super().compute_position_bias(x[:, :longest])  # type: ignore[no-untyped-call]
         return bias
 

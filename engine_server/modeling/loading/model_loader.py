@@ -12,7 +12,7 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 
 from engine_server.config import LoadConfig, ModelConfig
-from engine_server.modeling.attention.interface import IMPLEMENTATION
+from engine_server.modeling.attention.hook import IMPLEMENTATION
 from engine_server.modeling.layers.fused_modules import use_kernels
 from engine_server.modeling.layers.packed_linear import pack_linears
 from engine_server.modeling.loading.fusion import fuse_linears

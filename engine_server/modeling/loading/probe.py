@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from engine_server.modeling.attention.hook import ForwardContext
 from engine_server.modeling.attention.interface import (
     IntArray,
     LayerShape,
     Scoring,
     StepInputs,
     UnsupportedModelError,
-    forward_context,
 )
 from engine_server.modeling.attention.torch_backend import StepAttention
 
@@ -102,7 +102,7 @@ def run(
     lengths, blocks = np.diff(starts, append=count), np.zeros((len(starts), 1), dtype=np.int32)
     inputs = StepInputs(positions, positions, [positions], starts, lengths, lengths, [blocks])
     try:
-        with forward_context(backend, inputs):
+        with ForwardContext(backend).run(inputs):
             output = model(
                 input_ids=torch.arange(count, device=device).unsqueeze(0)
                 % model.config.get_text_config().vocab_size,
