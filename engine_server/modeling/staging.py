@@ -7,7 +7,6 @@ from engine_server.modeling.attention.interface import IntArray, Staged, StepInp
 from engine_server.modeling.platform.interface import Platform
 
 ALIGNMENT = 4  # numbers, 16 bytes: Triton compiles a kernel once more where a tensor begins elsewhere
-LIKELY_CONTEXT = 8192  # for which a captured decode is laid out; a longer context only takes longer
 
 
 class Staging:
@@ -66,20 +65,19 @@ class Staging:
         if changes.size:
             where, what = self._buffer[self._size : len(host)].view(2, -1)
             self._tables.view(-1).index_copy_(0, where.long(), what)
-        longest = int(inputs.contexts[single].max(initial=0))
         if padded:
             return self.decodes(padded)
-        return self._views(count, counts[0], counts[1], len(sampling), longest)
+        return self._views(count, counts[0], counts[1], len(sampling))
 
     def decodes(self, count: int) -> Staged:
         """A step of `count` decodes, whatever was put there."""
-        return self._views(count, 0, count, count, LIKELY_CONTEXT)
+        return self._views(count, 0, count, count)
 
-    def _views(self, tokens: int, prefills: int, decodes: int, sampling: int, longest: int) -> Staged:
+    def _views(self, tokens: int, prefills: int, decodes: int, sampling: int) -> Staged:
         token_ids, positions, slots, long, single, logit_rows, rows = self._parts
         return Staged(
             token_ids[:tokens], positions[:tokens], slots[:, :tokens], long[:prefills], single[:decodes],
-            self._tables, logit_rows[:sampling], rows[:sampling], longest,
+            self._tables, logit_rows[:sampling], rows[:sampling],
         )  # fmt: skip
 
     def _changes(self, inputs: StepInputs) -> IntArray:

@@ -63,8 +63,6 @@ class Staged(NamedTuple):
     logit_rows: Tensor
     # [n], the sequences' rows of the block table.
     sampling: Tensor
-    # The longest context that one of `decodes` may have, in tokens.
-    longest: int
 
 
 class LayerShape(NamedTuple):
