@@ -152,6 +152,7 @@ class ModelRunner:
     ) -> Tensor:
         """What `execute` gives; `report` takes the logits of each of the prompts' chunks, with its number."""
         self.ranks.tell("forward", inputs)
+        self.platform.follow_load()
         size = self._captured_size(inputs)
         self.replayed = size is not None
         staged = self._staged = self.staging.put(inputs.step, inputs.sampling, size or 0)

@@ -3,6 +3,7 @@
 import logging
 import math
 import mmap
+import os
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -18,7 +19,9 @@ from engine_server.modeling.layers.native_modules import NATIVE
 from engine_server.modeling.layers.torch_modules import CPU
 from engine_server.modeling.memory.cache_layout import Layout
 from engine_server.modeling.memory.host_memory import free_host_memory
+from engine_server.modeling.platform.cpu_quota import available_cpus
 from engine_server.modeling.platform.interface import Platform
+from engine_server.modeling.platform.spinning import SpinLimit
 
 # Instruction sets that multiply a dtype, as torch.cpu.get_capabilities names them; any one is enough.
 INSTRUCTIONS = {
@@ -41,6 +44,9 @@ class CpuPlatform(Platform):
 
     def __init__(self, device: torch.device = torch.device("cpu")) -> None:  # noqa: B008
         super().__init__(device)
+        self._spin_limit = SpinLimit()
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(min(torch.get_num_threads(), available_cpus()))
 
     @property
     def module_kernels(self) -> Kernels | None:
@@ -99,6 +105,9 @@ class CpuPlatform(Platform):
 
     def record_event(self, timed: bool = False) -> torch.Event | None:
         return None
+
+    def follow_load(self) -> None:
+        self._spin_limit.follow_load()
 
     def process_group(self, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
         torch.set_num_threads(max(1, torch.get_num_threads() // size))  # all ranks share this CPU

@@ -14,7 +14,7 @@ from engine_server.modeling.memory.cache_layout import Layout
 
 
 class Platform(ABC):
-    """One rank's device with the kernels that can run on it. Stateless: two models may share one."""
+    """One rank's device with the kernels that can run on it. Two models may share one."""
 
     # The device computes on its own while the host goes on, so steps can overlap.
     asynchronous: ClassVar[bool]
@@ -105,6 +105,12 @@ class Platform(ABC):
     @abstractmethod
     def record_event(self, timed: bool = False) -> torch.Event | None:
         """Record an event behind all work that the device was given; None where work is done when a call returns."""
+
+    # Load
+
+    @abstractmethod
+    def follow_load(self) -> None:
+        """Adapt to what else runs on the host's CPUs. To be called every step."""
 
     # Ranks
 
