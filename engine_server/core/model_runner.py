@@ -16,7 +16,7 @@ from engine_server.core.scheduling.request import Request
 from engine_server.core.scheduling.scheduler import Batch
 from engine_server.modeling.attention.hook import ForwardContext
 from engine_server.modeling.attention.interface import AttentionBackend, Staged, StepInputs
-from engine_server.modeling.attention.torch_backend import StepAttention
+from engine_server.modeling.attention.step_attention import StepAttention
 from engine_server.modeling.device_time import DeviceTimer
 from engine_server.modeling.graphs.decode_graphs import DecodeGraphs
 from engine_server.modeling.layers.rope import per_sequence

@@ -13,7 +13,9 @@ from engine_server.modeling.attention.interface import (
     StepInputs,
     UnsupportedModelError,
 )
-from engine_server.modeling.attention.torch_backend import Sequence, StepAttention, TorchAttention
+from engine_server.modeling.attention.step_attention import StepAttention
+from engine_server.modeling.attention.torch_backend import TorchAttention
+from engine_server.modeling.attention.torch_scores import Sequence
 from engine_server.modeling.memory.cache_layout import lay_out
 from engine_server.modeling.platform.cpu import CpuPlatform
 

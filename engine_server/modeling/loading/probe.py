@@ -15,7 +15,7 @@ from engine_server.modeling.attention.interface import (
     StepInputs,
     UnsupportedModelError,
 )
-from engine_server.modeling.attention.torch_backend import StepAttention
+from engine_server.modeling.attention.step_attention import StepAttention
 
 
 class Probe(StepAttention):
