@@ -89,7 +89,8 @@ class TorchAttention(AttentionBackend):
         firsts, contexts = self._seen(inputs, kind)
         for sequence in np.flatnonzero(inputs.lengths > 1).tolist():
             start, first, context = int(inputs.starts[sequence]), firsts[sequence], int(contexts[sequence])
-            blocks = inputs.block_ids[kind][sequence, first : first - (-context // self.block_size)]
+            row = inputs.rows[sequence]
+            blocks = inputs.tables[kind][row, first : first - (-context // self.block_size)]
             tokens = slice(start, start + int(inputs.lengths[sequence]))
             yield Prefill(
                 Sequence(context, self.writes_scores),
@@ -107,7 +108,7 @@ class TorchAttention(AttentionBackend):
             width = int(held[members].max()) if self.halved else most
             # A width is rounded up with the sequence's own last block: a NaN in another's would survive the mask.
             columns = np.minimum(np.arange(width), held[members, None] - 1) + firsts[members, None]
-            blocks = inputs.block_ids[kind][members[:, None], columns]
+            blocks = inputs.tables[kind][inputs.rows[members, None], columns]
             yield DecodeGroup(
                 selection(inputs.starts[members], self.device),
                 torch.from_numpy(contexts[members]).to(self.device),

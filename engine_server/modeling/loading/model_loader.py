@@ -13,12 +13,12 @@ from transformers import AutoConfig, PreTrainedModel
 
 from engine_server.config import LoadConfig, ModelConfig
 from engine_server.modeling.attention.hook import IMPLEMENTATION
+from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.layers.fused_modules import use_kernels
 from engine_server.modeling.layers.packed_linear import pack_linears
 from engine_server.modeling.loading.fusion import fuse_linears
 from engine_server.modeling.loading.sharding import shard
 from engine_server.modeling.platform.interface import Platform
-from engine_server.modeling.ranks import Ranks
 from engine_server.models.folder import weight_bytes
 
 OWN_ATTENTION = ("bloom", "falcon", "gptj", "mpnet")  # model types
@@ -27,7 +27,9 @@ SECONDS_BETWEEN_LINES = 5.0
 logger = logging.getLogger(__name__)
 
 
-def load_model(config: ModelConfig, load: LoadConfig, platform: Platform, ranks: Ranks) -> PreTrainedModel:
+def load_model(
+    config: ModelConfig, load: LoadConfig, platform: Platform, ranks: Communicator
+) -> PreTrainedModel:
     """The model of `config.path`, from safetensors or with random weights, with our attention.
 
     Weights are mapped from their files and copied once at most; where ranks share a model, the host cuts it, and the
