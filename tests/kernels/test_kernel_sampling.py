@@ -30,7 +30,7 @@ def plain() -> Sampler:
 
 
 def request(output: int = 0, child: int = 0, row: int = 0, **params) -> Request:
-    return Request("r", [1] * (1 + output), 1, SamplingParams(**params), 100, child=child, row=row)
+    return Request("r", [1] * (1 + output), 1, SamplingParams(**params), 100, choice_index=child, row=row)
 
 
 def sample(sampler: Sampler, logits: Tensor, requests: list[Request]) -> list[Sampled]:
@@ -130,7 +130,7 @@ def test_sampling_kernel_draws_the_uniform_numbers_of_torch(
     by_kernels: Sampler, device: torch.device, seed: int, child: int, index: int
 ) -> None:
     """Of 256 tokens that are equally likely, the one that the first 8 bits say."""
-    one = Request("r", range(index + 1), 1, SamplingParams(seed=seed), 1 << 30, child=child, row=0)
+    one = Request("r", range(index + 1), 1, SamplingParams(seed=seed), 1 << 30, choice_index=child, row=0)
     (token,) = tokens(by_kernels, torch.zeros(1, 256, device=device), [one])
     assert token == int(uniform([seed], [child], [index])[0] * 256)
 
