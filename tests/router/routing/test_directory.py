@@ -56,11 +56,14 @@ def test_content_does_not_depend_on_the_order_of_changes(puts, data):
 
 
 @given(st.lists(deployments, min_size=1, max_size=8, unique_by=lambda one: one.key))
-def test_the_oldest_deployment_keeps_a_contested_name(puts):
+def test_the_oldest_holder_keeps_a_served_name_unless_its_namespace_claims_it(puts):
     recorder = Recorder()
     for one in puts:
         recorder.directory.put(one)
-    for name in {name for one in puts for name in one.served_names}:
+    in_namespaces = {
+        f"{one.key.namespace}/{name}" for one in puts for name in (one.key.name, *one.served_names)
+    }
+    for name in {name for one in puts for name in one.served_names} - in_namespaces:
         oldest = min((o for o in puts if name in o.served_names), key=lambda o: (o.created, o.key))
         assert recorder.directory.resolve(name).deployment == oldest
 
@@ -71,7 +74,7 @@ def deployment(
     return Deployment(Key(namespace, name), served, tuple(Address.parse(url) for url in at), created)
 
 
-def test_a_served_name_comes_before_namespace_and_name():
+def test_namespace_and_name_come_before_a_served_name():
     recorder = Recorder()
     for one in (
         deployment("x", "a", "m", created=1.0),
@@ -86,11 +89,22 @@ def test_a_served_name_comes_before_namespace_and_name():
 
     assert found("m") == "x/a"  # contested: the older
     assert found("y/m") == "y/b"  # the younger one's by namespace and served name
-    assert found("x/a") == "y/b"  # an exact served name
+    assert found("x/a") == "x/a"  # namespace/name, not y/b's served name
     assert found("y/b") == "y/b"  # namespace/name, not y/c's namespace/served name
     assert found("b") == "y/c"
     assert found("a") is None
-    assert list(recorder.directory.models()) == ["b", "m", "x/a"]
+    assert list(recorder.directory.models()) == ["b", "m", "y/b"]
+
+
+def test_a_served_name_cannot_take_the_name_of_a_deployment_in_another_namespace():
+    recorder = Recorder()
+    recorder.directory.put(deployment("thief", "a", "victim/b", "victim/chat", created=1.0))
+    assert recorder.directory.resolve("victim/b").deployment.key == Key("thief", "a")
+
+    recorder.directory.put(deployment("victim", "b", "chat", created=2.0))
+
+    assert recorder.directory.resolve("victim/b").deployment.key == Key("victim", "b")
+    assert recorder.directory.resolve("victim/chat").deployment.key == Key("victim", "b")
 
 
 def test_lists_a_deployment_without_names_of_its_own_as_namespace_and_name():
