@@ -1,17 +1,18 @@
-"""The way to an engine core in a process of its own: ZMQ for messages, a lifeline to notice an end."""
+"""Client of an engine core in a child process: messages over ZMQ, and a lifeline that shows the core's end."""
 
 import asyncio
 import itertools
 import shutil
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from engine_server.config import EngineConfig
 from engine_server.core.distributed.child_process import Child
@@ -21,14 +22,15 @@ from engine_server.requests.messages import Call, CoreMessage, FrontEndMessage, 
 
 OnPhase = Callable[[str, float], None]
 
-LAST_WORDS_MS = 200  # how long what the core sent just before its end may take to arrive
+LAST_MESSAGES_SECONDS = 0.2  # how long a message that the core sent just before its end may take to arrive
 POLL_MS = 100
 
 
 class CoreProcess:
-    """A child that runs the core. Made in any thread; used from one event loop, found at the first `receive`.
+    """An engine core in a child process. May be made in any thread; then belongs to the first loop that receives.
 
-    The child begins to import as soon as it is made, and to load once `configure` has told it what.
+    The child starts to import when this object is made, and to load the model when `configure` has sent it the
+    configuration.
     """
 
     def __init__(self) -> None:
@@ -47,26 +49,37 @@ class CoreProcess:
         self._child = Child("the engine core", "engine_server.core", self._folder)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(CoreMessage)
-        self._async_output: zmq.asyncio.Socket | None = None
-        self._receiving: asyncio.Future[bytes] | None = None
-        self._arrived: bytes | None = None
+        self._messages: deque[bytes] = deque()  # read from the socket, not received yet
+        self._changed = asyncio.Event()  # there are messages, or the core has ended
+        self._ended = False
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._calls: dict[int, asyncio.Future[Returned]] = {}
         self._call_ids = itertools.count()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._ended = False
 
     @property
     def pid(self) -> int:
         return self._child.process.pid
 
+    @property
+    def connected(self) -> bool:
+        """True while the core takes messages: from its import to its end."""
+        return not self._input.closed and bool(self._input.poll(0, zmq.POLLOUT))
+
     def configure(self, config: EngineConfig) -> None:
-        self._input.send(self._encoder.encode(config))
+        """Send the configuration once the core is connected. Raises EngineDeadError if it ends before that."""
+        data = self._encoder.encode(config)
+        while not self.connected:
+            if self._child.process.poll() is not None:
+                raise EngineDeadError(self._child.death())
+            self._input.poll(POLL_MS, zmq.POLLOUT)
+        self._send(data)
 
     def wait_until_ready(self, on_phase: OnPhase | None) -> Ready:
-        """Block until the core takes requests. Raises EngineDeadError with its reason."""
+        """Block until the core takes requests. Raises EngineDeadError with the cause if it ends before that."""
         while True:
             if not self._output.poll(POLL_MS):
-                if self._child.process.poll() is not None and not self._output.poll(LAST_WORDS_MS):
+                ended = self._child.process.poll() is not None
+                if ended and not self._output.poll(int(LAST_MESSAGES_SECONDS * 1000)):
                     raise EngineDeadError(self._child.death())
                 continue
             match self._decoder.decode(self._output.recv()):
@@ -77,22 +90,25 @@ class CoreProcess:
                     return ready
 
     def send(self, message: FrontEndMessage) -> None:
-        """Never waits; what is sent to a core that has ended is lost, as `receive` tells."""
+        """Queue a message for the core without waiting. After the core's end, which `receive` raises, drop it."""
         if not self._input.closed:
-            self._input.send(self._encoder.encode(message), zmq.NOBLOCK)
+            self._send(self._encoder.encode(message))
 
     def check(self, hang_timeout: float) -> None:
-        """Raises EngineDeadError where the core has ended, or made no progress for `hang_timeout` seconds."""
+        """Raise EngineDeadError if the core has ended, or made no progress for `hang_timeout` seconds."""
         if self._child.process.poll() is not None:
             raise EngineDeadError(self._child.death())
-        if self._calls:  # which may take as long as they take
+        if self._calls:  # an operation may take any time
             return
         stuck = time.monotonic() - self._progress[0]
         if stuck > hang_timeout:
             raise EngineDeadError(f"the engine core (process {self.pid}) made no progress for {stuck:.0f} s")
 
     async def call(self, method: str, *args: Any) -> Any:
-        """What an operation of the core gives, while others `receive`. Raises RuntimeError where it fails."""
+        """Run an operation of the core; return its result. Needs a task that receives meanwhile.
+
+        Raises RuntimeError if the operation fails.
+        """
         call = Call(next(self._call_ids), method, list(args))
         answer = self._calls[call.call_id] = asyncio.get_running_loop().create_future()
         self.send(call)
@@ -102,54 +118,67 @@ class CoreProcess:
             del self._calls[call.call_id]
 
     def fail_calls(self, error: EngineDeadError) -> None:
+        """Raise `error` in every operation in flight."""
         for answer in self._calls.values():
             if not answer.done():
                 answer.set_exception(error)
 
     async def arrive(self) -> None:
-        """Wait until there is something to `receive`, be it the core's end."""
-        if self._async_output is None:
-            self._async_output = zmq.asyncio.Socket.from_socket(self._output)
+        """Wait until there is a message to receive, or the core has ended. Loses nothing when cancelled."""
+        if self._loop is None:
             self._loop = asyncio.get_running_loop()
+            self._loop.add_reader(self._output.fileno(), self._read_messages)
             self._loop.add_reader(self._child.lifeline, self._notice_end)
-        if self._arrived is None and not self._ended:
-            self._receiving = asyncio.ensure_future(self._async_output.recv())
-            try:
-                self._arrived = await self._receiving
-            except asyncio.CancelledError:
-                if not self._ended:
-                    raise
+            self._read_messages()
+        while not (self._messages or self._ended):
+            await self._wait()
 
     async def receive(self) -> CoreMessage:
-        """The next message. Raises EngineDeadError once the core has ended and nothing is left to read."""
+        """Return the next message. Raises EngineDeadError once the core has ended and everything is read."""
         await self.arrive()
-        data, self._arrived = self._arrived, None
-        if data is None and not self._output.closed and self._output.poll(LAST_WORDS_MS):
-            data = self._output.recv()
-        if data is None:
-            raise EngineDeadError(self._child.death())
-        message: CoreMessage = self._decoder.decode(data)
+        if not self._messages:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wait(), LAST_MESSAGES_SECONDS)
+        if not self._messages:
+            raise EngineDeadError(await asyncio.to_thread(self._child.death))
+        message: CoreMessage = self._decoder.decode(self._messages.popleft())
         if isinstance(message, Returned):
             answer = self._calls.get(message.call_id)
-            if answer is not None and not answer.done():  # else its caller has left
+            if answer is not None and not answer.done():  # else its caller was cancelled
                 answer.set_result(message)
         return message
 
     def shutdown(self, timeout: float = 10.0) -> None:
-        """End the core, and wait for its end; after `timeout` seconds it is killed."""
+        """End the core and wait for its end; kill it after `timeout` seconds. Does nothing in a forked process."""
+        if not self._child.owned:
+            return
         if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._output.fileno())
             self._notice_end()
-        if self._async_output is not None:
-            self._async_output.close()
-        self._child.let_go()
+        self._child.close_lifeline()
         self._child.wait(timeout)
         self._input.close()
         self._output.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    def _send(self, data: bytes) -> None:
+        with suppress(zmq.Again):  # the core has ended: the queue has no limit
+            self._input.send(data, zmq.NOBLOCK)
+
+    async def _wait(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    def _read_messages(self) -> None:
+        """Read until the socket is empty, as its descriptor only shows changes since the last read."""
+        with suppress(zmq.Again):
+            while True:
+                self._messages.append(self._output.recv(zmq.NOBLOCK))
+        if self._messages:
+            self._changed.set()
+
     def _notice_end(self) -> None:
         assert self._loop is not None
-        self._ended = True
         self._loop.remove_reader(self._child.lifeline)
-        if self._receiving is not None:
-            self._receiving.cancel()
+        self._ended = True
+        self._changed.set()
