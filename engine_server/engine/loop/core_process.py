@@ -1,4 +1,4 @@
-"""Client of an engine core in a child process: messages over ZMQ, and a lifeline that shows the core's end."""
+"""An engine core in a child process: messages over ZMQ, and a lifeline that shows the core's end."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""The client of a core process: its death before and after it connects, forks, and cancelled reads."""
+"""A core process: its death before and after it connects, forks, and cancelled reads."""
 
 import asyncio
 import os
@@ -13,7 +13,7 @@ import pytest_asyncio
 from waiting import until
 
 from engine_server import AsyncEngineArgs, AsyncLLMEngine, EngineDeadError
-from engine_server.engine.core_client import CoreProcess
+from engine_server.engine.loop.core_process import CoreProcess
 from engine_server.requests.messages import AbortRequests, Returned
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
