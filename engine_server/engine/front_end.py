@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from engine_server.config import EngineConfig
 from engine_server.engine.compat import refuse, request_key
+from engine_server.engine.input.admission import check_priority, check_trace_headers
 from engine_server.engine.input.processor import Processor
 from engine_server.engine.input.tokenizer import backend_of
 from engine_server.engine.output.output_processor import OutputProcessor, fan_out
@@ -91,8 +92,10 @@ class FrontEnd:
             prompt_adapter_request=prompt_adapter_request,
             priority=priority if self.config.policy == "fcfs" else 0,
         )
-        self._refuse_overflow()
+        priority = check_priority(priority)
+        trace_headers = check_trace_headers(trace_headers)
         key = request_key(request_id)
+        self._refuse_overflow()
         request, text = self.processor.process(key, prompt, params, arrival_time)
         request.priority = priority
         if params.timeout is not None:
