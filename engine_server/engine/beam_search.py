@@ -8,7 +8,8 @@ import msgspec
 
 from engine_server.engine.input.processor import Processor
 from engine_server.requests import validation as valid
-from engine_server.requests.outputs import CompletionOutput, RequestOutput, TokenLogprobs
+from engine_server.requests.logprobs import TokenLogprobs
+from engine_server.requests.outputs import CompletionOutput, RequestOutput
 from engine_server.requests.prompts import PromptType
 from engine_server.requests.sampling_params import MAX_LOGPROBS, SamplingParams
 
@@ -110,7 +111,9 @@ class BeamSearch:
             )
             for rank, one in enumerate(self.sequences)
         ]  # fmt: skip
-        return RequestOutput(request_id, self.prompt, self.prompt_token_ids, completions, finished=True)
+        return RequestOutput(
+            request_id, self.prompt, self.prompt_token_ids, outputs=completions, finished=True
+        )
 
     def _end(self, beam: BeamSearchSequence, reason: str | None, stop: int | str | None = None) -> None:
         beam.finish_reason, beam.stop_reason = reason, stop

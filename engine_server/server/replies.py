@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 from starlette.responses import Response
 
-from engine_server.requests.outputs import TokenLogprobs
+from engine_server.requests.logprobs import TokenLogprobs
 
 StopReason = int | str | None | msgspec.UnsetType  # vLLM's; told once, with the finish_reason
 UNLIKELY = -9999.0  # JSON has no infinity; OpenAI's API uses this number
