@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import weakref
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from engine_server.config import (
@@ -19,7 +19,7 @@ from engine_server.config import (
     UsageContext,
 )
 from engine_server.engine.beam_search import BeamSearch, BeamSearchParams, BeamSearchSequence
-from engine_server.engine.compat import one_prompt, refuse, request_key, request_keys
+from engine_server.engine.compat import one_prompt, refuse, request_key, request_keys, rpc_arguments
 from engine_server.engine.core_client import CoreProcess, OnPhase
 from engine_server.engine.engine_args import AsyncEngineArgs
 from engine_server.engine.front_end import FrontEnd, StatLoggers
@@ -227,8 +227,12 @@ class AsyncLLM:
             self._abort([key])  # it has its last output already
         return stream
 
-    async def abort(self, request_id: str | int | Iterable[str]) -> None:
-        """End requests at once; their streams get a last output with the reason abort. Unknown ids are no error."""
+    async def abort(self, request_id: str | int | Iterable[str], internal: bool = False) -> None:
+        """End requests at once; their streams get a last output with the reason abort. Unknown ids are no error.
+
+        internal: the engine's own ids are not given to callers, so that only False is taken.
+        """
+        refuse(internal=internal)
         self._abort(request_keys(request_id))
 
     def start_background_loop(self) -> None:
@@ -336,9 +340,31 @@ class AsyncLLM:
             while self._streams:
                 await next(iter(self._streams.values())).ended.wait()
 
-    async def reset_prefix_cache(self) -> bool:
-        """Forget cached prompts; False, and nothing done, while requests hold blocks."""
-        return bool(await self._call("reset_prefix_cache"))
+    async def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """Forget cached prompts; False, and nothing done, while requests hold blocks.
+
+        reset_running_requests: preempt requests that hold blocks, which are computed again, and forget all.
+        reset_connector: there is no connector, so that only False is taken.
+        """
+        refuse(reset_connector=reset_connector)
+        return bool(await self._call("reset_prefix_cache", reset_running_requests))
+
+    async def collective_rpc(
+        self,
+        method: str,
+        timeout: float | None = None,  # noqa: ASYNC109  (vLLM's name)
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call a method of the executor on every rank, and return what each one returns.
+
+        timeout: seconds after which TimeoutError is raised, while the call goes on; None: never. Arguments and
+        results are plain data, which msgpack encodes. Raises RuntimeError if a call fails.
+        """
+        async with asyncio.timeout(timeout):
+            return list(await self._call("collective_rpc", *rpc_arguments(method, args, kwargs)))
 
     async def sleep(self, level: int = 1) -> None:
         """Free the KV cache; level 1 moves a GPU's weights to the host, level 2 drops them. Requests wait."""
@@ -365,6 +391,14 @@ class AsyncLLM:
     async def get_tokenizer(self, lora_request: LoRARequest | None = None) -> PreTrainedTokenizerBase:
         """Raises ValueError where the engine was made without one."""
         return self._front_end.require_tokenizer(lora_request)
+
+    @property
+    def vllm_config(self) -> EngineConfig:
+        return self.config
+
+    @property
+    def model_config(self) -> ModelConfig:
+        return self.config.model_config
 
     async def get_model_config(self) -> ModelConfig:
         return self.config.model_config

@@ -1,6 +1,7 @@
 """Older spellings of the same thing, and parameters that have no effect here."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.prompts import PromptType
@@ -39,3 +40,12 @@ def refuse(**parameters: object) -> None:
     for name, value in parameters.items():
         if value is not None and (not isinstance(value, PLAIN) or value):
             raise InvalidRequestError(f"{name} is not supported yet; leave it out", name)
+
+
+def rpc_arguments(
+    method: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> tuple[str, list[Any], dict[str, Any]]:
+    """Return the arguments of collective_rpc; a function is refused, since it crosses no process without pickle."""
+    if not isinstance(method, str):
+        raise TypeError(f"method is {method!r}; it takes the name of a method of the executor")
+    return method, list(args), dict(kwargs or {})

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine_server.config import ModelConfig, SamplingDefaults
+from engine_server.contract.model_uri import HubRepository
 from engine_server.engine.arguments.pooling_config import longest_prompt, read_pooling_config
 from engine_server.models import resolve
 from engine_server.models.hf_config import read_hf_config
-from engine_server.models.source import HubRepository, LocalFolder, parse
+from engine_server.models.source import locate
 from engine_server.requests.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ class ModelDescription:
     config: ModelConfig
     # Weights that each token is multiplied with, roughly.
     weights_per_token: int
+    # Torch's name of the type that is asked for, or else of the weights.
+    dtype: str
 
 
 def describe_model(args: "EngineArgs") -> ModelDescription:
@@ -71,13 +74,15 @@ def describe_model(args: "EngineArgs") -> ModelDescription:
         trust_remote_code=args.trust_remote_code,
         sampling_defaults=_sampling_defaults(args.generation_config, path),
     )
-    return ModelDescription(model, _weights_per_token(text_config))
+    weights = getattr(text_config, "dtype", None) or "float32"
+    dtype = str(weights).removeprefix("torch.") if args.dtype == "auto" else args.dtype
+    return ModelDescription(model, _weights_per_token(text_config), dtype)
 
 
 def resolve_folder(args: "EngineArgs") -> Path:
     """Return the model's local folder, fetched first where it must be. Raises ValueError."""
-    source, uri = parse(args.model), args.model
-    if args.trust_remote_code and not isinstance(source, LocalFolder):
+    source, uri = locate(args.model), args.model
+    if args.trust_remote_code and not isinstance(source, Path):
         raise ValueError(
             f"trust_remote_code is True, and {uri} is not a local folder; fetch the model, read its code, and give "
             "its folder as model"

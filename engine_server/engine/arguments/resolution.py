@@ -18,7 +18,11 @@ from engine_server.config import (
 )
 from engine_server.engine.arguments.flags import full_dtype
 from engine_server.engine.arguments.model_config import ModelDescription, describe_model
-from engine_server.engine.arguments.prefill_budget import cpu_budget
+from engine_server.engine.arguments.prefill_budget import (
+    available_cpus,
+    cpu_budget,
+    multiplies_in_half_precision,
+)
 
 if TYPE_CHECKING:
     from engine_server.engine.engine_args import EngineArgs
@@ -91,7 +95,10 @@ def _scheduler_config(args: "EngineArgs", description: ModelDescription) -> Sche
     chunked = args.enable_chunked_prefill and not model.is_encoder
     budget = args.max_num_batched_tokens
     if budget is None:
-        budget = GPU_BUDGET if _uses_gpu(args) else cpu_budget(description.weights_per_token)
+        budget = GPU_BUDGET
+        if not _uses_gpu(args):
+            half_precision = multiplies_in_half_precision(description.dtype)
+            budget = cpu_budget(description.weights_per_token, half_precision, available_cpus())
         if not chunked:
             budget = max(budget, model.max_model_len)
     if not chunked and budget < model.max_model_len:

@@ -8,14 +8,13 @@ import msgspec
 from tokenizers import Tokenizer
 
 from engine_server.engine.output.detokenizer import Detokenizer
+from engine_server.requests.logprobs import Logprob, TokenLogprobs
 from engine_server.requests.messages import AddRequest, RawTensor, RequestStep, TokenLogprobsArray
 from engine_server.requests.outputs import (
     POOLED,
     CompletionOutput,
-    Logprob,
     Output,
     RequestOutput,
-    TokenLogprobs,
 )
 from engine_server.requests.pooling_params import PoolingParams
 from engine_server.requests.sampling_params import RequestOutputKind, SamplingParams
