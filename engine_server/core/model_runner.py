@@ -94,11 +94,13 @@ class ModelRunner:
         """Free the cache, and the weights: at level 1 the host keeps them, at level 2 nobody does."""
         self.ranks.tell("sleep", level)
         self.graphs = None  # they know where the weights and the cache were
-        self._freed = [(cache, cache.shape) for cache in self.backend.caches]
+        if any(cache.numel() for cache in self.backend.caches):  # else only the weights are awake
+            self._freed = [(cache, cache.shape) for cache in self.backend.caches]
         for cache, _ in self._freed:
             cache.data = cache.new_empty(0)  # in place, since the backend holds it too
         if level == 2:
-            del self.model, self.body
+            for name in ("model", "body"):
+                self.__dict__.pop(name, None)
         else:
             nn.Module.to(self.model, "cpu")  # transformers' own is not typed
         torch.cuda.empty_cache()

@@ -75,14 +75,14 @@ class LLM:
         sampling_params: None: those of get_default_sampling_params. priority: a lower number runs first, where the
         scheduling policy is priority.
         """
-        prompts = as_list(prompts)
+        batch = as_list(prompts)
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
         params = [
             msgspec.structs.replace(one, output_kind=RequestOutputKind.FINAL_ONLY)
-            for one in one_each("sampling_params", sampling_params, len(prompts))
+            for one in one_each("sampling_params", sampling_params, len(batch))
         ]
-        return self._run(prompts, params, use_tqdm, lora_request, 0 if priority is None else priority)
+        return self._run(batch, params, use_tqdm, lora_request, 0 if priority is None else priority)
 
     def chat(
         self,
@@ -122,14 +122,14 @@ class LLM:
         concurrency_limit: prompts that are searched together; None: all.
         """
         refuse(lora_request=lora_request)
-        prompts = as_list(prompts)
-        limit = max(1, len(prompts))
+        batch = as_list(prompts)
+        limit = max(1, len(batch))
         if concurrency_limit is not None:
             limit = valid.integer("concurrency_limit", concurrency_limit, 1)
         outputs: list[BeamSearchOutput] = []
-        with progress_bar(use_tqdm, len(prompts)) as bar:
-            for start in range(0, len(prompts), limit):
-                found = beam_search(self.llm_engine, prompts[start : start + limit], params)
+        with progress_bar(use_tqdm, len(batch)) as bar:
+            for start in range(0, len(batch), limit):
+                found = beam_search(self.llm_engine, batch[start : start + limit], params)
                 outputs += found
                 bar.update(len(found))
         return outputs
@@ -145,14 +145,14 @@ class LLM:
         pooling_task: PoolingTask = "encode",
     ) -> list[PoolingRequestOutput[Any]]:
         """Return a pooling model's output for each prompt, by the task of its parameters or else `pooling_task`."""
-        prompts = as_list(prompts)
+        batch = as_list(prompts)
         cut = {} if truncate_prompt_tokens is None else {"truncate_prompt_tokens": truncate_prompt_tokens}
         given = PoolingParams() if pooling_params is None else pooling_params
         params = [
             msgspec.structs.replace(one, task=one.task or pooling_task, **cut)
-            for one in one_each("pooling_params", given, len(prompts))
+            for one in one_each("pooling_params", given, len(batch))
         ]
-        return self._run(prompts, params, use_tqdm, lora_request)
+        return self._run(batch, params, use_tqdm, lora_request)
 
     def embed(self, prompts: Prompts, **options: Any) -> list[EmbeddingRequestOutput]:
         """Return each prompt's embedding; `options` as `encode` takes them."""

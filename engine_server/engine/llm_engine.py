@@ -24,9 +24,9 @@ from engine_server.config import (
 )
 from engine_server.core.engine_core import EngineCore
 from engine_server.core.model_runner import ModelRunner
-from engine_server.engine.compat import one_prompt, refuse, request_keys, rpc_arguments
+from engine_server.engine.compat import one_prompt, refuse, request_key, request_keys, rpc_arguments
 from engine_server.engine.engine_args import EngineArgs
-from engine_server.engine.front_end import FrontEnd, StatLoggers
+from engine_server.engine.front_end import FrontEnd
 from engine_server.engine.input.processor import Processor
 from engine_server.engine.input.tokenizer import load_tokenizer
 from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
@@ -35,22 +35,25 @@ from engine_server.requests.outputs import Output, PoolingRequestOutput, Request
 from engine_server.requests.pooling_params import PoolingParams
 from engine_server.requests.prompts import INPUT_REGISTRY, InputRegistry, PromptType
 from engine_server.requests.sampling_params import SamplingParams
+from engine_server.requests.submission import Submission
+from engine_server.telemetry.engine_loggers import StatLoggers
 from engine_server.telemetry.loggers import StatLoggerBase
 
 logger = logging.getLogger(__name__)
 
 
 class LLMEngine:
-    """An engine that its caller drives. `from_engine_args` makes one from far fewer words.
+    """An engine that its caller drives step by step. `from_engine_args` needs fewer arguments.
 
-    executor_class: what executes the model; None: as `parallel_config` says.
-    log_stats: a line of statistics every ten seconds. stat_loggers: a mapping replaces the engine's own, a
-    sequence adds to them. input_registry and use_cached_outputs have nothing to choose between.
+    executor_class: executes the model; None: as `parallel_config` says.
+    log_stats: log a line of statistics every ten seconds. stat_loggers: a mapping replaces the engine's own, a
+    sequence adds to them. input_registry and use_cached_outputs take their defaults only.
 
     Raises ValueError for a model or setting that can't be used.
     """
 
-    DO_VALIDATE_OUTPUT: ClassVar[bool] = False  # let `step` check the type of what it returns
+    # Let `step` check the type of its outputs.
+    DO_VALIDATE_OUTPUT: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -112,29 +115,35 @@ class LLMEngine:
         *,
         inputs: PromptType | None = None,
     ) -> None:
-        """Queue a request for the next steps. Raises InvalidRequestError. `arrival_time` is monotonic."""
-        for request in self._front_end.admit(
-            request_id, one_prompt(prompt, inputs), params or SamplingParams(), arrival_time,
+        """Queue a request for the next steps. `arrival_time` is on the monotonic clock.
+
+        Raises InvalidRequestError or QueueFullError, and has queued nothing then.
+        """
+        submission = Submission(
+            request_key(request_id), one_prompt(prompt, inputs), params or SamplingParams(), arrival_time,
             lora_request, trace_headers, prompt_adapter_request, priority,
-        ):  # fmt: skip
-            self._core.handle(request)
+        )  # fmt: skip
+        self._front_end.check(submission)
+        for message in self._front_end.add(self._front_end.prepare(submission)):
+            self._core.handle(message)
 
     def abort_request(self, request_id: str | int | Iterable[str], internal: bool = False) -> None:
-        """End requests at once; `step` returns nothing of them any more. Unknown ids are no error.
+        """End requests at once; `step` returns no output of them any more. Unknown ids are ignored.
 
-        internal: the engine's own ids are not given to callers, so that only False is taken.
+        internal: only False is taken, since callers don't know the engine's own ids.
         """
         refuse(internal=internal)
-        _, unfinished = self._front_end.abort(request_keys(request_id))
-        self._core.handle(AbortRequests(unfinished))
+        _, aborts = self._front_end.abort(request_keys(request_id))
+        self._core.handle(AbortRequests(aborts))
 
     def step(self) -> list[Output]:
-        """One iteration over whatever runs; [] at once where nothing does."""
+        """Run one step over all requests and return the outputs that are due; [] if no request is in flight."""
         if not self.has_unfinished_requests():
             return []
-        outputs, stopped = self._front_end.digest(self._core.outputs())
-        if stopped:
-            self._core.handle(AbortRequests(stopped))
+        message = self._core.outputs()
+        outputs, aborts = self._front_end.process(message.steps, message.stats)
+        if aborts:
+            self._core.handle(AbortRequests(aborts))
         if self.DO_VALIDATE_OUTPUT:
             for output in outputs:
                 if not isinstance(output, RequestOutput | PoolingRequestOutput):
@@ -145,7 +154,7 @@ class LLMEngine:
         return len(self._front_end.requests) > 0
 
     def has_unfinished_requests_for_virtual_engine(self, virtual_engine: int) -> bool:
-        """There is one stage of the pipeline, number 0. Raises IndexError for another."""
+        """Return the same for virtual engine 0, the only one. Raises IndexError for another."""
         if virtual_engine != 0:
             raise IndexError(f"virtual_engine is {virtual_engine}; there is only 0")
         return self.has_unfinished_requests()
@@ -157,7 +166,7 @@ class LLMEngine:
         return self._front_end.processor
 
     def get_tokenizer(self, lora_request: LoRARequest | None = None) -> PreTrainedTokenizerBase:
-        """Raises ValueError where the engine was made without one."""
+        """Return the tokenizer. Raises ValueError if the engine was made without one."""
         return self._front_end.require_tokenizer(lora_request)
 
     @property
@@ -193,28 +202,28 @@ class LLMEngine:
         finished_before: None = None,
         skip: None = None,
     ) -> None:
-        """Let the stat loggers say now what they would say at the next interval; the parameters take None."""
+        """Let the stat loggers log now what they would at the next interval; the parameters take None."""
         refuse(
             scheduler_outputs=scheduler_outputs,
             model_output=model_output,
             finished_before=finished_before,
             skip=skip,
         )
-        self._front_end.log_stats()
+        self._front_end.loggers.log()
 
     def add_logger(self, logger_name: str, logger: StatLoggerBase) -> None:
-        """Raises KeyError where the name is taken."""
-        self._front_end.add_logger(logger_name, logger)
+        """Raises KeyError if the name is taken."""
+        self._front_end.loggers.add(logger_name, logger)
 
     def remove_logger(self, logger_name: str) -> None:
         """The engine's own are "prometheus" and "logging". Raises KeyError."""
-        del self._front_end.loggers[logger_name]
+        self._front_end.loggers.remove(logger_name)
 
     def check_health(self) -> None:
-        """Nothing to find: a core in the caller's process is there for as long as its caller."""
+        """Do nothing: a core in the caller's process lives as long as its caller."""
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Forget cached prompts; False, and nothing done, while requests hold blocks.
+        """Forget cached prompts. Returns False, and does nothing, while requests hold blocks.
 
         reset_running_requests: preempt requests that hold blocks, which are computed again, and forget all.
         reset_connector: there is no connector, so that only False is taken.
@@ -241,7 +250,7 @@ class LLMEngine:
         self._call("sleep", level)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """Wake "weights", "kv_cache", or both; requests go on once both are awake, as if nothing had been."""
+        """Wake "weights", "kv_cache", or both; once both are awake, requests continue where they were."""
         self._call("wake_up", tags)
 
     def is_sleeping(self) -> bool:
@@ -256,8 +265,10 @@ class LLMEngine:
         self._call("stop_profile")
 
     def _call(self, method: str, *args: Any) -> Any:
-        """What an operation of the core gives. Raises RuntimeError where it fails."""
+        """Run an operation of the core and return its result. Raises RuntimeError if it fails."""
         returned = self._core.operations.run(Call(0, method, list(args)))
         if not self._core.has_work:
-            self._front_end.record(self._core.outputs().stats, None)  # no step tells the new state
+            self._front_end.loggers.record(
+                self._core.outputs().stats, None
+            )  # no step will report the new state
         return returned.result()

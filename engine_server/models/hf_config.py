@@ -22,6 +22,7 @@ def read_hf_config(
     from transformers import AutoConfig  # takes seconds
 
     check_code(folder, trust_remote_code)
+    config: PretrainedConfig
     try:
         config, unknown = AutoConfig.from_pretrained(
             folder,
@@ -41,7 +42,7 @@ def read_hf_config(
 
 def check_code(folder: Path, trust_remote_code: bool) -> None:
     """Refuse code of the model that its user didn't consent to, or that is not in `folder`. Raises ValueError."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    from transformers import CONFIG_MAPPING
 
     try:
         settings = json.loads((folder / "config.json").read_text())
@@ -51,7 +52,7 @@ def check_code(folder: Path, trust_remote_code: bool) -> None:
         ) from error
     classes = settings.get("auto_map") or {}
     if not trust_remote_code:
-        if classes and settings.get("model_type") not in CONFIG_MAPPING_NAMES:
+        if classes and settings.get("model_type") not in CONFIG_MAPPING:
             raise ValueError(
                 f"{folder} brings Python code of its own, which runs only with trust_remote_code=True: "
                 f"{', '.join(map(str, classes.values()))}"

@@ -60,7 +60,7 @@ class FlatLogprobs(Sequence[TokenLogprobs]):
 
     def __getitem__(self, index: int | slice) -> "TokenLogprobs | FlatLogprobs":
         if isinstance(index, slice):
-            return FlatLogprobs(self[number] for number in range(len(self))[index])
+            return self._slice(range(len(self))[index])
         entries = range(self.start_indices[index], self.end_indices[index])
         return {
             self.token_ids[entry]: Logprob(
@@ -68,6 +68,18 @@ class FlatLogprobs(Sequence[TokenLogprobs]):
             )
             for entry in entries
         }
+
+    def _slice(self, positions: range) -> "FlatLogprobs":
+        sliced = FlatLogprobs()
+        for position in positions:
+            entries = slice(self.start_indices[position], self.end_indices[position])
+            sliced.start_indices.append(len(sliced.token_ids))
+            sliced.token_ids += self.token_ids[entries]
+            sliced.logprobs += self.logprobs[entries]
+            sliced.ranks += self.ranks[entries]
+            sliced.decoded_tokens += self.decoded_tokens[entries]
+            sliced.end_indices.append(len(sliced.token_ids))
+        return sliced
 
     def __len__(self) -> int:
         return len(self.start_indices)

@@ -35,6 +35,7 @@ TIME_TO_FIRST_TOKEN = (.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1,
 BETWEEN_TOKENS = (.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 LATENCY = (.3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 STEP_TIME = (.0005, .001, .002, .003, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 30)
+STALLS = (.001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5)
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 CHOICES = (1, 2, 5, 10, 20)
 
@@ -82,6 +83,8 @@ OF_STEP = [  # from IterationStats
            TIME_TO_FIRST_TOKEN),
     Metric(Histogram, "vllm:inter_token_latency_seconds", "Time between a request's tokens.", "inter_token_latencies",
            BETWEEN_TOKENS, former="vllm:time_per_output_token_seconds"),
+    Metric(Histogram, "fairlead:event_loop_stall_seconds", "Longest stall of the front end's event loop in a step.",
+           "event_loop_stalls", STALLS),
 ]
 OF_COMPLETION = [  # from FinishedRequest
     *(Metric(Counter, "vllm:request_success", "Requests ended, by their reason.",

@@ -122,4 +122,5 @@ async def test_an_engine_ends_with_its_device(
     with pytest.raises(EngineDeadError, match="AcceleratorError: CUDA error: an illegal memory access"):
         async for _ in engine.generate({"prompt_token_ids": [5]}, tiny_params(), "0"):
             pass
-    assert engine._core._child.process.wait(timeout=60) == 1
+    with pytest.raises(EngineDeadError, match="ended with status 1"):
+        await engine.check_health()

@@ -230,7 +230,7 @@ async def test_bad_requests_raise_before_anything_is_queued(tiny: AsyncLLMEngine
         await anext(tiny.generate(prompt(300), tiny_params(), "long"))
     first = tiny.generate(prompt(3), tiny_params(max_tokens=50, ignore_eos=True), "same")
     await anext(first)
-    with pytest.raises(InvalidRequestError, match="'same' is under way"):
+    with pytest.raises(InvalidRequestError, match="'same' is in flight"):
         await anext(tiny.generate(prompt(3), tiny_params(), "same"))
     await first.aclose()
     assert tiny.get_num_unfinished_requests() == 0

@@ -212,7 +212,7 @@ def test_bad_requests_queue_nothing(tiny: LLMEngine, engine: LLMEngine, finish, 
     with pytest.raises(InvalidRequestError, match="empty"):
         engine.add_request("bad", "", SamplingParams())
     tiny.add_request("twice", {"prompt_token_ids": [3]}, tiny_params(max_tokens=2))
-    with pytest.raises(InvalidRequestError, match="'twice' is under way"):
+    with pytest.raises(InvalidRequestError, match="'twice' is in flight"):
         tiny.add_request("twice", {"prompt_token_ids": [3]}, tiny_params())
     assert list(finish(tiny)) == ["twice"]
 
@@ -238,7 +238,7 @@ def test_outputs_are_validated_where_asked(tiny: LLMEngine, tiny_params, monkeyp
     monkeypatch.setattr(LLMEngine, "DO_VALIDATE_OUTPUT", True)
     tiny.add_request("right", {"prompt_token_ids": [5]}, tiny_params(max_tokens=2, ignore_eos=True))
     assert tiny.step()
-    monkeypatch.setattr(tiny._front_end, "digest", lambda outputs: (["wrong"], []))
+    monkeypatch.setattr(tiny._front_end, "process", lambda steps, stats: (["wrong"], []))
     with pytest.raises(TypeError, match="an output is a str"):
         tiny.step()
     monkeypatch.undo()

@@ -266,6 +266,9 @@ class Scheduler:
             return RequestStep(
                 request.request_id, [], None, "stop", scheduled=request.scheduled, pooled=sampled.pooled
             )
+        request.num_retries = (
+            0  # a token is progress, which computed prompt tokens are not: they may be lost again
+        )
         place = len(request.token_ids) - request.num_unknown
         request.token_ids[place] = sampled.token_id
         request.num_unknown -= 1

@@ -67,7 +67,7 @@ def _add_flag(parser: argparse.ArgumentParser, item: Field[Any], options: dict[s
     parser.add_argument(flag, **options)
     underscored = f"--{item.name}"
     if underscored != flag:
-        hidden = {"help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
+        hidden: dict[str, Any] = {"help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
         parser.add_argument(underscored, dest=item.name, **options | hidden)
         if options.get("action") is argparse.BooleanOptionalAction:
             parser.add_argument(f"--no_{item.name}", dest=item.name, action="store_false", **hidden)

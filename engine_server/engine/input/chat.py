@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import TemplateError
 
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.prompts import TokensPrompt
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 Conversation = Sequence[Mapping[str, Any]]
 # A text that shows whether a template renders the text of a content part, or Python's notation of the part.
@@ -19,18 +16,16 @@ PROBE = "content-part-probe"
 PART_NOTATION = "'type'"
 
 
-def render_chat(
-    tokenizer: PreTrainedTokenizerBase, conversation: Conversation, options: Mapping[str, Any]
-) -> TokensPrompt:
+def render_chat(tokenizer: Any, conversation: Conversation, options: Mapping[str, Any]) -> TokensPrompt:
     """Return a conversation as the prompt that the chat template writes.
 
-    options: arguments of transformers' apply_chat_template. Contents may be lists of text parts; for a template that
+    tokenizer: transformers' own. options: arguments of transformers' apply_chat_template. Contents may be lists of text parts; for a template that
     takes strings they are joined by newlines. Raises InvalidRequestError if the template refuses the conversation.
     """
     if any(isinstance(message.get("content"), list) for message in conversation):
         conversation = _fit_parts(tokenizer, conversation, options)
     try:
-        text: Any = tokenizer.apply_chat_template(list(conversation), tokenize=False, **options)
+        text: str = tokenizer.apply_chat_template(list(conversation), tokenize=False, **options)
     except (TemplateError, ValueError) as error:
         raise InvalidRequestError(f"the chat template refuses the messages: {error}", "messages") from error
     # The template writes the special tokens itself.
@@ -38,14 +33,12 @@ def render_chat(
     return TokensPrompt(prompt_token_ids=token_ids, prompt=text)
 
 
-def _fit_parts(
-    tokenizer: PreTrainedTokenizerBase, conversation: Conversation, options: Mapping[str, Any]
-) -> Conversation:
+def _fit_parts(tokenizer: Any, conversation: Conversation, options: Mapping[str, Any]) -> Conversation:
     """Return the conversation with contents as the template takes them: lists of parts, or strings."""
     probe = [{"role": "user", "content": [{"type": "text", "text": PROBE}]}]
     template = {"chat_template": options.get("chat_template")}
     try:
-        shown: Any = tokenizer.apply_chat_template(probe, tokenize=False, **template)
+        shown: str = tokenizer.apply_chat_template(probe, tokenize=False, **template)
     except (TemplateError, TypeError, ValueError):
         shown = ""
     if PROBE in shown and PART_NOTATION not in shown:

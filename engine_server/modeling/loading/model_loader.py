@@ -66,7 +66,7 @@ def load_model(config: ModelConfig, load: LoadConfig, device: torch.device, rank
     auto = getattr(transformers, kind)
     hook = transformers.utils.logging.set_tqdm_hook(show_progress)
     try:
-        settings = read_hf_config(Path(config.path), config.hf_overrides, config.trust_remote_code)
+        settings: Any = read_hf_config(Path(config.path), config.hf_overrides, config.trust_remote_code)
         dtype = choose_dtype(asked, settings.dtype, device)
         own = settings.model_type in OWN_ATTENTION
         attention = "eager" if own else IMPLEMENTATION

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -220,7 +220,7 @@ def to_choice(delta: ChoiceDelta, top: int) -> Choice:
     return Choice(delta.choice, message, logprobs, delta.finish.reason, delta.finish.stop)
 
 
-def to_logprobs(tokens: list[TokenLogprobs] | None, top: int) -> Logprobs | None:
+def to_logprobs(tokens: Sequence[TokenLogprobs] | None, top: int) -> Logprobs | None:
     """Return the log-probabilities of consecutive tokens, each with the `top` likeliest at its place."""
     if not tokens:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -126,7 +126,7 @@ def to_choice(delta: ChoiceDelta, offset: int) -> Choice:
     return choice
 
 
-def to_logprobs(tokens: list[TokenLogprobs], offset: int) -> Logprobs:
+def to_logprobs(tokens: Sequence[TokenLogprobs], offset: int) -> Logprobs:
     """Return the log-probabilities of consecutive tokens, the first of which starts at `offset` in the text."""
     logprobs = Logprobs()
     for token in tokens:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from engine_server.engine.output.detokenizer import Detokenizer
+from engine_server.engine.output.stop_matcher import StopAutomaton
 from engine_server.requests.sampling_params import SamplingParams
 
 TEXTS = st.text(alphabet=st.sampled_from("abc de.\n🦙é漢字STOP"), min_size=1, max_size=40)
@@ -23,10 +24,11 @@ def stream(
     tokenizer: Tokenizer, token_ids: list[int], params: SamplingParams
 ) -> tuple[list[str], str | None]:
     """What is shown after each token, and the stop string that was found."""
-    detokenizer, shown = Detokenizer(tokenizer, [], params), []
+    stops = StopAutomaton(params.stop_strings) if params.stop_strings else None
+    detokenizer, shown = Detokenizer(tokenizer, [], params, stops), []
     for number, token_id in enumerate(token_ids):
-        stop = detokenizer.append([token_id], number == len(token_ids) - 1, number)
-        shown.append(detokenizer.text)
+        stop = detokenizer.append([token_id], number == len(token_ids) - 1)
+        shown.append((shown[-1] if shown else "") + detokenizer.take())
         if stop:
             return shown, stop
     return shown, None
