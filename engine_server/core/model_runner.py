@@ -136,7 +136,8 @@ class ModelRunner:
                 )  # fmt: skip
         else:
             keep_freed_memory()
-        self.num_blocks = num_blocks(config.cache_config, layout, dtype, self.device, longest)
+        least = 1 if config.model_config.fit_max_model_len else longest
+        self.num_blocks = num_blocks(config.cache_config, layout, dtype, self.device, least)
         if self.ranks.size > 1:
             self.num_blocks = self.ranks.least(self.num_blocks, self.device)
         pool = BlockPool(self.num_blocks * len(layout.windows))

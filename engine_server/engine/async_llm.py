@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import weakref
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from engine_server.config import (
@@ -19,7 +19,7 @@ from engine_server.config import (
     UsageContext,
 )
 from engine_server.engine.beam_search import BeamSearch, BeamSearchParams, BeamSearchSequence, all_or_none
-from engine_server.engine.compat import one_prompt, refuse, request_key, request_keys
+from engine_server.engine.compat import one_prompt, refuse, request_key, request_keys, rpc_arguments
 from engine_server.engine.engine_args import AsyncEngineArgs
 from engine_server.engine.front_end import FrontEnd
 from engine_server.engine.input.processor import Processor
@@ -132,6 +132,7 @@ class AsyncLLM:
         trace_headers: Mapping[str, str] | None = None,
         prompt_adapter_request: PromptAdapterRequest | None = None,
         priority: int = 0,
+        data_parallel_rank: int | None = None,
         *,
         inputs: PromptType | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -140,6 +141,7 @@ class AsyncLLM:
         A caller that stops iterating aborts the request. Raises InvalidRequestError or QueueFullError before
         anything is queued, and EngineDeadError if the core ends meanwhile.
         """
+        refuse(data_parallel_rank=data_parallel_rank)
         outputs = self._outputs(
             Submission(
                 request_key(request_id), one_prompt(prompt, inputs), sampling_params or SamplingParams(), None,
@@ -156,6 +158,7 @@ class AsyncLLM:
         lora_request: LoRARequest | None = None,
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
+        data_parallel_rank: int | None = None,
         *,
         inputs: PromptType | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput[Any], None]:
@@ -163,6 +166,7 @@ class AsyncLLM:
 
         Otherwise as `generate`.
         """
+        refuse(data_parallel_rank=data_parallel_rank)
         outputs = self._outputs(
             Submission(
                 request_key(request_id), one_prompt(prompt, inputs), pooling_params or PoolingParams(), None,
@@ -197,8 +201,13 @@ class AsyncLLM:
         trace_headers: Mapping[str, str] | None = None,
         prompt_adapter_request: PromptAdapterRequest | None = None,
         priority: int = 0,
+        data_parallel_rank: int | None = None,
     ) -> AsyncStream:
-        """Queue a request and return the stream of its outputs. `arrival_time` is on the monotonic clock."""
+        """Queue a request and return the stream of its outputs. `arrival_time` is on the monotonic clock.
+
+        data_parallel_rank: there is one replica, so that only None or 0 is taken.
+        """
+        refuse(data_parallel_rank=data_parallel_rank)
         return await self._submit(
             Submission(
                 request_key(request_id), one_prompt(prompt, None), params, arrival_time,
@@ -206,8 +215,12 @@ class AsyncLLM:
             )
         )  # fmt: skip
 
-    async def abort(self, request_id: str | int | Iterable[str]) -> None:
-        """End requests at once; each stream gets a last output with the reason abort. Unknown ids are ignored."""
+    async def abort(self, request_id: str | int | Iterable[str], internal: bool = False) -> None:
+        """End requests at once; each stream gets a last output with the reason abort. Unknown ids are ignored.
+
+        internal: only False is taken, since callers don't know the engine's own ids.
+        """
+        refuse(internal=internal)
         self._requests.abort(request_keys(request_id))
 
     def start_background_loop(self) -> None:
@@ -288,9 +301,31 @@ class AsyncLLM:
         async with asyncio.timeout(drain_timeout):
             await self._requests.wait_for_all()
 
-    async def reset_prefix_cache(self) -> bool:
-        """Forget cached prompts. Returns False, and does nothing, while requests hold blocks."""
-        return bool(await self._call("reset_prefix_cache"))
+    async def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """Forget cached prompts. Returns False, and does nothing, while requests hold blocks.
+
+        reset_running_requests: preempt requests that hold blocks, which are computed again, and forget all.
+        reset_connector: there is no connector, so that only False is taken.
+        """
+        refuse(reset_connector=reset_connector)
+        return bool(await self._call("reset_prefix_cache", reset_running_requests))
+
+    async def collective_rpc(
+        self,
+        method: str,
+        timeout: float | None = None,  # noqa: ASYNC109  (vLLM's name)
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call a method of the executor on every rank, and return what each one returns.
+
+        timeout: seconds after which TimeoutError is raised, while the call goes on; None: never. Arguments and
+        results are plain data, which msgpack encodes. Raises RuntimeError if a call fails.
+        """
+        async with asyncio.timeout(timeout):
+            return list(await self._call("collective_rpc", *rpc_arguments(method, args, kwargs)))
 
     async def sleep(self, level: int = 1) -> None:
         """Free the KV cache; level 1 moves a GPU's weights to the host, level 2 drops them. Requests wait."""
@@ -317,6 +352,14 @@ class AsyncLLM:
     async def get_tokenizer(self, lora_request: LoRARequest | None = None) -> PreTrainedTokenizerBase:
         """Return the tokenizer. Raises ValueError if the engine was made without one."""
         return self._front_end.require_tokenizer(lora_request)
+
+    @property
+    def vllm_config(self) -> EngineConfig:
+        return self.config
+
+    @property
+    def model_config(self) -> ModelConfig:
+        return self.config.model_config
 
     async def get_model_config(self) -> ModelConfig:
         return self.config.model_config

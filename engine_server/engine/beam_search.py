@@ -3,15 +3,16 @@
 import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-from msgspec import Meta
 
 from engine_server.engine.input.processor import Processor
-from engine_server.requests.outputs import CompletionOutput, RequestOutput, TokenLogprobs
+from engine_server.requests import validation as valid
+from engine_server.requests.logprobs import TokenLogprobs
+from engine_server.requests.outputs import CompletionOutput, RequestOutput
 from engine_server.requests.prompts import PromptType
-from engine_server.requests.sampling_params import MAX_LOGPROBS, Count, SamplingParams, check_fields
+from engine_server.requests.sampling_params import MAX_LOGPROBS, SamplingParams
 
 if TYPE_CHECKING:
     from engine_server.engine.llm_engine import LLMEngine
@@ -22,16 +23,23 @@ T = TypeVar("T")
 class BeamSearchParams(msgspec.Struct):
     """A beam's score is its logprob / (its output tokens ** length_penalty). Raises InvalidRequestError."""
 
-    beam_width: Annotated[int, Meta(ge=1, le=MAX_LOGPROBS // 2)]
-    max_tokens: Count
+    beam_width: int
+    max_tokens: int
     ignore_eos: bool = False
-    temperature: Annotated[float, Meta(ge=0, le=0)] = 0.0
+    temperature: float = 0.0
     length_penalty: float = 1.0
     # Keep the end of sequence in a beam's tokens.
     include_stop_str_in_output: bool = False
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        self.beam_width = valid.integer("beam_width", self.beam_width, 1, MAX_LOGPROBS // 2)
+        self.max_tokens = valid.integer("max_tokens", self.max_tokens, 1, valid.MAX_INT32)
+        self.ignore_eos = valid.flag("ignore_eos", self.ignore_eos)
+        self.temperature = valid.number("temperature", self.temperature, 0, 0)
+        self.length_penalty = valid.number("length_penalty", self.length_penalty)
+        self.include_stop_str_in_output = valid.flag(
+            "include_stop_str_in_output", self.include_stop_str_in_output
+        )
 
 
 @dataclass(slots=True)
@@ -109,7 +117,9 @@ class BeamSearch:
             )
             for rank, one in enumerate(self.sequences)
         ]  # fmt: skip
-        return RequestOutput(request_id, self.prompt, self.prompt_token_ids, completions, finished=True)
+        return RequestOutput(
+            request_id, self.prompt, self.prompt_token_ids, outputs=completions, finished=True
+        )
 
     def _end(self, beam: BeamSearchSequence, reason: str | None, stop: int | str | None = None) -> None:
         beam.finish_reason, beam.stop_reason = reason, stop

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from engine_server.config import EngineConfig
 from engine_server.engine.compat import refuse
+from engine_server.engine.input.admission import check_priority, check_trace_headers
 from engine_server.engine.input.processor import Processor
 from engine_server.engine.input.tokenizer import backend_of
 from engine_server.engine.output.output_processor import OutputProcessor, PreparedRequest
@@ -54,6 +55,8 @@ class FrontEnd:
 
     def check(self, submission: Submission) -> None:
         """Raise InvalidRequestError for a parameter that is not supported, QueueFullError if there is no room."""
+        check_priority(submission.priority)
+        check_trace_headers(submission.trace_headers)
         refuse(
             lora_request=submission.lora_request,
             trace_headers=submission.trace_headers if not self.traces else None,
@@ -64,11 +67,11 @@ class FrontEnd:
 
     def prepare(self, submission: Submission) -> PreparedRequest:
         """Validate and tokenize a request. Raises InvalidRequestError."""
-        params = submission.params
         request, text = self.processor.process(
-            submission.request_id, submission.prompt, params, submission.arrival_time
+            submission.request_id, submission.prompt, submission.params, submission.arrival_time
         )
-        request.priority = submission.priority
+        request.priority = check_priority(submission.priority)
+        params = request.pooling or request.params
         if params.timeout is not None:
             request.deadline = request.arrival + params.timeout
         return self.requests.prepare(submission, request, text)

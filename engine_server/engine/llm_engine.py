@@ -1,7 +1,7 @@
 """The synchronous engine: add requests, then step until none is left. The core runs in the caller's process."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import msgspec
@@ -24,7 +24,7 @@ from engine_server.config import (
 )
 from engine_server.core.engine_core import EngineCore
 from engine_server.core.model_runner import ModelRunner
-from engine_server.engine.compat import one_prompt, refuse, request_key, request_keys
+from engine_server.engine.compat import one_prompt, refuse, request_key, request_keys, rpc_arguments
 from engine_server.engine.engine_args import EngineArgs
 from engine_server.engine.front_end import FrontEnd
 from engine_server.engine.input.processor import Processor
@@ -127,8 +127,12 @@ class LLMEngine:
         for message in self._front_end.add(self._front_end.prepare(submission)):
             self._core.handle(message)
 
-    def abort_request(self, request_id: str | int | Iterable[str]) -> None:
-        """End requests at once; `step` returns no output of them any more. Unknown ids are ignored."""
+    def abort_request(self, request_id: str | int | Iterable[str], internal: bool = False) -> None:
+        """End requests at once; `step` returns no output of them any more. Unknown ids are ignored.
+
+        internal: only False is taken, since callers don't know the engine's own ids.
+        """
+        refuse(internal=internal)
         _, aborts = self._front_end.abort(request_keys(request_id))
         self._core.handle(AbortRequests(aborts))
 
@@ -164,6 +168,14 @@ class LLMEngine:
     def get_tokenizer(self, lora_request: LoRARequest | None = None) -> PreTrainedTokenizerBase:
         """Return the tokenizer. Raises ValueError if the engine was made without one."""
         return self._front_end.require_tokenizer(lora_request)
+
+    @property
+    def vllm_config(self) -> EngineConfig:
+        return self.config
+
+    @property
+    def model_config(self) -> ModelConfig:
+        return self.config.model_config
 
     def get_model_config(self) -> ModelConfig:
         return self.config.model_config
@@ -210,9 +222,28 @@ class LLMEngine:
     def check_health(self) -> None:
         """Do nothing: a core in the caller's process lives as long as its caller."""
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget cached prompts. Returns False, and does nothing, while requests hold blocks."""
-        return bool(self._call("reset_prefix_cache"))
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Forget cached prompts. Returns False, and does nothing, while requests hold blocks.
+
+        reset_running_requests: preempt requests that hold blocks, which are computed again, and forget all.
+        reset_connector: there is no connector, so that only False is taken.
+        """
+        refuse(reset_connector=reset_connector)
+        return bool(self._call("reset_prefix_cache", reset_running_requests))
+
+    def collective_rpc(
+        self,
+        method: str,
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call a method of the executor on every rank, and return what each one returns.
+
+        timeout: only None is taken. Raises RuntimeError if a call fails.
+        """
+        refuse(timeout=timeout)
+        return list(self._call("collective_rpc", *rpc_arguments(method, args, kwargs)))
 
     def sleep(self, level: int = 1) -> None:
         """Free the KV cache; level 1 moves a GPU's weights to the host, level 2 drops them. Requests wait."""

@@ -1,6 +1,7 @@
 """One request's outputs on their way to the caller."""
 
 import asyncio
+from typing import Any
 
 from engine_server.requests.outputs import Output, RequestOutput
 from engine_server.requests.sampling_params import RequestOutputKind
@@ -49,8 +50,9 @@ def merge(earlier: RequestOutput, later: RequestOutput) -> RequestOutput:
         if before := outputs.get(after.index):
             after.text = before.text + after.text
             after.token_ids = before.token_ids + after.token_ids
-            if after.logprobs is not None:
-                after.logprobs = (before.logprobs or []) + after.logprobs
+            if before.logprobs and after.logprobs is not None:
+                joined: Any = before.logprobs
+                after.logprobs = joined + after.logprobs
         outputs[after.index] = after
     later.outputs = [outputs[index] for index in sorted(outputs)]
     later.prompt_logprobs = earlier.prompt_logprobs or later.prompt_logprobs

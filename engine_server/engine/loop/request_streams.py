@@ -133,7 +133,7 @@ def prompt_size(submission: Submission) -> tuple[int, bool]:
     """Return a prompt's length, and whether it is text that must be tokenized. Wrong types have the length 0."""
     prompt: object = submission.prompt
     text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
-    token_ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else None
+    token_ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else prompt
     if isinstance(token_ids, list):
         return len(token_ids), False
     return (len(text), True) if isinstance(text, str) else (0, False)

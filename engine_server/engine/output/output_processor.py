@@ -19,8 +19,9 @@ from engine_server.engine.output.request_state import (
 )
 from engine_server.engine.output.request_stats import finished_request, record_step
 from engine_server.engine.output.stop_matcher import StopAutomaton
+from engine_server.requests.logprobs import FlatLogprobs
 from engine_server.requests.messages import AddRequest, RequestStep
-from engine_server.requests.outputs import Output
+from engine_server.requests.outputs import Output, RequestMetrics
 from engine_server.requests.submission import Submission
 from engine_server.telemetry.stats import EndedRequest, IterationStats
 
@@ -41,6 +42,8 @@ class OutputProcessor:
         self._tokenizer = tokenizer
         self._eos_token_ids = frozenset(eos_token_ids)
         self._converter = LogprobsConverter(tokenizer)
+        # For requests that are not detokenized.
+        self._textless_converter = LogprobsConverter(None)
         self._core_ids = itertools.count()
         # By the caller's id.
         self._states: dict[str, RequestState] = {}
@@ -66,21 +69,27 @@ class OutputProcessor:
             for message in fan_out(request)
         ]
         completions = [Completion(message.request_id, message.child) for message in messages]
+        now = time.monotonic()
+        metrics = RequestMetrics(arrival_time=time.time() - now + request.arrival, queued_ts=now)
+        if params.flat_logprobs:
+            for completion in completions:
+                completion.logprobs = FlatLogprobs()
         if params.detokenize and self._tokenizer is not None:
             for completion in completions:
                 completion.detokenizer = Detokenizer(self._tokenizer, prompt_token_ids, params, stops)
+        converter = self._converter if params.detokenize else self._textless_converter
         state: RequestState
         if request.pooling is not None:
             state = PoolingState(
                 request_id=submission.request_id, prompt_token_ids=prompt_token_ids, params=params,
                 arrival=request.arrival, completions=completions, trace_headers=submission.trace_headers,
-                pooling=request.pooling,
+                metrics=metrics, pooling=request.pooling,
             )  # fmt: skip
         else:
             state = GenerationState(
                 request_id=submission.request_id, prompt_token_ids=prompt_token_ids, params=params,
                 arrival=request.arrival, completions=completions, trace_headers=submission.trace_headers,
-                prompt=prompt, converter=self._converter,
+                metrics=metrics, prompt=prompt, converter=converter,
             )  # fmt: skip
         if resumed:
             self._replay(state, resumed, request.max_tokens)
@@ -135,7 +144,7 @@ class OutputProcessor:
         """Convert a step's prompt log-probabilities, so that `process` need not. Any thread may call it."""
         running = self._running.get(step.request_id)
         if running is not None and isinstance(state := running[0], GenerationState):
-            state.prompt_logprobs = self._converter.convert_prompt(step.prompt_logprobs or [])
+            state.take_prompt_logprobs(step.prompt_logprobs or [])
             step.prompt_logprobs = None
 
     def _replay(self, state: RequestState, resumed: Sequence[int], max_tokens: int) -> None:

@@ -1,19 +1,14 @@
 """State of a request in the front end, from its admission to its last output."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine_server.engine.output.detokenizer import Detokenizer
 from engine_server.engine.output.logprobs import LogprobsConverter
-from engine_server.requests.messages import RawTensor, RequestStep
-from engine_server.requests.outputs import (
-    POOLED,
-    CompletionOutput,
-    Output,
-    RequestOutput,
-    TokenLogprobs,
-)
+from engine_server.requests.logprobs import PromptLogprobs, SampleLogprobs
+from engine_server.requests.messages import RawTensor, RequestStep, TokenLogprobsArray
+from engine_server.requests.outputs import POOLED, CompletionOutput, Output, RequestMetrics, RequestOutput
 from engine_server.requests.pooling_params import PoolingParams
 from engine_server.requests.sampling_params import RequestOutputKind, SamplingParams
 from engine_server.requests.scheduler_stats import FinishReason
@@ -30,7 +25,7 @@ class Completion:
     index: int
     detokenizer: Detokenizer | None = None
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    logprobs: SampleLogprobs = field(default_factory=list)
     cumulative_logprob: float = 0.0
     # Visible text; not kept for a request that gets deltas.
     text: str = ""
@@ -64,6 +59,7 @@ class RequestState(ABC):
     trace_headers: Mapping[str, str] | None = None
     # Prompt tokens whose keys and values were cached; known with the first token.
     num_cached_tokens: int | None = None
+    metrics: RequestMetrics = field(default_factory=RequestMetrics)
 
     @property
     def finished(self) -> bool:
@@ -102,7 +98,7 @@ class GenerationState(RequestState):
 
     prompt: str | None
     converter: LogprobsConverter
-    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
     def append(self, completion: Completion, step: RequestStep) -> None:
         completion.changed = True
@@ -112,13 +108,17 @@ class GenerationState(RequestState):
             completion.logprobs.append(self.converter.convert(token))
             completion.cumulative_logprob += token.logprobs[0]
         if step.prompt_logprobs is not None:
-            self.prompt_logprobs = self.converter.convert_prompt(step.prompt_logprobs)
+            self.take_prompt_logprobs(step.prompt_logprobs)
         if completion.detokenizer is not None:
             # An end of sequence or a stop token is no part of the text.
             ended_by_token = step.finish_reason == "stop" and not self.params.include_stop_str_in_output
             shown = step.new_token_ids[:-1] if ended_by_token else step.new_token_ids
             if stop := completion.detokenizer.append(shown, bool(step.finish_reason)):
                 completion.finish_reason, completion.stop_reason = "stop", stop
+
+    def take_prompt_logprobs(self, tokens: Sequence[TokenLogprobsArray]) -> None:
+        """Convert a prompt's log-probabilities. Any thread may call it."""
+        self.prompt_logprobs = self.converter.convert_prompt(tokens, self.params.flat_logprobs)
 
     def output(self) -> RequestOutput | None:
         params, completions = self.params, self.completions
@@ -150,8 +150,8 @@ class GenerationState(RequestState):
 
     def _output(self, completions: list[CompletionOutput]) -> RequestOutput:
         return RequestOutput(
-            self.request_id, self.prompt, self.prompt_token_ids, completions, finished=self.finished,
-            prompt_logprobs=self.prompt_logprobs, num_cached_tokens=self.num_cached_tokens,
+            self.request_id, self.prompt, self.prompt_token_ids, self.prompt_logprobs, completions, self.finished,
+            self.metrics, self.num_cached_tokens,
         )  # fmt: skip
 
     def _delta(self, completion: Completion) -> CompletionOutput:

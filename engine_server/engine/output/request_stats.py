@@ -10,7 +10,9 @@ def record_step(
     state: RequestState, completion: Completion, step: RequestStep, now: float, stats: IterationStats
 ) -> None:
     """Add a step of one completion to the statistics. `now` is on the monotonic clock."""
+    metrics = state.metrics
     stats.num_generation_tokens += len(step.new_token_ids)
+    metrics.num_generation_tokens += len(step.new_token_ids)
     if step.scheduled is not None:
         completion.scheduled, completion.first_token = step.scheduled, now
         completion.num_cached_tokens = step.num_cached_tokens
@@ -19,9 +21,12 @@ def record_step(
         stats.num_prompt_tokens += len(state.prompt_token_ids)
         stats.num_cached_prompt_tokens += step.num_cached_tokens
         stats.time_to_first_tokens.append(now - state.arrival)
+        if not metrics.first_token_ts:
+            metrics.scheduled_ts, metrics.first_token_ts = step.scheduled, now
+            metrics.first_token_latency = now - state.arrival
     elif step.new_token_ids:
         stats.inter_token_latencies.append(now - completion.last_token)
-    completion.last_token = now
+    completion.last_token = metrics.last_token_ts = now
 
 
 def finished_request(
