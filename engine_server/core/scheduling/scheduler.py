@@ -175,8 +175,13 @@ class Scheduler:
                 ended.append(self.fail(request, error))
         return ended
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget what blocks contain; False, and nothing done, while requests run."""
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget what blocks contain. Return False, with nothing done, while requests run.
+
+        reset_running_requests: preempt running requests first; they are computed again.
+        """
+        if reset_running_requests:
+            self.preempt_all()
         return self.table.pool.reset()
 
     def preempt_all(self) -> None:
