@@ -51,7 +51,9 @@ def test_prefix_caching_flags_turn_it_on_and_off() -> None:
 
 
 def test_json_and_automatic_values_are_read_from_flags() -> None:
-    args = parse("m", "--hf-overrides", '{"a": {"b": 1}}', "--max-model-len", "auto", "--logprobs-mode", "raw_logits")
+    args = parse(
+        "m", "--hf-overrides", '{"a": {"b": 1}}', "--max-model-len", "auto", "--logprobs-mode", "raw_logits"
+    )
     assert (args.hf_overrides, args.max_model_len, args.logprobs_mode) == ({"a": {"b": 1}}, -1, "raw_logits")
     with pytest.raises(argparse.ArgumentError, match="no JSON object"):
         parse("m", "--hf-overrides", "[1]")
