@@ -147,7 +147,7 @@ class PrometheusStatLogger(StatLoggerBase):
         ).set(1)
         adapters = {"max_lora": "0", "waiting_lora_adapters": "", "running_lora_adapters": ""}
         self._info(
-            "vllm:lora_requests_info", "LoRA adapters: none can be served.", **adapters
+            "vllm:lora_requests_info", "LoRA adapters; none are supported yet.", **adapters
         ).set_to_current_time()
 
     def _info(self, name: str, text: str, **labels: str) -> Gauge:

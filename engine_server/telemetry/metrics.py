@@ -48,7 +48,7 @@ CHOICES = (1, 2, 5, 10, 20)
 OF_STATE = [  # from SchedulerStats
     Metric(Gauge, "vllm:num_requests_running", "Requests in the running batch.", "num_running"),
     Metric(Gauge, "vllm:num_requests_waiting", "Requests that wait to be scheduled.", "num_waiting"),
-    Metric(Gauge, "vllm:num_requests_waiting_by_reason", "Waiting requests by cause: capacity, or a pause or sleep (deferred).",
+    Metric(Gauge, "vllm:num_requests_waiting_by_reason", "Waiting requests, by the cause of the wait.",
            lambda s: 0 if s.halted else s.num_waiting, labels={"reason": "capacity"}),
     Metric(Gauge, "vllm:num_requests_waiting_by_reason", "", lambda s: s.num_waiting if s.halted else 0,
            labels={"reason": "deferred"}),
@@ -57,8 +57,8 @@ OF_STATE = [  # from SchedulerStats
       for level, state in enumerate(("awake", "weights_offloaded", "discard_all"))),
     Metric(Gauge, "vllm:kv_cache_usage_perc", "Share of KV cache blocks in use, 0 to 1.", "kv_cache_usage",
            former="vllm:gpu_cache_usage_perc"),
-    Metric(Counter, "vllm:num_preemptions", "Requests returned to the queue because blocks ran out.", "num_preemptions"),
-    Metric(Counter, "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", "prefix_cache_queries"),
+    Metric(Counter, "vllm:num_preemptions", "Requests preempted because blocks ran out.", "num_preemptions"),
+    Metric(Counter, "vllm:prefix_cache_queries", "Prompt tokens sought in the prefix cache.", "prefix_cache_queries"),
     Metric(Counter, "vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", "prefix_cache_hits"),
     Metric(Histogram, "fairlead:step_seconds", "Duration of a step of the core.",
            lambda s: [s.step_seconds] if s.num_tokens else [], STEP_TIME),
@@ -69,7 +69,7 @@ OF_STATE = [  # from SchedulerStats
     *(Metric(Counter, "fairlead:steps", "Steps by execution of the model: replayed from a CUDA graph, or eager.",
              partial(lambda replayed, s: s.num_tokens > 0 and s.replayed == replayed, replayed), labels={"run": run})
       for replayed, run in enumerate(("eager", "graph"))),
-    *(Metric(Gauge, "fairlead:gpu_memory_bytes", "GPU memory by use; weights include everything else that lives between steps.",
+    *(Metric(Gauge, "fairlead:gpu_memory_bytes", "GPU memory by use; weights include all that lives between steps.",
              field, labels={"use": use})
       for use, field in (("weights", "weight_bytes"), ("kv_cache", "cache_bytes"), ("free", "free_bytes"))),
 ]
