@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine_server.config import EngineConfig
-from engine_server.core.distributed.workers import FirstRank
+from engine_server.core.distributed.worker_processes import start_workers
 from engine_server.core.heads.pooler import Pooler
 from engine_server.core.heads.sampler import Launched, Sampler
 from engine_server.core.model_runner import ModelRunner
@@ -22,7 +22,6 @@ from engine_server.core.scheduling.request import Request
 from engine_server.core.scheduling.scheduler import Batch, Sampled, Scheduler
 from engine_server.modeling import device_time, progress
 from engine_server.modeling.memory.device_memory import memory_use
-from engine_server.modeling.ranks import Ranks
 from engine_server.requests.messages import (
     AbortRequests,
     AddRequest,
@@ -63,9 +62,9 @@ class EngineCore:
         """
         started = time.monotonic()
         executor: type[ModelRunner] = pkgutil.resolve_name(config.parallel_config.worker_cls)
-        parallel = config.parallel_config.tensor_parallel_size > 1
-        self.ranks = FirstRank(config, on_death) if parallel else Ranks()
-        self.runner = executor(config, self.ranks)
+        self.workers = start_workers(config, on_death)
+        self.ranks = self.workers.communicator
+        self.runner = executor(config, self.ranks, self.workers.broadcast)
         loaded = time.monotonic()
         on_phase("load", loaded - started)
         self.table = self.runner.prepare()
@@ -182,7 +181,7 @@ class EngineCore:
         it is one of several ranks.
         """
         if isinstance(error, torch.AcceleratorError) or self.ranks.size > 1:  # which may be out of step
-            self.ranks.check(BLAME_SECONDS)
+            self.workers.check(BLAME_SECONDS)
             raise error
         if self.runner.device.type == "cuda":
             torch.cuda.synchronize()  # raises one where the device has failed, whatever a kernel calls it
@@ -198,7 +197,7 @@ class EngineCore:
         steps = self.scheduler.expire()
         if self.has_work:
             steps += self.overlapped_step() if self.overlapped else self.step()
-        self.ranks.check()  # a collective that was aborted gives anything
+        self.workers.check()  # a collective that was aborted gives anything
         if started - self._memory_told > MEMORY_SECONDS or not self.has_work:
             self._memory = memory_use(self.runner.backend.caches, self.runner.device)
             self._memory_told = started

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from engine_server.config import EngineConfig
-from engine_server.core.cache.block_pool import BlockPool, BlockTable
+from engine_server.core.cache.block_pool import BlockPool
+from engine_server.core.cache.block_table import BlockTable
 from engine_server.core.heads.prompt_logprobs import kept_output
 from engine_server.core.model_inputs import NOTHING, ModelInputs, model_inputs
 from engine_server.core.scheduling.request import Request
@@ -18,6 +19,7 @@ from engine_server.modeling import kernels
 from engine_server.modeling.attention.interface import AttentionBackend, Staged, StepInputs, forward_context
 from engine_server.modeling.attention.native_backend import NativeAttention
 from engine_server.modeling.attention.torch_backend import StepAttention, TorchAttention
+from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.device_time import device_work
 from engine_server.modeling.graphs.decode_graphs import DecodeGraphs
 from engine_server.modeling.layers.rope import per_sequence
@@ -28,8 +30,7 @@ from engine_server.modeling.memory.device_memory import taking
 from engine_server.modeling.memory.host_allocator import keep_freed_memory, return_freed_memory
 from engine_server.modeling.memory.kv_cache import cache_dtype, num_blocks
 from engine_server.modeling.native import library as native
-from engine_server.modeling.ranks import Ranks
-from engine_server.modeling.staging import Staging
+from engine_server.modeling.staging import NO_CHANGES, Staging
 
 if TYPE_CHECKING:
     from engine_server.modeling.attention.triton_backend import TritonAttention
@@ -57,10 +58,19 @@ class ModelRunner:
 
     replayed = False  # whether the latest step was, from a CUDA graph
 
-    def __init__(self, config: EngineConfig, ranks: Ranks) -> None:
-        """Load the model, or this rank's part of it."""
+    def __init__(
+        self,
+        config: EngineConfig,
+        ranks: Communicator,
+        broadcast: Callable[..., None] = lambda method, *args: None,
+    ) -> None:
+        """Load the model, or this rank's part of it.
+
+        broadcast: has the other ranks' runners call the method of this name with these arguments.
+        """
         self.config = config
         self.ranks = ranks
+        self._broadcast = broadcast
         self.device = choose_device(config.device_config, ranks.rank, ranks.size)
         wanted = config.scheduler_config.async_scheduling
         self.overlapped = (self.device.type == "cuda" if wanted is None else wanted) and (
@@ -92,7 +102,7 @@ class ModelRunner:
 
     def sleep(self, level: int) -> None:
         """Free the cache, and the weights: at level 1 the host keeps them, at level 2 nobody does."""
-        self.ranks.tell("sleep", level)
+        self._broadcast("sleep", level)
         self.graphs = None  # they know where the weights and the cache were
         if any(cache.numel() for cache in self.backend.caches):  # else only the weights are awake
             self._freed = [(cache, cache.shape) for cache in self.backend.caches]
@@ -108,7 +118,7 @@ class ModelRunner:
 
     def wake(self, tag: str, level: int) -> None:
         """Bring back "kv_cache", with nothing in it, or "weights", which slept at `level`."""
-        self.ranks.tell("wake", tag, level)
+        self._broadcast("wake", tag, level)
         if tag == "kv_cache":
             for cache, shape in self._freed:
                 cache.data = blank(shape, cache.dtype, self.device)
@@ -119,7 +129,7 @@ class ModelRunner:
 
     def prepare(self) -> BlockTable:
         """Probe the model, warm up with the largest step, and make the cache of what that leaves."""
-        self.ranks.tell("prepare")
+        self._broadcast("prepare")
         config, budget = self.config, self.config.scheduler_config.max_num_batched_tokens
         longest, generates = config.model_config.max_model_len, config.model_config.pooling is None
         layers = probe(
@@ -153,7 +163,7 @@ class ModelRunner:
 
     def erase(self, block_ids: list[int]) -> None:
         """Make zeros of what blocks hold."""
-        self.ranks.tell("erase", block_ids)
+        self._broadcast("erase", block_ids)
         self.backend.erase(block_ids)
 
     def execute(self, batch: Batch) -> Tensor:
@@ -169,10 +179,12 @@ class ModelRunner:
         self, inputs: ModelInputs, report: Callable[[int, Tensor], None] = lambda number, logits: None
     ) -> Tensor:
         """What `execute` gives; `report` takes the logits of each of the prompts' chunks, with its number."""
-        self.ranks.tell("forward", inputs)
+        self._broadcast("forward", inputs)
         size = self._captured_size(inputs)
         self.replayed = size is not None
-        staged = self._staged = self.staging.put(inputs.step, inputs.sampling, size or 0)
+        staged = self._staged = self.staging.put(
+            inputs.step, inputs.sampling, size or 0, inputs.table_changes
+        )
         if size is not None:
             assert self.graphs is not None
             with device_work():
@@ -180,7 +192,7 @@ class ModelRunner:
             self.drawn = drawn or None
             return logits
         self.drawn = None
-        step = inputs.step._replace(staged=staged)
+        step = inputs.step._replace(staged=staged, tables=list(self.staging.tables))
         arguments = self.arguments(inputs, staged)
         with forward_context(self.backend, step):
             if self.config.model_config.pooling is not None:
@@ -201,7 +213,7 @@ class ModelRunner:
 
     def capture_graphs(self) -> None:
         """Capture decode steps as CUDA graphs, where that can be done; once more after a sleep."""
-        self.ranks.tell("capture_graphs")
+        self._broadcast("capture_graphs")
         config = self.config
         self.graphs = None
         if not kernels.can_run(self.device) or config.model_config.pooling is not None:
@@ -232,7 +244,7 @@ class ModelRunner:
     @torch.inference_mode()
     def _run(self, step: StepInputs, staged: Staged) -> list[Tensor]:
         """The logits of what is staged, and what is drawn from them."""
-        inputs = ModelInputs(step._replace(staged=staged), NOTHING.starts, [], [], [])
+        inputs = ModelInputs(step._replace(staged=staged), NOTHING.starts, [], [], [], NO_CHANGES)
         with forward_context(self.backend, inputs.step):
             logits = self._logits(self.arguments(inputs, staged), staged.logit_rows)
         return [logits, *(self.draw(logits) if self.draw else ())]
