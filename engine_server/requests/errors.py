@@ -17,4 +17,12 @@ class QueueFullError(RuntimeError):
 
 
 class EngineDeadError(RuntimeError):
-    """The engine core has ended; the message has the cause. No request can be served any more."""
+    """The engine core has ended, and no request can be served any more.
+
+    The first line of the message has the cause; the core's last log lines may follow.
+    """
+
+    @property
+    def cause(self) -> str:
+        """The message without log lines, which are not for clients."""
+        return str(self).partition("\n")[0]

@@ -61,7 +61,7 @@ class EngineHost:
             if self._engine is not None:
                 await self._engine.check_health()
         except EngineDeadError as error:
-            return str(error)
+            return error.cause
         return None
 
     def trace_headers(self, headers: Mapping[str, str]) -> TraceHeaders:

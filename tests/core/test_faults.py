@@ -95,6 +95,28 @@ def test_what_finds_no_room_however_small_fails_alone(
     small._core.scheduler.check_integrity()
 
 
+def test_a_request_survives_any_number_of_failed_steps_between_its_tokens(
+    small: LLMEngine, tiny_params, finish, monkeypatch
+) -> None:
+    """Retries are counted since its last token: memory that is short now and then ends no request."""
+    params = tiny_params(temperature=0, max_tokens=2 * MOST_RETRIES, ignore_eos=True)
+    small.add_request("long", {"prompt_token_ids": PROMPTS[1]}, params)
+    execute, failures = SmallRunner.execute, []
+
+    def failing_before_each_token(self: SmallRunner, batch: Batch) -> Tensor:
+        output = execute(self, batch)
+        tokens = len(batch[0].request.token_ids)
+        if tokens not in failures:
+            failures.append(tokens)
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
+        return output
+
+    monkeypatch.setattr(SmallRunner, "execute", failing_before_each_token)
+    output = finish(small)["long"].outputs[0]
+    assert (output.finish_reason, len(output.token_ids)) == ("length", 2 * MOST_RETRIES)
+    assert len(failures) > MOST_RETRIES
+
+
 LOST = """
 import atexit, time, torch
 from engine_server.core.model_runner import ModelRunner

@@ -310,6 +310,109 @@ async def test_sleep_frees_and_waking_goes_on(
     assert (await late)[-1].outputs[0].token_ids == whole
 
 
+async def test_request_id_reused_right_after_an_abort_gets_nothing_of_the_aborted_request(
+    tiny: AsyncLLMEngine, watcher: Watcher, tiny_params
+) -> None:
+    params = tiny_params(temperature=0, max_tokens=6, ignore_eos=True)
+    (expected,) = (await drain(tiny.generate(prompt(9), params, "alone")))[-1].outputs
+    for _ in range(20):
+        endless = tiny_params(seed=1, max_tokens=200, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
+        old = tiny.generate({"prompt_token_ids": [11, 5]}, endless, "same id")
+        await anext(old)
+        await tiny.abort("same id")
+        (reused,) = (await drain(tiny.generate(prompt(9), params, "same id")))[-1].outputs
+        assert reused.token_ids == expected.token_ids
+        await old.aclose()
+    await until_async(lambda: watcher.idle)
+
+
+async def test_requests_run_after_a_waiting_pause_is_cancelled(tiny: AsyncLLMEngine, tiny_params) -> None:
+    stream = tiny.generate(prompt(20), tiny_params(max_tokens=200, ignore_eos=True), "before")
+    await anext(stream)
+    pause = asyncio.create_task(tiny.pause_generation(mode="wait"))
+    await asyncio.sleep(0)  # so that it begins
+    held = asyncio.create_task(drain(tiny.generate(prompt(20), tiny_params(max_tokens=3), "held")))
+    await until_async(lambda: tiny.get_num_unfinished_requests() == 2)
+    pause.cancel()
+    assert (await held)[-1].finished
+    assert (await drain(tiny.generate(prompt(5), tiny_params(max_tokens=2), "later")))[-1].finished
+    assert not await tiny.is_paused()
+    await stream.aclose()
+
+
+async def test_requests_run_after_two_waiting_pauses_at_once(
+    tiny: AsyncLLMEngine, watcher: Watcher, tiny_params
+) -> None:
+    stream = tiny.generate(prompt(20), tiny_params(max_tokens=60, ignore_eos=True), "before")
+    await anext(stream)
+    pauses, requests = [], []
+    for number in range(2):  # a request behind each pause
+        pauses.append(asyncio.create_task(tiny.pause_generation(mode="wait")))
+        await asyncio.sleep(0)
+        generated = tiny.generate(prompt(20), tiny_params(max_tokens=3), f"held {number}")
+        requests.append(asyncio.create_task(drain(generated)))
+    assert (await drain(stream))[-1].outputs[0].finish_reason == "length"
+    await asyncio.gather(*pauses)
+    await until_async(lambda: (watcher.latest.num_running, watcher.latest.num_waiting) == (0, 2))
+    await tiny.resume_generation()
+    assert all(outputs[-1].finished for outputs in await asyncio.gather(*requests))
+
+
+async def test_resume_gives_a_waiting_pause_up(tiny: AsyncLLMEngine, tiny_params) -> None:
+    stream = tiny.generate(prompt(20), tiny_params(max_tokens=200, ignore_eos=True), "before")
+    await anext(stream)
+    pause = asyncio.create_task(tiny.pause_generation(mode="wait"))
+    await asyncio.sleep(0)  # so that it begins
+    held = asyncio.create_task(drain(tiny.generate(prompt(20), tiny_params(max_tokens=3), "held")))
+    await until_async(lambda: tiny.get_num_unfinished_requests() == 2)
+    await tiny.resume_generation()
+    assert (await held)[-1].finished
+    await tiny.abort("before")
+    await drain(stream)
+    await pause
+    assert not await tiny.is_paused()
+    assert (await drain(tiny.generate(prompt(5), tiny_params(max_tokens=2), "later")))[-1].finished
+
+
+async def test_a_failing_beam_search_leaves_no_request(
+    tiny: AsyncLLMEngine, watcher: Watcher, tiny_params
+) -> None:
+    """One beam's request id is taken, so that it is refused."""
+    taken = tiny.generate(prompt(9), tiny_params(max_tokens=200, ignore_eos=True), "beams-1")
+    await anext(taken)
+    with pytest.raises(InvalidRequestError, match="'beams-1' is in flight"):
+        await drain(tiny.beam_search(prompt(9), "beams", BeamSearchParams(3, 5, ignore_eos=True)))
+    assert tiny.get_num_unfinished_requests() == 1
+    await taken.aclose()
+    await until_async(lambda: watcher.idle)
+
+
+async def test_the_core_serves_on_after_sigterm(tiny: AsyncLLMEngine, tiny_params) -> None:
+    """As a service manager sends it to the whole process group; the parent drains first."""
+    os.kill(tiny.core_pid, signal.SIGTERM)
+    params = tiny_params(max_tokens=20, ignore_eos=True)
+    assert (await drain(tiny.generate(prompt(20), params, "drained")))[-1].outputs[0].finish_reason == "length"
+    await tiny.check_health()
+
+
+@pytest.mark.parametrize("awake", ["weights", "kv_cache"])
+@pytest.mark.parametrize("levels", [(1, 1), (1, 2), (2, 1)])
+async def test_sleep_after_a_partial_wake_frees_everything_again(
+    tiny: AsyncLLMEngine, watcher: Watcher, tiny_params, awake: str, levels: tuple[int, int]
+) -> None:
+    params = tiny_params(max_tokens=8, ignore_eos=True, seed=1)
+    whole = (await drain(tiny.generate(prompt(40), params, "whole")))[-1].outputs[0].token_ids
+    first, second = levels
+    await tiny.sleep(first)
+    await tiny.wake_up([awake])
+    await tiny.sleep(second)
+    other = ({"weights", "kv_cache"} - {awake}).pop()
+    await tiny.wake_up([other])
+    assert await tiny.is_sleeping()  # else what was awake has not been put to sleep again
+    await tiny.wake_up()
+    assert (await drain(tiny.generate(prompt(40), params, "again")))[-1].outputs[0].token_ids == whole
+
+
 async def test_operations_refuse_by_name(tiny: AsyncLLMEngine) -> None:
     with pytest.raises(RuntimeError, match=r"sleep: level is 3; it takes 1 or 2"):
         await tiny.sleep(3)

@@ -72,3 +72,21 @@ def test_what_is_wrong_is_named(model: tuple[LlamaForCausalLM, LLMEngine]) -> No
     with pytest.raises(InvalidRequestError, match="empty"):
         beam_search(model[1], [{"prompt_token_ids": []}], BeamSearchParams(2, 4))
     assert not model[1].has_unfinished_requests()
+
+
+def test_a_failing_search_leaves_no_request(
+    model: tuple[LlamaForCausalLM, LLMEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, engine = model
+    step, steps = engine.step, []
+
+    def failing_step() -> list:
+        steps.append(1)
+        return step() if len(steps) < 3 else 1 / 0
+
+    monkeypatch.setattr(engine, "step", failing_step)
+    with pytest.raises(ZeroDivisionError):
+        beam_search(engine, [{"prompt_token_ids": prompt} for prompt in PROMPTS], BeamSearchParams(4, 8))
+    monkeypatch.undo()
+    assert not engine.has_unfinished_requests()
+    assert engine.step() == []
