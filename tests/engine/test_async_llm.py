@@ -391,7 +391,9 @@ async def test_the_core_serves_on_after_sigterm(tiny: AsyncLLMEngine, tiny_param
     """As a service manager sends it to the whole process group; the parent drains first."""
     os.kill(tiny.core_pid, signal.SIGTERM)
     params = tiny_params(max_tokens=20, ignore_eos=True)
-    assert (await drain(tiny.generate(prompt(20), params, "drained")))[-1].outputs[0].finish_reason == "length"
+    assert (await drain(tiny.generate(prompt(20), params, "drained")))[-1].outputs[
+        0
+    ].finish_reason == "length"
     await tiny.check_health()
 
 

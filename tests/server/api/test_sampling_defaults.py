@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from engine_server.server.api.chat import ChatCompletionRequest
+from engine_server.server.api.chat import ChatRequest
 from engine_server.server.api.completions import CompletionRequest
 from engine_server.server.api.generation_request import parse_request
 
@@ -15,9 +15,9 @@ def completion(**fields: object) -> CompletionRequest:
     return parse_request(CompletionRequest, json.dumps({"model": "m", "prompt": "a", **fields}).encode())
 
 
-def chat(**fields: object) -> ChatCompletionRequest:
+def chat(**fields: object) -> ChatRequest:
     body = {"model": "m", "messages": [{"role": "user", "content": "a"}], **fields}
-    return parse_request(ChatCompletionRequest, json.dumps(body).encode())
+    return parse_request(ChatRequest, json.dumps(body).encode())
 
 
 @pytest.mark.parametrize("make", [completion, chat])
