@@ -1,4 +1,4 @@
-"""A device that has too little memory, or fails: who ends, and who lives on."""
+"""A device with too little memory, or a failed one: the requests that end, and those that go on."""
 
 import os
 import weakref
@@ -50,7 +50,7 @@ def ask(engine: LLMEngine, params) -> None:
         engine.add_request(number, {"prompt_token_ids": prompt}, params)
 
 
-def test_a_batch_without_room_is_computed_again_in_smaller_steps(
+def test_step_that_runs_out_of_memory_is_retried_in_smaller_steps(
     small: LLMEngine, tiny_params, finish, monkeypatch
 ) -> None:
     params = tiny_params(temperature=0, max_tokens=12, ignore_eos=True)
@@ -79,7 +79,7 @@ def test_a_batch_without_room_is_computed_again_in_smaller_steps(
     assert small._core.table.pool.usage == 0
 
 
-def test_what_finds_no_room_however_small_fails_alone(
+def test_request_that_no_step_size_fits_ends_with_an_error(
     small: LLMEngine, tiny_params, finish, monkeypatch
 ) -> None:
     monkeypatch.setattr(SmallRunner, "most", 0)
@@ -95,7 +95,7 @@ def test_what_finds_no_room_however_small_fails_alone(
     small._core.scheduler.check_integrity()
 
 
-def test_a_request_survives_any_number_of_failed_steps_between_its_tokens(
+def test_request_survives_any_number_of_failed_steps_between_its_tokens(
     small: LLMEngine, tiny_params, finish, monkeypatch
 ) -> None:
     """Retries are counted since its last token: memory that is short now and then ends no request."""
@@ -128,7 +128,7 @@ class LostRunner(ModelRunner):
 """
 
 
-async def test_an_engine_ends_with_its_device(
+async def test_engine_ends_when_its_device_fails(
     tiny_llama: Path, tiny_params, tmp_path: Path, monkeypatch
 ) -> None:
     (tmp_path / "lost.py").write_text(LOST)

@@ -52,15 +52,15 @@ async def last_output(engine: AsyncLLMEngine, prompt: Any, request_id: str, **op
 
 
 def record_threads(monkeypatch: pytest.MonkeyPatch, owner: type, method: str) -> dict[Any, bool]:
-    """By the first argument's hash or id: True where the method ran on the event loop's thread."""
+    """Record for each call, by its request's id or its number, whether it ran on the event loop's thread."""
     threads: dict[Any, bool] = {}
     original = getattr(owner, method)
 
-    def recorded(self: Any, argument: Any) -> Any:
+    def recorded(self: Any, argument: Any, *others: Any) -> Any:
         threads[getattr(argument, "request_id", len(threads))] = (
             threading.current_thread() is threading.main_thread()
         )
-        return original(self, argument)
+        return original(self, argument, *others)
 
     monkeypatch.setattr(owner, method, recorded)
     return threads
@@ -110,7 +110,7 @@ async def test_a_failed_conversion_ends_its_request_alone(
     engine: AsyncLLMEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(conversions, "MAX_INLINE", 100)
-    monkeypatch.setattr(LogprobsConverter, "convert_prompt", lambda self, tokens: 1 / 0)
+    monkeypatch.setattr(LogprobsConverter, "convert_prompt", lambda self, tokens, flat: 1 / 0)
     prompt = {"prompt_token_ids": [7] * 100}
     failed, sound = await asyncio.gather(
         last_output(engine, prompt, "fails", max_tokens=12, prompt_logprobs=5),
@@ -126,7 +126,7 @@ async def test_a_request_aborted_while_its_logprobs_are_converted_is_gone(
 ) -> None:
     started, released = threading.Event(), threading.Event()
 
-    def wait(self: LogprobsConverter, tokens: Any) -> list[Any]:
+    def wait(self: LogprobsConverter, tokens: Any, flat: bool) -> list[Any]:
         started.set()
         released.wait(60)
         return [None]
