@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import nan
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -69,7 +69,8 @@ class RequestOutput:
     prompt_logprobs: PromptLogprobs | None
     outputs: list[CompletionOutput]
     finished: bool
-    metrics: RequestMetrics | None
+    # Left out of comparisons, since times differ from run to run.
+    metrics: RequestMetrics | None = field(compare=False)
     num_cached_tokens: int | None
 
     def __init__(

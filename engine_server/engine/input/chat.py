@@ -19,8 +19,9 @@ PART_NOTATION = "'type'"
 def render_chat(tokenizer: Any, conversation: Conversation, options: Mapping[str, Any]) -> TokensPrompt:
     """Return a conversation as the prompt that the chat template writes.
 
-    tokenizer: transformers' own. options: arguments of transformers' apply_chat_template. Contents may be lists of text parts; for a template that
-    takes strings they are joined by newlines. Raises InvalidRequestError if the template refuses the conversation.
+    tokenizer: transformers' own. options: arguments of its apply_chat_template. Contents may be lists of text
+    parts; for a template that takes strings they are joined by newlines. Raises InvalidRequestError if the template
+    refuses the conversation.
     """
     if any(isinstance(message.get("content"), list) for message in conversation):
         conversation = _fit_parts(tokenizer, conversation, options)

@@ -200,3 +200,26 @@ def test_params_of_a_subclass_reach_the_core(engine: Engine) -> None:
 def test_numpy_and_bool_token_ids_are_refused(engine: Engine) -> None:
     for tokens in ([True], [1.0], [np.int64(3)], "12", np.array([1, 2])):
         assert not engine.request({"prompt_token_ids": tokens}, SamplingParams(max_tokens=1))
+
+
+@pytest.mark.parametrize(("name", "value"), [("data_parallel_rank", 1), ("lora_request", "adapter")])
+def test_argument_that_is_not_supported_is_refused_by_name(engine: Engine, name: str, value: object) -> None:
+    async def add() -> None:
+        await engine.engine.add_request("r", PROMPT, SamplingParams(max_tokens=1), **{name: value})
+
+    with pytest.raises(InvalidRequestError, match=name):
+        engine.runner.run(add())
+    assert engine.request(PROMPT, SamplingParams(max_tokens=1), **{name: None})
+
+
+def test_abort_takes_callers_ids_alone(engine: Engine) -> None:
+    async def abort(internal: bool) -> None:
+        await engine.engine.abort("unknown", internal=internal)
+
+    engine.runner.run(abort(False))
+    with pytest.raises(InvalidRequestError, match="internal"):
+        engine.runner.run(abort(True))
+
+
+def test_configs_have_vllms_names(engine: Engine) -> None:
+    assert engine.engine.model_config is engine.engine.vllm_config.model_config
