@@ -13,6 +13,7 @@ from torch import Tensor
 from engine_server import AsyncEngineArgs, AsyncLLMEngine, EngineArgs, EngineDeadError, LLMEngine
 from engine_server.core.model_runner import ModelRunner
 from engine_server.core.scheduling.scheduler import MOST_RETRIES, Batch
+from engine_server.modeling.platform.cpu import CpuPlatform
 
 PROMPTS = [[place * 7 % 120 + 3 for place in range(length)] for length in (90, 40, 40, 3)]
 
@@ -60,9 +61,9 @@ def test_step_that_runs_out_of_memory_is_retried_in_smaller_steps(
     SmallRunner.sizes.clear()
     left = []  # tensors of a step that failed, when memory is given back
     monkeypatch.setattr(
-        torch.cuda,
-        "empty_cache",
-        lambda: left.append([one() for one in SmallRunner.held if one() is not None]),
+        CpuPlatform,
+        "release_cached_memory",
+        lambda self: left.append([one() for one in SmallRunner.held if one() is not None]),
     )
     monkeypatch.setattr(SmallRunner, "most", 40)
     ask(small, params)
