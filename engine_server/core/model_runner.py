@@ -91,11 +91,13 @@ class ModelRunner:
         """Free the cache, and the weights: at level 1 the host keeps them, at level 2 nobody does."""
         self._broadcast("sleep", level)
         self.graphs = None  # they know where the weights and the cache were
-        self._freed = [(cache, cache.shape) for cache in self.backend.caches]
+        if any(cache.numel() for cache in self.backend.caches):  # else only the weights are awake
+            self._freed = [(cache, cache.shape) for cache in self.backend.caches]
         for cache, _ in self._freed:
             cache.data = cache.new_empty(0)  # in place, since the backend holds it too
         if level == 2:
-            del self.model, self.body
+            for name in ("model", "body"):
+                self.__dict__.pop(name, None)
         else:
             nn.Module.to(self.model, "cpu")  # transformers' own is not typed
         self.platform.release_cached_memory()
@@ -131,7 +133,8 @@ class ModelRunner:
                 )  # fmt: skip
         else:
             keep_freed_memory()
-        self.num_blocks = num_blocks(config.cache_config, layout, dtype, self.platform, longest)
+        least = 1 if config.model_config.fit_max_model_len else longest
+        self.num_blocks = num_blocks(config.cache_config, layout, dtype, self.platform, least)
         if self.ranks.size > 1:
             self.num_blocks = self.ranks.least(self.num_blocks, self.device)
         pool = BlockPool(self.num_blocks * len(layout.windows))

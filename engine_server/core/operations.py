@@ -59,8 +59,10 @@ class Operations:
         """
         if level not in (1, 2):
             raise ValueError(f"level is {level!r}; it takes 1 or 2")
-        if self.is_sleeping():
+        if self._asleep == TAGS:
             return
+        if "weights" in self._asleep:  # and the cache was woken alone
+            level = max(level, self.sleep_level)
         self._scheduler.preempt_all()
         self._scheduler.reset_prefix_cache()
         self._runner.sleep(level)

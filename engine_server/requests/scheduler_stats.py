@@ -1,4 +1,4 @@
-"""The state of the scheduler after a step, as the core reports it."""
+"""Statistics of the core after a step."""
 
 from typing import Literal
 
@@ -8,24 +8,33 @@ FinishReason = Literal["stop", "length", "abort", "error", "timeout"]
 
 
 class SchedulerStats(msgspec.Struct, array_like=True, frozen=True):
-    """The core's state after a step; it crosses the process boundary.
+    """The core's state after a step, sent to the front end.
 
-    Gauges are the value now; every other field counts only what the step added.
+    Gauges hold the current value; every other field counts only what the step added.
     """
 
     num_running: int = 0
     num_waiting: int = 0
-    kv_cache_usage: float = 0.0  # 0 to 1
+    # 0 to 1.
+    kv_cache_usage: float = 0.0
     num_preemptions: int = 0
-    prefix_cache_queries: int = 0  # in tokens
+    # In tokens.
+    prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
-    halted: bool = False  # by a pause or sleep
+    # By a pause or sleep.
+    halted: bool = False
     sleep_level: int = 0
-    num_tokens: int = 0  # that the step computed; 0: there was none
-    step_seconds: float = 0.0  # of the core
-    host_seconds: float = 0.0  # of those, spent beside the model's call and the sampler's kernels
-    device_seconds: float = 0.0  # that a device took for a step, by a GPU's own clock
-    replayed: bool = False  # from a CUDA graph
-    weight_bytes: int = 0  # of a GPU's memory, with all else that lives between steps
+    # Tokens that the step computed; 0: no step was computed.
+    num_tokens: int = 0
+    # Duration of the step.
+    step_seconds: float = 0.0
+    # Part of the step outside the model and the sampler's kernels.
+    host_seconds: float = 0.0
+    # Device time of a step, on a GPU by its own clock.
+    device_seconds: float = 0.0
+    # The model ran from a CUDA graph.
+    replayed: bool = False
+    # GPU memory of the weights and everything else that lives between steps.
+    weight_bytes: int = 0
     cache_bytes: int = 0
     free_bytes: int = 0

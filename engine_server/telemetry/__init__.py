@@ -1,1 +1,1 @@
-"""What an engine says about itself: statistics, their loggers, metrics and traces."""
+"""Statistics of an engine, their loggers, metrics and traces."""

@@ -1,4 +1,4 @@
-"""Stat loggers: what an engine says about itself, to a log and to Prometheus."""
+"""Stat loggers: an engine's statistics as log lines and as Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class StatLoggerBase(ABC):
-    """One per engine; `record` is called after each step with whatever that step brought."""
+    """Receives an engine's statistics: `record` is called after each step."""
 
     @abstractmethod
     def __init__(self, config: EngineConfig, engine_index: int = 0) -> None: ...
@@ -46,11 +46,11 @@ class StatLoggerBase(ABC):
     def log_engine_initialized(self) -> None: ...
 
     def log(self) -> None:  # noqa: B027  (optional: most loggers have nothing to flush)
-        """Say now what would be said at the next interval."""
+        """Write now what would be written at the next interval."""
 
 
 class LoggingStatLogger(StatLoggerBase):
-    """One line for each ten seconds in which the engine worked; silent while it is idle."""
+    """Logs one line per interval in which the engine computed steps, and none while it is idle."""
 
     def __init__(
         self,
@@ -65,7 +65,8 @@ class LoggingStatLogger(StatLoggerBase):
         self._interval = interval
         self._clock = clock
         self._latest = SchedulerStats()
-        self._began: float | None = None  # of the window that the next line covers
+        # Start and end of the window that the next line covers.
+        self._began: float | None = None
         self._ended = 0.0
         self._prompt_tokens = self._generation_tokens = self._queries = self._hits = 0
 
@@ -109,7 +110,7 @@ class LoggingStatLogger(StatLoggerBase):
 
 
 class PrometheusStatLogger(StatLoggerBase):
-    """Feeds the metrics of `metrics.py`."""
+    """Updates the metrics of `metrics.py`."""
 
     def __init__(
         self, config: EngineConfig, engine_index: int = 0, *, registry: CollectorRegistry = REGISTRY
@@ -120,7 +121,7 @@ class PrometheusStatLogger(StatLoggerBase):
             "engine": str(engine_index),
         }
         self._families = _FAMILIES.setdefault(registry, _Families(registry))
-        # The labels are looked up once, here, and not at every step.
+        # Labels are looked up once here rather than at every step.
         self._of_state, self._of_step, self._of_completion, self._of_request = (
             [self._series(metric) for metric in table]
             for table in (OF_STATE, OF_STEP, OF_COMPLETION, OF_REQUEST)
@@ -146,7 +147,7 @@ class PrometheusStatLogger(StatLoggerBase):
         ).set(1)
         adapters = {"max_lora": "0", "waiting_lora_adapters": "", "running_lora_adapters": ""}
         self._info(
-            "vllm:lora_requests_info", "LoRA adapters: none can be served.", **adapters
+            "vllm:lora_requests_info", "LoRA adapters; none are supported yet.", **adapters
         ).set_to_current_time()
 
     def _info(self, name: str, text: str, **labels: str) -> Gauge:
@@ -164,14 +165,15 @@ class PrometheusStatLogger(StatLoggerBase):
         return value, getattr(series, TAKES[metric.kind])
 
 
-Series = tuple[Callable[[Any], float | list[float]], Callable[[float], None]]  # reads a value, and takes it
+# A function that reads values from statistics, and the metric's method that takes each.
+Series = tuple[Callable[[Any], float | list[float]], Callable[[float], None]]
 TAKES: dict[Any, str] = {Gauge: "set", Counter: "inc", Histogram: "observe"}
 
 
 def _feed(table: list[Series], stats: Any) -> None:
     for value, take in table:
-        told = value(stats)
-        for number in told if isinstance(told, list) else (told,):
+        values = value(stats)
+        for number in values if isinstance(values, list) else (values,):
             take(number)
 
 
@@ -183,7 +185,7 @@ M = TypeVar("M", Gauge, Counter, Histogram)
 
 
 class _Families:
-    """The metrics of one registry. Engines that share a process share them and differ by label."""
+    """The metric families of one registry, which engines in one process share and distinguish by label."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -208,7 +210,7 @@ class _Families:
 
 
 class _FormerName(Collector):
-    """A metric once more under a name that older dashboards query, copied when it is read."""
+    """A metric under the former name that older dashboards query, copied at each scrape."""
 
     def __init__(self, metric: Gauge | Counter | Histogram, name: str) -> None:
         self._metric = metric

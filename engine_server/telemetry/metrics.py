@@ -1,4 +1,4 @@
-"""The engine's Prometheus metrics as a table: vLLM's names, labels and buckets, so that its dashboards work."""
+"""The engine's Prometheus metrics as tables, with vLLM's names, labels and buckets, so that its dashboards work."""
 
 from __future__ import annotations
 
@@ -17,16 +17,22 @@ LABELS = ("model_name", "engine")
 
 
 class Metric(NamedTuple):
-    """A series: `value` is the statistics' field that it tells, or computes it; a number or a list of numbers."""
+    """A series of a metric.
+
+    value: the statistics' field to report, or a function of them; a number or a list of numbers.
+    """
 
     kind: Kind
     name: str
     text: str
     value: str | Callable[[Any], float | list[float]]
-    buckets: Sequence[float] = ()  # a histogram's; none: tokens, up to the context
-    labels: Mapping[str, str] = MappingProxyType({})  # beyond those of `scope`
+    # Of a histogram; empty: numbers of tokens up to the context length.
+    buckets: Sequence[float] = ()
+    # Beyond those of `scope`.
+    labels: Mapping[str, str] = MappingProxyType({})
     scope: Sequence[str] = LABELS
-    former: str | None = None  # what older dashboards call it
+    # The metric's name on older dashboards.
+    former: str | None = None
 
 
 # fmt: off
@@ -35,53 +41,56 @@ TIME_TO_FIRST_TOKEN = (.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1,
 BETWEEN_TOKENS = (.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 LATENCY = (.3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 STEP_TIME = (.0005, .001, .002, .003, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 30)
+STALLS = (.001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5)
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 CHOICES = (1, 2, 5, 10, 20)
 
 OF_STATE = [  # from SchedulerStats
     Metric(Gauge, "vllm:num_requests_running", "Requests in the running batch.", "num_running"),
     Metric(Gauge, "vllm:num_requests_waiting", "Requests that wait to be scheduled.", "num_waiting"),
-    Metric(Gauge, "vllm:num_requests_waiting_by_reason", "Requests that wait, for room or for a pause to end.",
+    Metric(Gauge, "vllm:num_requests_waiting_by_reason", "Waiting requests, by the cause of the wait.",
            lambda s: 0 if s.halted else s.num_waiting, labels={"reason": "capacity"}),
     Metric(Gauge, "vllm:num_requests_waiting_by_reason", "", lambda s: s.num_waiting if s.halted else 0,
            labels={"reason": "deferred"}),
-    *(Metric(Gauge, "vllm:engine_sleep_state", "1 for the state that the engine is in.",
+    *(Metric(Gauge, "vllm:engine_sleep_state", "1 for the engine's current state, 0 for others.",
              partial(lambda level, s: s.sleep_level == level, level), labels={"sleep_state": state})
       for level, state in enumerate(("awake", "weights_offloaded", "discard_all"))),
     Metric(Gauge, "vllm:kv_cache_usage_perc", "Share of KV cache blocks in use, 0 to 1.", "kv_cache_usage",
            former="vllm:gpu_cache_usage_perc"),
-    Metric(Counter, "vllm:num_preemptions", "Requests put back to the queue for want of blocks.", "num_preemptions"),
+    Metric(Counter, "vllm:num_preemptions", "Requests preempted because blocks ran out.", "num_preemptions"),
     Metric(Counter, "vllm:prefix_cache_queries", "Prompt tokens sought in the prefix cache.", "prefix_cache_queries"),
     Metric(Counter, "vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", "prefix_cache_hits"),
-    Metric(Histogram, "vllm:iteration_tokens_total", "Tokens that one step computed.",
-           lambda s: [s.num_tokens] if s.num_tokens else [], STEP_TOKENS),
-    Metric(Histogram, "fairlead:step_seconds", "One step of the core.",
+    Metric(Histogram, "fairlead:step_seconds", "Duration of a step of the core.",
            lambda s: [s.step_seconds] if s.num_tokens else [], STEP_TIME),
-    Metric(Histogram, "fairlead:step_host_seconds", "A step but for the model's call and the sampler's kernels.",
+    Metric(Histogram, "fairlead:step_host_seconds", "Host time of a step, outside the model and the sampler's kernels.",
            lambda s: [s.host_seconds] if s.num_tokens else [], STEP_TIME),
-    Metric(Histogram, "fairlead:step_device_seconds", "What the device took for a step.",
+    Metric(Histogram, "fairlead:step_device_seconds", "Device time of a step.",
            lambda s: [s.device_seconds] if s.num_tokens else [], STEP_TIME),
-    *(Metric(Counter, "fairlead:steps", "Steps, by how the model was run: replayed from a CUDA graph, or launched.",
+    *(Metric(Counter, "fairlead:steps", "Steps by execution of the model: replayed from a CUDA graph, or eager.",
              partial(lambda replayed, s: s.num_tokens > 0 and s.replayed == replayed, replayed), labels={"run": run})
       for replayed, run in enumerate(("eager", "graph"))),
-    *(Metric(Gauge, "fairlead:gpu_memory_bytes", "A GPU's memory: with weights goes all that lives between steps.",
+    *(Metric(Gauge, "fairlead:gpu_memory_bytes", "GPU memory by use; weights include all that lives between steps.",
              field, labels={"use": use})
       for use, field in (("weights", "weight_bytes"), ("kv_cache", "cache_bytes"), ("free", "free_bytes"))),
 ]
 OF_STEP = [  # from IterationStats
     Metric(Counter, "vllm:prompt_tokens", "Prompt tokens processed.", "num_prompt_tokens"),
     Metric(Counter, "vllm:prompt_tokens_cached", "Prompt tokens that were not computed.", "num_cached_prompt_tokens"),
-    Metric(Counter, "vllm:prompt_tokens_by_source", "Prompt tokens processed, by where their K and V are from.",
+    Metric(Counter, "vllm:prompt_tokens_by_source", "Prompt tokens processed, by the source of their K and V.",
            lambda s: s.num_prompt_tokens - s.num_cached_prompt_tokens, labels={"source": "local_compute"}),
     Metric(Counter, "vllm:prompt_tokens_by_source", "", "num_cached_prompt_tokens",
            labels={"source": "local_cache_hit"}),
     Metric(Counter, "vllm:generation_tokens", "Tokens generated.", "num_generation_tokens"),
-    Metric(Counter, "vllm:admission_rejections", "Requests refused for want of room.", "num_rejected",
+    Metric(Histogram, "vllm:iteration_tokens_total", "Prompt tokens and generated tokens of one step.",
+           lambda s: [s.num_prompt_tokens + s.num_generation_tokens] if s.num_generation_tokens else [], STEP_TOKENS),
+    Metric(Counter, "vllm:admission_rejections", "Requests refused because the queue was full.", "num_rejected",
            labels={"reason": ErrorCode.QUEUE_FULL}, scope=LABELS[:1]),
     Metric(Histogram, "vllm:time_to_first_token_seconds", "Arrival to the first token.", "time_to_first_tokens",
            TIME_TO_FIRST_TOKEN),
     Metric(Histogram, "vllm:inter_token_latency_seconds", "Time between a request's tokens.", "inter_token_latencies",
            BETWEEN_TOKENS, former="vllm:time_per_output_token_seconds"),
+    Metric(Histogram, "fairlead:event_loop_stall_seconds", "Longest stall of the front end's event loop in a step.",
+           "event_loop_stalls", STALLS),
 ]
 OF_COMPLETION = [  # from FinishedRequest
     *(Metric(Counter, "vllm:request_success", "Requests ended, by their reason.",
@@ -102,7 +111,7 @@ OF_COMPLETION = [  # from FinishedRequest
            lambda s: [] if s.max_tokens is None else s.max_tokens),
 ]
 OF_REQUEST = [  # from EndedRequest
-    Metric(Histogram, "vllm:request_params_n", "How many completions a request asked for.", "params.n", CHOICES),
+    Metric(Histogram, "vllm:request_params_n", "Completions that a request asked for.", "params.n", CHOICES),
     Metric(Histogram, "vllm:request_max_num_generation_tokens", "The longest of a request's completions, in tokens.",
            lambda s: max(completion.num_generation_tokens for completion in s.completions)),
 ]
@@ -110,7 +119,7 @@ OF_REQUEST = [  # from EndedRequest
 
 
 def token_buckets(longest: int) -> list[int]:
-    """1, 2, 5, 10, 20, 50, ... as far as `longest`."""
+    """Return 1, 2, 5, 10, 20, 50, ... up to `longest`."""
     return [
         step * 10**power
         for power in range(len(str(longest)))

@@ -1,4 +1,4 @@
-"""What the engine tells its stat loggers after each step."""
+"""Statistics that stat loggers receive after each step."""
 
 from __future__ import annotations
 
@@ -11,17 +11,23 @@ from engine_server.requests.scheduler_stats import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class FinishedRequest:
-    """One completion's life, told once when it ends. Times are in seconds."""
+    """Times and counts of a completion, reported once when it ends. Times are in seconds."""
 
     reason: FinishReason
     num_prompt_tokens: int
     num_generation_tokens: int
-    max_tokens: int | None  # as asked for; None: up to the context
-    e2e: float  # arrival to last token
-    queue: float  # arrival to first scheduled
-    prefill: float  # first scheduled to first token
-    decode: float  # first token to last token
-    num_cached_tokens: int = 0  # prompt tokens that were found in the prefix cache
+    # As requested; None: up to the end of the context.
+    max_tokens: int | None
+    # Arrival to last token.
+    e2e: float
+    # Arrival to first scheduling.
+    queue: float
+    # First scheduling to first token.
+    prefill: float
+    # First token to last token.
+    decode: float
+    # Prompt tokens found in the prefix cache.
+    num_cached_tokens: int = 0
 
     @property
     def inference(self) -> float:
@@ -29,7 +35,7 @@ class FinishedRequest:
 
     @property
     def time_per_output_tokens(self) -> list[float]:
-        """The mean time between this completion's tokens; none where it has at most one."""
+        """The mean time between this completion's tokens; empty if it has at most one."""
         gaps = self.num_generation_tokens - 1
         return [self.decode / gaps] if gaps > 0 else []
 
@@ -46,13 +52,17 @@ class EndedRequest:
 
 @dataclass(slots=True)
 class IterationStats:
-    """What one step brought, collected by the front end as it handles the core's outputs."""
+    """Statistics of one step, collected by the front end from the core's outputs."""
 
-    num_prompt_tokens: int = 0  # of the prompts whose first token came in this step
+    # Of the prompts whose first token was generated in this step.
+    num_prompt_tokens: int = 0
     num_generation_tokens: int = 0
     num_cached_prompt_tokens: int = 0
     time_to_first_tokens: list[float] = field(default_factory=list)
     inter_token_latencies: list[float] = field(default_factory=list)
     finished: list[FinishedRequest] = field(default_factory=list)
     ended: list[EndedRequest] = field(default_factory=list)
-    num_rejected: int = 0  # requests refused for want of room in the queue
+    # Requests refused because the queue was full.
+    num_rejected: int = 0
+    # The longest stall of the front end's event loop since the last step, in seconds; empty without a loop.
+    event_loop_stalls: list[float] = field(default_factory=list)

@@ -1,7 +1,7 @@
-"""OpenTelemetry spans: one for each request that came with trace headers, told once it has ended.
+"""OpenTelemetry spans: one for each request with trace headers, exported when it ends.
 
-Attributes follow the semantic conventions for generative AI, and vLLM where those say nothing. What people wrote
-and what the model answered is never told.
+Attributes follow the semantic conventions for generative AI, and vLLM's names beyond them. Prompts and outputs are
+never exported.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from engine_server.telemetry.stats import EndedRequest, IterationStats
 if TYPE_CHECKING:
     from engine_server.config import EngineConfig
 
-ASKED = ("max_tokens", "temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty")
+# Sampling parameters that become attributes.
+PARAMETERS = ("max_tokens", "temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty")
 
 
 class TracingStatLogger(StatLoggerBase):
-    """Posts spans to `otlp_traces_endpoint`, in batches, from a thread of its own."""
+    """Exports spans to `otlp_traces_endpoint`, in batches, from a thread of its own."""
 
     def __init__(self, config: EngineConfig, engine_index: int = 0) -> None:
         self._model = config.model_config.served_model_name[0]
@@ -41,7 +42,7 @@ class TracingStatLogger(StatLoggerBase):
     def record(self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats | None) -> None:
         for request in iteration_stats.ended if iteration_stats else ():
             if request.trace_headers is not None:
-                self._tell(request)
+                self._export(request)
 
     def log_engine_initialized(self) -> None:
         pass
@@ -49,22 +50,25 @@ class TracingStatLogger(StatLoggerBase):
     def log(self) -> None:
         self._provider.force_flush()
 
-    def _tell(self, request: EndedRequest) -> None:
+    def _export(self, request: EndedRequest) -> None:
+        """Record the span of a request that has ended now."""
         end = time.time_ns()
-        life = max(completion.e2e for completion in request.completions)
+        duration = max(completion.e2e for completion in request.completions)
         first = min(request.completions, key=lambda completion: completion.queue + completion.prefill)
-        asked = {name: getattr(request.params, name, None) for name in ASKED}
+        parameters = {name: getattr(request.params, name, None) for name in PARAMETERS}
         span = self._tracer.start_span(
             f"text_completion {self._model}",
             context=TraceContextTextMapPropagator().extract(request.trace_headers),
             kind=SpanKind.SERVER,
-            start_time=end - int(life * 1e9),
+            start_time=end - int(duration * 1e9),
             attributes={
                 "gen_ai.operation.name": "text_completion",
                 "gen_ai.provider.name": "fairlead",
                 "gen_ai.request.model": self._model,
                 "gen_ai.request.choice.count": request.params.n,
-                **{f"gen_ai.request.{name}": value for name, value in asked.items() if value is not None},
+                **{
+                    f"gen_ai.request.{name}": value for name, value in parameters.items() if value is not None
+                },
                 "gen_ai.request.stop_sequences": request.params.stop_strings,
                 "gen_ai.response.id": request.request_id,
                 "gen_ai.response.finish_reasons": [completion.reason for completion in request.completions],
@@ -75,7 +79,7 @@ class TracingStatLogger(StatLoggerBase):
                 "gen_ai.latency.time_in_queue": first.queue,
                 "gen_ai.latency.time_in_model_prefill": first.prefill,
                 "gen_ai.latency.time_in_model_decode": first.decode,
-                "gen_ai.latency.e2e": life,
+                "gen_ai.latency.e2e": duration,
             },
         )
         span.end(end)

@@ -1,4 +1,4 @@
-"""Who is let in, who goes first, and who has to go: queue limit, priorities, deadlines, failures."""
+"""Admission and order of requests: queue limit, priorities, deadlines, and isolated failures."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def make(tiny_llama):
     return make
 
 
-def test_a_full_queue_refuses_and_counts_it(make, tiny_params, finish) -> None:
+def test_full_queue_refuses_a_request_and_counts_the_rejection(make, tiny_params, finish) -> None:
     engine = make(max_num_seqs=1, max_queue=2)
     registry = CollectorRegistry()
     engine.add_logger("mine", PrometheusStatLogger(engine.config, registry=registry))
@@ -42,7 +42,7 @@ def test_a_full_queue_refuses_and_counts_it(make, tiny_params, finish) -> None:
     assert list(finish(engine)) == ["more"]
 
 
-def test_the_lower_priority_number_goes_first(make, tiny_params) -> None:
+def test_request_with_the_lowest_priority_number_runs_first(make, tiny_params) -> None:
     engine = make(max_num_seqs=1, scheduling_policy="priority")
     for name, priority in (("running", 5), ("low", 9), ("later", 2), ("high", -1), ("latest", 2)):
         params = tiny_params(max_tokens=2, ignore_eos=True)
@@ -55,12 +55,12 @@ def test_the_lower_priority_number_goes_first(make, tiny_params) -> None:
     assert order == ["running", "high", "later", "latest", "low"]
 
 
-def test_priorities_need_their_policy(make, tiny_params) -> None:
+def test_priority_is_refused_under_fcfs(make, tiny_params) -> None:
     with pytest.raises(InvalidRequestError, match="priority"):
         make().add_request("x", {"prompt_token_ids": PROMPT}, tiny_params(), priority=1)
 
 
-def test_a_deadline_ends_whoever_runs_or_waits(make, tiny_params) -> None:
+def test_deadline_ends_running_and_waiting_requests(make, tiny_params) -> None:
     engine = make(max_num_seqs=1)
     params = tiny_params(timeout=1000.0, max_tokens=100, ignore_eos=True)
     for name in ("runs", "waits"):
@@ -86,8 +86,8 @@ def test_a_deadline_ends_whoever_runs_or_waits(make, tiny_params) -> None:
     assert scheduler.table.pool.usage == 0
 
 
-def test_a_nan_fails_alone(make, tiny_params, finish) -> None:
-    """Token 3 has no finite embedding: its K and V are NaN, in blocks that others take over later."""
+def test_request_with_nan_logits_fails_alone(make, tiny_params, finish) -> None:
+    """Token 3 has a NaN embedding: its K and V are NaN, in blocks that other requests reuse."""
     engine = make(max_num_seqs=4)
     params = tiny_params(temperature=0, max_tokens=12, ignore_eos=True)
     embeddings = engine._core.runner.model.get_input_embeddings().weight
@@ -107,7 +107,7 @@ def test_a_nan_fails_alone(make, tiny_params, finish) -> None:
     assert answers() == expected
 
 
-def test_a_failed_step_fails_its_batch_and_caches_nothing(make, tiny_params, finish, monkeypatch) -> None:
+def test_failed_step_ends_its_batch_and_caches_nothing(make, tiny_params, finish, monkeypatch) -> None:
     engine = make(max_num_seqs=2)
     params = tiny_params(temperature=0, max_tokens=3, ignore_eos=True)
     for name in ("one", "two", "waits"):

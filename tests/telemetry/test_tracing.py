@@ -1,4 +1,4 @@
-"""Spans, as a collector receives them."""
+"""Spans, as an OTLP collector receives them."""
 
 import sys
 from collections.abc import Iterator
@@ -14,12 +14,12 @@ TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 @pytest.fixture
 def collector() -> Iterator[tuple[str, list]]:
-    """Its address, and the spans that arrive."""
+    """The collector's address, and the spans that it received."""
     with collecting() as (address, spans):
         yield address, spans
 
 
-def test_a_request_with_trace_headers_becomes_a_span(
+def test_request_with_trace_headers_is_exported_as_a_span(
     tiny_llama: Path, collector: tuple[str, list], finish, tiny_params
 ) -> None:
     endpoint, spans = collector
@@ -35,23 +35,23 @@ def test_a_request_with_trace_headers_becomes_a_span(
     engine.add_request("traced", {"prompt_token_ids": [5] * 7}, params, trace_headers=headers)
     engine.add_request("untraced", {"prompt_token_ids": [5] * 7}, params)
     finish(engine)
-    engine.do_log_stats()  # which posts what waits to be posted
+    engine.do_log_stats()  # flushes the exporter
     (span,) = spans
-    told = {item.key: item.value for item in span.attributes}
+    attributes = {item.key: item.value for item in span.attributes}
     assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE, PARENT)
     assert span.name == "text_completion small"
     assert span.start_time_unix_nano < span.end_time_unix_nano
-    assert told["gen_ai.request.model"].string_value == "small"
-    assert told["gen_ai.response.id"].string_value == "traced"
-    assert told["gen_ai.request.temperature"].double_value == 0.5
-    assert told["gen_ai.request.choice.count"].int_value == 2
-    assert told["gen_ai.usage.input_tokens"].int_value == 7
-    assert told["gen_ai.usage.output_tokens"].int_value == 6
-    reasons = told["gen_ai.response.finish_reasons"].array_value.values
+    assert attributes["gen_ai.request.model"].string_value == "small"
+    assert attributes["gen_ai.response.id"].string_value == "traced"
+    assert attributes["gen_ai.request.temperature"].double_value == 0.5
+    assert attributes["gen_ai.request.choice.count"].int_value == 2
+    assert attributes["gen_ai.usage.input_tokens"].int_value == 7
+    assert attributes["gen_ai.usage.output_tokens"].int_value == 6
+    reasons = attributes["gen_ai.response.finish_reasons"].array_value.values
     assert [reason.string_value for reason in reasons] == ["length", "length"]
 
 
-def test_tracing_is_refused_where_it_can_do_nothing(
+def test_trace_headers_are_refused_without_an_endpoint(
     tiny_llama: Path, tiny_params, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = LLMEngine.from_engine_args(

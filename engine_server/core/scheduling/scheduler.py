@@ -373,6 +373,7 @@ class Scheduler:
             return RequestStep(
                 request.request_id, [], None, "stop", scheduled=request.scheduled, pooled=sampled.pooled
             )
+        request.num_retries = 0  # counted since the last token, the only progress that is never lost
         index = len(request.token_ids) - request.num_unknown
         request.token_ids[index] = sampled.token_id
         request.num_unknown -= 1

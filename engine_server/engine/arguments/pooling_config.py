@@ -1,4 +1,4 @@
-"""Whether a model pools, and how: from its config and from sentence-transformers' files beside it."""
+"""Pooling settings of a model, from its config and from sentence-transformers' files beside it."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,8 @@ GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 POOLINGS: dict[str, Pooling] = {
     "cls": "CLS", "cls_token": "CLS", "mean": "MEAN", "mean_tokens": "MEAN", "lasttoken": "LAST",
 }  # fmt: skip
-ACTIVATIONS: dict[str, Activation] = {  # by a class of torch.nn, or a kind of problem
+# By a class of torch.nn, or a problem type of transformers.
+ACTIVATIONS: dict[str, Activation] = {
     "Identity": "identity",
     "Sigmoid": "sigmoid",
     "regression": "identity",
@@ -20,9 +21,9 @@ ACTIVATIONS: dict[str, Activation] = {  # by a class of torch.nn, or a kind of p
 
 
 def read_pooling_config(path: Path, config: Any, runner: str) -> PoolingConfig | None:
-    """None for a model that generates. Raises ValueError for one that would be pooled wrongly.
+    """Return a model's pooling settings, None for one that generates. Raises ValueError for unsupported pooling.
 
-    config: transformers' own of the model.
+    config: transformers' configuration of the model.
     """
     modules: list[dict[str, str]] = _read(path / "modules.json") or []
     architecture = (config.architectures or [GENERATING[0]])[0]
@@ -30,7 +31,7 @@ def read_pooling_config(path: Path, config: Any, runner: str) -> PoolingConfig |
         return None
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-    encoder = config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES  # its tokens see those after them
+    encoder = config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES  # bidirectional attention
     encoder = encoder or getattr(config, "use_bidirectional_attention", None) is True
     pooling = POOLINGS[getattr(config, "classifier_pooling", "cls")] if encoder else "LAST"
     kinds = {module["type"].rpartition(".")[2]: path / module["path"] for module in modules}
@@ -40,7 +41,7 @@ def read_pooling_config(path: Path, config: Any, runner: str) -> PoolingConfig |
         *kinds.keys() - {"Transformer", "Pooling", "Normalize"},
         *["a decoder"] * config.is_encoder_decoder,
     ]:
-        raise ValueError(f"{path} has {unknown[0]} behind the encoder, which isn't supported yet")
+        raise ValueError(f"{path} has {unknown[0]} behind the encoder, which is not supported yet")
     whole = config.get_text_config().hidden_size if getattr(config, "is_matryoshka", False) else 0
     return PoolingConfig(
         pooling=pooling,
@@ -54,14 +55,14 @@ def read_pooling_config(path: Path, config: Any, runner: str) -> PoolingConfig |
 
 
 def longest_prompt(path: Path) -> int | None:
-    """In tokens, as sentence-transformers' or the tokenizer's settings say."""
-    told = (("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length"))
-    lengths = ((_read(path / file) or {}).get(key) for file, key in told)
+    """Return the longest prompt in tokens by sentence-transformers' or the tokenizer's settings; None: no limit."""
+    limits = (("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length"))
+    lengths = ((_read(path / file) or {}).get(key) for file, key in limits)
     return min((int(length) for length in lengths if length), default=None)
 
 
 def _pooling(settings: dict[str, Any]) -> Pooling:
-    """Its mode is a setting now, and was one flag of several once."""
+    """Return the mode of a Pooling module: one setting, or a flag per mode in older files."""
     prefix = "pooling_mode_"
     flags = [key.removeprefix(prefix) for key, value in settings.items() if key.startswith(prefix) and value]
     mode = " and ".join(flags or [str(settings.get("pooling_mode"))])
@@ -71,7 +72,7 @@ def _pooling(settings: dict[str, Any]) -> Pooling:
 
 
 def _activation(config: Any) -> Activation:
-    """Cross-encoders name a class; other classifiers may tell their problem."""
+    """Return the activation of a classifier's scores: cross-encoders name a class, others a problem type."""
     named = (getattr(config, "sentence_transformers", None) or {}).get("activation_fn")
     named = named or getattr(config, "sbert_ce_default_activation_function", None) or config.problem_type
     if named is None:
@@ -82,7 +83,7 @@ def _activation(config: Any) -> Activation:
 
 
 def _read(file: Path) -> Any:
-    """What a JSON file holds; None where there is none."""
+    """Return the content of a JSON file; None if there is no file."""
     try:
         return json.loads(file.read_text()) if file.is_file() else None
     except ValueError as error:
