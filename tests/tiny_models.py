@@ -5,7 +5,7 @@ from typing import Any
 import torch
 import transformers
 
-from engine_server.modeling.attention.interface import IMPLEMENTATION
+from engine_server.modeling.attention.hook import IMPLEMENTATION
 from engine_server.modeling.loading.fusion import fuse_linears
 
 TINY: dict[str, Any] = {

@@ -25,6 +25,7 @@ from engine_server.modeling.attention.interface import Pages, Scoring
 from engine_server.modeling.kernels import launch
 from engine_server.modeling.kernels.attention import decode, prefill
 from engine_server.modeling.kernels.cache_write import write_cache
+from engine_server.modeling.kernels.work_list import plan_work, spare_chunks
 from engine_server.modeling.memory.cache_layout import quantised
 
 BLOCK_SIZE = 16
@@ -80,9 +81,8 @@ def ours(batch: Batch) -> Callable[[], object]:
     if len(batch.query) > len(batch.sequences):
         return lambda: prefill(batch.out, *given, scoring)
     processors = torch.cuda.get_device_properties(DEVICE).multi_processor_count
-    context = batch.plain[1].shape[2]
-    splits = launch.num_splits(len(batch.sequences) * batch.keys.data.shape[2], context, processors)
-    return lambda: decode(batch.out, *given, scoring, splits)
+    work = plan_work(batch.sequences, None, spare_chunks(batch.keys.data.shape[2], processors))
+    return lambda: decode(batch.out, *given, scoring, work)
 
 
 def theirs(batch: Batch) -> Callable[[], Tensor]:

@@ -12,7 +12,7 @@ import zmq
 
 from engine_server.config import EngineConfig
 from engine_server.core.distributed import child_process as child
-from engine_server.modeling import progress
+from engine_server.modeling.progress import FILE, ProgressClock
 from engine_server.requests.messages import CoreMessage, FrontEndMessage, Phase, Ready
 
 if TYPE_CHECKING:
@@ -41,10 +41,10 @@ def serve(folder: str, fail: Callable[[str], None]) -> None:
 
     send(Phase("import", time.monotonic() - started))
     config = msgspec.msgpack.decode(inputs.recv(), type=EngineConfig)
-    core = EngineCore(config, lambda name, seconds: send(Phase(name, seconds)), fail)
+    progress = ProgressClock(Path(folder, FILE))
+    core = EngineCore(config, lambda name, seconds: send(Phase(name, seconds)), fail, progress)
     gc.freeze()
     gc.enable()
-    progress.share(Path(folder, progress.FILE))
     progress.tick()
     send(Ready(core.num_blocks))
     decoder = msgspec.msgpack.Decoder(FrontEndMessage)

@@ -20,8 +20,8 @@ from engine_server.core.model_runner import ModelRunner
 from engine_server.core.operations import Operations
 from engine_server.core.scheduling.request import Request
 from engine_server.core.scheduling.scheduler import Batch, Sampled, Scheduler
-from engine_server.modeling import device_time, progress
-from engine_server.modeling.memory.device_memory import memory_use
+from engine_server.modeling.device_time import elapsed_seconds
+from engine_server.modeling.progress import ProgressClock
 from engine_server.requests.messages import (
     AbortRequests,
     AddRequest,
@@ -55,16 +55,19 @@ class EngineCore:
         config: EngineConfig,
         on_phase: Callable[[str, float], None],
         on_death: Callable[[str], None] | None = None,
+        progress: ProgressClock | None = None,
     ) -> None:
         """Load the model and make the KV cache; `on_phase(name, seconds)` hears of each part as it ends.
 
         on_death: hears, in another thread, why another rank has ended, which the step may be waiting for.
+        progress: ticks at every layer and every step.
         """
+        self.progress = progress or ProgressClock()
         started = time.monotonic()
         executor: type[ModelRunner] = pkgutil.resolve_name(config.parallel_config.worker_cls)
         self.workers = start_workers(config, on_death)
         self.ranks = self.workers.communicator
-        self.runner = executor(config, self.ranks, self.workers.broadcast)
+        self.runner = executor(config, self.ranks, self.workers.broadcast, self.progress)
         loaded = time.monotonic()
         on_phase("load", loaded - started)
         self.table = self.runner.prepare()
@@ -81,9 +84,10 @@ class EngineCore:
         self.sampler = Sampler(
             config.model_config.eos_token_ids,
             {path: pkgutil.resolve_name(path) for path in config.model_config.logits_processors},
-            self.runner.device,
+            self.runner.platform,
             config.scheduler_config.max_num_seqs,
             config.model_config.max_model_len,
+            self.runner.timer,
         )
         if self.sampler.kernels:
             self.runner.draw = self.sampler.kernels.sample
@@ -136,7 +140,7 @@ class EngineCore:
         if not batch:
             return None, []
         self._num_tokens = sum(scheduled.num_tokens for scheduled in batch)
-        begun = device_time.mark(self.runner.device)
+        begun = self.runner.platform.record_event(timed=True)
         try:
             sampling = [scheduled.request for scheduled in batch if scheduled.samples]
             self.sampler.prepare(sampling)
@@ -145,7 +149,7 @@ class EngineCore:
         except Exception as error:
             short = isinstance(error, torch.OutOfMemoryError) and self.ranks.size == 1
             return None, self.retry(batch, error) if short else self.give_up(batch, error)
-        ended = device_time.mark(self.runner.device)
+        ended = self.runner.platform.record_event(timed=True)
         return LaunchedStep(batch, self.scheduler.advance(batch), samples, begun, ended), []
 
     def sample(self, logits: Tensor, sampling: list[Request]) -> Launched:
@@ -162,7 +166,7 @@ class EngineCore:
         try:
             samples = launched.samples
             sampled = samples.collect() if isinstance(samples, Launched) else samples
-            self._device_seconds = device_time.between(launched.begun, launched.ended)
+            self._device_seconds = elapsed_seconds(launched.begun, launched.ended)
         except Exception as error:
             return self.give_up(launched.batch, error)
         return self.scheduler.update(launched.sampling, sampled)
@@ -170,7 +174,7 @@ class EngineCore:
     def retry(self, batch: Batch, error: Exception) -> list[RequestStep]:
         """Compute a batch again, in smaller steps, for which there was too little memory."""
         traceback.clear_frames(error.__traceback__)  # they hold what was computed
-        torch.cuda.empty_cache()
+        self.runner.platform.release_cached_memory()
         logger.warning("a step of %d tokens ran out of memory: %s", self._num_tokens, error)
         return self.scheduler.retry(batch, str(error))
 
@@ -183,25 +187,24 @@ class EngineCore:
         if isinstance(error, torch.AcceleratorError) or self.ranks.size > 1:  # which may be out of step
             self.workers.check(BLAME_SECONDS)
             raise error
-        if self.runner.device.type == "cuda":
-            torch.cuda.synchronize()  # raises one where the device has failed, whatever a kernel calls it
+        self.runner.platform.synchronize()  # raises AcceleratorError where the device has failed
         logger.exception("a step of %d requests failed", len(batch))
         message = f"{type(error).__name__}: {error}"
         return [self.scheduler.fail(request, message) for request, _ in batch if request in self.scheduler]
 
     def outputs(self) -> StepOutputs:
         """One step, with the state that it leaves."""
-        progress.tick()
+        self.progress.tick()
         started, self._num_tokens, self._device_seconds = time.perf_counter(), 0, 0.0
-        device_time.take()
+        self.runner.timer.take()
         steps = self.scheduler.expire()
         if self.has_work:
             steps += self.overlapped_step() if self.overlapped else self.step()
         self.workers.check()  # a collective that was aborted gives anything
         if started - self._memory_told > MEMORY_SECONDS or not self.has_work:
-            self._memory = memory_use(self.runner.backend.caches, self.runner.device)
+            self._memory = self.runner.platform.memory_stats(self.runner.backend.caches)
             self._memory_told = started
-        seconds, waited = time.perf_counter() - started, device_time.take()
+        seconds, waited = time.perf_counter() - started, self.runner.timer.take()
         stats = msgspec.structs.replace(
             self.scheduler.stats(),
             halted=self.operations.halted,

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,42 +15,24 @@ from engine_server.core.heads.prompt_logprobs import kept_output
 from engine_server.core.model_inputs import NOTHING, ModelInputs, model_inputs
 from engine_server.core.scheduling.request import Request
 from engine_server.core.scheduling.scheduler import Batch
-from engine_server.modeling import kernels
-from engine_server.modeling.attention.interface import AttentionBackend, Staged, StepInputs, forward_context
-from engine_server.modeling.attention.native_backend import NativeAttention
-from engine_server.modeling.attention.torch_backend import StepAttention, TorchAttention
+from engine_server.modeling.attention.hook import ForwardContext
+from engine_server.modeling.attention.interface import AttentionBackend, Staged, StepInputs
+from engine_server.modeling.attention.step_attention import StepAttention
 from engine_server.modeling.communicator import Communicator
-from engine_server.modeling.device_time import device_work
+from engine_server.modeling.device_time import DeviceTimer
 from engine_server.modeling.graphs.decode_graphs import DecodeGraphs
 from engine_server.modeling.layers.rope import per_sequence
-from engine_server.modeling.loading.model_loader import choose_device, first_position, load_model
+from engine_server.modeling.loading.model_loader import first_position, load_model
 from engine_server.modeling.loading.probe import largest_step, probe
-from engine_server.modeling.memory.cache_layout import blank, lay_out
-from engine_server.modeling.memory.device_memory import taking
-from engine_server.modeling.memory.host_allocator import keep_freed_memory, return_freed_memory
+from engine_server.modeling.memory.cache_layout import lay_out
+from engine_server.modeling.memory.device_memory import measured_memory
+from engine_server.modeling.memory.host_memory import keep_freed_memory, return_freed_memory
 from engine_server.modeling.memory.kv_cache import cache_dtype, num_blocks
-from engine_server.modeling.native import library as native
+from engine_server.modeling.platform.choice import choose_platform
+from engine_server.modeling.progress import ProgressClock
 from engine_server.modeling.staging import NO_CHANGES, Staging
 
-if TYPE_CHECKING:
-    from engine_server.modeling.attention.triton_backend import TritonAttention
-
 logger = logging.getLogger(__name__)
-
-
-def choose_attention(device: torch.device) -> "type[TorchAttention | TritonAttention]":
-    """Our kernels, where they can run."""
-    if kernels.can_run(device):
-        from engine_server.modeling.attention.triton_backend import TritonAttention
-
-        return TritonAttention
-    if device.type == "cpu" and native.can_run():
-        return NativeAttention
-    if device.type == "cuda":
-        logger.warning(
-            "the model is left to plain torch, which is slow: it takes Triton and gcc to do better"
-        )
-    return TorchAttention
 
 
 class ModelRunner:
@@ -63,17 +45,22 @@ class ModelRunner:
         config: EngineConfig,
         ranks: Communicator,
         broadcast: Callable[..., None] = lambda method, *args: None,
+        progress: ProgressClock | None = None,
     ) -> None:
         """Load the model, or this rank's part of it.
 
         broadcast: has the other ranks' runners call the method of this name with these arguments.
+        progress: ticks at every layer.
         """
         self.config = config
+        self.timer = DeviceTimer()
+        self.progress = progress or ProgressClock()
         self.ranks = ranks
         self._broadcast = broadcast
-        self.device = choose_device(config.device_config, ranks.rank, ranks.size)
+        self.platform = choose_platform(config.device_config, ranks.rank, ranks.size)
+        self.device = self.platform.device
         wanted = config.scheduler_config.async_scheduling
-        self.overlapped = (self.device.type == "cuda" if wanted is None else wanted) and (
+        self.overlapped = (self.platform.asynchronous if wanted is None else wanted) and (
             config.model_config.pooling is None
         )
         # Each running request's last token, by its row of the block table; one row more for what fills a step up.
@@ -91,8 +78,8 @@ class ModelRunner:
     def load(self) -> None:
         """Read the weights; once more where they were dropped."""
         config = self.config
-        with taking("weights", self.device):
-            self.model = load_model(config.model_config, config.load_config, self.device, self.ranks)
+        with measured_memory("weights", self.platform):
+            self.model = load_model(config.model_config, config.load_config, self.platform, self.ranks)
         self.rope = per_sequence(self.model)
         self.first_position = first_position(self.model, config.model_config.max_model_len)
         # What computes hidden states alone, where that is all that is wanted.
@@ -115,7 +102,7 @@ class ModelRunner:
                 self.__dict__.pop(name, None)
         else:
             nn.Module.to(self.model, "cpu")  # transformers' own is not typed
-        torch.cuda.empty_cache()
+        self.platform.release_cached_memory()
         return_freed_memory()
 
     def wake(self, tag: str, level: int) -> None:
@@ -123,7 +110,7 @@ class ModelRunner:
         self._broadcast("wake", tag, level)
         if tag == "kv_cache":
             for cache, shape in self._freed:
-                cache.data = blank(shape, cache.dtype, self.device)
+                cache.data = self.platform.zeros(shape, cache.dtype)
         elif level == 2:
             self.load()
         else:
@@ -138,29 +125,29 @@ class ModelRunner:
             self.body, self.model.config.get_text_config(), max(2, min(4, longest)), self.device,
             generates, config.model_config.is_encoder, self.first_position,
         )  # fmt: skip
-        dtype = cache_dtype(config.cache_config, self.model.dtype, self.device)
+        dtype = cache_dtype(config.cache_config, self.model.dtype, self.platform)
         block_size, rows = config.cache_config.block_size, config.scheduler_config.max_num_seqs
         layout = lay_out(layers, longest)
-        if self.device.type == "cuda":
-            with taking("largest step", self.device):
+        if self.platform.transient_memory() is not None:
+            with measured_memory("largest step", self.platform):
                 largest_step(
                     self.body, budget, longest, generates * min(rows, budget), self.device, self.first_position
                 )  # fmt: skip
         else:
             keep_freed_memory()
         least = 1 if config.model_config.fit_max_model_len else longest
-        self.num_blocks = num_blocks(config.cache_config, layout, dtype, self.device, least)
+        self.num_blocks = num_blocks(config.cache_config, layout, dtype, self.platform, least)
         if self.ranks.size > 1:
             self.num_blocks = self.ranks.least(self.num_blocks, self.device)
         pool = BlockPool(self.num_blocks * len(layout.windows))
-        self.backend: AttentionBackend = StepAttention()
+        self.backend: AttentionBackend = StepAttention(self.platform.writes_scores)
         if layers:  # that keep something: an encoder's don't
-            kind = choose_attention(self.device)
-            with taking("KV cache", self.device):
-                self.backend = kind(layout, pool.num_blocks, block_size, dtype, self.device)
+            with measured_memory("KV cache", self.platform):
+                self.backend = self.platform.paged_attention(layout, pool.num_blocks, block_size, dtype)
             self.backend.invariant = config.model_config.batch_invariant
+        self.context = ForwardContext(self.backend, self.timer, self.progress)
         self.table = BlockTable(pool, rows, longest, block_size, layout.windows)
-        self.staging = Staging(budget, self.table.ids.shape, self.device)
+        self.staging = Staging(budget, self.table.ids.shape, self.platform)
         return self.table
 
     def erase(self, block_ids: list[int]) -> None:
@@ -182,6 +169,7 @@ class ModelRunner:
     ) -> Tensor:
         """What `execute` gives; `report` takes the logits of each of the prompts' chunks, with its number."""
         self._broadcast("forward", inputs)
+        self.platform.follow_load()
         size = self._captured_size(inputs)
         self.replayed = size is not None
         staged = self._staged = self.staging.put(
@@ -189,14 +177,14 @@ class ModelRunner:
         )
         if size is not None:
             assert self.graphs is not None
-            with device_work():
+            with self.timer.measure():
                 logits, *drawn = (part[: len(inputs.sampling)] for part in self.graphs.replay(size))
             self.drawn = drawn or None
             return logits
         self.drawn = None
         step = inputs.step._replace(staged=staged, tables=list(self.staging.tables))
         arguments = self.arguments(inputs, staged)
-        with forward_context(self.backend, step):
+        with self.context.run(step):
             if self.config.model_config.pooling is not None:
                 states: Tensor = self.body(**arguments).last_hidden_state[0]
                 return states
@@ -218,7 +206,7 @@ class ModelRunner:
         self._broadcast("capture_graphs")
         config = self.config
         self.graphs = None
-        if not kernels.can_run(self.device) or config.model_config.pooling is not None:
+        if not self.platform.captures_graphs or config.model_config.pooling is not None:
             return
         self._warm_up()
         if not config.model_config.enforce_eager and self.rope is None:  # which asks the host for lengths
@@ -247,7 +235,7 @@ class ModelRunner:
     def _run(self, step: StepInputs, staged: Staged) -> list[Tensor]:
         """The logits of what is staged, and what is drawn from them."""
         inputs = ModelInputs(step._replace(staged=staged), NOTHING.starts, [], [], [], NO_CHANGES)
-        with forward_context(self.backend, inputs.step):
+        with self.context.run(inputs.step):
             logits = self._logits(self.arguments(inputs, staged), staged.logit_rows)
         return [logits, *(self.draw(logits) if self.draw else ())]
 

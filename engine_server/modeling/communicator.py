@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
+from engine_server.modeling.platform.interface import Platform
+
 # How long a rank waits for one that is still loading.
 TIMEOUT = timedelta(hours=1)
 POLL_SECONDS = 0.01
@@ -53,7 +55,7 @@ class Communicator:
 
 
 def connect(
-    address: str, rank: int, size: int, device: torch.device, check: Callable[[], None] = lambda: None
+    address: str, rank: int, size: int, platform: Platform, check: Callable[[], None] = lambda: None
 ) -> Communicator:
     """Meet the other ranks and return this rank's communicator: NCCL between GPUs, Gloo between CPUs.
 
@@ -67,13 +69,7 @@ def connect(
         time.sleep(POLL_SECONDS)
     for library in ("GLOO", "NCCL"):  # all ranks are on this machine
         os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
-    if device.type == "cpu":
-        torch.set_num_threads(max(1, torch.get_num_threads() // size))
-        return Communicator(rank, size, distributed.ProcessGroupGloo(store, rank, size, TIMEOUT))
-    torch.cuda.set_device(device)
-    options = distributed.ProcessGroupNCCL.Options()
-    options._timeout = TIMEOUT
-    return Communicator(rank, size, distributed.ProcessGroupNCCL(store, rank, size, options))
+    return Communicator(rank, size, platform.process_group(store, rank, size, TIMEOUT))
 
 
 def open_store(address: str, rank: int, size: int) -> Any:

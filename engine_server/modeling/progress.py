@@ -1,27 +1,36 @@
-"""When the core last got on with its work: eight bytes that another process may read."""
+"""The clock by which a hung engine core is detected: the time of its latest progress, shared with its parent."""
 
 import mmap
 import time
 from pathlib import Path
 
-FILE = "progress"  # the file's name in the core's folder
+# Name of the shared file in the core's folder, and its size in bytes: one float64.
+FILE = "progress"
 SIZE = 8
 
-_latest = memoryview(bytearray(SIZE)).cast("d")
 
+class ProgressClock:
+    """The time of the latest progress on the system's monotonic clock, in memory or in a file that processes share."""
 
-def tick() -> None:
-    """The work goes on: told by every attention layer, every step, and a core that waits for work."""
-    _latest[0] = time.monotonic()
+    def __init__(self, file: Path | None = None) -> None:
+        """file: SIZE bytes, as `create` makes them; without one the clock is this process's own."""
+        memory: bytearray | mmap.mmap = bytearray(SIZE)
+        if file is not None:
+            with file.open("r+b") as opened:
+                memory = mmap.mmap(opened.fileno(), SIZE)
+        self._latest = memoryview(memory).cast("d")
 
+    @classmethod
+    def create(cls, file: Path) -> "ProgressClock":
+        """Return a clock in a new file, which says 0."""
+        file.write_bytes(bytes(SIZE))
+        return cls(file)
 
-def share(file: Path) -> None:
-    """Let `tick` write to a file of eight bytes from now on."""
-    global _latest
-    _latest = view(file)
+    def tick(self) -> None:
+        """Record progress: every attention layer does, every step, and a core that waits for work."""
+        self._latest[0] = time.monotonic()
 
-
-def view(file: Path) -> "memoryview[float]":
-    """One float64: the system's monotonic clock at the latest tick, in seconds."""
-    with file.open("r+b") as opened:
-        return memoryview(mmap.mmap(opened.fileno(), SIZE)).cast("d")
+    @property
+    def latest(self) -> float:
+        """The time of the latest tick in seconds; 0 before the first."""
+        return self._latest[0]

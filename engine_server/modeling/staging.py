@@ -5,14 +5,13 @@ import numpy.typing as npt
 import torch
 
 from engine_server.modeling.attention.interface import IntArray, Staged, StepInputs
+from engine_server.modeling.platform.interface import Platform
 
 # Cells of the block table that have a new block, [4, n]: kind, row, column and block id.
 TableChanges = npt.NDArray[np.int32]
 
 # In int32 numbers, which is 16 bytes: Triton compiles a kernel again for a tensor that is aligned otherwise.
 ALIGNMENT = 4
-# Context for which a captured decode is laid out; longer ones are only slower.
-LIKELY_CONTEXT = 8192
 NO_CHANGES: TableChanges = np.zeros((4, 0), dtype=np.int32)
 
 
@@ -24,11 +23,11 @@ class Staging:
     tables: the copy on the host, int32 [kinds, rows + 1, columns], for backends that read it there.
     """
 
-    def __init__(self, max_tokens: int, table: tuple[int, ...], device: torch.device) -> None:
+    def __init__(self, max_tokens: int, table: tuple[int, ...], platform: Platform) -> None:
         """table: the shape of the scheduler's block table, [kinds, rows, columns]."""
         kinds, rows, columns = table
         self.rows = rows
-        self.device = device
+        self._platform, device = platform, platform.device
         tokens = max(max_tokens, rows)
         shapes = [(tokens,), (tokens,), (kinds, tokens), (rows, 4), (rows, 4), (rows,), (rows,)]
         sizes = [-(-int(np.prod(shape)) // ALIGNMENT) * ALIGNMENT for shape in shapes]
@@ -54,9 +53,7 @@ class Staging:
         cells, block_ids = tuple(changes[:3]), changes[3]
         self.tables[cells] = block_ids
         updates = np.stack([np.ravel_multi_index(cells, self.tables.shape), block_ids])
-        host = torch.empty(
-            self._size + updates.size, dtype=torch.int32, pin_memory=self.device.type == "cuda"
-        )
+        host = self._platform.host_buffer(self._size + updates.size, torch.int32)
         numbers = host.numpy()
         token_ids, positions, slots, prefills, decodes, logit_rows, rows = (
             numbers[start:end].reshape(shape) for start, end, shape in self._spans
@@ -82,18 +79,17 @@ class Staging:
         if updates.size:
             indices, new_ids = self._buffer[self._size : len(host)].view(2, -1)
             self._tables.view(-1).index_copy_(0, indices.long(), new_ids)
-        longest = int(inputs.contexts[single].max(initial=0))
         if padded:
             return self.decodes(padded)
-        return self._views(count, counts[0], counts[1], len(sampling), longest)
+        return self._views(count, counts[0], counts[1], len(sampling))
 
     def decodes(self, count: int) -> Staged:
         """Return the views of a step of `count` decodes, whatever the buffers contain."""
-        return self._views(count, 0, count, count, LIKELY_CONTEXT)
+        return self._views(count, 0, count, count)
 
-    def _views(self, tokens: int, prefills: int, decodes: int, sampling: int, longest: int) -> Staged:
+    def _views(self, tokens: int, prefills: int, decodes: int, sampling: int) -> Staged:
         token_ids, positions, slots, long, single, logit_rows, rows = self._parts
         return Staged(
             token_ids[:tokens], positions[:tokens], slots[:, :tokens], long[:prefills], single[:decodes],
-            self._tables, logit_rows[:sampling], rows[:sampling], longest,
+            self._tables, logit_rows[:sampling], rows[:sampling],
         )  # fmt: skip

@@ -3,7 +3,6 @@
 import tracemalloc
 
 import pytest
-import torch
 
 from engine_server.config import SchedulerConfig
 from engine_server.core.cache.block_pool import BlockPool
@@ -12,6 +11,7 @@ from engine_server.core.distributed.runner_calls import CallEncoder
 from engine_server.core.model_inputs import ModelInputs, model_inputs
 from engine_server.core.scheduling.request import Request
 from engine_server.core.scheduling.scheduler import Batch, Sampled, Scheduler
+from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.modeling.staging import Staging
 from engine_server.requests.sampling_params import SamplingParams
 
@@ -58,7 +58,7 @@ def test_decode_step_sends_other_ranks_no_block_table(scheduler: Scheduler) -> N
 
 
 def test_decode_step_copies_no_block_table(scheduler: Scheduler) -> None:
-    staging = Staging(200_000, scheduler.table.ids.shape, torch.device("cpu"))
+    staging = Staging(200_000, scheduler.table.ids.shape, CpuPlatform())
     batch = scheduler.schedule()
     inputs, _ = model_inputs(batch, scheduler.table, False)
     staging.put(inputs.step, inputs.sampling, 0, inputs.table_changes)

@@ -11,6 +11,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from engine_server.core.heads.sampler import Sampler, keep_top_p, philox4x32, uniform
 from engine_server.core.scheduling.request import Request
+from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.requests.sampling_params import SamplingParams
 
 VOCABULARY = 50
@@ -23,7 +24,7 @@ def request(output: int = 0, **params) -> Request:
 def sample(logits: torch.Tensor, *requests: Request) -> list[int]:
     return [
         one.token_id
-        for one in Sampler([2], {}, torch.device("cpu"), 1, 100).launch(logits.clone(), requests).collect()
+        for one in Sampler([2], {}, CpuPlatform(), 1, 100).launch(logits.clone(), requests).collect()
     ]
 
 
@@ -132,7 +133,7 @@ def test_penalties(
     expected = RepetitionPenaltyLogitsProcessor(repetition)(torch.tensor([tokens]), logits.clone())[0]
     for token, times in Counter(tokens[num_prompt:]).items():
         expected[token] -= presence + times * frequency
-    Sampler([], {}, torch.device("cpu"), 1, 100).launch(
+    Sampler([], {}, CpuPlatform(), 1, 100).launch(
         logits, [Request("r", tokens, num_prompt, params, 100, row=0)]
     )
     torch.testing.assert_close(logits[0], expected)
@@ -156,7 +157,7 @@ def test_a_row_that_cannot_be_sampled_fails_alone(broken: float, temperature: fl
     good = sample(logits, *[request(seed=1, temperature=temperature)] * 3)
     logits[1] = broken
     samples = (
-        Sampler([2], {}, torch.device("cpu"), 1, 100)
+        Sampler([2], {}, CpuPlatform(), 1, 100)
         .launch(logits.clone(), [request(seed=1, temperature=temperature, logprobs=1) for _ in range(3)])
         .collect()
     )
@@ -176,7 +177,7 @@ def test_a_processor_gets_a_copy_of_all_tokens_and_one_row() -> None:
 
     one = Request("r", [5, 6, 7], 2, SamplingParams(temperature=0, logits_processors=["a:b"]), 100)
     other = Request("s", [5], 1, SamplingParams(temperature=0, logits_processors=["c:d"]), 100)
-    sampler = Sampler([2], {"a:b": spoil, "c:d": lambda token_ids, row: row[:3]}, torch.device("cpu"), 1, 100)
+    sampler = Sampler([2], {"a:b": spoil, "c:d": lambda token_ids, row: row[:3]}, CpuPlatform(), 1, 100)
     first, second = sampler.launch(torch.arange(VOCABULARY).float().repeat(2, 1), [one, other]).collect()
     assert (first.token_id, first.error, seen, one.token_ids) == (
         0,
@@ -215,7 +216,7 @@ def test_no_end_before_min_tokens() -> None:
 def test_logprobs_are_the_models_own() -> None:
     logits = torch.randn(1, VOCABULARY)
     (one,) = (
-        Sampler([2], {}, torch.device("cpu"), 1, 100)
+        Sampler([2], {}, CpuPlatform(), 1, 100)
         .launch(logits.clone(), [request(temperature=5.0, top_k=9, seed=3, logprobs=4)])
         .collect()
     )

@@ -6,7 +6,6 @@ from collections.abc import Collection
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from engine_server.core.cache.block_table import BlockTable
 from engine_server.core.model_inputs import model_inputs
 from engine_server.core.scheduling.request import Request, block_hash
 from engine_server.core.scheduling.scheduler import UNKNOWN, Batch, Sampled, Scheduler
+from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.modeling.staging import Staging
 from engine_server.requests.messages import RequestStep
 from engine_server.requests.sampling_params import SamplingParams
@@ -56,7 +56,7 @@ class Device:
         self.scheduler = scheduler
         self.slots: dict[tuple[int, int, int], tuple[int, ...]] = {}
         scheduler.erase = self.erase
-        self.staging = Staging(64, scheduler.table.ids.shape, torch.device("cpu"))
+        self.staging = Staging(64, scheduler.table.ids.shape, CpuPlatform())
         self.tables = self.staging.tables
 
     def slot(self, kind: int, one: Request, position: int) -> tuple[int, int, int]:

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from interpreted import InterpretedPlatform
 from tiny_models import TINY
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams
-from engine_server.modeling import kernels
+from engine_server.core import model_runner
 
 SIZES = TINY | {"vocab_size": 128, "max_position_embeddings": 128, "eos_token_id": 1, "bos_token_id": 0}
 PROMPTS = [[(7 * place + length) % 126 + 2 for place in range(length)] for length in (38, 20, 1)]
@@ -16,7 +17,7 @@ PROMPTS = [[(7 * place + length) % 126 + 2 for place in range(length)] for lengt
 
 @pytest.fixture(autouse=True)
 def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "can_run", lambda device: True)
+    monkeypatch.setattr(model_runner, "choose_platform", lambda *_: InterpretedPlatform())
 
 
 def start(model: Path, budget: int, seats: int) -> LLMEngine:
@@ -41,7 +42,7 @@ def answer(engine: LLMEngine, prompts: list[list[int]]) -> list[tuple[list[int],
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's exponentials
-def test_kernel_engine_gives_the_same_bits_in_any_batch(tmp_path: Path) -> None:
+def test_batch_invariant_engine_gives_the_same_logprobs_in_any_batch(tmp_path: Path) -> None:
     """One request after the other, each in one piece; all at once, in chunks; and with the cache that this leaves."""
     torch.manual_seed(0)
     LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained(tmp_path)
@@ -51,7 +52,7 @@ def test_kernel_engine_gives_the_same_bits_in_any_batch(tmp_path: Path) -> None:
     assert answer(together, PROMPTS[:1]) == expected[:1]
 
 
-def test_kernel_engine_refuses_sums_of_an_order_that_it_does_not_know(tmp_path: Path) -> None:
+def test_batch_invariant_engine_refuses_modules_with_an_unknown_order_of_sums(tmp_path: Path) -> None:
     MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=2)).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"order in which Mixtral.* of MixtralForCausalLM"):
         start(tmp_path, budget=64, seats=1)

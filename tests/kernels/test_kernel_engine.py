@@ -6,16 +6,13 @@ from typing import ClassVar
 
 import pytest
 import torch
+from interpreted import InterpretedPlatform
 from tiny_models import TINY
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams
 from engine_server.core import model_runner
-from engine_server.modeling import kernels
-from engine_server.modeling.attention.torch_backend import TorchAttention
-from engine_server.modeling.attention.triton_backend import TritonAttention
 from engine_server.modeling.graphs import decode_graphs as graphs
-from engine_server.modeling.native import library
 
 NEW_TOKENS = 3  # of the first; each of the others has one more
 PROMPTS = [[(7 * place + length) % 126 + 2 for place in range(length)] for length in (1, 9, 20, 45)]
@@ -57,30 +54,20 @@ def record(run: Callable[[int], list[torch.Tensor]], sizes: list[int]) -> Iterat
 
 @pytest.mark.parametrize("eager", [True, False])
 @pytest.mark.parametrize(("make", "dtype"), [(llama, "auto"), (gemma2, "fp8")])
-def test_kernel_engine_equals_torch(
+def test_engine_on_triton_kernels_generates_what_it_generates_on_torch(
     make, dtype: str, eager: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
     make().save_pretrained(tmp_path)
     expected = generate(tmp_path, dtype, eager=True)
     assert len(set(expected.values())) == len(PROMPTS)
-    monkeypatch.setattr(kernels, "can_run", lambda device: True)
+    monkeypatch.setattr(model_runner, "choose_platform", lambda *_: InterpretedPlatform())
     monkeypatch.setattr(graphs, "capture", record)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 0))
     monkeypatch.setattr(Recorded, "replays", [])
     assert generate(tmp_path, dtype, eager) == expected
     sizes = set() if eager else {1, 2, 4}  # of which the last has three sequences at times
     assert set(Recorded.replays) == sizes
-
-
-def test_kernels_are_for_gpus_where_they_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CC", "cc")
-    monkeypatch.setattr(library, "can_run", lambda: False)
-    assert model_runner.choose_attention(torch.device("cpu")) is TorchAttention
-    assert model_runner.choose_attention(torch.device("cuda")) is TritonAttention
-    monkeypatch.delenv("CC")
-    monkeypatch.setenv("PATH", "")
-    assert model_runner.choose_attention(torch.device("cuda")) is TorchAttention
 
 
 def generate(model: Path, cache_dtype: str, eager: bool) -> dict[str, tuple[int, ...]]:

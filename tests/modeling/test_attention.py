@@ -6,22 +6,23 @@ import torch
 import torch.nn.functional as F
 from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertModel
 
+from engine_server.modeling.attention.hook import IMPLEMENTATION, ForwardContext, paged_attention
 from engine_server.modeling.attention.interface import (
-    IMPLEMENTATION,
     LayerShape,
     Scoring,
     StepInputs,
     UnsupportedModelError,
-    forward_context,
-    paged_attention,
 )
-from engine_server.modeling.attention.torch_backend import Sequence, StepAttention, TorchAttention
+from engine_server.modeling.attention.step_attention import StepAttention
+from engine_server.modeling.attention.torch_backend import TorchAttention
+from engine_server.modeling.attention.torch_scores import Sequence
 from engine_server.modeling.memory.cache_layout import lay_out
+from engine_server.modeling.platform.cpu import CpuPlatform
 
 LENGTHS = np.array([5, 1, 9])
 
 
-def test_encoders_see_their_whole_prompt_and_nothing_of_their_neighbours() -> None:
+def test_encoder_attends_to_its_whole_prompt_and_to_no_other() -> None:
     torch.manual_seed(0)
     sizes = {"vocab_size": 50, "max_position_embeddings": 32, "initializer_range": 0.5}
     bert = BertModel(
@@ -33,29 +34,29 @@ def test_encoders_see_their_whole_prompt_and_nothing_of_their_neighbours() -> No
         with torch.inference_mode():
             expected = torch.cat([model(prompt).last_hidden_state for prompt in prompts], 1)
             model.set_attn_implementation(IMPLEMENTATION)
-            with forward_context(StepAttention(), flat(prompts)):
+            with ForwardContext(StepAttention()).run(flat(prompts)):
                 positions = torch.cat([torch.arange(length) for length in LENGTHS])[None]
                 hidden = model(torch.cat(prompts, 1), position_ids=positions).last_hidden_state
         torch.testing.assert_close(hidden, expected)
 
 
-def test_a_bias_by_distance_is_refused_where_tokens_are_cached_or_hidden() -> None:
+def test_relative_bias_is_refused_for_decoders_windows_and_alibi() -> None:
     state, bias = torch.zeros(1, 2, int(LENGTHS.sum()), 8), torch.zeros(1, 2, 9, 9)
     prompts = [torch.zeros(1, length, dtype=torch.long) for length in LENGTHS]
     module = torch.nn.Module()
     module.layer_idx = 0
-    with forward_context(StepAttention(), flat(prompts)):
+    with ForwardContext(StepAttention()).run(flat(prompts)):
         for options in ({"is_causal": True}, {"is_causal": False, "sliding_window": 4}):
             with pytest.raises(UnsupportedModelError, match="Module adds a relative bias"):
                 paged_attention(module, state, state, state, None, relative_bias=bias, **options)
 
 
 @pytest.mark.parametrize("count", [3, 40])
-def test_decodes_in_bfloat16_are_near_to_float32(count: int) -> None:
+def test_decodes_in_bfloat16_are_close_to_float32(count: int) -> None:
     """Few decodes and many take different ways; blocks are scattered, and contexts of all lengths up to 60."""
     generator = torch.Generator().manual_seed(count)
     layout = lay_out([LayerShape(kv_heads=2, key_dim=16, value_dim=16, window=None)], 64)
-    backend = TorchAttention(layout, 4 * count, 16, torch.bfloat16, torch.device("cpu"))
+    backend = TorchAttention(layout, 4 * count, 16, torch.bfloat16, CpuPlatform())
     blocks = torch.randperm(4 * count, generator=generator).view(count, 4).to(torch.int32).numpy()
     lengths = np.arange(count) % 60 + 1
     wanted = []
@@ -89,7 +90,7 @@ def test_decodes_in_bfloat16_are_near_to_float32(count: int) -> None:
     ],
     ids=["causal", "window", "alibi", "whole", "bias"],
 )
-def test_prompts_in_bfloat16_are_near_to_float32(options: dict) -> None:
+def test_prompts_in_bfloat16_are_close_to_float32(options: dict) -> None:
     """Scores are written down in bfloat16, some rows at a time; in float32 torch's kernel attends."""
     torch.manual_seed(0)
     scoring = Scoring(16**-0.5, **options)
@@ -99,8 +100,8 @@ def test_prompts_in_bfloat16_are_near_to_float32(options: dict) -> None:
             torch.randn(heads, length, 16).bfloat16()
             for heads, length in ((4, tokens), (2, context), (2, context))
         ]
-        exact = Sequence(context).attend(*(part.float() for part in tensors), scoring)
-        output = Sequence(context).attend(*tensors, scoring)
+        exact = Sequence(context, writes_scores=True).attend(*(part.float() for part in tensors), scoring)
+        output = Sequence(context, writes_scores=True).attend(*tensors, scoring)
         assert output.shape == (tokens, 4, 16) and output.dtype == torch.bfloat16
         torch.testing.assert_close(output.float(), exact, atol=0.03, rtol=0.03)
 

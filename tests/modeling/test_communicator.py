@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from engine_server.modeling.communicator import Communicator, connect
+from engine_server.modeling.platform.cpu import CpuPlatform
 
-CPU = torch.device("cpu")
+CPU = CpuPlatform()
 SIZE = 2
 
 
@@ -36,7 +37,7 @@ def test_ranks_meet_at_an_address_and_exchange_tensors(address: str) -> None:
         ranks = connect(address, rank, SIZE, CPU)
         total = ranks.sum(torch.tensor([1.0, rank]))
         gathered = ranks.gather(torch.tensor([[float(rank)]]))
-        least = ranks.least(10 - rank, CPU)
+        least = ranks.least(10 - rank, CPU.device)
         first = torch.tensor([float(rank)])
         ranks.broadcast(first)
         return total.tolist(), gathered[0].tolist(), least, first.tolist()

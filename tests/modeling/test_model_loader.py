@@ -11,7 +11,9 @@ from transformers import AutoModelForCausalLM
 from engine_server import EngineArgs, LLMEngine, SamplingParams
 from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.loading import model_loader
-from engine_server.modeling.memory import device_memory as memory
+from engine_server.modeling.memory import host_memory as memory
+from engine_server.modeling.platform.cpu import CpuPlatform
+from engine_server.modeling.platform.cuda import CudaPlatform
 from engine_server.models.folder import weight_bytes
 
 TOKENS = [5, 77, 31, 8, 120]
@@ -66,7 +68,7 @@ def test_a_model_that_does_not_fit_says_both_sizes(tiny_llama: Path, tmp_path: P
 
 
 def test_a_gpu_without_bfloat16_takes_float16_and_says_so(monkeypatch, caplog) -> None:
-    gpu, chosen = torch.device("cuda"), model_loader.choose_dtype
+    gpu, chosen = CudaPlatform(torch.device("cuda")), model_loader.choose_dtype
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "an old GPU")
     for dtype in (torch.float32, torch.float16):
@@ -109,7 +111,7 @@ def test_a_cpu_without_instructions_for_a_dtype_takes_float32_and_says_so(
 def dtype_of(model: Path, asked: str) -> torch.dtype:
     config = EngineArgs(model=str(model), dtype=asked, skip_tokenizer_init=True).create_engine_config()
     return model_loader.load_model(
-        config.model_config, config.load_config, torch.device("cpu"), Communicator()
+        config.model_config, config.load_config, CpuPlatform(), Communicator()
     ).dtype
 
 
@@ -127,7 +129,7 @@ def test_files_that_were_read_are_no_used_memory(tmp_path: Path, monkeypatch, pr
     (tmp_path / "memory.stat").write_text(
         f"anon 2500\n{prefix}inactive_file 3000\n{prefix}active_file 1500\n"
     )
-    monkeypatch.setattr(memory, "CGROUP_LIMITS", [(tmp_path / "limit", tmp_path / "usage")])
+    monkeypatch.setattr(memory, "CGROUP_FILES", [(tmp_path / "limit", tmp_path / "usage")])
     assert memory.free_host_memory() == 7500
 
 

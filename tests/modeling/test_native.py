@@ -15,11 +15,12 @@ from engine_server.modeling.attention.torch_backend import TorchAttention
 from engine_server.modeling.layers import native_modules, torch_modules
 from engine_server.modeling.memory.cache_layout import lay_out
 from engine_server.modeling.native import library
+from engine_server.modeling.platform.cpu import NativePlatform
 
 pytestmark = pytest.mark.skipif(
-    not library.can_run(), reason="the CPU kernels are not compiled: that takes Linux on x86-64 and g++"
+    not library.loads(), reason="the CPU kernels are not compiled: that takes Linux on x86-64 and g++"
 )
-CPU = torch.device("cpu")
+CPU = NativePlatform()
 KNOWN = {"AVX512": ["AVX512", "AVX2"], "AVX2": ["AVX2"]}.get(torch.backends.cpu.get_cpu_capability(), [])
 SLACK = {torch.float32: 2e-5, torch.bfloat16: 0.03}
 
@@ -99,7 +100,7 @@ class Cache:
 @pytest.mark.parametrize(
     ("dim", "heads"), [(64, (9, 3)), (80, (4, 4)), (96, (10, 2)), (128, (8, 1)), (256, (2, 1))]
 )
-def test_decodes_are_what_torch_makes_of_them(dim: int, heads: tuple[int, int], window, dtype) -> None:
+def test_native_decode_equals_torch(dim: int, heads: tuple[int, int], window, dtype) -> None:
     cache = Cache(NativeAttention, [1, 15, 16, 17, 127, 128, 129, 300], heads, dim, dtype, window)
     output = cache.decode([7, 0, 3, 4, 1, 5, 2, 6])
     for place, sequence in enumerate([7, 0, 3, 4, 1, 5, 2, 6]):
@@ -108,14 +109,14 @@ def test_decodes_are_what_torch_makes_of_them(dim: int, heads: tuple[int, int], 
         )
 
 
-def test_a_decode_has_the_same_bits_whatever_is_beside_it() -> None:
+def test_native_decode_is_bitwise_independent_of_batch_composition() -> None:
     cache = Cache(NativeAttention, [200, 3, 129, 40], (6, 2), 64, torch.float32)
     together = cache.decode([0, 1, 2, 3])
     alone = torch.cat([cache.decode([sequence]) for sequence in range(4)])
     assert torch.equal(together, alone)
 
 
-def test_a_sequence_that_is_spoilt_spoils_no_other() -> None:
+def test_nan_in_one_sequence_does_not_reach_another() -> None:
     cache = Cache(NativeAttention, [30, 30], (6, 2), 64, torch.float32)
     whole = cache.decode([0, 1])
     cache.key[1, 29] = torch.nan
@@ -131,7 +132,7 @@ def test_a_sequence_that_is_spoilt_spoils_no_other() -> None:
         {"alibi": torch.tensor([0.5, 0.25, 0.1, 0])},
     ],
 )
-def test_what_the_kernel_does_not_know_torch_does(options: dict) -> None:
+def test_unsupported_scores_fall_back_to_torch(options: dict) -> None:
     ours, theirs = (
         Cache(kind, [30, 50], (4, 2), 64, torch.float32) for kind in (NativeAttention, TorchAttention)
     )
@@ -143,7 +144,7 @@ def test_what_the_kernel_does_not_know_torch_does(options: dict) -> None:
 @pytest.mark.parametrize("dtype", [*SLACK, torch.float16])
 @pytest.mark.parametrize("dim", [64, 100, 1536])
 @pytest.mark.parametrize("rows", [1, 70])
-def test_modules_are_what_torch_makes_of_them(rows: int, dim: int, dtype: torch.dtype) -> None:
+def test_native_modules_equal_torch(rows: int, dim: int, dtype: torch.dtype) -> None:
     """Also of a dtype, and of rows, which are left to torch."""
     torch.manual_seed(0)
     x, residual = (torch.randn(1, rows, dim).mul(8).to(dtype) for _ in range(2))
@@ -161,7 +162,7 @@ def test_modules_are_what_torch_makes_of_them(rows: int, dim: int, dtype: torch.
 
 @pytest.mark.parametrize("dtype", [*SLACK, torch.float16])
 @pytest.mark.parametrize("dim", [64, 80])
-def test_heads_turn_as_torch_turns_them(dim: int, dtype: torch.dtype) -> None:
+def test_native_rotation_equals_torch(dim: int, dtype: torch.dtype) -> None:
     """Also of a dtype, and of heads, which are left to torch."""
     torch.manual_seed(0)
     query, key = (torch.randn(1, 33, heads, dim).to(dtype).transpose(1, 2) for heads in (9, 3))
@@ -176,7 +177,9 @@ def test_heads_turn_as_torch_turns_them(dim: int, dtype: torch.dtype) -> None:
     )
 
 
-def test_they_serve_where_they_are_compiled(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_uses_native_attention_where_the_library_loads(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def start() -> LLMEngine:
         return LLMEngine.from_engine_args(
             EngineArgs(

@@ -65,7 +65,7 @@ def test_they_leave_memory_with_their_model(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_they_serve(tiny_llama: Path, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "can_run", lambda: False)
+    monkeypatch.setattr(library, "loads", lambda: False)
     engine = LLMEngine.from_engine_args(
         EngineArgs(model=str(tiny_llama), dtype=dtype, skip_tokenizer_init=True, num_gpu_blocks_override=16)
     )

@@ -52,11 +52,14 @@ def test_the_order_of_changes_never_matters(told, data):
 
 
 @given(st.lists(deployments, min_size=1, max_size=8, unique_by=lambda one: one.key))
-def test_the_oldest_holder_keeps_a_name(told):
+def test_the_oldest_holder_keeps_a_served_name_unless_its_namespace_claims_it(told):
     notes = Notes()
     for one in told:
         notes.directory.put(one)
-    for name in {name for one in told for name in one.served_names}:
+    in_namespaces = {
+        f"{one.key.namespace}/{name}" for one in told for name in (one.key.name, *one.served_names)
+    }
+    for name in {name for one in told for name in one.served_names} - in_namespaces:
         oldest = min((o for o in told if name in o.served_names), key=lambda o: (o.created, o.key))
         assert notes.directory.resolve(name).deployment == oldest
 
@@ -67,7 +70,7 @@ def deployment(
     return Deployment(Key(namespace, name), served, tuple(Address.parse(url) for url in at), created)
 
 
-def test_a_served_name_comes_before_namespace_and_name():
+def test_namespace_and_name_come_before_a_served_name():
     notes = Notes()
     for one in (
         deployment("x", "a", "m", created=1.0),
@@ -82,11 +85,22 @@ def test_a_served_name_comes_before_namespace_and_name():
 
     assert found("m") == "x/a"  # contested: the older
     assert found("y/m") == "y/b"  # the younger one's by namespace and served name
-    assert found("x/a") == "y/b"  # an exact served name
+    assert found("x/a") == "x/a"  # namespace/name, not y/b's served name
     assert found("y/b") == "y/b"  # namespace/name, not y/c's namespace/served name
     assert found("b") == "y/c"
     assert found("a") is None
-    assert list(notes.directory.models()) == ["b", "m", "x/a"]
+    assert list(notes.directory.models()) == ["b", "m", "y/b"]
+
+
+def test_a_served_name_cannot_take_the_name_of_a_deployment_in_another_namespace():
+    notes = Notes()
+    notes.directory.put(deployment("thief", "a", "victim/b", "victim/chat", created=1.0))
+    assert notes.directory.resolve("victim/b").deployment.key == Key("thief", "a")
+
+    notes.directory.put(deployment("victim", "b", "chat", created=2.0))
+
+    assert notes.directory.resolve("victim/b").deployment.key == Key("victim", "b")
+    assert notes.directory.resolve("victim/chat").deployment.key == Key("victim", "b")
 
 
 def test_a_deployment_that_lost_all_its_names_is_listed_in_full():

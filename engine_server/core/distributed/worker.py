@@ -13,7 +13,7 @@ from engine_server.config import EngineConfig
 from engine_server.core.distributed.child_process import run
 from engine_server.core.distributed.runner_calls import CallDecoder
 from engine_server.modeling.communicator import connect
-from engine_server.modeling.loading.model_loader import choose_device
+from engine_server.modeling.platform.choice import choose_platform
 
 MODULE = "engine_server.core.distributed.worker"
 # The engine's configuration, in the folder that the workers share.
@@ -29,8 +29,8 @@ def serve(folder: str, fail: Callable[[str], None]) -> None:
     """Load this rank's part of the model, then carry out the first rank's calls in order, forever."""
     config = msgspec.msgpack.decode(Path(folder, CONFIG_FILE).read_bytes(), type=EngineConfig)
     rank, size = int(sys.argv[1].removeprefix("rank ")), config.parallel_config.tensor_parallel_size
-    device = choose_device(config.device_config, rank, size)
-    communicator = connect(rendezvous_address(folder), rank, size, device)
+    platform = choose_platform(config.device_config, rank, size)
+    communicator = connect(rendezvous_address(folder), rank, size, platform)
     runner = pkgutil.resolve_name(config.parallel_config.worker_cls)(config, communicator)
     gc.freeze()  # a full collection would make all ranks wait for this one
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)

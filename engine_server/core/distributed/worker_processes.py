@@ -14,7 +14,7 @@ from engine_server.core.distributed.child_process import Children
 from engine_server.core.distributed.runner_calls import CallEncoder
 from engine_server.core.distributed.worker import CONFIG_FILE, MODULE, rendezvous_address
 from engine_server.modeling.communicator import Communicator, connect
-from engine_server.modeling.loading.model_loader import choose_device
+from engine_server.modeling.platform.choice import choose_platform
 from engine_server.requests.errors import EngineDeadError
 
 
@@ -62,7 +62,7 @@ def start_workers(config: EngineConfig, on_death: Callable[[str], None] | None =
     size = config.parallel_config.tensor_parallel_size
     if size == 1:
         return WorkerProcesses(Communicator())
-    device = choose_device(config.device_config, 0, size)
+    platform = choose_platform(config.device_config, 0, size)
     folder = tempfile.mkdtemp(prefix="fairlead-")
     Path(folder, CONFIG_FILE).write_bytes(msgspec.msgpack.encode(config))
     names = [f"rank {rank}" for rank in range(1, size)]
@@ -70,8 +70,8 @@ def start_workers(config: EngineConfig, on_death: Callable[[str], None] | None =
     if on_death is not None:
         children.death.add_done_callback(lambda death: death.cancelled() or on_death(death.result()))
     sockets = [bind(f"ipc://{folder}/{name}") for name in names]
-    communicator = connect(rendezvous_address(folder), 0, size, device, lambda: check_alive(children))
-    if device.type == "cuda":  # a collective would wait forever for a worker that has ended
+    communicator = connect(rendezvous_address(folder), 0, size, platform, lambda: check_alive(children))
+    if platform.asynchronous:  # a collective would wait forever for a worker that has ended
         children.death.add_done_callback(lambda _: communicator.abort())
     return WorkerProcesses(communicator, children, sockets)
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from engine_server.core.logits.penalties import Penalties, on_device
 from engine_server.core.scheduling.request import Request
 from engine_server.core.scheduling.scheduler import Sampled
-from engine_server.modeling import kernels
-from engine_server.modeling.device_time import device_work
+from engine_server.modeling.device_time import DeviceTimer
+from engine_server.modeling.platform.interface import Platform
 from engine_server.requests.messages import TokenLogprobsArray
 
 if TYPE_CHECKING:
@@ -30,18 +30,17 @@ class Launched:
 
     def __init__(
         self, tokens: Tensor, largest: Tensor, errors: Mapping[int, str | None], wanted: Mapping[int, int],
-        ranked: list[Tensor],
+        ranked: list[Tensor], platform: Platform, timer: DeviceTimer,
     ) -> None:  # fmt: skip
         """`largest` [n] are the rows' largest logits, `ranked` what `rank` gives for the rows of `wanted`."""
         self.tokens, self.errors, self.wanted = tokens, errors, wanted
         self._copies = [one.to("cpu", non_blocking=True) for one in (tokens, largest, *ranked)]
-        self._copied = torch.Event(tokens.device) if tokens.is_cuda else None
-        if self._copied:
-            self._copied.record()
+        self._timer = timer
+        self._copied = platform.record_event()
 
     def collect(self) -> list[Sampled]:
         """Wait for the device: a token for each row, or why it can have none."""
-        with device_work():
+        with self._timer.measure():
             if self._copied:
                 self._copied.synchronize()
         tokens, largest, *ranked = self._copies
@@ -62,17 +61,19 @@ class Sampler:
     """
 
     def __init__(
-        self, eos_token_ids: Sequence[int], processors: Mapping[str, LogitsProcessor], device: torch.device,
-        max_num_seqs: int, max_model_len: int,
+        self, eos_token_ids: Sequence[int], processors: Mapping[str, LogitsProcessor], platform: Platform,
+        max_num_seqs: int, max_model_len: int, timer: DeviceTimer | None = None,
     ) -> None:  # fmt: skip
         self.eos_token_ids = list(eos_token_ids)
         self.processors = processors
         self.penalties = Penalties(max_num_seqs, max_model_len)
         self.kernels: KernelSampler | None = None
-        if kernels.can_run(device):
+        self.platform = platform
+        self.timer = timer or DeviceTimer()
+        if platform.samples_by_kernel:
             from engine_server.core.heads import kernel_sampler
 
-            self.kernels = kernel_sampler.KernelSampler(max_num_seqs, device)
+            self.kernels = kernel_sampler.KernelSampler(max_num_seqs, platform.device)
 
     def prepare(self, requests: list[Request]) -> None:
         """Tell the device for whom the next `launch` is, before their forward: a captured one draws at once."""
@@ -101,12 +102,12 @@ class Sampler:
             errors = {row: self._adjust(logits[row], one) for row, one in adjusted.items()}
         if penalised:
             places = self.penalties.apply(logits, penalised)
-        with device_work():
+        with self.timer.measure():
             tokens, largest = drawn or self._draw(logits, requests)
         if penalised:
             self.penalties.count(places, tokens)
         ranked = rank(logprobs, tokens[rows], max(wanted.values())) if wanted else []
-        return Launched(tokens, largest, errors, wanted, ranked)
+        return Launched(tokens, largest, errors, wanted, ranked, self.platform, self.timer)
 
     def _draw(self, logits: Tensor, requests: list[Request]) -> tuple[Tensor, Tensor]:
         """A token for each row of `logits` [n, vocabulary], int64 [n], and its largest logit."""

@@ -16,7 +16,7 @@ import zmq
 
 from engine_server.config import EngineConfig
 from engine_server.core.distributed.child_process import Child
-from engine_server.modeling import progress
+from engine_server.modeling.progress import FILE, ProgressClock
 from engine_server.requests.errors import EngineDeadError
 from engine_server.requests.messages import Call, CoreMessage, FrontEndMessage, Phase, Ready, Returned
 
@@ -43,9 +43,7 @@ class CoreProcess:
             endpoint.linger = 0
         self._input.bind(f"ipc://{self._folder}/input")
         self._output.bind(f"ipc://{self._folder}/output")
-        file = Path(self._folder, progress.FILE)
-        file.write_bytes(bytes(progress.SIZE))
-        self._progress = progress.view(file)
+        self._progress = ProgressClock.create(Path(self._folder, FILE))
         self._child = Child("the engine core", "engine_server.core", self._folder)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(CoreMessage)
@@ -100,7 +98,7 @@ class CoreProcess:
             raise EngineDeadError(self._child.death())
         if self._calls:  # an operation may take any time
             return
-        stuck = time.monotonic() - self._progress[0]
+        stuck = time.monotonic() - self._progress.latest
         if stuck > hang_timeout:
             raise EngineDeadError(f"the engine core (process {self.pid}) made no progress for {stuck:.0f} s")
 

@@ -11,12 +11,12 @@ from transformers.models.falcon import modeling_falcon
 from transformers.models.gptj import modeling_gptj
 from transformers.models.mpnet import modeling_mpnet
 
-from engine_server.modeling.attention.interface import paged_attention, step_inputs
+from engine_server.modeling.attention.hook import paged_attention, running_forward
 
 
 @cache
 def slopes(build: Callable[..., Tensor], heads: int, scale: float, device: torch.device) -> Tensor:
-    """ALiBi (Press et al., ICLR '22) [heads]: one tensor for all layers, which then share their masks."""
+    """Return ALiBi's slopes [heads] (Press et al., ICLR '22): one tensor for all layers, which then share masks."""
     return build(torch.ones(1, 2, device=device), heads, torch.float32)[:, 0, 1] * scale
 
 
@@ -96,10 +96,10 @@ class MPNetAttention(modeling_mpnet.MPNetSelfAttention):
 
 
 class MPNetEncoder(modeling_mpnet.MPNetEncoder):
-    """Its bias is as wide as the step's longest sequence, not as the whole step."""
+    """MPNet's encoder with a bias as wide as the step's longest sequence instead of the whole step."""
 
     def compute_position_bias(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        longest = int(step_inputs().lengths.max())
+        longest = int(running_forward().inputs.lengths.max())
         bias: Tensor = super().compute_position_bias(x[:, :longest])  # type: ignore[no-untyped-call]
         return bias
 
@@ -114,6 +114,6 @@ OURS: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def replace_attention(model: nn.Module) -> None:
-    """Give every module that has a class here that class, so that attention calls the hook."""
+    """Change the class of every module that has a replacement here, so that its attention calls the hook."""
     for module in model.modules():
         module.__class__ = OURS.get(type(module), type(module))

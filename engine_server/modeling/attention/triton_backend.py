@@ -1,4 +1,4 @@
-"""Paged attention on a GPU: our Triton kernels over what was staged of a step."""
+"""Paged attention on a GPU by our Triton kernels, from the staged inputs of a step."""
 
 import torch
 from torch import Tensor
@@ -11,32 +11,41 @@ from engine_server.modeling.attention.interface import (
 )
 from engine_server.modeling.kernels.attention import decode, prefill
 from engine_server.modeling.kernels.cache_write import write_cache
-from engine_server.modeling.kernels.launch import MAX_DIM, num_splits
+from engine_server.modeling.kernels.launch import MAX_DIM
+from engine_server.modeling.kernels.work_list import WorkList, plan_work, spare_chunks
 from engine_server.modeling.memory.cache_layout import Layout
+from engine_server.modeling.platform.interface import Platform
 
 
 class TritonAttention(AttentionBackend):
     """One K and one V tensor for each of the layout's: [blocks, block size, kv heads, dim]."""
 
     def __init__(
-        self, layout: Layout, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        layout: Layout,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        platform: Platform,
+        processors: int,
     ) -> None:
-        """Raises UnsupportedModelError for heads that are too large."""
+        """Allocate the cache. Raises UnsupportedModelError for heads that are too large.
+
+        processors: multiprocessors of the GPU.
+        """
         dim = max(max(shape.key_dim, shape.value_dim) for shape in layout.shapes)
         if dim > MAX_DIM:
             raise UnsupportedModelError(
                 f"attention heads have {dim} dims, of which the kernels take {MAX_DIM} at most"
             )
         self.layout = layout
-        self.device = device
-        self.keys, self.values = layout.allocate(num_blocks, block_size, dtype, device)
-        self._processors = (
-            torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-        )
+        self.keys, self.values = layout.allocate(num_blocks, block_size, dtype, platform.zeros)
+        self._processors = processors
 
     def begin(self, inputs: StepInputs) -> None:
         assert inputs.staged is not None
         self._step = inputs.staged
+        self._work_lists: dict[tuple[int | None, int], WorkList] = {}
 
     def attend(
         self, layer: int | None, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
@@ -54,7 +63,14 @@ class TritonAttention(AttentionBackend):
         if len(step.decodes) and self.invariant:
             prefill(out, query, keys, values, step.tables[kind], step.decodes, scoring, self.invariant)
         elif len(step.decodes):
-            seen = min(step.longest, scoring.window or step.longest)
-            splits = num_splits(len(step.decodes) * key.shape[1], seen, self._processors)
-            decode(out, query, keys, values, step.tables[kind], step.decodes, scoring, splits)
+            work = self._work(scoring.window, key.shape[1])
+            decode(out, query, keys, values, step.tables[kind], step.decodes, scoring, work)
         return out
+
+    def _work(self, window: int | None, kv_heads: int) -> WorkList:
+        """Return the step's work list for layers of this window and number of KV heads, which share it."""
+        key = (window, kv_heads)
+        if key not in self._work_lists:
+            spare = spare_chunks(kv_heads, self._processors)
+            self._work_lists[key] = plan_work(self._step.decodes, window, spare)
+        return self._work_lists[key]

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from engine_server.modeling.attention.interface import step_inputs
+from engine_server.modeling.attention.hook import running_forward
 
 STRETCHED = ("longrope", "dynamic")
 
@@ -35,7 +35,7 @@ class SequenceRope(nn.Module):
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines, [1, T, dim]."""
-        inputs = step_inputs()
+        inputs = running_forward().inputs
         regimes = np.zeros_like(inputs.lengths) if inputs.regimes is None else inputs.regimes
         lengths = np.repeat(self.limit + regimes, inputs.lengths)
         if self.dynamic:

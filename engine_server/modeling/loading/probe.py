@@ -7,21 +7,22 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from engine_server.modeling.attention.hook import ForwardContext
 from engine_server.modeling.attention.interface import (
     IntArray,
     LayerShape,
     Scoring,
     StepInputs,
     UnsupportedModelError,
-    forward_context,
 )
-from engine_server.modeling.attention.torch_backend import StepAttention
+from engine_server.modeling.attention.step_attention import StepAttention
 
 
 class Probe(StepAttention):
     """Notes what each layer would cache."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.shapes: dict[int | None, LayerShape] = {}
         self.calls: Counter[int | None] = Counter()
         self.causal: set[bool] = set()
@@ -102,7 +103,7 @@ def run(
     rows = np.arange(len(starts))
     inputs = StepInputs(positions, positions, [positions], starts, lengths, lengths, [blocks], rows)
     try:
-        with forward_context(backend, inputs):
+        with ForwardContext(backend).run(inputs):
             output = model(
                 input_ids=torch.arange(count, device=device).unsqueeze(0)
                 % model.config.get_text_config().vocab_size,

@@ -1,1 +1,1 @@
-"""Memory: the KV cache's layout and size, and what a device has left."""
+"""Memory: layout and size of the KV cache, and accounting of the device's and the host's memory."""

@@ -1,0 +1,138 @@
+"""The attention hook: the function by which a transformers model reaches the KV cache.
+
+A forward runs in its model's `ForwardContext`; every attention layer then calls `paged_attention` with the whole flat
+batch, and the context's backend does the rest. The model's own code stays as transformers wrote it.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from engine_server.modeling.attention.interface import (
+    AttentionBackend,
+    Scoring,
+    StepInputs,
+    UnsupportedModelError,
+)
+from engine_server.modeling.device_time import DeviceTimer
+from engine_server.modeling.progress import ProgressClock
+
+# The name under which transformers finds the hook.
+IMPLEMENTATION = "fairlead"
+
+# Options without an effect on the result here: positions are in the step's inputs, and the others ask for outputs.
+HARMLESS = (
+    "position_ids",
+    "use_cache",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
+    "return_dict",
+    "deterministic",
+)
+
+_running: "ContextVar[ForwardContext | None]" = ContextVar("forward context", default=None)
+
+
+class ForwardContext:
+    """One model's forwards: its attention backend, and the inputs of the forward that runs.
+
+    A context runs one forward at a time. Forwards of several models, such as a target and its draft, may interleave,
+    nest, and run in threads of their own.
+    """
+
+    def __init__(
+        self,
+        backend: AttentionBackend,
+        timer: DeviceTimer | None = None,
+        progress: ProgressClock | None = None,
+    ) -> None:
+        """timer: counts the forwards' time; progress: ticks at every layer."""
+        self.backend = backend
+        self.timer = timer or DeviceTimer()
+        self.progress = progress or ProgressClock()
+        self._inputs: StepInputs | None = None
+
+    @property
+    def inputs(self) -> StepInputs:
+        """The inputs of the forward that runs."""
+        assert self._inputs is not None, "no forward is running"
+        return self._inputs
+
+    @contextmanager
+    def run(self, inputs: StepInputs) -> Iterator[None]:
+        """Route attention layers to the backend for one forward, in this thread."""
+        assert self._inputs is None, "forwards of one model do not nest"
+        self.backend.begin(inputs)
+        self._inputs = inputs
+        token = _running.set(self)
+        try:
+            with self.timer.measure():
+                yield
+        finally:
+            _running.reset(token)
+            self._inputs = None
+
+
+def running_forward() -> ForwardContext:
+    """Return the context of the innermost forward of this thread."""
+    context = _running.get()
+    assert context is not None, "attention outside of a forward"
+    return context
+
+
+def paged_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    is_causal: bool | None = None,
+    alibi: Tensor | None = None,
+    relative_bias: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attend as transformers' attention interface asks: [1, heads, T, dim] in, [1, T, heads, dim] out.
+
+    Raises UnsupportedModelError for options that would change the result and are not supported.
+    """
+    context = running_forward()
+    context.progress.tick()
+    refuse_unknown(module, attention_mask, options)
+    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+    layer = getattr(module, "layer_idx", None)
+    if layer is None and causal:
+        raise UnsupportedModelError(
+            f"{type(module).__name__} has no layer_idx, so its KV cache can't be told apart"
+        )
+    if relative_bias is not None and (causal or sliding_window or alibi is not None):
+        raise UnsupportedModelError(
+            f"{type(module).__name__} adds a relative bias, which is supported for encoders without windows and ALiBi"
+        )
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    scoring = Scoring(scale, sliding_window, softcap, s_aux, alibi, causal, relative_bias)
+    query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    return context.backend.attend(layer, query, key, value, scoring).unsqueeze(0), None
+
+
+def refuse_unknown(module: nn.Module, mask: Tensor | None, options: dict[str, Any]) -> None:
+    """Raise UnsupportedModelError for a mask, and for any option that might change the result."""
+    if mask is not None:
+        raise UnsupportedModelError(f"{type(module).__name__} makes a mask of its own")
+    for name, option in options.items():
+        if option is not None and name not in HARMLESS:
+            raise UnsupportedModelError(
+                f"{type(module).__name__} asks for {name}, which attention doesn't know"
+            )
+
+
+AttentionInterface.register(IMPLEMENTATION, paged_attention)

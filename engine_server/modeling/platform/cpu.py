@@ -1,0 +1,133 @@
+"""CPUs: plain torch, and our C++ kernels where they are compiled."""
+
+import logging
+import math
+import mmap
+import os
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from engine_server.modeling.attention.interface import AttentionBackend
+from engine_server.modeling.attention.native_backend import NativeAttention
+from engine_server.modeling.attention.torch_backend import TorchAttention
+from engine_server.modeling.layers.fused_modules import Kernels
+from engine_server.modeling.layers.native_modules import NATIVE
+from engine_server.modeling.layers.torch_modules import CPU
+from engine_server.modeling.memory.cache_layout import Layout
+from engine_server.modeling.memory.host_memory import free_host_memory
+from engine_server.modeling.platform.cpu_quota import available_cpus
+from engine_server.modeling.platform.interface import Platform
+from engine_server.modeling.platform.spinning import SpinLimit
+
+# Instruction sets that multiply a dtype, as torch.cpu.get_capabilities names them; any one is enough.
+INSTRUCTIONS = {
+    torch.bfloat16: ("avx512_bf16", "amx_bf16", "bf16"),
+    torch.float16: ("avx512_fp16", "amx_fp16", "fp16_arith"),
+}
+# By default the KV cache takes this share of the free memory, up to a limit in bytes.
+CACHE_SHARE = 4
+CACHE_LIMIT = 2 << 30
+logger = logging.getLogger(__name__)
+
+
+class CpuPlatform(Platform):
+    """A CPU with plain torch."""
+
+    asynchronous = False
+    packs_weights = True
+    writes_scores = True
+    cache_setting = "kv_cache_memory_bytes"
+
+    def __init__(self, device: torch.device = torch.device("cpu")) -> None:  # noqa: B008
+        super().__init__(device)
+        self._spin_limit = SpinLimit()
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(min(torch.get_num_threads(), available_cpus()))
+
+    @property
+    def module_kernels(self) -> Kernels | None:
+        return CPU
+
+    def paged_attention(
+        self, layout: Layout, num_blocks: int, block_size: int, dtype: torch.dtype
+    ) -> AttentionBackend:
+        return TorchAttention(layout, num_blocks, block_size, dtype, self)
+
+    def computing_dtype(self, weights: torch.dtype, asked: bool) -> torch.dtype:
+        if asked or has_instructions(weights):
+            return weights
+        name = str(weights).removeprefix("torch.")
+        logger.warning(
+            "this CPU has no instructions for %s: the model runs in float32, which is faster and takes twice the "
+            "memory; --dtype %s keeps it as it is", name, name,
+        )  # fmt: skip
+        return torch.float32
+
+    def check_float8(self, setting: str) -> None:
+        """Do nothing: torch converts float8 on every CPU."""
+
+    def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Allocate zeros, whose pages are cleared one by one at their first write: 2 GiB at once take seconds."""
+        memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)
+
+    def to_device(self, values: Any, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.tensor(values, dtype=dtype)
+
+    def host_buffer(self, size: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(size, dtype=dtype)
+
+    def free_memory(self) -> int:
+        return free_host_memory()
+
+    def cache_memory(self, utilization: float) -> int:
+        """Return a share of the free memory; `utilization` applies to GPUs alone."""
+        return min(free_host_memory() // CACHE_SHARE, CACHE_LIMIT)
+
+    def reset_peak_memory(self) -> None:
+        """Do nothing: the peak is not measured."""
+
+    def transient_memory(self) -> int | None:
+        return None
+
+    def release_cached_memory(self) -> None:
+        """Do nothing: torch keeps no memory of a CPU."""
+
+    def memory_stats(self, caches: Iterable[Tensor]) -> dict[str, int]:
+        return {}
+
+    def synchronize(self) -> None:
+        """Do nothing: work is done when a call returns."""
+
+    def record_event(self, timed: bool = False) -> torch.Event | None:
+        return None
+
+    def follow_load(self) -> None:
+        self._spin_limit.follow_load()
+
+    def process_group(self, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+        torch.set_num_threads(max(1, torch.get_num_threads() // size))  # all ranks share this CPU
+        return distributed.ProcessGroupGloo(store, rank, size, timeout)
+
+
+class NativePlatform(CpuPlatform):
+    """A CPU for which our C++ kernels were compiled."""
+
+    @property
+    def module_kernels(self) -> Kernels | None:
+        return NATIVE
+
+    def paged_attention(
+        self, layout: Layout, num_blocks: int, block_size: int, dtype: torch.dtype
+    ) -> AttentionBackend:
+        return NativeAttention(layout, num_blocks, block_size, dtype, self)
+
+
+def has_instructions(dtype: torch.dtype) -> bool:
+    """Return whether this CPU multiplies `dtype` natively; without, a product takes several times float32's time."""
+    capabilities = torch.cpu.get_capabilities()
+    return dtype == torch.float32 or any(capabilities.get(name) for name in INSTRUCTIONS[dtype])
