@@ -67,6 +67,8 @@ class ModelRunner:
         self._last_tokens = torch.zeros(
             config.scheduler_config.max_num_seqs + 1, dtype=torch.int64, device=self.device
         )
+        # Caches whose memory sleep has freed, with their shapes.
+        self._freed: list[tuple[Tensor, torch.Size]] = []
         self.graphs: DecodeGraphs | None = None
         # From logits to tokens and what is told of them, on the device: captured behind the forward.
         self.draw: Callable[[Tensor], Sequence[Tensor]] | None = None

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Collection
+from typing import Any
 
 import torch
 
@@ -30,7 +31,7 @@ class Operations:
             method.__name__: method
             for method in (
                 self.pause, self.resume, self.sleep, self.wake_up, self.is_sleeping,
-                scheduler.reset_prefix_cache, self.start_profile, self.stop_profile,
+                scheduler.reset_prefix_cache, self.start_profile, self.stop_profile, self.collective_rpc,
             )
         }  # fmt: skip
 
@@ -82,6 +83,12 @@ class Operations:
 
     def is_sleeping(self) -> bool:
         return bool(self._asleep)
+
+    def collective_rpc(self, method: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+        """Call a public method of the model runner by its name; return the first rank's result, as a list of ranks."""
+        if method.startswith("_"):
+            raise ValueError(f"{method} is not a public method")
+        return [getattr(self._runner, method)(*args, **kwargs)]
 
     def start_profile(self) -> None:
         """Trace the CPU, and the GPU where there is one, until `stop_profile`."""

@@ -18,11 +18,8 @@ from engine_server.config import (
 )
 from engine_server.engine.arguments.flags import full_dtype
 from engine_server.engine.arguments.model_config import ModelDescription, describe_model
-from engine_server.engine.arguments.prefill_budget import (
-    available_cpus,
-    cpu_budget,
-    multiplies_in_half_precision,
-)
+from engine_server.engine.arguments.prefill_budget import cpu_budget, multiplies_in_half_precision
+from engine_server.modeling.platform.cpu_quota import available_cpus
 
 if TYPE_CHECKING:
     from engine_server.engine.engine_args import EngineArgs

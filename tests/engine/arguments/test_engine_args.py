@@ -170,3 +170,10 @@ def test_sampling_defaults_come_from_the_generation_config(tiny_llama: Path, tmp
     (other / "generation_config.json").write_text('{"top_k": "many"}')
     with pytest.raises(ValueError, match="wrong sampling parameters: top_k"):
         defaults(str(other))
+
+
+def test_revision_selects_the_commit_of_a_model_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offline, the error names what would have been fetched."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match="hf://org/name@v1"):
+        EngineArgs(model="org/name", revision="v1").create_engine_config()
