@@ -10,8 +10,10 @@ from torch import Tensor, distributed
 
 from engine_server.modeling.attention.interface import AttentionBackend
 from engine_server.modeling.attention.torch_backend import TorchAttention
-from engine_server.modeling.layers.fused_modules import Kernels
-from engine_server.modeling.memory.cache_layout import Layout
+from engine_server.modeling.formats.weight_format import Layout, as_loaded
+from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet
+from engine_server.modeling.layers.kernel_sets.plain import NO_KERNELS
+from engine_server.modeling.memory.cache_layout import Layout as CacheLayout
 from engine_server.modeling.platform.interface import Platform
 
 # The oldest compute capability that converts float8.
@@ -26,11 +28,15 @@ class CudaPlatform(Platform):
     cache_setting = "gpu_memory_utilization"
 
     @property
-    def module_kernels(self) -> Kernels | None:
-        return None
+    def module_kernels(self) -> KernelSet:
+        return NO_KERNELS
+
+    @property
+    def weight_layout(self) -> Layout:
+        return as_loaded
 
     def paged_attention(
-        self, layout: Layout, num_blocks: int, block_size: int, dtype: torch.dtype
+        self, layout: CacheLayout, num_blocks: int, block_size: int, dtype: torch.dtype
     ) -> AttentionBackend:
         return TorchAttention(layout, num_blocks, block_size, dtype, self)
 
@@ -102,13 +108,19 @@ class TritonPlatform(CudaPlatform):
     batch_invariant = True
 
     @property
-    def module_kernels(self) -> Kernels | None:
-        from engine_server.modeling.layers.triton_modules import TRITON  # imports Triton
+    def module_kernels(self) -> KernelSet:
+        from engine_server.modeling.layers.kernel_sets.triton import TRITON  # imports Triton
 
         return TRITON
 
+    @property
+    def fixed_order_layout(self) -> Layout:
+        from engine_server.modeling.formats.fixed_order import fix_order  # imports Triton
+
+        return fix_order
+
     def paged_attention(
-        self, layout: Layout, num_blocks: int, block_size: int, dtype: torch.dtype
+        self, layout: CacheLayout, num_blocks: int, block_size: int, dtype: torch.dtype
     ) -> AttentionBackend:
         from engine_server.modeling.attention.triton_backend import TritonAttention  # imports Triton
 
