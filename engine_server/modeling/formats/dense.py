@@ -28,13 +28,13 @@ class DenseFormat(WeightFormat):
         bias = self.bias
         if bias is not None:
             outputs_are_cut = cut.dim % self.weight.ndim == 0
-            bias = cut.of(bias) if outputs_are_cut else bias if cut.index == 0 else None  # type: ignore[assignment]
+            bias = cut.of(bias) if outputs_are_cut else bias if cut.piece == 0 else None  # type: ignore[assignment]
         return type(self)(cut.of(self.weight), bias)
 
     @classmethod
     def concat(cls, formats: Sequence[Self]) -> Self:
-        biases = [one.bias for one in formats if one.bias is not None]
-        return cls(torch.cat([one.weight for one in formats]), torch.cat(biases) if biases else None)
+        biases: list[Tensor] = [one.bias for one in formats if one.bias is not None]
+        return cls(torch.cat(tuple(one.weight for one in formats)), torch.cat(biases) if biases else None)
 
     def apply(self, values: Tensor) -> Tensor:
         return F.linear(values, self.weight, self.bias)

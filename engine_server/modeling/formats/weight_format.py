@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 
 class Cut(NamedTuple):
-    """Piece `index` of `pieces` equal pieces of a tensor along `dim`.
+    """Piece number `piece` of `pieces` equal pieces of a tensor along `dim`.
 
     Where the pieces cannot be equal, the last one is padded with copies of the last row.
     """
 
     dim: int
     pieces: int
-    index: int
+    piece: int
     # The number of tensors that lie one behind another along `dim`, each of which is cut: gate and up of experts.
     blocks: int = 1
 
@@ -24,7 +24,7 @@ class Cut(NamedTuple):
         """Return a copy of this piece of `whole`."""
         length = whole.shape[self.dim] // self.blocks
         width = self.width(whole.shape[self.dim]) // self.blocks
-        rows = torch.arange(self.index * width, (self.index + 1) * width).clamp(max=length - 1)
+        rows = torch.arange(self.piece * width, (self.piece + 1) * width).clamp(max=length - 1)
         rows = (rows + torch.arange(self.blocks)[:, None] * length).flatten()
         return whole.index_select(self.dim, rows.to(whole.device))
 

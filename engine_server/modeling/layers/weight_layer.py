@@ -4,7 +4,6 @@ transformers' loader sets each converted tensor as a parameter of the module tha
 receives it there, so that it can be cut, joined with others and packed before the next one is read.
 """
 
-from functools import cache
 from typing import Any
 
 from torch import Tensor, nn
@@ -48,10 +47,15 @@ def is_loaded(parameter: nn.Parameter) -> bool:
     return not parameter.is_meta and getattr(parameter, "_is_hf_initialized", False)
 
 
-@cache
-def derived_class(bases: tuple[Any, ...], original: Any) -> Any:
-    """Return a class of the name of `original` for modules that were of that class."""
-    return type(original.__name__, bases, {"original": original, "__module__": original.__module__})
+_classes: dict[tuple[type, ...], Any] = {}
+
+
+def derived_class(bases: tuple[type, ...], original: type) -> Any:
+    """Return a class of `bases`, by the name of `original`, the same one each time."""
+    if bases not in _classes:
+        names = {"original": original, "__module__": original.__module__}
+        _classes[bases] = type(original.__name__, bases, names)
+    return _classes[bases]
 
 
 def original_class(module: nn.Module) -> type[nn.Module]:

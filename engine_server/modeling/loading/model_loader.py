@@ -1,8 +1,10 @@
 """The loading of a model: from a folder to the platform's device."""
 
 import logging
+import os
 import time
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +26,8 @@ from engine_server.models.folder import weight_bytes
 
 T = TypeVar("T")
 SECONDS_BETWEEN_LINES = 5.0
+# The environment variable by which transformers is told not to read weights ahead.
+NO_READING_AHEAD = "HF_DEACTIVATE_ASYNC_LOAD"
 logger = logging.getLogger(__name__)
 
 
@@ -100,16 +104,30 @@ def read_model(
 ) -> PreTrainedModel:
     """Return a model of class `kind` with the weights of its files, which are mapped and copied once at most."""
     on_device = plan.platform.asynchronous and plan.ranks.size == 1  # the host cuts what ranks share
-    model: PreTrainedModel = kind.from_pretrained(
-        config.path,
-        config=settings,
-        dtype=dtype or "auto",
-        attn_implementation=implementation_for(settings),
-        use_safetensors=True,
-        local_files_only=True,
-        device_map={"": plan.platform.device} if on_device else None,
-    )
+    with nullcontext() if on_device else one_weight_at_a_time():
+        model: PreTrainedModel = kind.from_pretrained(
+            config.path,
+            config=settings,
+            dtype=dtype or "auto",
+            attn_implementation=implementation_for(settings),
+            use_safetensors=True,
+            local_files_only=True,
+            device_map={"": plan.platform.device} if on_device else None,
+        )
     return model
+
+
+@contextmanager
+def one_weight_at_a_time() -> Iterator[None]:
+    """Let transformers read a weight when it is due, not all of them ahead by threads: layers free what they pack."""
+    before = os.environ.get(NO_READING_AHEAD)
+    os.environ[NO_READING_AHEAD] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[NO_READING_AHEAD]
+        if before is not None:
+            os.environ[NO_READING_AHEAD] = before
 
 
 def random_model(

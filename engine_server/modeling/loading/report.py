@@ -1,11 +1,8 @@
 """Reports of what the passes over a model replaced."""
 
-import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -34,12 +31,17 @@ class Tally:
 
     def replaced(self, original: type, replacement: str) -> None:
         """Count a module that was replaced."""
-        self._replaced[f"{original.__name__} -> {replacement}"] += 1
+        self._replaced[f"{name_of(original)} -> {replacement}"] += 1
 
     def left(self, original: type, reason: str) -> None:
         """Count a module that was left as it is."""
-        self._left[f"{original.__name__} ({reason})"] += 1
+        self._left[f"{name_of(original)} ({reason})"] += 1
 
     def report(self) -> PassReport:
         """Return the report of the finished pass."""
         return PassReport(self.name, dict(self._replaced), dict(self._left))
+
+
+def name_of(kind: type) -> str:
+    """Return the name of a class, of torch's with nn."""
+    return f"nn.{kind.__name__}" if kind.__module__.startswith("torch.nn.") else kind.__name__
