@@ -3,9 +3,9 @@
 import torch
 
 from engine_server.modeling.attention.interface import AttentionBackend
-from engine_server.modeling.formats.weight_format import Layout
+from engine_server.modeling.formats.weight_format import WeightLayout
 from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet
-from engine_server.modeling.memory.cache_layout import Layout as CacheLayout
+from engine_server.modeling.memory.cache_layout import Layout
 from engine_server.modeling.platform.cpu import CpuPlatform
 
 
@@ -23,13 +23,13 @@ class InterpretedPlatform(CpuPlatform):
         return TRITON
 
     @property
-    def fixed_order_layout(self) -> Layout:
+    def fixed_order_layout(self) -> WeightLayout:
         from engine_server.modeling.formats.fixed_order import fix_order
 
         return fix_order
 
     def paged_attention(
-        self, layout: CacheLayout, num_blocks: int, block_size: int, dtype: torch.dtype
+        self, layout: Layout, num_blocks: int, block_size: int, dtype: torch.dtype
     ) -> AttentionBackend:
         from engine_server.modeling.attention.triton_backend import TritonAttention
 

@@ -6,10 +6,10 @@ import torch
 import transformers
 
 from engine_server.modeling.attention.hook import IMPLEMENTATION
+from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.loading.passes import LoadPlan, replace_modules, verified_choices
 from engine_server.modeling.loading.weights import settle
 from engine_server.modeling.platform.interface import Platform
-from engine_server.modeling.ranks import Ranks
 
 TINY: dict[str, Any] = {
     "hidden_size": 32,
@@ -36,5 +36,5 @@ def tiny_model(model: str, **settings: Any) -> transformers.PreTrainedModel:
 
 def run_passes(model: transformers.PreTrainedModel, platform: Platform) -> None:
     """Run the passes over a model that has its weights already."""
-    replace_modules(model, LoadPlan(platform, Ranks(), False, verified_choices(model, platform)))
+    replace_modules(model, LoadPlan(platform, Communicator(), False, verified_choices(model, platform)))
     settle(model)

@@ -1,4 +1,4 @@
-"""The attention kernels alone, beside torch's attention.
+"""The attention kernels alone, compared with torch's attention.
 
     python -m benchmarks.gpu.attention DIM
 
@@ -25,6 +25,7 @@ from engine_server.modeling.attention.interface import Pages, Scoring
 from engine_server.modeling.kernels import launch
 from engine_server.modeling.kernels.attention import decode, prefill
 from engine_server.modeling.kernels.cache_write import write_cache
+from engine_server.modeling.kernels.work_list import plan_work, spare_chunks
 from engine_server.modeling.memory.cache_layout import quantised
 
 BLOCK_SIZE = 16
@@ -46,7 +47,7 @@ WRITTEN = 8192  # tokens
 
 
 class Batch(NamedTuple):
-    """Sequences of one length in the paged cache, with their blocks in random places, and the same in one piece."""
+    """Sequences of one length, in randomly placed blocks of the paged cache and as contiguous tensors."""
 
     query: Tensor  # [T, query heads, dim]
     out: Tensor
@@ -74,19 +75,18 @@ def make_batch(heads: Heads, count: int, tokens: int, context: int, float8: bool
 
 
 def ours(batch: Batch) -> Callable[[], object]:
-    """The kernel that the engine would launch for the batch."""
+    """Return the launch that the engine would make for the batch."""
     given = batch.query, batch.keys, batch.values, batch.block_ids, batch.sequences
     scoring = Scoring(batch.query.shape[-1] ** -0.5)
     if len(batch.query) > len(batch.sequences):
         return lambda: prefill(batch.out, *given, scoring)
     processors = torch.cuda.get_device_properties(DEVICE).multi_processor_count
-    context = batch.plain[1].shape[2]
-    splits = launch.num_splits(len(batch.sequences) * batch.keys.data.shape[2], context, processors)
-    return lambda: decode(batch.out, *given, scoring, splits)
+    work = plan_work(batch.sequences, None, spare_chunks(batch.keys.data.shape[2], processors))
+    return lambda: decode(batch.out, *given, scoring, work)
 
 
 def theirs(batch: Batch) -> Callable[[], Tensor]:
-    """torch's attention; a chunk after a prefix needs a mask, since torch's causal one begins at the first key."""
+    """Return torch's attention; a chunk after a prefix needs a mask: torch's causal mask starts at the first key."""
     query, keys, _ = batch.plain
     tokens, context = query.shape[2], keys.shape[2]
     mask = None
@@ -130,7 +130,7 @@ def measure_prefill(model: str, heads: Heads, limits: Limits) -> Iterator[Row]:
 
 
 def measure_write(name: str, heads: Heads, tokens: int, limits: Limits) -> Row:
-    """Beside torch's index_copy_, of K and then of V."""
+    """Compare with torch's index_copy_ of K and of V."""
     new = torch.randn(tokens, heads.kv, heads.dim, device=DEVICE, dtype=DTYPE)
     slots = torch.randperm(tokens, device=DEVICE)
     small = slots.int()
@@ -145,7 +145,7 @@ def measure_write(name: str, heads: Heads, tokens: int, limits: Limits) -> Row:
 
 
 def tune(dim: int) -> None:
-    """Print the best launch settings for heads of `dim`, as the tables have them."""
+    """Print the best launch settings for heads of `dim`, in the form of the tables."""
     heads = Heads(32, 8, dim)
     for name, table, batch, rows in (
         ("PREFILL", launch.PREFILL, make_batch(heads, 2, 4096, 4096), (64, 128)),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine_server.config import EngineConfig
-from engine_server.core.distributed.workers import FirstRank
+from engine_server.core.distributed.worker_processes import start_workers
 from engine_server.core.heads.pooler import Pooler
 from engine_server.core.heads.sampler import Launched, Sampler
 from engine_server.core.model_runner import ModelRunner
@@ -22,7 +22,6 @@ from engine_server.core.scheduling.request import Request
 from engine_server.core.scheduling.scheduler import Batch, Sampled, Scheduler
 from engine_server.modeling.device_time import elapsed_seconds
 from engine_server.modeling.progress import ProgressClock
-from engine_server.modeling.ranks import Ranks
 from engine_server.requests.messages import (
     AbortRequests,
     AddRequest,
@@ -66,9 +65,9 @@ class EngineCore:
         self.progress = progress or ProgressClock()
         started = time.monotonic()
         executor: type[ModelRunner] = pkgutil.resolve_name(config.parallel_config.worker_cls)
-        parallel = config.parallel_config.tensor_parallel_size > 1
-        self.ranks = FirstRank(config, on_death) if parallel else Ranks()
-        self.runner = executor(config, self.ranks, self.progress)
+        self.workers = start_workers(config, on_death)
+        self.ranks = self.workers.communicator
+        self.runner = executor(config, self.ranks, self.workers.broadcast, self.progress)
         loaded = time.monotonic()
         on_phase("load", loaded - started)
         self.table = self.runner.prepare()
@@ -186,7 +185,7 @@ class EngineCore:
         it is one of several ranks.
         """
         if isinstance(error, torch.AcceleratorError) or self.ranks.size > 1:  # which may be out of step
-            self.ranks.check(BLAME_SECONDS)
+            self.workers.check(BLAME_SECONDS)
             raise error
         self.runner.platform.synchronize()  # raises AcceleratorError where the device has failed
         logger.exception("a step of %d requests failed", len(batch))
@@ -201,7 +200,7 @@ class EngineCore:
         steps = self.scheduler.expire()
         if self.has_work:
             steps += self.overlapped_step() if self.overlapped else self.step()
-        self.ranks.check()  # a collective that was aborted gives anything
+        self.workers.check()  # a collective that was aborted gives anything
         if started - self._memory_told > MEMORY_SECONDS or not self.has_work:
             self._memory = self.runner.platform.memory_stats(self.runner.backend.caches)
             self._memory_told = started

@@ -9,14 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from engine_server.config import EngineConfig
-from engine_server.core.cache.block_pool import BlockPool, BlockTable
+from engine_server.core.cache.block_pool import BlockPool
+from engine_server.core.cache.block_table import BlockTable
 from engine_server.core.heads.prompt_logprobs import kept_output
 from engine_server.core.model_inputs import NOTHING, ModelInputs, model_inputs
 from engine_server.core.scheduling.request import Request
 from engine_server.core.scheduling.scheduler import Batch
 from engine_server.modeling.attention.hook import ForwardContext
 from engine_server.modeling.attention.interface import AttentionBackend, Staged, StepInputs
-from engine_server.modeling.attention.torch_backend import StepAttention
+from engine_server.modeling.attention.step_attention import StepAttention
+from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.device_time import DeviceTimer
 from engine_server.modeling.graphs.decode_graphs import DecodeGraphs
 from engine_server.modeling.layers.rope import sequence_rope
@@ -28,8 +30,7 @@ from engine_server.modeling.memory.host_memory import keep_freed_memory, return_
 from engine_server.modeling.memory.kv_cache import cache_dtype, num_blocks
 from engine_server.modeling.platform.choice import choose_platform
 from engine_server.modeling.progress import ProgressClock
-from engine_server.modeling.ranks import Ranks
-from engine_server.modeling.staging import Staging
+from engine_server.modeling.staging import NO_CHANGES, Staging
 
 logger = logging.getLogger(__name__)
 
@@ -39,12 +40,23 @@ class ModelRunner:
 
     replayed = False  # whether the latest step was, from a CUDA graph
 
-    def __init__(self, config: EngineConfig, ranks: Ranks, progress: ProgressClock | None = None) -> None:
-        """Load the model, or this rank's part of it. progress: ticks at every layer."""
+    def __init__(
+        self,
+        config: EngineConfig,
+        ranks: Communicator,
+        broadcast: Callable[..., None] = lambda method, *args: None,
+        progress: ProgressClock | None = None,
+    ) -> None:
+        """Load the model, or this rank's part of it.
+
+        broadcast: has the other ranks' runners call the method of this name with these arguments.
+        progress: ticks at every layer.
+        """
         self.config = config
         self.timer = DeviceTimer()
         self.progress = progress or ProgressClock()
         self.ranks = ranks
+        self._broadcast = broadcast
         self.platform = choose_platform(config.device_config, ranks.rank, ranks.size)
         self.device = self.platform.device
         wanted = config.scheduler_config.async_scheduling
@@ -77,7 +89,7 @@ class ModelRunner:
 
     def sleep(self, level: int) -> None:
         """Free the cache, and the weights: at level 1 the host keeps them, at level 2 nobody does."""
-        self.ranks.tell("sleep", level)
+        self._broadcast("sleep", level)
         self.graphs = None  # they know where the weights and the cache were
         self._freed = [(cache, cache.shape) for cache in self.backend.caches]
         for cache, _ in self._freed:
@@ -91,7 +103,7 @@ class ModelRunner:
 
     def wake(self, tag: str, level: int) -> None:
         """Bring back "kv_cache", with nothing in it, or "weights", which slept at `level`."""
-        self.ranks.tell("wake", tag, level)
+        self._broadcast("wake", tag, level)
         if tag == "kv_cache":
             for cache, shape in self._freed:
                 cache.data = self.platform.zeros(shape, cache.dtype)
@@ -102,7 +114,7 @@ class ModelRunner:
 
     def prepare(self) -> BlockTable:
         """Probe the model, warm up with the largest step, and make the cache of what that leaves."""
-        self.ranks.tell("prepare")
+        self._broadcast("prepare")
         config, budget = self.config, self.config.scheduler_config.max_num_batched_tokens
         longest, generates = config.model_config.max_model_len, config.model_config.pooling is None
         layers = probe(
@@ -135,7 +147,7 @@ class ModelRunner:
 
     def erase(self, block_ids: list[int]) -> None:
         """Make zeros of what blocks hold."""
-        self.ranks.tell("erase", block_ids)
+        self._broadcast("erase", block_ids)
         self.backend.erase(block_ids)
 
     def execute(self, batch: Batch) -> Tensor:
@@ -151,10 +163,13 @@ class ModelRunner:
         self, inputs: ModelInputs, report: Callable[[int, Tensor], None] = lambda number, logits: None
     ) -> Tensor:
         """What `execute` gives; `report` takes the logits of each of the prompts' chunks, with its number."""
-        self.ranks.tell("forward", inputs)
+        self._broadcast("forward", inputs)
+        self.platform.follow_load()
         size = self._captured_size(inputs)
         self.replayed = size is not None
-        staged = self._staged = self.staging.put(inputs.step, inputs.sampling, size or 0)
+        staged = self._staged = self.staging.put(
+            inputs.step, inputs.sampling, size or 0, inputs.table_changes
+        )
         if size is not None:
             assert self.graphs is not None
             with self.timer.measure():
@@ -162,7 +177,7 @@ class ModelRunner:
             self.drawn = drawn or None
             return logits
         self.drawn = None
-        step = inputs.step._replace(staged=staged)
+        step = inputs.step._replace(staged=staged, tables=list(self.staging.tables))
         arguments = self.arguments(inputs, staged)
         with self.context.run(step):
             if self.config.model_config.pooling is not None:
@@ -183,7 +198,7 @@ class ModelRunner:
 
     def capture_graphs(self) -> None:
         """Capture decode steps as CUDA graphs, where that can be done; once more after a sleep."""
-        self.ranks.tell("capture_graphs")
+        self._broadcast("capture_graphs")
         config = self.config
         self.graphs = None
         if not self.platform.captures_graphs or config.model_config.pooling is not None:
@@ -214,7 +229,7 @@ class ModelRunner:
     @torch.inference_mode()
     def _run(self, step: StepInputs, staged: Staged) -> list[Tensor]:
         """The logits of what is staged, and what is drawn from them."""
-        inputs = ModelInputs(step._replace(staged=staged), NOTHING.starts, [], [], [])
+        inputs = ModelInputs(step._replace(staged=staged), NOTHING.starts, [], [], [], NO_CHANGES)
         with self.context.run(inputs.step):
             logits = self._logits(self.arguments(inputs, staged), staged.logit_rows)
         return [logits, *(self.draw(logits) if self.draw else ())]

@@ -8,7 +8,7 @@ import torch
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams
 from engine_server.modeling.attention.interface import LayerShape, UnsupportedModelError
-from engine_server.modeling.attention.torch_backend import StepAttention
+from engine_server.modeling.attention.step_attention import StepAttention
 from engine_server.modeling.loading.probe import largest_step
 from engine_server.modeling.memory import device_memory as memory
 from engine_server.modeling.memory.cache_layout import lay_out

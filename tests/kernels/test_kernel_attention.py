@@ -1,5 +1,6 @@
 """Attention over the paged cache, against softmax written out in float32."""
 
+from math import ceil
 from typing import NamedTuple
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from engine_server.modeling.attention.interface import Pages, Scoring
 from engine_server.modeling.kernels.attention import decode, prefill
-from engine_server.modeling.kernels.launch import MOST_SPLITS, num_splits
+from engine_server.modeling.kernels.work_list import CHUNK, plan_work, spare_chunks
 from engine_server.modeling.memory.cache_layout import FLOAT8, quantised
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # queries that only fill a tile see nothing
@@ -83,24 +84,24 @@ LARGE_CASES = {
 def test_kernel_attends_to_long_contexts(device: torch.device, case: Case) -> None:
     if device.type == "cpu":
         pytest.skip("the interpreter would take minutes")
-    check(device, case, LARGE, splits=(1, 8, MOST_SPLITS))
+    check(device, case, LARGE, spares=(1, 8, 64))
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_kernel_attends(device: torch.device, case: Case) -> None:
-    check(device, case, RAGGED, splits=(1, 4))
+    check(device, case, RAGGED, spares=(1, 4))
 
 
 SEQUENCES = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 60)), min_size=1, max_size=4)
 
 
 @settings(max_examples=4, deadline=None, derandomize=True)
-@given(sequences=SEQUENCES, splits=st.sampled_from([2, 8]), window=st.none() | st.integers(1, 50))
+@given(sequences=SEQUENCES, spare=st.sampled_from([1, 8]), window=st.none() | st.integers(1, 50))
 def test_kernel_attends_to_any_mix(
-    device: torch.device, sequences: list[tuple[int, int]], splits: int, window: int | None
+    device: torch.device, sequences: list[tuple[int, int]], spare: int, window: int | None
 ) -> None:
     ragged = [(tokens, tokens + cached) for tokens, cached in sequences]
-    check(device, Case(Heads(2, 1), window=window), ragged, splits=(splits,))
+    check(device, Case(Heads(2, 1), window=window), ragged, spares=(spare,))
 
 
 LENGTH = 70
@@ -145,18 +146,68 @@ def test_kernel_result_has_the_same_bits_whatever_the_step(
         first = end
 
 
-@given(st.integers(1, 100_000), st.integers(1, 200_000), st.integers(1, 200))
-def test_kernel_splits_fill_the_device_and_leave_none_short(
-    programs: int, longest: int, processors: int
+def decodes_of(contexts: list[int], device: torch.device) -> Tensor:
+    """Return sequences with one token in the step, as `decode` takes them."""
+    rows = [[row, row, 1, context] for row, context in enumerate(contexts)]
+    return torch.tensor(rows, dtype=torch.int32, device=device)
+
+
+CONTEXTS = st.lists(st.integers(0, 300) | st.integers(0, 200_000), min_size=1, max_size=40)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(contexts=CONTEXTS, spare=st.integers(1, 60), window=st.none() | st.integers(1, 5000))
+def test_work_list_cuts_each_visible_key_into_exactly_one_chunk_of_one_size(
+    device: torch.device, contexts: list[int], spare: int, window: int | None
 ) -> None:
-    splits = num_splits(programs, longest, processors)
-    assert 1 <= splits <= MOST_SPLITS
-    assert splits == 1 or longest / splits >= 128
-    assert splits * programs <= 4 * max(processors, programs) or longest / splits >= 4096
-    assert splits >= num_splits(programs + 1, longest, processors)
+    work = plan_work(decodes_of(contexts, device), window, spare)
+    items, rows = work.items.tolist(), work.rows.tolist()
+    used = [item for item in items if item[0] >= 0]
+    assert len(items) == len(contexts) + spare
+    assert items[: len(used)] == used
+    visible = [min(context, window or context) for context in contexts]
+    size = max(CHUNK, ceil(ceil(sum(visible) / spare) / CHUNK) * CHUNK)
+    taken = []
+    for sequence, context in enumerate(contexts):
+        chunks = [item[1:3] for item in used if item[0] == sequence]
+        starts = range(context - visible[sequence], context, size) or [context]
+        assert chunks == [[start, min(start + size, context)] for start in starts]
+        own = [item[3] for item in used if item[0] == sequence]
+        first, count = rows[sequence]
+        assert own == (list(range(first, first + count)) if len(chunks) > 1 else [-1])
+        assert count == (len(chunks) if len(chunks) > 1 else 0)
+        taken += own if count else []
+    assert taken == list(range(len(taken)))
+    assert len(taken) <= work.num_rows
 
 
-def check(device: torch.device, case: Case, ragged: list[tuple[int, int]], splits: tuple[int, ...]) -> None:
+def test_work_list_of_a_captured_size_shares_an_outlier_among_many_programs(device: torch.device) -> None:
+    """A captured launch has one grid and one buffer: only what is staged in it changes."""
+    spare = spare_chunks(kv_heads=8, processors=132)
+    staged = decodes_of([1000] * 255 + [0], device)
+    before = plan_work(staged, None, spare)
+    staged[7, 3] = 131_072
+    outlier = plan_work(staged, None, spare)
+    assert before.items.shape == outlier.items.shape
+    assert before.num_rows == outlier.num_rows
+    assert (before.items[:, 0] == 7).sum() == 1
+    chunks = outlier.items[outlier.items[:, 0] == 7]
+    largest = int((chunks[:, 2] - chunks[:, 1]).max())
+    total = 254 * 1000 + 131_072
+    assert len(chunks) == outlier.rows[7, 1] == -(-131_072 // largest) > 10
+    assert largest - CHUNK < -(-total // spare) <= largest
+    assert (outlier.items[:, 0] >= 0).sum() == 255 + len(chunks)
+
+
+def test_kernel_attends_to_an_outlier_among_short_contexts(device: torch.device) -> None:
+    """A long context is cut into many chunks, and joined; its neighbours have one each."""
+    ragged = [(1, 5), (1, 1900), (1, 0), (1, 130), (1, 64)]
+    check(device, Case(Heads(4, 2), sinks=True), ragged, spares=(1, 17))
+    work = plan_work(decodes_of([context for _, context in ragged], device), None, 17)
+    assert work.rows[:, 1].tolist() == [0, 15, 0, 2, 0]
+
+
+def check(device: torch.device, case: Case, ragged: list[tuple[int, int]], spares: tuple[int, ...]) -> None:
     """Run both kernels on a batch of sequences; whatever they may not read is NaN."""
     torch.manual_seed(0)
     heads, tokens, block_size = case.heads, sum(length for length, _ in ragged), case.block_size
@@ -197,12 +248,13 @@ def check(device: torch.device, case: Case, ragged: list[tuple[int, int]], split
         alibi=scoring.alibi if scoring.alibi is None else scoring.alibi.to(device),
     )
     shared = (query.to(device), keys, values, table.to(device, torch.int32))
-    for count in splits:
+    for spare in spares:
         out = torch.full((tokens, heads.query, heads.value_dim), torch.nan, device=device, dtype=case.dtype)
         if single.any():
-            decode(out, *shared, sequences[single].to(device), scoring, count)
+            decodes = sequences[single].to(device)
+            decode(out, *shared, decodes, scoring, plan_work(decodes, case.window, spare))
         if not single.all():
-            prefill(out, *shared, sequences[~single].to(device), scoring, invariant=count > 1)
+            prefill(out, *shared, sequences[~single].to(device), scoring, invariant=spare > 1)
         tolerance = TOLERANCE[case.dtype]
         torch.testing.assert_close(out.cpu().float(), torch.cat(expected), atol=tolerance, rtol=tolerance)
 

@@ -20,6 +20,7 @@ from engine_server.modeling.kernels.matmul import linear  # noqa: E402
 from engine_server.modeling.kernels.norm import rms_norm  # noqa: E402
 from engine_server.modeling.kernels.rotary import rotate  # noqa: E402
 from engine_server.modeling.kernels.sampling import sample  # noqa: E402
+from engine_server.modeling.kernels.work_list import plan_work  # noqa: E402
 
 MULTIPROCESSOR_BYTES = 99 << 10  # of shared memory, on the smallest GPUs with bfloat16
 
@@ -65,10 +66,9 @@ def test_kernels_compile_for_hopper(compiled: list) -> None:
     for pages in (plain, float8):
         write_cache(pages, pages, new, new, torch.empty(8, dtype=torch.int32))
     prefill(out, query, plain, plain, table, sequences, Scoring(0.1))
-    decode(
-        out, query, float8, float8, table, sequences, Scoring(0.1, 20, 5.0, tensor(32), tensor(32)), splits=4
-    )
-    _write, quantise, fill, part, _join = compiled
+    work = plan_work(sequences, window=20, spare=4)
+    decode(out, query, float8, float8, table, sequences, Scoring(0.1, 20, 5.0, tensor(32), tensor(32)), work)
+    _write, quantise, fill, _plan, part, _join = compiled
     assert "cvt.rn.satfinite.e4m3x2.f32" in quantise.asm["ptx"]
     assert "wgmma" in fill.asm["ptx"]  # Hopper's tensor cores, several warps at once
     assert "mma.sync" in part.asm["ptx"]

@@ -12,7 +12,7 @@ from engine_server import EngineArgs, LLMEngine
 from engine_server.modeling.attention.interface import LayerShape, Scoring, StepInputs
 from engine_server.modeling.attention.native_backend import NativeAttention
 from engine_server.modeling.attention.torch_backend import TorchAttention
-from engine_server.modeling.layers import native_modules, torch_modules
+from engine_server.modeling.layers.kernel_sets import native, plain
 from engine_server.modeling.memory.cache_layout import lay_out
 from engine_server.modeling.native import library
 from engine_server.modeling.platform.cpu import NativePlatform
@@ -57,7 +57,11 @@ class Cache:
             self.slots(s, position) for s, context in enumerate(contexts) for position in range(context - 1)
         ]
         before = StepInputs(
-            *[np.zeros(0, dtype=np.int64)] * 2, [np.array(slots, dtype=np.int64)], *[np.zeros(0)] * 3, []
+            *[np.zeros(0, dtype=np.int64)] * 2,
+            [np.array(slots, dtype=np.int64)],
+            *[np.zeros(0)] * 3,
+            [],
+            np.zeros(0, dtype=np.int64),
         )
         self.backend.begin(before)
         for pages, given in zip(
@@ -76,7 +80,7 @@ class Cache:
         slots = np.array([self.slots(s, self.contexts[s] - 1) for s in sequences])
         last = [part[own, contexts - 1] for part in (self.query, self.key, self.value)]
         scoring = Scoring(0.3, self.window, **options)
-        inputs = StepInputs(ones, contexts - 1, [slots], starts, ones, contexts, [self.blocks[own]])
+        inputs = StepInputs(ones, contexts - 1, [slots], starts, ones, contexts, [self.blocks], own)
         self.backend.begin(inputs)
         return self.backend.attend(0, *last, scoring)
 
@@ -140,31 +144,29 @@ def test_what_the_kernel_does_not_know_torch_does(options: dict) -> None:
 @pytest.mark.parametrize("dtype", [*SLACK, torch.float16])
 @pytest.mark.parametrize("dim", [64, 100, 1536])
 @pytest.mark.parametrize("rows", [1, 70])
-def test_modules_are_what_torch_makes_of_them(rows: int, dim: int, dtype: torch.dtype) -> None:
+def test_native_norm_and_gate_compute_what_plain_torch_does(rows: int, dim: int, dtype: torch.dtype) -> None:
     """Also of a dtype, and of rows, which are left to torch."""
     torch.manual_seed(0)
     x, residual = (torch.randn(1, rows, dim).mul(8).to(dtype) for _ in range(2))
     weight = torch.rand(dim).to(dtype)
     slack = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.02, "rtol": 0.02}
     for given in (None, residual):
-        ours, theirs = (
-            modules.rms_norm(x, weight, 1e-5, 0.0, given) for modules in (native_modules, torch_modules)
-        )
+        ours, theirs = (modules.rms_norm(x, weight, 1e-5, 0.0, given) for modules in (native, plain))
         torch.testing.assert_close(ours, theirs, **slack)
     gate_up = torch.cat((x * 30, residual), -1)
-    expected = torch_modules.silu_and_mul(gate_up.clone())
-    torch.testing.assert_close(native_modules.silu_and_mul(gate_up), expected, **slack)
+    expected = plain.silu_and_mul(gate_up.clone())
+    torch.testing.assert_close(native.silu_and_mul(gate_up), expected, **slack)
 
 
 @pytest.mark.parametrize("dtype", [*SLACK, torch.float16])
 @pytest.mark.parametrize("dim", [64, 80])
-def test_heads_turn_as_torch_turns_them(dim: int, dtype: torch.dtype) -> None:
+def test_native_rotation_computes_what_plain_torch_does(dim: int, dtype: torch.dtype) -> None:
     """Also of a dtype, and of heads, which are left to torch."""
     torch.manual_seed(0)
     query, key = (torch.randn(1, 33, heads, dim).to(dtype).transpose(1, 2) for heads in (9, 3))
     angles = torch.randn(1, 33, dim // 2).repeat(1, 1, 2)
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-    ((ours,), (theirs,)) = (modules.turns(dim, dim) for modules in (native_modules, torch_modules))
+    ((ours,), (theirs,)) = (modules.rotations(dim, dim) for modules in (native, plain))
     for one, other in zip(ours(query, key, cos, sin), theirs(query, key, cos, sin), strict=True):
         torch.testing.assert_close(one, other, atol=SLACK.get(dtype, 0), rtol=SLACK.get(dtype, 0))
     strided = torch.stack((query, query), -1)[..., 0]
@@ -173,7 +175,9 @@ def test_heads_turn_as_torch_turns_them(dim: int, dtype: torch.dtype) -> None:
     )
 
 
-def test_they_serve_where_they_are_compiled(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_serves_with_native_kernels_where_they_are_compiled(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def start() -> LLMEngine:
         return LLMEngine.from_engine_args(
             EngineArgs(

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from engine_server import EngineArgs
+from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.layers.kernel_sets.plain import CPU, rms_norm
 from engine_server.modeling.layers.linear import Linear
 from engine_server.modeling.loading import model_loader
@@ -20,7 +21,6 @@ from engine_server.modeling.loading.passes import LoadPlan, replace_modules, ver
 from engine_server.modeling.loading.replacements import Choices
 from engine_server.modeling.loading.sample import num_layers, sample_copy
 from engine_server.modeling.platform.cpu import CpuPlatform
-from engine_server.modeling.ranks import Ranks
 
 SIZES = TINY | {"vocab_size": 64, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1}
 MOE = {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -29,7 +29,7 @@ MOE = {"num_local_experts": 4, "num_experts_per_tok": 2}
 def reports(model: PreTrainedModel) -> dict[str, str]:
     """Return the lines of the passes' reports, by the names of the passes."""
     platform = CpuPlatform()
-    plan = LoadPlan(platform, Ranks(), False, verified_choices(model, platform))
+    plan = LoadPlan(platform, Communicator(), False, verified_choices(model, platform))
     lines = [str(report) for report in replace_modules(model, plan)]
     return dict(line.split(": ", 1) for line in lines)
 
@@ -38,7 +38,7 @@ def load(folder: Path, **options: Any) -> PreTrainedModel:
     config = EngineArgs(
         model=str(folder), dtype="float32", skip_tokenizer_init=True, **options
     ).create_engine_config()
-    return model_loader.load_model(config.model_config, config.load_config, CpuPlatform(), Ranks())
+    return model_loader.load_model(config.model_config, config.load_config, CpuPlatform(), Communicator())
 
 
 def test_reports_name_what_each_pass_replaced() -> None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed import HashStore, ProcessGroupGloo
 from transformers import AttentionInterface, PreTrainedModel
 
+from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.formats.weight_format import as_loaded
 from engine_server.modeling.loading.fusion import fuse_projections
 from engine_server.modeling.loading.sharding import shard
@@ -26,7 +27,6 @@ from engine_server.modeling.loading.weights import (
     replace_linears,
     settle,
 )
-from engine_server.modeling.ranks import Ranks
 
 TOKENS = torch.tensor([[3, 97, 1, 0, 50, 51, 98, 7]])
 SIZES = TINY | {
@@ -74,7 +74,7 @@ def tiny(kind: str, **sizes: Any) -> PreTrainedModel:
     return model.eval().requires_grad_(False)
 
 
-def part_of(model: PreTrainedModel, ranks: Ranks) -> PreTrainedModel:
+def part_of(model: PreTrainedModel, ranks: Communicator) -> PreTrainedModel:
     """Return what one rank keeps of a copy of `model`."""
     own = copy.deepcopy(model)
     replace_linears(own, as_loaded)
@@ -86,13 +86,13 @@ def part_of(model: PreTrainedModel, ranks: Ranks) -> PreTrainedModel:
     return own
 
 
-def on_ranks(size: int, work: Callable[[Ranks], Any]) -> list[Any]:
+def on_ranks(size: int, work: Callable[[Communicator], Any]) -> list[Any]:
     """Return the results of `work` on each rank, with a thread for each."""
     store = HashStore()
 
     def run(rank: int) -> Any:
         with torch.inference_mode():
-            return work(Ranks(rank, size, ProcessGroupGloo(store, rank, size, timedelta(seconds=60))))
+            return work(Communicator(rank, size, ProcessGroupGloo(store, rank, size, timedelta(seconds=60))))
 
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(run, range(size)))
@@ -123,7 +123,7 @@ def test_logits_of_a_sharded_model_are_those_of_the_whole(
     with torch.inference_mode():
         expected = model(TOKENS, use_cache=False).logits
 
-    def work(ranks: Ranks) -> Tensor:
+    def work(ranks: Communicator) -> Tensor:
         own = part_of(model, ranks)
         return own(TOKENS, use_cache=False).logits
 
@@ -169,6 +169,6 @@ def test_rank_keeps_only_its_part_of_the_weights() -> None:
 def test_model_that_ranks_cannot_share_equally_is_refused_with_both_numbers(
     kind: str, options: dict[str, Any], size: int, said: str
 ) -> None:
-    ranks = Ranks(0, size, ProcessGroupGloo(HashStore(), 0, 1, timedelta(seconds=60)))
+    ranks = Communicator(0, size, ProcessGroupGloo(HashStore(), 0, 1, timedelta(seconds=60)))
     with pytest.raises(ValueError, match=f"tensor_parallel_{said}"):
         part_of(tiny(kind, **options), ranks)

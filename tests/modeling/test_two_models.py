@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from engine_server import EngineArgs, LLMEngine, SamplingParams
 from engine_server.modeling.attention.hook import IMPLEMENTATION, ForwardContext, running_forward
 from engine_server.modeling.attention.interface import Scoring, StepInputs
-from engine_server.modeling.attention.torch_backend import StepAttention
+from engine_server.modeling.attention.step_attention import StepAttention
 
 PROMPTS = {"target": [[5, 77, 31, 8, 120], [9, 4, 11]], "draft": [[63, 2, 90], [17, 40, 101, 33]]}
 
@@ -107,7 +107,7 @@ def load(folder: Path) -> PreTrainedModel:
 def forward(model: PreTrainedModel, context: ForwardContext, token_ids: list[int]) -> Tensor:
     count = len(token_ids)
     positions, one = np.arange(count), np.array([count])
-    inputs = StepInputs(np.array(token_ids), positions, [positions], one - count, one, one, [])
+    inputs = StepInputs(np.array(token_ids), positions, [positions], one - count, one, one, [], one - count)
     with context.run(inputs):
         assert running_forward() is context
         tokens, places = torch.tensor([token_ids]), torch.arange(count)[None]
@@ -130,7 +130,7 @@ def test_forwards_of_one_model_do_not_nest(tiny_llama: Path) -> None:
     model = load(tiny_llama)
     context = ForwardContext(StepAttention())
     inputs = StepInputs(
-        *[np.arange(2)] * 2, [np.arange(2)], *[np.array([0]), np.array([2]), np.array([2])], []
+        *[np.arange(2)] * 2, [np.arange(2)], *[np.array([0]), np.array([2]), np.array([2])], [], np.array([0])
     )
     with context.run(inputs), pytest.raises(AssertionError, match="do not nest"):
         forward(model, context, [1, 2])

@@ -37,4 +37,9 @@ def record(request: Request) -> tuple[float, ...]:
     """Its row of PARAMETERS, but for the index."""
     params = request.params
     filters = (params.temperature, params.min_p, params.top_p, max(params.top_k, 0))
-    return (*((0, 1, 1, 0) if params.greedy else filters), (params.seed or 0) % (1 << 64), request.child, 0)
+    return (
+        *((0, 1, 1, 0) if params.greedy else filters),
+        (params.seed or 0) % (1 << 64),
+        request.choice_index,
+        0,
+    )

@@ -168,7 +168,7 @@ def draw(logits: Tensor, requests: Sequence[Request]) -> Tensor:
     cumulative = logits.softmax(dim=-1).cumsum(dim=-1)
     uniforms = uniform(
         [one.seed or 0 for one in params],
-        [request.child for request in requests],
+        [request.choice_index for request in requests],
         [request.num_output for request in requests],
     )
     total = cumulative[:, -1:]

@@ -1,4 +1,4 @@
-"""A request as the scheduler sees it: a few counters, everything else derived."""
+"""The state of a request in the core: its tokens and a few counters, from which the rest is derived."""
 
 import hashlib
 import struct
@@ -21,18 +21,20 @@ class Request:
     params: SamplingParams
     max_tokens: int
     computed: int = 0  # tokens whose K and V are in the cache
-    settled: int = 0  # of `computed`, those from which a token has come since
+    confirmed: int = 0  # of `computed`, those from which a token has come since
     num_unknown: int = 0  # tokens at the end that are on their way from the device
     row: int | None = None  # its row of the block table, while it runs
-    regime: int = 0  # what its keys depend on besides its tokens, where a rope is stretched
+    rope_regime: int = 0  # what its keys depend on besides its tokens, where a rope is stretched
     scheduled: float | None = None  # when it first ran
     priority: int = 0  # the lower runs first
-    place: tuple[int, int] = (0, 0)  # in the order in which requests run: priority, then arrival
+    queue_position: tuple[int, int] = (0, 0)  # in the order in which requests run: priority, then arrival
     deadline: float | None = None  # on the monotonic clock
     cache_salt: str | None = None
     hashes: list[bytes] = field(default_factory=list)  # of its full blocks, as far as they were needed
+    # Of the prompt's full blocks, as far as they were needed: shared by the choices of one prompt.
+    prompt_hashes: list[bytes] = field(default_factory=list)
     num_cached: int = 0  # prompt tokens that were cached when it first ran
-    child: int = 0  # its number among the n completions of one prompt
+    choice_index: int = 0  # its number among the n completions of one prompt
     num_retries: int = 0  # steps for which there was too little memory
     num_resumed: int = 0  # output tokens that it came with
     prompt_logprobs: list[TokenLogprobsArray] | None = None  # while they are collected
@@ -52,7 +54,7 @@ class Request:
             priority=message.priority,
             deadline=message.deadline,
             cache_salt=message.cache_salt,
-            child=message.child,
+            choice_index=message.child,
             num_resumed=message.num_resumed,
             prompt_logprobs=None if message.params.prompt_logprobs is None else [],
             pooling=message.pooling,
@@ -66,23 +68,46 @@ class Request:
 
     @property
     def pending(self) -> int:
-        """Tokens that the next forward must cover: 1 in decode."""
+        """Return how many tokens the next forward must cover: 1 in decode."""
         return len(self.token_ids) - self.computed
 
     def hash_blocks(self, count: int, block_size: int) -> None:
-        """Extend `hashes` to at least `count` blocks."""
-        for place in range(len(self.hashes), count):
-            parent = self.hashes[-1] if place else self._root()
+        """Extend `hashes` to at least `count` blocks. Each block of a prompt is hashed once for all its choices."""
+        self.hashes += self.prompt_hashes[len(self.hashes) : count]
+        for index in range(len(self.hashes), count):
+            parent = self.hashes[-1] if index else self._root()
             self.hashes.append(
-                block_hash(parent, self.token_ids[place * block_size : (place + 1) * block_size])
+                block_hash(parent, self.token_ids[index * block_size : (index + 1) * block_size])
             )
 
+            if (index + 1) * block_size <= self.num_prompt:
+                self.prompt_hashes.append(self.hashes[index])
+
+    def forget_hashes(self) -> None:
+        """Drop the hashes, which depend on the rope's regime, so that they are computed again."""
+        self.hashes, self.prompt_hashes = [], []
+
+    def share_hashes(self, other: "Request") -> None:
+        """Share the prompt's hashes with another request if it is a choice of the same prompt."""
+        if self._has_prompt_of(other):
+            self.prompt_hashes = other.prompt_hashes
+
+    def _has_prompt_of(self, other: "Request") -> bool:
+        count, embeds, others = self.num_prompt, self.prompt_embeds, other.prompt_embeds
+        return (
+            count == other.num_prompt
+            and self.cache_salt == other.cache_salt
+            and self.rope_regime == other.rope_regime
+            and self.token_ids[:count] == other.token_ids[:count]
+            and (embeds is others or (embeds is not None and others is not None and embeds.equal(others)))
+        )
+
     def _root(self) -> bytes:
-        """What must be equal beside the tokens for two requests to share blocks."""
+        """Hash what must be equal besides the tokens for two requests to share blocks."""
         embeds = None if self.prompt_embeds is None else RawTensor.of(self.prompt_embeds)
-        return hashlib.sha256(msgspec.msgpack.encode((self.cache_salt, self.regime, embeds))).digest()
+        return hashlib.sha256(msgspec.msgpack.encode((self.cache_salt, self.rope_regime, embeds))).digest()
 
 
 def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """The hash of a block's tokens and of all before them, equal in every process."""
+    """Hash a block's tokens and, through `parent`, all tokens before them; equal in every process."""
     return hashlib.sha256(parent + struct.pack(f"<{len(token_ids)}I", *token_ids)).digest()

@@ -19,7 +19,7 @@ class UnsupportedModelError(ValueError):
 class StepInputs(NamedTuple):
     """One step's tokens, flat: sequence s owns tokens starts[s] to starts[s] + lengths[s].
 
-    All arrays are int64 but block_ids; T tokens, S sequences. A kind of attention is a window, or none.
+    All arrays are int64 but `tables`; T tokens, S sequences. A kind of attention is a window, or none.
     """
 
     # [T]; -1 - row for a token that only the device knows: the last one of that row of the block table.
@@ -34,10 +34,10 @@ class StepInputs(NamedTuple):
     lengths: IntArray
     # [S], tokens in the cache once this step's are written.
     contexts: IntArray
-    # [S, blocks] for each kind: rows of the block table.
-    block_ids: list[npt.NDArray[np.int32]]
-    # [S], row of each sequence in the block table.
-    rows: IntArray = np.zeros(0, dtype=np.int64)
+    # [R, blocks a row] for each kind, the host's block table.
+    tables: Sequence[npt.NDArray[np.int32]]
+    # [S], row of each sequence in `tables`.
+    rows: IntArray
     # [S], what a stretched rope depends on besides positions.
     regimes: IntArray | None = None
     # The same on the device.
@@ -63,8 +63,6 @@ class Staged(NamedTuple):
     logit_rows: Tensor
     # [n], the sequences' rows of the block table.
     sampling: Tensor
-    # The longest context that one of `decodes` may have, in tokens.
-    longest: int
 
 
 class LayerShape(NamedTuple):

@@ -11,7 +11,8 @@ from engine_server.modeling.attention.interface import (
 )
 from engine_server.modeling.kernels.attention import decode, prefill
 from engine_server.modeling.kernels.cache_write import write_cache
-from engine_server.modeling.kernels.launch import MAX_DIM, num_splits
+from engine_server.modeling.kernels.launch import MAX_DIM
+from engine_server.modeling.kernels.work_list import WorkList, plan_work, spare_chunks
 from engine_server.modeling.memory.cache_layout import Layout
 from engine_server.modeling.platform.interface import Platform
 
@@ -41,6 +42,7 @@ class TritonAttention(AttentionBackend):
     def begin(self, inputs: StepInputs) -> None:
         assert inputs.staged is not None
         self._step = inputs.staged
+        self._work_lists: dict[tuple[int | None, int], WorkList] = {}
 
     def attend(
         self, layer: int | None, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
@@ -58,7 +60,14 @@ class TritonAttention(AttentionBackend):
         if len(step.decodes) and self.invariant:
             prefill(out, query, keys, values, step.tables[kind], step.decodes, scoring, self.invariant)
         elif len(step.decodes):
-            seen = min(step.longest, scoring.window or step.longest)
-            splits = num_splits(len(step.decodes) * key.shape[1], seen, self._processors)
-            decode(out, query, keys, values, step.tables[kind], step.decodes, scoring, splits)
+            work = self._work(scoring.window, key.shape[1])
+            decode(out, query, keys, values, step.tables[kind], step.decodes, scoring, work)
         return out
+
+    def _work(self, window: int | None, kv_heads: int) -> WorkList:
+        """Return the step's work list for layers of this window and number of KV heads, which share it."""
+        key = (window, kv_heads)
+        if key not in self._work_lists:
+            spare = spare_chunks(kv_heads, self._processors)
+            self._work_lists[key] = plan_work(self._step.decodes, window, spare)
+        return self._work_lists[key]

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from engine_server.modeling.formats.dense import DenseFormat
-from engine_server.modeling.formats.weight_format import Layout, WeightFormat
+from engine_server.modeling.formats.weight_format import WeightFormat, WeightLayout
 
 
 class TiedFormat(WeightFormat):
@@ -23,7 +23,7 @@ class TiedFormat(WeightFormat):
         return self.rows.gather(rows)
 
 
-def tied(dense: DenseFormat, layout: Layout) -> WeightFormat:
+def tied(dense: DenseFormat, layout: WeightLayout) -> WeightFormat:
     """Return `dense` in `layout`, with its rows where the layout gathers none."""
     product = layout(dense)
     return product if isinstance(product, DenseFormat) else TiedFormat(product, dense)

@@ -37,8 +37,8 @@ class WeightFormat(ABC):
     """The weight of one layer, and its bias if it has one.
 
     A format that checkpoints have is read (`load`), cut for a rank (`shard`) and joined with others of the same input
-    (`concat`). A `Layout` may then make another of it, for one kind of device, that can only multiply (`apply`) and
-    gather rows (`gather`).
+    (`concat`). A `WeightLayout` may then make another of it, for one kind of device, that can only multiply (`apply`)
+    and gather rows (`gather`).
     """
 
     @classmethod
@@ -69,7 +69,7 @@ class WeightFormat(ABC):
 
 
 # From a format that a checkpoint has to the one that multiplies fastest on a device, which may be the same.
-Layout = Callable[[WeightFormat], WeightFormat]
+WeightLayout = Callable[[WeightFormat], WeightFormat]
 
 
 def as_loaded(format: WeightFormat) -> WeightFormat:

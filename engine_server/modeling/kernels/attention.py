@@ -1,10 +1,10 @@
-"""Attention over the paged cache: ragged prefill, and decode that may split a context, of one kernel.
+"""Attention over the paged cache: ragged prefill, and decode in chunks of a work list, by one kernel.
 
 A program has a tile of queries, which is some tokens of one sequence times the query heads that share a KV head, and
-walks over the sequence's keys with an online softmax (FlashAttention-2, Dao 2023, arXiv 2307.08691). K and V are found
+walks over keys of the sequence with an online softmax (FlashAttention-2, Dao 2023, arXiv 2307.08691). K and V are found
 token by token through the block table, so any block size does (PagedAttention, Kwon et al. 2023, arXiv 2309.06180).
-Where decode has too few tiles to fill the device, several programs share a tile's keys, and a second kernel joins
-what they found (flash-decoding, Dao et al. 2023, https://pytorch.org/blog/flash-decoding).
+In decode a program has one chunk of a sequence's keys (work_list.py), and a second kernel joins the results of those
+sequences that have several (flash-decoding, Dao et al. 2023, https://pytorch.org/blog/flash-decoding).
 """
 
 import torch
@@ -16,15 +16,16 @@ from engine_server.modeling.attention.interface import Pages, Scoring
 from engine_server.modeling.kernels.launch import (
     DECODE,
     MIN_TILE,
-    MOST_SPLITS,
     PREFILL,
     Launch,
     launch_for,
 )
+from engine_server.modeling.kernels.work_list import WorkList
 
 INTERPRETED = triton.knobs.runtime.interpret
 LOG2_E = tl.constexpr(1.4426950408889634)
-LEAST = tl.constexpr(-1e30)  # for -inf, where a difference must not be NaN
+# Partial results that `_join` loads together.
+JOINED = 16
 
 
 def prefill(
@@ -49,8 +50,9 @@ def prefill(
     launch, kv_heads = launch_for(PREFILL, query, keys.data, values.data), keys.data.shape[2]
     tokens = launch.rows // (query.shape[1] // kv_heads)
     tiles = query.shape[0] // tokens + len(sequences)
-    grid = (tiles, kv_heads, 1)
-    _launch(launch, grid, False, out, None, query, keys, values, block_ids, sequences, scoring, invariant)
+    _launch(
+        launch, tiles, None, out, None, None, query, keys, values, block_ids, sequences, scoring, invariant
+    )
 
 
 def decode(
@@ -61,28 +63,38 @@ def decode(
     block_ids: Tensor,
     sequences: Tensor,
     scoring: Scoring,
-    splits: int,
+    work: WorkList,
 ) -> None:
-    """As `prefill`, for sequences with one token in this step; `splits` programs share each one's keys."""
+    """Attend as `prefill` does, for sequences with one token in this step; `work`: what `plan_work` gives for them."""
     launch = launch_for(DECODE, query, keys.data, values.data)
-    grid = (len(sequences), keys.data.shape[2], splits)
-    if splits == 1:
-        _launch(launch, grid, True, out, None, query, keys, values, block_ids, sequences, scoring)
-        return
-    parts = query.new_empty((len(sequences), out.shape[1], splits, out.shape[2]), dtype=torch.float32)
-    weights = parts.new_empty(parts.shape[:3])
-    _launch(launch, grid, True, parts, weights, query, keys, values, block_ids, sequences, scoring)
+    parts = query.new_empty((work.num_rows, *out.shape[1:]), dtype=torch.float32)
+    weights = parts.new_empty(parts.shape[:2])
+    _launch(
+        launch,
+        len(work.items),
+        work.items,
+        out,
+        parts,
+        weights,
+        query,
+        keys,
+        values,
+        block_ids,
+        sequences,
+        scoring,
+    )
     _join[len(sequences), out.shape[1]](
-        out, parts, weights, sequences, *out.stride()[:2], splits,
-        DIM=out.shape[2], WIDTH=triton.next_power_of_2(out.shape[2]), MOST=MOST_SPLITS,
+        out, parts, weights, sequences, work.rows, *out.stride()[:2],
+        DIM=out.shape[2], WIDTH=triton.next_power_of_2(out.shape[2]), TILE=JOINED,
     )  # fmt: skip
 
 
 def _launch(
     launch: Launch,
-    grid: tuple[int, int, int],
-    decode: bool,
+    tiles: int,
+    items: Tensor | None,
     out: Tensor,
+    parts: Tensor | None,
     weights: Tensor | None,
     query: Tensor,
     keys: Pages,
@@ -93,14 +105,14 @@ def _launch(
     invariant: bool = False,
 ) -> None:
     (_, block_size, kv_heads, key_dim), value_dim = keys.data.shape, values.data.shape[3]
-    _attend[grid](
-        out, weights, query, *keys, *values, block_ids, sequences, scoring.alibi, scoring.sinks,
+    _attend[tiles, kv_heads](
+        out, parts, weights, items, query, *keys, *values, block_ids, sequences, scoring.alibi, scoring.sinks,
         scoring.scaling * LOG2_E.value, block_ids.stride(0), *query.stride()[:2], *out.stride()[:2], len(sequences),
         GROUP=query.shape[1] // kv_heads, KEY_DIM=key_dim, VALUE_DIM=value_dim, BLOCK_SIZE=block_size,
         KEY_WIDTH=max(MIN_TILE, triton.next_power_of_2(key_dim)),
         VALUE_WIDTH=max(MIN_TILE, triton.next_power_of_2(value_dim)),
         WINDOW=scoring.window, SOFTCAP=scoring.softcap and scoring.softcap * LOG2_E.value, CAUSAL=scoring.causal,
-        INVARIANT=invariant, DECODE=decode, ROWS=launch.rows, KEYS=launch.keys,
+        INVARIANT=invariant, ROWS=launch.rows, KEYS=launch.keys,
         DOT=tl.float32 if INTERPRETED else None,
         num_warps=launch.warps, num_stages=launch.stages,
     )  # fmt: skip
@@ -108,26 +120,27 @@ def _launch(
 
 @triton.jit(do_not_specialize=["table_width", "num_sequences"])
 def _attend(
-    out, weights, query, keys, key_scales, values, value_scales, block_ids, sequences, alibi, sinks,
+    out, parts, weights, items, query, keys, key_scales, values, value_scales, block_ids, sequences, alibi, sinks,
     scale, table_width, query_token, query_head, out_token, out_head, num_sequences,
     GROUP: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     KEY_WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
-    CAUSAL: tl.constexpr, INVARIANT: tl.constexpr, DECODE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    DOT: tl.constexpr,
+    CAUSAL: tl.constexpr, INVARIANT: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """One tile of queries (axis 0) of one KV head (axis 1) over one part of its keys (axis 2).
+    """Attend for one tile of queries, or one item of a work list (axis 0), of one KV head (axis 1).
 
-    Scores are in powers of two: `scale` and SOFTCAP are multiplied by log2(e). Without `weights` the results go to
-    out[token, head]; with them to out[sequence, head, part], beside weights[sequence, head, part], which is the log2
-    of the sum of the scores' powers.
+    Scores are in powers of two: `scale` and SOFTCAP are multiplied by log2(e). Results go to out[token, head]; those of
+    an item with a row to parts[row, head], beside weights[row, head], the log2 of the sum of the scores' powers.
     """
+    DECODE: tl.constexpr = items is not None
     TOKENS: tl.constexpr = 1 if DECODE else ROWS // GROUP
-    tile, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    kv_heads, parts = tl.num_programs(1), tl.num_programs(2)
+    tile, kv_head, kv_heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
 
-    # Sequence s has its tiles from place // TOKENS + s on: that is room enough for each, and some have no token.
-    sequence, first = tile, 0
-    if not DECODE:
+    if DECODE:
+        sequence, first = tl.load(items + tile * 4), 0
+        if sequence < 0:
+            return
+    else:
+        # Sequence s has its tiles from place // TOKENS + s on: that is room enough for each, and some have no token.
         tile = tl.num_programs(0) - 1 - tile  # a sequence's last tokens see most keys: start with them
         low, high = 0, num_sequences
         while high - low > 1:
@@ -162,7 +175,7 @@ def _attend(
     dot_type: tl.constexpr = asked.dtype if DOT is None else DOT
     asked = asked.to(dot_type)
 
-    # The keys that any of these queries sees, of which this program takes its part ...
+    # The keys that any of these queries sees ...
     begin, end = 0, context
     if WINDOW is not None:
         begin = max(position - WINDOW + 1, 0)
@@ -170,10 +183,11 @@ def _attend(
         end = position + count
     elif WINDOW is not None:
         end = min(position + count + WINDOW - 1, context)
-    if parts > 1:
-        size = tl.cdiv(tl.cdiv(end - begin, parts), KEYS) * KEYS
-        begin += part * size
-        end = min(begin + size, end)
+    starts_sequence = True
+    if DECODE:
+        chunk = tl.load(items + tile * 4 + 1)
+        starts_sequence = chunk == begin
+        begin, end = chunk, tl.load(items + tile * 4 + 2)
     # ... and up to where all of them see all of it, so that nothing need be masked.
     seen_by_all = end
     if CAUSAL:
@@ -194,7 +208,7 @@ def _attend(
     )  # of a sink, or nothing: the first key that is seen shrinks it to 0
     if sinks is not None:
         sink = tl.load(sinks + heads, mask=row_kept, other=0.0).to(tl.float32) * LOG2_E
-        most = tl.where(part == 0, sink, most)
+        most = tl.where(starts_sequence, sink, most)
     if alibi is not None:
         slopes = tl.load(alibi + heads, mask=row_kept, other=0.0).to(tl.float32) * LOG2_E
     result = tl.zeros([ROWS, VALUE_WIDTH], tl.float32)
@@ -240,29 +254,41 @@ def _attend(
             result = tl.dot(powers.to(dot_type), value.to(dot_type), result, input_precision="ieee")
     result /= total[:, None]
 
-    if weights is None:
-        target = out + (places * out_token + heads * out_head)[:, None] + value_dims[None, :]
-    else:
-        place = (tile.to(tl.int64) * kv_heads * GROUP + heads) * parts + part
-        tl.store(weights + place, most + tl.log2(total), mask=row_kept)
-        target = out + (place * VALUE_DIM)[:, None] + value_dims[None, :]
-    tl.store(target, result.to(out.dtype.element_ty), mask=row_kept[:, None] & value_kept)
+    kept = row_kept[:, None] & value_kept
+    if DECODE:
+        row = tl.load(items + tile * 4 + 3)
+        if row >= 0:
+            place = row.to(tl.int64) * (kv_heads * GROUP) + heads
+            tl.store(weights + place, most + tl.log2(total), mask=row_kept)
+            tl.store(parts + (place * VALUE_DIM)[:, None] + value_dims[None, :], result, mask=kept)
+            return
+    target = out + (places * out_token + heads * out_head)[:, None] + value_dims[None, :]
+    tl.store(target, result.to(out.dtype.element_ty), mask=kept)
 
 
-@triton.jit(do_not_specialize=["num_parts"])
+@triton.jit
 def _join(
-    out, parts, weights, sequences, out_token, out_head, num_parts,
-    DIM: tl.constexpr, WIDTH: tl.constexpr, MOST: tl.constexpr,
+    out, parts, weights, sequences, rows, out_token, out_head,
+    DIM: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """out[token, head] is the mean of parts[sequence, head, part], weighed by the powers of two of `weights`."""
-    sequence, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    part = tl.arange(0, MOST)
+    """out[token, head] is the mean of parts[row, head] over a sequence's rows, weighed by powers of two."""
+    sequence, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    first, count = tl.load(rows + sequence * 2), tl.load(rows + sequence * 2 + 1)
+    if count == 0:
+        return
     dims = tl.arange(0, WIDTH)
-    place = (sequence * tl.num_programs(1) + head) * num_parts + part
-    weight = tl.load(weights + place, mask=part < num_parts, other=float("-inf"))
-    weight = tl.exp2(weight - tl.maximum(tl.max(weight, 0), LEAST))
-    kept = (weight > 0)[:, None] & (dims < DIM)[None, :]
-    found = tl.load(parts + (place * DIM)[:, None] + dims[None, :], mask=kept, other=0.0)
-    mean = tl.sum(found * weight[:, None], 0) / tl.maximum(tl.sum(weight, 0), 1.0)  # less only of no part
+    most, total = float("-inf"), 0.0
+    result = tl.zeros([WIDTH], tl.float32)
+    for start in range(0, count, TILE):
+        part = start + tl.arange(0, TILE)
+        place = (first + part).to(tl.int64) * heads + head
+        weight = tl.load(weights + place, mask=part < count, other=float("-inf"))
+        most_now = tl.maximum(most, tl.max(weight, 0))
+        powers, shrink = tl.exp2(weight - most_now), tl.exp2(most - most_now)
+        kept = (part < count)[:, None] & (dims < DIM)[None, :]
+        found = tl.load(parts + (place * DIM)[:, None] + dims[None, :], mask=kept, other=0.0)
+        result = result * shrink + tl.sum(found * powers[:, None], 0)
+        most, total = most_now, total * shrink + tl.sum(powers, 0)
     token = tl.load(sequences + sequence * 4 + 1).to(tl.int64)
-    tl.store(out + token * out_token + head * out_head + dims, mean.to(out.dtype.element_ty), mask=dims < DIM)
+    target = out + token * out_token + head * out_head + dims
+    tl.store(target, (result / total).to(out.dtype.element_ty), mask=dims < DIM)

@@ -4,10 +4,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.formats.dense import DenseFormat
 from engine_server.modeling.formats.weight_format import Cut, WeightFormat
 from engine_server.modeling.layers.weight_layer import WeightLayer, derived_class, original_class
-from engine_server.modeling.ranks import Ranks
 
 
 class ReceivedParameters(WeightLayer):
@@ -35,7 +35,7 @@ class Experts(ReceivedParameters):
     """Experts [tokens, hidden] to [tokens, hidden], computed by the forward of transformers' class."""
 
     # The ranks over which the results are summed.
-    ranks: Ranks | None = None
+    ranks: Communicator | None = None
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         output: Tensor = super().forward(hidden_states, *args, **kwargs)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from engine_server.modeling.formats.dense import DenseFormat
-from engine_server.modeling.formats.weight_format import Layout, WeightFormat
+from engine_server.modeling.formats.weight_format import WeightFormat, WeightLayout
 from engine_server.modeling.layers.sharding import Sharding
 from engine_server.modeling.layers.weight_layer import WeightLayer
 
@@ -17,7 +17,7 @@ class Linear(WeightLayer, nn.Linear):
     """A linear layer, [..., in] to [..., out]. It is an nn.Linear so that transformers initializes it as one."""
 
     def __init__(
-        self, weight: nn.Parameter, bias: nn.Parameter | None, transposed: bool, layout: Layout
+        self, weight: nn.Parameter, bias: nn.Parameter | None, transposed: bool, layout: WeightLayout
     ) -> None:
         """weight: [out, in], or [in, out] where `transposed`; on the meta device until it is loaded."""
         nn.Module.__init__(self)
@@ -34,7 +34,7 @@ class Linear(WeightLayer, nn.Linear):
         self.register_parameter("bias", bias)
 
     @classmethod
-    def of(cls, module: nn.Linear | Conv1D, layout: Layout) -> Self:
+    def of(cls, module: nn.Linear | Conv1D, layout: WeightLayout) -> Self:
         """Return a layer with the parameters of `module`."""
         weight, bias = module._parameters["weight"], module._parameters["bias"]
         assert weight is not None

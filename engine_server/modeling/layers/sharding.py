@@ -9,8 +9,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.formats.weight_format import Cut, WeightFormat
-from engine_server.modeling.ranks import Ranks
 
 
 class Sharding(Protocol):
@@ -40,7 +40,7 @@ class GatheredColumns:
     """Each rank computes some of `width` outputs, and has all of them afterwards."""
 
     cut: Cut
-    ranks: Ranks
+    ranks: Communicator
     width: int
 
     def compute(self, format: WeightFormat, values: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ class Rows:
     """Each rank takes `width` of the inputs; the results are summed."""
 
     cut: Cut
-    ranks: Ranks
+    ranks: Communicator
     width: int
 
     def compute(self, format: WeightFormat, values: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ class Vocabulary:
     """Each rank has the embeddings of `width` tokens; the results are summed."""
 
     cut: Cut
-    ranks: Ranks
+    ranks: Communicator
     width: int
 
     def compute(self, format: WeightFormat, token_ids: Tensor) -> Tensor:

@@ -16,12 +16,12 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from engine_server.config import LoadConfig, ModelConfig
 from engine_server.modeling.attention.hook import IMPLEMENTATION
 from engine_server.modeling.attention.interface import UnsupportedModelError
+from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.loading.attention import implementation_for
 from engine_server.modeling.loading.passes import LoadPlan, replace_modules, verified_choices
 from engine_server.modeling.loading.report import PassReport
 from engine_server.modeling.loading.weights import settle
 from engine_server.modeling.platform.interface import Platform
-from engine_server.modeling.ranks import Ranks
 from engine_server.models.folder import weight_bytes
 
 T = TypeVar("T")
@@ -31,7 +31,9 @@ NO_READING_AHEAD = "HF_DEACTIVATE_ASYNC_LOAD"
 logger = logging.getLogger(__name__)
 
 
-def load_model(config: ModelConfig, load: LoadConfig, platform: Platform, ranks: Ranks) -> PreTrainedModel:
+def load_model(
+    config: ModelConfig, load: LoadConfig, platform: Platform, ranks: Communicator
+) -> PreTrainedModel:
     """Return the model of `config.path`, from safetensors or with random weights, on the platform's device.
 
     transformers makes the model on the meta device; our passes replace its modules (see loading/passes.py); then

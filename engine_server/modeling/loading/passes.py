@@ -11,7 +11,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from engine_server.modeling.attention.interface import UnsupportedModelError
-from engine_server.modeling.formats.weight_format import Layout
+from engine_server.modeling.communicator import Communicator
+from engine_server.modeling.formats.weight_format import WeightLayout
 from engine_server.modeling.layers.embedding import Embedding
 from engine_server.modeling.layers.linear import FusedLinear, Linear
 from engine_server.modeling.layers.norm import FusedRMSNorm
@@ -36,7 +37,6 @@ from engine_server.modeling.loading.weights import (
     replace_linears,
 )
 from engine_server.modeling.platform.interface import Platform
-from engine_server.modeling.ranks import Ranks
 
 # Layers of which each row's result depends on that row alone, in a fixed order of summation.
 ROW_BY_ROW = (Linear, FusedLinear, Embedding, FusedRMSNorm, nn.LayerNorm, nn.Embedding)
@@ -48,14 +48,14 @@ class LoadPlan:
     """What the passes are to do."""
 
     platform: Platform
-    ranks: Ranks
+    ranks: Communicator
     # Results must be bitwise independent of batch composition.
     batch_invariant: bool
     # The replacements that were verified on the two-layer copy.
     choices: Choices
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> WeightLayout:
         """The layout of the weights of linear layers."""
         return self.platform.fixed_order_layout if self.batch_invariant else self.platform.weight_layout
 

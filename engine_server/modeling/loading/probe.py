@@ -15,7 +15,7 @@ from engine_server.modeling.attention.interface import (
     StepInputs,
     UnsupportedModelError,
 )
-from engine_server.modeling.attention.torch_backend import StepAttention
+from engine_server.modeling.attention.step_attention import StepAttention
 
 
 class Probe(StepAttention):
@@ -100,7 +100,8 @@ def run(
     count = len(positions)
     starts = np.flatnonzero(positions == positions[0])
     lengths, blocks = np.diff(starts, append=count), np.zeros((len(starts), 1), dtype=np.int32)
-    inputs = StepInputs(positions, positions, [positions], starts, lengths, lengths, [blocks])
+    rows = np.arange(len(starts))
+    inputs = StepInputs(positions, positions, [positions], starts, lengths, lengths, [blocks], rows)
     try:
         with ForwardContext(backend).run(inputs):
             output = model(

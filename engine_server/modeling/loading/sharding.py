@@ -8,16 +8,16 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from engine_server.modeling.attention.interface import UnsupportedModelError
+from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.formats.weight_format import Cut
 from engine_server.modeling.layers.embedding import Embedding
 from engine_server.modeling.layers.experts import Experts, receive_parameters
 from engine_server.modeling.layers.linear import Linear
 from engine_server.modeling.layers.sharding import Columns, GatheredColumns, Rows, Vocabulary
 from engine_server.modeling.loading.report import PassReport, Tally
-from engine_server.modeling.ranks import Ranks
 
 
-def shard(model: PreTrainedModel, ranks: Ranks) -> PassReport:
+def shard(model: PreTrainedModel, ranks: Communicator) -> PassReport:
     """Tell each layer which part of it this rank computes.
 
     Raises UnsupportedModelError for a model without a plan, and ValueError with both numbers for a size that the
@@ -58,7 +58,7 @@ def share(count: int, size: int, what: str) -> int:
 class Styles:
     """The styles of a plan, each applied to a child of a module: a layer or a parameter."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Communicator) -> None:
         self.ranks = ranks
 
     def columns(self, module: nn.Module, child: str) -> None:

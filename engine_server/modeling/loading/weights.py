@@ -8,7 +8,7 @@ from transformers.pytorch_utils import Conv1D
 
 from engine_server.modeling.formats.dense import DenseFormat
 from engine_server.modeling.formats.tied import tied
-from engine_server.modeling.formats.weight_format import Layout
+from engine_server.modeling.formats.weight_format import WeightLayout
 from engine_server.modeling.layers.embedding import Embedding, receive_embeddings
 from engine_server.modeling.layers.experts import Experts, has_experts, receive_parameters
 from engine_server.modeling.layers.linear import FusedLinear, Linear
@@ -16,7 +16,7 @@ from engine_server.modeling.layers.weight_layer import WeightLayer, original_cla
 from engine_server.modeling.loading.report import PassReport, Tally
 
 
-def replace_linears(model: nn.Module, layout: Layout) -> PassReport:
+def replace_linears(model: nn.Module, layout: WeightLayout) -> PassReport:
     """Replace every nn.Linear and Conv1D. Subclasses compute in ways of their own and stay."""
     tally = Tally("linear layers")
     for parent in list(model.modules()):

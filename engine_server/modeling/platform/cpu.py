@@ -3,6 +3,7 @@
 import logging
 import math
 import mmap
+import os
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -14,13 +15,15 @@ from engine_server.modeling.attention.interface import AttentionBackend
 from engine_server.modeling.attention.native_backend import NativeAttention
 from engine_server.modeling.attention.torch_backend import TorchAttention
 from engine_server.modeling.formats.packed import pack
-from engine_server.modeling.formats.weight_format import Layout
+from engine_server.modeling.formats.weight_format import WeightLayout
 from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet
 from engine_server.modeling.layers.kernel_sets.native import NATIVE
 from engine_server.modeling.layers.kernel_sets.plain import CPU
-from engine_server.modeling.memory.cache_layout import Layout as CacheLayout
+from engine_server.modeling.memory.cache_layout import Layout
 from engine_server.modeling.memory.host_memory import free_host_memory
+from engine_server.modeling.platform.cpu_quota import available_cpus
 from engine_server.modeling.platform.interface import Platform
+from engine_server.modeling.platform.spinning import SpinLimit
 
 # Instruction sets that multiply a dtype, as torch.cpu.get_capabilities names them; any one is enough.
 INSTRUCTIONS = {
@@ -42,17 +45,20 @@ class CpuPlatform(Platform):
 
     def __init__(self, device: torch.device = torch.device("cpu")) -> None:  # noqa: B008
         super().__init__(device)
+        self._spin_limit = SpinLimit()
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(min(torch.get_num_threads(), available_cpus()))
 
     @property
     def module_kernels(self) -> KernelSet:
         return CPU
 
     @property
-    def weight_layout(self) -> Layout:
+    def weight_layout(self) -> WeightLayout:
         return pack
 
     def paged_attention(
-        self, layout: CacheLayout, num_blocks: int, block_size: int, dtype: torch.dtype
+        self, layout: Layout, num_blocks: int, block_size: int, dtype: torch.dtype
     ) -> AttentionBackend:
         return TorchAttention(layout, num_blocks, block_size, dtype, self)
 
@@ -105,6 +111,9 @@ class CpuPlatform(Platform):
     def record_event(self, timed: bool = False) -> torch.Event | None:
         return None
 
+    def follow_load(self) -> None:
+        self._spin_limit.follow_load()
+
     def process_group(self, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
         torch.set_num_threads(max(1, torch.get_num_threads() // size))  # all ranks share this CPU
         return distributed.ProcessGroupGloo(store, rank, size, timeout)
@@ -118,7 +127,7 @@ class NativePlatform(CpuPlatform):
         return NATIVE
 
     def paged_attention(
-        self, layout: CacheLayout, num_blocks: int, block_size: int, dtype: torch.dtype
+        self, layout: Layout, num_blocks: int, block_size: int, dtype: torch.dtype
     ) -> AttentionBackend:
         return NativeAttention(layout, num_blocks, block_size, dtype, self)
 

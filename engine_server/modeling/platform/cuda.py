@@ -10,10 +10,10 @@ from torch import Tensor, distributed
 
 from engine_server.modeling.attention.interface import AttentionBackend
 from engine_server.modeling.attention.torch_backend import TorchAttention
-from engine_server.modeling.formats.weight_format import Layout, as_loaded
+from engine_server.modeling.formats.weight_format import WeightLayout, as_loaded
 from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet
 from engine_server.modeling.layers.kernel_sets.plain import NO_KERNELS
-from engine_server.modeling.memory.cache_layout import Layout as CacheLayout
+from engine_server.modeling.memory.cache_layout import Layout
 from engine_server.modeling.platform.interface import Platform
 
 # The oldest compute capability that converts float8.
@@ -32,11 +32,11 @@ class CudaPlatform(Platform):
         return NO_KERNELS
 
     @property
-    def weight_layout(self) -> Layout:
+    def weight_layout(self) -> WeightLayout:
         return as_loaded
 
     def paged_attention(
-        self, layout: CacheLayout, num_blocks: int, block_size: int, dtype: torch.dtype
+        self, layout: Layout, num_blocks: int, block_size: int, dtype: torch.dtype
     ) -> AttentionBackend:
         return TorchAttention(layout, num_blocks, block_size, dtype, self)
 
@@ -93,6 +93,9 @@ class CudaPlatform(Platform):
         event.record()
         return event
 
+    def follow_load(self) -> None:
+        """Do nothing: steps wait for the device, not for OpenMP's threads."""
+
     def process_group(self, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
         torch.cuda.set_device(self.device)
         options = distributed.ProcessGroupNCCL.Options()
@@ -114,13 +117,13 @@ class TritonPlatform(CudaPlatform):
         return TRITON
 
     @property
-    def fixed_order_layout(self) -> Layout:
+    def fixed_order_layout(self) -> WeightLayout:
         from engine_server.modeling.formats.fixed_order import fix_order  # imports Triton
 
         return fix_order
 
     def paged_attention(
-        self, layout: CacheLayout, num_blocks: int, block_size: int, dtype: torch.dtype
+        self, layout: Layout, num_blocks: int, block_size: int, dtype: torch.dtype
     ) -> AttentionBackend:
         from engine_server.modeling.attention.triton_backend import TritonAttention  # imports Triton
 

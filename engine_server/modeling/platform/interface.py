@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from engine_server.modeling.attention.interface import AttentionBackend
-from engine_server.modeling.formats.weight_format import Layout
+from engine_server.modeling.formats.weight_format import WeightLayout
 from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet
-from engine_server.modeling.memory.cache_layout import Layout as CacheLayout
+from engine_server.modeling.memory.cache_layout import Layout
 
 
 class Platform(ABC):
-    """One rank's device with the kernels that can run on it. Stateless: two models may share one."""
+    """One rank's device with the kernels that can run on it. Two models may share one."""
 
     # The device computes on its own while the host goes on, so steps can overlap.
     asynchronous: ClassVar[bool]
@@ -42,17 +42,17 @@ class Platform(ABC):
 
     @property
     @abstractmethod
-    def weight_layout(self) -> Layout:
+    def weight_layout(self) -> WeightLayout:
         """Return the layout in which linear layers multiply fastest."""
 
     @property
-    def fixed_order_layout(self) -> Layout:
+    def fixed_order_layout(self) -> WeightLayout:
         """Return the layout whose products are bitwise independent of batch composition."""
         raise TypeError(f"{type(self).__name__} has no such products")
 
     @abstractmethod
     def paged_attention(
-        self, layout: CacheLayout, num_blocks: int, block_size: int, dtype: torch.dtype
+        self, layout: Layout, num_blocks: int, block_size: int, dtype: torch.dtype
     ) -> AttentionBackend:
         """Allocate a KV cache of `dtype` and return the backend that attends over it."""
 
@@ -114,6 +114,12 @@ class Platform(ABC):
     @abstractmethod
     def record_event(self, timed: bool = False) -> torch.Event | None:
         """Record an event behind all work that the device was given; None where work is done when a call returns."""
+
+    # Load
+
+    @abstractmethod
+    def follow_load(self) -> None:
+        """Adapt to what else runs on the host's CPUs. To be called every step."""
 
     # Ranks
 

@@ -1,0 +1,86 @@
+"""The work list of a decode step: which program attends to which chunk of which sequence's keys, made on the device.
+
+All sequences are cut into chunks of one size, chosen so that the chunks of the longest contexts fill the device (as in
+FlashInfer's load-balanced scheduler, Ye et al. 2025, arXiv 2501.01005). The lengths are read on the device, so a CUDA
+graph that was captured for some number of sequences balances any contexts.
+"""
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# Chunks have at least so many keys, and a multiple of it: with fewer, joining takes longer than sharing gains.
+CHUNK = 128
+# Items that one program of `_plan` makes.
+TILE = 16
+
+
+class WorkList(NamedTuple):
+    """Chunks of the sequences of one step, for layers with one window and one number of KV heads."""
+
+    # int32 [items, 4]: sequence, first key, end of its keys, and its row of partial results. The row is -1 for the only
+    # chunk of a sequence, and the sequence -1 for an item that is not needed.
+    items: Tensor
+    # int32 [n, 2]: each sequence's first row of partial results, and their number; 0 for a sequence of one chunk.
+    rows: Tensor
+    # Rows of partial results that any step may need.
+    num_rows: int
+
+
+def spare_chunks(kv_heads: int, processors: int) -> int:
+    """Return how many chunks beyond one a sequence are worth while: two programs for each processor."""
+    return -(-2 * processors // kv_heads)
+
+
+def plan_work(sequences: Tensor, window: int | None, spare: int) -> WorkList:
+    """Cut the contexts of `sequences`, as `decode` takes them, into at most len(sequences) + spare chunks."""
+    count = len(sequences)
+    items = sequences.new_empty((count + spare, 4))
+    rows = sequences.new_empty((count, 2))
+    _plan[(triton.cdiv(len(items), TILE),)](
+        items, rows, sequences, count, len(items), spare,
+        WINDOW=window, CHUNK=CHUNK, TILE=TILE, WIDTH=max(TILE, triton.next_power_of_2(count)),
+    )  # fmt: skip
+    return WorkList(items, rows, 2 * spare)  # a cut sequence has less than twice as many chunks as whole ones
+
+
+@triton.jit(do_not_specialize=["count", "num_items", "spare"])
+def _plan(
+    items, rows, sequences, count, num_items, spare,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Make TILE items, from all sequences' lengths; program 0 makes the rows too."""
+    numbers = tl.arange(0, WIDTH)
+    context = tl.load(sequences + numbers * 4 + 3, mask=numbers < count, other=0)
+    visible = context
+    if WINDOW is not None:
+        visible = tl.minimum(context, WINDOW)
+    # A sum of n rounded-up quotients is at most n + total / size: no more than there are items.
+    total = tl.sum(visible.to(tl.int64), 0)
+    size = (tl.cdiv(tl.cdiv(total, spare), CHUNK) * CHUNK).to(tl.int32)
+    size = tl.maximum(size, CHUNK)
+    chunks = tl.where(numbers < count, tl.maximum(tl.cdiv(visible, size), 1), 0)
+    ends = tl.cumsum(chunks, 0)
+    parts = tl.where(chunks > 1, chunks, 0)
+    first_rows = tl.cumsum(parts, 0) - parts
+    if tl.program_id(0) == 0:
+        tl.store(rows + numbers * 2, first_rows, mask=numbers < count)
+        tl.store(rows + numbers * 2 + 1, parts, mask=numbers < count)
+
+    item = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    # Its sequence is the only one whose items begin at or before it and end behind it.
+    own = (item[:, None] >= (ends - chunks)[None, :]) & (item[:, None] < ends[None, :])
+    used = item < tl.sum(chunks, 0)
+    sequence = tl.sum(tl.where(own, numbers[None, :], 0), 1)
+    chunk = item - tl.sum(tl.where(own, (ends - chunks)[None, :], 0), 1)
+    end_of_all = tl.sum(tl.where(own, context[None, :], 0), 1)
+    begin = end_of_all - tl.sum(tl.where(own, visible[None, :], 0), 1) + chunk * size
+    cut = tl.sum(tl.where(own, parts[None, :], 0), 1) > 0
+    row = tl.where(cut, tl.sum(tl.where(own, first_rows[None, :], 0), 1) + chunk, -1)
+    kept = item < num_items
+    tl.store(items + item * 4, tl.where(used, sequence, -1), mask=kept)
+    tl.store(items + item * 4 + 1, begin, mask=kept)
+    tl.store(items + item * 4 + 2, tl.minimum(begin + size, end_of_all), mask=kept)
+    tl.store(items + item * 4 + 3, row, mask=kept)

@@ -1,0 +1,57 @@
+"""GET /v1/models, and the check that a request names a served model."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from engine_server.contract.errors import ErrorCode
+from engine_server.server.http.errors import ApiError
+
+if TYPE_CHECKING:
+    from engine_server.server.engine_host import EngineHost
+
+# The models' creation time, in seconds since the epoch: the server's start.
+CREATED = int(time.time())
+
+
+class ModelCard(msgspec.Struct):
+    """One served name."""
+
+    id: str
+    root: str
+    max_model_len: int
+    object: str = "model"
+    created: int = CREATED
+    owned_by: str = "fairlead"
+    parent: str | None = None
+
+
+class ModelList(msgspec.Struct):
+    """All served names."""
+
+    data: list[ModelCard]
+    object: str = "list"
+
+
+def model_card(host: EngineHost, name: str) -> ModelCard:
+    check_model(host, name)
+    return ModelCard(name, host.served_names[0], host.max_model_len)
+
+
+def model_list(host: EngineHost) -> ModelList:
+    return ModelList([model_card(host, name) for name in host.served_names])
+
+
+def check_model(host: EngineHost, name: str) -> None:
+    """Raise ApiError 404 for a model that isn't served here."""
+    if name not in host.served_names:
+        served = ", ".join(host.served_names)
+        raise ApiError(
+            404,
+            f"the model {name!r} is not served here; served: {served}",
+            param="model",
+            code=ErrorCode.MODEL_NOT_FOUND,
+        )

@@ -1,0 +1,100 @@
+"""Error responses in the shape of OpenAI's API."""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from engine_server.contract.errors import ErrorBody, ErrorCode, ErrorDetail, server_error_type
+from engine_server.requests.errors import EngineDeadError, InvalidRequestError, QueueFullError
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from starlette.requests import Request
+
+logger = logging.getLogger(__name__)
+
+
+class ApiError(Exception):
+    """An error that ends a request with a status and a message; `param` names the field that is wrong."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: ErrorCode | None = None,
+        retry_after: int | None = None,
+        close: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after = retry_after
+        self.close = close
+
+    def body(self) -> bytes:
+        """Return the JSON body, which is also the data of an error event in a stream."""
+        detail = ErrorDetail(self.message, server_error_type(self.status), self.param, self.code)
+        return ErrorBody(detail).encode()
+
+    def response(self) -> Response:
+        """Return the whole HTTP response."""
+        headers = {}
+        if self.retry_after is not None:
+            headers["Retry-After"] = str(self.retry_after)
+        if self.close:
+            headers["Connection"] = "close"
+        return Response(self.body(), self.status, headers, media_type="application/json")
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """Return the error to report to the client whose request raised `error`; log it if it is unexpected."""
+    match error:
+        case ApiError():
+            return error
+        case InvalidRequestError():
+            return ApiError(400, str(error), param=error.parameter)
+        case QueueFullError():
+            return ApiError(503, str(error), code=ErrorCode.QUEUE_FULL, retry_after=1)
+        case EngineDeadError():
+            # Nothing was sent yet, so 503 lets a router retry on another replica.
+            message = f"the engine is dead: {error}"
+            return ApiError(503, message, code=ErrorCode.ENGINE_DEAD, retry_after=1, close=True)
+        case _:
+            logger.error("a request failed", exc_info=error)
+            return ApiError(500, "internal error; the server's log has it", code=ErrorCode.INTERNAL_ERROR)
+
+
+async def answer_error(_: Request, error: Exception) -> Response:
+    return as_api_error(error).response()
+
+
+async def answer_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    path = f"{request.method} {request.url.path}"
+    match error.status_code:
+        case 404:
+            message = f"there is no {path}"
+        case 405:
+            allowed = (error.headers or {}).get("Allow", "another method")
+            message = f"{path} is not allowed; allowed: {allowed}"
+        case status:
+            message = str(error.detail or HTTPStatus(status).phrase)
+    response = ApiError(error.status_code, message).response()
+    response.headers.update(error.headers or {})
+    return response
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Register the handlers that turn exceptions into error responses."""
+    for kind in (ApiError, InvalidRequestError, QueueFullError, EngineDeadError, Exception):
+        app.add_exception_handler(kind, answer_error)
+    app.add_exception_handler(HTTPException, answer_http_exception)

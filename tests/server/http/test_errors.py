@@ -1,0 +1,176 @@
+"""Error responses: OpenAI's shape, and the name of the field that is wrong."""
+
+import http.client
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from engine_server import QueueFullError
+from engine_server.server.http.errors import as_api_error
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+HELLO = [{"role": "user", "content": "Hello"}]
+KILOBYTE = b"x" * 1024
+
+
+def user(content: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": content}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "param"),
+    [
+        (COMPLETIONS, {"prompt": ""}, "prompt"),
+        (COMPLETIONS, {"prompt": []}, "prompt"),
+        (COMPLETIONS, {"prompt": ["a", ""]}, "prompt"),
+        (COMPLETIONS, {"prompt": 7}, "prompt"),
+        (COMPLETIONS, {"prompt": ["a", 7]}, "prompt"),
+        (COMPLETIONS, {"prompt": [10**9]}, "prompt"),
+        (COMPLETIONS, {"prompt": [-1]}, "prompt"),
+        (COMPLETIONS, {"temperature": -1}, "temperature"),
+        (COMPLETIONS, {"temperature": "hot"}, "temperature"),
+        (COMPLETIONS, {"top_p": 0}, "top_p"),
+        (COMPLETIONS, {"top_k": -2}, "top_k"),
+        (COMPLETIONS, {"top_k": 1.5}, "top_k"),
+        (COMPLETIONS, {"max_tokens": 0}, "max_tokens"),
+        (COMPLETIONS, {"max_tokens": "5"}, "max_tokens"),
+        (COMPLETIONS, {"min_tokens": 20}, "min_tokens"),
+        (COMPLETIONS, {"seed": "a"}, "seed"),
+        (COMPLETIONS, {"stop": 5}, "stop"),
+        (COMPLETIONS, {"stop": [""]}, "stop"),
+        (COMPLETIONS, {"stop_token_ids": ["a"]}, "stop_token_ids.0"),
+        (COMPLETIONS, {"logprobs": 1000}, "logprobs"),
+        (COMPLETIONS, {"stream": "yes"}, "stream"),
+        (COMPLETIONS, {"stream_options": {"include_usage": True}}, "stream_options"),
+        (
+            COMPLETIONS,
+            {"stream": True, "stream_options": {"include_usage": 1}},
+            "stream_options.include_usage",
+        ),
+        (COMPLETIONS, {"model": None}, "model"),
+        (COMPLETIONS, {"n": 0}, "n"),
+        (COMPLETIONS, {"n": 129}, "n"),
+        (COMPLETIONS, {"n": 2, "best_of": 1}, "best_of"),
+        (COMPLETIONS, {"logit_bias": {"5": 101}}, "logit_bias"),
+        (COMPLETIONS, {"logit_bias": {"60000": 1}}, "logit_bias"),
+        (COMPLETIONS, {"presence_penalty": 2.5}, "presence_penalty"),
+        # known, and not supported
+        (COMPLETIONS, {"truncate_prompt_tokens": 2}, "truncate_prompt_tokens"),
+        (COMPLETIONS, {"echo": True}, "echo"),
+        (COMPLETIONS, {"suffix": "end"}, "suffix"),
+        (COMPLETIONS, {"prompt_logprobs": 1}, "prompt_logprobs"),
+        (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
+        (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        (CHAT, {"tool_choice": "required"}, "tool_choice"),
+        (CHAT, {"messages": []}, "messages"),
+        (CHAT, {"messages": None}, "messages"),
+        (CHAT, {"messages": [{"content": "a"}]}, "messages.0.role"),
+        (CHAT, {"messages": [*HELLO, {"role": "wizard", "content": "a"}]}, "messages.1.role"),
+        (CHAT, {"messages": [*HELLO, {"role": "assistant"}]}, "messages.1.content"),
+        (CHAT, user(5), "messages.0.content"),
+        (CHAT, user([{"type": "image_url", "image_url": {"url": "data:"}}]), "messages.0.content"),
+        (CHAT, {"top_logprobs": 2}, "top_logprobs"),
+        (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        (CHAT, {"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
+    ],
+)
+def test_invalid_field_is_refused_by_name(server: Any, path: str, change: dict[str, Any], param: str) -> None:
+    request = {"model": "smollm2", "max_tokens": 4}
+    request |= {"messages": HELLO} if path == CHAT else {"prompt": "Hello"}
+    answer = server.post(path, request | change)
+    assert answer.status == 400, answer.body
+    assert answer.error["param"] == param
+    assert param.split(".")[0] in answer.error["message"] or param == "messages"
+    assert answer.error["type"] == "invalid_request_error"
+    assert set(answer.error) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("stream", [False, True])
+def test_prompt_longer_than_the_context_is_refused(server: Any, path: str, stream: bool) -> None:
+    text = "word " * 1500
+    request = {"model": "smollm2", "stream": stream} | (
+        {"prompt": text} if path == COMPLETIONS else user(text)
+    )
+    answer = server.post(path, request)
+    assert answer.status == 400
+    assert answer.error["param"] == ("prompt" if path == COMPLETIONS else "messages")
+    message = answer.error["message"]
+    assert "1024" in message
+    assert any(str(number) in message for number in range(1500, 1600)), message
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("body", [b"", b"{", b'{"model": "smollm2",}', b"\xff", b"[]", b'"text"', b"null"])
+def test_body_that_is_not_a_json_object_is_refused(server: Any, path: str, body: bytes) -> None:
+    answer = server.post(path, body)
+    assert answer.status == 400
+    assert "JSON" in answer.error["message"]
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_unknown_model_is_not_found(server: Any, path: str) -> None:
+    answer = server.post(path, {"model": "gpt-9", "prompt": "Hello", "messages": HELLO})
+    assert answer.status == 404
+    assert answer.error["code"] == "model_not_found"
+    assert "smollm2, second-name" in answer.error["message"]
+
+
+def test_openai_client_raises_the_error_class_of_the_status(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as bad:
+        client.completions.create(model="smollm2", prompt="Hello", temperature=-1)
+    assert bad.value.param == "temperature"
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="gpt-9", prompt="Hello")
+
+
+def test_unknown_path_and_method_get_an_openai_error(server: Any) -> None:
+    missing = server.get("/v1/nothing")
+    assert (missing.status, missing.error["type"]) == (404, "not_found_error")
+    wrong = server.get(COMPLETIONS)
+    assert (wrong.status, wrong.headers["allow"]) == (405, "POST")
+    assert "GET /v1/completions" in wrong.error["message"]
+
+
+def test_body_over_the_limit_is_refused(server: Any) -> None:
+    answer = server.post(COMPLETIONS, b"x" * ((1 << 20) + 1))
+    assert answer.status == 413
+    assert str(1 << 20) in answer.error["message"]
+
+
+def test_chunked_body_over_the_limit_is_refused(server: Any) -> None:
+    def chunks() -> Iterator[bytes]:
+        for _ in range(2048):
+            yield KILOBYTE
+
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    connection.request("POST", COMPLETIONS, chunks(), encode_chunked=True)
+    response = connection.getresponse()
+    assert response.status == 413
+    connection.close()
+
+
+def test_body_over_the_limit_is_refused_by_its_content_length(server: Any) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    connection.putrequest("POST", COMPLETIONS)
+    connection.putheader("Content-Length", str(1 << 40))
+    connection.endheaders()
+    assert connection.getresponse().status == 413
+    connection.close()
+
+
+def test_log_contains_no_prompt_and_no_answer(server: Any) -> None:
+    secret = "the-magic-word-is-xyzzy"
+    server.post(COMPLETIONS, {"model": "smollm2", "prompt": secret, "max_tokens": 1})
+    server.post(COMPLETIONS, {"model": "smollm2", "prompt": secret, "n": secret})
+    server.post(CHAT, {"model": "smollm2"} | user([secret]))
+    assert not any(secret in line for line in server.lines)
+
+
+def test_full_queue_is_503_with_retry_after() -> None:
+    response = as_api_error(QueueFullError("300 requests are under way")).response()
+    assert (response.status_code, response.headers["Retry-After"]) == (503, "1")
+    assert b"queue_full" in response.body and b"service_unavailable_error" in response.body
