@@ -1,4 +1,4 @@
-"""Every architecture of docs/models.md, each as a tiny random model: greedy output is transformers' own."""
+"""Every architecture of docs/models.md, as a tiny random model: its greedy output equals that of transformers."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -165,7 +165,9 @@ class Counts(StatLoggerBase):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda architecture: architecture.name)
-def test_greedy_output_is_transformers_own(architecture: Architecture, tmp_path: Path, finish) -> None:
+def test_greedy_output_equals_that_of_transformers(
+    architecture: Architecture, tmp_path: Path, finish
+) -> None:
     torch.manual_seed(0)
     model_class = getattr(transformers, architecture.model)
     model = model_class(model_class.config_class(**SIZES | architecture.settings)).eval()
@@ -245,7 +247,7 @@ def test_models_that_would_be_computed_wrongly_are_refused(
         LLMEngine.from_engine_args(EngineArgs(model=str(tmp_path), skip_tokenizer_init=True))
 
 
-def test_the_documentation_has_a_row_for_each() -> None:
+def test_documentation_has_a_row_for_each_architecture() -> None:
     assert table() in PAGE.read_text(), f"run python {__file__}"
 
 
