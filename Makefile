@@ -58,7 +58,7 @@ lint: $(VENV)/.development ## style, types, import contracts, file sizes, genera
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	@$(BIN)/python .ci/budgets.py
-	@diff -u $(CRD) <($(BIN)/python -m llm_operator.crd) $(OUTDATED)
+	@diff -u $(CRD) <($(BIN)/python -m llm_operator.api.crd) $(OUTDATED)
 	@$(call TOOLS,helm); helm lint --quiet charts/fairlead; diff -u $(MANIFEST) <($(RENDER)) $(OUTDATED)
 
 .PHONY: e2e
@@ -78,7 +78,7 @@ wheels: | $(VENV)/bin/python ## collect in build/wheels the dependencies of the 
 
 .PHONY: manifests
 manifests: $(VENV)/.runtime ## generate the CRD in charts/fairlead and render the chart into manifests/
-	@$(BIN)/python -m llm_operator.crd >$(CRD)
+	@$(BIN)/python -m llm_operator.api.crd >$(CRD)
 	@$(call TOOLS,helm); $(RENDER) >$(MANIFEST)
 
 # Pins for every platform and Python from 3.11 on, without naming a package index.

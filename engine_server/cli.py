@@ -14,7 +14,7 @@ COMMANDS = {
     "engine": Command("engine_server.server.command", "serve one model over HTTP; what an engine pod runs"),
     "router": Command("engine_server.router.command", "spread requests over engine replicas"),
     "operator": Command("llm_operator.command", "turn LLMDeployments into pods"),
-    "up": Command("llm_operator.local", "run LLMDeployments on this machine, without a cluster"),
+    "up": Command("llm_local.command", "run LLMDeployments on this machine, without a cluster"),
     "fetch": Command("engine_server.models.command", "fetch a model into a local folder and print its path"),
     "bench": Command("engine_server.bench", "measure any OpenAI-compatible server under load"),
 }

@@ -9,8 +9,12 @@ from xdist.scheduler import LoadScopeScheduling
 # mostly wait run before those that compute, so that both overlap.
 GROUPS = (
     ("tests/server/",),
-    ("tests/operator/test_operator.py", "tests/operator/test_crd.py", "tests/router/test_kubernetes.py"),
-    ("tests/operator/test_local.py",),
+    (
+        "tests/operator/control/",
+        "tests/operator/api/test_crd.py",
+        "tests/router/sources/kubernetes/test_source.py",
+    ),
+    ("tests/local/",),
     ("tests/models/",),
     ("tests/modeling/test_equality.py",),
 )

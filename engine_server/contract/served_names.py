@@ -15,18 +15,25 @@ class NameClaim(NamedTuple):
     served_names: tuple[str, ...]
 
     @property
-    def names_by_rank(self) -> tuple[tuple[str, ...], ...]:
-        """Every name that reaches the deployment, by falling precedence.
+    def names(self) -> tuple[str, ...]:
+        """Every name that reaches the deployment, each once: served names, NAMESPACE/NAME, NAMESPACE/SERVED_NAME.
 
-        First its served names, then NAMESPACE/NAME, then NAMESPACE/SERVED_NAME.
+        Engines get their names in this order, which therefore must not change: it is part of the pod template.
         """
-        namespaced = tuple(f"{self.key.namespace}/{served}" for served in self.served_names)
-        return self.served_names, (str(self.key),), namespaced
+        return tuple(dict.fromkeys((*self.served_names, str(self.key), *self._namespaced)))
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """Every name that reaches the deployment, each once, by falling precedence."""
-        return tuple(dict.fromkeys(name for rank in self.names_by_rank for name in rank))
+    def names_by_rank(self) -> tuple[tuple[str, ...], ...]:
+        """Names by falling precedence: NAMESPACE/NAME, then NAMESPACE/SERVED_NAME, then served names.
+
+        A name that begins with a namespace means a deployment of that namespace as long as one claims it, so that
+        no deployment can take it by a served name with a slash.
+        """
+        return (str(self.key),), self._namespaced, self.served_names
+
+    @property
+    def _namespaced(self) -> tuple[str, ...]:
+        return tuple(f"{self.key.namespace}/{served}" for served in self.served_names)
 
 
 def holders(claims: Iterable[NameClaim]) -> dict[str, NameClaim]:
@@ -38,3 +45,8 @@ def holders(claims: Iterable[NameClaim]) -> dict[str, NameClaim]:
             for name in names_by_rank[rank]:
                 table.setdefault(name, claim)
     return table
+
+
+def is_foreign(served_name: str, key: Key) -> bool:
+    """Return True for a served name with a slash that is not the deployment's own NAMESPACE/NAME."""
+    return "/" in served_name and served_name != str(key)

@@ -1,4 +1,4 @@
-"""`fairlead operator`: one process that stands by, then works for as long as it holds the Lease."""
+"""`fairlead operator`: one process that stands by, and works for as long as it holds the Lease."""
 
 import argparse
 import asyncio
@@ -16,10 +16,11 @@ from kubernetes.aio.client import ApiClient, Configuration
 from prometheus_client.aiohttp import make_aiohttp_handler
 
 from engine_server.contract.api import DEFAULT_NAMESPACE
-from llm_operator import handlers, metrics
-from llm_operator.cluster import Cluster, load_configuration
-from llm_operator.lease import Lease
-from llm_operator.reconcile import RETRY_SECONDS, Reconciler
+from llm_operator import metrics
+from llm_operator.control import handlers
+from llm_operator.control.cluster import Cluster, load_configuration
+from llm_operator.control.lease import Lease
+from llm_operator.control.reconcile import RETRY_SECONDS, Reconciler
 from llm_operator.settings import Settings
 
 LEASE_NAME = "fairlead-operator"
@@ -29,17 +30,19 @@ logger = logging.getLogger(__name__)
 
 
 def own_namespace() -> str:
+    """Return the namespace of this pod, or the default one outside a cluster."""
     return OWN_NAMESPACE.read_text().strip() if OWN_NAMESPACE.exists() else DEFAULT_NAMESPACE
 
 
 def main(argv: list[str]) -> int:
+    """Run the operator; the return value is the process's exit status."""
     flags = argparse.ArgumentParser(prog="fairlead operator", description="Turns LLMDeployments into pods.")
     flags.add_argument("--engine-image", required=True, help="for LLMDeployments without engine.image")
     flags.add_argument(
-        "--namespace", action="append", default=[], help="watch this one; repeatable; default: all of them"
+        "--namespace", action="append", default=[], help="namespace to watch; repeatable; default: all"
     )
     flags.add_argument(
-        "--lease-namespace", default=own_namespace(), help="where the Lease is (default: %(default)s)"
+        "--lease-namespace", default=own_namespace(), help="namespace of the Lease (default: %(default)s)"
     )
     flags.add_argument(
         "--allow-service-account", action="store_true", help="let a podTemplate choose its service account"
@@ -52,7 +55,8 @@ def main(argv: list[str]) -> int:
         level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     if options.log_level == "info":
-        logging.getLogger("kopf").setLevel(logging.WARNING)  # it tells of each event
+        # kopf logs every event at this level.
+        logging.getLogger("kopf").setLevel(logging.WARNING)
     settings = Settings(
         engine_image=options.engine_image,
         namespaces=tuple(options.namespace),
@@ -62,8 +66,9 @@ def main(argv: list[str]) -> int:
 
 
 async def run(settings: Settings, lease_namespace: str, ports: tuple[int, int]) -> int:
+    """Stand by, then work; return the exit status."""
     configuration = await load_configuration()
-    async with ApiClient(configuration) as api, answering(ports):
+    async with ApiClient(configuration) as api, serve_health(ports):
         cluster = Cluster(api)
         reconciler = Reconciler(cluster, settings)
         lease = Lease(cluster, lease_namespace, LEASE_NAME, f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}")
@@ -79,20 +84,25 @@ async def run(settings: Settings, lease_namespace: str, ports: tuple[int, int]) 
 
 
 def on_signals(act: Callable[[], object]) -> None:
+    """Call `act` on SIGINT and SIGTERM."""
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, act)
 
 
 async def stand_by(reconciler: Reconciler, lease: Lease) -> None:
-    """Returns when there is something to watch and this operator may."""
+    """Wait until the API server lists LLMDeployments and this operator holds the lease."""
     while not await reconciler.relist():  # noqa: ASYNC110 (it asks the API server)
         await asyncio.sleep(RETRY_SECONDS)
     await lease.acquire()
-    await reconciler.relist()  # who holds a name is known only when all are
+    # The holder of a name is known only when all claims are.
+    await reconciler.relist()
 
 
 async def work(reconciler: Reconciler, lease: Lease, configuration: Configuration) -> int:
-    """Until it is told to stop, or the lease is lost: then another works, and this process ends."""
+    """Reconcile until a signal arrives or the lease is lost; return the exit status.
+
+    After a lost lease the process ends, since another operator works then.
+    """
     metrics.LEADER.set(1)
     namespaces = reconciler.settings.namespaces
     stop = asyncio.Event()
@@ -107,7 +117,8 @@ async def work(reconciler: Reconciler, lease: Lease, configuration: Configuratio
     )
     keeping = asyncio.create_task(lease.keep())
     keeping.add_done_callback(lambda _: stop.set())
-    on_signals(stop.set)  # kopf is quick to stop by the event, and slow by anything else
+    # kopf stops quickly by the event, and slowly by a cancellation.
+    on_signals(stop.set)
     reconciling = asyncio.create_task(reconciler.run())
     await kopf.run_tasks([*tasks, keeping, reconciling], ignored=others)
     if not keeping.cancelled():
@@ -116,8 +127,8 @@ async def work(reconciler: Reconciler, lease: Lease, configuration: Configuratio
 
 
 @asynccontextmanager
-async def answering(ports: Iterable[int]) -> AsyncIterator[None]:
-    """/healthz and /metrics, standing by or at work."""
+async def serve_health(ports: Iterable[int]) -> AsyncIterator[None]:
+    """Serve /healthz and /metrics on `ports` inside the block, while standing by and while working."""
 
     async def health(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")

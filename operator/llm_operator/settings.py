@@ -1,4 +1,4 @@
-"""What the operator is told when it starts."""
+"""The operator's settings, which are fixed at its start."""
 
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -6,7 +6,10 @@ from importlib.metadata import version
 
 @dataclass(frozen=True, slots=True)
 class Settings:
+    # For LLMDeployments without an image of their own.
     engine_image: str
-    namespaces: tuple[str, ...] = ()  # none: all of them
-    allow_service_account: bool = False  # whether a podTemplate may choose one
+    # The namespaces to watch; all if there are none.
+    namespaces: tuple[str, ...] = ()
+    # Allow a podTemplate to choose a service account.
+    allow_service_account: bool = False
     version: str = version("fairlead")

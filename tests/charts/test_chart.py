@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from llm_operator import crd
+from llm_operator.api import crd
 
 Manifest = dict[str, Any]
 Render = Callable[..., list[Manifest]]

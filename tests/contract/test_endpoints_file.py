@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from engine_server.contract.api import Key
 from engine_server.contract.endpoints_file import EndpointsFile, FileDeployment
-from engine_server.router.endpoints import Address
-from engine_server.router.sources import deployment
+from engine_server.router.routing.endpoint import Address
+from engine_server.router.sources.file import to_deployment
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 deployments = st.builds(
@@ -35,7 +35,7 @@ def test_names_and_address_suffice():
     content = EndpointsFile.decode(b'{"deployments": [{"name": "a", "endpoints": ["http://h:1"]}]}')
 
     (entry,) = content.deployments
-    read = deployment(entry)
+    read = to_deployment(entry)
     assert read.key == Key("default", "a")
     assert read.served_names == ("a",)
     assert read.addresses == (Address("h", 1),)

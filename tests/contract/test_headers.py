@@ -3,7 +3,7 @@
 import pytest
 
 from engine_server.contract.headers import ALL_HEADERS
-from engine_server.router.wire import Fields
+from engine_server.router.http.wire import Fields
 
 
 @pytest.mark.parametrize("spelling", [str.lower, str.upper, str])
@@ -13,4 +13,4 @@ def test_the_router_forwards_no_header_of_ours(name, spelling):
     fields.add(b"X-Kept", b"1")
     fields.add(spelling(name).encode(), b"1")
 
-    assert fields.onward() == b"X-Kept: 1\r\n"
+    assert fields.take_forwarded() == b"X-Kept: 1\r\n"

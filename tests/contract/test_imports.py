@@ -17,9 +17,9 @@ def imported_by(module: str) -> set[str]:
 
 
 def parts_of(modules: set[str]) -> set[str]:
-    """Return the parts of Fairlead among `modules`: subpackages of engine_server, and the operator."""
+    """Return the parts of Fairlead among `modules`: subpackages of engine_server, and the packages of operator/."""
     parts = {name.split(".")[1] for name in modules if name.startswith("engine_server.")}
-    return parts | ({"llm_operator"} if "llm_operator" in modules else set())
+    return parts | ({"llm_operator", "llm_local"} & modules)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def parts_of(modules: set[str]) -> set[str]:
     [
         ("engine_server.router.command", {"contract", "router"}),
         ("llm_operator.command", {"contract", "llm_operator"}),
-        ("llm_operator.local", {"contract", "llm_operator"}),
+        ("llm_local.command", {"contract", "llm_operator", "llm_local"}),
     ],
 )
 def test_router_and_operator_import_the_contract_and_no_engine(module, parts):

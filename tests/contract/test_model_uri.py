@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llm_operator.spec import LLMDeployment
+from llm_operator.api.spec import parse as parse_manifest
 
 from engine_server.contract.model_uri import (
     HubRepository,
@@ -81,4 +81,4 @@ def test_the_api_accepts_whatever_the_grammar_accepts(scheme, rest):
         "metadata": {"name": "a"},
         "spec": {"model": {"uri": uri}},
     }
-    assert LLMDeployment.parse(manifest).spec.model.uri == uri
+    assert parse_manifest(manifest).spec.model.uri == uri

@@ -1,12 +1,13 @@
 """Name precedence: one total order, whatever the order in which claims become known."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llm_operator.claims import Claims
+from llm_operator.control.claims import Claims
 
 from engine_server.contract.api import Key
-from engine_server.contract.served_names import NameClaim, holders
-from engine_server.router.endpoints import Deployment, Directory
+from engine_server.contract.served_names import NameClaim, holders, is_foreign
+from engine_server.router.routing.directory import Deployment, Directory
 
 keys = st.builds(Key, st.sampled_from("xy"), st.sampled_from("abc"))
 served_names = st.lists(st.sampled_from(["a", "b", "m", "x/a", "y/m"]), min_size=1, max_size=3, unique=True)
@@ -47,16 +48,37 @@ def test_removing_a_claim_moves_only_the_names_that_it_held(claims, data):
     assert kept.items() <= after.items()
 
 
-def test_names_are_served_names_then_the_deployment_then_namespaced_served_names():
+def test_the_deployment_outranks_namespaced_served_names_which_outrank_served_names():
     claim = NameClaim(1.0, Key("x", "a"), ("m", "a", "x/a"))
 
-    assert claim.names_by_rank == (("m", "a", "x/a"), ("x/a",), ("x/m", "x/a", "x/x/a"))
+    assert claim.names_by_rank == (("x/a",), ("x/m", "x/a", "x/x/a"), ("m", "a", "x/a"))
+
+
+def test_an_engine_gets_its_served_names_first():
+    claim = NameClaim(1.0, Key("x", "a"), ("m", "a", "x/a"))
+
     assert claim.names == ("m", "a", "x/a", "x/m", "x/x/a")
 
 
 @given(claims)
+def test_a_name_in_a_namespace_is_never_held_from_outside_while_the_namespace_claims_it(claims):
+    table = holders(claims)
+
+    for claim in claims:
+        for name in (str(claim.key), *(f"{claim.key.namespace}/{served}" for served in claim.served_names)):
+            assert table[name].key.namespace == claim.key.namespace
+
+
+@pytest.mark.parametrize(
+    ("served_name", "foreign"), [("m", False), ("x/a", False), ("x/b", True), ("y/a", True), ("/", True)]
+)
+def test_a_served_name_with_a_slash_is_foreign_unless_it_is_the_deployments_own_name(served_name, foreign):
+    assert is_foreign(served_name, Key("x", "a")) is foreign
+
+
+@given(claims)
 def test_the_operator_reports_a_name_as_taken_exactly_if_the_router_sends_it_elsewhere(claims):
-    directory = Directory("least_load", on_unproven=lambda _: None, on_gone=lambda _: None)
+    directory = Directory("least_load", on_added=lambda *_: None, on_removed=lambda _: None)
     operator = Claims()
     for claim in claims:
         directory.put(Deployment(claim.key, claim.served_names, created=claim.created))
@@ -66,3 +88,20 @@ def test_the_operator_reports_a_name_as_taken_exactly_if_the_router_sends_it_els
         routed = {name: directory.resolve(name).deployment.key for name in claim.served_names}
         elsewhere = {(name, str(key)) for name, key in routed.items() if key != claim.key}
         assert set(operator.held_by_others(claim.key)) == elsewhere
+
+
+@given(claims, st.data())
+def test_a_change_of_claims_wakes_every_deployment_whose_taken_names_it_changes(claims, data):
+    operator = Claims()
+    for claim in claims:
+        operator.put(claim.key, claim)
+    before = {claim.key: operator.held_by_others(claim.key) for claim in claims}
+    changed = data.draw(st.sampled_from(claims)) if claims else NameClaim(1.0, Key("x", "a"), ("m",))
+    renamed = data.draw(
+        st.none() | served_names.map(lambda names: changed._replace(served_names=tuple(names)))
+    )
+
+    woken = operator.put(changed.key, renamed)
+
+    others = [claim.key for claim in claims if claim.key != changed.key]
+    assert {key for key in others if operator.held_by_others(key) != before[key]} <= woken

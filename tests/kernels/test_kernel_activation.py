@@ -15,7 +15,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the exponential of a sigmoid that is 0
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_kernel_gates(device: torch.device, activation, dtype: torch.dtype) -> None:
+def test_gate_kernel_equals_torch(device: torch.device, activation, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     for shape in [(1, 1, 2), (1, 3, 3000), (5, 194)]:
         joined = 3 * torch.randn(shape).to(dtype)

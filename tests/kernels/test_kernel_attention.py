@@ -81,14 +81,14 @@ LARGE_CASES = {
 
 
 @pytest.mark.parametrize("case", LARGE_CASES.values(), ids=LARGE_CASES)
-def test_kernel_attends_to_long_contexts(device: torch.device, case: Case) -> None:
+def test_attention_kernel_equals_torch_for_long_contexts(device: torch.device, case: Case) -> None:
     if device.type == "cpu":
         pytest.skip("the interpreter would take minutes")
     check(device, case, LARGE, spares=(1, 8, 64))
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_kernel_attends(device: torch.device, case: Case) -> None:
+def test_attention_kernel_equals_torch(device: torch.device, case: Case) -> None:
     check(device, case, RAGGED, spares=(1, 4))
 
 
@@ -97,7 +97,7 @@ SEQUENCES = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 60)), min_size
 
 @settings(max_examples=4, deadline=None, derandomize=True)
 @given(sequences=SEQUENCES, spare=st.sampled_from([1, 8]), window=st.none() | st.integers(1, 50))
-def test_kernel_attends_to_any_mix(
+def test_attention_kernel_equals_torch_for_any_mix_of_sequences(
     device: torch.device, sequences: list[tuple[int, int]], spare: int, window: int | None
 ) -> None:
     ragged = [(tokens, tokens + cached) for tokens, cached in sequences]
@@ -114,7 +114,7 @@ LENGTH = 70
     window=st.none() | st.integers(1, 50),
     causal=st.booleans(),
 )
-def test_kernel_result_has_the_same_bits_whatever_the_step(
+def test_invariant_attention_is_bitwise_independent_of_batch_composition(
     device: torch.device, cuts: set[int], neighbours: list[tuple[int, int]], window: int | None, causal: bool
 ) -> None:
     """A sequence in one piece, in chunks beside others, and its last token alone, as decode has it."""
@@ -199,7 +199,7 @@ def test_work_list_of_a_captured_size_shares_an_outlier_among_many_programs(devi
     assert (outlier.items[:, 0] >= 0).sum() == 255 + len(chunks)
 
 
-def test_kernel_attends_to_an_outlier_among_short_contexts(device: torch.device) -> None:
+def test_attention_kernel_equals_torch_for_an_outlier_among_short_contexts(device: torch.device) -> None:
     """A long context is cut into many chunks, and joined; its neighbours have one each."""
     ragged = [(1, 5), (1, 1900), (1, 0), (1, 130), (1, 64)]
     check(device, Case(Heads(4, 2), sinks=True), ragged, spares=(1, 17))

@@ -42,7 +42,7 @@ def answer(engine: LLMEngine, prompts: list[list[int]]) -> list[tuple[list[int],
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's exponentials
-def test_kernel_engine_gives_the_same_bits_in_any_batch(tmp_path: Path) -> None:
+def test_batch_invariant_engine_gives_the_same_logprobs_in_any_batch(tmp_path: Path) -> None:
     """One request after the other, each in one piece; all at once, in chunks; and with the cache that this leaves."""
     torch.manual_seed(0)
     LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained(tmp_path)
@@ -52,7 +52,7 @@ def test_kernel_engine_gives_the_same_bits_in_any_batch(tmp_path: Path) -> None:
     assert answer(together, PROMPTS[:1]) == expected[:1]
 
 
-def test_kernel_engine_refuses_sums_of_an_order_that_it_does_not_know(tmp_path: Path) -> None:
+def test_batch_invariant_engine_refuses_modules_with_an_unknown_order_of_sums(tmp_path: Path) -> None:
     MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=2)).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"order in which Mixtral.* of MixtralForCausalLM"):
         start(tmp_path, budget=64, seats=1)

@@ -18,7 +18,7 @@ from engine_server.modeling.memory.cache_layout import FLOAT8, quantised
         (3, 64, 48, 16, FLOAT8),
     ],
 )
-def test_kernel_writes_where_it_is_told_and_nowhere_else(
+def test_cache_write_kernel_writes_the_given_slots_alone(
     device: torch.device, heads: int, key_dim: int, value_dim: int, block_size: int, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(0)

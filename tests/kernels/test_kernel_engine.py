@@ -54,7 +54,7 @@ def record(run: Callable[[int], list[torch.Tensor]], sizes: list[int]) -> Iterat
 
 @pytest.mark.parametrize("eager", [True, False])
 @pytest.mark.parametrize(("make", "dtype"), [(llama, "auto"), (gemma2, "fp8")])
-def test_kernel_engine_equals_torch(
+def test_engine_on_triton_kernels_generates_what_it_generates_on_torch(
     make, dtype: str, eager: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)

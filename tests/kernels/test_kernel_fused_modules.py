@@ -75,7 +75,7 @@ def replaced(model: nn.Module) -> Counter[str]:
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's exponentials
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_kernel_modules_compute_what_transformers_modules_do(device: torch.device, case: Case) -> None:
+def test_model_with_kernel_modules_gives_the_same_logits(device: torch.device, case: Case) -> None:
     model, other = (tiny_model(case.model, **SIZES | case.settings).to(device) for _ in range(2))
     expected = logits(model, device)
     run_passes(model, platform_of(device))
@@ -97,7 +97,7 @@ class Doubled(nn.RMSNorm):
 
 @pytest.mark.parametrize("kind", [Centred, Doubled, nn.RMSNorm])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_kernel_norm_replaces_only_norms_that_compute_the_same(
+def test_norm_kernel_replaces_only_norms_that_compute_the_same(
     device: torch.device, kind, dtype: torch.dtype
 ) -> None:
     norm = kind(32, eps=1e-5, device=device, dtype=dtype)

@@ -13,7 +13,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("bias", [False, True])
-def test_kernel_multiplies(device: torch.device, dtype: torch.dtype, bias: bool) -> None:
+def test_linear_kernel_equals_torch(device: torch.device, dtype: torch.dtype, bias: bool) -> None:
     torch.manual_seed(0)
     for shape, columns in [((1, 1, 8), 8), ((5, 100), 70), ((1, 140, 33), 130), ((1100, 16), 3)]:
         x, weight = (
@@ -29,7 +29,7 @@ def test_kernel_multiplies(device: torch.device, dtype: torch.dtype, bias: bool)
 
 @settings(max_examples=3, deadline=None, derandomize=True)
 @given(st.integers(1, 150), st.data())
-def test_kernel_row_is_the_same_whatever_the_others(device: torch.device, rows: int, data) -> None:
+def test_linear_kernel_is_bitwise_independent_of_other_rows(device: torch.device, rows: int, data) -> None:
     torch.manual_seed(0)
     row, weight = torch.randn(1, 90, device=device), torch.randn(70, 90, device=device)
     alone = linear(row, weight)

@@ -17,7 +17,7 @@ def expected(x: Tensor, weight: Tensor, offset: float) -> Tensor:
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_kernel_norms(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_norm_kernel_equals_torch(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x, residual = (torch.randn(shape).to(dtype) / 30 for _ in range(2))  # so small that eps counts
     weight = torch.randn(shape[-1]).to(dtype)
@@ -33,7 +33,7 @@ def test_kernel_norms(device: torch.device, shape: tuple[int, ...], dtype: torch
         torch.testing.assert_close(normed.cpu(), expected(total.cpu(), weight, offset), **close)
 
 
-def test_kernel_norms_what_lies_among_others(device: torch.device) -> None:
+def test_norm_kernel_takes_strided_rows(device: torch.device) -> None:
     """The queries' heads in a product that has keys and values too; and with heads before tokens."""
     torch.manual_seed(0)
     joined, weight = torch.randn(1, 5, 6, 96), torch.randn(96)

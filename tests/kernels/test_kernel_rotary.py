@@ -31,7 +31,7 @@ def partial_llama(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> list[
         (cohere, True, 40, 20),
     ],
 )
-def test_kernel_rotates(
+def test_rotary_kernel_equals_torch(
     device: torch.device, turn, interleaved: bool, dim: int, pairs: int, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(0)

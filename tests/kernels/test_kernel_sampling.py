@@ -30,7 +30,7 @@ def plain() -> Sampler:
 
 
 def request(output: int = 0, child: int = 0, row: int = 0, **params) -> Request:
-    return Request("r", [1] * (1 + output), 1, SamplingParams(**params), 100, child=child, row=row)
+    return Request("r", [1] * (1 + output), 1, SamplingParams(**params), 100, choice_index=child, row=row)
 
 
 def sample(sampler: Sampler, logits: Tensor, requests: list[Request]) -> list[Sampled]:
@@ -68,14 +68,14 @@ PARAMS = st.fixed_dictionaries(
     params=st.lists(PARAMS, min_size=1, max_size=4), vocabulary=st.sampled_from([1, 31, 97, 250]),
     spread=st.sampled_from([0.1, 3.0, 30.0]), dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )  # fmt: skip
-def test_kernel_samples_as_torch_does(
+def test_sampling_kernel_draws_the_tokens_of_torch(
     by_kernels: Sampler, device: torch.device, params: list[dict], vocabulary: int, spread: float, dtype
 ) -> None:
     logits = torch.randn(len(params), vocabulary, generator=torch.Generator().manual_seed(vocabulary))
     check(by_kernels, device, (spread * logits).to(dtype), [request(**one) for one in params])
 
 
-def test_kernel_samples_from_a_large_vocabulary(by_kernels: Sampler, device: torch.device) -> None:
+def test_sampling_kernel_takes_a_large_vocabulary(by_kernels: Sampler, device: torch.device) -> None:
     """More logits than a program compares at once, in rows that don't begin where a word does."""
     size = 5001 if device.type == "cpu" else 151_935
     logits = 3 * torch.randn(6, size, generator=torch.Generator().manual_seed(0)).bfloat16()
@@ -89,7 +89,7 @@ def test_kernel_samples_from_a_large_vocabulary(by_kernels: Sampler, device: tor
     assert differing <= (device.type != "cpu")  # a GPU may round a number to the next token
 
 
-def test_kernel_keeps_what_ties(by_kernels: Sampler, device: torch.device) -> None:
+def test_sampling_kernel_keeps_tied_tokens(by_kernels: Sampler, device: torch.device) -> None:
     """At a threshold all, of the likeliest the first; a zero is a zero, whatever its sign."""
     for ties in (torch.tensor([2.0, 2.0, 2.0]), torch.tensor([0.0, -0.0, 0.0])):
         logits = torch.full((ROWS, 100), -3.0)
@@ -100,7 +100,9 @@ def test_kernel_keeps_what_ties(by_kernels: Sampler, device: torch.device) -> No
         assert set(drawn) == {10, 40, 70} and drawn[-1] == 10
 
 
-def test_kernel_never_draws_what_is_impossible(by_kernels: Sampler, device: torch.device) -> None:
+def test_sampling_kernel_never_draws_tokens_of_probability_zero(
+    by_kernels: Sampler, device: torch.device
+) -> None:
     logits = torch.full((ROWS, 130), -torch.inf)
     logits[:, 128] = 1.0
     logits[:, 65] = 1.0
@@ -111,7 +113,7 @@ def test_kernel_never_draws_what_is_impossible(by_kernels: Sampler, device: torc
 
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("options", [{"temperature": 0}, {}, {"top_k": 3, "top_p": 0.5}])
-def test_kernel_row_that_cannot_be_sampled_fails_alone(
+def test_row_without_finite_logits_fails_alone(
     by_kernels: Sampler, device: torch.device, broken: float, options: dict
 ) -> None:
     logits = torch.randn(3, 70)
@@ -124,16 +126,16 @@ def test_kernel_row_that_cannot_be_sampled_fails_alone(
 
 @settings(max_examples=10, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**64 - 1), child=st.integers(0, 2**32 - 1), index=st.integers(0, 2**20))
-def test_kernel_draws_the_same_number(
+def test_sampling_kernel_draws_the_uniform_numbers_of_torch(
     by_kernels: Sampler, device: torch.device, seed: int, child: int, index: int
 ) -> None:
     """Of 256 tokens that are equally likely, the one that the first 8 bits say."""
-    one = Request("r", range(index + 1), 1, SamplingParams(seed=seed), 1 << 30, child=child, row=0)
+    one = Request("r", range(index + 1), 1, SamplingParams(seed=seed), 1 << 30, choice_index=child, row=0)
     (token,) = tokens(by_kernels, torch.zeros(1, 256, device=device), [one])
     assert token == int(uniform([seed], [child], [index])[0] * 256)
 
 
-def test_kernel_tokens_do_not_depend_on_neighbours(by_kernels: Sampler, device: torch.device) -> None:
+def test_sampled_tokens_are_independent_of_other_rows(by_kernels: Sampler, device: torch.device) -> None:
     """Nor do rows that only fill a graph up disturb."""
     logits = 3 * torch.randn(ROWS, 200, generator=torch.Generator().manual_seed(1))
     options = [{}, {"temperature": 0}, {"top_p": 0.95}, {"top_k": 3}, {}, {"min_p": 0.1}]
@@ -149,7 +151,7 @@ def test_kernel_tokens_do_not_depend_on_neighbours(by_kernels: Sampler, device: 
     ]
 
 
-def test_kernel_counts_the_tokens_that_it_draws(by_kernels: Sampler, device: torch.device) -> None:
+def test_sampling_kernel_counts_drawn_tokens_for_penalties(by_kernels: Sampler, device: torch.device) -> None:
     """The host need not know what it penalises; who comes into another's row starts anew."""
     penalties = [
         {"repetition_penalty": 1.8}, {"frequency_penalty": 1.5, "temperature": 0}, {"presence_penalty": 2.0},

@@ -238,7 +238,7 @@ def test_greedy_output_equals_that_of_transformers(
         ("GPTNeoForCausalLM", {"attention_types": [[["global"], 2]]}, "its attention can't be replaced"),
     ],
 )
-def test_models_that_would_be_computed_wrongly_are_refused(
+def test_model_that_would_be_computed_wrongly_is_refused(
     model: str, settings: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
     model_class = getattr(transformers, model)

@@ -22,7 +22,7 @@ from engine_server.modeling.platform.cpu import CpuPlatform
 LENGTHS = np.array([5, 1, 9])
 
 
-def test_encoders_see_their_whole_prompt_and_nothing_of_their_neighbours() -> None:
+def test_encoder_attends_to_its_whole_prompt_and_to_no_other() -> None:
     torch.manual_seed(0)
     sizes = {"vocab_size": 50, "max_position_embeddings": 32, "initializer_range": 0.5}
     bert = BertModel(
@@ -40,7 +40,7 @@ def test_encoders_see_their_whole_prompt_and_nothing_of_their_neighbours() -> No
         torch.testing.assert_close(hidden, expected)
 
 
-def test_a_bias_by_distance_is_refused_where_tokens_are_cached_or_hidden() -> None:
+def test_relative_bias_is_refused_for_decoders_windows_and_alibi() -> None:
     state, bias = torch.zeros(1, 2, int(LENGTHS.sum()), 8), torch.zeros(1, 2, 9, 9)
     prompts = [torch.zeros(1, length, dtype=torch.long) for length in LENGTHS]
     module = torch.nn.Module()
@@ -52,7 +52,7 @@ def test_a_bias_by_distance_is_refused_where_tokens_are_cached_or_hidden() -> No
 
 
 @pytest.mark.parametrize("count", [3, 40])
-def test_decodes_in_bfloat16_are_near_to_float32(count: int) -> None:
+def test_decodes_in_bfloat16_are_close_to_float32(count: int) -> None:
     """Few decodes and many take different ways; blocks are scattered, and contexts of all lengths up to 60."""
     generator = torch.Generator().manual_seed(count)
     layout = lay_out([LayerShape(kv_heads=2, key_dim=16, value_dim=16, window=None)], 64)
@@ -90,7 +90,7 @@ def test_decodes_in_bfloat16_are_near_to_float32(count: int) -> None:
     ],
     ids=["causal", "window", "alibi", "whole", "bias"],
 )
-def test_prompts_in_bfloat16_are_near_to_float32(options: dict) -> None:
+def test_prompts_in_bfloat16_are_close_to_float32(options: dict) -> None:
     """Scores are written down in bfloat16, some rows at a time; in float32 torch's kernel attends."""
     torch.manual_seed(0)
     scoring = Scoring(16**-0.5, **options)

@@ -25,7 +25,9 @@ def make(model: Path, cache_dtype: str, **options: object) -> LLMEngine:
     )  # fmt: skip
 
 
-def test_logprobs_are_near_to_those_without(tiny_llama: Path, finish, tiny_params) -> None:
+def test_logprobs_with_a_float8_cache_are_close_to_those_without(
+    tiny_llama: Path, finish, tiny_params
+) -> None:
     """Of a prompt that came in chunks, so that most of it was seen through the cache."""
     told = []
     for cache_dtype in ("auto", "fp8"):
@@ -36,7 +38,7 @@ def test_logprobs_are_near_to_those_without(tiny_llama: Path, finish, tiny_param
     assert 0 < (told[0] - told[1]).std() < told[0].std() / 5
 
 
-def test_twice_as_many_blocks_fit(tiny_llama: Path) -> None:
+def test_float8_cache_has_about_twice_as_many_blocks(tiny_llama: Path) -> None:
     heads = lay_out([LayerShape(kv_heads=8, key_dim=128, value_dim=128)], 64)
     assert heads.block_bytes(16, torch.bfloat16) == 16 * 8 * 2 * 128 * 2
     assert heads.block_bytes(16, FLOAT8) == 16 * 8 * 2 * (128 + 4)  # a scale has 4 bytes
@@ -51,7 +53,7 @@ def test_twice_as_many_blocks_fit(tiny_llama: Path) -> None:
     }  # heads of 8, in 2 layers
 
 
-def test_scales_are_erased_with_their_blocks() -> None:
+def test_erasing_a_block_erases_its_scales() -> None:
     layout = lay_out([LayerShape(kv_heads=2, key_dim=8, value_dim=4)], 64)
     backend = TorchAttention(layout, 3, 16, FLOAT8, CpuPlatform())
     for cache in backend.caches:
@@ -64,7 +66,7 @@ def test_scales_are_erased_with_their_blocks() -> None:
     )
 
 
-def test_rows_of_any_size_keep_three_bits() -> None:
+def test_quantised_rows_of_any_magnitude_keep_three_bits() -> None:
     given = torch.randn(200, 64) * torch.logspace(-20, 20, 200)[:, None]
     data, scales = quantised(given.index_fill(0, torch.tensor([7]), 0))
     back = data.float() * scales
@@ -73,7 +75,9 @@ def test_rows_of_any_size_keep_three_bits() -> None:
     assert ((back - given).abs() <= given.abs() / 16 + largest / 448 / 512)[[*range(7), *range(8, 200)]].all()
 
 
-def test_a_gpu_that_cannot_convert_is_refused(monkeypatch: pytest.MonkeyPatch, tiny_llama: Path) -> None:
+def test_float8_cache_is_refused_on_a_gpu_that_cannot_convert_it(
+    monkeypatch: pytest.MonkeyPatch, tiny_llama: Path
+) -> None:
     config = EngineArgs(
         model=str(tiny_llama), skip_tokenizer_init=True, kv_cache_dtype="fp8"
     ).create_engine_config()

@@ -57,7 +57,7 @@ def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype)
 
 
-def test_kernels_compile_for_hopper(compiled: list) -> None:
+def test_attention_kernels_compile_for_hopper(compiled: list) -> None:
     """With the heads of Llama 3 8B: prefill without options, decode with all of them, and a cache in float8."""
     plain, new = Pages(tensor(3, 16, 8, 128)), tensor(8, 8, 128)
     float8 = Pages(tensor(3, 16, 8, 128, dtype=FLOAT8), tensor(3, 16, 8, 1, dtype=torch.float32))
@@ -75,7 +75,7 @@ def test_kernels_compile_for_hopper(compiled: list) -> None:
     assert all(kernel.metadata.shared <= MULTIPROCESSOR_BYTES for kernel in compiled)
 
 
-def test_kernels_beside_attention_compile_for_hopper(compiled: list) -> None:
+def test_module_kernels_compile_for_hopper(compiled: list) -> None:
     """With the sizes of Llama 3 8B, and of heads that are normed and turned as Qwen 3's and GLM's."""
     hidden, weight, joined = tensor(1, 8, 4096), tensor(4096), tensor(1, 8, 28672)
     rms_norm(hidden, weight, 1e-5)
@@ -90,7 +90,7 @@ def test_kernels_beside_attention_compile_for_hopper(compiled: list) -> None:
     assert all(kernel.metadata.shared <= MULTIPROCESSOR_BYTES for kernel in compiled)
 
 
-def test_sampling_compiles_for_hopper(compiled: list) -> None:
+def test_sampling_kernels_compile_for_hopper(compiled: list) -> None:
     """With the vocabularies of GPT-2, whose rows begin anywhere, and of Gemma 3."""
     for logits in (tensor(2, 50257), tensor(2, 262144, dtype=torch.float32)):
         sample(logits, torch.zeros(2, 8, dtype=torch.int32))

@@ -100,7 +100,7 @@ class Cache:
 @pytest.mark.parametrize(
     ("dim", "heads"), [(64, (9, 3)), (80, (4, 4)), (96, (10, 2)), (128, (8, 1)), (256, (2, 1))]
 )
-def test_decodes_are_what_torch_makes_of_them(dim: int, heads: tuple[int, int], window, dtype) -> None:
+def test_native_decode_equals_torch(dim: int, heads: tuple[int, int], window, dtype) -> None:
     cache = Cache(NativeAttention, [1, 15, 16, 17, 127, 128, 129, 300], heads, dim, dtype, window)
     output = cache.decode([7, 0, 3, 4, 1, 5, 2, 6])
     for place, sequence in enumerate([7, 0, 3, 4, 1, 5, 2, 6]):
@@ -109,14 +109,14 @@ def test_decodes_are_what_torch_makes_of_them(dim: int, heads: tuple[int, int], 
         )
 
 
-def test_a_decode_has_the_same_bits_whatever_is_beside_it() -> None:
+def test_native_decode_is_bitwise_independent_of_batch_composition() -> None:
     cache = Cache(NativeAttention, [200, 3, 129, 40], (6, 2), 64, torch.float32)
     together = cache.decode([0, 1, 2, 3])
     alone = torch.cat([cache.decode([sequence]) for sequence in range(4)])
     assert torch.equal(together, alone)
 
 
-def test_a_sequence_that_is_spoilt_spoils_no_other() -> None:
+def test_nan_in_one_sequence_does_not_reach_another() -> None:
     cache = Cache(NativeAttention, [30, 30], (6, 2), 64, torch.float32)
     whole = cache.decode([0, 1])
     cache.key[1, 29] = torch.nan
@@ -132,7 +132,7 @@ def test_a_sequence_that_is_spoilt_spoils_no_other() -> None:
         {"alibi": torch.tensor([0.5, 0.25, 0.1, 0])},
     ],
 )
-def test_what_the_kernel_does_not_know_torch_does(options: dict) -> None:
+def test_unsupported_scores_fall_back_to_torch(options: dict) -> None:
     ours, theirs = (
         Cache(kind, [30, 50], (4, 2), 64, torch.float32) for kind in (NativeAttention, TorchAttention)
     )
@@ -144,7 +144,7 @@ def test_what_the_kernel_does_not_know_torch_does(options: dict) -> None:
 @pytest.mark.parametrize("dtype", [*SLACK, torch.float16])
 @pytest.mark.parametrize("dim", [64, 100, 1536])
 @pytest.mark.parametrize("rows", [1, 70])
-def test_native_norm_and_gate_compute_what_plain_torch_does(rows: int, dim: int, dtype: torch.dtype) -> None:
+def test_native_modules_equal_torch(rows: int, dim: int, dtype: torch.dtype) -> None:
     """Also of a dtype, and of rows, which are left to torch."""
     torch.manual_seed(0)
     x, residual = (torch.randn(1, rows, dim).mul(8).to(dtype) for _ in range(2))
@@ -160,7 +160,7 @@ def test_native_norm_and_gate_compute_what_plain_torch_does(rows: int, dim: int,
 
 @pytest.mark.parametrize("dtype", [*SLACK, torch.float16])
 @pytest.mark.parametrize("dim", [64, 80])
-def test_native_rotation_computes_what_plain_torch_does(dim: int, dtype: torch.dtype) -> None:
+def test_native_rotation_equals_torch(dim: int, dtype: torch.dtype) -> None:
     """Also of a dtype, and of heads, which are left to torch."""
     torch.manual_seed(0)
     query, key = (torch.randn(1, 33, heads, dim).to(dtype).transpose(1, 2) for heads in (9, 3))
@@ -175,7 +175,7 @@ def test_native_rotation_computes_what_plain_torch_does(dim: int, dtype: torch.d
     )
 
 
-def test_engine_serves_with_native_kernels_where_they_are_compiled(
+def test_engine_uses_native_attention_where_the_library_loads(
     tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def start() -> LLMEngine:

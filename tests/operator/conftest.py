@@ -1,4 +1,4 @@
-"""An operator at work against the API server, and the manifests that the tests share."""
+"""Operators that run against the API server, and the manifests that the tests share."""
 
 import os
 import signal
@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
-from llm_operator.crd import crd
+from llm_operator.api.crd import crd
 from waiting import until
+
+MANIFESTS = Path(__file__).parents[2] / "manifests" / "fairlead.yaml"
 
 
 def llmdeployment(name: str = "smollm2", namespace: str = "default", **spec: Any) -> dict[str, Any]:
@@ -26,41 +28,26 @@ def llmdeployment(name: str = "smollm2", namespace: str = "default", **spec: Any
 
 @pytest.fixture(scope="session")
 def manifest() -> Callable[..., dict[str, Any]]:
-    """Makes an LLMDeployment; keywords are fields of its spec."""
+    """Return a function that makes an LLMDeployment; keywords are fields of its spec."""
     return llmdeployment
 
 
-OPERATOR_RULES = [
-    {"apiGroups": ["fairlead.dev"], "resources": ["llmdeployments"], "verbs": ["get", "list", "watch"]},
-    {"apiGroups": ["fairlead.dev"], "resources": ["llmdeployments/status"], "verbs": ["patch"]},
-    {"apiGroups": ["fairlead.dev"], "resources": ["llmdeployments/finalizers"], "verbs": ["update"]},
-    {
-        "apiGroups": ["apps"],
-        "resources": ["deployments"],
-        "verbs": ["get", "list", "watch", "create", "patch"],
-    },
-    {
-        "apiGroups": [""],
-        "resources": ["services", "serviceaccounts"],
-        "verbs": ["get", "list", "watch", "create", "patch"],
-    },
-    {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},
-    {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},
-]
-LEASE_RULES = [
-    {
-        "apiGroups": ["coordination.k8s.io"],
-        "resources": ["leases"],
-        "resourceNames": ["fairlead-operator"],
-        "verbs": ["get", "update"],
-    },
-]
+def rules_in_manifests(kind: str, name: str) -> list[dict[str, Any]]:
+    """Return the rules of a role, as the chart renders it."""
+    for rendered in yaml.safe_load_all(MANIFESTS.read_text()):
+        if (rendered["kind"], rendered["metadata"]["name"]) == (kind, name):
+            return list(rendered["rules"])
+    raise LookupError(f"{MANIFESTS} has no {kind} {name}")
+
+
+OPERATOR_RULES = rules_in_manifests("ClusterRole", "fairlead-operator")
+LEASE_RULES = rules_in_manifests("Role", "fairlead-operator-lease")
 
 
 def bound(
     kind: str, name: str, namespace: str, home: str, rules: list[dict[str, Any]]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A role and its binding to the operator's account."""
+    """Return a role and its binding to the operator's account."""
     group = "rbac.authorization.k8s.io"
     metadata = {"name": name, "namespace": namespace} if namespace else {"name": name}
     role = {"apiVersion": f"{group}/v1", "kind": kind, "metadata": metadata, "rules": rules}
@@ -75,14 +62,16 @@ def bound(
 
 
 class World:
-    """The API server with our CRD, as a person with kubectl sees it."""
+    """The API server with our CRD, used through kubectl."""
 
     def __init__(self, api_server: Any) -> None:
         self.api_server = api_server
 
     def service_account(self, home: str, *namespaces: str) -> Path:
-        """A kubeconfig with the operator's rights in the namespaces, or in all of them, and no more. The
-        Lease is there, as the chart makes it."""
+        """Return a kubeconfig with the operator's rights in the namespaces, by default in all, and no others.
+
+        The Lease is created, as the chart does.
+        """
         kind = "Role" if namespaces else "ClusterRole"
         for namespace in namespaces or ("",):
             self.apply(*bound(kind, f"operator-of-{home}", namespace, home, OPERATOR_RULES))
@@ -119,8 +108,8 @@ class World:
     def apply(self, *manifests: dict[str, Any]) -> None:
         self.kubectl("apply", "-f", "-", stdin={"apiVersion": "v1", "kind": "List", "items": list(manifests)})
 
-    def try_out(self, manifest: dict[str, Any]) -> str:
-        """What the API server has against it, unknown fields too; it keeps nothing."""
+    def dry_run(self, manifest: dict[str, Any]) -> str:
+        """Return the API server's objections to a manifest, unknown fields included; nothing is stored."""
         path = f"apis/fairlead.dev/v1alpha1/namespaces/{manifest['metadata']['namespace']}/llmdeployments"
         status, message = self.api_server.post(f"{path}?dryRun=All&fieldValidation=Strict", manifest)
         assert status in (201, 400, 422), (status, message)
@@ -135,8 +124,13 @@ class World:
         listed = self.get("llmd", name, namespace)["status"]["conditions"]
         return next((entry for entry in listed if entry["type"] == kind), {})
 
+    def degraded(self, name: str, reason: str) -> dict[str, Any] | None:
+        """Return the condition Degraded if it has this reason."""
+        found = self.condition(name, "Degraded")
+        return found if found["reason"] == reason else None
+
     def set_status(self, kind: str, name: str, status: dict[str, Any], namespace: str = "default") -> None:
-        """What a controller or a kubelet would report."""
+        """Report a status, as a controller or a kubelet does."""
         patch = yaml.safe_dump({"status": status})
         self.kubectl(
             "patch", kind, name, "-n", namespace, "--subresource=status", "--type=merge", "-p", patch
@@ -179,9 +173,9 @@ class Operator:
                 stderr=subprocess.STDOUT,
             )
 
-    def said(self, words: str) -> bool:
+    def logged(self, words: str) -> bool:
         if self.process.poll() is not None:
-            pytest.fail(f"it ended:\n{self.log.read_text()}")
+            pytest.fail(f"the operator ended:\n{self.log.read_text()}")
         return words in self.log.read_text()
 
     def stop(self) -> int:
@@ -191,7 +185,7 @@ class Operator:
 
 @pytest.fixture
 def start_operator(tmp_path: Path) -> Iterator[Callable[..., Operator]]:
-    """Starts operators, and ends those that the test has not ended."""
+    """Return a function that starts operators; those that still run are killed after the test."""
     started: list[Operator] = []
 
     def start(kubeconfig: Path, *flags: str) -> Operator:
@@ -208,10 +202,10 @@ def start_operator(tmp_path: Path) -> Iterator[Callable[..., Operator]]:
 
 @pytest.fixture(scope="module")
 def operator(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    """One operator for all the tests of a module, with the rights that the chart gives it."""
+    """Run one operator for all tests of a module, with the rights that the chart gives it."""
     log = tmp_path_factory.mktemp("operator") / "operator.log"
     running = Operator(world.service_account("default"), log)
-    until(lambda: running.said("holds default/fairlead-operator"))
+    until(lambda: running.logged("holds default/fairlead-operator"))
     yield running
     assert running.stop() == 0, log.read_text()
     assert "Traceback" not in log.read_text(), log.read_text()

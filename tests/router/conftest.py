@@ -1,4 +1,4 @@
-"""A router on loopback, and engines that are small real HTTP servers told how to behave."""
+"""A router on loopback, and engines that are small real HTTP servers with configurable behavior."""
 
 import asyncio
 import contextlib
@@ -12,10 +12,10 @@ import pytest
 import uvloop
 from waiting import until_async
 
-from engine_server.router.downstream import Limits
-from engine_server.router.endpoints import Address
+from engine_server.router.http.downstream import Limits
+from engine_server.router.routing.endpoint import Address
 from engine_server.router.server import Server, Settings
-from engine_server.router.sources import from_flags
+from engine_server.router.sources.flags import deployments_from_flags
 
 
 def pytest_asyncio_loop_factories(config, item):
@@ -35,7 +35,7 @@ class Received:
 
 @dataclass
 class Engine:
-    """Answers requests as `behave` says, one after the other on each connection."""
+    """Calls `behave` to answer each request, one after the other on each connection."""
 
     behave: Callable[["Engine", Received, asyncio.StreamWriter], Awaitable[None]]
     ready: bool = True
@@ -58,7 +58,7 @@ class Engine:
         return self
 
     async def stop(self) -> None:
-        """As kill -9: everything is closed at once."""
+        """Reset all connections, as kill -9 does."""
         if self.server is not None:
             self.server.close()
             self.server = None
@@ -149,7 +149,7 @@ class Router:
         return await asyncio.open_connection("127.0.0.1", self.port, limit=2**26)
 
     async def raw(self, data: bytes) -> bytes:
-        """All that the router says to these bytes until it closes."""
+        """Send bytes and return all that the router answers until it closes the connection."""
         reader, writer = await self.connect()
         writer.write(data)
         try:
@@ -165,8 +165,7 @@ class Router:
 
 @pytest.fixture
 async def start_router(eventually) -> AsyncIterator[Callable[..., Awaitable[Router]]]:
-    """Starts a router over endpoints given as {model: [engine, ...]}, and waits until each engine that says it is
-    ready has been let in."""
+    """Start a router over endpoints given as {model: [engine, ...]}, and wait until all ready engines are live."""
     async with contextlib.AsyncExitStack() as stack:
 
         async def start(
@@ -176,7 +175,7 @@ async def start_router(eventually) -> AsyncIterator[Callable[..., Awaitable[Rout
             flags = [([m], Address.parse(engine.url)) for m, engines in models.items() for engine in engines]
             server = Server(
                 Settings("127.0.0.1", 0, policy, limits or Limits(), drain_timeout),
-                from_flags(flags),
+                deployments_from_flags(flags),
                 sources,
             )
             port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -191,13 +190,13 @@ async def start_router(eventually) -> AsyncIterator[Callable[..., Awaitable[Rout
 
             router = Router(await port, server, session)
             stack.push_async_callback(stop)
-            wanted = len({engine.port for engines in models.values() for engine in engines if engine.ready})
+            expected = len({engine.port for engines in models.values() for engine in engines if engine.ready})
             live = r"fairlead_router_endpoint_live\{.*\}"
 
-            async def all_in() -> bool:
-                return len(models) == 0 or await router.metric(live) >= wanted
+            async def all_live() -> bool:
+                return len(models) == 0 or await router.metric(live) >= expected
 
-            await eventually(all_in)
+            await eventually(all_live)
             return router
 
         yield start
@@ -205,7 +204,7 @@ async def start_router(eventually) -> AsyncIterator[Callable[..., Awaitable[Rout
 
 @pytest.fixture
 def eventually():
-    """Waits for a condition, which may be a coroutine function."""
+    """Return the function that waits for a condition, which may be a coroutine function."""
     return until_async
 
 

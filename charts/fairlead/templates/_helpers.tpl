@@ -12,7 +12,7 @@
 {{- end }}
 {{- end }}
 
-{{/* The labels of everything in the release. */}}
+{{/* The labels of every object in the release. */}}
 {{- define "fairlead.labels" -}}
 app.kubernetes.io/name: {{ include "fairlead.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -21,7 +21,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
-{{/* A component's selector: (list $ "router"). It may never change in a release. */}}
+{{/* The selector of a component, as (list $ "router"). It must never change, since selectors are immutable. */}}
 {{- define "fairlead.selector" -}}
 {{- $root := index . 0 -}}
 app.kubernetes.io/name: {{ include "fairlead.name" $root }}
@@ -49,7 +49,7 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end }}
 
-{{/* What a person may set for a component's pods: its values. */}}
+{{/* The placement of a component's pods, from its values. */}}
 {{- define "fairlead.placement" -}}
 {{- with .priorityClassName }}
 priorityClassName: {{ . }}

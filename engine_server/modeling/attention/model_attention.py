@@ -16,7 +16,7 @@ from engine_server.modeling.attention.hook import paged_attention, running_forwa
 
 @cache
 def slopes(build: Callable[..., Tensor], heads: int, scale: float, device: torch.device) -> Tensor:
-    """ALiBi (Press et al., ICLR '22) [heads]: one tensor for all layers, which then share their masks."""
+    """Return ALiBi's slopes [heads] (Press et al., ICLR '22): one tensor for all layers, which then share masks."""
     return build(torch.ones(1, 2, device=device), heads, torch.float32)[:, 0, 1] * scale
 
 
@@ -96,7 +96,7 @@ class MPNetAttention(modeling_mpnet.MPNetSelfAttention):
 
 
 class MPNetEncoder(modeling_mpnet.MPNetEncoder):
-    """Its bias is as wide as the step's longest sequence, not as the whole step."""
+    """MPNet's encoder with a bias as wide as the step's longest sequence instead of the whole step."""
 
     def compute_position_bias(self, x: Tensor) -> Tensor:  # type: ignore[override]
         longest = int(running_forward().inputs.lengths.max())

@@ -1,4 +1,4 @@
-"""Paged attention on a CPU: our kernel for sequences with one token in a step, plain torch for all else."""
+"""Paged attention on a CPU: our C++ kernel for sequences with one token in a step, plain torch for the others."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,12 @@ from engine_server.modeling.attention.interface import Pages, Scoring, StepInput
 from engine_server.modeling.attention.torch_backend import Part, TorchAttention, selection
 from engine_server.modeling.native.library import DTYPES, VECTOR, kernels
 
-DIMS = (64, 80, 96, 128, 256)  # of heads, for which attention.cpp is compiled
+# Dims of heads for which attention.cpp is compiled.
+DIMS = (64, 80, 96, 128, 256)
 
 
 class NativeAttention(TorchAttention):
-    """Keeps the cache as TorchAttention does, and reads it where it lies."""
+    """Attention over the cache layout of TorchAttention that reads K and V in place instead of gathering them."""
 
     def begin(self, inputs: StepInputs) -> None:
         super().begin(inputs)
@@ -38,7 +39,7 @@ class NativeAttention(TorchAttention):
         return self._native[kind]
 
     def _takes(self, query: Tensor, values: Pages, scoring: Scoring) -> bool:
-        """Whether the kernel knows a layer's cache and what it makes of scores."""
+        """Return whether the kernel supports a layer's cache and scoring."""
         dim, plain = query.shape[-1], scoring.fused and scoring.alibi is None
         known = query.dtype in DTYPES and values.data.dtype == query.dtype
         return (
@@ -62,9 +63,12 @@ class NativeAttention(TorchAttention):
 class Decodes:
     """All sequences with one token in this step."""
 
-    tokens: slice | Tensor  # which of the step's tokens
-    rows: Tensor  # int32 [n, 4]: of `tables`, its first block, tokens from there that aren't seen, all from there
-    tables: Tensor  # int32 [R, blocks a row]
+    # Their indices in the step.
+    tokens: slice | Tensor
+    # int32 [n, 4]: row of `tables`, first block, tokens from there that are hidden, and all tokens from there.
+    rows: Tensor
+    # int32 [R, blocks a row]
+    tables: Tensor
 
     def attend(self, query: Tensor, keys: Pages, values: Pages, scoring: Scoring) -> Tensor:
         query = query if query.stride(-1) == 1 else query.contiguous()

@@ -1,4 +1,4 @@
-"""Paged attention on a GPU: our Triton kernels over what was staged of a step."""
+"""Paged attention on a GPU by our Triton kernels, from the staged inputs of a step."""
 
 import torch
 from torch import Tensor
@@ -29,7 +29,10 @@ class TritonAttention(AttentionBackend):
         platform: Platform,
         processors: int,
     ) -> None:
-        """Raises UnsupportedModelError for heads that are too large."""
+        """Allocate the cache. Raises UnsupportedModelError for heads that are too large.
+
+        processors: multiprocessors of the GPU.
+        """
         dim = max(max(shape.key_dim, shape.value_dim) for shape in layout.shapes)
         if dim > MAX_DIM:
             raise UnsupportedModelError(

@@ -1,4 +1,4 @@
-"""Gated linear units: an activation of the gate, times what goes through it (Shazeer 2020, arXiv 2002.05202)."""
+"""Gated linear units: an activation of the gate times the other half (Shazeer 2020, arXiv 2002.05202)."""
 
 from typing import Literal
 
@@ -12,7 +12,7 @@ TILE = 1024  # elements that one program takes
 
 
 def gated(activation: Activation, gate_up: Tensor) -> Tensor:
-    """activation(gate) * up, computed in float32. gate_up: [..., 2 * dim], the gate first; the result: [..., dim]."""
+    """Return activation(gate) * up [..., dim], computed in float32, of gate_up [..., 2 * dim], the gate first."""
     dim = gate_up.shape[-1] // 2
     gate_up = gate_up.contiguous()
     out = gate_up.new_empty(*gate_up.shape[:-1], dim)

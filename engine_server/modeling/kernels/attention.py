@@ -43,9 +43,9 @@ def prefill(
     out: [T, query heads, value dim]; query: [T, query heads, key dim], of unit stride in the last;
     keys, values: [blocks, block size, kv heads, dim], contiguous, of any float type, with scales or without;
     block_ids: int32 [S, blocks a row]; sequences: int32 [n, 4], ascending: row of block_ids, place of the first token
-    in the step, tokens in the step, tokens in the cache with them. Tokens of no sequence are left as they are; a
-    sequence without a token in the cache, which only fills a batch up, gets zeros. invariant: a token's result has the
-    same bits whatever is beside it in the step.
+    in the step, tokens in the step, tokens in the cache with them. Tokens of no sequence are not written; a sequence
+    without a token in the cache, which pads a captured batch, gets zeros. invariant: results are bitwise independent
+    of batch composition.
     """
     launch, kv_heads = launch_for(PREFILL, query, keys.data, values.data), keys.data.shape[2]
     tokens = launch.rows // (query.shape[1] // kv_heads)

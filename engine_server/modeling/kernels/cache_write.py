@@ -1,4 +1,4 @@
-"""Writing a step's K and V into the paged cache."""
+"""A kernel that writes a step's K and V to the paged cache."""
 
 import triton
 import triton.language as tl
@@ -7,13 +7,14 @@ from torch import Tensor
 from engine_server.modeling.attention.interface import Pages
 from engine_server.modeling.memory import cache_layout
 
-TILE = 4096  # elements that one program moves at a time
+# Elements that one program moves at a time.
+TILE = 4096
 LARGEST = tl.constexpr(cache_layout.LARGEST)
 SMALLEST = tl.constexpr(cache_layout.SMALLEST)
 
 
 def write_cache(keys: Pages, values: Pages, key: Tensor, value: Tensor, slots: Tensor) -> None:
-    """Put token t's K and V at place `slots[t]` of the cache, converted to the cache's type; `quantised`, with scales.
+    """Write token t's K and V to slot `slots[t]` of the cache, in its dtype; with scales, as `quantised` does.
 
     keys, values: [blocks, block size, kv heads, dim], contiguous; key, value: [T, kv heads, dim], of unit stride in
     dim; slots: int32 [T], block id * block size + offset, or -1 for a token that is not kept. K and V may have dims
@@ -48,7 +49,7 @@ def _write_cache(
 
 @triton.jit
 def _write(cache, scales, rows, heads, kept, DIM: tl.constexpr, WIDTH: tl.constexpr):
-    """Put what lies at the pointers `heads` into `rows` of a cache, where they are `kept`."""
+    """Copy the heads at the pointers `heads` to `rows` of a cache, where `kept`."""
     dims = tl.arange(0, WIDTH)[None, :]
     inside = kept[:, None] & (dims < DIM)
     moved = tl.load(heads[:, None] + dims, mask=inside, other=0.0)

@@ -1,4 +1,4 @@
-"""Linear layers whose rows don't depend on how many there are.
+"""Linear layers whose rows are bitwise independent of the other rows.
 
 A library's matrix product is chosen by its shape: with the number of rows change the tiles, the order of the sums and
 so their rounding. Here tiles and order are fixed, and an element is one running sum over K, as He and Thinking Machines
@@ -15,7 +15,7 @@ ROWS, COLUMNS, DEPTH_BYTES = 128, 64, 128  # of a tile: with 4 stages, 96 KiB of
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x @ weight.T + bias, summed in float32, in x's type: every row has the bits that it would have alone.
+    """Return x @ weight.T + bias in x's dtype, summed in float32: each row is bitwise what it would be alone.
 
     x: [..., K]; weight: [N, K], contiguous; bias: [N]; all of one type: float16, bfloat16 or float32.
     """

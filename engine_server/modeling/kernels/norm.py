@@ -1,4 +1,4 @@
-"""RMSNorm of rows (Zhang and Sennrich 2019, arXiv 1910.07467), and of what they are added to first."""
+"""RMSNorm of rows (Zhang and Sennrich 2019, arXiv 1910.07467), or of their sum with a residual."""
 
 import triton
 import triton.language as tl
@@ -10,7 +10,7 @@ TILE = 2048  # elements that one program takes, where a row has fewer
 def rms_norm(
     x: Tensor, weight: Tensor, eps: float, offset: float = 0.0, residual: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """y = x + residual, or x, and y / sqrt(mean(y * y) + eps) * (weight + offset), both of x's type.
+    """Return y = x + residual, or x, and y / sqrt(mean(y * y) + eps) * (weight + offset), both in x's dtype.
 
     x, residual: [..., dim]; weight: [dim]; offset: 1.0 in Gemma's form, whose weights lie around 0. The sum is rounded
     to its type first; the rest is computed in float32. x may have any strides: a token's heads lie among others.
@@ -34,7 +34,7 @@ def _rms_norm(
     out, total, x, residual, weight, eps, offset, num_rows, inner, outer_stride, inner_stride,
     DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Row r of x is x[r // inner, r % inner]; all else is contiguous."""
+    """Normalise row r of x, which is x[r // inner, r % inner]; the other tensors are contiguous."""
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     dims = tl.arange(0, WIDTH)
     dims_kept = dims < DIM

@@ -4,13 +4,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE = 1024  # pairs that one program turns
+# Pairs that one program rotates.
+TILE = 1024
 
 
 def rotate(
     query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Turn pairs of dims by their angles, computed in float32; dims that have no angle are copied.
+    """Rotate pairs of dims by their angles, in float32; dims without an angle are copied.
 
     query: [T, query heads, dim]; key: [T, kv heads, dim]; of any strides. cos, sin: [T, pairs], of any strides.
     Pair i is dims i and pairs + i (GPT-NeoX), or if `interleaved` dims 2i and 2i + 1 (GPT-J).
@@ -36,7 +37,7 @@ def _rotate(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PAIRS: tl.constexpr,
     INTERLEAVED: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """A row is a head of a token, of queries or then of keys."""
+    """Rotate ROWS rows; a row is one head of one token, first of the queries, then of the keys."""
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     token, head = rows // (HEADS + KV_HEADS), rows % (HEADS + KV_HEADS)
     of_query = query + token * query_token + head * query_head

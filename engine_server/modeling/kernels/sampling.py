@@ -25,7 +25,7 @@ LOWEST = tl.constexpr(-0x7F800001)  # minus infinity's place among the ordered p
 
 
 def sample(logits: Tensor, parameters: Tensor) -> tuple[Tensor, Tensor]:
-    """A token for each row, int64 [n], and its largest logit over its temperature, float32 [n]: NaN if it has a NaN.
+    """Return a token for each row, int64 [n], and the largest logit over temperature, float32 [n]: NaN for a NaN.
 
     logits: [n, vocabulary] of any float type, of unit stride in the last; parameters: int32 [n or more, WORDS], rows
     of PARAMETERS. The token is the first whose cumulative probability exceeds the uniform number of (seed, child,
@@ -50,7 +50,7 @@ def sample(logits: Tensor, parameters: Tensor) -> tuple[Tensor, Tensor]:
 
 @triton.jit
 def _scale(parameters):
-    """What a row's logits are multiplied by."""
+    """Return the factor of a row's logits."""
     temperature = tl.load(parameters).to(tl.float32, bitcast=True)
     return 1 / tl.where(temperature == 0, 1.0, temperature)
 
@@ -62,7 +62,7 @@ def _scaled(logits, places, size, scale):
 
 @triton.jit
 def _survey(logits, parameters, maxima, masses, row_stride, vocabulary, groups, GROUPS: tl.constexpr):
-    """Of each group of a row (axis 0) the largest x, the logit over the temperature, and the sum of e^(x - largest)."""
+    """Store the largest x = logit / temperature of each group of a row (axis 0), and the sum of e^(x - largest)."""
     row = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     tokens = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
@@ -78,7 +78,7 @@ def _draw(
     logits, parameters, maxima, masses, chosen, tokens, largest, row_stride, vocabulary, groups,
     WIDTH: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """One row's token. `masses` and `chosen` [rows, groups] are written over with the groups that may hold it."""
+    """Draw one row's token. Overwrites `masses` and `chosen` [rows, groups] with the groups that may contain it."""
     row = tl.program_id(0).to(tl.int64)
     logits, parameters = logits + row * row_stride, parameters + row * WORDS
     maxima, masses, chosen = maxima + row * groups, masses + row * groups, chosen + row * groups
@@ -140,7 +140,7 @@ def _draw(
 
 @triton.jit
 def _threshold(values, chosen, count, size, scale, shift, target, counted, CHUNK: tl.constexpr):
-    """The largest t such that the x of at least t are `target` many, if `counted`, or have that sum of e^(x - shift).
+    """Return the largest t such that the x >= t are `target` many, if `counted`, or have that sum of e^(x - shift).
 
     values: [size], of which are looked at the first `count`, or the members of the groups `chosen`; x: scale * value.
     Minus infinity, if even all are too few.
@@ -167,7 +167,7 @@ def _threshold(values, chosen, count, size, scale, shift, target, counted, CHUNK
 
 @triton.jit
 def _weigh(logits, chosen, count, vocabulary, scale, shift, floor, masses, CHUNK: tl.constexpr):
-    """Into `masses`, of each of the `count` groups `chosen`, the sum of e^(x - shift) over x >= floor; their total."""
+    """Store the sum of e^(x - shift) over x >= floor of each of `count` groups `chosen`; return the total."""
     SIZE: tl.constexpr = CHUNK // GROUP
     totals = tl.zeros([SIZE], tl.float32)
     for start in tl.range(0, count, SIZE):
@@ -182,7 +182,7 @@ def _weigh(logits, chosen, count, vocabulary, scale, shift, floor, masses, CHUNK
 
 @triton.jit
 def _pick(weights, target, SIZE: tl.constexpr):
-    """The place of the first weight with which the sum exceeds `target`, and what the target is beyond those before.
+    """Return the index of the first weight with which the sum exceeds `target`, and `target` less the sum before it.
 
     Rounding may put the target beyond all of them, or the sums out of order: what weighs nothing is never picked.
     """
@@ -197,7 +197,7 @@ def _pick(weights, target, SIZE: tl.constexpr):
 
 @triton.jit
 def _uniform(parameters):
-    """In [0, 1): Philox4x32-10 (Salmon et al., SC '11) of the key `seed` and the counter (child, index)."""
+    """Return a number in [0, 1): Philox4x32-10 (Salmon et al., SC '11) of key `seed` and counter (child, index)."""
     seed, counter = parameters + 4, parameters + 6
     child, zero = tl.load(counter), tl.load(counter) * 0
     word, _, _, _ = tl.philox_impl(child, tl.load(counter + 1), zero, zero, tl.load(seed), tl.load(seed + 1))

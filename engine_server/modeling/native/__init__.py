@@ -1,4 +1,4 @@
-"""Kernels in C++ for CPUs, beside which plain torch does the same more slowly.
+"""C++ kernels for CPUs. Each has an equivalent in plain torch, which is slower.
 
-`build` compiles them once for each level of instructions; `library` loads what fits this machine, if anything does.
+`build` compiles a library for each instruction level; `library` loads the one that fits this machine, if there is one.
 """

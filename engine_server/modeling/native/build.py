@@ -1,8 +1,8 @@
-"""Compile the kernels, each level of instructions into a library of its own beside the source.
+"""Compile the CPU kernels: one library for each instruction level, beside the sources.
 
     python -m engine_server.modeling.native.build
 
-It takes g++ 11 or later; Clang has another notation for vectors. The kernels share OpenMP's threads with torch: both
+This needs g++ 11 or later; Clang has another vector syntax. The kernels share OpenMP's threads with torch, since both
 are linked to libgomp.so.1.
 """
 
@@ -14,8 +14,10 @@ from pathlib import Path
 from shutil import which
 
 FOLDER = Path(__file__).parent
-LEVELS = {"AVX512": "x86-64-v4", "AVX2": "x86-64-v3"}  # by what torch calls a CPU's capability
-OLDEST = 11  # of g++, that knows these levels
+# Instruction levels of g++, by torch's name of a CPU's capability.
+LEVELS = {"AVX512": "x86-64-v4", "AVX2": "x86-64-v3"}
+# The oldest g++ with these levels.
+OLDEST = 11
 FLAGS = (
     "-std=c++20", "-O3", "-shared", "-fPIC", "-fopenmp", "-ffp-contract=fast", "-fno-trapping-math", "-fno-math-errno",
     "-Wall", "-Wextra", "-Wno-psabi",
@@ -23,32 +25,33 @@ FLAGS = (
 
 
 def library_file(capability: str) -> Path:
+    """Return the library for a CPU of torch's `capability`; it may not exist."""
     return FOLDER / f"kernels-{LEVELS.get(capability, platform.machine())}.so"
 
 
 def find_compiler() -> str | None:
-    """None where there is none, or none that compiles for this machine."""
+    """Return the path of a g++ that compiles for this machine, or None."""
     found = which("g++")
     if found is None or (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         return None
-    told = subprocess.run([found, "-dumpversion"], capture_output=True, text=True, check=True).stdout
-    return found if int(told.split(".")[0]) >= OLDEST else None
+    version = subprocess.run([found, "-dumpversion"], capture_output=True, text=True, check=True).stdout
+    return found if int(version.split(".")[0]) >= OLDEST else None
 
 
 def main() -> int:
     compiler = find_compiler()
     if compiler is None:
         print(
-            "the CPU kernels take Linux on x86-64 and g++ 11; without them plain torch does their work, slower"
+            "the CPU kernels need Linux on x86-64 and g++ 11; without them plain torch is used, which is slower"
         )
         return 0
     for capability, level in LEVELS.items():
-        made = library_file(capability)
-        unfinished = made.with_suffix(f".{os.getpid()}")
+        library = library_file(capability)
+        unfinished = library.with_suffix(f".{os.getpid()}")
         sources = map(str, sorted(FOLDER.glob("*.cpp")))
         command = [compiler, *FLAGS, f"-march={level}", *sources, "-o", str(unfinished)]
         subprocess.run(command, check=True)
-        unfinished.replace(made)
+        unfinished.replace(library)
     return 0
 
 

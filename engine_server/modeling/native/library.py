@@ -1,4 +1,4 @@
-"""The compiled kernels that fit this machine."""
+"""The compiled CPU kernels of this machine's instruction level."""
 
 import ctypes
 import logging
@@ -9,7 +9,8 @@ import torch
 from engine_server.modeling.native.build import library_file
 
 POINTER, LONG, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
-SIGNATURES = {  # as the sources have them
+# Arguments of each function, as its source declares them.
+SIGNATURES = {
     "decode": [INT, *[POINTER] * 2, *[LONG] * 2, *[POINTER] * 3, LONG, POINTER, *[INT] * 5, FLOAT],
     "write_cache": [*[POINTER] * 2, *[LONG] * 2, POINTER, LONG, *[INT] * 2, LONG],
     "rms_norm": [INT, *[POINTER] * 5, *[LONG] * 2, FLOAT],
@@ -17,7 +18,8 @@ SIGNATURES = {  # as the sources have them
     "rotate": [INT, *[POINTER] * 2, *[LONG] * 2, *[POINTER] * 2, *[LONG] * 3],
 }
 DTYPES = (torch.float32, torch.bfloat16)
-VECTOR = 16  # elements: what a kernel goes over must be a multiple, whatever the level
+# Row lengths must be a multiple of this number of elements, at every instruction level.
+VECTOR = 16
 logger = logging.getLogger(__name__)
 
 
@@ -26,14 +28,14 @@ def loads() -> bool:
     try:
         kernels()
     except OSError as error:
-        logger.info("plain torch does the CPU kernels' work, more slowly: %s", error)
+        logger.info("plain torch is used instead of the CPU kernels, and is slower: %s", error)
         return False
     return True
 
 
 @cache
 def kernels() -> ctypes.CDLL:
-    """Their functions, which take numbers and addresses and check nothing. Raises OSError where they can't run."""
+    """Load the library. Its functions take numbers and addresses unchecked. Raises OSError if it cannot be loaded."""
     found = ctypes.CDLL(str(library_file(torch.backends.cpu.get_cpu_capability())))
     for name, arguments in SIGNATURES.items():
         function = getattr(found, name)

@@ -1,0 +1,121 @@
+"""An exchange: one request of a client, its answer, and what the answer waits for."""
+
+import logging
+from asyncio import Future, Transport
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from engine_server.router.errors import RequestError
+from engine_server.router.http.wire import Request, own_response_head
+
+log = logging.getLogger(__name__)
+
+JSON = b"application/json"
+
+
+class Client(Protocol):
+    """The connection to a client, as far as an exchange needs it."""
+
+    # The connection closes after this answer.
+    closing: bool
+    write: Callable[[bytes], None]
+
+    def finish(self) -> None:
+        """Go on with the next request: the exchange has ended."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection after what was written."""
+        ...
+
+    def abort(self) -> None:
+        """Reset the connection."""
+        ...
+
+
+class Wait(msgspec.Struct, eq=False):
+    """Something that one exchange waits for.
+
+    Awaiting it suspends the exchange, and `wake` resumes it. A wait that wakes late, because the exchange meanwhile
+    waits for something else or has ended, resumes nothing.
+    """
+
+    exchange: "Exchange"
+
+    def __await__(self) -> Generator["Wait", None, None]:
+        yield self
+
+    def wake(self) -> None:
+        """Resume the exchange if this is what it waits for."""
+        self.exchange.resume(self)
+
+
+Answer = Coroutine[Wait, None, None]
+
+
+class Exchange(msgspec.Struct, eq=False):
+    """One request of a client and the coroutine that answers it.
+
+    The coroutine awaits nothing but waits of this exchange. It runs in the callbacks that wake them, so that a request
+    never waits for a turn of the event loop, as an asyncio task would. If the client leaves, it is closed.
+    """
+
+    client: Client
+    request: Request
+    # The transport of the engine whose answer is forwarded; it is paused while the client is slow to read.
+    source: Transport | None = None
+    # None while the coroutine runs, and after its end.
+    waiting_for: Wait | None = None
+    steps: Generator[Any, Any, None] | None = None
+
+    def begin(self, answer: Answer) -> None:
+        """Run the coroutine up to its first wait."""
+        self.steps = answer.__await__()
+        self.resume(None)  # it waits for nothing yet
+
+    def resume(self, wait: Wait | None) -> None:
+        """Run the coroutine up to its next wait, if `wait` is what it waits for."""
+        if wait is not self.waiting_for or self.steps is None:
+            return
+        self.waiting_for = None
+        try:
+            self.waiting_for = next(self.steps, None)
+            if self.waiting_for is not None:
+                return
+        except RequestError as failure:
+            self.respond(failure.status, failure.body(), lines=failure.lines)
+        except Exception:  # a fault in the router ends one connection, not the process
+            log.exception("failed to answer a request")
+            self.cut()
+        self.steps = None
+        self.client.finish()
+
+    def stop(self) -> None:
+        """End the exchange where it is: the client has left."""
+        steps, self.steps, self.waiting_for = self.steps, None, None
+        if steps is not None:
+            steps.close()
+
+    def respond(
+        self, status: int, body: bytes, content_type: bytes = JSON, lines: Sequence[bytes] = ()
+    ) -> None:
+        """Send an answer of the router's own. `lines` are further lines of its head."""
+        head = own_response_head(status, len(body), content_type, lines, close=self.client.closing)
+        self.client.write(head if self.request.method == b"HEAD" else head + body)
+
+    def cut(self) -> None:
+        """Close the client's connection so that it sees that the answer is not complete."""
+        self.client.closing = True
+        if self.request.http11:
+            self.client.close()
+        else:
+            self.client.abort()  # for HTTP/1.0 an orderly close is the end of a complete answer
+
+
+async def wait_for(future: Future[Any], exchange: Exchange) -> None:
+    """Wait until an asyncio future is done. It goes on if the exchange ends first."""
+    wait = Wait(exchange)
+    future.add_done_callback(lambda _: wait.wake())
+    await wait

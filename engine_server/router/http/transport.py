@@ -1,0 +1,31 @@
+"""Socket options of the connections to clients and engines."""
+
+import asyncio
+import socket
+import sys
+
+KEEPALIVE_IDLE_SECONDS = 15
+KEEPALIVE_INTERVAL_SECONDS = 5
+KEEPALIVE_PROBES = 4
+UNACKNOWLEDGED_MILLISECONDS = 30_000
+
+
+def configure_transport(transport: asyncio.Transport) -> None:
+    """Write without delay, and detect a peer whose machine is gone, however long an answer takes.
+
+    With a write buffer limit of 0, uvloop writes at once and not at the event loop's next turn.
+    """
+    transport.set_write_buffer_limits(0)
+    sock = transport.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform == "linux":
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_SECONDS)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_SECONDS)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+
+
+def limit_unacknowledged_time(transport: asyncio.Transport) -> None:
+    """Close the connection if the peer acknowledges nothing for 30 s."""
+    if sys.platform == "linux":
+        sock = transport.get_extra_info("socket")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MILLISECONDS)

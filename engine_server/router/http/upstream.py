@@ -1,0 +1,209 @@
+"""Connections to engines, kept alive between requests; each carries one answer at a time."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol, cast
+
+from httptools import HttpParserError, HttpResponseParser
+
+from engine_server.router.http.exchange import Exchange, wait_for
+from engine_server.router.http.transport import configure_transport, limit_unacknowledged_time
+from engine_server.router.http.wire import Fields
+from engine_server.router.routing.endpoint import Address, Endpoint
+
+# Connects to a pod that is gone are not refused for a while but get no answer at all.
+CONNECT_TIMEOUT_SECONDS = 1.0
+
+
+class Receiver(Protocol):
+    """Takes one answer of an engine."""
+
+    def on_head(self, status: int, reason: bytes, fields: Fields) -> None:
+        """Take the head. `fields` belong to the connection: they are valid during the call."""
+        ...
+
+    def on_body(self, data: bytes) -> None:
+        """Take a piece of the body."""
+        ...
+
+    def on_end(self) -> None:
+        """Take note of the end of the answer."""
+        ...
+
+    def on_failure(self) -> None:
+        """Take note that the bytes are not HTTP, or that the connection failed. It may follow the answer's end."""
+        ...
+
+    def on_close(self) -> None:
+        """Take note that the engine closed the connection. It may follow the answer's end."""
+        ...
+
+    def flush(self) -> None:
+        """Act on what was taken: no more has arrived yet."""
+        ...
+
+
+class EngineConnection(asyncio.Protocol):
+    """Parses answers as bytes arrive. Each is given to a receiver of its own, which gets nothing after its release."""
+
+    send: Callable[[bytes], None]
+
+    def __init__(self, pool: "Pool") -> None:
+        self._pool = pool
+        self._fields = Fields()
+        self.on_header = self._fields.add
+        self._parser = HttpResponseParser(self)
+        # None between two answers.
+        self._receiver: Receiver | None = None
+        self._reason = b""
+        # The head of an answer has arrived that is not an interim one (1xx).
+        self._begun = False
+        # The answer has ended as it should, and nothing came after it.
+        self._reusable = False
+
+    def receive(self, receiver: Receiver) -> None:
+        """Give the answer to the request that was sent to `receiver`, until `release`."""
+        self._receiver = receiver
+        self._begun = self._reusable = False
+        self._reason = b""
+        self._fields.clear()
+
+    def release(self) -> None:
+        """Keep the connection for another request, or close it, which tells the engine to stop an unfinished one."""
+        self._receiver = None
+        if self._reusable:
+            self.transport.resume_reading()
+            self._pool.put(self)
+        else:
+            self.transport.abort()
+
+    # Called by the transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.send = self.transport.write
+        configure_transport(self.transport)
+        limit_unacknowledged_time(self.transport)
+
+    def data_received(self, data: bytes) -> None:
+        receiver = self._receiver
+        if receiver is None:
+            self.transport.abort()  # it answers more than it was asked
+            return
+        try:
+            self._parser.feed_data(data)
+        except HttpParserError:
+            self._reusable = False
+            receiver.on_failure()
+        receiver.flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        receiver = self._receiver
+        if receiver is None:
+            self._pool.discard(self)
+            return
+        if exc is None:
+            receiver.on_close()
+        else:
+            receiver.on_failure()
+        receiver.flush()
+
+    # Called by the parser
+
+    def on_status(self, reason: bytes) -> None:
+        self._reusable = False  # true only of an answer that nothing follows
+        self._reason += reason
+
+    def on_headers_complete(self) -> None:
+        if self._begun:
+            raise HttpParserError("more than one answer")
+        status = self._parser.get_status_code()
+        if status < 200:
+            self._reason = b""
+            self._fields.clear()
+            return
+        self._begun = True
+        assert self._receiver is not None
+        self._receiver.on_head(status, self._reason, self._fields)
+
+    def on_body(self, data: bytes) -> None:
+        assert self._receiver is not None
+        self._receiver.on_body(data)
+
+    def on_message_complete(self) -> None:
+        if self._begun:
+            assert self._receiver is not None
+            self._receiver.on_end()
+            self._reusable = self._parser.should_keep_alive()
+
+
+class Pool:
+    """Idle connections to one endpoint. The one used last is reused first, so that the engine can close the others."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._idle: list[EngineConnection] = []
+        self._open = True
+
+    def take(self) -> EngineConnection | None:
+        """Return an idle connection, if there is one. The engine may close it at any moment."""
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.transport.is_closing():
+                return connection
+        return None
+
+    async def connect(self, exchange: Exchange) -> EngineConnection:
+        """Return a new connection. Raises OSError if none is open within CONNECT_TIMEOUT_SECONDS."""
+        opening = asyncio.get_running_loop().create_task(self._connect())
+        try:
+            await wait_for(opening, exchange)
+        except GeneratorExit:  # the client has left
+            opening.add_done_callback(self._put_opened)
+            raise
+        connection = opening.result()
+        if connection.transport.is_closing():  # its loss was reported before there was a relay
+            raise ConnectionResetError("the connection was closed at once")
+        return connection
+
+    def put(self, connection: EngineConnection) -> None:
+        """Keep a connection for another request."""
+        if self._open:
+            self._idle.append(connection)
+        else:
+            connection.transport.close()
+
+    def discard(self, connection: EngineConnection) -> None:
+        """Remove an idle connection that was closed."""
+        with suppress(ValueError):
+            self._idle.remove(connection)
+
+    def close(self) -> None:
+        """Close idle connections, and each of the others once its answer has ended."""
+        self._open = False
+        for connection in self._idle:
+            connection.transport.close()
+
+    async def _connect(self) -> EngineConnection:
+        async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
+            loop = asyncio.get_running_loop()
+            _, connection = await loop.create_connection(lambda: EngineConnection(self), *self._address)
+        return connection
+
+    def _put_opened(self, opening: asyncio.Task[EngineConnection]) -> None:
+        if not (opening.cancelled() or opening.exception()):
+            self.put(opening.result())
+
+
+class Pools(dict[Endpoint, Pool]):
+    """The pools of all endpoints that were sent requests."""
+
+    def __missing__(self, endpoint: Endpoint) -> Pool:
+        pool = self[endpoint] = Pool(endpoint.address)
+        return pool
+
+    def remove(self, endpoint: Endpoint) -> None:
+        """Close the connections to an endpoint that is gone."""
+        if pool := self.pop(endpoint, None):
+            pool.close()

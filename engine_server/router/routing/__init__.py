@@ -1,0 +1,1 @@
+"""The choice of a replica: names, liveness and policies."""

@@ -1,0 +1,1 @@
+"""Policies: which of the live replicas takes a request."""

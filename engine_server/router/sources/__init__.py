@@ -1,0 +1,1 @@
+"""Sources of deployments and their addresses: flags, a file, a Kubernetes cluster."""

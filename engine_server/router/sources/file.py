@@ -1,0 +1,69 @@
+"""Deployments from the endpoints file that `fairlead up` writes."""
+
+import asyncio
+import logging
+from pathlib import Path
+
+from engine_server.contract.api import Key
+from engine_server.contract.endpoints_file import EndpointsFile, FileDeployment
+from engine_server.router.routing.directory import Deployment, Directory
+from engine_server.router.routing.endpoint import Address
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.25
+
+
+def to_deployment(entry: FileDeployment) -> Deployment:
+    """Return an entry of the endpoints file as a deployment. Raises ValueError for a URL that is no endpoint."""
+    return Deployment(
+        Key(entry.namespace, entry.name),
+        entry.served_names or (entry.name,),
+        tuple(Address.parse(url) for url in entry.endpoints),
+        entry.created.timestamp() if entry.created else 0.0,
+        entry.policy,
+    )
+
+
+class FileSource:
+    """Reads the endpoints file whenever it has changed. An invalid file leaves the deployments as they were."""
+
+    def __init__(self, path: Path) -> None:
+        self.synced = False
+        self._path = path
+        # Modification time in ns, inode and size of the content that was read last.
+        self._version: tuple[int, int, int] | None = None
+        self._keys: set[Key] = set()
+
+    async def run(self, directory: Directory) -> None:
+        """Poll the file for changes until cancelled."""
+        while True:
+            self.refresh(directory)
+            await asyncio.sleep(POLL_SECONDS)
+
+    def refresh(self, directory: Directory) -> None:
+        """Apply the file to the directory if it has changed since the last call."""
+        try:
+            stat = self._path.stat()
+            version = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
+            if version == self._version:
+                return
+            self._version = version
+            content = EndpointsFile.decode(self._path.read_bytes())
+            deployments = [to_deployment(entry) for entry in content.deployments]
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
+            log.error(
+                "%s is not a valid endpoints file, its last valid content stays in force: %s",
+                self._path,
+                error,
+            )
+            return
+        for deployment in deployments:
+            directory.put(deployment)
+        keys = {deployment.key for deployment in deployments}
+        for key in self._keys - keys:
+            directory.remove(key)
+        self._keys = keys
+        self.synced = True

@@ -1,0 +1,33 @@
+"""Deployments from the flag `--endpoint NAME[,NAME...]=URL`."""
+
+import argparse
+from collections.abc import Iterable
+
+from engine_server.contract.api import DEFAULT_NAMESPACE, Key
+from engine_server.router.routing.directory import Deployment
+from engine_server.router.routing.endpoint import Address
+
+NamedAddress = tuple[list[str], Address]
+
+
+def parse_endpoint(flag: str) -> NamedAddress:
+    """Return the model names and the address in the value of one flag. Raises argparse.ArgumentTypeError."""
+    names, _, url = flag.partition("=")
+    if not url or not all(names.split(",")):
+        raise argparse.ArgumentTypeError(f"expected NAME[,NAME...]=URL, got {flag!r}")
+    try:
+        return names.split(","), Address.parse(url)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def deployments_from_flags(flags: Iterable[NamedAddress]) -> list[Deployment]:
+    """Return one deployment per model name, with the addresses of all flags that give the name."""
+    addresses_by_name: dict[str, list[Address]] = {}
+    for names, address in flags:
+        for name in names:
+            addresses_by_name.setdefault(name, []).append(address)
+    return [
+        Deployment(Key(DEFAULT_NAMESPACE, name), (name,), tuple(addresses))
+        for name, addresses in addresses_by_name.items()
+    ]

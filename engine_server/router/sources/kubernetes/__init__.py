@@ -1,0 +1,1 @@
+"""The source that watches LLMDeployments and EndpointSlices in a cluster."""

@@ -1,0 +1,93 @@
+"""The source of deployments in a cluster: names from LLMDeployments, addresses from EndpointSlices."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import aiohttp
+
+from engine_server.contract.api import Key, collection_path
+from engine_server.contract.labels import LLMDEPLOYMENT_LABEL
+from engine_server.router.routing.directory import Deployment, Directory
+from engine_server.router.routing.endpoint import Address
+from engine_server.router.sources.kubernetes.access import Access
+from engine_server.router.sources.kubernetes.objects import EndpointSlice, Identity, LLMDeployment
+from engine_server.router.sources.kubernetes.watch import Watch
+
+
+class KubernetesSource:
+    """Watches the LLMDeployments and EndpointSlices of some namespaces, or of the whole cluster if none is given."""
+
+    def __init__(self, access: Access, namespaces: Sequence[str]) -> None:
+        self._deployments: dict[Key, LLMDeployment] = {}
+        self._slices: defaultdict[Key, dict[Identity, EndpointSlice]] = defaultdict(dict)
+        self._watches: list[Watch[LLMDeployment] | Watch[EndpointSlice]] = []
+        for namespace in namespaces or (None,):
+            path = collection_path(namespace)
+            self._watches.append(Watch(access, path, LLMDeployment, self._on_deployment))
+            scope = f"/namespaces/{namespace}" if namespace else ""
+            path = f"/apis/discovery.k8s.io/v1{scope}/endpointslices"
+            self._watches.append(
+                Watch(access, path, EndpointSlice, self._on_slice, selector=LLMDEPLOYMENT_LABEL)
+            )
+
+    @property
+    def synced(self) -> bool:
+        """True once every collection was listed."""
+        return all(watch.synced for watch in self._watches)
+
+    async def run(self, directory: Directory) -> None:
+        """Apply changes to the directory until cancelled."""
+        self._directory = directory
+        async with aiohttp.ClientSession() as session:
+            await asyncio.gather(*(watch.run(session) for watch in self._watches))
+
+    def _on_deployment(self, deployment: LLMDeployment, exists: bool) -> None:
+        key = Key(*deployment.identity)
+        if exists:
+            self._deployments[key] = deployment
+        else:
+            self._deployments.pop(key, None)
+        self._update(key)
+
+    def _on_slice(self, endpoint_slice: EndpointSlice, exists: bool) -> None:
+        slices = self._slices[endpoint_slice.owner]
+        if exists:
+            slices[endpoint_slice.identity] = endpoint_slice
+        else:
+            slices.pop(endpoint_slice.identity, None)
+        self._update(endpoint_slice.owner)
+
+    def _update(self, key: Key) -> None:
+        if found := self._deployments.get(key):
+            self._directory.put(to_deployment(key, found, self._slices[key].values()))
+        else:
+            self._directory.remove(key)
+
+
+def to_deployment(key: Key, found: LLMDeployment, slices: Iterable[EndpointSlice]) -> Deployment:
+    """Return a deployment from its objects in the cluster."""
+    created = found.metadata.creation_timestamp
+    return Deployment(
+        key,
+        tuple(found.spec.model.served_names) or (key.name,),
+        serving_addresses(slices),
+        created.timestamp() if created else 0.0,
+        found.spec.routing.policy,
+        vouched=True,
+    )
+
+
+def serving_addresses(slices: Iterable[EndpointSlice]) -> tuple[Address, ...]:
+    """Return one address for each serving pod, in any of its slices."""
+    by_pod: dict[str, Address] = {}
+    # IPv4 comes before IPv6, so it wins where a pod has both.
+    for endpoint_slice in sorted(slices, key=lambda one: one.address_type):
+        port = endpoint_slice.port
+        if port is None or endpoint_slice.address_type == "FQDN":
+            continue
+        for endpoint in endpoint_slice.endpoints or ():
+            if endpoint.conditions.usable:
+                pod = endpoint.target_ref.name if endpoint.target_ref else endpoint.addresses[0]
+                by_pod.setdefault(pod, Address(endpoint.addresses[0], port))
+    return tuple(sorted(by_pod.values()))

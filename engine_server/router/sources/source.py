@@ -1,0 +1,18 @@
+"""The interface of the sources of deployments."""
+
+from typing import Protocol
+
+from engine_server.router.routing.directory import Directory
+
+
+class Source(Protocol):
+    """Keeps a directory up to date for as long as it runs."""
+
+    @property
+    def synced(self) -> bool:
+        """True once everything that existed when the source started is in the directory."""
+        ...
+
+    async def run(self, directory: Directory) -> None:
+        """Apply changes to the directory until cancelled."""
+        ...

@@ -1,0 +1,74 @@
+"""The programs that planned pods become: each with its port, its GPUs and its share of the cores."""
+
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from engine_server.contract.endpoints_file import EndpointsFile, FileDeployment
+from llm_local import machine, replica
+from llm_local.processes import Program, StartError, say
+from llm_local.replica import HOST, Pod
+
+# Returns the command line that runs `fairlead` with these arguments.
+Command = Callable[[Sequence[str]], tuple[str, ...]]
+
+
+def fairlead(arguments: Sequence[str]) -> tuple[str, ...]:
+    return (sys.executable, "-m", "engine_server.cli", *arguments)
+
+
+class Engine(NamedTuple):
+    """One replica of a pod, with the address at which it will listen."""
+
+    pod: Pod
+    url: str
+    program: Program
+
+
+def engines(
+    pods: Sequence[Pod], models: dict[str, str], gpus: Sequence[str], command: Command
+) -> Iterator[Engine]:
+    """Yield every replica. Cores are divided evenly, and GPUs are assigned in turn."""
+    listed = [(pod, index) for pod in pods for index in range(pod.deployment.spec.replicas)]
+    threads = max(1, machine.cores() // max(1, len(listed)))
+    turns = itertools.cycle(gpus)
+    for (pod, index), port in zip(listed, machine.free_ports([0] * len(listed)), strict=True):
+        model = models[pod.fetch] if pod.fetch else None
+        assigned = list(itertools.islice(turns, pod.gpus))
+        arguments = replica.arguments(pod, port, model, assigned)
+        environment = replica.environment(pod, threads, assigned)
+        program = Program(f"{pod.label}-{index}", command(arguments), environment, pod.grace)
+        yield Engine(pod, f"http://{HOST}:{port}", program)
+
+
+def available_gpus(pods: Sequence[Pod]) -> list[str]:
+    """Return the GPUs of this machine if a pod asks for any. Raises StartError if there are some, but too few."""
+    if not any(pod.gpus for pod in pods):
+        return []
+    gpus = machine.visible_gpus(os.environ.get(replica.GPUS))
+    for pod in pods:
+        if pod.gpus and not gpus:
+            say(f"{pod.label} asks for {pod.gpus} GPUs; there is none here, so it runs on the CPU")
+        elif pod.gpus > len(gpus):
+            raise StartError(f"{pod.label} asks for {pod.gpus} GPUs a replica; there are {len(gpus)} here")
+    return gpus
+
+
+def endpoints(pods: Sequence[Pod], started: Sequence[Engine]) -> EndpointsFile:
+    """Return the router's endpoints file. The first deployment of the command line counts as the oldest."""
+    return EndpointsFile(
+        tuple(
+            FileDeployment(
+                namespace=pod.deployment.namespace,
+                name=pod.deployment.name,
+                served_names=pod.deployment.served_names,
+                policy=pod.deployment.spec.routing.policy,
+                created=datetime.fromtimestamp(index, UTC),
+                endpoints=tuple(engine.url for engine in started if engine.pod is pod),
+            )
+            for index, pod in enumerate(pods)
+        )
+    )

@@ -1,0 +1,32 @@
+"""The resources of this machine: cores, GPUs and ports."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable
+from contextlib import ExitStack
+
+from llm_local.replica import HOST
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def visible_gpus(chosen: str | None) -> list[str]:
+    """Return the GPUs that CUDA would use, where `chosen` is CUDA_VISIBLE_DEVICES. This asks the driver, not torch."""
+    if chosen is not None:
+        return [gpu for gpu in chosen.split(",") if gpu and gpu != "-1"]
+    if (smi := shutil.which("nvidia-smi")) is None:
+        return []
+    listed = subprocess.run([smi, "--list-gpus"], capture_output=True, text=True).stdout
+    return [str(index) for index, line in enumerate(listed.splitlines()) if line.startswith("GPU ")]
+
+
+def free_ports(wanted: Iterable[int]) -> list[int]:
+    """Return the wanted ports, with a free one in place of each 0. Raises OSError if a port is in use."""
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.create_server((HOST, port))) for port in wanted]
+        return [each.getsockname()[1] for each in sockets]

@@ -1,0 +1,86 @@
+"""A planned engine pod as a local process: the same arguments, but for its port, its paths and its threads."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llm_operator.api.schema import SpecError
+from llm_operator.api.spec import LLMDeployment
+from llm_operator.observed import Observed, workload_key
+from llm_operator.plan.plan import plan
+from llm_operator.plan.pods import CACHE_ENV
+from llm_operator.plan.volumes import MODEL_FOLDER
+from llm_operator.settings import Settings
+
+from engine_server.contract import labels
+from engine_server.contract.api import DEFAULT_NAMESPACE
+from engine_server.contract.model_uri import VolumeClaim, parse
+
+HOST = "127.0.0.1"
+THREADS = "OMP_NUM_THREADS"
+GPUS = "CUDA_VISIBLE_DEVICES"
+# The flag that splits a model over GPUs; left out where there are none.
+SHARDING = "--tensor-parallel-size="
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """The subset of a planned pod that is needed to run it locally."""
+
+    deployment: LLMDeployment
+    arguments: tuple[str, ...]
+    environment: dict[str, str]
+    # The URI that its init container fetches.
+    fetch: str | None
+    gpus: int
+    # Seconds between SIGTERM and SIGKILL.
+    grace: float
+
+    @property
+    def label(self) -> str:
+        """The name in log lines."""
+        namespace = "" if self.deployment.namespace == DEFAULT_NAMESPACE else f"{self.deployment.namespace}/"
+        return f"{namespace}{self.deployment.name}"
+
+
+def pod(deployment: LLMDeployment) -> Pod:
+    """Return the pod that the operator would create. Raises SpecError for what only a cluster has."""
+    uri = deployment.spec.model.uri
+    goal = plan(deployment, Observed(), Settings(engine_image=""))
+    if isinstance(parse(uri), VolumeClaim):
+        raise SpecError("spec.model.uri", f"{uri} is a volume claim, which only a cluster has")
+    spec = goal.apply[workload_key(deployment.name)]["spec"]["template"]["spec"]
+    containers = {each["name"]: each for each in (*spec["containers"], *spec.get("initContainers", ()))}
+    engine, fetch = containers[labels.ENGINE_CONTAINER], containers.get(labels.MODEL_CONTAINER)
+    return Pod(
+        deployment=deployment,
+        arguments=tuple(engine["args"]),
+        environment={
+            entry["name"]: value(entry) for entry in engine["env"] if entry["name"] not in CACHE_ENV
+        },
+        fetch=fetch["args"][1] if fetch else None,
+        gpus=deployment.spec.resources.gpu,
+        grace=float(spec["terminationGracePeriodSeconds"]),
+    )
+
+
+def value(variable: dict[str, Any]) -> str:
+    """Return the value of a container's variable. Raises SpecError if it must be looked up."""
+    if "valueFrom" in variable:
+        reason = f"{variable['name']} has a valueFrom, which only a cluster can look up"
+        raise SpecError("spec.engine.env", reason)
+    return str(variable.get("value", ""))
+
+
+def arguments(pod: Pod, port: int, model: str | None, gpus: Sequence[str]) -> tuple[str, ...]:
+    """Return the container's arguments with the loopback address, `port`, and the folder `model`, if any."""
+    local = {"--host=0.0.0.0": f"--host={HOST}", f"--port={labels.ENGINE_PORT}": f"--port={port}"}
+    if model is not None:
+        local[MODEL_FOLDER] = model
+    kept = [argument for argument in pod.arguments if gpus or not argument.startswith(SHARDING)]
+    return tuple(local.get(argument, argument) for argument in kept)
+
+
+def environment(pod: Pod, threads: int, gpus: Sequence[str]) -> dict[str, str]:
+    """Return the container's variables with the replica's share of the machine."""
+    return pod.environment | {THREADS: str(threads), GPUS: ",".join(gpus)}

@@ -1,0 +1,46 @@
+"""Failures of calls to the API server, read from the fields of its `Status` answers and not from their prose."""
+
+import msgspec
+from aiohttp import ClientError
+from kubernetes.aio.client import ApiException
+
+# Everything that a call may raise: an error answer, or no answer.
+FAILURES = (ApiException, ClientError, OSError, TimeoutError)
+
+
+class Cause(msgspec.Struct, frozen=True):
+    """One violation: the path of the field, and the problem with it."""
+
+    message: str = ""
+    field: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.message}" if self.field else self.message
+
+
+class Details(msgspec.Struct, frozen=True):
+    causes: tuple[Cause, ...] = ()
+
+
+class ErrorStatus(msgspec.Struct, frozen=True):
+    """The part of a `Status` answer that the operator reads."""
+
+    message: str
+    details: Details | None = None
+
+
+def describe(error: Exception) -> str:
+    """Return the violations that the API server lists, else its message, else the kind of failure."""
+    if not isinstance(error, ApiException):
+        return f"{type(error).__name__} {error}".strip()
+    try:
+        status = msgspec.json.decode(error.body or b"", type=ErrorStatus)
+    except msgspec.DecodeError:
+        return str(error.reason)
+    causes = status.details.causes if status.details else ()
+    return "; ".join(map(str, dict.fromkeys(causes))) or status.message
+
+
+def is_rejection(error: ApiException) -> bool:
+    """Return True if the API server has read the request and refuses its content."""
+    return error.status in (400, 403, 422)

@@ -1,0 +1,106 @@
+"""The Lease that lets one of several operators work."""
+
+import asyncio
+import logging
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from llm_operator.control.api_errors import FAILURES, describe
+from llm_operator.control.cluster import Cluster, Resource
+from llm_operator.observed import Manifest
+
+LEASES = Resource("coordination.k8s.io", "v1", "leases")
+# A holder that has not renewed the lease for so long has lost it.
+DURATION_SECONDS = 15
+# A holder that cannot renew stops well before another one may start.
+GIVE_UP_SECONDS = 10
+RENEW_SECONDS = 3
+RETRY_SECONDS = 1
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Lease:
+    """A lease that this operator tries to hold.
+
+    Clocks of other machines are not trusted: a lease has expired when it has not changed for its duration on ours.
+    """
+
+    cluster: Cluster
+    namespace: str
+    name: str
+    identity: str
+    # The lease as it was read last, and the event loop's time at which it last changed.
+    seen: Manifest = field(default_factory=dict)
+    seen_at: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def holder(self) -> str:
+        return str(self.seen.get("spec", {}).get("holderIdentity", ""))
+
+    async def acquire(self) -> None:
+        """Wait until this operator holds the lease."""
+        holder = None
+        while not await self.hold():
+            if self.holder != holder:
+                holder = self.holder
+                logger.info("standing by: %s holds %s", holder, self)
+            await asyncio.sleep(RETRY_SECONDS)
+        logger.info("this operator holds %s", self)
+
+    async def keep(self) -> None:
+        """Renew the lease; return when it is lost."""
+        with suppress(TimeoutError):
+            while True:
+                await asyncio.sleep(RENEW_SECONDS)
+                async with asyncio.timeout(GIVE_UP_SECONDS):
+                    while not await self.hold():
+                        if self.holder != self.identity:
+                            return
+                        await asyncio.sleep(RETRY_SECONDS)
+
+    async def release(self) -> None:
+        """Give the lease up, so that the next operator can start at once."""
+        if self.holder == self.identity:
+            try:
+                await self.write("")
+            except FAILURES as error:
+                logger.warning("could not release the lease: %s", describe(error))
+
+    async def hold(self) -> bool:
+        """Take or renew the lease; return False if another operator has it or the API server does not answer."""
+        try:
+            await self.look()
+            age = asyncio.get_running_loop().time() - self.seen_at
+            if self.holder not in ("", self.identity) and age < DURATION_SECONDS:
+                return False
+            await self.write(self.identity)
+        except FAILURES as error:
+            logger.warning("lease %s: %s", self, describe(error))
+            return False
+        return True
+
+    async def look(self) -> None:
+        """Read the lease, or create it, and note when it changed."""
+        folder = LEASES.path(self.namespace)
+        found = await self.cluster.find(f"{folder}/{self.name}")
+        found = found or await self.cluster.call("POST", folder, {"metadata": {"name": self.name}})
+        if found.get("spec") != self.seen.get("spec"):
+            self.seen_at = asyncio.get_running_loop().time()
+        self.seen = found
+
+    async def write(self, holder: str) -> None:
+        """Write the lease. Of two writers one fails, because the resource version was read with it."""
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        # A lease that the chart has created has no spec.
+        last = self.seen.get("spec", {})
+        changed = {"holderIdentity": holder, "leaseDurationSeconds": DURATION_SECONDS, "renewTime": now}
+        if holder != self.holder:
+            changed |= {"acquireTime": now, "leaseTransitions": last.get("leaseTransitions", 0) + 1}
+        lease = {**self.seen, "spec": last | changed}
+        self.seen = await self.cluster.call("PUT", LEASES.path(self.namespace, self.name), lease)

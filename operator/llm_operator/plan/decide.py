@@ -1,0 +1,48 @@
+"""The decision about one LLMDeployment: its plan, or the reason why there is none. No I/O."""
+
+from dataclasses import dataclass
+
+from llm_operator.api.schema import SpecError
+from llm_operator.api.spec import LLMDeployment, LLMDeploymentSpec, parse
+from llm_operator.observed import Observed, Problem
+from llm_operator.plan.ownership import may_apply
+from llm_operator.plan.plan import Plan, plan
+from llm_operator.settings import Settings
+
+NOTHING = Plan(apply={})
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A plan to carry out. It is empty if it was refused: then what ran before goes on."""
+
+    # The spec in its typed form; None if it is invalid.
+    spec: LLMDeploymentSpec | None
+    plan: Plan
+    refusal: Problem | None = None
+
+    @property
+    def may_succeed_later(self) -> bool:
+        """False if only a change of the spec can help."""
+        return self.spec is not None
+
+
+def decide(observed: Observed, settings: Settings) -> Decision:
+    """Parse and plan the observed LLMDeployment."""
+    try:
+        deployment = parse(observed.subject)
+        goal = plan(deployment, observed, settings)
+    except SpecError as error:
+        return Decision(None, NOTHING, Problem("InvalidSpec", str(error)))
+    if refusal := obstacle(goal, deployment, observed):
+        return Decision(deployment.spec, NOTHING, refusal)
+    return Decision(deployment.spec, goal)
+
+
+def obstacle(goal: Plan, deployment: LLMDeployment, observed: Observed) -> Problem | None:
+    """Return the reason why a plan cannot be applied: an object of another owner has the name of a child."""
+    for key in goal.apply:
+        existing = observed.children.get(key)
+        if existing is not None and not may_apply(existing, deployment):
+            return Problem("ChildExists", f"a {key.kind} named {key.name} is there already and is not ours")
+    return None

@@ -1,0 +1,26 @@
+"""Objects that a pod refers to and that do not exist.
+
+The scheduler and the kubelet report them in prose alone, under the reasons Unschedulable and
+CreateContainerConfigError, and the operator has no right to read Secrets. If the wording is not the known one, those
+reasons and messages are reported as they are.
+"""
+
+import re
+
+from llm_operator.observed import Problem
+
+# Kubernetes 1.30 to 1.34: `persistentvolumeclaim "NAME" not found` and `secret "NAME" not found`.
+NOT_FOUND = re.compile(r'(persistentvolumeclaim|secret) "([^"]+)" not found')
+REASONS = {
+    "persistentvolumeclaim": ("ClaimNotFound", "PersistentVolumeClaim"),
+    "secret": ("SecretNotFound", "Secret"),
+}
+
+
+def find_missing_object(message: str) -> Problem | None:
+    """Return the problem that names the object that `message` reports as missing, or None."""
+    found = NOT_FOUND.search(message)
+    if found is None:
+        return None
+    reason, kind = REASONS[found[1]]
+    return Problem(reason, f"there is no {kind} {found[2]}")

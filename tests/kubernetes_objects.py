@@ -1,0 +1,29 @@
+"""Manifests of LLMDeployments and EndpointSlices."""
+
+from engine_server.contract.labels import LLMDEPLOYMENT_LABEL as LABEL
+
+
+def llmd(name: str, *served: str, policy: str | None = None, **metadata) -> dict:
+    spec: dict = {"model": {"uri": "pvc://claim/path"}}
+    if served:
+        spec["model"]["servedNames"] = [*served]
+    if policy:
+        spec["routing"] = {"policy": policy}
+    kind = {"apiVersion": "fairlead.dev/v1alpha1", "kind": "LLMDeployment"}
+    return {**kind, "metadata": {"name": name, **metadata}, "spec": spec}
+
+
+def endpoint(ip: str, pod: str | None = None, **conditions: bool) -> dict:
+    target = {"targetRef": {"kind": "Pod", "name": pod}} if pod else {}
+    return {"addresses": [ip], "conditions": conditions, **target}
+
+
+def slice_of(owner: str, name: str, *endpoints: dict, family: str = "IPv4", **metadata) -> dict:
+    return {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {"name": name, "labels": {LABEL: owner}, **metadata},
+        "addressType": family,
+        "ports": [{"name": "metrics", "port": 9}, {"name": "http", "port": 8000}],
+        "endpoints": [*endpoints],
+    }

@@ -1,0 +1,64 @@
+"""Planned pods as local processes."""
+
+from pathlib import Path
+from typing import Any
+
+from llm_local import replica
+from llm_operator.api.spec import parse
+from llm_operator.observed import Observed, workload_key
+from llm_operator.plan.plan import plan
+from llm_operator.settings import Settings
+
+
+def test_arguments_differ_from_the_planned_container_in_port_host_and_model(manifest: Any) -> None:
+    document = manifest(
+        replicas=3,
+        engine={
+            "maxModelLen": 512,
+            "args": ["--max-num-seqs=8", "--seed=3"],
+            "env": [{"name": "A", "value": "b"}],
+        },
+        resources={"gpu": 2, "cpu": "3", "memory": "4Gi"},
+        rollout={"drainTimeoutSeconds": 5},
+    )
+    deployment = parse(document)
+    goal = plan(deployment, Observed(), Settings(engine_image="x"))
+    template = goal.apply[workload_key("tiny")]["spec"]["template"]
+    container = template["spec"]["containers"][0]
+    pod = replica.pod(deployment)
+    ours = replica.arguments(pod, 1234, "/here", ["0", "1"])
+    different = [
+        (planned, here) for planned, here in zip(container["args"], ours, strict=True) if planned != here
+    ]
+    assert different == [
+        ("/models/model", "/here"),
+        ("--host=0.0.0.0", "--host=127.0.0.1"),
+        ("--port=8000", "--port=1234"),
+    ]
+    assert replica.environment(pod, 2, ["0"]) == {
+        "A": "b",
+        "OMP_NUM_THREADS": "2",
+        "CUDA_VISIBLE_DEVICES": "0",
+    }
+    assert pod.grace == template["spec"]["terminationGracePeriodSeconds"]
+    assert pod.fetch == "pypi://tiny"
+
+
+def test_without_gpus_the_model_is_not_split_over_gpus(manifest: Any) -> None:
+    pod = replica.pod(parse(manifest(resources={"gpu": 2})))
+    without = set(pod.arguments) - {
+        "--tensor-parallel-size=2",
+        "--host=0.0.0.0",
+        "--port=8000",
+        "/models/model",
+    }
+    ours = set(replica.arguments(pod, 1, "/here", []))
+    assert ours == without | {"--host=127.0.0.1", "--port=1", "/here"}
+
+
+def test_a_local_folder_is_served_in_place(manifest: Any, tmp_path: Path) -> None:
+    document = manifest()
+    document["spec"]["model"]["uri"] = str(tmp_path)
+    pod = replica.pod(parse(document))
+    assert pod.fetch is None
+    assert replica.arguments(pod, 1, None, [])[1] == str(tmp_path)

@@ -1,0 +1,259 @@
+"""`fairlead up` with small real processes in place of engine and router."""
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from llm_local import command, machine
+
+# Seconds to wait for a line.
+PATIENCE = 60
+
+# Replaces `fairlead`: fetch prints a folder; engine and router answer 200 to every request, and print their pid.
+# An engine with --fail ends with 7, and one with --stubborn ignores SIGTERM; each has a child, as a real engine has.
+PROGRAM = """
+import http.server, json, os, signal, subprocess, sys
+name, *rest = sys.argv[1:]
+if name == "fetch":
+    print("looking", file=sys.stderr)
+    print("/cache/" + rest[0].split("/")[-1])
+    sys.exit(3 if "missing" in rest[0] else 0)
+if "--fail" in rest:
+    sys.exit(7)
+if "--stubborn" in rest:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+port = next(int(a.split("=")[1]) for a in rest if a.startswith("--port="))
+if name == "router":
+    file = next(a.split("=")[1] for a in rest if a.startswith("--endpoints-file="))
+    print(json.dumps(json.load(open(file))))
+child = subprocess.Popen(["sleep", "1000"])
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.send_header("content-length", "0"); self.end_headers()
+    do_POST = do_GET
+    def log_message(self, *_): pass
+server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Answer)
+environment = {name: os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MARK")}
+print(json.dumps({"pid": os.getpid(), "child": child.pid, "arguments": rest, **environment}), flush=True)
+server.serve_forever()
+"""
+
+DRIVER = """
+import sys
+from llm_local import command
+sys.exit(command.main(sys.argv[2:], lambda arguments: (sys.executable, sys.argv[1], *arguments)))
+"""
+
+
+class Up:
+    """A running `fairlead up`, without a terminal."""
+
+    def __init__(self, folder: Path, *documents: object) -> None:
+        program = folder / "program.py"
+        program.write_text(PROGRAM)
+        file = folder / "file.yaml"
+        file.write_text("\n---\n".join(json.dumps(document) for document in documents))
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", DRIVER, str(program), str(file), "--port=0"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": "4,5,6"},
+        )
+        self.seen: list[str] = []
+        self.lines: queue.Queue[str | None] = queue.Queue()
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.put(line.rstrip("\n"))
+        self.lines.put(None)
+
+    def line(self, wanted: Callable[[str], bool]) -> str:
+        """Return the next line for which `wanted` is true."""
+        while (line := self.lines.get(timeout=PATIENCE)) is not None:
+            self.seen.append(line)
+            if wanted(line):
+                return line
+        raise AssertionError("ended before that:\n" + "\n".join(self.seen))
+
+    def report(self, name: str) -> dict[str, object]:
+        """Return the report that the process `name` prints at its start."""
+        line = self.line(lambda line: line.startswith(f'{name} | {{"pid"'))
+        report: dict[str, object] = json.loads(line.split(" | ", 1)[1])
+        return report
+
+    def rest(self) -> str:
+        while (line := self.lines.get(timeout=PATIENCE)) is not None:
+            self.seen.append(line)
+        self.lines.put(None)
+        return "\n".join(self.seen)
+
+    def reports(self) -> dict[str, dict[str, object]]:
+        """Return the reports among the lines seen so far."""
+        pairs = [line.split(" | ", 1) for line in self.seen if ' | {"pid"' in line]
+        return {name: json.loads(text) for name, text in pairs}
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
+    started: list[Up] = []
+
+    def start(*documents: object) -> Up:
+        started.append(Up(tmp_path, *documents))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.process.kill()
+        each.process.wait()
+        each.rest()
+        # Children of the replacements are not on the leash.
+        for report in each.reports().values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(str(report["child"])), signal.SIGKILL)
+
+
+def ready(running: Up) -> str:
+    """Wait for the last line of the greeting; return it: the router's address."""
+    running.line(lambda line: line.startswith("stop with Ctrl-C"))
+    return running.line(lambda line: True)
+
+
+def gone(reports: dict[str, dict[str, object]]) -> bool:
+    pids = [int(str(report[key])) for report in reports.values() for key in ("pid", "child")]
+    left = [process for pid in pids if psutil.pid_exists(pid) for process in [psutil.Process(pid)]]
+    _, alive = psutil.wait_procs(left, timeout=PATIENCE)
+    return not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_starts_replicas_and_router_and_ends_them_all_on_a_signal(
+    up: Callable[..., Up], manifest: Any
+) -> None:
+    running = up(manifest(replicas=2, engine={"env": [{"name": "MARK", "value": "seen"}]}))
+    address = ready(running)
+    assert address.startswith("http://127.0.0.1:")
+    assert sum(address in line for line in running.seen) == 3  # two curl lines and the last one
+    reports = running.reports()
+    assert set(reports) == {"tiny-0", "tiny-1", "router"}
+    assert all(reports[name]["MARK"] == "seen" for name in ("tiny-0", "tiny-1"))
+    assert all(reports[name]["arguments"][0] == "/cache/tiny" for name in ("tiny-0", "tiny-1"))  # type: ignore[index]
+    assert reports["tiny-0"]["OMP_NUM_THREADS"] == str(max(1, machine.cores() // 2))
+    running.process.send_signal(signal.SIGINT)
+    assert "stopped" in running.rest()
+    assert running.process.wait(PATIENCE) == 0
+    assert gone(reports)
+
+
+def test_the_endpoints_file_has_every_deployment(up: Callable[..., Up], manifest: Any) -> None:
+    second = manifest("other", routing={"policy": "round_robin"}, replicas=1)
+    second["spec"]["model"]["servedNames"] = ["a", "b"]
+    running = up(manifest(replicas=2), second)
+    ready(running)
+    printed = next(line for line in running.seen if line.startswith('router | {"deployments"'))
+    first, other = json.loads(printed.split(" | ", 1)[1])["deployments"]
+    assert (first["namespace"], first["name"], first["servedNames"], first["policy"]) == (
+        "default",
+        "tiny",
+        ["tiny"],
+        None,
+    )
+    assert (other["servedNames"], other["policy"]) == (["a", "b"], "round_robin")
+    assert first["created"] < other["created"]
+    ports = [endpoint.rsplit(":", 1)[1] for endpoint in [*first["endpoints"], *other["endpoints"]]]
+    arguments = [report["arguments"] for name, report in running.reports().items() if name != "router"]
+    listening = [word for words in arguments for word in words if word.startswith("--port=")]  # type: ignore[attr-defined]
+    assert sorted(f"--port={port}" for port in ports) == sorted(listening)
+
+
+def test_restarts_a_killed_engine_on_its_port(up: Callable[..., Up], manifest: Any) -> None:
+    running = up(manifest(replicas=1))
+    ready(running)
+    first = running.reports()["tiny-0"]
+    os.kill(int(str(first["pid"])), signal.SIGKILL)
+    running.line(lambda line: line == "tiny-0 ended with signal SIGKILL; restarting it in 1 s")
+    again = running.report("tiny-0")
+    assert again["arguments"] == first["arguments"]
+    assert again["pid"] != first["pid"]
+    running.line(lambda line: line.startswith("tiny-0 is ready after"))
+    assert gone({"tiny-0": first})  # its own child too
+
+
+def test_ends_everything_when_an_engine_never_becomes_ready(up: Callable[..., Up], manifest: Any) -> None:
+    running = up(manifest(engine={"args": ["--fail"]}))
+    said = running.rest()
+    assert "tiny-0 ended with exit code 7; restarting it in 1 s" in said
+    assert "tiny-0 ended with exit code 7; restarting it in 2 s" in said
+    assert "fairlead up: tiny-0 ended with exit code 7, 3 times, and was never ready" in said
+    assert running.process.wait(PATIENCE) == 1
+    assert gone(running.reports())
+
+
+def test_leaves_no_process_when_it_is_killed(up: Callable[..., Up], manifest: Any) -> None:
+    running = up(manifest(replicas=2))
+    ready(running)
+    reports = running.reports()
+    replicas = [psutil.Process(int(str(report["pid"]))) for report in reports.values()]
+    running.process.kill()
+    _, alive = psutil.wait_procs(replicas, timeout=PATIENCE)
+    assert not alive
+
+
+def test_a_second_signal_skips_the_grace_period(up: Callable[..., Up], manifest: Any) -> None:
+    running = up(manifest(engine={"args": ["--stubborn"]}))
+    ready(running)
+    reports = running.reports()
+    running.process.send_signal(signal.SIGTERM)
+    running.line(lambda line: line.startswith("stopping"))
+    running.process.send_signal(signal.SIGTERM)
+    assert running.process.wait(PATIENCE) == 0
+    assert gone(reports)
+
+
+def test_assigns_gpus_in_turn_and_none_to_a_cpu_pod(up: Callable[..., Up], manifest: Any) -> None:
+    running = up(manifest(replicas=2, resources={"gpu": 2}), manifest("cpu"))
+    ready(running)
+    reports = running.reports()
+    assert [reports[name]["CUDA_VISIBLE_DEVICES"] for name in ("tiny-0", "tiny-1", "cpu-0")] == [
+        "4,5",
+        "6,4",
+        "",
+    ]
+
+
+def test_ends_before_anything_runs_when_a_model_cannot_be_fetched(
+    up: Callable[..., Up], manifest: Any
+) -> None:
+    running = up(manifest("missing"))
+    said = running.rest()
+    assert "fetch | looking" in said
+    assert "fairlead up: pypi://missing cannot be fetched" in said
+    assert running.process.wait(PATIENCE) == 1
+    assert running.reports() == {}
+
+
+def test_reports_a_port_in_use_before_anything_starts(
+    manifest: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file.yaml"
+    file.write_text(json.dumps(manifest()))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert command.main([str(file), f"--port={port}"]) == 1
+    assert f"port {port} cannot be used" in capfd.readouterr().err

@@ -1,0 +1,62 @@
+"""Pruning of children that are not planned any more, against a real API server."""
+
+from typing import Any
+
+import pytest
+from waiting import until
+
+pytestmark = pytest.mark.usefixtures("operator")
+
+
+def stray(world: Any, owner_name: str, **metadata: Any) -> dict[str, Any]:
+    """Return a ServiceAccount that looks like a child of an LLMDeployment from an earlier release."""
+    owner = {
+        "apiVersion": "fairlead.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "name": owner_name,
+        "uid": world.get("llmd", owner_name)["metadata"]["uid"],
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+    defaults = {
+        "name": f"{owner_name}-former",
+        "namespace": "default",
+        "labels": {"fairlead.dev/llmdeployment": owner_name},
+        "ownerReferences": [owner],
+    }
+    return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": defaults | metadata}
+
+
+def service_accounts(world: Any) -> set[str]:
+    rows = world.kubectl("get", "serviceaccounts", "-n", "default", "-o", "name")
+    return {row.removeprefix("serviceaccount/") for row in rows.split()}
+
+
+def test_prunes_owned_children_that_are_not_planned_and_nothing_else(
+    world: Any, manifest: Any, name: str
+) -> None:
+    world.apply(manifest(name))
+    until(lambda: world.condition(name, "Ready"))
+    kept = [
+        stray(world, name, name=f"{name}-unowned", ownerReferences=[]),
+        stray(world, name, name=f"{name}-unlabeled", labels={}),
+    ]
+    world.apply(*kept)
+
+    world.apply(stray(world, name))
+
+    until(lambda: f"{name}-former" not in service_accounts(world))
+    assert {f"{name}-engine", f"{name}-unowned", f"{name}-unlabeled"} <= service_accounts(world)
+
+
+def test_prunes_nothing_while_the_spec_is_invalid(world: Any, manifest: Any, name: str) -> None:
+    world.apply(manifest(name, podTemplate={"spec": {"serviceAccountName": "admin"}}))
+    until(lambda: world.degraded(name, "InvalidSpec"))
+    world.apply(stray(world, name))
+    world.apply(manifest(name, replicas=2, podTemplate={"spec": {"serviceAccountName": "admin"}}))
+    until(lambda: world.get("llmd", name)["status"]["observedGeneration"] == 2)
+    assert f"{name}-former" in service_accounts(world)
+
+    world.apply(manifest(name))
+
+    until(lambda: f"{name}-former" not in service_accounts(world))

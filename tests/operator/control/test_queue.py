@@ -1,0 +1,85 @@
+"""The work queue: one worker for a key, and at most one timer."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from llm_operator.control.queue import WorkQueue
+from waiting import until_async
+
+from engine_server.contract.api import Key
+
+KEY = Key("default", "a")
+
+
+@pytest.fixture
+def queue() -> Any:
+    return WorkQueue()
+
+
+async def test_a_key_that_is_added_twice_is_queued_once(queue: WorkQueue) -> None:
+    queue.add(KEY)
+    queue.add(KEY)
+
+    assert await queue.take() == KEY
+    assert queue.ready.empty()
+
+
+async def test_a_key_that_is_added_during_its_work_is_queued_afterwards(queue: WorkQueue) -> None:
+    queue.add(KEY)
+    await queue.take()
+    queue.add(KEY)
+    assert queue.ready.empty()
+
+    queue.done(KEY)
+
+    assert await queue.take() == KEY
+
+
+async def test_delays_double_with_each_failure_in_a_row(queue: WorkQueue) -> None:
+    delays = []
+    for _ in range(9):
+        queue.add(KEY)
+        await queue.take()
+        delays.append(queue.retry(KEY))
+    assert delays == [0.5, 1, 2, 4, 8, 16, 32, 60, 60]
+
+    queue.add(KEY)
+    await queue.take()
+    queue.done(KEY)
+
+    queue.add(KEY)
+    await queue.take()
+    assert queue.retry(KEY) == 0.5
+
+
+async def test_a_key_that_asks_for_it_is_queued_again_without_an_event(queue: WorkQueue) -> None:
+    queue.add(KEY)
+    await queue.take()
+
+    queue.done(KEY, again_after=0.01)
+
+    await until_async(lambda: not queue.ready.empty())
+    assert await queue.take() == KEY
+    assert queue.timers == {}
+
+
+async def test_an_event_replaces_a_pending_timer(queue: WorkQueue) -> None:
+    queue.add(KEY)
+    await queue.take()
+    queue.done(KEY, again_after=60)
+    (timer,) = queue.timers.values()
+
+    queue.add(KEY)
+    await queue.take()
+
+    assert timer.cancelled()
+    assert queue.timers == {}
+
+
+async def test_keys_are_taken_in_the_order_in_which_they_were_added(queue: WorkQueue) -> None:
+    keys = [Key("default", name) for name in "abc"]
+    for key in keys:
+        queue.add(key)
+
+    assert [await asyncio.wait_for(queue.take(), 1) for _ in keys] == keys

@@ -1,0 +1,74 @@
+"""Decisions: a plan, or the reason why there is none."""
+
+from typing import Any
+
+import pytest
+from llm_operator.observed import ChildKey, Observed
+from llm_operator.plan.decide import NOTHING, decide
+from llm_operator.plan.plan import child_keys
+from llm_operator.settings import Settings
+
+SETTINGS = Settings(engine_image="engine:1")
+SERVICE = ChildKey("v1", "Service", "smollm2-engine")
+
+
+def existing(**metadata: Any) -> dict[str, Any]:
+    owner = {"uid": "u-1", "controller": True}
+    labels = {"fairlead.dev/llmdeployment": "smollm2"}
+    defaults = {"name": SERVICE.name, "labels": labels, "ownerReferences": [owner]}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": defaults | metadata}
+
+
+def observed(manifest: dict[str, Any], **service: Any) -> Observed:
+    """Return the state of a cluster with the LLMDeployment and with a Service under the name of its child."""
+    subject = manifest | {"metadata": {**manifest["metadata"], "uid": "u-1", "generation": 1}}
+    return Observed(subject=subject, children={SERVICE: existing(**service)})
+
+
+def test_a_valid_spec_is_planned(manifest: Any) -> None:
+    decision = decide(observed(manifest(replicas=3)), SETTINGS)
+
+    assert decision.spec is not None and decision.spec.replicas == 3
+    assert set(decision.plan.apply) == set(child_keys("smollm2"))
+    assert decision.refusal is None
+
+
+@pytest.mark.parametrize("spec", [{"replicas": -1}, {"podTemplate": {"spec": {"hostPID": True}}}])
+def test_an_invalid_spec_changes_nothing_and_is_not_retried(manifest: Any, spec: dict[str, Any]) -> None:
+    decision = decide(observed(manifest(**spec)), SETTINGS)
+
+    assert decision.plan == NOTHING
+    assert decision.refusal is not None and decision.refusal.reason == "InvalidSpec"
+    assert not decision.may_succeed_later
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        pytest.param({"labels": {}, "ownerReferences": []}, id="of nobody"),
+        pytest.param({"ownerReferences": [{"uid": "u-2", "controller": True}]}, id="of another controller"),
+    ],
+)
+def test_nothing_is_applied_while_an_object_has_the_name_of_a_child(
+    manifest: Any, metadata: dict[str, Any]
+) -> None:
+    decision = decide(observed(manifest(), **metadata), SETTINGS)
+
+    assert decision.plan == NOTHING
+    message = "a Service named smollm2-engine is there already and is not ours"
+    assert decision.refusal == ("ChildExists", message)
+    assert decision.may_succeed_later
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        pytest.param({"labels": {}}, id="an owned child whose label was removed"),
+        pytest.param({"ownerReferences": []}, id="an orphan with our label"),
+    ],
+)
+def test_takes_over(manifest: Any, metadata: dict[str, Any]) -> None:
+    decision = decide(observed(manifest(), **metadata), SETTINGS)
+
+    assert SERVICE in decision.plan.apply
+    assert decision.refusal is None

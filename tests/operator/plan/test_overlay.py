@@ -1,0 +1,89 @@
+"""The user's podTemplate over the operator's."""
+
+from typing import Any
+
+import pytest
+from llm_operator.api.schema import SpecError
+from llm_operator.settings import Settings
+
+
+def test_a_pod_template_is_merged_over_the_operators(planned: Any, manifest: Any, environment: Any) -> None:
+    goal = planned(
+        manifest(
+            podTemplate={
+                "metadata": {"annotations": {"a": "b"}},
+                "spec": {
+                    "nodeSelector": {"gpu": "h200"},
+                    "terminationGracePeriodSeconds": 99,
+                    "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}}],
+                    "containers": [
+                        {"name": "engine", "imagePullPolicy": "Always", "env": [{"name": "X", "value": "y"}]},
+                        {"name": "sidecar", "image": "s"},
+                    ],
+                },
+            }
+        )
+    )
+
+    assert goal.template["metadata"]["annotations"] == {"a": "b"}
+    assert goal.template["metadata"]["labels"]["fairlead.dev/llmdeployment"] == "smollm2"
+    assert goal.pod["nodeSelector"] == {"gpu": "h200"}
+    assert goal.pod["terminationGracePeriodSeconds"] == 99
+    assert [container["name"] for container in goal.pod["containers"]] == ["engine", "sidecar"]
+    assert goal.engine["imagePullPolicy"] == "Always" and goal.engine["image"] == "engine:1"
+    assert environment(goal.engine)["X"] == "y" and "HOME" in environment(goal.engine)
+    (shm,) = (volume for volume in goal.pod["volumes"] if volume["name"] == "shm")
+    assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": "1Gi"}
+
+
+def test_null_in_a_pod_template_removes_a_field(planned: Any, manifest: Any) -> None:
+    overlay = {"spec": {"containers": [{"name": "engine", "lifecycle": None}]}}
+
+    goal = planned(manifest(podTemplate=overlay))
+
+    assert "lifecycle" not in goal.engine
+
+
+@pytest.mark.parametrize(
+    ("pod_spec", "field"),
+    [
+        ({"serviceAccountName": "admin"}, "serviceAccountName"),
+        ({"automountServiceAccountToken": True}, "automountServiceAccountToken"),
+        ({"automountServiceAccountToken": None}, "automountServiceAccountToken"),
+        ({"serviceAccountName": None}, "serviceAccountName"),
+        ({"hostNetwork": True}, "hostNetwork"),
+        ({"hostPID": True}, "hostPID"),
+        ({"volumes": [{"name": "x", "hostPath": {"path": "/"}}]}, r"volumes\[0\]\.hostPath"),
+        (
+            {"containers": [{"name": "engine", "securityContext": {"privileged": True}}]},
+            r"containers\[0\]\.securityContext\.privileged",
+        ),
+        ({"containers": [{"image": "x"}]}, r"containers\[0\]\.name: is required"),
+        ({"containers": "engine"}, "containers: expected a list"),
+    ],
+)
+def test_a_pod_template_is_refused_by_field(
+    planned: Any, manifest: Any, pod_spec: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(SpecError, match=rf"spec\.podTemplate\.spec\.{field}"):
+        planned(manifest(podTemplate={"spec": pod_spec}))
+
+
+def test_a_pod_template_has_only_metadata_and_spec(planned: Any, manifest: Any) -> None:
+    with pytest.raises(SpecError, match=r"spec\.podTemplate\.status: there is no such field"):
+        planned(manifest(podTemplate={"status": {}}))
+
+
+def test_a_pod_template_cannot_take_pods_out_of_the_service(planned: Any, manifest: Any) -> None:
+    labels = {"fairlead.dev/llmdeployment": "other"}
+
+    with pytest.raises(SpecError, match="belongs to the operator"):
+        planned(manifest(podTemplate={"metadata": {"labels": labels}}))
+
+
+def test_an_operator_may_allow_a_service_account(planned: Any, manifest: Any) -> None:
+    given = manifest(podTemplate={"spec": {"serviceAccountName": "mine"}})
+
+    goal = planned(given, settings=Settings(engine_image="e", allow_service_account=True))
+
+    assert goal.pod["serviceAccountName"] == "mine"

@@ -1,0 +1,285 @@
+"""The assessment: conditions from replicas, pods and problems."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from llm_operator.api.spec import LLMDeploymentSpec, Model
+from llm_operator.api.status import Condition, Status
+from llm_operator.observed import Observed, Problem, workload_key
+from llm_operator.status.assess import assess
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def workload(
+    replicas: int = 0,
+    ready: int = 0,
+    updated: int | None = None,
+    stale: bool = False,
+    conditions: list[dict[str, str]] | None = None,
+) -> dict[str, Any]:
+    return {
+        "metadata": {"generation": 2},
+        "status": {
+            "observedGeneration": 1 if stale else 2,
+            "replicas": replicas,
+            "readyReplicas": ready,
+            "updatedReplicas": replicas if updated is None else updated,
+            "conditions": conditions or [],
+        },
+    }
+
+
+def pod(**status: Any) -> dict[str, Any]:
+    return {"metadata": {"name": "p"}, "status": status}
+
+
+def engine(**state: Any) -> dict[str, Any]:
+    return pod(containerStatuses=[{"name": "engine", "ready": False, **state}])
+
+
+def fetch(**state: Any) -> dict[str, Any]:
+    waiting = {"name": "engine", "ready": False, "state": {"waiting": {"reason": "PodInitializing"}}}
+    return pod(
+        initContainerStatuses=[{"name": "model", "ready": False, **state}], containerStatuses=[waiting]
+    )
+
+
+def crashed(message: str, code: int = 1, reason: str = "Error") -> dict[str, Any]:
+    return {
+        "state": {
+            "waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s restarting failed container"}
+        },
+        "lastState": {"terminated": {"exitCode": code, "reason": reason, "message": message}},
+    }
+
+
+def subject(namespace: str = "default", conditions: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
+    metadata = {"name": "smollm2", "namespace": namespace, "generation": 7}
+    return {"metadata": metadata, "status": {"conditions": list(conditions)}}
+
+
+def assessed(
+    wanted: int | None, deployment: dict[str, Any] | None, *pods: dict[str, Any], **observed: Any
+) -> Status:
+    """Assess an LLMDeployment that wants so many replicas; None is one whose spec is invalid."""
+    spec = None if wanted is None else LLMDeploymentSpec(model=Model(uri="a/b"), replicas=wanted)
+    children = {workload_key("smollm2"): deployment} if deployment is not None else {}
+    given = {"subject": subject(), "children": children, "pods": pods, "now": NOON}
+    return assess(spec, Observed(**(given | observed)))
+
+
+def find(status: Status, kind: str) -> Condition | None:
+    return next((condition for condition in status.conditions if condition.type == kind), None)
+
+
+def outcome(status: Status, kind: str) -> tuple[str, str]:
+    condition = find(status, kind)
+    assert condition is not None
+    return condition.status, condition.reason
+
+
+def test_a_new_deployment_is_starting() -> None:
+    status = assessed(2, None)
+    assert outcome(status, "Ready") == ("False", "Starting")
+    assert outcome(status, "Progressing") == ("True", "RollingOut")
+    assert outcome(status, "Degraded") == ("False", "AsExpected")
+    assert (status.observed_generation, status.replicas, status.ready_replicas) == (7, 0, 0)
+    assert status.selector == "app.kubernetes.io/name=fairlead-engine,fairlead.dev/llmdeployment=smollm2"
+
+
+def test_is_ready_and_complete_with_all_replicas_ready() -> None:
+    status = assessed(2, workload(2, ready=2))
+    assert outcome(status, "Ready") == ("True", "ReplicasReady")
+    assert outcome(status, "Progressing") == ("False", "Complete")
+
+
+def test_is_ready_and_progressing_with_one_replica_of_two() -> None:
+    status = assessed(2, workload(2, ready=1))
+    assert outcome(status, "Ready") == ("True", "ReplicasReady")
+    assert outcome(status, "Progressing") == ("True", "RollingOut")
+    assert status.conditions[0].message == "1 of 2 replicas answer"
+
+
+def test_is_not_complete_by_counts_of_the_previous_generation() -> None:
+    assert outcome(assessed(2, workload(2, ready=2, stale=True)), "Progressing") == ("True", "RollingOut")
+
+
+def test_is_not_complete_while_an_old_replica_exists() -> None:
+    assert outcome(assessed(2, workload(3, ready=3, updated=2)), "Progressing") == ("True", "RollingOut")
+
+
+def test_zero_replicas_are_not_ready_and_complete() -> None:
+    status = assessed(0, workload(0))
+    assert outcome(status, "Ready") == ("False", "ScaledToZero")
+    assert outcome(status, "Progressing") == ("False", "Complete")
+    assert outcome(status, "Degraded") == ("False", "AsExpected")
+
+
+def test_loading_and_fetching_are_distinguished() -> None:
+    assert outcome(assessed(1, workload(1), engine(state={"running": {}})), "Ready") == ("False", "Loading")
+    assert outcome(assessed(1, workload(1), fetch(state={"running": {}})), "Ready") == (
+        "False",
+        "FetchingModel",
+    )
+
+
+@pytest.mark.parametrize(
+    ("seen", "reason", "words"),
+    [
+        (
+            engine(
+                state={
+                    "waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "nope:1"'}
+                }
+            ),
+            "ImagePullBackOff",
+            'Back-off pulling image "nope:1"',
+        ),
+        (engine(state={"waiting": {"reason": "ErrImagePull", "message": "x"}}), "ImagePullBackOff", "x"),
+        (
+            engine(**crashed("loading\nValueError: no config.json in /models/model\n")),
+            "CrashLoopBackOff",
+            "ValueError: no config.json in /models/model",
+        ),
+        (engine(**crashed("", code=3)), "CrashLoopBackOff", "it ended with exit code 3 and printed nothing"),
+        (
+            engine(**crashed("", code=137, reason="OOMKilled")),
+            "CrashLoopBackOff",
+            "it ran out of memory (OOMKilled)",
+        ),
+        (
+            fetch(**crashed("Traceback\nfairlead fetch: there is no org/nope on huggingface.co")),
+            "ModelFetchFailed",
+            "the model could not be fetched: fairlead fetch: there is no org/nope on huggingface.co",
+        ),
+        (
+            fetch(state={"terminated": {"exitCode": 1, "message": "no such model"}}),
+            "ModelFetchFailed",
+            "the model could not be fetched: no such model",
+        ),
+        (
+            fetch(
+                state={
+                    "waiting": {"reason": "CreateContainerConfigError", "message": 'secret "hub" not found'}
+                }
+            ),
+            "SecretNotFound",
+            "there is no Secret hub",
+        ),
+        (
+            pod(
+                phase="Pending",
+                conditions=[
+                    {
+                        "type": "PodScheduled",
+                        "status": "False",
+                        "reason": "Unschedulable",
+                        "message": "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.",
+                    }
+                ],
+            ),
+            "Unschedulable",
+            "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.",
+        ),
+        (
+            pod(
+                conditions=[
+                    {
+                        "type": "PodScheduled",
+                        "status": "False",
+                        "reason": "Unschedulable",
+                        "message": '0/2 nodes are available: persistentvolumeclaim "models" not found.',
+                    }
+                ]
+            ),
+            "ClaimNotFound",
+            "there is no PersistentVolumeClaim models",
+        ),
+        (pod(phase="Failed", reason="Evicted", message="low on memory"), "Evicted", "low on memory"),
+    ],
+)
+def test_a_pods_reason_and_message_become_the_conditions(
+    seen: dict[str, Any], reason: str, words: str
+) -> None:
+    status = assessed(1, workload(1), seen)
+    assert outcome(status, "Ready") == ("False", reason)
+    assert outcome(status, "Degraded") == ("True", reason)
+    assert all(
+        condition.message == words for condition in status.conditions if condition.type != "Progressing"
+    )
+
+
+def test_is_degraded_by_a_bad_new_replica_while_old_ones_answer() -> None:
+    broken = engine(state={"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}})
+    status = assessed(2, workload(3, ready=2, updated=1), broken)
+    assert outcome(status, "Ready") == ("True", "ReplicasReady")
+    assert outcome(status, "Degraded") == ("True", "ImagePullBackOff")
+
+
+def test_is_not_degraded_by_pods_that_are_deleted_or_replaced() -> None:
+    leaving = engine(**crashed("bye"))
+    leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    evicted = pod(phase="Failed", reason="Evicted")
+    assert outcome(assessed(1, workload(1, ready=1), leaving, evicted), "Degraded") == ("False", "AsExpected")
+
+
+def test_is_degraded_when_the_deployment_cannot_create_pods() -> None:
+    quota = {
+        "type": "ReplicaFailure",
+        "status": "True",
+        "reason": "FailedCreate",
+        "message": "exceeded quota",
+    }
+    status = assessed(1, workload(conditions=[quota]))
+    assert outcome(status, "Ready") == ("False", "FailedCreate")
+    assert outcome(status, "Degraded") == ("True", "FailedCreate")
+
+
+def test_is_degraded_when_a_rollout_exceeds_its_deadline() -> None:
+    late = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded", "message": "x"}
+    status = assessed(1, workload(1, conditions=[late]))
+    assert outcome(status, "Progressing") == ("False", "ProgressDeadlineExceeded")
+    assert outcome(status, "Degraded") == ("True", "ProgressDeadlineExceeded")
+
+
+def test_a_refusal_comes_first_and_ends_progress() -> None:
+    refusal = Problem("InvalidSpec", "spec.podTemplate.spec.hostPID: no")
+    status = assessed(1, None, refusal=refusal)
+    assert {outcome(status, kind)[1] for kind in ("Ready", "Progressing", "Degraded")} == {"InvalidSpec"}
+    still_serving = assessed(1, workload(1, ready=1), refusal=refusal)
+    assert outcome(still_serving, "Ready") == ("True", "ReplicasReady")
+
+
+def test_a_taken_name_is_reported_with_its_holder_and_the_name_that_works() -> None:
+    status = assessed(1, None, subject=subject("team"), name_holders=(("chat", "default/a"),))
+    condition = find(status, "NameTaken")
+    assert condition is not None
+    assert condition.message == "chat is held by default/a; requests reach this one as team/smollm2"
+    assert find(assessed(1, None), "NameTaken") is None
+
+
+def test_the_transition_time_stays_until_the_status_changes() -> None:
+    first = assessed(1, workload(1))
+    early = [
+        entry | {"lastTransitionTime": "2025-01-01T00:00:00Z"} for entry in first.as_manifest()["conditions"]
+    ]
+    turned = assessed(1, workload(1, ready=1), subject=subject(conditions=tuple(early)))
+    times = {entry.type: entry.last_transition_time for entry in turned.conditions}
+    assert times == {
+        "Ready": "2026-01-01T12:00:00Z",
+        "Progressing": "2026-01-01T12:00:00Z",
+        "Degraded": "2025-01-01T00:00:00Z",
+    }
+
+
+def test_an_invalid_spec_is_assessed_by_the_replicas_that_are_in_force() -> None:
+    running = workload(2, ready=2) | {"spec": {"replicas": 2}}
+    refusal = Problem("InvalidSpec", "spec.replicas: expected `int`")
+
+    status = assessed(None, running, refusal=refusal)
+
+    assert outcome(status, "Ready") == ("True", "ReplicasReady")
+    assert outcome(status, "Degraded") == ("True", "InvalidSpec")
+    assert status.conditions[0].message == "2 of 2 replicas answer"

@@ -1,0 +1,280 @@
+"""Attempts: failures of an engine that lead to another replica, and requests that end without an answer."""
+
+import asyncio
+import contextlib
+import socket
+
+import pytest
+
+from engine_server.contract.api import Key
+from engine_server.router.http import upstream
+from engine_server.router.routing.directory import Deployment
+from engine_server.router.routing.endpoint import Address
+
+POST = b'POST /v1/completions HTTP/1.1\r\nContent-Length: 13\r\n\r\n{"model":"m"}'
+
+
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def sse(data: str) -> bytes:
+    event = f"data: {data}\n\n".encode()
+    return b"%x\r\n%b\r\n" % (len(event), event)
+
+
+async def reset(engine, request, writer):
+    writer.transport.abort()
+
+
+async def unavailable(engine, request, writer):
+    writer.write(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 4\r\nConnection: close\r\n\r\nbusy")
+    await writer.drain()
+    writer.close()
+
+
+class FixedSource:
+    """A source of one endpoint that takes requests without a probe."""
+
+    synced = True
+
+    def __init__(self, *address):
+        self.deployment = Deployment(Key("default", "m"), ("m",), (Address(*address),), vouched=True)
+
+    async def run(self, directory):
+        directory.put(self.deployment)
+
+
+async def test_retries_on_another_replica_when_connection_is_refused_until_it_is_ready_again(
+    start_engine, start_router, eventually
+):
+    one, two = await start_engine(), await start_engine()
+    router = await start_router({"m": [one, two]})
+    await one.stop()
+    for _ in range(20):
+        async with router.chat() as response:
+            assert (await response.json())["port"] == two.port
+    assert await router.metric("fairlead_router_ejections_total") == 1
+    assert await router.metric(r'fairlead_router_retries_total\{reason="unreachable"\}') == 1
+    await one.start()
+
+    async def used_again() -> bool:
+        async with router.chat() as response:
+            return (await response.json())["port"] == one.port
+
+    await eventually(used_again)
+
+
+async def test_retries_on_another_replica_when_the_connection_closes_before_an_answer(
+    start_engine, start_router
+):
+    bad, good = await start_engine(reset), await start_engine()
+    router = await start_router({"m": [bad, good]})
+    for _ in range(10):
+        async with router.chat() as response:
+            assert (await response.json())["port"] == good.port
+    assert bad.received
+    assert await router.metric("fairlead_router_in_flight") == 0
+
+
+async def test_retries_on_another_replica_when_the_engine_answers_503(start_engine, start_router):
+    bad, good = await start_engine(unavailable, ready=True), await start_engine()
+    router = await start_router({"m": [bad, good]})
+    bad.ready = False
+    for _ in range(10):
+        async with router.chat() as response:
+            assert (await response.json())["port"] == good.port
+    assert len(bad.received) == 1
+
+
+async def test_passes_on_the_503_of_the_last_replica(start_engine, start_router):
+    router = await start_router({"m": [await start_engine(unavailable)]})
+    async with router.chat() as response:
+        assert (response.status, await response.read()) == (503, b"busy")
+
+
+async def test_passes_on_the_503_of_the_last_replica_as_it_arrives(start_engine, start_router):
+    client_has_first = asyncio.Event()
+
+    async def behave(engine, request, writer):
+        writer.write(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 10\r\n\r\nfirst")
+        await client_has_first.wait()
+        writer.write(b"later")
+
+    router = await start_router({"m": [await start_engine(behave)]})
+    async with router.chat() as response:
+        assert response.status == 503
+        assert await response.content.readexactly(5) == b"first"
+        client_has_first.set()
+        assert await response.content.read() == b"later"
+
+
+async def test_retries_without_waiting_for_the_body_of_a_503(start_engine, start_router, eventually):
+    async def behave(engine, request, writer):
+        writer.write(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 10\r\n\r\n")
+        await asyncio.Event().wait()
+
+    bad, good = await start_engine(behave), await start_engine()
+    router = await start_router({"m": [bad, good]}, policy="round_robin")
+    bad.ready = False
+    for _ in range(2):
+        async with router.chat() as response:
+            assert (await response.json())["port"] == good.port
+    await eventually(bad.hung_up.is_set)
+    assert await router.metric(r'fairlead_router_retries_total\{reason="refused"\}') == 1
+
+
+async def test_counts_a_retry_only_when_another_replica_gets_the_request(start_engine, start_router):
+    router = await start_router({"m": [await start_engine(reset)]})
+
+    async with router.chat() as response:
+        assert response.status == 503
+
+    assert await router.metric(r"fairlead_router_retries_total\{.*\}") == 0
+
+
+async def test_gives_up_after_three_engines_without_an_answer(start_engine, start_router):
+    engines = [await start_engine(reset) for _ in range(8)]
+    router = await start_router({"m": engines})
+    async with router.chat() as response:
+        assert response.status == 502
+        assert (await response.json())["error"]["code"] == "no_answer"
+    assert sum(len(engine.received) for engine in engines) == 3
+
+
+async def test_gives_up_after_three_engines_that_exit_with_kept_connections(start_engine, start_router):
+    async def behave(engine, request, writer):
+        if b"poison" in request.body:
+            await engine.stop()
+        else:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+    engines = [await start_engine(behave) for _ in range(6)]
+    router = await start_router({"m": engines}, policy="round_robin")
+    for _ in engines:
+        async with router.chat() as response:
+            assert response.status == 200
+    async with router.chat(prompt="poison") as response:
+        assert response.status == 502
+    assert sum(engine.server is None for engine in engines) == 3
+    async with router.chat() as response:
+        assert response.status == 200
+
+
+async def test_answers_503_when_the_only_engine_does_not_speak_http(start_engine, start_router):
+    async def behave(engine, request, writer):
+        writer.write(b"SSH-2.0-OpenSSH_9.2\r\n\r\n")
+
+    router = await start_router({"m": [await start_engine(behave)]})
+    async with router.chat() as response:
+        assert response.status == 503
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        (b'{"model":"m"', None, "not JSON"),
+        (b"", None, "not JSON"),
+        (b"\xff\xfe", None, "not JSON"),
+        (b"[1]", "model", "object"),
+        (b"{}", "model", "model"),
+        (b'{"model":7}', "model", "str"),
+        (b'{"model":null}', "model", "str"),
+    ],
+)
+async def test_refuses_a_body_that_names_no_model(start_engine, start_router, body, param, words):
+    engine = await start_engine()
+    router = await start_router({"m": [engine]})
+    async with router.session.post(f"{router.url}/v1/completions", data=body) as response:
+        assert response.status == 400
+        error = (await response.json())["error"]
+    assert error["type"] == "invalid_request_error" and error["param"] == param and words in error["message"]
+    assert not engine.received
+
+
+async def test_error_for_an_unknown_model_lists_the_known_names(start_engine, start_router):
+    engine = await start_engine()
+    router = await start_router({"alpha": [engine], "beta": [engine]})
+    async with router.chat("gamma") as response:
+        assert response.status == 404
+        error = (await response.json())["error"]
+    assert error["code"] == "model_not_found" and error["param"] == "model"
+    assert "'gamma'" in error["message"] and "alpha, beta" in error["message"]
+
+
+async def test_answers_503_with_retry_after_when_no_replica_is_ready(start_engine, start_router):
+    router = await start_router({"m": [await start_engine(ready=False)]})
+    async with router.chat() as response:
+        assert response.status == 503
+        assert int(response.headers["Retry-After"]) >= 1
+        assert (await response.json())["error"]["code"] == "no_replica"
+
+
+async def test_closes_the_engine_connection_when_the_client_leaves_in_mid_stream(
+    start_engine, start_router, eventually
+):
+    async def behave(engine, request, writer):
+        writer.write(STREAM_HEAD + sse("one"))
+        await asyncio.Event().wait()
+
+    engine = await start_engine(behave)
+    router = await start_router({"m": [engine]})
+    response = await router.chat(stream=True)
+    await response.content.readuntil(b"\n\n")
+    assert await router.metric("fairlead_router_in_flight") == 1
+    assert await router.metric(r"fairlead_router_endpoint_in_flight\{.*\}") == 1
+    response.close()
+    await asyncio.wait_for(engine.hung_up.wait(), 10)
+
+    async def nothing_in_flight() -> bool:
+        total = await router.metric("fairlead_router_in_flight")
+        return total + await router.metric(r"fairlead_router_endpoint_in_flight\{.*\}") == 0
+
+    await eventually(nothing_in_flight)
+
+
+async def test_closes_the_engine_connection_when_the_client_leaves_before_the_answer(
+    start_engine, start_router, eventually
+):
+    async def behave(engine, request, writer):
+        await asyncio.Event().wait()
+
+    engine = await start_engine(behave)
+    router = await start_router({"m": [engine]})
+    _, writer = await router.connect()
+    writer.write(b'POST /v1/completions HTTP/1.1\r\nContent-Length: 13\r\n\r\n{"model":"m"}')
+    await eventually(lambda: engine.received)
+    writer.close()
+    await asyncio.wait_for(engine.hung_up.wait(), 10)
+
+    async def counted() -> bool:
+        return await router.metric(r'fairlead_router_requests_total\{code="499",model="m"\}') == 1
+
+    await eventually(counted)
+    assert await router.metric("fairlead_router_in_flight") == 0
+
+
+async def test_counts_down_when_the_client_leaves_during_a_connect(start_router, eventually, monkeypatch):
+    """The engine's backlog is full, so that a connect gets no answer."""
+    monkeypatch.setattr(upstream, "CONNECT_TIMEOUT_SECONDS", 60.0)
+    with contextlib.ExitStack() as stack:
+        full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(3):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        router = await start_router(sources=[FixedSource(*full.getsockname())])
+        _, writer = await router.connect()
+        writer.write(POST)
+        in_flight = r"fairlead_router_endpoint_in_flight\{.*\}"
+
+        async def in_flight_at_endpoint() -> bool:
+            return await router.metric(in_flight) == 1
+
+        await eventually(in_flight_at_endpoint)
+        writer.close()
+
+        async def counted() -> bool:
+            return await router.metric(r'fairlead_router_requests_total\{code="499",model="m"\}') == 1
+
+        await eventually(counted)
+        assert await router.metric(in_flight) == 0

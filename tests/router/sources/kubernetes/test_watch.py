@@ -1,0 +1,157 @@
+"""The watch, against a small API server that fails on demand."""
+
+import asyncio
+import json
+
+import pytest
+from aiohttp import web
+from kubernetes_objects import endpoint, llmd, slice_of
+
+from engine_server.contract.labels import LLMDEPLOYMENT_LABEL as LABEL
+from engine_server.router.sources.kubernetes import watch
+from engine_server.router.sources.kubernetes.access import Access
+
+
+class FakeApi:
+    """Serves lists and watches over HTTP. A watch sends what is put into its queue, and ends at None."""
+
+    def __init__(self) -> None:
+        self.items: dict[str, list[dict]] = {"llmdeployments": [], "endpointslices": []}
+        self.watches: dict[str, asyncio.Queue] = {kind: asyncio.Queue() for kind in self.items}
+        self.queries: list[dict[str, str]] = []
+        self.lists = 0
+        self.failures = 0
+        self.page = 1000
+        self.url = ""
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        kind = request.path.rsplit("/", 1)[1]
+        self.queries.append({"kind": kind, **request.query})
+        if self.failures:
+            self.failures -= 1
+            return web.json_response({"kind": "Status", "message": "no"}, status=500)
+        if "watch" not in request.query:
+            self.lists += 1
+            start = int(request.query.get("continue") or 0)
+            more = start + self.page < len(self.items[kind])
+            list_metadata = {"resourceVersion": "7", **({"continue": str(start + self.page)} if more else {})}
+            return web.json_response(
+                {"metadata": list_metadata, "items": self.items[kind][start : start + self.page]}
+            )
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while (data := await self.watches[kind].get()) is not None:
+            await response.write(data)
+        return response
+
+
+def event(type_: str, changed: dict) -> bytes:
+    return json.dumps({"type": type_, "object": changed}).encode() + b"\n"
+
+
+@pytest.fixture
+async def api(monkeypatch):
+    monkeypatch.setattr(watch, "FIRST_PAUSE_SECONDS", 0.02)
+    fake = FakeApi()
+    application = web.Application()
+    application.router.add_get("/{path:.*}", fake.handle)
+    runner = web.AppRunner(application, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    fake.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    yield fake
+    for queue in fake.watches.values():
+        queue.put_nowait(None)
+    await runner.cleanup()
+
+
+def metadata(name: str, namespace: str = "x", version: str = "7") -> dict:
+    return {"name": name, "namespace": namespace, "resourceVersion": version}
+
+
+async def test_is_not_synced_before_the_first_list(api, follow, eventually):
+    api.failures = 3
+    followed = await follow(Access(api.url), synced=False)
+    assert not followed.source.synced
+    await eventually(lambda: followed.source.synced)
+    assert api.failures == 0
+
+
+async def test_reads_all_pages_of_a_list(api, follow):
+    api.page = 2
+    api.items["llmdeployments"] = [llmd(**metadata(f"m{n}")) for n in range(5)]
+    followed = await follow(Access(api.url))
+    assert list(followed.directory.models()) == [f"m{n}" for n in range(5)]
+    assert api.lists == 4
+
+
+async def test_a_watch_continues_from_the_last_version_or_bookmark(api, follow, eventually):
+    await follow(Access(api.url))
+    events = api.watches["llmdeployments"]
+    bookmark = {"kind": "LLMDeployment", "metadata": {"resourceVersion": "99"}}
+    for data in (event("ADDED", llmd(**metadata("m", version="8"))), event("BOOKMARK", bookmark), None):
+        events.put_nowait(data)
+    await eventually(lambda: any(q.get("resourceVersion") == "99" for q in api.queries))
+    assert api.lists == 2
+    first = next(q for q in api.queries if "watch" in q)
+    assert first["resourceVersion"] == "7" and first["allowWatchBookmarks"] == "true"
+    assert {q.get("labelSelector") for q in api.queries if q["kind"] == "endpointslices"} == {LABEL}
+
+
+@pytest.mark.parametrize("failure", ["gone", "garbage", "cut"])
+async def test_a_list_finds_changes_that_the_watch_missed(api, follow, eventually, failure):
+    """A deletion is among the changes."""
+    api.items["llmdeployments"] = [llmd(**metadata("old"))]
+    api.items["endpointslices"] = [slice_of("old", "s", endpoint("10.0.0.1"), namespace="x")]
+    followed = await follow(Access(api.url))
+    assert followed.live("old") == ["http://10.0.0.1:8000"]
+    api.items["llmdeployments"] = [llmd(**metadata("new"))]
+    last = event("ERROR", {"kind": "Status", "code": 410, "message": "too old resource version"})
+    if failure == "cut":
+        last = event("ADDED", llmd(**metadata("half")))[:30]
+    api.watches["llmdeployments"].put_nowait(b"{]\n" if failure == "garbage" else last)
+    api.watches["llmdeployments"].put_nowait(None)
+    if failure == "cut":  # half a line at the end of a watch is no event
+        api.watches["llmdeployments"].put_nowait(event("ERROR", {"message": "now list"}))
+    await eventually(lambda: followed.live("old") is None and followed.live("new") == [])
+    assert followed.live("half") is None
+
+
+async def test_lists_again_at_intervals(api, follow, eventually, monkeypatch):
+    monkeypatch.setattr(watch, "RELIST_SECONDS", 0.0)
+    followed = await follow(Access(api.url))
+    api.items["llmdeployments"] = [llmd(**metadata("m"))]
+    await eventually(lambda: followed.live("m") == [])
+
+
+async def test_reads_an_event_larger_than_any_buffer(api, follow, eventually):
+    followed = await follow(Access(api.url))
+    pods = [endpoint(f"10.{n // 250}.0.{n % 250 + 1}", f"pod-{n}-{'x' * 200}") for n in range(3000)]
+    api.watches["llmdeployments"].put_nowait(event("ADDED", llmd(**metadata("m"))))
+    api.watches["endpointslices"].put_nowait(event("ADDED", slice_of("m", "s", *pods, namespace="x")))
+    await eventually(lambda: len(followed.live("m") or ()) == 3000)
+
+
+async def test_only_serving_endpoints_that_do_not_terminate_get_requests(api, follow):
+    api.items["llmdeployments"] = [llmd(**metadata("m"))]
+    api.items["endpointslices"] = [
+        slice_of(
+            "m", "six", endpoint("fd00::1", "both"), endpoint("fd00::2", "six"), family="IPv6", namespace="x"
+        ),
+        slice_of(
+            "m",
+            "four",
+            endpoint("10.0.0.1", "both"),
+            endpoint("10.0.0.2", "loading", ready=False, serving=False),
+            endpoint("10.0.0.3", "old-kubelet", ready=True),
+            endpoint("10.0.0.4", "leaving", ready=False, serving=True, terminating=True),
+            endpoint("10.0.0.5", ready=True, serving=True, terminating=False),
+            namespace="x",
+        ),
+        slice_of("m", "named", endpoint("a.example"), family="FQDN", namespace="x"),
+    ]
+    followed = await follow(Access(api.url))
+    assert followed.live("m") == [
+        f"http://{h}:8000" for h in ("10.0.0.1", "10.0.0.3", "10.0.0.5", "[fd00::2]")
+    ]
