@@ -18,7 +18,7 @@ OLDEST_NEEDS := huggingface-hub==1.33.0 httpx==0.28.1 httpcore==1.0.9
 MODEL_TESTS := tests/engine tests/core tests/modeling
 # Of these, the tests whose result can't depend on the version of transformers.
 NO_MODELS := engine/test_async_llm core/test_processes core/test_faults engine/test_admission engine/test_detokenizer \
-	modeling/test_kernel_compile modeling/test_packed_linear
+	modeling/test_kernel_compile modeling/test_formats
 CLUSTER := ../shared/cluster/cluster
 # helm and kubectl are not installed here: they are found on PATH or beside the cluster script.
 TOOLS = if ! command -v $(1) >/dev/null && [ -x $(CLUSTER) ]; then eval "$$($(CLUSTER) assets)"; fi; \

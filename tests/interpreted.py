@@ -3,7 +3,8 @@
 import torch
 
 from engine_server.modeling.attention.interface import AttentionBackend
-from engine_server.modeling.layers.fused_modules import Kernels
+from engine_server.modeling.formats.weight_format import WeightLayout
+from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet
 from engine_server.modeling.memory.cache_layout import Layout
 from engine_server.modeling.platform.cpu import CpuPlatform
 
@@ -16,10 +17,16 @@ class InterpretedPlatform(CpuPlatform):
     batch_invariant = True
 
     @property
-    def module_kernels(self) -> Kernels:
-        from engine_server.modeling.layers.triton_modules import TRITON
+    def module_kernels(self) -> KernelSet:
+        from engine_server.modeling.layers.kernel_sets.triton import TRITON
 
         return TRITON
+
+    @property
+    def fixed_order_layout(self) -> WeightLayout:
+        from engine_server.modeling.formats.fixed_order import fix_order
+
+        return fix_order
 
     def paged_attention(
         self, layout: Layout, num_blocks: int, block_size: int, dtype: torch.dtype

@@ -1,4 +1,4 @@
-"""Small random models that are compared with transformers."""
+"""Small random models that are compared with transformers, and what the passes make of them."""
 
 from typing import Any
 
@@ -6,7 +6,10 @@ import torch
 import transformers
 
 from engine_server.modeling.attention.hook import IMPLEMENTATION
-from engine_server.modeling.loading.fusion import fuse_linears
+from engine_server.modeling.communicator import Communicator
+from engine_server.modeling.loading.passes import LoadPlan, replace_modules, verified_choices
+from engine_server.modeling.loading.weights import settle
+from engine_server.modeling.platform.interface import Platform
 
 TINY: dict[str, Any] = {
     "hidden_size": 32,
@@ -20,13 +23,18 @@ TINY: dict[str, Any] = {
 }
 
 
-def fused(model: str, **settings: Any) -> transformers.PreTrainedModel:
-    """Return a model with fused linears and our attention; its weights are the same in every call."""
+def tiny_model(model: str, **settings: Any) -> transformers.PreTrainedModel:
+    """Return a model of transformers with our attention, the same one each time."""
     torch.manual_seed(0)
     kind = getattr(transformers, model)
     made = kind._from_config(kind.config_class(**settings), attn_implementation=IMPLEMENTATION).eval()
     for name, weight in made.named_parameters():
         if "norm" in name:  # which would all be 1, or 0
             weight.data.uniform_(0.5, 1.5)
-    fuse_linears(list(made.modules()))
     return made
+
+
+def run_passes(model: transformers.PreTrainedModel, platform: Platform) -> None:
+    """Run the passes over a model that has its weights already."""
+    replace_modules(model, LoadPlan(platform, Communicator(), False, verified_choices(model, platform)))
+    settle(model)

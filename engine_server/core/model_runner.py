@@ -21,7 +21,7 @@ from engine_server.modeling.attention.step_attention import StepAttention
 from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.device_time import DeviceTimer
 from engine_server.modeling.graphs.decode_graphs import DecodeGraphs
-from engine_server.modeling.layers.rope import per_sequence
+from engine_server.modeling.layers.rope import sequence_rope
 from engine_server.modeling.loading.model_loader import first_position, load_model
 from engine_server.modeling.loading.probe import largest_step, probe
 from engine_server.modeling.memory.cache_layout import lay_out
@@ -80,7 +80,7 @@ class ModelRunner:
         config = self.config
         with measured_memory("weights", self.platform):
             self.model = load_model(config.model_config, config.load_config, self.platform, self.ranks)
-        self.rope = per_sequence(self.model)
+        self.rope = sequence_rope(self.model)
         self.first_position = first_position(self.model, config.model_config.max_model_len)
         # What computes hidden states alone, where that is all that is wanted.
         self.body: Any = self.model if config.model_config.pooling is None else self.model.base_model

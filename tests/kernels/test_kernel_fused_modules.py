@@ -1,4 +1,4 @@
-"""Models made to run our kernels compute what they did, and no other model is touched."""
+"""The passes over a model on a GPU with Triton: they leave its output as it is, and other models alone."""
 
 from collections import Counter
 from functools import partial
@@ -8,25 +8,26 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tiny_models import TINY, fused
+from interpreted import InterpretedPlatform
+from tiny_models import TINY, run_passes, tiny_model
 from torch import Tensor, nn
 
-from engine_server.modeling.layers.fused_modules import (
-    FusedRMSNorm,
-    Rope,
-    fused_layer,
-    fused_norm,
-    use_kernels,
-)
-from engine_server.modeling.layers.triton_modules import TRITON
+from engine_server.modeling.layers.decoder_layer import fused_layer
+from engine_server.modeling.layers.kernel_sets.triton import TRITON
+from engine_server.modeling.layers.norm import FusedRMSNorm
+from engine_server.modeling.layers.rotation import ChosenRotation
 from engine_server.modeling.loading.probe import Probe, run
+from engine_server.modeling.loading.replacements import is_norm
+from engine_server.modeling.loading.trial import offset_of
+from engine_server.modeling.platform.cuda import TritonPlatform
+from engine_server.modeling.platform.interface import Platform
 
 SIZES = TINY | {"vocab_size": 64, "num_hidden_layers": 1, "head_dim": 8, "pad_token_id": 0}
 
 
 class Case(NamedTuple):
     model: str
-    swapped: dict[str, int]
+    replaced: dict[str, int]
     settings: dict[str, Any] = {}  # noqa: RUF012 - never written to
 
 
@@ -50,11 +51,15 @@ CASES = {
 }  # fmt: skip
 
 
+def platform_of(device: torch.device) -> Platform:
+    return TritonPlatform(device) if device.type == "cuda" else InterpretedPlatform()
+
+
 def logits(model: transformers.PreTrainedModel, device: torch.device) -> Tensor:
     return run(model, Probe(), np.arange(3), device, {})
 
 
-def swapped(model: nn.Module) -> Counter[str]:
+def replaced(model: nn.Module) -> Counter[str]:
     found: Counter[str] = Counter()
     for module in model.modules():
         forward = type(module).forward
@@ -64,20 +69,20 @@ def swapped(model: nn.Module) -> Counter[str]:
         if isinstance(gate, partial):
             found[gate.args[0]] += 1
         rope = forward.__globals__.get("apply_rotary_pos_emb")
-        found["ropes"] += isinstance(rope, Rope) and rope.chosen is not rope.original
+        found["ropes"] += isinstance(rope, ChosenRotation) and rope.chosen not in (None, rope.original)
     return +found
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's exponentials
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_model_with_kernel_modules_gives_the_same_logits(device: torch.device, case: Case) -> None:
-    model, other = (fused(case.model, **SIZES | case.settings).to(device) for _ in range(2))
+    model, other = (tiny_model(case.model, **SIZES | case.settings).to(device) for _ in range(2))
     expected = logits(model, device)
-    use_kernels(model, TRITON)
+    run_passes(model, platform_of(device))
     torch.testing.assert_close(logits(model, device), expected, atol=1e-4, rtol=1e-4)
-    assert swapped(model) == case.swapped
+    assert replaced(model) == case.replaced
     assert torch.equal(logits(other, device), expected)
-    assert not swapped(other)
+    assert not replaced(other)
 
 
 class Centred(nn.RMSNorm):
@@ -98,7 +103,7 @@ def test_norm_kernel_replaces_only_norms_that_compute_the_same(
     norm = kind(32, eps=1e-5, device=device, dtype=dtype)
     nn.init.uniform_(norm.weight)
     with torch.inference_mode():
-        assert (fused_norm(norm, TRITON) is None) == (kind is not nn.RMSNorm)
+        assert (offset_of(norm, TRITON) is None) == (kind is not nn.RMSNorm)
         if kind is nn.RMSNorm:
-            norm.eps = None  # that of the type, which nobody tells
-            assert fused_norm(norm, TRITON) is None
+            norm.eps = None  # torch's default for the dtype
+            assert not is_norm(norm)

@@ -1,4 +1,4 @@
-"""Every architecture of docs/models.md, each as a tiny random model: greedy output is transformers' own."""
+"""Every architecture of docs/models.md, as a tiny random model: its greedy output equals that of transformers."""
 
 from pathlib import Path
 from typing import Any, NamedTuple

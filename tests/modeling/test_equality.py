@@ -1,4 +1,4 @@
-"""Greedy output in float32 is transformers' own, token for token, however the work is cut."""
+"""Equality with transformers: in float32, greedy output is the same token for token, however requests are batched."""
 
 from pathlib import Path
 
@@ -20,14 +20,14 @@ Prompts = dict[int, list[int]]  # by their length
 
 @pytest.fixture(scope="module")
 def prompts(smollm2: Path) -> Prompts:
-    """Real text, cut at each length, each from a place of its own."""
+    """Real text, a different excerpt for each length."""
     token_ids = AutoTokenizer.from_pretrained(smollm2).encode(TEXT)
     return {length: token_ids[37 * number :][:length] for number, length in enumerate(LENGTHS)}
 
 
 @pytest.fixture(scope="module")
 def together(engine: LLMEngine, prompts: Prompts, finish) -> Prompts:
-    """What follows each prompt where all are added at once."""
+    """The tokens after each prompt where all are added at once."""
     return greedy(engine, prompts, LENGTHS, finish)
 
 
@@ -41,8 +41,10 @@ def greedy(
     return {length: last[str(length)].outputs[0].token_ids for length in lengths}
 
 
-def test_all_at_once(smollm2: Path, prompts: Prompts, together: Prompts) -> None:
-    """Each token is the likeliest after those before it; so all of them are what `generate` would make."""
+def test_batched_prompts_get_the_tokens_of_transformers(
+    smollm2: Path, prompts: Prompts, together: Prompts
+) -> None:
+    """Compare with one forward over each prompt and its output: every token is the likeliest after those before it."""
     model = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
     for length, output in together.items():
         assert len(output) == NEW_TOKENS
@@ -52,14 +54,18 @@ def test_all_at_once(smollm2: Path, prompts: Prompts, together: Prompts) -> None
         assert logits[0].argmax(-1).tolist() == output
 
 
-def test_one_at_a_time(engine: LLMEngine, prompts: Prompts, together: Prompts, finish) -> None:
+def test_single_prompts_get_the_tokens_of_the_batch(
+    engine: LLMEngine, prompts: Prompts, together: Prompts, finish
+) -> None:
     engine.reset_prefix_cache()
     for length in LENGTHS:
         count = NEW_TOKENS if length in (1, 15, 16, 129) else 1
         assert greedy(engine, prompts, (length,), finish, count) == {length: together[length][:count]}
 
 
-def test_in_small_chunks(smollm2: Path, prompts: Prompts, together: Prompts, finish) -> None:
+def test_chunked_prompts_get_the_tokens_of_the_batch(
+    smollm2: Path, prompts: Prompts, together: Prompts, finish
+) -> None:
     small = LLMEngine.from_engine_args(
         EngineArgs(
             model=str(smollm2), dtype="float32", max_model_len=1024, max_num_batched_tokens=64, max_num_seqs=7,
@@ -80,8 +86,10 @@ class Preemptions(StatLoggerBase):
         pass
 
 
-def test_preempted(smollm2: Path, prompts: Prompts, together: Prompts, finish) -> None:
-    """Blocks for the longest request alone, so that the others are pushed out and computed again."""
+def test_preempted_prompts_get_the_tokens_of_the_batch(
+    smollm2: Path, prompts: Prompts, together: Prompts, finish
+) -> None:
+    """The cache has blocks for the longest request alone, so the others are preempted and computed again."""
     preemptions = Preemptions()
     scarce = LLMEngine.from_engine_args(
         EngineArgs(model=str(smollm2), dtype="float32", max_model_len=160, num_gpu_blocks_override=11),

@@ -1,10 +1,14 @@
-"""Linears of one input, made into one."""
+"""Linear layers of one input, made into one product."""
 
 import pytest
 import torch
 from torch import nn
 
-from engine_server.modeling.loading.fusion import GatedMLP, Part, fuse_linears
+from engine_server.modeling.formats.weight_format import as_loaded
+from engine_server.modeling.layers.gated_mlp import GatedMLP
+from engine_server.modeling.layers.linear import Linear
+from engine_server.modeling.loading.fusion import fuse_mlps, fuse_projections
+from engine_server.modeling.loading.weights import replace_linears, settle
 
 
 class Attention(nn.Module):
@@ -16,45 +20,64 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    def __init__(self, scale: float) -> None:
+    def __init__(self, biased_gate: bool = False) -> None:
         super().__init__()
-        self.gate_proj, self.up_proj, self.down_proj = nn.Linear(8, 20), nn.Linear(8, 20), nn.Linear(20, 8)
+        self.gate_proj, self.up_proj = nn.Linear(8, 20, bias=biased_gate), nn.Linear(8, 20, bias=False)
+        self.down_proj = nn.Linear(20, 8)
         self.act_fn = nn.SiLU()
-        self.scale = scale
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         output: torch.Tensor = self.down_proj(self.act_fn(self.gate_proj(values)) * self.up_proj(values))
-        return output * self.scale
+        return output
+
+
+class ScaledMLP(MLP):
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return super().forward(values) * 2.0
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
 @pytest.mark.parametrize("bias", [True, False])
-def test_projections_become_one_product_whatever_their_order(order: tuple[int, ...], bias: bool) -> None:
+def test_projections_become_one_product_in_whatever_order_they_are_called(
+    order: tuple[int, ...], bias: bool
+) -> None:
     layer = Attention((bias,) * 3)
     names = ["q_proj", "k_proj", "v_proj"]
     inputs = [torch.randn(1, 3, 8) for _ in range(2)]
     expected = [[layer.get_submodule(name)(values) for name in names] for values in inputs]
-    fuse_linears([layer])
+    replace_linears(layer, as_loaded)
+    report = fuse_projections(layer)
+    settle(layer)
     for values, outputs in zip(inputs, expected, strict=True):
         for place in order:
             torch.testing.assert_close(layer.get_submodule(names[place])(values), outputs[place])
-    assert isinstance(layer.q_proj, Part)
+    assert report.replaced == {"Attention -> FusedLinear": 1}
     assert layer.q_proj.fused.values is None  # nothing of a step outlives it
     assert sum(parameter.numel() for parameter in layer.parameters()) == 20 * 8 + 20 * bias
 
 
-def test_projections_that_differ_in_their_bias_stay_as_they_are() -> None:
+def test_projections_that_differ_in_their_bias_are_not_fused() -> None:
     layer = Attention((True, False, True))
-    fuse_linears([layer])
-    assert type(layer.q_proj) is nn.Linear
+    replace_linears(layer, as_loaded)
+    report = fuse_projections(layer)
+    settle(layer)
+    assert isinstance(layer.q_proj, Linear) and layer.q_proj.fused is None
+    assert report.left == {"Attention (projections of different kinds)": 1}
 
 
 @torch.inference_mode()
-def test_an_mlp_is_fused_if_that_changes_nothing() -> None:
-    layer = nn.Sequential(MLP(scale=1.0), MLP(scale=2.0))
+def test_only_mlps_of_verified_classes_are_fused() -> None:
+    layer = nn.Sequential(MLP(), ScaledMLP(), MLP(biased_gate=True))
     values = torch.randn(1, 3, 8)
     expected = layer(values)
-    fuse_linears([layer])
-    assert [type(child) for child in layer] == [GatedMLP, MLP]
+    replace_linears(layer, as_loaded)
+    report = fuse_mlps(layer, frozenset((MLP,)))
+    settle(layer)
+    assert [type(child) for child in layer] == [GatedMLP, ScaledMLP, MLP]
+    assert report.replaced == {"MLP -> GatedMLP": 1}
+    assert report.left == {
+        "ScaledMLP (computes something else)": 1,
+        "MLP (projections of different kinds)": 1,
+    }
     torch.testing.assert_close(layer(values), expected)

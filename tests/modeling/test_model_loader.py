@@ -1,4 +1,4 @@
-"""Where weights come from, and what is said where they can't be had."""
+"""The loading of weights, and the errors for those that cannot be loaded."""
 
 import json
 import shutil
@@ -27,14 +27,14 @@ def answer(model: Path, finish, **options: object) -> list[int]:
     return finish(engine)["0"].outputs[0].token_ids
 
 
-def test_sharded_weights_are_read_whole(tiny_llama: Path, tmp_path: Path, finish) -> None:
+def test_weights_in_several_files_are_read_completely(tiny_llama: Path, tmp_path: Path, finish) -> None:
     AutoModelForCausalLM.from_pretrained(tiny_llama).save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
     assert answer(tmp_path, finish, dtype="float32") == answer(tiny_llama, finish, dtype="float32")
 
 
 @pytest.mark.parametrize(("dtype", "agreeing"), [("auto", 6), ("float16", 6), ("bfloat16", 3)])
-def test_every_dtype_runs(tiny_llama: Path, finish, dtype: str, agreeing: int) -> None:
+def test_each_dtype_generates_like_float32(tiny_llama: Path, finish, dtype: str, agreeing: int) -> None:
     expected = answer(tiny_llama, finish, dtype="float32")
     assert answer(tiny_llama, finish, dtype=dtype)[:agreeing] == expected[:agreeing]
 
@@ -47,7 +47,9 @@ def test_batch_invariant_mode_is_refused_where_it_would_not_hold(
         answer(tiny_llama, finish, dtype=dtype, batch_invariant=True)
 
 
-def test_dummy_weights_need_a_configuration_alone(tiny_llama: Path, tmp_path: Path, finish) -> None:
+def test_dummy_weights_need_only_a_config_and_depend_on_the_seed(
+    tiny_llama: Path, tmp_path: Path, finish
+) -> None:
     shutil.copy(tiny_llama / "config.json", tmp_path)
     first, again, other = (answer(tmp_path, finish, load_format="dummy", seed=seed) for seed in (1, 1, 2))
     assert first == again != other
@@ -55,8 +57,8 @@ def test_dummy_weights_need_a_configuration_alone(tiny_llama: Path, tmp_path: Pa
         answer(tmp_path, finish)
 
 
-def test_a_model_that_does_not_fit_says_both_sizes(tiny_llama: Path, tmp_path: Path, finish) -> None:
-    """A file with a hole instead of its 4 TiB of weights."""
+def test_model_that_does_not_fit_is_refused_with_both_sizes(tiny_llama: Path, tmp_path: Path, finish) -> None:
+    """The file is sparse: 4 TiB of weights that take no space on the disk."""
     shutil.copy(tiny_llama / "config.json", tmp_path)
     size = 1 << 42
     header = json.dumps({"w": {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}}).encode()
@@ -67,7 +69,7 @@ def test_a_model_that_does_not_fit_says_both_sizes(tiny_llama: Path, tmp_path: P
             answer(tmp_path, finish, dtype=dtype)
 
 
-def test_a_gpu_without_bfloat16_takes_float16_and_says_so(monkeypatch, caplog) -> None:
+def test_gpu_without_bfloat16_computes_in_float16_and_logs_it(monkeypatch, caplog) -> None:
     gpu, chosen = CudaPlatform(torch.device("cuda")), model_loader.choose_dtype
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "an old GPU")
@@ -90,7 +92,7 @@ def test_a_gpu_without_bfloat16_takes_float16_and_says_so(monkeypatch, caplog) -
         ("amx_fp16", torch.float16, torch.float16),
     ],
 )
-def test_a_cpu_without_instructions_for_a_dtype_takes_float32_and_says_so(
+def test_cpu_without_instructions_for_a_dtype_computes_in_float32_and_logs_it(
     tiny_llama: Path, tmp_path: Path, monkeypatch, caplog, instruction: str, weights, computed
 ) -> None:
     monkeypatch.setattr(
@@ -123,7 +125,7 @@ def test_weights_of_another_dtype_are_refused(tiny_llama: Path, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("prefix", ["", "total_"])  # version 2 of control groups, and version 1
-def test_files_that_were_read_are_no_used_memory(tmp_path: Path, monkeypatch, prefix: str) -> None:
+def test_page_cache_counts_as_free_memory(tmp_path: Path, monkeypatch, prefix: str) -> None:
     (tmp_path / "limit").write_text("10000\n")
     (tmp_path / "usage").write_text("7000\n")
     (tmp_path / "memory.stat").write_text(
@@ -133,13 +135,13 @@ def test_files_that_were_read_are_no_used_memory(tmp_path: Path, monkeypatch, pr
     assert memory.free_host_memory() == 7500
 
 
-def test_weights_are_bytes_in_memory_as_the_headers_say(tiny_llama: Path) -> None:
+def test_weight_bytes_follow_the_headers_of_the_files(tiny_llama: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
     numbers = sum(parameter.numel() for parameter in model.parameters())
     assert (weight_bytes(tiny_llama, None), weight_bytes(tiny_llama, 2)) == (4 * numbers, 2 * numbers)
 
 
-def test_loading_says_how_far_it_is(tiny_llama: Path, finish, caplog, monkeypatch) -> None:
+def test_loading_logs_its_progress(tiny_llama: Path, finish, caplog, monkeypatch) -> None:
     monkeypatch.setattr(model_loader, "SECONDS_BETWEEN_LINES", 0)
     with caplog.at_level("INFO", logger=model_loader.__name__):
         answer(tiny_llama, finish, dtype="bfloat16")

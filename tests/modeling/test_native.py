@@ -12,7 +12,7 @@ from engine_server import EngineArgs, LLMEngine
 from engine_server.modeling.attention.interface import LayerShape, Scoring, StepInputs
 from engine_server.modeling.attention.native_backend import NativeAttention
 from engine_server.modeling.attention.torch_backend import TorchAttention
-from engine_server.modeling.layers import native_modules, torch_modules
+from engine_server.modeling.layers.kernel_sets import native, plain
 from engine_server.modeling.memory.cache_layout import lay_out
 from engine_server.modeling.native import library
 from engine_server.modeling.platform.cpu import NativePlatform
@@ -151,13 +151,11 @@ def test_native_modules_equal_torch(rows: int, dim: int, dtype: torch.dtype) -> 
     weight = torch.rand(dim).to(dtype)
     slack = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.02, "rtol": 0.02}
     for given in (None, residual):
-        ours, theirs = (
-            modules.rms_norm(x, weight, 1e-5, 0.0, given) for modules in (native_modules, torch_modules)
-        )
+        ours, theirs = (modules.rms_norm(x, weight, 1e-5, 0.0, given) for modules in (native, plain))
         torch.testing.assert_close(ours, theirs, **slack)
     gate_up = torch.cat((x * 30, residual), -1)
-    expected = torch_modules.silu_and_mul(gate_up.clone())
-    torch.testing.assert_close(native_modules.silu_and_mul(gate_up), expected, **slack)
+    expected = plain.silu_and_mul(gate_up.clone())
+    torch.testing.assert_close(native.silu_and_mul(gate_up), expected, **slack)
 
 
 @pytest.mark.parametrize("dtype", [*SLACK, torch.float16])
@@ -168,7 +166,7 @@ def test_native_rotation_equals_torch(dim: int, dtype: torch.dtype) -> None:
     query, key = (torch.randn(1, 33, heads, dim).to(dtype).transpose(1, 2) for heads in (9, 3))
     angles = torch.randn(1, 33, dim // 2).repeat(1, 1, 2)
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-    ((ours,), (theirs,)) = (modules.turns(dim, dim) for modules in (native_modules, torch_modules))
+    ((ours,), (theirs,)) = (modules.rotations(dim, dim) for modules in (native, plain))
     for one, other in zip(ours(query, key, cos, sin), theirs(query, key, cos, sin), strict=True):
         torch.testing.assert_close(one, other, atol=SLACK.get(dtype, 0), rtol=SLACK.get(dtype, 0))
     strided = torch.stack((query, query), -1)[..., 0]

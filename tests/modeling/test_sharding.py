@@ -1,4 +1,7 @@
-"""A model that ranks share computes what it computes whole. The ranks are threads here, their collectives real."""
+"""Sharding: a model that several ranks share computes what it computes whole.
+
+The ranks are threads here, and their collectives are real.
+"""
 
 import copy
 from collections.abc import Callable
@@ -15,7 +18,15 @@ from torch.distributed import HashStore, ProcessGroupGloo
 from transformers import AttentionInterface, PreTrainedModel
 
 from engine_server.modeling.communicator import Communicator
+from engine_server.modeling.formats.weight_format import as_loaded
+from engine_server.modeling.loading.fusion import fuse_projections
 from engine_server.modeling.loading.sharding import shard
+from engine_server.modeling.loading.weights import (
+    replace_embedding,
+    replace_experts,
+    replace_linears,
+    settle,
+)
 
 TOKENS = torch.tensor([[3, 97, 1, 0, 50, 51, 98, 7]])
 SIZES = TINY | {
@@ -63,8 +74,20 @@ def tiny(kind: str, **sizes: Any) -> PreTrainedModel:
     return model.eval().requires_grad_(False)
 
 
+def part_of(model: PreTrainedModel, ranks: Communicator) -> PreTrainedModel:
+    """Return what one rank keeps of a copy of `model`."""
+    own = copy.deepcopy(model)
+    replace_linears(own, as_loaded)
+    replace_embedding(own)
+    replace_experts(own)
+    shard(own, ranks)
+    fuse_projections(own)
+    settle(own)
+    return own
+
+
 def on_ranks(size: int, work: Callable[[Communicator], Any]) -> list[Any]:
-    """What `work` gives on each rank, with a thread for each."""
+    """Return the results of `work` on each rank, with a thread for each."""
     store = HashStore()
 
     def run(rank: int) -> Any:
@@ -93,30 +116,26 @@ def on_ranks(size: int, work: Callable[[Communicator], Any]) -> list[Any]:
         pytest.param("GPTNeoX", {"num_key_value_heads": None}, id="biases of rows, fused heads"),
     ],
 )
-def test_ranks_compute_what_one_does(kind: str, options: dict[str, Any], size: int) -> None:
+def test_logits_of_a_sharded_model_are_those_of_the_whole(
+    kind: str, options: dict[str, Any], size: int
+) -> None:
     model = tiny(kind, **options)
     with torch.inference_mode():
         expected = model(TOKENS, use_cache=False).logits
 
     def work(ranks: Communicator) -> Tensor:
-        own = copy.deepcopy(model)
-        shard(own, ranks)
+        own = part_of(model, ranks)
         return own(TOKENS, use_cache=False).logits
 
     for logits in on_ranks(size, work):
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_rank_keeps_its_part_alone() -> None:
+def test_rank_keeps_only_its_part_of_the_weights() -> None:
     model = tiny("Llama", tie_word_embeddings=True)
     model_size = sum(parameter.numel() for parameter in model.parameters())
 
-    def work(ranks: Communicator) -> PreTrainedModel:
-        own = copy.deepcopy(model)
-        shard(own, ranks)
-        return own
-
-    for own in on_ranks(2, work):
+    for own in on_ranks(2, lambda ranks: part_of(model, ranks)):
         norms = sum(part.numel() for name, part in own.named_parameters() if "norm" in name)
         padding = 50 * 32 - 99 * 32 / 2
         assert (
@@ -124,8 +143,8 @@ def test_a_rank_keeps_its_part_alone() -> None:
             == (model_size - norms) / 2 + norms + padding
         )
         attention = own.model.layers[0].self_attn
-        assert all(type(getattr(attention, name)) is nn.Linear for name in ("q_proj", "k_proj", "v_proj"))
-        assert own.lm_head.linear.weight is own.model.embed_tokens.embedding.weight  # tied still
+        assert all(attention.get_submodule(name).fused is not None for name in ("q_proj", "k_proj", "v_proj"))
+        assert own.lm_head.weight is own.model.embed_tokens.weight  # tied still
 
 
 @pytest.mark.parametrize(
@@ -147,9 +166,9 @@ def test_a_rank_keeps_its_part_alone() -> None:
         ),
     ],
 )
-def test_what_ranks_cant_share_is_refused_with_both_numbers(
+def test_model_that_ranks_cannot_share_equally_is_refused_with_both_numbers(
     kind: str, options: dict[str, Any], size: int, said: str
 ) -> None:
     ranks = Communicator(0, size, ProcessGroupGloo(HashStore(), 0, 1, timedelta(seconds=60)))
     with pytest.raises(ValueError, match=f"tensor_parallel_{said}"):
-        shard(tiny(kind, **options), ranks)
+        part_of(tiny(kind, **options), ranks)

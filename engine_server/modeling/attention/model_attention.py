@@ -1,4 +1,4 @@
-"""Attention of the architectures whose modules don't call transformers' attention interface, with their weights."""
+"""Attention of the architectures whose modules don't call transformers' attention interface."""
 
 from collections.abc import Callable
 from functools import cache
@@ -104,6 +104,7 @@ class MPNetEncoder(modeling_mpnet.MPNetEncoder):
         return bias
 
 
+# The class that takes the place of each of transformers'; it has the same attributes.
 OURS: dict[type[nn.Module], type[nn.Module]] = {
     modeling_bloom.BloomAttention: BloomAttention,
     modeling_falcon.FalconAttention: FalconAttention,
@@ -111,9 +112,3 @@ OURS: dict[type[nn.Module], type[nn.Module]] = {
     modeling_mpnet.MPNetSelfAttention: MPNetAttention,
     modeling_mpnet.MPNetEncoder: MPNetEncoder,
 }
-
-
-def replace_attention(model: nn.Module) -> None:
-    """Change the class of every module that has a replacement here, so that its attention calls the hook."""
-    for module in model.modules():
-        module.__class__ = OURS.get(type(module), type(module))

@@ -1,107 +1,159 @@
-"""From a folder to a model on a device."""
+"""The loading of a model: from a folder to the platform's device."""
 
 import logging
+import os
 import time
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import transformers
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from engine_server.config import LoadConfig, ModelConfig
 from engine_server.modeling.attention.hook import IMPLEMENTATION
+from engine_server.modeling.attention.interface import UnsupportedModelError
 from engine_server.modeling.communicator import Communicator
-from engine_server.modeling.layers.fused_modules import use_kernels
-from engine_server.modeling.layers.packed_linear import pack_linears
-from engine_server.modeling.loading.fusion import fuse_linears
-from engine_server.modeling.loading.sharding import shard
+from engine_server.modeling.loading.attention import implementation_for
+from engine_server.modeling.loading.passes import LoadPlan, replace_modules, verified_choices
+from engine_server.modeling.loading.report import PassReport
+from engine_server.modeling.loading.weights import settle
 from engine_server.modeling.platform.interface import Platform
 from engine_server.models.folder import weight_bytes
 from engine_server.models.hf_config import read_hf_config
 
-OWN_ATTENTION = ("bloom", "falcon", "gptj", "mpnet")  # model types
 T = TypeVar("T")
 SECONDS_BETWEEN_LINES = 5.0
+# The environment variable by which transformers is told not to read weights ahead.
+NO_READING_AHEAD = "HF_DEACTIVATE_ASYNC_LOAD"
 logger = logging.getLogger(__name__)
 
 
 def load_model(
     config: ModelConfig, load: LoadConfig, platform: Platform, ranks: Communicator
 ) -> PreTrainedModel:
-    """The model of `config.path`, from safetensors or with random weights, with our attention.
+    """Return the model of `config.path`, from safetensors or with random weights, on the platform's device.
 
-    Weights are mapped from their files and copied once at most; where ranks share a model, the host cuts it, and the
-    device has this rank's part alone. Raises ValueError in words.
+    transformers makes the model on the meta device; our passes replace its modules (see loading/passes.py); then
+    transformers reads, converts and renames the weights, and each layer takes its own over at once: it cuts them for
+    this rank, joins them with those of other layers and packs them. Raises ValueError for what can't be loaded.
     """
-    asked = None if config.dtype == "auto" else getattr(torch, config.dtype)
-    device = platform.device
-    place = device if ranks.size == 1 else torch.device("cpu")
+    if config.batch_invariant and (ranks.size > 1 or not platform.batch_invariant):
+        raise ValueError(
+            f"batch_invariant takes one GPU with Triton and gcc; this is {ranks.size} {platform.device.type}. "
+            "On a CPU dtype float32 comes near: results differ by its rounding alone"
+        )
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    kind = "AutoModelForCausalLM"
-    if config.pooling is not None:
-        kind = "AutoModel" if config.pooling.num_labels is None else "AutoModelForSequenceClassification"
-    auto = getattr(transformers, kind)
     hook = transformers.utils.logging.set_tqdm_hook(show_progress)
     try:
-        settings: Any = read_hf_config(Path(config.path), config.hf_overrides, config.trust_remote_code)
-        dtype = choose_dtype(asked, settings.dtype, platform)
-        own = settings.model_type in OWN_ATTENTION
-        attention = "eager" if own else IMPLEMENTATION
-        if load.load_format == "dummy":
-            with place, torch.random.fork_rng():
-                torch.manual_seed(config.seed)
-                model: PreTrainedModel = auto.from_config(
-                    settings,
-                    dtype=dtype or torch.float32,
-                    attn_implementation=attention,
-                    trust_remote_code=config.trust_remote_code,
-                ).eval()
-        else:
+        settings = read_hf_config(Path(config.path), config.hf_overrides, config.trust_remote_code)
+        dtype = choose_dtype(
+            None if config.dtype == "auto" else getattr(torch, config.dtype), settings.dtype, platform
+        )
+        if load.load_format != "dummy":
             check_room(Path(config.path), dtype, platform, ranks.size)
-            model = auto.from_pretrained(
-                config.path,
-                config=settings,
-                trust_remote_code=config.trust_remote_code,
-                dtype=dtype or "auto",
-                attn_implementation=attention,
-                use_safetensors=True,
-                local_files_only=True,
-                device_map={"": place} if platform.asynchronous and ranks.size == 1 else None,
-            )
+        skeleton = empty_model(config, settings, dtype)
+        choices = verified_choices(skeleton, platform)
+        plan = LoadPlan(platform, ranks, config.batch_invariant, choices)
+        read = random_model if load.load_format == "dummy" else read_model
+        model = read(config, skeleton.config, dtype, replaced_class(type(skeleton), plan), plan)
+    except UnsupportedModelError:
+        raise
     except (OSError, KeyError, ValueError) as error:
         reason = "its attention can't be replaced" if IMPLEMENTATION in str(error) else error
         raise ValueError(f"the model in {config.path} can't be loaded: {reason}") from error
     finally:
         transformers.utils.logging.set_tqdm_hook(hook)
-    if own:
-        from engine_server.modeling.attention.model_attention import (
-            replace_attention,  # imports these models' code
-        )
-
-        replace_attention(model)
-        model.config._attn_implementation = IMPLEMENTATION  # so that no masks are made
-    if config.batch_invariant and (ranks.size > 1 or not platform.batch_invariant):
-        raise ValueError(
-            f"batch_invariant takes one GPU with Triton and gcc; this is {ranks.size} {device.type}. "
-            "On a CPU dtype float32 comes near: results differ by its rounding alone"
-        )
+    model.__class__ = type(skeleton)
+    log(settle(model))
     model.requires_grad_(False)
-    if ranks.size > 1:
-        shard(model, ranks)
-        nn.Module.to(model, device)
-    fuse_linears(progress(parents(model), "Fusing weights"))
-    if platform.module_kernels is not None:
-        use_kernels(model, platform.module_kernels)
-    if config.batch_invariant:
-        from engine_server.modeling.layers.triton_modules import fix_sums  # imports Triton
-
-        fix_sums(model)
-    if platform.packs_weights:
-        pack_linears(progress(parents(model), "Packing weights"))
+    nn.Module.to(model, platform.device)
     return model
+
+
+def empty_model(
+    config: ModelConfig, settings: PreTrainedConfig, dtype: torch.dtype | None
+) -> PreTrainedModel:
+    """Return transformers' model on the meta device."""
+    kind = "AutoModelForCausalLM"
+    if config.pooling is not None:
+        kind = "AutoModel" if config.pooling.num_labels is None else "AutoModelForSequenceClassification"
+    with torch.device("meta"):
+        model: PreTrainedModel = getattr(transformers, kind).from_config(
+            settings,
+            dtype=dtype or torch.float32,
+            attn_implementation=implementation_for(settings),
+            trust_remote_code=config.trust_remote_code,
+        )
+    return model
+
+
+def replaced_class(original: type[PreTrainedModel], plan: LoadPlan) -> Any:
+    """Return the class of a model with our passes at the end of its construction.
+
+    That is where modules can be replaced between transformers' construction of a model on the meta device and its
+    reading of the weights.
+    """
+
+    def construct(model: PreTrainedModel, *args: Any, **options: Any) -> None:
+        original.__init__(model, *args, **options)
+        log(*replace_modules(model, plan))
+
+    return type(original.__name__, (original,), {"__init__": construct, "__module__": original.__module__})
+
+
+def read_model(
+    config: ModelConfig, settings: PreTrainedConfig, dtype: torch.dtype | None, kind: Any, plan: LoadPlan
+) -> PreTrainedModel:
+    """Return a model of class `kind` with the weights of its files, which are mapped and copied once at most."""
+    on_device = plan.platform.asynchronous and plan.ranks.size == 1  # the host cuts what ranks share
+    with nullcontext() if on_device else one_weight_at_a_time():
+        model: PreTrainedModel = kind.from_pretrained(
+            config.path,
+            config=settings,
+            dtype=dtype or "auto",
+            attn_implementation=implementation_for(settings),
+            use_safetensors=True,
+            local_files_only=True,
+            device_map={"": plan.platform.device} if on_device else None,
+        )
+    return model
+
+
+@contextmanager
+def one_weight_at_a_time() -> Iterator[None]:
+    """Let transformers read a weight when it is due, not all of them ahead by threads: layers free what they pack."""
+    before = os.environ.get(NO_READING_AHEAD)
+    os.environ[NO_READING_AHEAD] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[NO_READING_AHEAD]
+        if before is not None:
+            os.environ[NO_READING_AHEAD] = before
+
+
+def random_model(
+    config: ModelConfig, settings: PreTrainedConfig, dtype: torch.dtype | None, kind: Any, plan: LoadPlan
+) -> PreTrainedModel:
+    """Return a model of class `kind` with random weights, the same for each seed."""
+    device = plan.platform.device if plan.ranks.size == 1 else torch.device("cpu")
+    with device, torch.random.fork_rng():
+        torch.manual_seed(config.seed)
+        model: PreTrainedModel = kind._from_config(
+            settings, dtype=dtype or torch.float32, attn_implementation=implementation_for(settings)
+        )
+    model.train(False)
+    return model
+
+
+def log(*reports: PassReport) -> None:
+    """Log what passes replaced, in a line for each."""
+    for report in reports:
+        logger.info("%s", report)
 
 
 def choose_dtype(
@@ -119,13 +171,8 @@ def choose_dtype(
     return platform.computing_dtype(dtype, asked is not None)
 
 
-def parents(model: nn.Module) -> list[nn.Module]:
-    """All modules but the leaves: their weights can be freed one by one while somebody walks over this."""
-    return [module for module in model.modules() if any(True for _ in module.children())]
-
-
 def check_room(folder: Path, dtype: torch.dtype | None, platform: Platform, ranks: int) -> None:
-    """Raises ValueError, with both sizes, where one rank's weights won't fit."""
+    """Raise ValueError, with both sizes, if one rank's weights don't fit."""
     needed = weight_bytes(folder, None if dtype is None else dtype.itemsize) // ranks
     free = platform.free_memory()
     if needed > free:
@@ -135,22 +182,25 @@ def check_room(folder: Path, dtype: torch.dtype | None, platform: Platform, rank
 
 
 def progress(items: Collection[T], what: str) -> Iterator[T]:
-    """Say in the log how far a long loop has come."""
-    said = time.monotonic()
+    """Log the progress of a long loop every few seconds."""
+    logged = time.monotonic()
     for count, item in enumerate(items):
-        if time.monotonic() - said > SECONDS_BETWEEN_LINES:
-            said = time.monotonic()
+        if time.monotonic() - logged > SECONDS_BETWEEN_LINES:
+            logged = time.monotonic()
             logger.info("%s: %d of %d", what, count, len(items))
         yield item
 
 
 def show_progress(factory: Any, args: Any, options: Any) -> Any:
-    """A bar of transformers as lines of the log."""
+    """Return transformers' progress bar, or lines of the log in place of one with a description."""
     return progress(args[0], options["desc"]) if "desc" in options else factory(*args, **options)
 
 
 def first_position(model: nn.Module, max_model_len: int) -> int:
-    """Where positions begin: behind the padding's, in a table that has one (RoBERTa and its kin)."""
+    """Return the first position, which in some tables (RoBERTa's) follows that of the padding.
+
+    Raises ValueError if the table ends before `max_model_len`.
+    """
     tables = [table for name, table in model.named_modules() if name.endswith("position_embeddings")]
     for table in (table for table in tables if getattr(table, "padding_idx", None) is not None):
         first: int = table.padding_idx + 1

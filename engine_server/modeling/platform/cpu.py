@@ -14,9 +14,11 @@ from torch import Tensor, distributed
 from engine_server.modeling.attention.interface import AttentionBackend
 from engine_server.modeling.attention.native_backend import NativeAttention
 from engine_server.modeling.attention.torch_backend import TorchAttention
-from engine_server.modeling.layers.fused_modules import Kernels
-from engine_server.modeling.layers.native_modules import NATIVE
-from engine_server.modeling.layers.torch_modules import CPU
+from engine_server.modeling.formats.packed import pack
+from engine_server.modeling.formats.weight_format import WeightLayout
+from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet
+from engine_server.modeling.layers.kernel_sets.native import NATIVE
+from engine_server.modeling.layers.kernel_sets.plain import CPU
 from engine_server.modeling.memory.cache_layout import Layout
 from engine_server.modeling.memory.host_memory import free_host_memory
 from engine_server.modeling.platform.cpu_quota import available_cpus
@@ -38,7 +40,6 @@ class CpuPlatform(Platform):
     """A CPU with plain torch."""
 
     asynchronous = False
-    packs_weights = True
     writes_scores = True
     cache_setting = "kv_cache_memory_bytes"
 
@@ -49,8 +50,12 @@ class CpuPlatform(Platform):
             torch.set_num_threads(min(torch.get_num_threads(), available_cpus()))
 
     @property
-    def module_kernels(self) -> Kernels | None:
+    def module_kernels(self) -> KernelSet:
         return CPU
+
+    @property
+    def weight_layout(self) -> WeightLayout:
+        return pack
 
     def paged_attention(
         self, layout: Layout, num_blocks: int, block_size: int, dtype: torch.dtype
@@ -118,7 +123,7 @@ class NativePlatform(CpuPlatform):
     """A CPU for which our C++ kernels were compiled."""
 
     @property
-    def module_kernels(self) -> Kernels | None:
+    def module_kernels(self) -> KernelSet:
         return NATIVE
 
     def paged_attention(

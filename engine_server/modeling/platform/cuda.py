@@ -10,7 +10,9 @@ from torch import Tensor, distributed
 
 from engine_server.modeling.attention.interface import AttentionBackend
 from engine_server.modeling.attention.torch_backend import TorchAttention
-from engine_server.modeling.layers.fused_modules import Kernels
+from engine_server.modeling.formats.weight_format import WeightLayout, as_loaded
+from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet
+from engine_server.modeling.layers.kernel_sets.plain import NO_KERNELS
 from engine_server.modeling.memory.cache_layout import Layout
 from engine_server.modeling.platform.interface import Platform
 
@@ -26,8 +28,12 @@ class CudaPlatform(Platform):
     cache_setting = "gpu_memory_utilization"
 
     @property
-    def module_kernels(self) -> Kernels | None:
-        return None
+    def module_kernels(self) -> KernelSet:
+        return NO_KERNELS
+
+    @property
+    def weight_layout(self) -> WeightLayout:
+        return as_loaded
 
     def paged_attention(
         self, layout: Layout, num_blocks: int, block_size: int, dtype: torch.dtype
@@ -105,10 +111,16 @@ class TritonPlatform(CudaPlatform):
     batch_invariant = True
 
     @property
-    def module_kernels(self) -> Kernels | None:
-        from engine_server.modeling.layers.triton_modules import TRITON  # imports Triton
+    def module_kernels(self) -> KernelSet:
+        from engine_server.modeling.layers.kernel_sets.triton import TRITON  # imports Triton
 
         return TRITON
+
+    @property
+    def fixed_order_layout(self) -> WeightLayout:
+        from engine_server.modeling.formats.fixed_order import fix_order  # imports Triton
+
+        return fix_order
 
     def paged_attention(
         self, layout: Layout, num_blocks: int, block_size: int, dtype: torch.dtype

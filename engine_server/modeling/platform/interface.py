@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from engine_server.modeling.attention.interface import AttentionBackend
-from engine_server.modeling.layers.fused_modules import Kernels
+from engine_server.modeling.formats.weight_format import WeightLayout
+from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet
 from engine_server.modeling.memory.cache_layout import Layout
 
 
@@ -24,8 +25,6 @@ class Platform(ABC):
     samples_by_kernel: ClassVar[bool] = False
     # There are kernels whose results are bitwise independent of batch composition.
     batch_invariant: ClassVar[bool] = False
-    # Linear layers are faster with their weights prepacked for oneDNN.
-    packs_weights: ClassVar[bool] = False
     # Attention in 16 bits is faster with its scores written to memory than by torch's fused kernel.
     writes_scores: ClassVar[bool] = False
     # The setting to raise where the KV cache is too small.
@@ -38,8 +37,18 @@ class Platform(ABC):
 
     @property
     @abstractmethod
-    def module_kernels(self) -> Kernels | None:
-        """Return what norms, gates, and ropes are replaced by; None leaves them as transformers has them."""
+    def module_kernels(self) -> KernelSet:
+        """Return the kernels for norms, gates and rotations, of which the passes over a model choose."""
+
+    @property
+    @abstractmethod
+    def weight_layout(self) -> WeightLayout:
+        """Return the layout in which linear layers multiply fastest."""
+
+    @property
+    def fixed_order_layout(self) -> WeightLayout:
+        """Return the layout whose products are bitwise independent of batch composition."""
+        raise TypeError(f"{type(self).__name__} has no such products")
 
     @abstractmethod
     def paged_attention(

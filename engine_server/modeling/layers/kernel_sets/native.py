@@ -1,6 +1,6 @@
-"""What modules of transformers are made to run on a CPU for which our kernels were compiled.
+"""The kernel set of a CPU for which our C++ kernels were compiled.
 
-What a kernel doesn't take (another dtype, rows that don't fill vectors) is left to plain torch.
+Inputs that a kernel does not take (another dtype, rows that do not fill vectors) are computed by plain torch.
 """
 
 from functools import partial
@@ -8,13 +8,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from engine_server.modeling.layers import torch_modules
-from engine_server.modeling.layers.fused_modules import Kernels, Turn
+from engine_server.modeling.layers.kernel_sets import plain as plain_torch
+from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet, Rotation
 from engine_server.modeling.native.library import DTYPES, VECTOR, kernels
 
 
 def fits(*tensors: Tensor) -> bool:
-    """Whether they are of one dtype that the kernels know, and what they read of a row lies together."""
+    """Check for one dtype that the kernels know, and for rows that are contiguous."""
     dtypes = {tensor.dtype for tensor in tensors}
     return len(dtypes) == 1 and dtypes <= set(DTYPES) and all(tensor.stride(-1) == 1 for tensor in tensors)
 
@@ -22,11 +22,11 @@ def fits(*tensors: Tensor) -> bool:
 def rms_norm(
     x: Tensor, weight: Tensor, eps: float, offset: float, residual: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """As kernels/norm.py has it; offset: 0."""
+    """See kernels/norm.py. offset: 0."""
     dim = x.shape[-1]
     given = [x] if residual is None else [x, residual]
     if dim % VECTOR or not fits(*given, weight) or not all(part.is_contiguous() for part in given):
-        return torch_modules.rms_norm(x, weight, eps, offset, residual)
+        return plain_torch.rms_norm(x, weight, eps, offset, residual)
     total = x if residual is None else torch.empty_like(x)
     out = torch.empty_like(x)
     kernels().rms_norm(
@@ -37,10 +37,10 @@ def rms_norm(
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up of [..., 2 * dim]."""
+    """Return silu(gate) * up: [..., 2 * dim] to [..., dim]."""
     dim = gate_up.shape[-1] // 2
     if dim % VECTOR or not fits(gate_up) or not gate_up.is_contiguous():
-        return torch_modules.silu_and_mul(gate_up)
+        return plain_torch.silu_and_mul(gate_up)
     out = gate_up.new_empty(*gate_up.shape[:-1], dim)
     kernels().silu_and_mul(
         gate_up.dtype == torch.bfloat16, out.data_ptr(), gate_up.data_ptr(), out.numel() // dim, dim
@@ -48,13 +48,15 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
     return out
 
 
-def turns(width: int, dim: int) -> list[Turn]:
-    """There is one way, for heads that turn as a whole."""
-    plain = torch_modules.turns(width, dim)
-    return [partial(_turn, turn) for turn in plain] if dim % (2 * VECTOR) == 0 else [*plain]
+def rotations(width: int, dim: int) -> list[Rotation]:
+    """Return the one rotation that is known, of whole heads."""
+    plain = plain_torch.rotations(width, dim)
+    return [partial(_rotate_pair, one) for one in plain] if dim % (2 * VECTOR) == 0 else [*plain]
 
 
-def _turn(plain: Turn, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+def _rotate_pair(
+    plain: Rotation, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Tensor]:
     """query, key: [1, heads, T, dim]; cos, sin: [1, T, dim], each angle twice."""
     if not fits(query, key, cos, sin) or not cos.is_contiguous() or not sin.is_contiguous():
         return plain(query, key, cos, sin)
@@ -71,4 +73,4 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return out.transpose(1, 2)
 
 
-NATIVE = Kernels(rms_norm, (0.0,), [silu_and_mul], turns)
+NATIVE = KernelSet(rms_norm, (0.0,), [silu_and_mul], rotations)

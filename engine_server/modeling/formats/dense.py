@@ -1,0 +1,51 @@
+"""Weights as checkpoints in float32, bfloat16 or float16 have them."""
+
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engine_server.modeling.formats.weight_format import Cut, WeightFormat
+
+
+class DenseFormat(WeightFormat):
+    """One tensor, and a bias if there is one. weight: [out, in], or of experts [experts, ..., ...]."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.weight = as_parameter(weight)
+        self.bias = None if bias is None else as_parameter(bias)
+
+    @classmethod
+    def load(cls, weight: Tensor, bias: Tensor | None) -> Self:
+        return cls(weight, bias)
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        return {"weight": self.weight} | ({} if self.bias is None else {"bias": self.bias})
+
+    def shard(self, cut: Cut) -> Self:
+        bias = self.bias
+        if bias is not None:
+            outputs_are_cut = cut.dim % self.weight.ndim == 0
+            bias = cut.of(bias) if outputs_are_cut else bias if cut.piece == 0 else None  # type: ignore[assignment]
+        return type(self)(cut.of(self.weight), bias)
+
+    @classmethod
+    def concat(cls, formats: Sequence[Self]) -> Self:
+        biases: list[Tensor] = [one.bias for one in formats if one.bias is not None]
+        return cls(torch.cat(tuple(one.weight for one in formats)), torch.cat(biases) if biases else None)
+
+    def apply(self, values: Tensor) -> Tensor:
+        return F.linear(values, self.weight, self.bias)
+
+    def gather(self, rows: Tensor) -> Tensor:
+        return F.embedding(rows, self.weight)
+
+
+def as_parameter(tensor: Tensor) -> nn.Parameter:
+    """Return `tensor` itself if it is a parameter: layers that share one go on sharing it."""
+    if isinstance(tensor, nn.Parameter):
+        tensor.requires_grad_(False)
+        return tensor
+    return nn.Parameter(tensor.detach(), requires_grad=False)

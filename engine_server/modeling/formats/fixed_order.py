@@ -1,0 +1,19 @@
+"""Weights whose products have the same bits in every batch, on a GPU with Triton."""
+
+from torch import Tensor
+
+from engine_server.modeling.formats.dense import DenseFormat
+from engine_server.modeling.formats.weight_format import WeightFormat
+from engine_server.modeling.kernels.matmul import linear
+
+
+class FixedOrderFormat(DenseFormat):
+    """A dense weight that is multiplied in a fixed order of summation."""
+
+    def apply(self, values: Tensor) -> Tensor:
+        return linear(values, self.weight, self.bias)
+
+
+def fix_order(format: WeightFormat) -> WeightFormat:
+    """Return `format` with products whose rows do not depend on the number of rows."""
+    return FixedOrderFormat(format.weight, format.bias) if isinstance(format, DenseFormat) else format

@@ -1,0 +1,29 @@
+"""The weight that a language model's head shares with its token embedding."""
+
+from torch import Tensor, nn
+
+from engine_server.modeling.formats.dense import DenseFormat
+from engine_server.modeling.formats.weight_format import WeightFormat, WeightLayout
+
+
+class TiedFormat(WeightFormat):
+    """A weight that is multiplied in one layout and gathered from another."""
+
+    def __init__(self, product: WeightFormat, rows: DenseFormat) -> None:
+        self.product = product
+        self.rows = rows
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        return self.product.parameters() | self.rows.parameters()
+
+    def apply(self, values: Tensor) -> Tensor:
+        return self.product.apply(values)
+
+    def gather(self, rows: Tensor) -> Tensor:
+        return self.rows.gather(rows)
+
+
+def tied(dense: DenseFormat, layout: WeightLayout) -> WeightFormat:
+    """Return `dense` in `layout`, with its rows where the layout gathers none."""
+    product = layout(dense)
+    return product if isinstance(product, DenseFormat) else TiedFormat(product, dense)

@@ -1,0 +1,77 @@
+"""The interface of a weight format, and the part of a tensor that one rank keeps."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+
+
+class Cut(NamedTuple):
+    """Piece number `piece` of `pieces` equal pieces of a tensor along `dim`.
+
+    Where the pieces cannot be equal, the last one is padded with copies of the last row.
+    """
+
+    dim: int
+    pieces: int
+    piece: int
+    # The number of tensors that lie one behind another along `dim`, each of which is cut: gate and up of experts.
+    blocks: int = 1
+
+    def of(self, whole: Tensor) -> Tensor:
+        """Return a copy of this piece of `whole`."""
+        length = whole.shape[self.dim] // self.blocks
+        width = self.width(whole.shape[self.dim]) // self.blocks
+        rows = torch.arange(self.piece * width, (self.piece + 1) * width).clamp(max=length - 1)
+        rows = (rows + torch.arange(self.blocks)[:, None] * length).flatten()
+        return whole.index_select(self.dim, rows.to(whole.device))
+
+    def width(self, length: int) -> int:
+        """Return the size of a piece along `dim` of a tensor that has `length` there."""
+        return -(-length // self.blocks // self.pieces) * self.blocks
+
+
+class WeightFormat(ABC):
+    """The weight of one layer, and its bias if it has one.
+
+    A format that checkpoints have is read (`load`), cut for a rank (`shard`) and joined with others of the same input
+    (`concat`). A `WeightLayout` may then make another of it, for one kind of device, that can only multiply (`apply`)
+    and gather rows (`gather`).
+    """
+
+    @classmethod
+    def load(cls, weight: Tensor, bias: Tensor | None) -> Self:
+        """Take over a checkpoint's tensors. weight: [..., out, in]; bias: [out]."""
+        raise TypeError(f"{cls.__name__} is not read from checkpoints")
+
+    def shard(self, cut: Cut) -> Self:
+        """Return one rank's part. Of a weight that is cut along its inputs, rank 0 alone keeps the bias."""
+        raise TypeError(f"{type(self).__name__} is made of what was cut already")
+
+    @classmethod
+    def concat(cls, formats: Sequence[Self]) -> Self:
+        """Join formats of one input: the outputs of the result are theirs, one after another."""
+        raise TypeError(f"{cls.__name__} is made of what was joined already")
+
+    @abstractmethod
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Return the tensors that the layer registers, by transformers' names for them."""
+
+    @abstractmethod
+    def apply(self, values: Tensor) -> Tensor:
+        """Return values @ weight.T + bias: [..., in] to [..., out]."""
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """Return rows of the weight: int64 [...] to [..., in]."""
+        raise TypeError(f"{type(self).__name__} gathers no rows")
+
+
+# From a format that a checkpoint has to the one that multiplies fastest on a device, which may be the same.
+WeightLayout = Callable[[WeightFormat], WeightFormat]
+
+
+def as_loaded(format: WeightFormat) -> WeightFormat:
+    """Return `format` itself, the layout of devices that multiply best what checkpoints have."""
+    return format

@@ -1,0 +1,42 @@
+"""Token embeddings in any weight format, in place of nn.Embedding."""
+
+from torch import Tensor, nn
+
+from engine_server.modeling.formats.dense import DenseFormat
+from engine_server.modeling.formats.weight_format import WeightFormat
+from engine_server.modeling.layers.sharding import Sharding
+from engine_server.modeling.layers.weight_layer import WeightLayer, derived_class
+
+
+class Embedding(WeightLayer, nn.Embedding):
+    """An embedding [...] to [..., hidden], which may share its format with a linear layer that is tied to it."""
+
+    format: WeightFormat | None = None
+    sharding: Sharding | None = None
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        assert self.format is not None
+        if self.sharding is None:
+            return self.format.gather(token_ids)
+        return self.sharding.compute(self.format, token_ids)
+
+    def receive(self, name: str, tensor: Tensor) -> None:
+        self.take(DenseFormat.load(tensor, None))
+
+    def take(self, whole: WeightFormat) -> None:
+        """Gather from `whole` from now on, or from this rank's part of it."""
+        self.format = whole if self.sharding is None else whole.shard(self.sharding.cut)
+
+    def settle(self) -> None:
+        if self.format is None:
+            self.take(DenseFormat.load(self.weight, None))
+        assert self.format is not None
+        self.hold(self.format)
+
+
+def receive_embeddings(embedding: nn.Embedding) -> Embedding:
+    """Make `embedding` an `Embedding`. If its class has a forward of its own, that goes on running around ours."""
+    kind = type(embedding)
+    embedding.__class__ = Embedding if kind is nn.Embedding else derived_class((kind, Embedding), kind)
+    assert isinstance(embedding, Embedding)
+    return embedding

@@ -1,0 +1,58 @@
+"""Mixtures of experts, whose weights are 3-D parameters of one module."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from engine_server.modeling.communicator import Communicator
+from engine_server.modeling.formats.dense import DenseFormat
+from engine_server.modeling.formats.weight_format import Cut, WeightFormat
+from engine_server.modeling.layers.weight_layer import WeightLayer, derived_class, original_class
+
+
+class ReceivedParameters(WeightLayer):
+    """A module of transformers whose parameters are received, and cut where ranks share them."""
+
+    # The part of each parameter that this rank keeps, by the parameter's name.
+    cuts: dict[str, Cut]
+    # By the names of the parameters.
+    formats: dict[str, WeightFormat]
+
+    def receive(self, name: str, tensor: Tensor) -> None:
+        whole = DenseFormat.load(tensor, None)
+        format = whole.shard(self.cuts[name]) if name in self.cuts else whole
+        format.weight._is_hf_initialized = True  # type: ignore[attr-defined]
+        self.formats[name] = format
+        self._parameters[name] = format.weight
+
+    def settle(self) -> None:
+        for name, parameter in self._parameters.items():
+            if parameter is not None and name not in self.formats:
+                self.receive(name, parameter)
+
+
+class Experts(ReceivedParameters):
+    """Experts [tokens, hidden] to [tokens, hidden], computed by the forward of transformers' class."""
+
+    # The ranks over which the results are summed.
+    ranks: Communicator | None = None
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        output: Tensor = super().forward(hidden_states, *args, **kwargs)
+        return output if self.ranks is None else self.ranks.sum(output)
+
+
+def receive_parameters(
+    module: nn.Module, kind: type[ReceivedParameters] = ReceivedParameters
+) -> ReceivedParameters:
+    """Give `module` a class that is also of `kind`, if it is none yet."""
+    if not isinstance(module, ReceivedParameters):
+        module.__class__ = derived_class((kind, type(module)), original_class(module))
+        assert isinstance(module, ReceivedParameters)
+        module.cuts, module.formats = {}, {}
+    return module
+
+
+def has_experts(module: nn.Module) -> bool:
+    """Check for 3-D parameters, as transformers keeps the weights of experts."""
+    return any(parameter.ndim == 3 for parameter in module._parameters.values() if parameter is not None)

@@ -1,0 +1,1 @@
+"""Kernel sets: for each kind of device, the kernels that modules of transformers can be given."""

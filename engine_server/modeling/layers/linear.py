@@ -1,0 +1,132 @@
+"""Linear layers in any weight format, in place of nn.Linear and of transformers' Conv1D."""
+
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from engine_server.modeling.formats.dense import DenseFormat
+from engine_server.modeling.formats.weight_format import WeightFormat, WeightLayout
+from engine_server.modeling.layers.sharding import Sharding
+from engine_server.modeling.layers.weight_layer import WeightLayer
+
+
+class Linear(WeightLayer, nn.Linear):
+    """A linear layer, [..., in] to [..., out]. It is an nn.Linear so that transformers initializes it as one."""
+
+    def __init__(
+        self, weight: nn.Parameter, bias: nn.Parameter | None, transposed: bool, layout: WeightLayout
+    ) -> None:
+        """weight: [out, in], or [in, out] where `transposed`; on the meta device until it is loaded."""
+        nn.Module.__init__(self)
+        self.out_features, self.in_features = reversed(weight.shape) if transposed else weight.shape
+        self.transposed = transposed
+        self.layout = layout
+        self.sharding: Sharding | None = None
+        # The product of which this layer is one part, and its place among the parts.
+        self.fused: FusedLinear | None = None
+        self.place = 0
+        self.format: WeightFormat | None = None
+        self.received: dict[str, Tensor] = {}
+        self.weight = weight
+        self.register_parameter("bias", bias)
+
+    @classmethod
+    def of(cls, module: nn.Linear | Conv1D, layout: WeightLayout) -> Self:
+        """Return a layer with the parameters of `module`."""
+        weight, bias = module._parameters["weight"], module._parameters["bias"]
+        assert weight is not None
+        return cls(weight, bias, isinstance(module, Conv1D), layout)
+
+    def forward(self, values: Tensor) -> Tensor:
+        if self.fused is not None:
+            return self.fused.output(self.place, values)
+        assert self.format is not None
+        if self.sharding is None:
+            return self.format.apply(values)
+        return self.sharding.compute(self.format, values)
+
+    def receive(self, name: str, tensor: Tensor) -> None:
+        self.received[name] = tensor
+        if self.received.keys() == {name for name, own in self._parameters.items() if own is not None}:
+            self.take(
+                DenseFormat.load(self._outputs_first(self.received["weight"]), self.received.get("bias"))
+            )
+            self.received = {}
+
+    def take(self, whole: WeightFormat) -> None:
+        """Compute with `whole` from now on, or with this rank's part of it."""
+        own = whole if self.sharding is None else whole.shard(self.sharding.cut)
+        if self.fused is not None:
+            self.fused.take(self.place, own)
+        else:
+            self.format = self.layout(own)
+
+    def settle(self) -> None:
+        if self.format is None and (self.fused is None or self.fused.lacks(self.place)):
+            weight, bias = (self.received.get(name, own) for name, own in self._parameters.items())
+            assert weight is not None
+            self.received = {}
+            self.take(DenseFormat.load(self._outputs_first(weight), bias))
+        if self.format is not None:
+            self.hold(self.format)
+        else:
+            self._parameters.update(weight=None, bias=None)
+
+    def _outputs_first(self, weight: Tensor) -> Tensor:
+        return weight.t().contiguous() if self.transposed else weight
+
+
+class FusedLinear(WeightLayer):
+    """Several linear layers of one input as one product, of which each layer asks for its part once."""
+
+    def __init__(self, linears: Sequence[Linear]) -> None:
+        """Make the layers parts of this product. The formats of layers that have one are joined."""
+        super().__init__()
+        self.layout = linears[0].layout
+        self.sizes = [linear.out_features for linear in linears]
+        self.parts: list[WeightFormat | None] = [None] * len(linears)
+        self.format: WeightFormat | None = None
+        # The input of which some outputs were not asked for yet, and these outputs by their place.
+        self.values: Tensor | None = None
+        self.outputs: dict[int, Tensor] = {}
+        self.register_parameter("weight", None)
+        self.register_parameter("bias", None)
+        for place, linear in enumerate(linears):
+            linear.fused, linear.place = self, place
+            if linear.format is not None:
+                self.take(place, linear.format)
+                linear.format = None
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Return all outputs, one after another: [..., in] to [..., sum of out]."""
+        assert self.format is not None
+        return self.format.apply(values)
+
+    def output(self, place: int, values: Tensor) -> Tensor:
+        """Return the outputs of the layer at `place`: [..., in] to [..., out]."""
+        if values is not self.values:
+            self.values = values
+            self.outputs = dict(enumerate(torch.split(self.forward(values), self.sizes, dim=-1)))
+        output = self.outputs.pop(place)
+        if not self.outputs:
+            self.values = None
+        return output
+
+    def take(self, place: int, part: WeightFormat) -> None:
+        """Take over one layer's weight. The last one completes the product."""
+        self.parts[place] = part
+        parts = [part for part in self.parts if part is not None]
+        if len(parts) == len(self.parts):
+            self.format = self.layout(type(parts[0]).concat(parts))
+            self.parts = []
+
+    def lacks(self, place: int) -> bool:
+        """Check that the layer at `place` has not given its weight yet."""
+        return self.format is None and self.parts[place] is None
+
+    def settle(self) -> None:
+        assert self.format is not None
+        self.hold(self.format)

@@ -1,0 +1,26 @@
+"""RMSNorm by a kernel that also adds the residual."""
+
+from torch import Tensor, nn
+
+from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet
+
+
+class FusedRMSNorm(nn.Module):
+    """RMSNorm (Zhang and Sennrich 2019, arXiv 1910.07467), [..., dim] to [..., dim].
+
+    offset: what is added to the weight: 1 where a model's weights lie around 0.
+    """
+
+    def __init__(self, kernels: KernelSet, weight: nn.Parameter, eps: float, offset: float) -> None:
+        super().__init__()
+        self.kernel = kernels.rms_norm
+        self.weight = weight
+        self.eps = eps
+        self.offset = offset
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.add(x)[1]
+
+    def add(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return x + residual and its norm."""
+        return self.kernel(x, self.weight, self.eps, self.offset, residual)

@@ -1,0 +1,64 @@
+"""Layers that take over weights while transformers reads a checkpoint.
+
+transformers' loader sets each converted tensor as a parameter of the module that it belongs to. A `WeightLayer`
+receives it there, so that it can be cut, joined with others and packed before the next one is read.
+"""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from engine_server.modeling.formats.weight_format import WeightFormat
+
+
+class WeightLayer(nn.Module):
+    """A layer whose parameters are placeholders on the meta device until their weights are received."""
+
+    # Whether weights stay plain parameters until `settle`: transformers ties them to others after the loading.
+    deferred = False
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Receive a weight that the loader sets; register everything else as nn.Module does."""
+        if not self.deferred and param is not None and is_loaded(param) and name in self._parameters:
+            placeholder = self._parameters[name]
+            if placeholder is not None:
+                placeholder._is_hf_initialized = True  # type: ignore[attr-defined]  # to be left as it is
+            self.receive(name, param.detach())
+        else:
+            super().register_parameter(name, param)
+
+    def receive(self, name: str, tensor: Tensor) -> None:
+        """Take over the whole tensor of the parameter `name`."""
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Take over whatever was not received, and drop the placeholders."""
+        raise NotImplementedError
+
+    def hold(self, format: WeightFormat) -> None:
+        """Register the format's parameters in place of the placeholders."""
+        held = format.parameters()
+        for name in self._parameters:
+            self._parameters[name] = held.get(name)
+
+
+def is_loaded(parameter: nn.Parameter) -> bool:
+    """Check that transformers read a parameter from a checkpoint."""
+    return not parameter.is_meta and getattr(parameter, "_is_hf_initialized", False)
+
+
+_classes: dict[tuple[type, ...], Any] = {}
+
+
+def derived_class(bases: tuple[type, ...], original: type) -> Any:
+    """Return a class of `bases`, by the name of `original`, the same one each time."""
+    if bases not in _classes:
+        names = {"original": original, "__module__": original.__module__}
+        _classes[bases] = type(original.__name__, bases, names)
+    return _classes[bases]
+
+
+def original_class(module: nn.Module) -> type[nn.Module]:
+    """Return the class that transformers gave a module."""
+    original: type[nn.Module] = getattr(type(module), "original", type(module))
+    return original

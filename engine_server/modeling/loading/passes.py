@@ -1,0 +1,105 @@
+"""The passes over a model, in their order: see docs/model-passes.md.
+
+Passes before the loading see transformers' model on the meta device and replace its modules. Then transformers reads
+the checkpoint into the replaced modules. The pass after the loading ties layers and completes their weights.
+"""
+
+import logging
+from dataclasses import dataclass
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from engine_server.modeling.attention.interface import UnsupportedModelError
+from engine_server.modeling.communicator import Communicator
+from engine_server.modeling.formats.weight_format import WeightLayout
+from engine_server.modeling.layers.embedding import Embedding
+from engine_server.modeling.layers.linear import FusedLinear, Linear
+from engine_server.modeling.layers.norm import FusedRMSNorm
+from engine_server.modeling.loading.attention import replace_attention
+from engine_server.modeling.loading.fusion import fuse_mlps, fuse_projections
+from engine_server.modeling.loading.replacements import (
+    Choices,
+    replace_gates,
+    replace_layers,
+    replace_norms,
+    replace_ropes,
+    replace_rotations,
+)
+from engine_server.modeling.loading.report import PassReport, Tally
+from engine_server.modeling.loading.sample import sample_copy
+from engine_server.modeling.loading.sharding import shard
+from engine_server.modeling.loading.trial import Trial
+from engine_server.modeling.loading.weights import (
+    defer_tied,
+    replace_embedding,
+    replace_experts,
+    replace_linears,
+)
+from engine_server.modeling.platform.interface import Platform
+
+# Layers of which each row's result depends on that row alone, in a fixed order of summation.
+ROW_BY_ROW = (Linear, FusedLinear, Embedding, FusedRMSNorm, nn.LayerNorm, nn.Embedding)
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LoadPlan:
+    """What the passes are to do."""
+
+    platform: Platform
+    ranks: Communicator
+    # Results must be bitwise independent of batch composition.
+    batch_invariant: bool
+    # The replacements that were verified on the two-layer copy.
+    choices: Choices
+
+    @property
+    def layout(self) -> WeightLayout:
+        """The layout of the weights of linear layers."""
+        return self.platform.fixed_order_layout if self.batch_invariant else self.platform.weight_layout
+
+
+def replace_modules(model: PreTrainedModel, plan: LoadPlan) -> list[PassReport]:
+    """Run the passes before the loading over a model on the meta device, or over one with weights."""
+    kernels, choices = plan.platform.module_kernels, plan.choices
+    return [
+        replace_attention(model),
+        replace_linears(model, plan.layout),
+        replace_embedding(model),
+        replace_experts(model),
+        shard(model, plan.ranks),
+        fuse_projections(model),
+        fuse_mlps(model, choices.mlps),
+        replace_norms(model, kernels, choices.norms),
+        replace_gates(model, choices.gates),
+        replace_rotations(model, choices.rotations),
+        replace_layers(model, choices.layers),
+        replace_ropes(model),
+        check_sums(model, plan.batch_invariant),
+        defer_tied(model),
+    ]
+
+
+def verified_choices(model: PreTrainedModel, platform: Platform) -> Choices:
+    """Return the replacements that leave the output of a two-layer copy of `model` as it is.
+
+    model: on the meta device, as transformers made it.
+    """
+    copy = sample_copy(model, platform.device)
+    replace_attention(copy)
+    try:
+        return Trial(copy, platform.module_kernels, platform.device).choose()
+    except UnsupportedModelError as error:
+        logger.warning("modules stay as they are: a two-layer copy of the model can't run: %s", error)
+        return Choices()
+
+
+def check_sums(model: nn.Module, batch_invariant: bool) -> PassReport:
+    """Raise UnsupportedModelError for weights that may be summed in another order in another batch."""
+    tally = Tally("fixed order of sums")
+    for module in model.modules() if batch_invariant else ():
+        if list(module.parameters(recurse=False)) and not isinstance(module, ROW_BY_ROW):
+            names = f"{type(module).__name__} of {type(model).__name__}"
+            raise UnsupportedModelError(f"batch_invariant: the order in which {names} adds up isn't known")
+    return tally.report()

@@ -1,0 +1,191 @@
+"""The passes that give modules of transformers our kernels, each by its class.
+
+A class is given a kernel only where `Choices` has one for it, found and verified on a two-layer copy of the model.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from inspect import signature
+from types import FunctionType
+from typing import Any
+
+from torch import nn
+
+from engine_server.modeling.layers.decoder_layer import CHILDREN, fused_layer
+from engine_server.modeling.layers.kernel_sets.kernel_set import Gate, KernelSet
+from engine_server.modeling.layers.norm import FusedRMSNorm
+from engine_server.modeling.layers.rope import SequenceRope
+from engine_server.modeling.layers.rotation import ChosenRotation
+from engine_server.modeling.layers.weight_layer import original_class
+from engine_server.modeling.loading.report import PassReport, Tally
+
+# The attributes in which norms keep their eps.
+EPS = ("variance_epsilon", "eps")
+# The types of ropes whose factors depend on the longest position of a batch.
+STRETCHED = ("longrope", "dynamic")
+ROTATION = "apply_rotary_pos_emb"
+
+# The class of a module with a gate, and of its activation.
+GateKind = tuple[type, type]
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The replacements that were verified, by the class of what they replace."""
+
+    # Gated MLPs that compute what GatedMLP does.
+    mlps: frozenset[type] = frozenset()
+    # The offset of the weight.
+    norms: Mapping[type, float] = field(default_factory=dict)
+    gates: Mapping[GateKind, Gate] = field(default_factory=dict)
+    # By a model's own function.
+    rotations: Mapping[Any, ChosenRotation] = field(default_factory=dict)
+    # Decoder layers that compute what `fused_layer` does.
+    layers: frozenset[type] = frozenset()
+
+
+def replace_norms(model: nn.Module, kernels: KernelSet, offsets: Mapping[type, float]) -> PassReport:
+    """Replace the RMSNorms whose classes have an offset."""
+    tally = Tally("norms")
+    for parent in list(model.modules()):
+        for name, norm in parent.named_children():
+            if not is_norm(norm):
+                continue
+            if type(norm) in offsets:
+                fused = FusedRMSNorm(kernels, norm.get_parameter("weight"), eps_of(norm), offsets[type(norm)])
+                setattr(parent, name, fused)
+                tally.replaced(type(norm), "FusedRMSNorm")
+            else:
+                tally.left(type(norm), "computes something else")
+    return tally.report()
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Check for what an RMSNorm has: one weight of one dimension, an eps, and one input."""
+    weights = dict(module.named_parameters())
+    return (
+        not isinstance(module, FusedRMSNorm)
+        and weights.keys() == {"weight"}
+        and weights["weight"].dim() == 1
+        and any(isinstance(getattr(module, name, None), float) for name in EPS)
+        and len(signature(module.forward).parameters) == 1
+    )
+
+
+def eps_of(norm: nn.Module) -> float:
+    """Return a norm's eps."""
+    return next(value for name in EPS if isinstance(value := getattr(norm, name, None), float))
+
+
+def replace_gates(model: nn.Module, gates: Mapping[GateKind, Gate]) -> PassReport:
+    """Give gated MLPs and experts the kernel that makes one of gate and up."""
+    tally = Tally("gates")
+    for module in model.modules():
+        kind = gate_kind(module)
+        if kind is None:
+            continue
+        if kind in gates:
+            module._apply_gate = gates[kind]  # type: ignore[assignment]
+            tally.replaced(original_class(module), "a gate kernel")
+        else:
+            tally.left(original_class(module), f"{kind[1].__name__} has no kernel")
+    return tally.report()
+
+
+def gate_kind(module: nn.Module) -> GateKind | None:
+    """Return the classes that define a module's gate, if it has one."""
+    if not callable(getattr(module, "_apply_gate", None)):
+        return None
+    return original_class(module), type(getattr(module, "act_fn", None))
+
+
+def replace_rotations(model: nn.Module, rotations: Mapping[Any, ChosenRotation]) -> PassReport:
+    """Give attention a forward of its own, in which the name of the rotation means our kernel's."""
+    tally = Tally("rotations")
+    classes: dict[type, Any] = {}
+    for module in model.modules():
+        original = rotation_of(module)
+        if original is None:
+            continue
+        if original in rotations:
+            tally.replaced(original_class(module), "a rotation kernel")
+            if type(module) not in classes:
+                forward = with_global(type(module).forward, ROTATION, rotations[original])
+                classes[type(module)] = class_with_forward(module, forward)
+            module.__class__ = classes[type(module)]
+        else:
+            tally.left(original_class(module), "no kernel rotates as it does")
+    return tally.report()
+
+
+def rotation_of(module: nn.Module) -> Callable[..., Any] | None:
+    """Return the function by which a module's forward rotates queries and keys."""
+    forward = type(module).forward
+    if not isinstance(forward, FunctionType) or ROTATION not in forward.__code__.co_names:
+        return None
+    found: Callable[..., Any] | None = forward.__globals__.get(ROTATION)
+    return None if isinstance(found, ChosenRotation) else found
+
+
+def with_global(function: Any, name: str, value: object) -> Any:
+    """Return a copy of a function in which the global `name` is `value`."""
+    copy = FunctionType(
+        function.__code__,
+        function.__globals__ | {name: value},
+        None,
+        function.__defaults__,
+        function.__closure__,
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+def class_with_forward(module: nn.Module, forward: Callable[..., Any]) -> Any:
+    """Return the class of a module with another forward.
+
+    As a bound method, the forward would hold the module, whose weights would then outlive their last user.
+    """
+    kind = type(module)
+    names = {"original": original_class(module), "__module__": kind.__module__}
+    own: Any = type(kind.__name__, (kind,), names)
+    own.forward = forward  # transformers wraps for training what a class is defined with
+    return own
+
+
+def replace_ropes(model: nn.Module) -> PassReport:
+    """Let rotary embeddings that stretch beyond the trained positions do so for each sequence."""
+    tally = Tally("stretched ropes")
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            rope: Any = child
+            if getattr(rope, "rope_type", None) in STRETCHED:
+                trained = rope.config.rope_parameters.get("original_max_position_embeddings")
+                setattr(parent, name, SequenceRope(rope, trained or rope.config.max_position_embeddings))
+                tally.replaced(type(child), "SequenceRope")
+    return tally.report()
+
+
+def replace_layers(model: nn.Module, verified: frozenset[type]) -> PassReport:
+    """Let decoder layers add what attention gives and norm the sum with one kernel."""
+    tally = Tally("decoder layers")
+    classes: dict[type, Any] = {}
+    for module in model.modules():
+        if not is_layer(module):
+            continue
+        if type(module) in verified:
+            tally.replaced(type(module), "fused_layer")
+            if type(module) not in classes:
+                classes[type(module)] = class_with_forward(module, fused_layer)
+            module.__class__ = classes[type(module)]
+        else:
+            tally.left(type(module), "computes something else")
+    return tally.report()
+
+
+def is_layer(module: nn.Module) -> bool:
+    """Check for a decoder layer with the children of Llama's, and a norm that adds."""
+    return (
+        module._modules.keys() == CHILDREN
+        and isinstance(module._modules["post_attention_layernorm"], FusedRMSNorm)
+        and type(module).forward is not fused_layer
+    )

@@ -1,0 +1,47 @@
+"""Reports of what the passes over a model replaced."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class PassReport:
+    """The result of one pass."""
+
+    name: str
+    # Numbers of modules by what they were and became: "LlamaRMSNorm -> FusedRMSNorm".
+    replaced: Mapping[str, int]
+    # Numbers of modules that the pass looked at and left, by their class and the reason.
+    left: Mapping[str, int]
+
+    def __str__(self) -> str:
+        replaced = ", ".join(f"{count} {what}" for what, count in sorted(self.replaced.items()))
+        left = ", ".join(f"{count} {what}" for what, count in sorted(self.left.items()))
+        return f"{self.name}: {replaced or 'nothing replaced'}" + (f"; left: {left}" if left else "")
+
+
+@dataclass
+class Tally:
+    """The report of a pass that is running."""
+
+    name: str
+    _replaced: Counter[str] = field(default_factory=Counter)
+    _left: Counter[str] = field(default_factory=Counter)
+
+    def replaced(self, original: type, replacement: str) -> None:
+        """Count a module that was replaced."""
+        self._replaced[f"{name_of(original)} -> {replacement}"] += 1
+
+    def left(self, original: type, reason: str) -> None:
+        """Count a module that was left as it is."""
+        self._left[f"{name_of(original)} ({reason})"] += 1
+
+    def report(self) -> PassReport:
+        """Return the report of the finished pass."""
+        return PassReport(self.name, dict(self._replaced), dict(self._left))
+
+
+def name_of(kind: type) -> str:
+    """Return the name of a class, of torch's with nn."""
+    return f"nn.{kind.__name__}" if kind.__module__.startswith("torch.nn.") else kind.__name__

@@ -1,0 +1,149 @@
+"""The verification of replacements, on a two-layer random copy of the model."""
+
+import logging
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from engine_server.modeling.layers.kernel_sets.comparison import same
+from engine_server.modeling.layers.kernel_sets.kernel_set import Gate, KernelSet
+from engine_server.modeling.layers.norm import FusedRMSNorm
+from engine_server.modeling.layers.rotation import ChosenRotation
+from engine_server.modeling.loading.fusion import fuse_mlps, is_gated_mlp
+from engine_server.modeling.loading.probe import Probe, run
+from engine_server.modeling.loading.replacements import (
+    Choices,
+    GateKind,
+    eps_of,
+    gate_kind,
+    is_layer,
+    is_norm,
+    replace_gates,
+    replace_layers,
+    replace_norms,
+    replace_rotations,
+    rotation_of,
+)
+
+NUM_TOKENS = 5
+# What a model raises whose module was replaced by one that takes or gives something else.
+MISFITS = (TypeError, ValueError, AttributeError, IndexError, RuntimeError)
+logger = logging.getLogger(__name__)
+
+
+class Trial:
+    """Finds the replacements that leave the output of a two-layer copy as it is."""
+
+    def __init__(self, copy: PreTrainedModel, kernels: KernelSet, device: torch.device) -> None:
+        """copy: see `sample_copy`, with attention that calls our hook. Raises UnsupportedModelError if it can't run."""
+        self.kernels = kernels
+        self.device = device
+        self._plain = copy
+        self._expected = self._run(copy)
+
+    def choose(self) -> Choices:
+        """Return what can be replaced, found one kind of replacement after another."""
+        choices = Choices()
+        steps: tuple[tuple[str, Callable[[Choices], Any]], ...] = (
+            ("mlps", self._mlps),
+            ("norms", self._norms),
+            ("gates", self._gates),
+            ("rotations", self._rotations),
+            ("layers", self._layers),
+        )
+        for name, find in steps:
+            found = replace(choices, **{name: find(choices)})
+            if found == choices or self._agrees(found):
+                choices = found
+            else:
+                logger.warning("no %s are replaced: it would change the output of the two-layer copy", name)
+        return choices
+
+    def _mlps(self, choices: Choices) -> frozenset[type]:
+        kinds = {type(module) for module in self._plain.modules() if is_gated_mlp(module)}
+        return frozenset(kind for kind in kinds if self._agrees(replace(choices, mlps=frozenset((kind,)))))
+
+    def _norms(self, choices: Choices) -> dict[type, float]:
+        norms = {type(module): module for module in self._plain.modules() if is_norm(module)}
+        found = {kind: offset_of(norm, self.kernels) for kind, norm in norms.items()}
+        return {kind: offset for kind, offset in found.items() if offset is not None}
+
+    def _gates(self, choices: Choices) -> dict[GateKind, Gate]:
+        modules = {gate_kind(module): module for module in self._copy(choices).modules()}
+        found = {
+            kind: kernel_of_gate(module, self.kernels, self.device)
+            for kind, module in modules.items()
+            if kind is not None
+        }
+        return {kind: gate for kind, gate in found.items() if gate is not None}
+
+    def _rotations(self, choices: Choices) -> dict[Any, ChosenRotation]:
+        originals = {rotation_of(module) for module in self._plain.modules()} - {None}
+        found = {original: ChosenRotation(self.kernels, original) for original in originals if original}
+        self._agrees(replace(choices, rotations=found))  # each chooses when it is called first
+        return {
+            original: rotation
+            for original, rotation in found.items()
+            if rotation.chosen not in (None, original)
+        }
+
+    def _layers(self, choices: Choices) -> frozenset[type]:
+        kinds = {type(module) for module in self._copy(choices).modules() if is_layer(module)}
+        return frozenset(kind for kind in kinds if self._agrees(replace(choices, layers=frozenset((kind,)))))
+
+    def _agrees(self, choices: Choices) -> bool:
+        """Check that the copy's output is the same up to rounding."""
+        try:
+            found = self._run(self._copy(choices))
+        except MISFITS as error:
+            logger.debug("the two-layer copy fails: %s", error)
+            return False
+        slack = max(1e-4, 16 * torch.finfo(found.dtype).eps)
+        scale = self._expected.float().std().item()
+        return torch.allclose(found, self._expected, rtol=slack, atol=slack * scale)
+
+    def _copy(self, choices: Choices) -> PreTrainedModel:
+        copy = deepcopy(self._plain)
+        fuse_mlps(copy, choices.mlps)
+        replace_norms(copy, self.kernels, choices.norms)
+        replace_gates(copy, choices.gates)
+        replace_rotations(copy, choices.rotations)
+        replace_layers(copy, choices.layers)
+        return copy
+
+    def _run(self, copy: PreTrainedModel) -> Tensor:
+        """Return the hidden states of some tokens."""
+        positions = np.arange(NUM_TOKENS) + 2  # some tables of positions keep the first two rows for padding
+        base: Any = copy.base_model
+        return run(base, Probe(), positions, self.device, {})
+
+
+@torch.inference_mode()
+def offset_of(norm: nn.Module, kernels: KernelSet) -> float | None:
+    """Return the offset with which FusedRMSNorm computes what `norm` does, or None if it does with none."""
+    weight = norm.get_parameter("weight")
+    # Not around 0, as a LayerNorm would make it, and once so small that eps counts.
+    sample = torch.linspace(-1, 2, len(weight)) * torch.tensor([1e-3, 1, 30])[:, None]
+    sample = sample[None].to(weight)
+    expected = norm(sample)
+    for offset in kernels.offsets:
+        if same(FusedRMSNorm(kernels, weight, eps_of(norm), offset)(sample), expected, 0):
+            return offset
+    return None
+
+
+@torch.inference_mode()
+def kernel_of_gate(module: Any, kernels: KernelSet, device: torch.device) -> Gate | None:
+    """Return the kernel that computes what a module's gate does, if there is one."""
+    sample = torch.linspace(-20, 20, 400, device=device).view(2, -1)
+    expected = module._apply_gate(sample)
+    for gate in kernels.gates:
+        if same(gate(sample.clone()), expected, 1):
+            return gate
+    return None

@@ -1,0 +1,95 @@
+"""The passes that give layers their weights: before the loading, layers that receive them; after it, what is left."""
+
+from collections import defaultdict
+
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from engine_server.modeling.formats.dense import DenseFormat
+from engine_server.modeling.formats.tied import tied
+from engine_server.modeling.formats.weight_format import WeightLayout
+from engine_server.modeling.layers.embedding import Embedding, receive_embeddings
+from engine_server.modeling.layers.experts import Experts, has_experts, receive_parameters
+from engine_server.modeling.layers.linear import FusedLinear, Linear
+from engine_server.modeling.layers.weight_layer import WeightLayer, original_class
+from engine_server.modeling.loading.report import PassReport, Tally
+
+
+def replace_linears(model: nn.Module, layout: WeightLayout) -> PassReport:
+    """Replace every nn.Linear and Conv1D. Subclasses compute in ways of their own and stay."""
+    tally = Tally("linear layers")
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if type(child) is nn.Linear or type(child) is Conv1D:
+                setattr(parent, name, Linear.of(child, layout))
+                tally.replaced(type(child), "Linear")
+            elif isinstance(child, nn.Linear) and not isinstance(child, Linear):
+                tally.left(type(child), "a subclass of nn.Linear")
+    return tally.report()
+
+
+def replace_embedding(model: PreTrainedModel) -> PassReport:
+    """Replace the embedding of the input tokens. Other tables stay: nothing is tied to them or cuts them."""
+    tally = Tally("token embedding")
+    embedding = model.get_input_embeddings()
+    if isinstance(embedding, nn.Embedding):
+        tally.replaced(type(embedding), "Embedding")
+        receive_embeddings(embedding)
+    else:
+        tally.left(type(embedding), "not an nn.Embedding")
+    return tally.report()
+
+
+def replace_experts(model: nn.Module) -> PassReport:
+    """Let every module with 3-D weights receive them."""
+    tally = Tally("experts")
+    for module in list(model.modules()):
+        if has_experts(module):
+            tally.replaced(original_class(module), "Experts")
+            receive_parameters(module, Experts)
+    return tally.report()
+
+
+def defer_tied(model: PreTrainedModel) -> PassReport:
+    """Let layers that may be tied keep their whole weights until `settle`, for transformers to tie them."""
+    tally = Tally("tied weights kept until the end")
+    for name in {*model.all_tied_weights_keys, *model.all_tied_weights_keys.values()}:
+        layer = model.get_submodule(name.rpartition(".")[0])
+        if isinstance(layer, WeightLayer):
+            layer.deferred = True
+            tally.replaced(original_class(layer), "deferred")
+    return tally.report()
+
+
+def settle(model: nn.Module) -> PassReport:
+    """Tie layers that share a parameter, and give every layer the weights that it has not received."""
+    tally = Tally("tie")
+    layers = [module for module in model.modules() if isinstance(module, WeightLayer)]
+    sharing: dict[int, list[Linear]] = defaultdict(list)
+    for layer in layers:
+        if isinstance(layer, Linear) and layer.format is None:
+            sharing[id(layer.weight)].append(layer)
+    for embedding in layers:
+        if not isinstance(embedding, Embedding) or embedding.format is not None:
+            continue
+        linears, whole = sharing[id(embedding.weight)], DenseFormat.load(embedding.weight, None)
+        embedding.take(whole)
+        for linear in linears:
+            if tie(embedding, linear):
+                tally.replaced(original_class(linear), "the format of the embedding")
+            else:
+                tally.left(original_class(linear), "another part of the weight, or a bias")
+    for layer in sorted(layers, key=lambda layer: isinstance(layer, FusedLinear)):  # whose parts come first
+        layer.settle()
+    return tally.report()
+
+
+def tie(embedding: Embedding, linear: Linear) -> bool:
+    """Let both compute with one format, unless this rank has different parts of their weight."""
+    rows = embedding.format
+    same = (embedding.sharding and embedding.sharding.cut) == (linear.sharding and linear.sharding.cut)
+    if not isinstance(rows, DenseFormat) or linear.bias is not None or linear.transposed or not same:
+        return False
+    linear.format = embedding.format = tied(rows, linear.layout)
+    return True
