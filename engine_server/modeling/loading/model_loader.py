@@ -49,7 +49,7 @@ def load_model(
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     hook = transformers.utils.logging.set_tqdm_hook(show_progress)
     try:
-        settings = read_hf_config(Path(config.path), config.hf_overrides, config.trust_remote_code)
+        settings: Any = read_hf_config(Path(config.path), config.hf_overrides, config.trust_remote_code)
         dtype = choose_dtype(
             None if config.dtype == "auto" else getattr(torch, config.dtype), settings.dtype, platform
         )
