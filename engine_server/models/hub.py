@@ -4,8 +4,8 @@ import logging
 import sys
 from pathlib import Path
 
+from engine_server.contract.model_uri import HubRepository
 from engine_server.models.errors import ModelSourceError
-from engine_server.models.source import HubRepository
 from engine_server.models.store import step
 
 ALLOWED = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import uvloop
 
+from engine_server.contract.drain import ANNOUNCE_SECONDS, DEFAULT_DRAIN_TIMEOUT_SECONDS
+from engine_server.contract.labels import ROUTER_PORT
+
 from .downstream import Limits
 from .endpoints import Address, Deployment
 from .kubernetes_access import AccessError, find_access
@@ -18,8 +21,6 @@ from .server import Server, Settings
 from .sources import FileSource, Source, from_flags
 
 log = logging.getLogger(__name__)
-
-STILL_ACCEPTING = 2.0  # after SIGTERM, until everybody has heard that we go
 
 
 def endpoint(flag: str) -> tuple[list[str], Address]:
@@ -36,10 +37,16 @@ def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("fairlead router", description="Spread requests over engine replicas.")
     flag = parser.add_argument
     flag("--host", default="0.0.0.0", help="to listen on (%(default)s)")  # noqa: S104
-    flag("--port", type=int, default=8080, help="to listen on; 0 takes a free one (%(default)s)")
+    flag("--port", type=int, default=ROUTER_PORT, help="to listen on; 0 takes a free one (%(default)s)")
     flag("--policy", choices=sorted(POLICIES), default=DEFAULT_POLICY, help="%(default)s, if not given")
     flag("--max-body-bytes", type=int, default=Limits().body, metavar="N", help="of a request (%(default)s)")
-    flag("--drain-timeout", type=float, default=60.0, metavar="S", help="seconds to finish (%(default)s)")
+    flag(
+        "--drain-timeout",
+        type=float,
+        default=DEFAULT_DRAIN_TIMEOUT_SECONDS,
+        metavar="S",
+        help="seconds to finish (%(default)s)",
+    )
     flag = parser.add_argument_group("where the engines are (all of these can be given)").add_argument
     flag("--endpoint", type=endpoint, action="append", default=[], metavar="NAME[,NAME...]=URL")
     flag("--endpoints-file", type=Path, metavar="FILE", help="JSON, read again when it changes")
@@ -73,6 +80,6 @@ def main(argv: list[str]) -> int:
 async def serve(settings: Settings, deployments: list[Deployment], sources: list[Source]) -> None:
     server = Server(settings, deployments, sources)
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, server.leave, STILL_ACCEPTING)
+    loop.add_signal_handler(signal.SIGTERM, server.leave, ANNOUNCE_SECONDS)
     loop.add_signal_handler(signal.SIGINT, server.leave, 0.0)
     await server.run(lambda port: log.info("listening on http://%s:%d", settings.host, port))

@@ -1,9 +1,12 @@
-"""Who serves what: deployments as their sources tell them, found by a model's name."""
+"""The directory of deployments and their endpoints, by model name."""
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 from urllib.parse import urlsplit
+
+from engine_server.contract.api import Key
+from engine_server.contract.served_names import NameClaim, holders
 
 from .policy import POLICIES, Load, Policy
 
@@ -23,21 +26,23 @@ class Address(NamedTuple):
         return cls(parts.hostname, parts.port or 80)
 
 
-class Key(NamedTuple):
-    namespace: str
-    name: str
-
-
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """One LLMDeployment, as far as routing is concerned."""
+    """The part of an LLMDeployment that routing needs."""
 
     key: Key
     served_names: tuple[str, ...]
     addresses: tuple[Address, ...] = ()
-    created: float = 0.0  # seconds of the epoch: the oldest holder keeps a contested name
-    policy: str | None = None  # the router's own, where it is absent or not known
-    vouched: bool = False  # the source itself watches readiness: no probe is needed before the first request
+    # Seconds since the epoch: the oldest holder keeps a contested name.
+    created: float = 0.0
+    # The router's default if it is None or unknown.
+    policy: str | None = None
+    # The source itself watches readiness: no probe is needed before the first request.
+    vouched: bool = False
+
+    @property
+    def claim(self) -> NameClaim:
+        return NameClaim(self.created, self.key, self.served_names)
 
 
 class Endpoint:
@@ -82,7 +87,7 @@ Notice = Callable[[Endpoint], None]
 
 
 class Directory:
-    """Every route, by model name. The order in which sources put and remove deployments never matters."""
+    """All routes, by model name. Its content never depends on the order of puts and removals."""
 
     def __init__(self, default_policy: str, *, on_unproven: Notice, on_gone: Notice) -> None:
         self._default_policy = default_policy
@@ -90,7 +95,7 @@ class Directory:
         self._on_gone = on_gone
         self._routes: dict[Key, Route] = {}
         self._endpoints: dict[Address, Endpoint] = {}
-        self._names: dict[str, Route] | None = {}  # None: to be made anew
+        self._names: dict[str, Route] | None = {}  # None: to be computed again
 
     def put(self, deployment: Deployment) -> None:
         before = self._routes.get(deployment.key)
@@ -115,12 +120,12 @@ class Directory:
         return (self._names or self._table()).get(model)
 
     def models(self) -> dict[str, Route]:
-        """Every model under the name that clients best use: a served name, else namespace/name."""
+        """Return the models to list: each deployment by the served names that it holds, else by NAMESPACE/NAME."""
         table = self._table()
         found: dict[str, Route] = {}
         for route in self._routes.values():
             held = [name for name in route.deployment.served_names if table[name] is route]
-            for name in held or ["/".join(route.deployment.key)]:
+            for name in held or [str(route.deployment.key)]:
                 if table[name] is route:
                     found[name] = route
         return dict(sorted(found.items()))
@@ -131,7 +136,8 @@ class Directory:
 
     def _table(self) -> dict[str, Route]:
         if self._names is None:
-            self._names = names(self._routes.values())
+            claims = (route.deployment.claim for route in self._routes.values())
+            self._names = {name: self._routes[claim.key] for name, claim in holders(claims).items()}
         return self._names
 
     def _policy(self, deployment: Deployment) -> Policy:
@@ -151,19 +157,3 @@ class Directory:
             if not endpoint.routes:
                 del self._endpoints[endpoint.address]
                 self._on_gone(endpoint)
-
-
-def names(routes: Iterable[Route]) -> dict[str, Route]:
-    """What each name means: a served name first, then namespace/name, then namespace/served name, and the
-    oldest holder before all others. What must win is written last."""
-    youngest_first = sorted(routes, key=lambda r: (r.deployment.created, r.deployment.key), reverse=True)
-    table: dict[str, Route] = {}
-    for route in youngest_first:
-        for served in route.deployment.served_names:
-            table[f"{route.deployment.key.namespace}/{served}"] = route
-    for route in youngest_first:
-        table["/".join(route.deployment.key)] = route
-    for route in youngest_first:
-        for served in route.deployment.served_names:
-            table[served] = route
-    return table

@@ -1,4 +1,4 @@
-"""Deployments as a cluster has them: names from LLMDeployments, addresses from EndpointSlices."""
+"""The source of deployments in a cluster: names from LLMDeployments, addresses from EndpointSlices."""
 
 import asyncio
 from collections import defaultdict
@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 import aiohttp
 import msgspec
 
-from .endpoints import Address, Deployment, Directory, Key
+from engine_server.contract.api import Key, collection_path
+from engine_server.contract.labels import HTTP_PORT_NAME, LLMDEPLOYMENT_LABEL
+
+from .endpoints import Address, Deployment, Directory
 from .kubernetes_access import Access
 from .kubernetes_watch import Identity, Object, Watch
-
-LABEL = "fairlead.dev/llmdeployment"
-PORT_NAME = "http"
 
 
 class Model(msgspec.Struct, rename="camel"):
@@ -66,16 +66,16 @@ class EndpointSlice(Object, rename="camel"):
 
     @property
     def owner(self) -> Key:
-        return Key(self.metadata.namespace, self.metadata.labels.get(LABEL, ""))
+        return Key(self.metadata.namespace, self.metadata.labels.get(LLMDEPLOYMENT_LABEL, ""))
 
     @property
     def port(self) -> int | None:
         ports = self.ports or []
-        return next((p.port for p in ports if p.name == PORT_NAME), ports[0].port if ports else None)
+        return next((p.port for p in ports if p.name == HTTP_PORT_NAME), ports[0].port if ports else None)
 
 
 def addresses(slices: Iterable[EndpointSlice]) -> tuple[Address, ...]:
-    """One address for each pod that serves, whichever slices tell of it."""
+    """Return one address for each serving pod, in any of its slices."""
     by_pod: dict[str, Address] = {}
     for one in sorted(slices, key=lambda one: one.address_type):  # IPv4 before IPv6, where a pod has both
         for endpoint in one.endpoints or ():
@@ -90,11 +90,14 @@ class KubernetesSource:
         self._known: dict[Key, LLMDeployment] = {}
         self._slices: defaultdict[Key, dict[Identity, EndpointSlice]] = defaultdict(dict)
         self._watches: list[Watch[LLMDeployment] | Watch[EndpointSlice]] = []
-        for scope in [f"/namespaces/{namespace}" for namespace in namespaces] or [""]:
-            path = f"/apis/fairlead.dev/v1alpha1{scope}/llmdeployments"
+        for namespace in namespaces or (None,):
+            path = collection_path(namespace)
             self._watches.append(Watch(access, path, LLMDeployment, self._on_deployment))
+            scope = f"/namespaces/{namespace}" if namespace else ""
             path = f"/apis/discovery.k8s.io/v1{scope}/endpointslices"
-            self._watches.append(Watch(access, path, EndpointSlice, self._on_slice, selector=LABEL))
+            self._watches.append(
+                Watch(access, path, EndpointSlice, self._on_slice, selector=LLMDEPLOYMENT_LABEL)
+            )
 
     @property
     def synced(self) -> bool:

@@ -5,6 +5,9 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from engine_server.contract.drain import DEFAULT_DRAIN_TIMEOUT_SECONDS
+from engine_server.contract.labels import ROUTER_PORT
+
 from .application import Application
 from .downstream import Downstream, Limits
 from .endpoints import Deployment, Directory, Endpoint
@@ -24,10 +27,10 @@ QUIET_LIMIT = 60.0  # between requests, and between two pieces of one
 @dataclass(frozen=True, slots=True)
 class Settings:
     host: str = "0.0.0.0"  # noqa: S104 - a router is there to be reached
-    port: int = 8080
+    port: int = ROUTER_PORT
     policy: str = DEFAULT_POLICY
     limits: Limits = field(default_factory=Limits)
-    drain_timeout: float = 60.0
+    drain_timeout: float = DEFAULT_DRAIN_TIMEOUT_SECONDS
 
 
 class Server:

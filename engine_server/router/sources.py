@@ -1,23 +1,22 @@
-"""Where deployments come from when there is no cluster: flags, and a file that `fairlead up` writes."""
+"""Sources of deployments without a cluster: flags, and the endpoints file that `fairlead up` writes."""
 
 import asyncio
 import logging
-from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
-import msgspec
+from engine_server.contract.api import DEFAULT_NAMESPACE, Key
+from engine_server.contract.endpoints_file import EndpointsFile, FileDeployment
 
-from .endpoints import Address, Deployment, Directory, Key
+from .endpoints import Address, Deployment, Directory
 
 log = logging.getLogger(__name__)
 
 POLL = 0.25
-DEFAULT_NAMESPACE = "default"
 
 
 class Source(Protocol):
-    """Keeps a directory true. It is synced once it has told all that it knew when it started."""
+    """Keeps a directory up to date. It is synced once everything known at its start is in the directory."""
 
     @property
     def synced(self) -> bool: ...
@@ -26,7 +25,7 @@ class Source(Protocol):
 
 
 def from_flags(flags: list[tuple[list[str], Address]]) -> list[Deployment]:
-    """`--endpoint NAME[,NAME...]=URL`: each name is a model, served by all endpoints given with it."""
+    """Return one deployment for each name of the `--endpoint NAME[,NAME...]=URL` flags, with all of its addresses."""
     by_name: dict[str, list[Address]] = {}
     for names, address in flags:
         for name in names:
@@ -34,27 +33,19 @@ def from_flags(flags: list[tuple[list[str], Address]]) -> list[Deployment]:
     return [Deployment(Key(DEFAULT_NAMESPACE, name), (name,), tuple(at)) for name, at in by_name.items()]
 
 
-class FileDeployment(msgspec.Struct, rename="camel"):
-    name: str
-    endpoints: list[str]
-    namespace: str = DEFAULT_NAMESPACE
-    served_names: list[str] = []
-    policy: str | None = None
-    created: datetime | None = None
-
-    def deployment(self) -> Deployment:
-        names = tuple(self.served_names) or (self.name,)
-        created = self.created.timestamp() if self.created else 0.0
-        addresses = tuple(Address.parse(url) for url in self.endpoints)
-        return Deployment(Key(self.namespace, self.name), names, addresses, created, self.policy)
-
-
-class EndpointsFile(msgspec.Struct):
-    deployments: list[FileDeployment]
+def deployment(entry: FileDeployment) -> Deployment:
+    """Return an entry of the endpoints file as a deployment. Raises ValueError for a URL that is no endpoint."""
+    return Deployment(
+        Key(entry.namespace, entry.name),
+        entry.served_names or (entry.name,),
+        tuple(Address.parse(url) for url in entry.endpoints),
+        entry.created.timestamp() if entry.created else 0.0,
+        entry.policy,
+    )
 
 
 class FileSource:
-    """Reads the file whenever it has changed. A broken one leaves what was known before."""
+    """Reads the endpoints file whenever it has changed. An invalid file leaves the deployments as they were."""
 
     def __init__(self, path: Path) -> None:
         self.synced = False
@@ -74,16 +65,20 @@ class FileSource:
             if seen == self._seen:
                 return
             self._seen = seen
-            told = msgspec.json.decode(self._path.read_bytes(), type=EndpointsFile)
-            deployments = [one.deployment() for one in told.deployments]
+            content = EndpointsFile.decode(self._path.read_bytes())
+            deployments = [deployment(entry) for entry in content.deployments]
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
-            log.error("%s is not as it should be, and what it said before stays: %s", self._path, error)
+            log.error(
+                "%s is not a valid endpoints file, its last valid content stays in force: %s",
+                self._path,
+                error,
+            )
             return
-        for deployment in deployments:
-            directory.put(deployment)
-        keys = {deployment.key for deployment in deployments}
+        for each in deployments:
+            directory.put(each)
+        keys = {each.key for each in deployments}
         for key in self._keys - keys:
             directory.remove(key)
         self._keys = keys

@@ -5,10 +5,12 @@ from http import HTTPStatus
 
 import msgspec
 
+from engine_server.contract.headers import ALL_HEADERS
+
 REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 LAST_CHUNK = b"0\r\n\r\n"
 
-# Fields that end at a proxy: those between neighbours, those that it writes anew, and Fairlead's own.
+# Header fields that are not forwarded: hop-by-hop fields, fields that the router writes itself, and Fairlead's own.
 OURS = frozenset(
     (
         *(
@@ -21,7 +23,7 @@ OURS = frozenset(
             b"upgrade",
         ),
         *(b"content-length", b"expect", b"http2-settings"),
-        *(b"fairlead-report-tokens", b"fairlead-load"),
+        *(name.lower().encode() for name in ALL_HEADERS),
     )
 )
 READ = OURS | {b"host", b"content-type"}

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 import uvicorn
 import uvloop
 
+from engine_server.contract.drain import DEFAULT_DRAIN_TIMEOUT_SECONDS
+from engine_server.contract.labels import ENGINE_PORT
 from engine_server.engine.engine_args import AsyncEngineArgs, parse_size
 from engine_server.requests.errors import EngineDeadError
 from engine_server.server.app import build_app
@@ -36,11 +38,13 @@ def parser() -> argparse.ArgumentParser:
     )
     server = parser.add_argument_group("server")
     server.add_argument("--host", default="0.0.0.0", help="address to listen on (default: %(default)s)")  # noqa: S104
-    server.add_argument("--port", type=int, default=8000, help="port (default: %(default)s; 0: any free one)")
+    server.add_argument(
+        "--port", type=int, default=ENGINE_PORT, help="port (default: %(default)s; 0: any free one)"
+    )
     server.add_argument(
         "--drain-timeout",
         type=float,
-        default=60.0,
+        default=DEFAULT_DRAIN_TIMEOUT_SECONDS,
         metavar="SECONDS",
         help="how long requests under way may take to finish after SIGTERM (default: %(default)g)",
     )

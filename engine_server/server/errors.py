@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape: what clients of that API know how to read."""
+"""Error responses in the shape of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import logging
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-import msgspec
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from engine_server.contract.errors import ErrorBody, ErrorCode, ErrorDetail, server_error_type
 from engine_server.requests.errors import EngineDeadError, InvalidRequestError, QueueFullError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class ApiError(Exception):
-    """Ends a request with a status and a message for its client; `param` names the field that is wrong."""
+    """An error that ends a request with a status and a message; `param` names the field that is wrong."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class ApiError(Exception):
         message: str,
         *,
         param: str | None = None,
-        code: str | None = None,
+        code: ErrorCode | None = None,
         retry_after: int | None = None,
         close: bool = False,
     ) -> None:
@@ -40,18 +40,13 @@ class ApiError(Exception):
         self.retry_after = retry_after
         self.close = close
 
-    @property
-    def type(self) -> str:
-        return {404: "not_found_error", 503: "service_unavailable_error"}.get(
-            self.status, "invalid_request_error" if self.status < 500 else "server_error"
-        )
-
     def body(self) -> bytes:
-        return msgspec.json.encode(
-            {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
-        )
+        """Return the JSON body, which is also the data of an error event in a stream."""
+        detail = ErrorDetail(self.message, server_error_type(self.status), self.param, self.code)
+        return ErrorBody(detail).encode()
 
     def response(self) -> Response:
+        """Return the whole HTTP response."""
         headers = {}
         if self.retry_after is not None:
             headers["Retry-After"] = str(self.retry_after)
@@ -61,22 +56,21 @@ class ApiError(Exception):
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """What a client is told of an error that came up while its request was served."""
+    """Return the error to report to the client whose request raised `error`; log it if it is unexpected."""
     match error:
         case ApiError():
             return error
         case InvalidRequestError():
             return ApiError(400, str(error), param=error.parameter)
         case QueueFullError():
-            return ApiError(503, str(error), code="queue_full", retry_after=1)
+            return ApiError(503, str(error), code=ErrorCode.QUEUE_FULL, retry_after=1)
         case EngineDeadError():
-            # 503: nothing was answered yet, so that a router may try another replica.
-            return ApiError(
-                503, f"the engine is dead: {error}", code="engine_dead", retry_after=1, close=True
-            )
+            # Nothing was sent yet, so 503 lets a router retry on another replica.
+            message = f"the engine is dead: {error}"
+            return ApiError(503, message, code=ErrorCode.ENGINE_DEAD, retry_after=1, close=True)
         case _:
             logger.error("a request failed", exc_info=error)
-            return ApiError(500, "internal error; the server's log has it", code="internal_error")
+            return ApiError(500, "internal error; the server's log has it", code=ErrorCode.INTERNAL_ERROR)
 
 
 async def _answer(_: Request, error: Exception) -> Response:
@@ -101,6 +95,7 @@ async def _answer_http(request: Request, error: Exception) -> Response:
 
 
 def handle_errors(app: FastAPI) -> None:
+    """Register the handlers that turn exceptions into error responses."""
     for kind in (ApiError, InvalidRequestError, QueueFullError, EngineDeadError, Exception):
         app.add_exception_handler(kind, _answer)
     app.add_exception_handler(HTTPException, _answer_http)

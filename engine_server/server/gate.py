@@ -6,6 +6,7 @@ import asyncio
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from engine_server.contract.errors import ErrorCode
 from engine_server.server.errors import ApiError
 
 if TYPE_CHECKING:
@@ -64,9 +65,11 @@ class Gate:
         host = self._host
         if host.loading:
             message = f"the model is loading (phase: {host.phase}); try again soon"
-            return ApiError(503, message, code="loading", retry_after=2)
+            return ApiError(503, message, code=ErrorCode.LOADING, retry_after=2)
         if host.dead is not None:
-            return ApiError(503, "the engine is dead", code="engine_dead", retry_after=1, close=True)
+            return ApiError(503, "the engine is dead", code=ErrorCode.ENGINE_DEAD, retry_after=1, close=True)
         if self.drain is Drain.CLOSED:
-            return ApiError(503, "the server is shutting down", code="draining", retry_after=1, close=True)
+            return ApiError(
+                503, "the server is shutting down", code=ErrorCode.DRAINING, retry_after=1, close=True
+            )
         return None

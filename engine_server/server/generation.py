@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+from engine_server.contract.errors import ErrorCode
 from engine_server.server.errors import ApiError
 from engine_server.server.replies import Usage
 
@@ -56,10 +57,12 @@ async def _one(
         async for result in stream:
             for output in result.outputs:
                 if output.finish_reason == "error":
-                    raise ApiError(500, f"the request failed: {output.stop_reason}", code="request_failed")
+                    raise ApiError(
+                        500, f"the request failed: {output.stop_reason}", code=ErrorCode.REQUEST_FAILED
+                    )
                 if output.finish_reason == "abort":
                     raise ApiError(
-                        503, "the request was aborted by the server", code="aborted", retry_after=1
+                        503, "the request was aborted by the server", code=ErrorCode.ABORTED, retry_after=1
                     )
                 yield index * params.n + output.index, output
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from engine_server.contract.errors import ErrorCode
 from engine_server.server.errors import ApiError
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Intake:
         return ApiError(
             413,
             f"the body is larger than {self._max_body_bytes} bytes, which is the limit",
-            code="body_too_large",
+            code=ErrorCode.BODY_TOO_LARGE,
         )
 
 

@@ -6,6 +6,7 @@ import time
 
 import msgspec
 
+from engine_server.contract.errors import ErrorCode
 from engine_server.server.engine_host import EngineHost
 from engine_server.server.errors import ApiError
 
@@ -43,5 +44,5 @@ def check_model(host: EngineHost, name: str) -> None:
             404,
             f"the model {name!r} is not served here; served: {served}",
             param="model",
-            code="model_not_found",
+            code=ErrorCode.MODEL_NOT_FOUND,
         )

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from engine_server.contract.errors import ErrorCode
 from engine_server.requests.sampling_params import MAX_LOGPROBS, RequestOutputKind, SamplingParams
 from engine_server.server.errors import ApiError
 
@@ -213,12 +214,12 @@ def _refusal(error: ErrorDetails) -> ApiError:
     field = ".".join(str(step) for step in error["loc"])
     match error["type"]:
         case "json_invalid":
-            return ApiError(400, f"the body is not JSON: {error['msg']}", code="invalid_json")
+            return ApiError(400, f"the body is not JSON: {error['msg']}", code=ErrorCode.INVALID_JSON)
         case "missing":
-            return ApiError(400, f"{field} is missing", param=field, code="missing_field")
+            return ApiError(400, f"{field} is missing", param=field, code=ErrorCode.MISSING_FIELD)
         case "unsupported":
-            return ApiError(400, f"{field} {error['msg']}", param=field, code="unsupported_value")
+            return ApiError(400, f"{field} {error['msg']}", param=field, code=ErrorCode.UNSUPPORTED_VALUE)
         case "model_type" if not field:
             return ApiError(400, "the body is not a JSON object")
         case _:
-            return ApiError(400, f"{field}: {error['msg']}", param=field, code="invalid_value")
+            return ApiError(400, f"{field}: {error['msg']}", param=field, code=ErrorCode.INVALID_VALUE)

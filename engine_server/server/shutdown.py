@@ -7,6 +7,7 @@ import logging
 import signal
 from typing import TYPE_CHECKING
 
+from engine_server.contract.drain import ANNOUNCE_SECONDS
 from engine_server.server.gate import Drain
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-ANNOUNCE_SECONDS = 2.0  # routers need a moment to see that this server is not ready any more
 
 
 class Shutdown:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, get_args
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from engine_server.contract.errors import ErrorCode
 from engine_server.requests.scheduler_stats import FinishReason
 
 Kind = type[Gauge] | type[Counter] | type[Histogram]
@@ -76,7 +77,7 @@ OF_STEP = [  # from IterationStats
            labels={"source": "local_cache_hit"}),
     Metric(Counter, "vllm:generation_tokens", "Tokens generated.", "num_generation_tokens"),
     Metric(Counter, "vllm:admission_rejections", "Requests refused for want of room.", "num_rejected",
-           labels={"reason": "queue_full"}, scope=LABELS[:1]),
+           labels={"reason": ErrorCode.QUEUE_FULL}, scope=LABELS[:1]),
     Metric(Histogram, "vllm:time_to_first_token_seconds", "Arrival to the first token.", "time_to_first_tokens",
            TIME_TO_FIRST_TOKEN),
     Metric(Histogram, "vllm:inter_token_latency_seconds", "Time between a request's tokens.", "inter_token_latencies",

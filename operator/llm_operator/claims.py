@@ -1,45 +1,49 @@
-"""Who holds which served name, over all the LLMDeployments that one router serves."""
+"""The served names that LLMDeployments claim, over all that one router serves."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from datetime import datetime
 
-from llm_operator.cluster import Key
+from engine_server.contract.api import Key
+from engine_server.contract.served_names import NameClaim, holders
 from llm_operator.observed import Manifest
 
 
-class Claim(NamedTuple):
-    """Claims sort as the router ranks them: the oldest holds a contested name."""
-
-    created: str
-    key: Key
-    served_names: frozenset[str]
-
-    @classmethod
-    def of(cls, manifest: Manifest) -> "Claim":
-        metadata = manifest["metadata"]
-        served = manifest.get("spec", {}).get("model", {}).get("servedNames") or [metadata["name"]]
-        return cls(metadata.get("creationTimestamp", ""), Key.of(manifest), frozenset(served))
+def claim_of(manifest: Manifest) -> NameClaim:
+    """Return the claim of an LLMDeployment, which need not be valid otherwise."""
+    metadata = manifest["metadata"]
+    served = manifest.get("spec", {}).get("model", {}).get("servedNames") or [metadata["name"]]
+    created = metadata.get("creationTimestamp")
+    age = datetime.fromisoformat(created).timestamp() if created else 0.0
+    return NameClaim(age, Key.of(manifest), tuple(served))
 
 
 @dataclass(slots=True)
 class Claims:
-    by_key: dict[Key, Claim] = field(default_factory=dict)
+    """The current claim of every LLMDeployment."""
 
-    def put(self, key: Key, claim: Claim | None) -> set[Key]:
-        """What `key` asks for from now on; returns the others whose names this may have given or taken."""
+    by_key: dict[Key, NameClaim] = field(default_factory=dict)
+    # The claim that each name means; None after a change.
+    _holders: dict[str, NameClaim] | None = None
+
+    def put(self, key: Key, claim: NameClaim | None) -> set[Key]:
+        """Replace or remove the claim of `key`; return the others that hold or lose other names by it."""
         before = self.by_key.pop(key, None)
         if claim is not None:
             self.by_key[key] = claim
         if claim == before:
             return set()
+        self._holders = None
         touched = {name for each in (before, claim) if each for name in each.served_names}
-        return {other.key for other in self.by_key.values() if touched & other.served_names} - {key}
+        return {other.key for other in self.by_key.values() if not touched.isdisjoint(other.served_names)} - {
+            key
+        }
 
     def held_by_others(self, key: Key) -> tuple[tuple[str, str], ...]:
-        """The names that `key` asks for and an older one has, each with who has it."""
+        """Return the served names of `key` that mean another deployment, each with that deployment."""
         mine = self.by_key.get(key)
-        oldest = {
-            name: min(claim for claim in self.by_key.values() if name in claim.served_names).key
-            for name in sorted(mine.served_names if mine else ())
-        }
-        return tuple((name, str(holder)) for name, holder in oldest.items() if holder != key)
+        if mine is None:
+            return ()
+        if self._holders is None:
+            self._holders = holders(self.by_key.values())
+        current = [(name, self._holders[name].key) for name in sorted(set(mine.served_names))]
+        return tuple((name, str(holder)) for name, holder in current if holder != key)

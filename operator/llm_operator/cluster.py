@@ -13,7 +13,9 @@ from aiohttp import ClientError
 from kubernetes.aio.client import ApiClient, ApiException, Configuration
 from kubernetes.aio.config import load_incluster_config, load_kube_config
 
-from llm_operator import names
+from engine_server.contract import api
+from engine_server.contract.api import Key
+from engine_server.contract.labels import FIELD_MANAGER, child_name, selector_text
 from llm_operator.observed import Manifest
 
 REQUEST_SECONDS = 30
@@ -34,7 +36,7 @@ class Resource(NamedTuple):
         return f"{root}/{self.version}{scope}/{self.plural}" + (f"/{name}" if name else "")
 
 
-LLMDEPLOYMENTS = Resource(names.GROUP, names.VERSION, names.PLURAL)
+LLMDEPLOYMENTS = Resource(api.GROUP, api.VERSION, api.PLURAL)
 CHILDREN = {
     "ServiceAccount": Resource("", "v1", "serviceaccounts"),
     "Service": Resource("", "v1", "services"),
@@ -42,20 +44,6 @@ CHILDREN = {
 }
 PODS = Resource("", "v1", "pods")
 EVENTS = Resource("", "v1", "events")
-
-
-class Key(NamedTuple):
-    """What tells one LLMDeployment from another."""
-
-    namespace: str
-    name: str
-
-    @classmethod
-    def of(cls, manifest: Manifest) -> "Key":
-        return cls(manifest["metadata"]["namespace"], manifest["metadata"]["name"])
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
 
 
 async def load_configuration() -> Configuration:
@@ -124,19 +112,19 @@ class Cluster:
 
     async def children(self, key: Key) -> dict[str, Manifest]:
         """What there is, by kind."""
-        name = names.child_name(key.name)
+        name = child_name(key.name)
         found = await asyncio.gather(
             *(self.find(resource.path(key.namespace, name)) for resource in CHILDREN.values())
         )
         return {kind: child for kind, child in zip(CHILDREN, found, strict=True) if child is not None}
 
     async def pods(self, key: Key) -> list[Manifest]:
-        page = await self.call("GET", PODS.path(key.namespace), labelSelector=names.selector_text(key.name))
+        page = await self.call("GET", PODS.path(key.namespace), labelSelector=selector_text(key.name))
         items: list[Manifest] = page["items"]
         return items
 
     async def patch(self, path: str, body: Manifest, content_type: str, **query: str) -> Manifest:
-        return await self.call("PATCH", path, body, content_type, fieldManager=names.FIELD_MANAGER, **query)
+        return await self.call("PATCH", path, body, content_type, fieldManager=FIELD_MANAGER, **query)
 
     async def apply(self, child: Manifest) -> Manifest:
         """Server-side apply: afterwards every field that the plan names is as the plan says."""
@@ -153,7 +141,7 @@ class Cluster:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         event = {
             "metadata": {"generateName": f"{about['name']}.", "namespace": about["namespace"]},
-            "involvedObject": {"apiVersion": names.API_VERSION, "kind": names.KIND, **about},
+            "involvedObject": {"apiVersion": api.API_VERSION, "kind": api.KIND, **about},
             "type": kind,
             "reason": reason,
             "message": message[:1024],

@@ -15,6 +15,7 @@ from aiohttp import web
 from kubernetes.aio.client import ApiClient, Configuration
 from prometheus_client.aiohttp import make_aiohttp_handler
 
+from engine_server.contract.api import DEFAULT_NAMESPACE
 from llm_operator import handlers, metrics
 from llm_operator.cluster import Cluster, load_configuration
 from llm_operator.lease import Lease
@@ -28,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 def own_namespace() -> str:
-    return OWN_NAMESPACE.read_text().strip() if OWN_NAMESPACE.exists() else "default"
+    return OWN_NAMESPACE.read_text().strip() if OWN_NAMESPACE.exists() else DEFAULT_NAMESPACE
 
 
 def main(argv: list[str]) -> int:

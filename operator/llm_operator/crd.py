@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from llm_operator import names
+from engine_server.contract import api
 from llm_operator.schema import Section, ruled
 from llm_operator.spec import NAME_RULE, LLMDeploymentSpec
 from llm_operator.status import Status
@@ -30,7 +30,7 @@ Schema = dict[str, Any]
 
 def crd() -> Schema:
     version = {
-        "name": names.VERSION,
+        "name": api.VERSION,
         "served": True,
         "storage": True,
         "subresources": {"status": {}, "scale": SCALE},
@@ -40,16 +40,16 @@ def crd() -> Schema:
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{names.PLURAL}.{names.GROUP}"},
+        "metadata": {"name": api.CRD_NAME},
         "spec": {
-            "group": names.GROUP,
+            "group": api.GROUP,
             "scope": "Namespaced",
             "names": {
-                "kind": names.KIND,
-                "listKind": f"{names.KIND}List",
-                "plural": names.PLURAL,
-                "singular": names.KIND.lower(),
-                "shortNames": [names.SHORT_NAME],
+                "kind": api.KIND,
+                "listKind": f"{api.KIND}List",
+                "plural": api.PLURAL,
+                "singular": api.KIND.lower(),
+                "shortNames": [api.SHORT_NAME],
                 "categories": ["fairlead"],
             },
             "versions": [version],

@@ -6,8 +6,9 @@ from typing import Any
 import kopf
 from kubernetes.aio.client import Configuration
 
-from llm_operator import names
-from llm_operator.cluster import CHILDREN, LLMDEPLOYMENTS, PODS, Key
+from engine_server.contract.api import Key
+from engine_server.contract.labels import LLMDEPLOYMENT_LABEL
+from llm_operator.cluster import CHILDREN, LLMDEPLOYMENTS, PODS
 from llm_operator.reconcile import Reconciler
 
 Event = Mapping[str, Any]
@@ -36,13 +37,13 @@ def registry(reconciler: Reconciler, configuration: Configuration) -> kopf.Opera
 
     async def child(event: Event, **_: Any) -> None:
         metadata = event["object"]["metadata"]
-        reconciler.wake(Key(metadata["namespace"], metadata["labels"][names.LLMDEPLOYMENT_LABEL]))
+        reconciler.wake(Key(metadata["namespace"], metadata["labels"][LLMDEPLOYMENT_LABEL]))
 
     kopf.on.login(registry=handlers)(login)
     watch: Callable[..., Any] = kopf.on.event
     watch(*LLMDEPLOYMENTS, registry=handlers)(llmdeployment)
     for resource in (*CHILDREN.values(), PODS):
-        watch(*resource, registry=handlers, labels={names.LLMDEPLOYMENT_LABEL: kopf.PRESENT})(child)
+        watch(*resource, registry=handlers, labels={LLMDEPLOYMENT_LABEL: kopf.PRESENT})(child)
     return handlers
 
 
@@ -57,5 +58,5 @@ def settings() -> kopf.OperatorSettings:
     chosen.watching.inactivity_timeout = 70  # streams that stall in silence; bookmarks come each minute
     chosen.process.ultimate_exiting_timeout = 30
     for group, version, plural in (*CHILDREN.values(), PODS):
-        chosen.watching.label_selectors[group, version, plural] = names.LLMDEPLOYMENT_LABEL
+        chosen.watching.label_selectors[group, version, plural] = LLMDEPLOYMENT_LABEL
     return chosen

@@ -12,18 +12,21 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import aiohttp
 
+from engine_server.contract.drain import ROUTER_GRACE_SECONDS
+from engine_server.contract.endpoints_file import EndpointsFile, FileDeployment
+from engine_server.contract.labels import ROUTER_PORT
 from llm_operator import manifests, replica
 from llm_operator.processes import Program, StartError, keep, lasted, relayed, running, say
 from llm_operator.replica import HOST, Pod
 
 POLL_SECONDS = 0.1
-ROUTER_GRACE = 90.0  # a router drains as long as its engines do
 
 Command = Callable[[Sequence[str]], tuple[str, ...]]
 
@@ -39,7 +42,10 @@ def main(argv: list[str], command: Command = fairlead) -> int:
     )
     parser.add_argument("files", metavar="FILE", nargs="+", type=Path, help="YAML with LLMDeployments")
     parser.add_argument(
-        "--port", type=int, default=8080, help="the router's port (default: 8080; 0: any free one)"
+        "--port",
+        type=int,
+        default=ROUTER_PORT,
+        help="the router's port (default: %(default)s; 0: any free one)",
     )
     arguments = parser.parse_args(argv)
     try:
@@ -93,20 +99,21 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
-def endpoints(pods: Sequence[Pod], started: Sequence[Engine]) -> str:
-    """What the router reads instead of a cluster's API; the first named is the oldest."""
-    listed = [
-        {
-            "namespace": pod.deployment.namespace,
-            "name": pod.deployment.name,
-            "servedNames": pod.deployment.served_names,
-            "policy": pod.deployment.spec.routing.policy,
-            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(index)),
-            "endpoints": [engine.url for engine in started if engine.pod is pod],
-        }
-        for index, pod in enumerate(pods)
-    ]
-    return json.dumps({"deployments": listed}, indent=1)
+def endpoints(pods: Sequence[Pod], started: Sequence[Engine]) -> EndpointsFile:
+    """Return the router's endpoints file. The first deployment of the command line counts as the oldest."""
+    return EndpointsFile(
+        tuple(
+            FileDeployment(
+                namespace=pod.deployment.namespace,
+                name=pod.deployment.name,
+                served_names=pod.deployment.served_names,
+                policy=pod.deployment.spec.routing.policy,
+                created=datetime.fromtimestamp(index, UTC),
+                endpoints=tuple(engine.url for engine in started if engine.pod is pod),
+            )
+            for index, pod in enumerate(pods)
+        )
+    )
 
 
 async def up(pods: Sequence[Pod], port: int, command: Command) -> None:
@@ -137,10 +144,10 @@ async def serve(pods: Sequence[Pod], port: int, command: Command, hurry: asyncio
     address = f"http://{HOST}:{port}"
     with tempfile.TemporaryDirectory(prefix="fairlead-") as folder:
         file = Path(folder) / "endpoints.json"
-        file.write_text(endpoints(pods, listed))
+        file.write_bytes(endpoints(pods, listed).encode())
         arguments = ("router", f"--host={HOST}", f"--port={port}", f"--endpoints-file={file}")
         programs = [(engine.program, f"{engine.url}/ready") for engine in listed]
-        programs += [(Program("router", command(arguments), grace=ROUTER_GRACE), f"{address}/health")]
+        programs += [(Program("router", command(arguments), grace=ROUTER_GRACE_SECONDS), f"{address}/health")]
         say(f"starting {len(listed)} engines and the router")
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
             try:

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from llm_operator.names import API_VERSION, GROUP, KIND
+from engine_server.contract.api import API_VERSION, GROUP, KIND
 from llm_operator.replica import Pod, pod
 from llm_operator.spec import SpecError, parse
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from llm_operator import names
+from engine_server.contract import api, labels
 from llm_operator.observed import Manifest, Observed
 from llm_operator.pods import pod_template
 from llm_operator.settings import Settings
@@ -43,8 +43,8 @@ def plan(deployment: LLMDeployment, observed: Observed, settings: Settings) -> P
 def template_in_force(deployment: LLMDeployment, observed: Observed) -> dict[str, Any] | None:
     """The pod template chosen for this very spec before: an upgrade of the operator rolls no engine."""
     annotations = observed.workload.get("metadata", {}).get("annotations", {})
-    recorded = annotations.get(names.POD_TEMPLATE_ANNOTATION)
-    if annotations.get(names.SPEC_HASH_ANNOTATION) != deployment.spec_hash or not recorded:
+    recorded = annotations.get(labels.POD_TEMPLATE_ANNOTATION)
+    if annotations.get(labels.SPEC_HASH_ANNOTATION) != deployment.spec_hash or not recorded:
         return None
     return msgspec.json.decode(recorded, type=dict[str, Any])
 
@@ -53,7 +53,7 @@ def workload(deployment: LLMDeployment, template: dict[str, Any], settings: Sett
     surge = deployment.spec.rollout.strategy == "surge"
     spec = {
         "replicas": deployment.spec.replicas,
-        "selector": {"matchLabels": names.selector(deployment.name)},
+        "selector": {"matchLabels": labels.selector(deployment.name)},
         "strategy": {
             "type": "RollingUpdate",
             "rollingUpdate": {"maxSurge": int(surge), "maxUnavailable": int(not surge)},
@@ -64,17 +64,17 @@ def workload(deployment: LLMDeployment, template: dict[str, Any], settings: Sett
     }
     manifest = child(deployment, settings, "apps/v1", "Deployment", spec=spec)
     manifest["metadata"]["annotations"] = {
-        names.SPEC_HASH_ANNOTATION: deployment.spec_hash,
-        names.POD_TEMPLATE_ANNOTATION: json.dumps(template, sort_keys=True, separators=(",", ":")),
+        labels.SPEC_HASH_ANNOTATION: deployment.spec_hash,
+        labels.POD_TEMPLATE_ANNOTATION: json.dumps(template, sort_keys=True, separators=(",", ":")),
     }
     return manifest
 
 
 def service(deployment: LLMDeployment, settings: Settings) -> Manifest:
-    port = {"name": names.HTTP_PORT, "port": names.ENGINE_PORT, "targetPort": names.HTTP_PORT}
+    port = {"name": labels.HTTP_PORT_NAME, "port": labels.ENGINE_PORT, "targetPort": labels.HTTP_PORT_NAME}
     spec = {
         "type": "ClusterIP",
-        "selector": names.selector(deployment.name),
+        "selector": labels.selector(deployment.name),
         "ports": [{**port, "protocol": "TCP"}],
     }
     return child(deployment, settings, "v1", "Service", spec=spec)
@@ -84,17 +84,17 @@ def child(
     deployment: LLMDeployment, settings: Settings, api_version: str, kind: str, **content: object
 ) -> Manifest:
     owner = {
-        "apiVersion": names.API_VERSION,
-        "kind": names.KIND,
+        "apiVersion": api.API_VERSION,
+        "kind": api.KIND,
         "name": deployment.name,
         "uid": deployment.metadata.uid,
         "controller": True,
         "blockOwnerDeletion": True,
     }
     metadata = {
-        "name": names.child_name(deployment.name),
+        "name": labels.child_name(deployment.name),
         "namespace": deployment.namespace,
-        "labels": names.child_labels(deployment.name, settings.version),
+        "labels": labels.child_labels(deployment.name, settings.version),
         "ownerReferences": [owner],
     }
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **content}

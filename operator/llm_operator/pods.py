@@ -1,19 +1,18 @@
 """The engine's pod template."""
 
 import math
-import re
 from typing import Any, NamedTuple
 
 import msgspec
 
-from llm_operator import names
+from engine_server.contract import labels
+from engine_server.contract.drain import PRE_STOP_SECONDS, termination_grace
+from engine_server.contract.model_uri import LocalPath, ModelUriError, VolumeClaim, parse
 from llm_operator.podtemplate import merge
 from llm_operator.settings import Settings
-from llm_operator.spec import LLMDeployment, LLMDeploymentSpec, Resources
+from llm_operator.spec import LLMDeployment, LLMDeploymentSpec, Resources, SpecError
 
 MODEL_FOLDER = "/models/model"
-STOP_MARGIN_SECONDS = 15  # between the end of the drain and the kubelet's SIGKILL
-PRE_STOP_SECONDS = 3  # lets routers see the pod leave before it is told
 CACHE_ENV = {"HOME": "/cache", "XDG_CACHE_HOME": "/cache", "HF_HOME": "/cache/huggingface"}
 
 
@@ -34,23 +33,31 @@ FETCHED = Volume("models", {"emptyDir": {}}, {"mountPath": "/models"})
 
 
 class Source(NamedTuple):
-    """Where a pod gets its model."""
+    """The origin of a pod's model."""
 
-    argument: str  # what the engine is given
-    fetch: str | None = None  # the URI to bring into the pod first
-    volumes: tuple[Volume, ...] = ()  # where it lies
+    # The model argument of `fairlead engine`.
+    argument: str
+    # The URI that an init container fetches, if any.
+    fetch: str | None = None
+    # The volumes that hold the model.
+    volumes: tuple[Volume, ...] = ()
 
 
 def source(uri: str) -> Source:
-    scheme, separator, rest = uri.partition("://")
-    if separator and scheme == "pvc":
-        name, _, path = rest.partition("/")
-        claim = {"persistentVolumeClaim": {"claimName": name, "readOnly": True}}
-        mount = {"mountPath": MODEL_FOLDER, "subPath": path.strip("/")}
-        return Source(MODEL_FOLDER, volumes=(Volume("models", claim, mount),))
-    if separator or re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(@[\w./-]+)?", uri):
-        return Source(MODEL_FOLDER, fetch=uri, volumes=(FETCHED,))
-    return Source(uri)
+    """Return how a pod gets the model at `uri`. Raises SpecError."""
+    try:
+        model = parse(uri)
+    except ModelUriError as error:
+        raise SpecError("spec.model.uri", str(error)) from None
+    match model:
+        case LocalPath(path):
+            return Source(path)
+        case VolumeClaim(name, path):
+            claim = {"persistentVolumeClaim": {"claimName": name, "readOnly": True}}
+            mount = {"mountPath": MODEL_FOLDER, "subPath": path}
+            return Source(MODEL_FOLDER, volumes=(Volume("models", claim, mount),))
+        case _:
+            return Source(MODEL_FOLDER, fetch=uri, volumes=(FETCHED,))
 
 
 def pod_template(deployment: LLMDeployment, settings: Settings) -> dict[str, Any]:
@@ -58,11 +65,11 @@ def pod_template(deployment: LLMDeployment, settings: Settings) -> dict[str, Any
     origin = source(spec.model.uri)
     image = spec.engine.image or settings.engine_image
     pod: dict[str, Any] = {
-        "serviceAccountName": names.child_name(deployment.name),
+        "serviceAccountName": labels.child_name(deployment.name),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
-        "terminationGracePeriodSeconds": spec.rollout.drain_timeout_seconds + STOP_MARGIN_SECONDS,
+        "terminationGracePeriodSeconds": termination_grace(spec.rollout.drain_timeout_seconds),
         "containers": [engine_container(deployment, origin, image)],
         "volumes": [{"name": volume.name, **volume.content} for volume in (*SCRATCH, *origin.volumes)],
     }
@@ -70,7 +77,7 @@ def pod_template(deployment: LLMDeployment, settings: Settings) -> dict[str, Any
         pod["initContainers"] = [model_container(spec, origin.fetch, image)]
     if spec.resources.gpu:
         pod["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
-    template = {"metadata": {"labels": names.pod_labels(deployment.name)}, "spec": pod}
+    template = {"metadata": {"labels": labels.pod_labels(deployment.name)}, "spec": pod}
     return merge(template, spec.pod_template or {}, settings)
 
 
@@ -78,9 +85,9 @@ def engine_container(deployment: LLMDeployment, origin: Source, image: str) -> d
     resources = deployment.spec.resources
     people: tuple[dict[str, Any], ...] = msgspec.to_builtins(deployment.spec.engine.env)
     models = [{**mount, "readOnly": True} for mount in mounts(origin.volumes)]
-    return container(names.ENGINE_CONTAINER, image, engine_args(deployment, origin)) | {
+    return container(labels.ENGINE_CONTAINER, image, engine_args(deployment, origin)) | {
         "env": environment(*literal(CACHE_ENV | threads(resources)), *people),
-        "ports": [{"name": names.HTTP_PORT, "containerPort": names.ENGINE_PORT, "protocol": "TCP"}],
+        "ports": [{"name": labels.HTTP_PORT_NAME, "containerPort": labels.ENGINE_PORT, "protocol": "TCP"}],
         "resources": compute(resources, resources.gpu),
         "volumeMounts": [*mounts(SCRATCH), *models],
         "startupProbe": {**ask("/health"), "periodSeconds": 2, "timeoutSeconds": 2, "failureThreshold": 300},
@@ -94,7 +101,7 @@ def engine_args(deployment: LLMDeployment, origin: Source) -> list[str]:
     spec = deployment.spec
     arguments = ["engine", origin.argument]
     arguments += [f"--served-model-name={name}" for name in deployment.routed_names]
-    arguments += ["--host=0.0.0.0", f"--port={names.ENGINE_PORT}"]
+    arguments += ["--host=0.0.0.0", f"--port={labels.ENGINE_PORT}"]
     arguments += [f"--drain-timeout={spec.rollout.drain_timeout_seconds}"]
     if spec.engine.max_model_len is not None:
         arguments += [f"--max-model-len={spec.engine.max_model_len}"]
@@ -109,7 +116,7 @@ def model_container(spec: LLMDeploymentSpec, uri: str, image: str) -> dict[str, 
     if (secret := spec.model.secret_ref) is not None:
         reference = {"secretKeyRef": {"name": secret.name, "key": "token"}}
         env = environment(*env, {"name": "HF_TOKEN", "valueFrom": reference})
-    return container(names.MODEL_CONTAINER, image, ["fetch", uri, "--to", MODEL_FOLDER]) | {
+    return container(labels.MODEL_CONTAINER, image, ["fetch", uri, "--to", MODEL_FOLDER]) | {
         "env": env,
         "resources": compute(spec.resources, gpus=0),
         "volumeMounts": mounts((*SCRATCH, FETCHED)),
@@ -168,4 +175,4 @@ def mounts(volumes: tuple[Volume, ...]) -> list[dict[str, Any]]:
 
 
 def ask(path: str) -> dict[str, Any]:
-    return {"httpGet": {"path": path, "port": names.HTTP_PORT}}
+    return {"httpGet": {"path": path, "port": labels.HTTP_PORT_NAME}}

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from llm_operator.names import MODEL_CONTAINER
+from engine_server.contract.labels import MODEL_CONTAINER
 
 LONGEST_MESSAGE = 500
 ON_ITS_WAY = ("", "ContainerCreating", "PodInitializing")  # why a container waits in good health

@@ -8,9 +8,11 @@ from datetime import UTC, datetime
 
 from kubernetes.aio.client import ApiException
 
-from llm_operator import metrics, names
-from llm_operator.claims import Claim, Claims
-from llm_operator.cluster import FAILURES, Cluster, Key, described_failure
+from engine_server.contract.api import Key
+from engine_server.contract.labels import LLMDEPLOYMENT_LABEL
+from llm_operator import metrics
+from llm_operator.claims import Claims, claim_of
+from llm_operator.cluster import FAILURES, Cluster, described_failure
 from llm_operator.observed import Manifest, Observed
 from llm_operator.plan import Plan, plan
 from llm_operator.reasons import Problem
@@ -49,7 +51,7 @@ class Reconciler:
     def saw(self, manifest: Manifest) -> None:
         """An LLMDeployment as it is now."""
         key = Key.of(manifest)
-        self.wake(key, *self.claims.put(key, Claim.of(manifest)))
+        self.wake(key, *self.claims.put(key, claim_of(manifest)))
 
     def saw_gone(self, key: Key) -> None:
         self.wake(*self.claims.put(key, None))
@@ -184,7 +186,7 @@ def is_ours(child: Manifest, planned: Manifest) -> bool:
         return True
     labels = child["metadata"].get("labels", {})
     orphan = not any(reference.get("controller") for reference in owners)
-    return orphan and labels.get(names.LLMDEPLOYMENT_LABEL) == owner["name"]
+    return orphan and labels.get(LLMDEPLOYMENT_LABEL) == owner["name"]
 
 
 def is_refusal(error: ApiException) -> bool:

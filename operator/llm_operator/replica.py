@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llm_operator import names
+from engine_server.contract import labels
+from engine_server.contract.api import DEFAULT_NAMESPACE
+from engine_server.contract.model_uri import VolumeClaim, parse
 from llm_operator.observed import Observed
 from llm_operator.plan import plan
 from llm_operator.pods import CACHE_ENV, MODEL_FOLDER
@@ -21,30 +23,31 @@ SHARDING = "--tensor-parallel-size="  # over GPUs: left out where there is none
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """What of a planned pod matters here."""
+    """The subset of a planned pod that is needed to run it locally."""
 
     deployment: LLMDeployment
     arguments: tuple[str, ...]
     environment: dict[str, str]
-    fetch: str | None  # the URI that its init container brings
+    # The URI that its init container fetches.
+    fetch: str | None
     gpus: int
     grace: float
 
     @property
     def label(self) -> str:
-        namespace = "" if self.deployment.namespace == "default" else f"{self.deployment.namespace}/"
+        namespace = "" if self.deployment.namespace == DEFAULT_NAMESPACE else f"{self.deployment.namespace}/"
         return f"{namespace}{self.deployment.name}"
 
 
 def pod(deployment: LLMDeployment) -> Pod:
-    """The pod that the operator would make; SpecError for what only a cluster has."""
+    """Return the pod that the operator would create. Raises SpecError for what only a cluster has."""
     uri = deployment.spec.model.uri
-    if uri.startswith("pvc://"):
-        raise SpecError("spec.model.uri", f"{uri} is a volume claim, which only a cluster has")
     template = plan(deployment, Observed(), Settings(engine_image="")).child("Deployment")["spec"]["template"]
+    if isinstance(parse(uri), VolumeClaim):
+        raise SpecError("spec.model.uri", f"{uri} is a volume claim, which only a cluster has")
     spec = template["spec"]
     containers = {each["name"]: each for each in (*spec["containers"], *spec.get("initContainers", ()))}
-    engine, fetch = containers[names.ENGINE_CONTAINER], containers.get(names.MODEL_CONTAINER)
+    engine, fetch = containers[labels.ENGINE_CONTAINER], containers.get(labels.MODEL_CONTAINER)
     return Pod(
         deployment=deployment,
         arguments=tuple(engine["args"]),
@@ -66,7 +69,7 @@ def value(variable: dict[str, Any]) -> str:
 
 def arguments(pod: Pod, port: int, model: str | None, gpus: Sequence[str]) -> tuple[str, ...]:
     """The container's arguments, listening on `port` of this machine alone, the model read from `model`."""
-    here = {"--host=0.0.0.0": f"--host={HOST}", f"--port={names.ENGINE_PORT}": f"--port={port}"}
+    here = {"--host=0.0.0.0": f"--host={HOST}", f"--port={labels.ENGINE_PORT}": f"--port={port}"}
     if model is not None:
         here[MODEL_FOLDER] = model
     kept = [argument for argument in pod.arguments if gpus or not argument.startswith(SHARDING)]

@@ -7,14 +7,17 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from llm_operator.names import API_VERSION, KIND, NAME_LIMIT
+from engine_server.contract import model_uri
+from engine_server.contract.api import API_VERSION, DEFAULT_NAMESPACE, KIND, MAX_NAME_LENGTH, Key
+from engine_server.contract.drain import DEFAULT_DRAIN_TIMEOUT_SECONDS
+from engine_server.contract.served_names import NameClaim
 from llm_operator.schema import Count, Object, Positive, Rule, Section, SpecError, about, ruled
 
 __all__ = ["LLMDeployment", "LLMDeploymentSpec", "SpecError", "parse"]
 
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
-SOURCE_PATTERN = "^(hf|pypi|pvc)://[^/].*"
-CLAIM_PATTERN = "^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[^/].*$"
+SOURCE_PATTERN = f"^({'|'.join(model_uri.SCHEMES)})://[^/].*"
+CLAIM_PATTERN = f"^pvc://{model_uri.CLAIM_PATTERN}/[^/].*$"
 OWNED_FLAGS = (
     "--model",
     "--host",
@@ -58,10 +61,10 @@ NOT_BLANK = Rule(
     holds=lambda name: re.search(r"\s", name) is None,
 )
 NAME_RULE = Rule(
-    cel=f"self.metadata.name.matches('{NAME_PATTERN}') && size(self.metadata.name) <= {NAME_LIMIT}",
+    cel=f"self.metadata.name.matches('{NAME_PATTERN}') && size(self.metadata.name) <= {MAX_NAME_LENGTH}",
     message=f"a name of lower-case letters, digits and hyphens that begins with a letter,"
-    f" at most {NAME_LIMIT} characters",
-    holds=lambda name: len(name) <= NAME_LIMIT and re.search(NAME_PATTERN, name) is not None,
+    f" at most {MAX_NAME_LENGTH} characters",
+    holds=lambda name: len(name) <= MAX_NAME_LENGTH and re.search(NAME_PATTERN, name) is not None,
 )
 MIN_AT_MOST_MAX = Rule(
     cel="!has(self.min) || self.min <= self.max",
@@ -185,7 +188,7 @@ class Rollout(Section, frozen=True):
     ] = "surge"
     drain_timeout_seconds: Annotated[
         Seconds, about("How long a stopping replica may finish what it has.")
-    ] = 60
+    ] = DEFAULT_DRAIN_TIMEOUT_SECONDS
 
 
 class LLMDeploymentSpec(Section, frozen=True):
@@ -213,7 +216,7 @@ class Metadata(msgspec.Struct, frozen=True):
     """What of it matters here."""
 
     name: str = ""
-    namespace: str = "default"
+    namespace: str = DEFAULT_NAMESPACE
     uid: str = ""
     generation: int = 0
 
@@ -248,9 +251,8 @@ class LLMDeployment(Section, frozen=True):
 
     @property
     def routed_names(self) -> tuple[str, ...]:
-        """Every name that a request may reach it under: the served ones, and those with its namespace."""
-        qualified = (f"{self.namespace}/{name}" for name in (self.name, *self.served_names))
-        return tuple(dict.fromkeys((*self.served_names, *qualified)))
+        """Every name that the router may send a request under."""
+        return NameClaim(0.0, Key(self.namespace, self.name), self.served_names).names
 
 
 parse = LLMDeployment.parse

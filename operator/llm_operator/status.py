@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from llm_operator.names import ENGINE_CONTAINER, MODEL_CONTAINER, selector_text
+from engine_server.contract.labels import ENGINE_CONTAINER, MODEL_CONTAINER, selector_text
 from llm_operator.observed import Manifest, Observed
 from llm_operator.reasons import Problem, condition, phase, problems, running
 from llm_operator.schema import Count, Section, about

@@ -4,7 +4,7 @@ import asyncio
 import random
 from dataclasses import dataclass, field
 
-from llm_operator.cluster import Key
+from engine_server.contract.api import Key
 
 FIRST_DELAY_SECONDS = 0.5
 LONGEST_DELAY_SECONDS = 60.0

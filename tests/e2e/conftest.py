@@ -22,6 +22,7 @@ import openai
 import pytest
 from waiting import until
 
+from engine_server.contract.labels import LLMDEPLOYMENT_LABEL as LABEL
 from engine_server.models import resolve
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +31,6 @@ SYSTEM = "fairlead-system"
 IMAGE = "fairlead:dev"
 NAMESPACES = ("team-a", "team-b")
 RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
-LABEL = "fairlead.dev/llmdeployment"
 CONFINED = {
     "allowPrivilegeEscalation": False,
     "runAsNonRoot": True,

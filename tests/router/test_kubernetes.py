@@ -12,6 +12,7 @@ import pytest
 import yaml
 from aiohttp import web
 
+from engine_server.contract.labels import LLMDEPLOYMENT_LABEL as LABEL
 from engine_server.router import kubernetes_watch
 from engine_server.router.endpoints import Directory
 from engine_server.router.kubernetes_access import (
@@ -21,7 +22,7 @@ from engine_server.router.kubernetes_access import (
     from_account,
     from_kubeconfig,
 )
-from engine_server.router.kubernetes_source import LABEL, KubernetesSource
+from engine_server.router.kubernetes_source import KubernetesSource
 
 CRD = Path(__file__).parents[2] / "charts" / "fairlead" / "files" / "llmdeployment-crd.yaml"
 

@@ -9,8 +9,9 @@ import sys
 
 import pytest
 
+from engine_server.contract.api import Key
 from engine_server.router import server, upstream
-from engine_server.router.endpoints import Address, Deployment, Key
+from engine_server.router.endpoints import Address, Deployment
 
 POST = b'POST /v1/completions HTTP/1.1\r\nContent-Length: 13\r\n\r\n{"model":"m"}'
 

@@ -5,7 +5,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_server.router.endpoints import Address, Deployment, Endpoint, Key, Route
+from engine_server.contract.api import Key
+from engine_server.router.endpoints import Address, Deployment, Endpoint, Route
 from engine_server.router.lifecycle import Lifecycle, in_flight
 from engine_server.router.metrics import Metrics
 from engine_server.router.policy import POLICIES, LeastLoad, RoundRobin

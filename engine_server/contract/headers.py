@@ -1,0 +1,18 @@
+"""HTTP headers between the router and the engines. The router strips all of them from both directions."""
+
+# Request: send a comment line with the seed and the new token ids before each SSE chunk.
+REPORT_TOKENS = "Fairlead-Report-Tokens"
+# Request: the body continues a stream that another replica began.
+RESUME = "Fairlead-Resume"
+# Request: NAMESPACE/NAME of the deployment that must answer.
+DEPLOYMENT = "Fairlead-Deployment"
+# Request: the adapter that must be applied.
+ADAPTER = "Fairlead-Adapter"
+# Response: running and waiting requests, free room and KV cache use of the engine.
+LOAD = "Fairlead-Load"
+# Response: tokens that the request used.
+USAGE = "Fairlead-Usage"
+# Response: hash of all that a continued stream depends on, such as weights, tokenizer and dtype.
+MODEL = "Fairlead-Model"
+
+ALL_HEADERS = frozenset({REPORT_TOKENS, RESUME, DEPLOYMENT, ADAPTER, LOAD, USAGE, MODEL})
