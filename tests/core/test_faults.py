@@ -9,11 +9,11 @@ import msgspec
 import pytest
 import torch
 from blocks import check_blocks
-from torch import Tensor
 
 from engine_server import AsyncEngineArgs, AsyncLLMEngine, EngineArgs, EngineDeadError, LLMEngine
-from engine_server.core.model_runner import ModelRunner
-from engine_server.core.scheduling.scheduler import MOST_RETRIES, Batch
+from engine_server.core.model_inputs import ModelInputs
+from engine_server.core.model_runner import ForwardOutput, ModelRunner
+from engine_server.core.scheduling.scheduler import MOST_RETRIES
 
 PROMPTS = [[place * 7 % 120 + 3 for place in range(length)] for length in (90, 40, 40, 3)]
 
@@ -25,14 +25,14 @@ class SmallRunner(ModelRunner):
     sizes: ClassVar[list[int]] = []
     held: ClassVar[list[weakref.ref]] = []
 
-    def execute(self, batch: Batch) -> Tensor:
-        size = sum(scheduled.num_tokens for scheduled in batch)
+    def forward(self, inputs: ModelInputs) -> ForwardOutput:
+        size = len(inputs.step.token_ids)
         self.sizes.append(size)
-        hidden = super().execute(batch)
+        output = super().forward(inputs)
         if size > self.most:
-            self.held.append(weakref.ref(hidden))
+            self.held.append(weakref.ref(output.rows))
             raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size} GiB.")
-        return hidden
+        return output
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "overlapped"])
@@ -101,7 +101,7 @@ import atexit, time, torch
 from engine_server.core.model_runner import ModelRunner
 
 class LostRunner(ModelRunner):
-    def execute(self, batch):
+    def forward(self, inputs):
         atexit.register(time.sleep, 1000)  # as what frees a lost device's memory might
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 """

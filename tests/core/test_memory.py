@@ -72,7 +72,7 @@ def tiny(tiny_llama: Path) -> LLMEngine:
 
 def test_the_largest_step_has_as_many_tokens_as_a_step_may_have(tiny: LLMEngine, monkeypatch) -> None:
     sequences, rows = [], []
-    begin, model = StepAttention.begin, tiny._core.runner.model
+    begin, model = StepAttention.begin, tiny._core.executor.runner.model
     monkeypatch.setattr(
         StepAttention, "begin", lambda self, inputs: (sequences.append(inputs), begin(self, inputs))
     )
@@ -89,7 +89,7 @@ def test_dropped_weights_are_held_by_nobody(tiny: LLMEngine, finish) -> None:
     params = SamplingParams(max_tokens=1, prompt_logprobs=1, detokenize=False)
     tiny.add_request("0", {"prompt_token_ids": [5, 6, 7]}, params)
     finish(tiny)
-    weights = [weakref.ref(weight) for weight in tiny._core.runner.model.parameters()]
+    weights = [weakref.ref(weight) for weight in tiny._core.executor.runner.model.parameters()]
     tiny.sleep(2)
     assert weights and not any(weight() is not None for weight in weights)
     tiny.wake_up()

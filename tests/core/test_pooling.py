@@ -252,7 +252,7 @@ def test_a_request_fails_or_expires_alone(make: Make) -> None:
         [*as_prompts()[:1], bad, *as_prompts()[:1]], pooling_params=params, use_tqdm=False
     )
     same(embeddings([good]), [F.normalize(states(folder)[0][0], dim=0)])
-    assert (failed.finish_reason, failed.stop_reason) == ("error", "its result isn't finite")
+    assert (failed.finish_reason, failed.stop_reason) == ("error", "the result is not finite")
     assert late.finish_reason == "timeout" and embeddings([failed, late]) == [[], []]
 
 

@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 
 from engine_server.config import SchedulerConfig
 from engine_server.core.cache.block_pool import BlockPool, BlockTable
-from engine_server.core.scheduling.request import Request
-from engine_server.core.scheduling.scheduler import UNKNOWN, Batch, Sampled, Scheduler
+from engine_server.core.scheduling.batch import Batch, num_tokens, sampled_part
+from engine_server.core.scheduling.request import UNKNOWN, GenerationRequest, Request
+from engine_server.core.scheduling.scheduler import Scheduler
+from engine_server.core.scheduling.step_result import StepResult
 from engine_server.requests.messages import RequestStep
 from engine_server.requests.sampling_params import SamplingParams
 
@@ -33,7 +35,7 @@ def make(
 
 
 def request(name: str, prompt: int, output: int) -> Request:
-    return Request(name, list(range(prompt)), prompt, SamplingParams(max_tokens=output), output)
+    return GenerationRequest(name, list(range(prompt)), prompt, SamplingParams(max_tokens=output), output)
 
 
 class Device:
@@ -62,8 +64,8 @@ class Device:
         tokens = [
             (kind, one, position)
             for kind in range(len(windows))
-            for one, count in batch
-            for position in range(one.computed, one.computed + count)
+            for one, _, start, count, _ in batch
+            for position in range(start, start + count)
         ]
         for kind, one, position in tokens:
             slot = self.slot(kind, one, position)
@@ -94,8 +96,7 @@ def check(scheduler: Scheduler) -> None:
 
 
 def run(scheduler: Scheduler, batch: Batch) -> list[RequestStep]:
-    sampling = scheduler.advance(batch)
-    return scheduler.update(sampling, [Sampled(7)] * len(sampling))
+    return scheduler.update(batch, [StepResult([7])] * len(sampled_part(batch)))
 
 
 several_windows = st.lists(st.one_of(st.none(), st.integers(1, 20)), min_size=1, max_size=3, unique=True)
@@ -132,7 +133,7 @@ def test_nothing_leaks_and_everyone_ends(
     expected: dict[str, int] = {}
     tokens: dict[str, int] = {}
     ends: dict[str, str] = {}
-    launched: list[tuple[list[Request], set[int]]] = []
+    launched: list[tuple[Batch, set[int]]] = []
 
     def tell(steps: list[RequestStep]) -> None:
         for step in steps:
@@ -149,21 +150,24 @@ def test_nothing_leaks_and_everyone_ends(
         assert len(scheduler.running) <= seats
         assert batch or launched or not scheduler.requests, "requests wait, and nobody runs"
         device.run(batch)
-        launched.append((scheduler.advance(batch), failing))
+        launched.append((batch, failing))
         if len(launched) > overlapped:
             finish()
 
     def finish() -> None:
-        sampling, failing = launched.pop(0)
-        samples = [Sampled(7, error="no" if place in failing else None) for place in range(len(sampling))]
-        tell(scheduler.update(sampling, samples))
+        batch, failing = launched.pop(0)
+        results = [
+            StepResult([7], error="no" if index in failing else None)
+            for index in range(len(sampled_part(batch)))
+        ]
+        tell(scheduler.update(batch, results))
 
     for number, (operation, *details) in enumerate(plan):
         match operation, *details:
             case "add", shared, own, output, priority:
                 prompt = list(range(shared)) + [number] * own
                 scheduler.add(
-                    Request(str(number), prompt, len(prompt), SamplingParams(), output, priority=priority)
+                    GenerationRequest(str(number), prompt, len(prompt), SamplingParams(), output, priority=priority)
                 )
                 expected[str(number)] = output
             case "step", failing:
@@ -234,7 +238,7 @@ def test_what_a_preempted_request_had_before_it_is_not_found() -> None:
     last.priority = 1
     scheduler.add(last)
     run(scheduler, scheduler.schedule())
-    scheduler.add(Request("first", [50] * 30, 30, SamplingParams(), 1))
+    scheduler.add(GenerationRequest("first", [50] * 30, 30, SamplingParams(), 1))
     run(scheduler, scheduler.schedule())
     batch = scheduler.schedule()
     assert [scheduled.request.request_id for scheduled in batch] == ["first"]
@@ -249,7 +253,7 @@ def test_a_failure_takes_no_block_of_others_along() -> None:
         scheduler.add(request(name, 13, 2))
         [scheduled] = batch = scheduler.schedule()
         assert scheduled.request.num_cached == 12
-        scheduler.update(scheduler.advance(batch), [Sampled(error="no")])
+        scheduler.update(batch, [StepResult(error="no")])
 
 
 @pytest.mark.parametrize("window", [1, 3, 4, 5, 8, 9])
@@ -258,8 +262,9 @@ def test_a_window_holds_what_it_needs_and_no_more(window: int) -> None:
     scheduler.add(request("long", 25, 15))
     while scheduler.requests:
         batch = scheduler.schedule()
-        [(one, count)] = batch
-        first, last = max(0, one.computed + 1 - window), one.computed + count - 1
+        [scheduled] = batch
+        one = scheduled.request
+        first, last = max(0, scheduled.start + 1 - window), scheduled.end - 1
         assert scheduler.table._held[0][one.row] == range(first // BLOCK, last // BLOCK + 1)
         run(scheduler, batch)
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from torch import Tensor
 
 from engine_server import (
     EngineArgs,
@@ -17,8 +16,8 @@ from engine_server import (
     SamplingParams,
 )
 from engine_server.config import LoRAConfig
-from engine_server.core.model_runner import ModelRunner
-from engine_server.core.scheduling.scheduler import Batch
+from engine_server.core.model_inputs import ModelInputs
+from engine_server.core.model_runner import ForwardOutput, ModelRunner
 
 
 @pytest.fixture(scope="module")
@@ -248,9 +247,9 @@ def test_outputs_are_validated_where_asked(tiny: LLMEngine, tiny_params, monkeyp
 class CountingRunner(ModelRunner):
     steps = 0
 
-    def execute(self, batch: Batch) -> Tensor:
+    def forward(self, inputs: ModelInputs) -> ForwardOutput:
         type(self).steps += 1
-        return super().execute(batch)
+        return super().forward(inputs)
 
 
 def test_an_executor_may_be_ones_own(tiny: LLMEngine, finish, tiny_params) -> None:
@@ -302,9 +301,9 @@ def test_sleep_gives_memory_back_and_forgets_the_prefix_cache(tiny: LLMEngine, f
     prompt = {"prompt_token_ids": [9] * 40}
     tiny.add_request("before", prompt, tiny_params(temperature=0, max_tokens=4))
     before = finish(tiny)["before"].outputs[0].token_ids
-    runner = tiny._core.runner
+    runner = tiny._core.executor.runner
     tiny.sleep(level=2)
-    assert tiny.is_sleeping() and not hasattr(runner, "model")
+    assert tiny.is_sleeping() and not runner.loaded.is_loaded
     assert sum(cache.untyped_storage().nbytes() for cache in runner.backend.caches) == 0
     tiny.add_request("after", prompt, tiny_params(temperature=0, max_tokens=4))
     assert tiny.step() == [] and tiny.has_unfinished_requests()

@@ -180,7 +180,7 @@ def test_they_serve_where_they_are_compiled(tiny_llama: Path, monkeypatch: pytes
             )
         )
 
-    assert type(start()._core.runner.backend) is NativeAttention
+    assert type(start()._core.executor.runner.backend) is NativeAttention
     library.kernels.cache_clear()
     monkeypatch.setattr(library, "library_file", lambda capability: Path("/nowhere/kernels.so"))
-    assert type(start()._core.runner.backend) is TorchAttention
+    assert type(start()._core.executor.runner.backend) is TorchAttention

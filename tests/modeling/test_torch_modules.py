@@ -69,4 +69,4 @@ def test_they_serve(tiny_llama: Path, dtype: str, monkeypatch: pytest.MonkeyPatc
     engine = LLMEngine.from_engine_args(
         EngineArgs(model=str(tiny_llama), dtype=dtype, skip_tokenizer_init=True, num_gpu_blocks_override=16)
     )
-    assert swapped(engine._core.runner.model) == CASES["LlamaForCausalLM"]
+    assert swapped(engine._core.executor.runner.model) == CASES["LlamaForCausalLM"]

@@ -27,9 +27,10 @@ from engine_server.requests.messages import RawTensor
 
 # The methods of a ModelRunner that all ranks run, with their arguments' types; none of them calls another.
 ORDERS: dict[str, Any] = {
-    "prepare": tuple[()],
     "capture_graphs": tuple[()],
     "forward": tuple[ModelInputs],
+    "join_head": tuple[()],
+    "collective_rpc": tuple[str, list[Any], dict[str, Any]],
     "erase": tuple[list[int]],
     "sleep": tuple[int],
     "wake": tuple[str, int],
