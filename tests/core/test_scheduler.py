@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from engine_server.config import SchedulerConfig
 from engine_server.core.cache.block_pool import BlockPool, BlockTable
-from engine_server.core.scheduling.batch import Batch, num_tokens, sampled_part
+from engine_server.core.scheduling.batch import Batch, sampled_part
 from engine_server.core.scheduling.request import UNKNOWN, GenerationRequest, Request
 from engine_server.core.scheduling.scheduler import Scheduler
 from engine_server.core.scheduling.step_result import StepResult
@@ -167,7 +167,9 @@ def test_nothing_leaks_and_everyone_ends(
             case "add", shared, own, output, priority:
                 prompt = list(range(shared)) + [number] * own
                 scheduler.add(
-                    GenerationRequest(str(number), prompt, len(prompt), SamplingParams(), output, priority=priority)
+                    GenerationRequest(
+                        str(number), prompt, len(prompt), SamplingParams(), output, priority=priority
+                    )
                 )
                 expected[str(number)] = output
             case "step", failing:

@@ -14,7 +14,7 @@ from engine_server.core import model_runner
 from engine_server.modeling import kernels
 from engine_server.modeling.attention.torch_backend import TorchAttention
 from engine_server.modeling.attention.triton_backend import TritonAttention
-from engine_server.modeling.graphs import decode_graphs as graphs
+from engine_server.modeling.graphs import step_graphs as graphs
 from engine_server.modeling.native import library
 
 NEW_TOKENS = 3  # of the first; each of the others has one more
@@ -35,24 +35,23 @@ def gemma2() -> PreTrainedModel:
     return Gemma2ForCausalLM(config)
 
 
-class Recorded:
-    """What a CUDA graph does, as far as a CPU can: compute again from what is staged, into the same place."""
+class RecordedStep:
+    """Stands in for a CUDA graph: computes again from what is staged, into the same buffers."""
 
     replays: ClassVar[list[int]] = []
 
-    def __init__(self, run: Callable[[int], list[torch.Tensor]], size: int) -> None:
-        self.run, self.size, self.results = run, size, run(size)
+    def __init__(self, run: Callable[[int], None], size: int) -> None:
+        self.run, self.size = run, size
+        run(size)
 
     def replay(self) -> None:
         self.replays.append(self.size)
-        for place, result in zip(self.results, self.run(self.size), strict=True):
-            place.copy_(result)
+        self.run(self.size)
 
 
-def record(run: Callable[[int], list[torch.Tensor]], sizes: list[int]) -> Iterator[tuple[int, tuple]]:
+def record(run: Callable[[int], None], sizes: list[int]) -> Iterator[tuple[int, RecordedStep]]:
     for size in sizes:
-        graph = Recorded(run, size)
-        yield size, (graph, graph.results)
+        yield size, RecordedStep(run, size)
 
 
 @pytest.mark.parametrize("eager", [True, False])
@@ -67,10 +66,10 @@ def test_kernel_engine_equals_torch(
     monkeypatch.setattr(kernels, "can_run", lambda device: True)
     monkeypatch.setattr(graphs, "capture", record)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 0))
-    monkeypatch.setattr(Recorded, "replays", [])
+    monkeypatch.setattr(RecordedStep, "replays", [])
     assert generate(tmp_path, dtype, eager) == expected
     sizes = set() if eager else {1, 2, 4}  # of which the last has three sequences at times
-    assert set(Recorded.replays) == sizes
+    assert set(RecordedStep.replays) == sizes
 
 
 def test_kernels_are_for_gpus_where_they_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
