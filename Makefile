@@ -1,6 +1,6 @@
-# Each target sets up what it needs; a second run starts at once.
+# Each target installs what it needs; later runs start immediately.
 #   PYTHON       the Python to use, 3.11 or later (default: the first found)
-#   TORCH_INDEX  the package index for torch alone, as for CPU or other CUDA builds (default: the ordinary index)
+#   TORCH_INDEX  the package index for torch alone, e.g. of its CPU builds (default: the ordinary index)
 #   KUBECONFIG   the cluster for `make e2e`
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
 TORCH := 2.13.0
 TORCH_INDEX ?=
-# The oldest transformers that pyproject.toml allows, and what it needs otherwise than constraints.txt has it.
+# The oldest transformers that pyproject.toml allows, and its dependencies that differ from constraints.txt.
 OLDEST := 5.17.0
 OLDEST_NEEDS := huggingface-hub==1.33.0 httpx==0.28.1 httpcore==1.0.9
 MODEL_TESTS := tests/engine tests/core tests/modeling
@@ -20,13 +20,13 @@ MODEL_TESTS := tests/engine tests/core tests/modeling
 NO_MODELS := engine/test_async_llm core/test_processes core/test_faults engine/test_admission engine/test_detokenizer \
 	modeling/test_kernel_compile modeling/test_packed_linear
 CLUSTER := ../shared/cluster/cluster
-# Tools that a cluster's owner has anyway are not installed here: found on PATH, or beside the cluster script.
+# helm and kubectl are not installed here: they are found on PATH or beside the cluster script.
 TOOLS = if ! command -v $(1) >/dev/null && [ -x $(CLUSTER) ]; then eval "$$($(CLUSTER) assets)"; fi; \
 	command -v $(1) >/dev/null || { echo "make $@: needs $(1) on PATH" >&2; exit 1; }
 RENDER = helm template fairlead charts/fairlead --namespace fairlead-system
 CRD := charts/fairlead/files/llmdeployment-crd.yaml
 MANIFEST := manifests/fairlead.yaml
-BEHIND = || { echo "make lint: a generated file is behind: run make manifests" >&2; exit 1; }
+OUTDATED = || { echo "make lint: a generated file is outdated: run make manifests" >&2; exit 1; }
 
 .PHONY: help
 help: ## list the targets
@@ -37,53 +37,53 @@ up: $(VENV)/.native ## serve the sample model on this machine
 	@exec $(BIN)/fairlead up manifests/samples/smollm2.yaml
 
 .PHONY: test
-test: $(VENV)/.development $(VENV)/.native ## all tests but those of the whole way
+test: $(VENV)/.development $(VENV)/.native ## all tests except end to end
 	@export OMP_NUM_THREADS=1; \
 	TRITON_INTERPRET=1 $(BIN)/pytest -q tests/kernels >$(VENV)/kernels.log 2>&1 & kernels=$$!; \
 	$(BIN)/pytest -q --numprocesses logical --maxprocesses 4 --dist loadscope --no-loadscope-reorder \
 		--ignore tests/kernels || failed=1; \
 	wait $$kernels || [ $$? = 5 ] || failed=1; \
-	tail -n 200 $(VENV)/kernels.log; exit $${failed:-0} # 5: no kernel was tried, where there is no Triton
+	tail -n 200 $(VENV)/kernels.log; exit $${failed:-0} # 5: no tests, without Triton
 
 .PHONY: test-oldest
-test-oldest: $(VENV)/.oldest $(VENV)/.native ## the engine's tests of models, with the oldest transformers that is allowed
+test-oldest: $(VENV)/.oldest $(VENV)/.native ## the engine's tests with the oldest supported transformers
 	@TRANSFORMERS=$(OLDEST) PYTHONPATH=$(CURDIR)/$(VENV)/oldest OMP_NUM_THREADS=1 $(BIN)/pytest -q --numprocesses logical \
 		--maxprocesses 4 --dist loadscope --no-loadscope-reorder $(MODEL_TESTS) \
 		$(NO_MODELS:%=--ignore tests/%.py)
 
 .PHONY: lint
-lint: $(VENV)/.development ## style, types, arrows between the parts, budgets, generated files
+lint: $(VENV)/.development ## style, types, import contracts, file sizes, generated files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	@$(BIN)/python .ci/budgets.py
-	@diff -u $(CRD) <($(BIN)/python -m llm_operator.crd) $(BEHIND)
-	@$(call TOOLS,helm); helm lint --quiet charts/fairlead; diff -u $(MANIFEST) <($(RENDER)) $(BEHIND)
+	@diff -u $(CRD) <($(BIN)/python -m llm_operator.crd) $(OUTDATED)
+	@$(call TOOLS,helm); helm lint --quiet charts/fairlead; diff -u $(MANIFEST) <($(RENDER)) $(OUTDATED)
 
 .PHONY: e2e
-e2e: $(VENV)/.development $(VENV)/.native ## the whole way, on this machine and on a cluster: KUBECONFIG's, or one that is made for it
+e2e: $(VENV)/.development $(VENV)/.native ## end-to-end tests on this machine and on a cluster: KUBECONFIG's, or a temporary one
 	@$(BIN)/pytest -q -m e2e tests/e2e
 
-# For a machine with a GPU that reaches no package index: what Python 3.12 with torch, Triton and transformers lacks.
-CARRIED := msgspec prometheus-client pyzmq pytest-asyncio
+# For a GPU machine without a package index that has Python 3.12, torch, Triton and transformers.
+GPU_WHEELS := msgspec prometheus-client pyzmq pytest-asyncio
 
 .PHONY: wheels
-wheels: | $(VENV)/bin/python ## collect in build/wheels what the GPU's benchmark and tests need beside torch
+wheels: | $(VENV)/bin/python ## collect in build/wheels the dependencies of the GPU benchmark and tests besides torch
 	@rm -rf build/wheels
 	@$(PIP) download --no-deps --only-binary :all: --python-version 3.12 --implementation cp \
 		$(addprefix --platform manylinux_2_,28_x86_64 27_x86_64 26_x86_64 24_x86_64 17_x86_64) --platform manylinux2014_x86_64 \
-		--constraint constraints.txt --dest build/wheels $(CARRIED)
+		--constraint constraints.txt --dest build/wheels $(GPU_WHEELS)
 	@du -ch build/wheels/*
 
 .PHONY: manifests
-manifests: $(VENV)/.runtime ## write the CRD into charts/fairlead, and render that into manifests/
+manifests: $(VENV)/.runtime ## generate the CRD in charts/fairlead and render the chart into manifests/
 	@$(BIN)/python -m llm_operator.crd >$(CRD)
 	@$(call TOOLS,helm); $(RENDER) >$(MANIFEST)
 
-# Pins for every platform and Python from 3.11 on. It names no index, so that everyone uses their own.
+# Pins for every platform and Python from 3.11 on, without naming a package index.
 .PHONY: constraints
-constraints: $(VENV)/.development ## renew constraints.txt; WHAT=package renews one
+constraints: $(VENV)/.development ## update constraints.txt; WHAT=package updates one
 	$(BIN)/uv pip compile --quiet pyproject.toml --all-extras --group build --group test --group lint \
 		--universal --python-version 3.11 --no-annotate --custom-compile-command "make constraints" \
 		--constraint <(echo "torch==$(TORCH)") $(if $(WHAT),--upgrade-package $(WHAT),--upgrade) --output-file constraints.txt
@@ -94,7 +94,7 @@ $(VENV)/bin/python:
 		if "$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$name; break; fi; \
 	done; \
 	[ -n "$${found:-}" ] || { echo "make: needs Python 3.11 or later; set PYTHON=..." >&2; exit 1; }; \
-	echo "making $(VENV) with $$("$$found" --version)"; \
+	echo "creating $(VENV) with $$("$$found" --version)"; \
 	"$$found" -m venv $(VENV)
 
 $(VENV)/.runtime: pyproject.toml constraints.txt | $(VENV)/bin/python
@@ -112,7 +112,7 @@ $(VENV)/.native: $(wildcard $(NATIVE)/*.cpp $(NATIVE)/*.h) $(NATIVE)/build.py | 
 	@touch $@
 
 $(VENV)/.development: $(VENV)/.runtime
-	@echo "installing what tests and lint use ..."
+	@echo "installing the dependencies of tests and lint ..."
 	@$(PIP) install --constraint constraints.txt --group build --group test --group lint
 	@touch $@
 

@@ -1,1 +1,1 @@
-"""How fast the parts are: each module is one benchmark."""
+"""Performance benchmarks, one per module."""

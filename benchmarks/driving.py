@@ -1,4 +1,4 @@
-"""An engine whose steps are driven in this process, on random tokens: nothing repeats, so no prefix cache helps."""
+"""Driving an engine in this process with random tokens, which never hit the prefix cache."""
 
 import random
 from typing import Any
@@ -14,7 +14,7 @@ def prompts_of(count: int, length: int, vocabulary: int, seed: int) -> Prompts:
 
 
 def start(engine: LLMEngine, prompts: Prompts, made: int, **sampling: Any) -> None:
-    """Ask for exactly so many tokens after each prompt: the likeliest, if `sampling` doesn't say otherwise."""
+    """Add a request for exactly `made` tokens for each prompt; greedy unless `sampling` overrides it."""
     kind = RequestOutputKind.DELTA
     fixed = {"max_tokens": made, "ignore_eos": True, "detokenize": False, "output_kind": kind}
     params = SamplingParams(**{"temperature": 0} | sampling | fixed)
@@ -23,12 +23,12 @@ def start(engine: LLMEngine, prompts: Prompts, made: int, **sampling: Any) -> No
 
 
 def step(engine: LLMEngine) -> int:
-    """How many tokens came."""
+    """Run a step and return the number of new tokens."""
     return sum(len(one.token_ids) for output in engine.step() for one in output.outputs)
 
 
 def finish(engine: LLMEngine) -> int:
-    """Step until nothing is left; how many tokens came."""
+    """Step until the engine is empty and return the number of new tokens."""
     tokens = 0
     while engine.has_unfinished_requests():
         tokens += step(engine)

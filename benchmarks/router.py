@@ -1,9 +1,9 @@
-"""What the router costs: wrk against nginx that answers at once, directly and through the router, in turn.
+"""The router's overhead: wrk against an nginx that answers immediately, directly and through the router, alternating.
 
     python -m benchmarks.router [--seconds 3] [--rounds 5]
 
 Needs nginx and wrk (Debian has both). The medians of the rounds are printed and saved under benchmarks/results/.
-The router's CPU time a request is the steadiest figure on a machine that does other things too.
+The router's CPU time per request is the steadiest figure on a busy machine.
 """
 
 import argparse
@@ -169,7 +169,7 @@ def table(results: dict[int, dict[str, Measure]]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="What the router adds to a request.")
+    parser = argparse.ArgumentParser(description="Measure the overhead of the router.")
     parser.add_argument("--seconds", type=int, default=3, help="of each run (%(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="of which medians are taken (%(default)s)")
     flags = parser.parse_args()

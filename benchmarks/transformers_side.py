@@ -1,7 +1,6 @@
-"""transformers' own generation in a process of its own, as its users have it: what an engine sets for its process, such
-as how memory is kept, doesn't reach it.
+"""transformers' own generation in a separate process, unaffected by the process-wide settings of our engine.
 
-It says "ready" once the model is loaded. Then it reads lines of JSON, {"way": "generate" or "continuous batching",
+It prints "ready" once the model is loaded. Then it reads lines of JSON, {"way": "generate" or "continuous batching",
 "prompts": [[...]], "new_tokens": n}, and answers each with {"tokens": made, "seconds": taken}.
 """
 
@@ -20,7 +19,7 @@ from engine_server.models import resolve
 
 
 def generate(model: PreTrainedModel, prompts: Prompts, new_tokens: int) -> int:
-    """One batch; all prompts have one length, so nothing is padded."""
+    """Generate for one batch; all prompts have the same length, so nothing is padded."""
     ids = torch.tensor(prompts)
     made = model.generate(
         ids,

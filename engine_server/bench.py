@@ -1,4 +1,4 @@
-"""`fairlead bench`: load on any OpenAI-compatible address, with percentiles and a saved result."""
+"""`fairlead bench`: measure any OpenAI-compatible server under load, with percentiles and a saved result."""
 
 import argparse
 import asyncio
@@ -32,12 +32,12 @@ PACKAGES = ("fairlead", "torch", "triton", "transformers", "vllm")
 
 
 class BenchError(RuntimeError):
-    """The load cannot be run as asked."""
+    """The load can't be run as configured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What each request is."""
+    """The parameters of every request."""
 
     base_url: str
     model: str
@@ -48,10 +48,11 @@ class Load:
 
 @dataclass(slots=True)
 class Answer:
-    """One request's times, in seconds, and its tokens as the server counts them."""
+    """One request's times, in seconds, and its numbers of tokens as the server reports them."""
 
     sent: float
-    arrivals: list[float] = field(default_factory=list)  # of each event that brought text
+    # The arrival of each event with text.
+    arrivals: list[float] = field(default_factory=list)
     prompt_tokens: int = 0
     output_tokens: int = 0
     error: str = ""
@@ -66,8 +67,8 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """One row of the table: milliseconds but for `seconds`."""
+class Measurement:
+    """One row of the table; times are in milliseconds except `seconds`."""
 
     concurrency: int
     requests: int
@@ -75,7 +76,8 @@ class Measured:
     seconds: float
     requests_per_second: float
     output_tokens_per_second: float
-    prompt_tokens: float  # a request's mean
+    # Means over the requests.
+    prompt_tokens: float
     output_tokens: float
     ttft_p50: float
     ttft_p99: float
@@ -86,7 +88,7 @@ class Measured:
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="fairlead bench", description="Put load on an OpenAI-compatible address and measure."
+        prog="fairlead bench", description="Measure an OpenAI-compatible server under load."
     )
     parser.add_argument("--base-url", required=True, metavar="URL", help="with or without /v1")
     parser.add_argument("--model", required=True)
@@ -95,9 +97,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--concurrency", type=positive, nargs="+", default=[1, 8, 32], metavar="N")
     parser.add_argument("--requests", type=positive, help="for each concurrency (default: 4 times as many)")
     parser.add_argument(
-        "--seed", type=int, default=0, help="chooses the prompts; another one misses every cache"
+        "--seed", type=int, default=0, help="seed of the prompts; another one misses every cache"
     )
-    parser.add_argument("--output", type=Path, metavar="FILE", help="where the result is saved, as JSON")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="the file to save the result to, as JSON")
     arguments = parser.parse_args(argv)
     load = Load(
         base_url=arguments.base_url.rstrip("/").removesuffix("/v1"),
@@ -124,8 +126,8 @@ def positive(text: str) -> int:
     return number
 
 
-async def bench(load: Load, concurrencies: Sequence[int], requests: int | None) -> list[Measured]:
-    """A row for each concurrency, printed as it is measured."""
+async def bench(load: Load, concurrencies: Sequence[int], requests: int | None) -> list[Measurement]:
+    """Measure each concurrency and print its row."""
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
     rows = []
     async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
@@ -141,7 +143,7 @@ async def bench(load: Load, concurrencies: Sequence[int], requests: int | None) 
 
 
 async def calibrate(session: aiohttp.ClientSession, load: Load) -> int:
-    """How many words make `input_tokens` tokens here; also the warm-up."""
+    """Return the number of words that the server tokenizes to `input_tokens` tokens; this is also the warm-up."""
     words = load.input_tokens
     for _ in range(4):
         answer = await ask(session, load, prompt(load, random.Random(-1 - words), words))
@@ -155,7 +157,7 @@ async def calibrate(session: aiohttp.ClientSession, load: Load) -> int:
 
 async def measure(
     session: aiohttp.ClientSession, load: Load, concurrency: int, count: int, words: int
-) -> Measured:
+) -> Measurement:
     source = random.Random(f"{load.seed} {concurrency}")
     waiting = iter([prompt(load, source, words) for _ in range(count)])
     answers: list[Answer] = []
@@ -166,7 +168,7 @@ async def measure(
 
     start = time.perf_counter()
     await asyncio.gather(*(client() for _ in range(min(concurrency, count))))
-    return measured(concurrency, answers, time.perf_counter() - start)
+    return summarize(concurrency, answers, time.perf_counter() - start)
 
 
 def prompt(load: Load, source: random.Random, words: int) -> str:
@@ -174,7 +176,7 @@ def prompt(load: Load, source: random.Random, words: int) -> str:
 
 
 async def ask(session: aiohttp.ClientSession, load: Load, text: str) -> Answer:
-    """One streamed completion of exactly `output_tokens` tokens, where the server knows ignore_eos."""
+    """Request a streamed completion of `output_tokens` tokens, exactly if the server knows ignore_eos."""
     body = {
         "model": load.model,
         "prompt": text,
@@ -192,7 +194,7 @@ async def ask(session: aiohttp.ClientSession, load: Load, text: str) -> Answer:
                 return answer
             async for raw in response.content:
                 if raw.startswith(b"data: {"):
-                    take(answer, json.loads(raw[6:]))
+                    record(answer, json.loads(raw[6:]))
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         answer.error = f"{type(error).__name__}: {error}"
     if not answer.error and not answer.arrivals:
@@ -200,7 +202,8 @@ async def ask(session: aiohttp.ClientSession, load: Load, text: str) -> Answer:
     return answer
 
 
-def take(answer: Answer, event: dict[str, Any]) -> None:
+def record(answer: Answer, event: dict[str, Any]) -> None:
+    """Add an event of the stream to the answer."""
     if "error" in event:
         answer.error = str(event["error"])[:200]
     if any(choice.get("text") for choice in event.get("choices", ())):
@@ -210,12 +213,12 @@ def take(answer: Answer, event: dict[str, Any]) -> None:
         answer.output_tokens = usage["completion_tokens"]
 
 
-def measured(concurrency: int, answers: Sequence[Answer], seconds: float) -> Measured:
+def summarize(concurrency: int, answers: Sequence[Answer], seconds: float) -> Measurement:
     good = [answer for answer in answers if not answer.error]
     errors = [answer.error for answer in answers if answer.error]
     firsts = [1000 * answer.first for answer in good]
     gaps = [1000 * gap for answer in good for gap in answer.gaps]
-    return Measured(
+    return Measurement(
         concurrency=concurrency,
         requests=len(answers),
         errors=len(errors),
@@ -237,14 +240,14 @@ def mean(values: Sequence[int]) -> float:
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """The smallest value that `percent` of all do not exceed."""
+    """Return the smallest value that `percent` of the values do not exceed; 0 without values."""
     if not values:
         return 0.0
     ordered = sorted(values)
     return round(ordered[max(0, -(-len(ordered) * percent // 100) - 1)], 2)
 
 
-COLUMNS: tuple[tuple[str, Callable[[Measured], str]], ...] = (
+COLUMNS: tuple[tuple[str, Callable[[Measurement], str]], ...] = (
     ("clients", lambda row: str(row.concurrency)),
     ("requests", lambda row: str(row.requests)),
     ("errors", lambda row: str(row.errors)),
@@ -259,12 +262,12 @@ COLUMNS: tuple[tuple[str, Callable[[Measured], str]], ...] = (
 TITLE = "  ".join(f"{title:>7}" for title, _ in COLUMNS)
 
 
-def line(row: Measured) -> str:
+def line(row: Measurement) -> str:
     return "  ".join(f"{cell(row):>{max(7, len(title))}}" for title, cell in COLUMNS)
 
 
-def result(load: Load, rows: Sequence[Measured], argv: Sequence[str]) -> dict[str, Any]:
-    """What is saved: enough to do it again and to compare."""
+def result(load: Load, rows: Sequence[Measurement], argv: Sequence[str]) -> dict[str, Any]:
+    """Return the result to save, with everything needed to repeat and compare it."""
     return {
         **provenance("fairlead", "bench", *argv),
         "load": asdict(load),
@@ -273,7 +276,7 @@ def result(load: Load, rows: Sequence[Measured], argv: Sequence[str]) -> dict[st
 
 
 def provenance(*command: str) -> dict[str, Any]:
-    """Where figures come from: date, command, machine and versions."""
+    """Return the date, command, machine and versions of a measurement."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(command),
@@ -288,7 +291,7 @@ def provenance(*command: str) -> dict[str, Any]:
 
 
 def processor() -> str:
-    """Its name where the system tells it, else its architecture."""
+    """Return the processor's model name, or its architecture where the system doesn't report one."""
     try:
         listed = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -298,7 +301,7 @@ def processor() -> str:
 
 
 def installed() -> dict[str, str]:
-    """The client's versions; the server's are the same where it is our own, on this machine."""
+    """Return the versions of the packages installed here, where the client runs."""
     found = {}
     for name in PACKAGES:
         try:

@@ -1,4 +1,4 @@
-"""The command `fairlead`: one word chooses a part, which is imported only then."""
+"""The command `fairlead`: the first word selects a part, which is imported only then."""
 
 import importlib
 import sys
@@ -15,18 +15,18 @@ COMMANDS = {
     "router": Command("engine_server.router.command", "spread requests over engine replicas"),
     "operator": Command("llm_operator.command", "turn LLMDeployments into pods"),
     "up": Command("llm_operator.local", "run LLMDeployments on this machine, without a cluster"),
-    "fetch": Command("engine_server.models.command", "bring a model to a local folder and print its path"),
-    "bench": Command("engine_server.bench", "measure any OpenAI-compatible address under load"),
+    "fetch": Command("engine_server.models.command", "fetch a model into a local folder and print its path"),
+    "bench": Command("engine_server.bench", "measure any OpenAI-compatible server under load"),
 }
 
 
 def usage() -> str:
     rows = "\n".join(f"  {name:10}{command.summary}" for name, command in COMMANDS.items())
-    return f"usage: fairlead COMMAND ...\n\ncommands:\n{rows}\n\n`fairlead COMMAND --help` tells a command's flags."
+    return f"usage: fairlead COMMAND ...\n\ncommands:\n{rows}\n\n`fairlead COMMAND --help` lists a command's flags."
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command that `argv` names; the return value is the process's exit status."""
+    """Run the command that `argv` names and return the process's exit status."""
     arguments = sys.argv[1:] if argv is None else argv
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage())

@@ -1,4 +1,4 @@
-"""An OpenTelemetry collector that keeps what it is posted."""
+"""An OpenTelemetry collector that records the spans it receives."""
 
 import gzip
 import threading
@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 @contextmanager
 def collecting() -> Iterator[tuple[str, list[Any]]]:
-    """Its address, and the spans that arrive."""
+    """Start a collector; yield its address and the list of received spans."""
     spans: list[Any] = []
 
     class Collector(BaseHTTPRequestHandler):

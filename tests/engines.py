@@ -1,4 +1,4 @@
-"""Real engines for the engine's tests: SmolLM2 in float32, and a tiny random llama where the text doesn't matter."""
+"""Fixtures with real engines: SmolLM2 in float32, and tiny random llamas where the text doesn't matter."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ def smollm2() -> Path:
 
 
 def save_llama(folder: Path, **sizes: int) -> None:
-    """Random weights, wide apart enough that the likeliest token is clear."""
+    """Save a llama with random weights, spread so widely that the likeliest token is unambiguous."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -48,7 +48,7 @@ def save_llama(folder: Path, **sizes: int) -> None:
 
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two layers, grouped-query attention, 128 tokens of vocabulary, 256 of context; no tokenizer."""
+    """A llama with two layers, grouped-query attention, 128 tokens, a context of 256 and no tokenizer."""
     import torch
 
     torch.manual_seed(0)
@@ -59,7 +59,7 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny llama with a tokenizer of its own: bytes, and what this file's text merges into; 300 tokens."""
+    """A tiny llama with a byte-level tokenizer of 300 tokens, trained on this file."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -91,7 +91,7 @@ def writer(tiny_writer: Path) -> "LLMEngine":
 
 @pytest.fixture(scope="session")
 def engine(smollm2: Path) -> "LLMEngine":
-    """One engine for the tests that leave it empty."""
+    """One engine, shared by the tests that leave it empty."""
     from engine_server import EngineArgs, LLMEngine
 
     return LLMEngine.from_engine_args(
@@ -107,7 +107,7 @@ def engine(smollm2: Path) -> "LLMEngine":
 
 @pytest.fixture(scope="session")
 def finish() -> "Callable[[LLMEngine], dict[str, RequestOutput]]":
-    """Step an engine until nothing is left; the last output of each request."""
+    """Return a function that steps an engine until it is empty and returns the last output of each request."""
 
     def run(engine: "LLMEngine") -> "dict[str, RequestOutput]":
         last = {}

@@ -1,4 +1,4 @@
-"""Random models that are compared with transformers: how large they are, and one as its layers are called by us."""
+"""Small random models that are compared with transformers."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ TINY: dict[str, Any] = {
 
 
 def fused(model: str, **settings: Any) -> transformers.PreTrainedModel:
-    """With fused linears and our attention; the same one each time."""
+    """Return a model with fused linears and our attention; its weights are the same in every call."""
     torch.manual_seed(0)
     kind = getattr(transformers, model)
     made = kind._from_config(kind.config_class(**settings), attn_implementation=IMPLEMENTATION).eval()

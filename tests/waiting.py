@@ -1,4 +1,4 @@
-"""How the tests wait for what other processes, threads and tasks bring about."""
+"""Waiting for conditions that other processes, threads and tasks bring about."""
 
 import asyncio
 import inspect
@@ -9,13 +9,17 @@ from typing import Any, TypeVar
 import pytest
 
 T = TypeVar("T")
-PATIENCE = 120.0  # seconds; ample on a busy machine
+# In seconds; ample on a busy machine.
+PATIENCE = 120.0
 LONGEST_PAUSE = 0.05
 
 
 def until(question: Callable[[], T], what: str = "", seconds: float = PATIENCE) -> T:
-    """The first true answer. An assertion or a lookup that fails in the question is no answer yet; for what can't
-    come true any more, it calls `pytest.fail`. It asks at most half of the time, as some questions are work."""
+    """Ask until the answer is true, and return it; fail the test after `seconds`.
+
+    An assertion or lookup error in the question counts as false. A question whose answer can't become true any more
+    calls `pytest.fail`. At most half of the time is spent on asking, since some questions are expensive.
+    """
     end = time.monotonic() + seconds
     seen: object = None
     for pause in pauses():
@@ -34,7 +38,7 @@ def until(question: Callable[[], T], what: str = "", seconds: float = PATIENCE) 
 
 
 async def until_async(question: Callable[[], Any | Awaitable[Any]], seconds: float = PATIENCE) -> None:
-    """Until the answer is true, while other tasks run on; the question may be a coroutine function."""
+    """Ask until the answer is true while other tasks run; the question may be a coroutine function."""
     async with asyncio.timeout(seconds):
         for pause in pauses():
             answer = question()
@@ -44,7 +48,7 @@ async def until_async(question: Callable[[], Any | Awaitable[Any]], seconds: flo
 
 
 def pauses() -> Iterator[float]:
-    """In seconds; the first lets others run and no more, then each is longer."""
+    """Yield growing pauses in seconds; the first is zero and only lets others run."""
     pause = 0.0
     while True:
         yield pause

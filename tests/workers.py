@@ -1,12 +1,12 @@
-"""What runs together in one worker of pytest-xdist, and what runs first."""
+"""Distribution of tests over the workers of pytest-xdist, and their order."""
 
 from typing import Any
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-# How paths begin. A group shares what is slow to start. The longest come first, and those that rather wait than compute
-# before those that keep a core busy, so that the end is not all waiting.
+# Prefixes of test paths. A group shares fixtures that are slow to start. The longest groups run first, and those that
+# mostly wait run before those that compute, so that both overlap.
 GROUPS = (
     ("tests/server/",),
     ("tests/operator/test_operator.py", "tests/operator/test_crd.py", "tests/router/test_kubernetes.py"),
@@ -16,16 +16,16 @@ GROUPS = (
 )
 
 
-def place(nodeid: str) -> int:
-    """The group's, or the one after all groups."""
-    return next((place for place, group in enumerate(GROUPS) if nodeid.startswith(group)), len(GROUPS))
+def group_index(nodeid: str) -> int:
+    """Return the index of the test's group, or the number of groups for a test without one."""
+    return next((index for index, group in enumerate(GROUPS) if nodeid.startswith(group)), len(GROUPS))
 
 
 class Groups(LoadScopeScheduling):
-    """A worker takes a whole group, or a whole file of no group."""
+    """Scheduling by group, or by file for tests without a group."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return (*(group[0] for group in GROUPS), nodeid.partition("::")[0])[place(nodeid)]
+        return (*(group[0] for group in GROUPS), nodeid.partition("::")[0])[group_index(nodeid)]
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -34,4 +34,4 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: place(item.nodeid))
+    items.sort(key=lambda item: group_index(item.nodeid))

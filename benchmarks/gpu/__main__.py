@@ -1,10 +1,10 @@
-"""What a GPU does with this engine, and how near to its limits: in one command, within nine minutes.
+"""The engine on a GPU, compared with the device's limits: one command, within nine minutes.
 
     python -m benchmarks.gpu [--only PART ...] [--output FILE]
 
 Needs torch, Triton and transformers for the GPU, and the wheels that `make wheels` collects. Weights are random, so
-nothing is downloaded. First the device's own limits are measured, then what is held to them; docs/benchmarks.md says
-what the figures mean. A part that fails says why, and the others go on.
+nothing is downloaded. The device's limits are measured first; docs/benchmarks.md explains the figures. A part that
+fails reports why, and the others go on.
 """
 
 import argparse
@@ -35,7 +35,7 @@ class Outcome(NamedTuple):
 
 
 def measure(part: Part, seconds: float, limits: Mapping[str, float]) -> Outcome:
-    """Run a part, and print its rows as they come."""
+    """Run a part and print its rows as they arrive."""
     print(f"\n== {part.name}: {part.what}", flush=True)
     command = [sys.executable, "-m", "benchmarks.gpu.parts", part.name, str(seconds), json.dumps(limits)]
     started, rows, failed = time.monotonic(), [], None
@@ -66,7 +66,7 @@ def measure(part: Part, seconds: float, limits: Mapping[str, float]) -> Outcome:
 
 
 def measure_all(names: Collection[str]) -> dict[str, Outcome]:
-    """Each part gets its own seconds and what those before it left."""
+    """Run the parts; each may take its own seconds and those that earlier parts left."""
     outcomes: dict[str, Outcome] = {}
     limits: dict[str, float] = {}
     seconds = 0.0
@@ -82,12 +82,12 @@ def measure_all(names: Collection[str]) -> dict[str, Outcome]:
 
 def main() -> int:
     names = [part.name for part in PARTS]
-    parser = argparse.ArgumentParser(description="What a GPU does with this engine.")
+    parser = argparse.ArgumentParser(description="Measure the engine on a GPU.")
     parser.add_argument(
         "--only", nargs="+", choices=names, metavar="PART", default=names,
         help="beside the limits: " + ", ".join(f"'{name}'" for name in names),
     )  # fmt: skip
-    parser.add_argument("--output", type=Path, metavar="FILE", help="where the result is saved, as JSON")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="the file to save the result to, as JSON")
     flags = parser.parse_args()
     outcomes = measure_all({LIMITS, *flags.only})
     print("\n== summary")

@@ -1,4 +1,4 @@
-"""The attention kernels alone, beside torch's attention.
+"""The attention kernels alone, compared with torch's attention.
 
     python -m benchmarks.gpu.attention DIM
 
@@ -46,7 +46,7 @@ WRITTEN = 8192  # tokens
 
 
 class Batch(NamedTuple):
-    """Sequences of one length in the paged cache, with their blocks in random places, and the same in one piece."""
+    """Sequences of one length, in randomly placed blocks of the paged cache and as contiguous tensors."""
 
     query: Tensor  # [T, query heads, dim]
     out: Tensor
@@ -74,7 +74,7 @@ def make_batch(heads: Heads, count: int, tokens: int, context: int, float8: bool
 
 
 def ours(batch: Batch) -> Callable[[], object]:
-    """The kernel that the engine would launch for the batch."""
+    """Return the launch that the engine would make for the batch."""
     given = batch.query, batch.keys, batch.values, batch.block_ids, batch.sequences
     scoring = Scoring(batch.query.shape[-1] ** -0.5)
     if len(batch.query) > len(batch.sequences):
@@ -86,7 +86,7 @@ def ours(batch: Batch) -> Callable[[], object]:
 
 
 def theirs(batch: Batch) -> Callable[[], Tensor]:
-    """torch's attention; a chunk after a prefix needs a mask, since torch's causal one begins at the first key."""
+    """Return torch's attention; a chunk after a prefix needs a mask: torch's causal mask starts at the first key."""
     query, keys, _ = batch.plain
     tokens, context = query.shape[2], keys.shape[2]
     mask = None
@@ -130,7 +130,7 @@ def measure_prefill(model: str, heads: Heads, limits: Limits) -> Iterator[Row]:
 
 
 def measure_write(name: str, heads: Heads, tokens: int, limits: Limits) -> Row:
-    """Beside torch's index_copy_, of K and then of V."""
+    """Compare with torch's index_copy_ of K and of V."""
     new = torch.randn(tokens, heads.kv, heads.dim, device=DEVICE, dtype=DTYPE)
     slots = torch.randperm(tokens, device=DEVICE)
     small = slots.int()
@@ -145,7 +145,7 @@ def measure_write(name: str, heads: Heads, tokens: int, limits: Limits) -> Row:
 
 
 def tune(dim: int) -> None:
-    """Print the best launch settings for heads of `dim`, as the tables have them."""
+    """Print the best launch settings for heads of `dim`, in the form of the tables."""
     heads = Heads(32, 8, dim)
     for name, table, batch, rows in (
         ("PREFILL", launch.PREFILL, make_batch(heads, 2, 4096, 4096), (64, 128)),

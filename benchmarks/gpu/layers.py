@@ -1,4 +1,4 @@
-"""What a step is made of beside attention, at the sizes of an 8B model: our kernels beside torch's own calls."""
+"""The kernels of a step other than attention, at the sizes of an 8B model, compared with torch's operations."""
 
 from collections.abc import Callable, Iterator
 
@@ -86,7 +86,7 @@ def activation(tokens: int, limits: Limits) -> Row:
 
 
 def product(tokens: int, limits: Limits) -> Row:
-    """The linear layer of batch-invariant mode beside torch's."""
+    """Compare the linear layer of batch-invariant mode with torch's."""
     x, weight = numbers(tokens, HIDDEN), numbers(2 * WIDTH, HIDDEN)
     reading, computing = weight.nbytes / limits.copy, 2 * tokens * weight.numel() / limits.matmul
     limit = "bandwidth" if reading > computing else "matmul"
@@ -100,7 +100,7 @@ def product(tokens: int, limits: Limits) -> Row:
 
 
 def sampling(sequences: int, limits: Limits) -> Row:
-    """Beside what generation libraries write in torch; the draws differ, so that there is nothing to compare."""
+    """Compare with the torch code of generation libraries; the draws differ, so there is no error to report."""
     logits = numbers(sequences, VOCABULARY)
     settings = np.zeros(sequences, PARAMETERS)
     settings["temperature"], settings["top_k"], settings["top_p"] = TEMPERATURE, TOP_K, TOP_P

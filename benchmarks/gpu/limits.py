@@ -1,4 +1,4 @@
-"""What the device can do at most, to which every figure is held, and how work on it is timed."""
+"""The device's limits, to which every figure is compared, and the timing of work on the device."""
 
 from collections.abc import Callable, Iterator
 from math import nan
@@ -17,14 +17,14 @@ L2_BYTES = 256 << 20  # more than any GPU's
 
 
 class Limits(NamedTuple):
-    """Unknown ones are no numbers, and so is every share of them."""
+    """The device's limits. Unknown ones are NaN, and so is every share of them."""
 
     copy: float = nan  # bytes a second, read and written
     matmul: float = nan  # operations a second
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """The median time on the device of what `work` launches: replayed from a graph, nothing of it in the L2 cache."""
+    """Return the median device time of the launches of `work`, replayed from a graph with a cold L2 cache."""
     work()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -42,7 +42,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def measure(megabytes: int = 2048, size: int = 8192) -> Iterator[Row]:
-    """A copy within the device, and a product of square bf16 matrices of random numbers."""
+    """Measure a copy within the device and a product of square random bfloat16 matrices."""
     device = torch.cuda.get_device_properties(DEVICE)
     yield Row(
         device.name, {"GiB": device.total_memory / 2**30, "multiprocessors": device.multi_processor_count}

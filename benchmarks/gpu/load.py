@@ -1,4 +1,4 @@
-"""The whole engine: decode, prefill, a mixed load, how busy the device is, and with what."""
+"""The whole engine: decode, prefill, a mixed load, the device's busy time and its largest kernels."""
 
 import gc
 import gzip
@@ -28,7 +28,7 @@ ROOM = 64  # tokens that the first sequences may be ahead of the last
 
 
 class Sizes(NamedTuple):
-    """How much is run of everything."""
+    """The sizes of all measurements."""
 
     decode: tuple[int, ...] = (1, 8, 64, 256)  # sequences
     profiled: tuple[int, ...] = (1, 256)
@@ -48,7 +48,7 @@ FULL = Sizes()
 
 
 class Trace(NamedTuple):
-    """What a trace of torch.profiler says of the device."""
+    """The device's activity in a trace of torch.profiler."""
 
     busy: float  # seconds in which it did anything
     kernels: Counter[str]  # microseconds by name
@@ -72,7 +72,7 @@ def random_prompts(engine: LLMEngine, count: int, length: int) -> Prompts:
 
 
 def run(engine: LLMEngine, count: int, given: int, made: int) -> float:
-    """Seconds from the first prompt to the last token of a load."""
+    """Run a load and return the seconds from the first prompt to the last token."""
     prompts = random_prompts(engine, count, given)
     started = time.perf_counter()
     start(engine, prompts, made)
@@ -83,7 +83,7 @@ def run(engine: LLMEngine, count: int, given: int, made: int) -> float:
 
 
 def settle(engine: LLMEngine, count: int, sizes: Sizes, **sampling: Any) -> None:
-    """Bring `count` sequences into decode, so that their context is in the middle of the steps that follow."""
+    """Start `count` sequences and step until all decode with contexts around `sizes.context`."""
     steps = sizes.steps * sizes.repeats
     start(engine, random_prompts(engine, count, sizes.context - steps // 2), 2 * steps + ROOM, **sampling)
     whole = 0
@@ -97,7 +97,7 @@ def leave(engine: LLMEngine, count: int) -> None:
 
 
 def step_seconds(engine: LLMEngine, count: int, sizes: Sizes, **sampling: Any) -> float:
-    """What a step of `count` sequences takes: the median of the repeats."""
+    """Return the duration of a step of `count` sequences, the median of the repeats."""
     settle(engine, count, sizes, **sampling)
     taken = []
     for _ in range(sizes.repeats):
@@ -110,7 +110,7 @@ def step_seconds(engine: LLMEngine, count: int, sizes: Sizes, **sampling: Any) -
 
 
 def trace(engine: LLMEngine, count: int, sizes: Sizes, folder: Path) -> Trace:
-    """Of the steps of `count` sequences."""
+    """Trace steps of `count` sequences."""
     settle(engine, count, sizes)
     synchronize()  # so that just these steps are in it
     engine.start_profile()
@@ -147,7 +147,7 @@ def make(config: Config, folder: Path, sizes: Sizes, **flags: Any) -> LLMEngine:
 
 
 def measure(limits: Limits, model: str, sizes: Sizes = FULL, config: Config | None = None) -> Iterator[Row]:
-    """A test has a config of its own."""
+    """Measure a model; `config` replaces its configuration in tests."""
     config = config or SHAPES[model]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -179,7 +179,7 @@ def figures(engine: LLMEngine, config: Config, folder: Path, limits: Limits, siz
 
 
 def warm_up(engine: LLMEngine, sizes: Sizes) -> None:
-    """Meet the kernels, which are compiled as they are met."""
+    """Compile the kernels by using each of them once."""
     run(engine, min(8, sizes.requests), sizes.given, sizes.settle)
     run(engine, 1, sizes.prefill, 1)
 
@@ -196,7 +196,7 @@ def compare(
     sizes: Sizes = FULL,
     config: Config | None = None,
 ) -> Iterator[Row]:
-    """Decode with each of the switches; a share is of what bfloat16 would read."""
+    """Measure decode with each switch; shares of the bandwidth assume bfloat16."""
     config = config or SHAPES[model]
     with tempfile.TemporaryDirectory() as folder:
         for switch in switches:

@@ -1,9 +1,9 @@
-"""The parts of the benchmark, each in a process of its own: one that fails or hangs takes no other along.
+"""The parts of the benchmark, each in a process of its own, so that one that fails or hangs does not affect the others.
 
     python -m benchmarks.gpu.parts PART SECONDS '{"copy": TERABYTES_A_SECOND, "matmul": TFLOPS}'
 
-runs one, which prints each row as JSON as soon as it is measured. The device's limits are given, so that all parts are
-held to the same.
+runs one, which prints each row as JSON once it is measured. The limits are arguments, so that all parts are
+compared with the same.
 """
 
 import faulthandler
@@ -20,9 +20,8 @@ from benchmarks.gpu.report import Goal, Row
 
 class Part(NamedTuple):
     name: str
-    seconds: (
-        int  # after which it is ended, unless those before it left some; all together are under nine minutes
-    )
+    # The time after which it is killed, plus the time that earlier parts left; all together are under nine minutes.
+    seconds: int
     what: str
 
 
@@ -60,7 +59,7 @@ GOALS = (
 
 
 def rows(part: str, limits: dict[str, float]) -> Iterator[Row]:
-    """What a part measures. It alone imports torch, which takes seconds that the caller of all parts is spared."""
+    """Measure a part. torch is imported here, so that the process that starts the parts doesn't wait for it."""
     from benchmarks.gpu import attention, layers, load, peer
     from benchmarks.gpu.limits import TERA, Limits, measure
 
@@ -80,11 +79,11 @@ def rows(part: str, limits: dict[str, float]) -> Iterator[Row]:
 
 def main() -> None:
     part, seconds, limits = sys.argv[1:]
-    faulthandler.dump_traceback_later(float(seconds) - 5)  # where a part is that is late
+    faulthandler.dump_traceback_later(float(seconds) - 5)  # shows where a slow part is
     logging.basicConfig(format="%(name)s: %(message)s")
     logging.getLogger("engine_server").setLevel(logging.INFO)
     output = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what others print is no row
+    os.dup2(2, 1)  # other output must not mix with the rows
     for row in rows(part, json.loads(limits)):
         print(json.dumps(row), file=output, flush=True)
 

@@ -1,4 +1,4 @@
-"""transformers' continuous batching under a load that our engine is given too, with what it finds best itself."""
+"""transformers' continuous batching under one of our loads, with the settings that it chooses itself."""
 
 import time
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def measure(
     batching: ContinuousBatchingConfig | None = None,
     device: str = "cuda",
 ) -> Iterator[Row]:
-    """`batching` and `device` are a test's."""
+    """Measure a model; `config`, `batching` and `device` differ in tests."""
     transformers.utils.logging.set_verbosity_error()
     shape = config or SHAPES[model]
     settings = AutoConfig.for_model(**shape)

@@ -1,4 +1,4 @@
-"""What a part finds, as a row: its measures by their units; and which goals are reached."""
+"""Rows of measures by unit, and the goals that they reach."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -15,7 +15,7 @@ class Row(NamedTuple):
 
 
 class Goal(NamedTuple):
-    """A measure that should be so much at the least."""
+    """A measure that should be at least `least`."""
 
     part: str
     row: str
@@ -23,7 +23,7 @@ class Goal(NamedTuple):
     least: float
 
     def verdict(self, rows: Sequence[Row]) -> str:
-        """In a line; `rows` are the part's."""
+        """Return a line that says if `rows`, those of the part, reach the goal."""
         found = next((row.measures[self.unit] for row in rows if row.name == self.row), None)
         word = "not measured" if found is None else "reached" if found >= self.least else "missed"
         value = "" if found is None else f"{number(found)} {self.unit}, "
@@ -31,9 +31,9 @@ class Goal(NamedTuple):
 
 
 def beside(name: str, own: float, other: float, floor: float, limit: str, error: float) -> Row:
-    """A kernel beside torch's, in seconds.
+    """Return the row of a kernel and its counterpart in torch; times are in seconds.
 
-    floor: what the work takes at the device's limit; error: the largest difference from torch's.
+    floor: the time at the device's limit; error: the largest difference from torch.
     """
     measures = {"us": own * 1e6, f"% of {limit}": floor / own * 100, "us torch": other * 1e6, "error": error}
     return Row(name, measures)
@@ -44,7 +44,7 @@ def number(value: float) -> str:
 
 
 def compared(parts: Mapping[str, Sequence[Row]]) -> Iterator[str]:
-    """A line for each model that transformers' continuous batching served beside us."""
+    """Yield a comparison for each model that transformers' continuous batching served too."""
     for model, rows in parts.items():
         others = {row.name: row for row in parts.get(f"{model} beside", ())}  # of its rounds the last
         for row in rows:

@@ -1,7 +1,6 @@
-"""The models that are measured, by their sizes alone: weights are random, and there is no tokenizer.
+"""The measured models: the sizes of their config.json, random weights, and no tokenizer.
 
-Sizes are as the models' own config.json have them. A step can't do without reading its weights and what is in the
-cache, nor a prompt without its products: `decode_bytes` and `prefill_operations` count those, for 2 bytes a number.
+`decode_bytes` and `prefill_operations` are lower bounds of what a step must read and compute, at 2 bytes a number.
 """
 
 import json
@@ -74,13 +73,13 @@ SHAPES: dict[str, Config] = {
 
 
 def write(config: Config, folder: Path) -> str:
-    """Make of the folder a model without weights; its name."""
+    """Write a model without weights into the folder and return its path."""
     (folder / "config.json").write_text(json.dumps(config))
     return str(folder)
 
 
 def layer_weights(config: Config, tokens: int) -> float:
-    """Weights of a layer that so many tokens meet; of experts as many as even draws would hit."""
+    """Return the number of a layer's weights that `tokens` use; of experts the mean under uniform routing."""
     heads = config["num_attention_heads"] + config["num_key_value_heads"]
     width = config["intermediate_size"]
     if experts := config.get("num_experts"):
@@ -90,14 +89,14 @@ def layer_weights(config: Config, tokens: int) -> float:
 
 
 def decode_bytes(config: Config, sequences: int, context: int) -> float:
-    """What a step of one token for each sequence reads."""
+    """Return the bytes that a step of one token per sequence reads."""
     head = config["hidden_size"] * config["vocab_size"]
     cached = 2 * config["num_key_value_heads"] * config["head_dim"] * context * sequences
     return NUMBER * (head + config["num_hidden_layers"] * (layer_weights(config, sequences) + cached))
 
 
 def prefill_operations(config: Config, tokens: int) -> float:
-    """Multiplications and additions for a prompt and its next token; attention sees half of all pairs."""
+    """Return the operations for a prompt and its next token; causal attention has half of all pairs."""
     attention = 2 * config["num_attention_heads"] * config["head_dim"] * tokens * (tokens + 1)
     layer = 2 * tokens * layer_weights(config, 1) + attention
     return 2.0 * config["hidden_size"] * config["vocab_size"] + config["num_hidden_layers"] * layer

@@ -1,9 +1,11 @@
 """The engine core's process: `python -m engine_server.core FOLDER LIFELINE`, started by its client."""
 
 import gc
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
@@ -13,7 +15,10 @@ from engine_server.core.distributed import child_process as child
 from engine_server.modeling import progress
 from engine_server.requests.messages import CoreMessage, FrontEndMessage, Phase, Ready
 
-IDLE_MS = 250  # how often a core without work says that it lives
+if TYPE_CHECKING:
+    from engine_server.core.scheduling.scheduler import Scheduler
+
+IDLE_MS = 250  # between two signs of life of a core that has no work
 
 
 def serve(folder: str, fail: Callable[[str], None]) -> None:
@@ -43,15 +48,20 @@ def serve(folder: str, fail: Callable[[str], None]) -> None:
     send(Ready(core.num_blocks))
     decoder = msgspec.msgpack.Decoder(FrontEndMessage)
     while True:
-        while inputs.poll(0 if core.has_work else IDLE_MS):
+        while inputs.poll(0 if core.has_work else idle_wait(core.scheduler)):
             if returned := core.handle(decoder.decode(inputs.recv())):
                 send(returned)
             if not core.has_work:
                 send(core.outputs())  # the last request was aborted: tell that nothing runs any more
-        if core.has_work:
+        if core.has_work or core.scheduler.seconds_to_deadline() <= 0:
             send(core.outputs())
         else:
             progress.tick()
+
+
+def idle_wait(scheduler: "Scheduler") -> int:
+    """Return how many milliseconds a core without work may wait for a message: until the next deadline at most."""
+    return math.ceil(min(IDLE_MS, 1000 * scheduler.seconds_to_deadline()))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from engine_server.core.scheduling.request import Request
 from engine_server.core.scheduling.scheduler import Scheduler
+from engine_server.core.scheduling.scheduler_state import SchedulerState
 
 
 @dataclass(slots=True, frozen=True)
@@ -11,7 +12,6 @@ class RequestState:
     """One request's counters."""
 
     request_id: str
-    is_running: bool
     num_prompt: int
     # Output tokens, those of launched steps included.
     num_output: int
@@ -23,25 +23,22 @@ class RequestState:
 class DebugState:
     """The requests and blocks of a core between two steps."""
 
+    scheduler: SchedulerState
     # In order of arrival.
     requests: list[RequestState]
-    num_blocks: int
-    num_free_blocks: int
     # True if a launched step's results have not been collected.
     in_flight: bool
 
 
 def debug_state(scheduler: Scheduler, in_flight: bool) -> DebugState:
     """Copy the state of a scheduler and its blocks."""
-    pool = scheduler.table.pool
     requests = [_request_state(request) for request in scheduler.requests.values()]
-    return DebugState(requests, pool.num_blocks, pool.num_free, in_flight)
+    return DebugState(scheduler.debug_state(), requests, in_flight)
 
 
 def _request_state(request: Request) -> RequestState:
     return RequestState(
         request.request_id,
-        request.row is not None,
         request.num_prompt,
         request.num_output,
         request.computed,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from engine_server.config import EngineConfig
-from engine_server.core.distributed.workers import FirstRank
+from engine_server.core.distributed.worker_processes import start_workers
 from engine_server.core.heads.head import HiddenStates, NoResults, Pending
 from engine_server.core.logits.grammars import TokenMask
 from engine_server.core.model_inputs import model_inputs
@@ -16,7 +16,6 @@ from engine_server.core.scheduling.batch import Batch
 from engine_server.core.scheduling.request import Request
 from engine_server.core.scheduling.step_result import StepResult
 from engine_server.modeling import device_time
-from engine_server.modeling.ranks import Ranks
 
 
 class Executor:
@@ -34,9 +33,8 @@ class Executor:
         on_death: called in another thread with the reason if a worker ends, for which a step may be waiting.
         """
         runner_class: type[ModelRunner] = pkgutil.resolve_name(config.parallel_config.worker_cls)
-        parallel = config.parallel_config.tensor_parallel_size > 1
-        self._ranks = FirstRank(config, on_death) if parallel else Ranks()
-        self.runner = runner_class(config, self._ranks, on_phase)
+        self._workers = start_workers(config, on_death)
+        self.runner = runner_class(config, self._workers.communicator, on_phase)
         # Of the latest step: whether it was replayed from CUDA graphs, and its seconds by a GPU's own clock.
         self.replayed = False
         self.device_seconds = 0.0
@@ -44,7 +42,7 @@ class Executor:
 
     @property
     def num_ranks(self) -> int:
-        return self._ranks.size
+        return self._workers.communicator.size
 
     @property
     def device(self) -> torch.device:
@@ -58,7 +56,7 @@ class Executor:
         if not batch:
             return HiddenStates(batch, torch.zeros(0), [], [], None)
         inputs, chunks = model_inputs(batch, self.runner.table, self.runner.loaded.rope is not None)
-        self._ranks.tell("forward", inputs)
+        self._workers.broadcast("forward", inputs)
         output = self.runner.forward(inputs)
         self.replayed = output.captured_size is not None
         return HiddenStates(batch, output.rows, output.prompt_rows, chunks, output.captured_size)
@@ -68,7 +66,7 @@ class Executor:
         if not len(states.rows) and not states.prompt_rows:
             return NoResults()
         assert self.runner.head is not None
-        self._ranks.tell("join_head")
+        self._workers.broadcast("join_head")
         pending = self.runner.head.launch(states, masks)
         return PendingStep(self, pending, self._begun, device_time.mark(self.device))
 
@@ -78,32 +76,32 @@ class Executor:
 
     def erase(self, block_ids: list[int]) -> None:
         """Zero the content of blocks."""
-        self._ranks.tell("erase", block_ids)
+        self._workers.broadcast("erase", block_ids)
         self.runner.erase(block_ids)
 
     def sleep(self, level: int) -> None:
         """Free the cache's memory and the weights': at level 1 the host keeps a copy, at level 2 none is kept."""
-        self._ranks.tell("sleep", level)
+        self._workers.broadcast("sleep", level)
         self.runner.sleep(level)
 
     def wake(self, tag: str, level: int) -> None:
         """Bring back the "kv_cache", with zeros, or the "weights", which sleep at `level`."""
-        self._ranks.tell("wake", tag, level)
+        self._workers.broadcast("wake", tag, level)
         self.runner.wake(tag, level)
 
     def capture_graphs(self) -> None:
         """Capture decode steps once more, after all is awake."""
-        self._ranks.tell("capture_graphs")
+        self._workers.broadcast("capture_graphs")
         self.runner.capture_graphs()
 
     def collective_rpc(self, method: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
         """Call a method of every rank's runner; return what they return, by rank. Raises RuntimeError if any fails."""
-        self._ranks.tell("collective_rpc", method, args, kwargs)
+        self._workers.broadcast("collective_rpc", method, args, kwargs)
         return self.runner.collective_rpc(method, args, kwargs)
 
     def check(self, patience: float = 0.0) -> None:
         """Raise EngineDeadError if a worker has ended, or ends within `patience` seconds."""
-        self._ranks.check(patience)
+        self._workers.check(patience)
 
 
 class PendingStep:

@@ -8,17 +8,17 @@ from transformers import PreTrainedModel
 
 from engine_server.config import EngineConfig
 from engine_server.core.scheduling.request import Request
+from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.layers.rope import SequenceRope, per_sequence
 from engine_server.modeling.loading.model_loader import first_position, load_model
 from engine_server.modeling.memory.device_memory import taking
-from engine_server.modeling.ranks import Ranks
 from engine_server.modeling.split_model import SplitModel
 
 
 class LoadedModel:
     """A model of transformers that gives hidden states and, if it generates, logits. Its weights can be unloaded."""
 
-    def __init__(self, config: EngineConfig, device: torch.device, ranks: Ranks) -> None:
+    def __init__(self, config: EngineConfig, device: torch.device, ranks: Communicator) -> None:
         """Load the model, or this rank's part of it."""
         self._config = config
         self._device = device

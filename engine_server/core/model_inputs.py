@@ -5,14 +5,15 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from engine_server.core.cache.block_pool import BlockTable
+from engine_server.core.cache.block_table import BlockTable
 from engine_server.core.heads.prompt_logprobs import PromptChunk, prompt_chunks
 from engine_server.core.scheduling.batch import Batch
 from engine_server.core.scheduling.request import UNKNOWN, PoolingRequest
 from engine_server.modeling.attention.interface import IntArray, StepInputs
+from engine_server.modeling.staging import TableChanges
 
 EMPTY = np.zeros(0, dtype=np.int64)
-NOTHING = StepInputs(EMPTY, EMPTY, [], EMPTY, EMPTY, EMPTY, [])
+NOTHING = StepInputs(EMPTY, EMPTY, [], EMPTY, EMPTY, EMPTY, [], EMPTY)
 
 
 class ModelInputs(NamedTuple):
@@ -27,6 +28,8 @@ class ModelInputs(NamedTuple):
     token_type_ids: list[int]
     # Embeddings [rows, hidden] that replace those of the step's tokens, with the index of the first such token.
     embeds: list[tuple[int, Tensor]]
+    # Cells of the block table that changed since the last step.
+    table_changes: TableChanges
 
     @property
     def is_plain_decode(self) -> bool:
@@ -48,7 +51,9 @@ def model_inputs(batch: Batch, table: BlockTable, stretched: bool) -> tuple[Mode
     step = flatten(batch, table, stretched)
     chunks = prompt_chunks(batch, step.starts)
     sampling = np.flatnonzero([scheduled.samples for scheduled in batch])
-    inputs = ModelInputs(step, sampling, [chunk.rows for chunk in chunks], *extras(batch, step.starts))
+    inputs = ModelInputs(
+        step, sampling, [chunk.rows for chunk in chunks], *extras(batch, step.starts), table.take_changes()
+    )
     return inputs, chunks
 
 
@@ -77,9 +82,7 @@ def flatten(batch: Batch, table: BlockTable, stretched: bool) -> StepInputs:
     sequence = np.repeat(np.arange(len(batch)), lengths)
     positions = np.arange(len(sequence)) - starts[sequence] + computed[sequence]
     block_size = table.block_size
-    contexts = computed + lengths
-    ids = table.ids[:, rows, : -(-int(contexts.max()) // block_size)]
-    blocks = ids[:, sequence, positions // block_size].astype(np.int64)
+    blocks = table.ids[:, rows[sequence], positions // block_size].astype(np.int64)
     token_ids = np.fromiter(
         (
             token
@@ -97,8 +100,8 @@ def flatten(batch: Batch, table: BlockTable, stretched: bool) -> StepInputs:
         slots=list(blocks * block_size + positions % block_size),
         starts=starts,
         lengths=lengths,
-        contexts=contexts,
-        block_ids=list(ids),
+        contexts=computed + lengths,
+        tables=(),  # each rank has its own copy
         rows=rows,
         regimes=np.array([scheduled.request.rope_regime for scheduled in batch]) if stretched else None,
     )

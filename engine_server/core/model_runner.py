@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from engine_server.config import EngineConfig
-from engine_server.core.cache.block_pool import BlockPool, BlockTable
+from engine_server.core.cache.block_pool import BlockPool
+from engine_server.core.cache.block_table import BlockTable
 from engine_server.core.heads.head import Head
 from engine_server.core.heads.pooler import Pooler
 from engine_server.core.heads.sampler import Sampler
@@ -26,6 +27,7 @@ from engine_server.modeling import kernels
 from engine_server.modeling.attention.interface import AttentionBackend, Staged, StepInputs, forward_context
 from engine_server.modeling.attention.native_backend import NativeAttention
 from engine_server.modeling.attention.torch_backend import StepAttention, TorchAttention
+from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.device_time import device_work
 from engine_server.modeling.graphs.step_graphs import StepGraphs, ladder
 from engine_server.modeling.loading.model_loader import choose_device
@@ -35,8 +37,7 @@ from engine_server.modeling.memory.device_memory import taking
 from engine_server.modeling.memory.host_allocator import keep_freed_memory, return_freed_memory
 from engine_server.modeling.memory.kv_cache import cache_dtype, num_blocks
 from engine_server.modeling.native import library as native
-from engine_server.modeling.ranks import Ranks
-from engine_server.modeling.staging import Staging
+from engine_server.modeling.staging import NO_CHANGES, Staging
 
 if TYPE_CHECKING:
     from engine_server.modeling.attention.triton_backend import TritonAttention
@@ -89,7 +90,7 @@ class ModelRunner:
     """Computes hidden states and logits on one rank's device. Its constructor leaves it ready for steps."""
 
     def __init__(
-        self, config: EngineConfig, ranks: Ranks, on_phase: OnPhase = lambda name, seconds: None
+        self, config: EngineConfig, ranks: Communicator, on_phase: OnPhase = lambda name, seconds: None
     ) -> None:
         """Load the model, and allocate everything else before the KV cache, which takes what is left.
 
@@ -138,7 +139,9 @@ class ModelRunner:
     def forward(self, inputs: ModelInputs) -> ForwardOutput:
         """Launch the computation of a step's hidden states. All ranks do, in the same order."""
         size = self._captured_size(inputs)
-        staged = self._staged = self.staging.put(inputs.step, inputs.sampling, size or 0)
+        staged = self._staged = self.staging.put(
+            inputs.step, inputs.sampling, size or 0, inputs.table_changes
+        )
         if size is None:
             output = self._forward_eagerly(inputs, staged)
         else:
@@ -327,7 +330,7 @@ class ModelRunner:
             none, one = np.zeros(tokens, dtype=np.int64), np.zeros(1, dtype=np.int64)
             nowhere, rows = [none - 1] * len(self.table.ids), one + self.staging.rows
             step = StepInputs(none, none, nowhere, one, one + tokens, one + context, [], rows, one)
-            inputs = ModelInputs(step, one, [], [], [])
+            inputs = ModelInputs(step, one, [], [], [], NO_CHANGES)
             output = self._forward_eagerly(inputs, self.staging.put(step, one))
             logits = self.logits(output.rows)
             if isinstance(self.head, Sampler) and self.head.kernels:
@@ -337,7 +340,7 @@ class ModelRunner:
     def _run_forward(self, size: int) -> None:
         """Compute what is captured: the hidden states of `size` sequences, of what is staged."""
         assert self._buffers is not None
-        inputs = ModelInputs(NOTHING, NOTHING.starts, [], [], [])
+        inputs = ModelInputs(NOTHING, NOTHING.starts, [], [], [], NO_CHANGES)
         output = self._forward_eagerly(inputs, self.staging.decodes(size))
         self._buffers.states[:size].copy_(output.rows)
 
@@ -350,7 +353,9 @@ class ModelRunner:
     @torch.inference_mode()
     def _forward_eagerly(self, inputs: ModelInputs, staged: Staged) -> ForwardOutput:
         arguments = self._arguments(inputs, staged)
-        with forward_context(self.backend, inputs.step._replace(staged=staged)):
+        with forward_context(
+            self.backend, inputs.step._replace(staged=staged, tables=list(self.staging.tables))
+        ):
             states = self.loaded.states(arguments)
             if not self.loaded.generates:
                 return ForwardOutput(states, [], None)

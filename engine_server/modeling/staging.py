@@ -1,55 +1,70 @@
-"""A step's numbers on the device: brought by one copy, to places that stay, where a CUDA graph finds them again."""
+"""A step's inputs on the device, copied at once to fixed addresses, which captured CUDA graphs read again."""
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine_server.modeling.attention.interface import IntArray, Staged, StepInputs
 
-ALIGNMENT = 4  # numbers, 16 bytes: Triton compiles a kernel once more where a tensor begins elsewhere
-LIKELY_CONTEXT = 8192  # for which a captured decode is laid out; a longer context only takes longer
+# Cells of the block table that have a new block, [4, n]: kind, row, column and block id.
+TableChanges = npt.NDArray[np.int32]
+
+# In int32 numbers, which is 16 bytes: Triton compiles a kernel again for a tensor that is aligned otherwise.
+ALIGNMENT = 4
+# Context for which a captured decode is laid out; longer ones are only slower.
+LIKELY_CONTEXT = 8192
+NO_CHANGES: TableChanges = np.zeros((4, 0), dtype=np.int32)
 
 
 class Staging:
-    """Holds what steps of at most `max_tokens` tokens are told, and the device's copy of the block table.
+    """Device buffers for the inputs of steps of at most `max_tokens` tokens, and this rank's copies of the block table.
 
-    A row more than the scheduler's is for sequences that only fill a step up: they have one token and no context.
+    The copies have one row more than the scheduler's table, for padding: sequences of one token without a context.
+
+    tables: the copy on the host, int32 [kinds, rows + 1, columns], for backends that read it there.
     """
 
     def __init__(self, max_tokens: int, table: tuple[int, ...], device: torch.device) -> None:
-        """table: the block table's shape, which is kinds of attention, rows, and blocks a row."""
-        kinds, rows, max_blocks = table
+        """table: the shape of the scheduler's block table, [kinds, rows, columns]."""
+        kinds, rows, columns = table
         self.rows = rows
         self.device = device
         tokens = max(max_tokens, rows)
         shapes = [(tokens,), (tokens,), (kinds, tokens), (rows, 4), (rows, 4), (rows,), (rows,)]
         sizes = [-(-int(np.prod(shape)) // ALIGNMENT) * ALIGNMENT for shape in shapes]
-        self._places = [
+        self._spans = [
             (start, start + int(np.prod(shape)), shape)
             for start, shape in zip(np.cumsum([0, *sizes[:-1]]).tolist(), shapes, strict=True)
         ]
         self._size = sum(sizes)
-        self._known = np.zeros((kinds, rows + 1, max_blocks), dtype=np.int32)  # what `tables` says
-        self._buffer = torch.zeros(self._size + 2 * self._known.size, dtype=torch.int32, device=device)
-        self._tables = torch.zeros(self._known.shape, dtype=torch.int32, device=device)
-        self._parts = [self._buffer[start:end].view(shape) for start, end, shape in self._places]
+        self.tables = np.zeros((kinds, rows + 1, columns), dtype=np.int32)
+        self._buffer = torch.zeros(self._size + 2 * self.tables.size, dtype=torch.int32, device=device)
+        self._tables = torch.zeros(self.tables.shape, dtype=torch.int32, device=device)
+        self._parts = [self._buffer[start:end].view(shape) for start, end, shape in self._spans]
 
-    def put(self, inputs: StepInputs, sampling: IntArray, padded: int = 0) -> Staged:
-        """Copy a step; nobody waits. sampling: [n], which of the sequences sample.
+    def put(
+        self, inputs: StepInputs, sampling: IntArray, padded: int = 0, changes: TableChanges = NO_CHANGES
+    ) -> Staged:
+        """Copy a step to the device without waiting for it.
 
-        padded: fill a step of decodes alone up to so many sequences.
+        sampling: [n], which of the sequences sample.
+        padded: for a step of decodes alone, the number of sequences to pad it to; 0 for none.
+        changes: what has changed in the scheduler's table since the last call.
         """
-        changes = self._changes(inputs)
+        cells, block_ids = tuple(changes[:3]), changes[3]
+        self.tables[cells] = block_ids
+        updates = np.stack([np.ravel_multi_index(cells, self.tables.shape), block_ids])
         host = torch.empty(
-            self._size + changes.size, dtype=torch.int32, pin_memory=self.device.type == "cuda"
+            self._size + updates.size, dtype=torch.int32, pin_memory=self.device.type == "cuda"
         )
         numbers = host.numpy()
         token_ids, positions, slots, prefills, decodes, logit_rows, rows = (
-            numbers[start:end].reshape(shape) for start, end, shape in self._places
+            numbers[start:end].reshape(shape) for start, end, shape in self._spans
         )
         count, single = len(inputs.token_ids), inputs.lengths == 1
         token_ids[:count], positions[:count] = inputs.token_ids, inputs.positions
-        for kind, places in enumerate(inputs.slots):
-            slots[kind, :count] = places
+        for kind, slots_of_kind in enumerate(inputs.slots):
+            slots[kind, :count] = slots_of_kind
         sequences = np.stack([inputs.rows, inputs.starts, inputs.lengths, inputs.contexts], axis=1)
         counts = []
         for target, sequences_now in ((prefills, sequences[~single]), (decodes, sequences[single])):
@@ -62,18 +77,18 @@ class Staging:
             token_ids[more], positions[more], slots[:, more], rows[more] = 0, 0, -1, self.rows
             decodes[more] = self.rows, 0, 1, 0
             decodes[more, 1] = logit_rows[more] = np.arange(count, padded)
-        numbers[self._size :] = changes.ravel()
+        numbers[self._size :] = updates.ravel()
         self._buffer[: len(host)].copy_(host, non_blocking=True)
-        if changes.size:
-            where, what = self._buffer[self._size : len(host)].view(2, -1)
-            self._tables.view(-1).index_copy_(0, where.long(), what)
+        if updates.size:
+            indices, new_ids = self._buffer[self._size : len(host)].view(2, -1)
+            self._tables.view(-1).index_copy_(0, indices.long(), new_ids)
         longest = int(inputs.contexts[single].max(initial=0))
         if padded:
             return self.decodes(padded)
         return self._views(count, counts[0], counts[1], len(sampling), longest)
 
     def decodes(self, count: int) -> Staged:
-        """A step of `count` decodes, whatever was put there."""
+        """Return the views of a step of `count` decodes, whatever the buffers contain."""
         return self._views(count, 0, count, count, LIKELY_CONTEXT)
 
     def _views(self, tokens: int, prefills: int, decodes: int, sampling: int, longest: int) -> Staged:
@@ -82,14 +97,3 @@ class Staging:
             token_ids[:tokens], positions[:tokens], slots[:, :tokens], long[:prefills], single[:decodes],
             self._tables, logit_rows[:sampling], rows[:sampling], longest,
         )  # fmt: skip
-
-    def _changes(self, inputs: StepInputs) -> IntArray:
-        """[2, changes]: where in `tables`, flat, and what."""
-        if not inputs.block_ids:
-            return np.zeros((2, 0), dtype=np.int64)
-        wanted = np.stack(inputs.block_ids)
-        kinds, sequences, blocks = np.nonzero(wanted != self._known[:, inputs.rows, : wanted.shape[2]])
-        where = np.ravel_multi_index((kinds, inputs.rows[sequences], blocks), self._known.shape)
-        what = wanted[kinds, sequences, blocks]
-        self._known.flat[where] = what
-        return np.stack([where, what])

@@ -1,4 +1,4 @@
-"""From a model's URI to a local folder with config.json, safetensors and tokenizer."""
+"""Resolution of a model's URI to a local folder with config.json, safetensors and tokenizer."""
 
 import shutil
 from functools import partial
@@ -40,4 +40,4 @@ def _copy(path: Path, place: Path) -> None:
 
 def _download(repository: HubRepository, place: Path) -> None:
     hub.download(repository, place)
-    shutil.rmtree(place / ".cache", ignore_errors=True)  # the hub's library notes there what it downloaded
+    shutil.rmtree(place / ".cache", ignore_errors=True)  # the hub library's download records

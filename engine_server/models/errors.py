@@ -1,5 +1,5 @@
-"""What a user reads when a model cannot be had."""
+"""The error for a model that can't be fetched or isn't valid."""
 
 
 class ModelSourceError(ValueError):
-    """The model is not there, or is not a model; the message says what was looked for and where."""
+    """The model doesn't exist or isn't valid; the message says what was looked for and where."""

@@ -1,4 +1,4 @@
-"""What makes a folder a model: config.json and every safetensors file that it speaks of."""
+"""Validation of model folders: config.json and every safetensors file that the index lists."""
 
 import json
 import math
@@ -11,7 +11,10 @@ INDEX = "model.safetensors.index.json"
 
 
 def check(folder: Path, uri: str, weights: bool = True) -> Path:
-    """`folder` itself, if the engine can load it; without `weights`, if it has a configuration."""
+    """Return `folder` if it holds a model that the engine can load. Raises ModelSourceError.
+
+    weights: require the weights, not only the configuration.
+    """
     if not folder.is_dir():
         what = "is a file, not a folder" if folder.exists() else "does not exist"
         raise ModelSourceError(f"{uri}: {folder} {what}; a model is a folder with {CONFIG} and *.safetensors")
@@ -34,11 +37,13 @@ def _weights(folder: Path) -> list[str]:
 
 
 def weight_bytes(folder: Path, item_bytes: int | None) -> int:
-    """What the weights take in memory, with `item_bytes` a number or as they are stored: from the files' headers."""
+    """Return the size of the weights in memory, from the files' headers.
+
+    item_bytes: the size of each number after loading; None: as stored.
+    """
     total = 0
-    for path in (
-        map(folder.joinpath, _weights(folder)) if (folder / INDEX).is_file() else folder.glob("*.safetensors")
-    ):
+    indexed = (folder / INDEX).is_file()
+    for path in map(folder.joinpath, _weights(folder)) if indexed else folder.glob("*.safetensors"):
         with path.open("rb") as file:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         for name, tensor in header.items():

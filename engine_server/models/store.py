@@ -1,4 +1,4 @@
-"""Folders that are whole or absent: filled beside their place by one process, then renamed into it."""
+"""Atomic creation of model folders: filled under another name by one process, then renamed."""
 
 import fcntl
 import logging
@@ -13,11 +13,12 @@ from engine_server.models import folder
 from engine_server.models.errors import ModelSourceError
 
 log = logging.getLogger(__name__)
-ORIGIN = ".fairlead-model"  # a line in a finished folder that says which model it is
+# The file in a finished folder that holds the model's URI.
+ORIGIN = ".fairlead-model"
 
 
 def cache() -> Path:
-    """Where models are kept: $FAIRLEAD_CACHE, else fairlead/ in the user's cache."""
+    """Return the cache folder: $FAIRLEAD_CACHE, else fairlead/ in the user's cache."""
     if chosen := os.environ.get("FAIRLEAD_CACHE"):
         return Path(chosen).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
@@ -25,7 +26,10 @@ def cache() -> Path:
 
 
 def materialize(place: Path, uri: str, fill: Callable[[Path], None]) -> Path:
-    """The model `uri` at `place`; `fill` writes it into an empty folder, unless it is there already."""
+    """Return `place` once it holds the model `uri`; `fill` writes it into an empty folder if necessary.
+
+    Raises ModelSourceError if the folder holds something else or can't be written.
+    """
     place = place.absolute()
     if _holds(place, uri):
         return place
@@ -42,23 +46,21 @@ def materialize(place: Path, uri: str, fill: Callable[[Path], None]) -> Path:
 
 def _fill(place: Path, uri: str, fill: Callable[[Path], None]) -> None:
     staging = place.parent / f".{place.name}.partial"
-    shutil.rmtree(
-        staging, ignore_errors=True
-    )  # what an interrupted process left; the lock says that it is gone
+    shutil.rmtree(staging, ignore_errors=True)  # of an interrupted process, which no longer holds the lock
     staging.mkdir()
     try:
         fill(staging)
         folder.check(staging, uri)
         (staging / ORIGIN).write_text(uri + "\n")
         for path in staging.rglob("*"):
-            path.chmod(0o755 if path.is_dir() else 0o644)  # who fetches and who serves may be two users
+            path.chmod(0o755 if path.is_dir() else 0o644)  # the server may run as another user
         staging.rename(place)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
 
 def _holds(place: Path, uri: str) -> bool:
-    """Whether `place` is this model, finished; an absent or an empty folder is free."""
+    """Return True if `place` holds this model, False if it is free: absent or empty. Raises ModelSourceError."""
     origin = place / ORIGIN
     if origin.is_file():
         holds = origin.read_text().strip()
@@ -74,7 +76,7 @@ def _holds(place: Path, uri: str) -> bool:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Holds `path` for this process; the kernel frees it when the process ends, however it ends."""
+    """Hold a lock on `path`; the kernel releases it when the process ends, however it ends."""
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -86,7 +88,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 @contextmanager
 def step(what: str) -> Iterator[None]:
-    """Logs what begins, and how long it took."""
+    """Log the start of a step and its duration."""
     log.info("%s ...", what)
     start = time.monotonic()
     yield

@@ -1,4 +1,4 @@
-"""`fairlead engine MODEL`: one model behind OpenAI's API."""
+"""`fairlead engine MODEL`: serve one model over OpenAI's API."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from engine_server.contract.drain import DEFAULT_DRAIN_TIMEOUT_SECONDS
 from engine_server.contract.labels import ENGINE_PORT
 from engine_server.engine.engine_args import AsyncEngineArgs, parse_size
 from engine_server.requests.errors import EngineDeadError
-from engine_server.server.app import build_app
+from engine_server.server.application import build_application
 from engine_server.server.engine_host import EngineHost
-from engine_server.server.gate import Gate
+from engine_server.server.http.gate import Gate
 from engine_server.server.shutdown import Shutdown
 
 logger = logging.getLogger(__name__)
 
-# Longer than the idle time after which routers and balancers drop a connection, so that it is never us who
-# close one just as a request comes over it.
+# Longer than the idle timeout of routers and load balancers, so that the server never closes a connection on which a
+# request is just arriving.
 KEEP_ALIVE_SECONDS = 90
-LAST_WORDS_SECONDS = 1.0  # for what is left to be written when all requests are over
+# The time for writing the rest of the answers once all requests have ended.
+FLUSH_SECONDS = 1.0
 
 
 def parser() -> argparse.ArgumentParser:
@@ -46,14 +47,14 @@ def parser() -> argparse.ArgumentParser:
         type=float,
         default=DEFAULT_DRAIN_TIMEOUT_SECONDS,
         metavar="SECONDS",
-        help="how long requests under way may take to finish after SIGTERM (default: %(default)g)",
+        help="time for requests in flight to finish after SIGTERM (default: %(default)g)",
     )
     server.add_argument(
         "--max-body-bytes",
         type=parse_size,
         default=32 << 20,
         metavar="SIZE",
-        help="larger request bodies are refused (default: 32MiB)",
+        help="limit of a request's body (default: 32MiB)",
     )
     AsyncEngineArgs.add_cli_args(parser)
     return parser
@@ -71,7 +72,7 @@ def main(argv: list[str]) -> int:
     host = EngineHost(AsyncEngineArgs.from_cli_args(options), started)
     status = uvloop.run(_serve(host, listener, options.drain_timeout, options.max_body_bytes))
     if host.thread_runs:
-        # The start can't be interrupted from here, and the interpreter would wait for what it imports.
+        # The interpreter's exit would wait for the start's thread, which can't be interrupted.
         sys.stderr.flush()
         os._exit(status)
     return status
@@ -85,7 +86,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn with signals left to Shutdown."""
+    """uvicorn's server, with signals left to Shutdown."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -93,7 +94,7 @@ class _Server(uvicorn.Server):
 
 
 async def _serve(host: EngineHost, listener: socket.socket, drain_timeout: float, max_body_bytes: int) -> int:
-    app, gate = build_app(host, max_body_bytes)
+    app, gate = build_application(host, max_body_bytes)
     server = _Server(
         uvicorn.Config(
             app,
@@ -106,7 +107,7 @@ async def _serve(host: EngineHost, listener: socket.socket, drain_timeout: float
             proxy_headers=False,
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=int(LAST_WORDS_SECONDS),
+            timeout_graceful_shutdown=int(FLUSH_SECONDS),
         )
     )
     shutdown = Shutdown(gate, drain_timeout, host.shut_down)
@@ -116,18 +117,18 @@ async def _serve(host: EngineHost, listener: socket.socket, drain_timeout: float
     await asyncio.wait((http, stop, engine), return_when=asyncio.FIRST_COMPLETED)
     status = stop.result() if stop.done() else 1
     if engine.done() and not stop.done():
-        await _mourn(engine, gate)
+        await report_end(engine, gate)
     server.should_exit = True
     server.force_exit = status > 1
     for task in (stop, engine):
         task.cancel()
     await http
-    host.shut_down()  # here, in the loop that the engine belongs to
+    host.shut_down()  # in the event loop that the engine belongs to
     return status
 
 
-async def _mourn(engine: asyncio.Task[BaseException], gate: Gate) -> None:
-    """Say why the engine ended, and give open streams and the next health check time to be told."""
+async def report_end(engine: asyncio.Task[BaseException], gate: Gate) -> None:
+    """Log why the engine ended, and wait a moment for open streams and the next health check to report it."""
     error = engine.exception()
     if isinstance(error, ValueError):
         print(f"fairlead engine: {error}", file=sys.stderr, flush=True)
@@ -137,7 +138,7 @@ async def _mourn(engine: asyncio.Task[BaseException], gate: Gate) -> None:
     else:
         logger.critical("the engine did not start", exc_info=error)
         return
-    await asyncio.sleep(LAST_WORDS_SECONDS / 2)
+    await asyncio.sleep(FLUSH_SECONDS / 2)
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(LAST_WORDS_SECONDS / 2):
-            await gate.idle()
+        async with asyncio.timeout(FLUSH_SECONDS / 2):
+            await gate.wait_until_idle()

@@ -1,4 +1,4 @@
-"""The engine behind the server: loaded in a thread while the port already answers, then watched."""
+"""The engine behind the server: loaded in a thread while the port already answers, then monitored."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ if TYPE_CHECKING:
     from engine_server.engine.async_llm import AsyncLLMEngine
     from engine_server.engine.engine_args import AsyncEngineArgs
 
+# The phase that follows the end of another.
 NEXT_PHASE = {"import": "load", "load": "warm up"}
-WATCH_SECONDS = 0.2
-TRACE_HEADERS = ("traceparent", "tracestate")  # W3C Trace Context
-Trace = Mapping[str, str] | None
+POLL_SECONDS = 0.2
+# W3C Trace Context.
+TRACE_HEADERS = ("traceparent", "tracestate")
+TraceHeaders = Mapping[str, str] | None
 
 
 class EngineHost:
-    """Owns the engine. `phase` is what the start is at, None once the engine serves."""
+    """Owns the engine. `phase` is the current phase of the start, None once the engine serves."""
 
     def __init__(self, args: AsyncEngineArgs, started: float) -> None:
         self._args = args
@@ -37,7 +39,7 @@ class EngineHost:
 
     @property
     def engine(self) -> AsyncLLMEngine:
-        assert self._engine is not None, "requests are admitted only once the engine is there"
+        assert self._engine is not None, "requests are admitted once the engine is loaded"
         return self._engine
 
     @property
@@ -45,14 +47,14 @@ class EngineHost:
         return self.phase is not None
 
     @property
-    def dead(self) -> BaseException | None:
-        """Why the engine is dead, or None."""
+    def death(self) -> BaseException | None:
+        """The error that ended the engine; None while it lives."""
         if self._engine is None or not self._engine.errored:
             return None
         return self._engine.dead_error
 
-    async def trouble(self) -> str | None:
-        """Why the engine can't serve now, be it dead or hung."""
+    async def failure(self) -> str | None:
+        """Return why the engine can't serve, dead or hung; None if it can."""
         try:
             if self._engine is not None:
                 await self._engine.check_health()
@@ -60,8 +62,8 @@ class EngineHost:
             return str(error)
         return None
 
-    def trace_headers(self, headers: Mapping[str, str]) -> Trace:
-        """What tells the engine of the client's trace, where spans are posted at all."""
+    def trace_headers(self, headers: Mapping[str, str]) -> TraceHeaders:
+        """Return the headers that continue the client's trace; None without any, or if the engine exports no spans."""
         found = {name: headers[name] for name in TRACE_HEADERS if name in headers}
         return found if found and self._traces else None
 
@@ -70,25 +72,25 @@ class EngineHost:
         return self._thread.is_alive()
 
     async def run(self) -> BaseException:
-        """Load the engine, serve until it dies, and return why. Raises what the start raises."""
+        """Load the engine, wait until it dies, and return the cause. Raises the errors of the start."""
         self._loaded = asyncio.get_running_loop().create_future()
         self._thread.start()
         engine = self._engine = await self._loaded
         model = await engine.get_model_config()
         if model.pooling is not None:
             raise ValueError(
-                f"{model.model} pools, it doesn't generate: use it from Python (LLM, AsyncLLM.encode)"
+                f"{model.model} is a pooling model, which this server doesn't serve; use LLM or AsyncLLM in Python"
             )
         if not engine.is_running:
-            engine.start_background_loop()  # so that the core's death is noticed before the first request too
+            engine.start_background_loop()  # detects the core's death before the first request
         self.served_names = model.served_model_name
         self.max_model_len = model.max_model_len
         self._traces = await engine.is_tracing_enabled()
         self.phase = None
-        _say("ready", time.monotonic() - self._started)
-        while self.dead is None:  # noqa: ASYNC110  (the engine tells of its death by this alone)
-            await asyncio.sleep(WATCH_SECONDS)
-        return self.dead
+        report_phase("ready", time.monotonic() - self._started)
+        while self.death is None:  # noqa: ASYNC110  (the engine has no event for it)
+            await asyncio.sleep(POLL_SECONDS)
+        return self.death
 
     def shut_down(self) -> None:
         if self._engine is not None:
@@ -109,7 +111,7 @@ class EngineHost:
             loop.call_soon_threadsafe(self._settle, engine, None)
 
     def _settle(self, engine: AsyncLLMEngine | None, error: BaseException | None) -> None:
-        if self._loaded.done():  # the server was stopped meanwhile
+        if self._loaded.done():  # the server was stopped during the start
             return
         if engine is not None:
             self._loaded.set_result(engine)
@@ -118,9 +120,10 @@ class EngineHost:
             self._loaded.set_exception(error)
 
     def _on_phase(self, name: str, seconds: float) -> None:
-        _say(name, seconds)
+        report_phase(name, seconds)
         self.phase = NEXT_PHASE.get(name, self.phase)
 
 
-def _say(phase: str, seconds: float) -> None:
+def report_phase(phase: str, seconds: float) -> None:
+    """Print the duration of a phase of the start to stderr."""
     print(f"phase {phase} {seconds:.1f} s", file=sys.stderr, flush=True)

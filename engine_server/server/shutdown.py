@@ -1,4 +1,4 @@
-"""How the server ends: a drain at the first signal, at once at the second."""
+"""Shutdown of the server: a drain at the first signal, an immediate end at the second."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import signal
 from typing import TYPE_CHECKING
 
 from engine_server.contract.drain import ANNOUNCE_SECONDS
-from engine_server.server.gate import Drain
+from engine_server.server.http.gate import Drain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from engine_server.server.gate import Gate
+    from engine_server.server.http.gate import Gate
 
 logger = logging.getLogger(__name__)
 
@@ -21,11 +21,13 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Shutdown:
-    def __init__(self, gate: Gate, drain_timeout: float, cut: Callable[[], None]) -> None:
-        """`cut` ends what is still under way at the timeout."""
+    """Waits for SIGTERM or SIGINT, then drains."""
+
+    def __init__(self, gate: Gate, drain_timeout: float, end_requests: Callable[[], None]) -> None:
+        """drain_timeout: seconds, after which `end_requests` ends those still in flight."""
         self._gate = gate
         self._drain_timeout = drain_timeout
-        self._cut = cut
+        self._end_requests = end_requests
         self._signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
 
     async def run(self) -> int:
@@ -42,21 +44,21 @@ class Shutdown:
             return 0
         drain.cancel()
         number = again.result() if again.done() and not again.cancelled() else signal.SIGTERM
-        logger.warning("a second signal: stopping at once")
+        logger.warning("second signal: stopping immediately")
         return 128 + number
 
     async def _drain(self, announce: bool) -> None:
         gate = self._gate
         gate.drain = Drain.ANNOUNCED
-        logger.info("draining: %d requests under way", gate.in_flight)
+        logger.info("draining: %d requests in flight", gate.in_flight)
         try:
             async with asyncio.timeout(self._drain_timeout):
                 if announce and not gate.loading:
                     await asyncio.sleep(ANNOUNCE_SECONDS)
                 gate.drain = Drain.CLOSED
-                await gate.idle()
+                await gate.wait_until_idle()
         except TimeoutError:
             gate.drain = Drain.CLOSED
             if gate.in_flight:
-                logger.warning("drain timeout: %d requests are cut", gate.in_flight)
-                self._cut()
+                logger.warning("drain timeout: ending %d requests in flight", gate.in_flight)
+                self._end_requests()

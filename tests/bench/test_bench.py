@@ -65,7 +65,7 @@ def load(url: str, **changes: object) -> bench.Load:
     return bench.Load(base_url=url.rstrip("/"), **settings)  # type: ignore[arg-type]
 
 
-async def test_each_concurrency_is_a_row_of_whole_requests(endpoint: Endpoint, url: str) -> None:
+async def test_each_concurrency_gives_a_row_of_complete_requests(endpoint: Endpoint, url: str) -> None:
     rows = await bench.bench(load(url), [1, 3], 7)
     assert [(row.concurrency, row.requests, row.errors) for row in rows] == [(1, 7, 0), (3, 7, 0)]
     assert all(row.prompt_tokens == 20 and row.output_tokens == 5 for row in rows)  # words were calibrated
@@ -75,7 +75,7 @@ async def test_each_concurrency_is_a_row_of_whole_requests(endpoint: Endpoint, u
     assert len(set(prompts)) >= 14
 
 
-async def test_the_same_seed_asks_the_same(endpoint: Endpoint, url: str) -> None:
+async def test_same_seed_sends_the_same_prompts(endpoint: Endpoint, url: str) -> None:
     async def prompts(seed: int) -> list[object]:
         endpoint.bodies.clear()
         await bench.bench(load(url, seed=seed), [2], 4)
@@ -86,27 +86,27 @@ async def test_the_same_seed_asks_the_same(endpoint: Endpoint, url: str) -> None
     assert await prompts(2) != first
 
 
-async def test_an_error_in_a_stream_counts(endpoint: Endpoint, url: str) -> None:
+async def test_error_event_in_a_stream_counts_as_an_error(endpoint: Endpoint, url: str) -> None:
     endpoint.break_off = True
     with pytest.raises(bench.BenchError, match="the engine died"):
         await bench.bench(load(url), [1], 1)
 
 
-async def test_a_refusal_is_said(endpoint: Endpoint, url: str) -> None:
+async def test_refused_first_request_ends_the_run_with_its_message(endpoint: Endpoint, url: str) -> None:
     endpoint.status = 503
     with pytest.raises(bench.BenchError, match=r"the first request failed: 503: .*busy"):
         await bench.bench(load(url), [1], 1)
 
 
-def test_an_address_where_nobody_listens_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreachable_address_ends_the_run_with_a_message(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main(["--base-url", "http://127.0.0.1:1", "--model", "m"]) == 1
     assert "the first request failed: ClientConnectorError" in capsys.readouterr().err
 
 
-def test_errors_are_apart_from_the_figures() -> None:
+def test_failed_requests_are_left_out_of_the_figures() -> None:
     good = bench.Answer(sent=10.0, arrivals=[10.5, 10.6, 10.8], prompt_tokens=4, output_tokens=3)
     bad = bench.Answer(sent=10.0, error="503: busy")
-    row = bench.measured(2, [good, bad, bad], 2.0)
+    row = bench.summarize(2, [good, bad, bad], 2.0)
     assert (row.requests, row.errors, row.requests_per_second, row.output_tokens_per_second) == (
         3,
         2,
@@ -119,21 +119,21 @@ def test_errors_are_apart_from_the_figures() -> None:
 
 
 @pytest.mark.parametrize(("percent", "value"), [(1, 1), (50, 50), (99, 99), (100, 100)])
-def test_percentiles_are_values_that_were_measured(percent: int, value: float) -> None:
+def test_percentiles_are_measured_values(percent: int, value: float) -> None:
     assert bench.percentile(list(range(100, 0, -1)), percent) == value
     assert bench.percentile([], percent) == 0
 
 
-def test_the_result_says_how_to_do_it_again(tmp_path: Path) -> None:
+def test_saved_result_has_everything_to_repeat_the_run(tmp_path: Path) -> None:
     argv = ["--base-url", "http://a", "--model", "two words"]
-    saved = json.loads(json.dumps(bench.result(load("http://a"), [bench.measured(1, [], 1.0)], argv)))
+    saved = json.loads(json.dumps(bench.result(load("http://a"), [bench.summarize(1, [], 1.0)], argv)))
     assert saved["command"] == "fairlead bench --base-url http://a --model 'two words'"
     assert saved["machine"]["cores"] and saved["versions"]["fairlead"] and saved["date"]
     assert saved["rows"][0]["concurrency"] == 1
 
 
 @pytest.mark.parametrize("argument", ["0", "-3", "x"])
-def test_a_concurrency_below_one_is_refused(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_concurrency_below_one_is_refused(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         bench.main(["--base-url", "http://a", "--model", "m", "--concurrency", argument])
     assert "--concurrency" in capsys.readouterr().err

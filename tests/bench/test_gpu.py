@@ -22,7 +22,7 @@ SIZES = load.Sizes(
 )  # fmt: skip
 
 
-def test_the_whole_engine_is_measured() -> None:
+def test_measures_the_whole_engine() -> None:
     rows = list(load.measure(Limits(1e9, 1e9), "tiny", SIZES, TINY))
     assert [row.name for row in rows] == [
         "start", "decode 1", "decode 3", "prefill", "load 16/2", "load 16/4", "busy 3", "kernels 3",
@@ -31,7 +31,7 @@ def test_the_whole_engine_is_measured() -> None:
     assert all(value > 0 for row in measured for value in row.measures.values())
 
 
-def test_goals_and_the_peer_are_told_of() -> None:
+def test_report_has_goals_and_the_peers_figures() -> None:
     rows = [Row("decode 1", {"tok/s": 90.0}), Row("load", {"tok/s": 600.0})]
     told = [
         Goal("8B", name, "tok/s", least).verdict(rows) for name, least in (("decode 1", 80), ("load", 700))
@@ -46,7 +46,7 @@ def test_goals_and_the_peer_are_told_of() -> None:
     ]
 
 
-def test_switches_are_compared() -> None:
+def test_compares_runs_with_and_without_each_switch() -> None:
     ways = (
         Switch("drawn", sampling={"temperature": 1.0, "top_p": 0.9}),
         Switch("late", {"async_scheduling": True}),
@@ -56,7 +56,7 @@ def test_switches_are_compared() -> None:
     assert all(row.measures["tok/s"] > 0 and math.isnan(row.measures["% of bandwidth"]) for row in rows)
 
 
-def test_a_trace_tells_how_long_the_device_was_busy(tmp_path: Path) -> None:
+def test_device_time_is_read_from_a_trace(tmp_path: Path) -> None:
     spans = [
         {"cat": "kernel", "name": "product", "ts": 100.0, "dur": 30.0},
         {"cat": "kernel", "name": "norm", "ts": 120.0, "dur": 20.0},  # beside the product, on another stream
@@ -72,7 +72,7 @@ def test_a_trace_tells_how_long_the_device_was_busy(tmp_path: Path) -> None:
     assert trace.kernels == {"product": 40.0, "norm": 20.0, "copy": 5.0}
 
 
-def test_parts_fit_the_engine_and_end_within_nine_minutes() -> None:
+def test_parts_match_the_engine_and_fit_into_nine_minutes() -> None:
     assert sum(part.seconds for part in PARTS) < 9 * 60
     assert all(hasattr(EngineArgs, flag) for switch in SWITCHES for flag in switch.flags)
     assert {goal.part for goal in GOALS} <= {part.name for part in PARTS}

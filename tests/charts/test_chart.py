@@ -65,12 +65,12 @@ def manifests(request: pytest.FixtureRequest, render: Render) -> list[Manifest]:
     return render(**request.param)
 
 
-def test_lint_finds_nothing(helm: Helm, root: Path) -> None:
+def test_helm_lint_finds_nothing(helm: Helm, root: Path) -> None:
     result = helm("lint", "--strict", root / "charts" / "fairlead")
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_rights_are_listed_one_by_one(manifests: list[Manifest]) -> None:
+def test_rbac_lists_verbs_and_kinds_one_by_one(manifests: list[Manifest]) -> None:
     rules = [rule for m in manifests if m["kind"] in ("Role", "ClusterRole") for rule in m["rules"]]
     assert rules
     for rule in rules:
@@ -80,7 +80,7 @@ def test_rights_are_listed_one_by_one(manifests: list[Manifest]) -> None:
         assert not {"escalate", "bind", "impersonate"} & set(rule["verbs"])
 
 
-def test_pods_are_what_the_restricted_standard_wants(manifests: list[Manifest]) -> None:
+def test_pods_meet_the_restricted_pod_security_standard(manifests: list[Manifest]) -> None:
     for pod in pods(manifests):
         context = pod["securityContext"]
         assert context["runAsNonRoot"] is True
@@ -95,7 +95,7 @@ def test_pods_are_what_the_restricted_standard_wants(manifests: list[Manifest]) 
             }
 
 
-def test_selectors_hold_nothing_that_an_upgrade_changes(manifests: list[Manifest]) -> None:
+def test_selectors_contain_nothing_that_an_upgrade_changes(manifests: list[Manifest]) -> None:
     for manifest in manifests:
         if manifest["kind"] == "Deployment":
             labels = manifest["spec"]["selector"]["matchLabels"]
@@ -107,14 +107,14 @@ def test_selectors_hold_nothing_that_an_upgrade_changes(manifests: list[Manifest
             assert labels.items() <= manifest["spec"]["template"]["metadata"]["labels"].items()
 
 
-def test_everything_says_whose_it_is(manifests: list[Manifest]) -> None:
+def test_every_object_has_the_recommended_labels(manifests: list[Manifest]) -> None:
     for manifest in manifests:
         labels = manifest["metadata"]["labels"]
         assert labels["app.kubernetes.io/name"] == "fairlead"
         assert labels["app.kubernetes.io/managed-by"] == "Helm"
 
 
-def test_crd_is_the_specs_own_and_stays(manifests: list[Manifest]) -> None:
+def test_crd_matches_the_spec_and_is_kept_on_uninstall(manifests: list[Manifest]) -> None:
     definition = find(manifests, "CustomResourceDefinition", "llmdeployments.fairlead.dev")
     assert definition["spec"] == crd.crd()["spec"]
     assert definition["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
@@ -133,11 +133,11 @@ def test_generated_files_are_current(helm: Helm, root: Path) -> None:
     assert list(yaml.safe_load_all(plain)) == list(yaml.safe_load_all(rendered)), "run `make manifests`"
 
 
-def test_crd_can_be_left_to_others(render: Render) -> None:
+def test_crd_can_be_left_out(render: Render) -> None:
     assert "CustomResourceDefinition" not in kinds(render(crd={"install": False}))
 
 
-def test_all_namespaces_by_default(render: Render) -> None:
+def test_watches_all_namespaces_by_default(render: Render) -> None:
     manifests = render()
     assert names(manifests, "Role") == names(manifests, "RoleBinding") == {"fairlead-operator-lease"}
     assert not any(flag.startswith("--namespace") for flag in arguments(manifests, "operator"))
@@ -171,7 +171,7 @@ def test_bindings_name_accounts_that_exist(manifests: list[Manifest]) -> None:
             assert {subject["namespace"] for subject in manifest["subjects"]} == {"fairlead-system"}
 
 
-def test_image_by_tag_and_by_digest(render: Render) -> None:
+def test_image_is_chosen_by_tag_or_digest(render: Render) -> None:
     tagged = render(image={"repository": "fairlead", "tag": "dev"})
     assert {c["image"] for pod in pods(tagged) for c in pod["containers"]} == {"fairlead:dev"}
     assert "--engine-image=fairlead:dev" in arguments(tagged, "operator")
@@ -182,7 +182,7 @@ def test_image_by_tag_and_by_digest(render: Render) -> None:
     assert "--engine-image=engine:2" in arguments(pinned, "operator")
 
 
-def test_placement_reaches_the_pods(render: Render) -> None:
+def test_placement_values_reach_the_pods(render: Render) -> None:
     pod = find(render(**EVERY_VALUE), "Deployment", "fairlead-operator")["spec"]["template"]
     assert pod["metadata"]["annotations"] == {"a": "b"}
     assert pod["metadata"]["labels"]["team"] == "ml"
@@ -193,7 +193,7 @@ def test_placement_reaches_the_pods(render: Render) -> None:
     assert pod["spec"]["imagePullSecrets"] == [{"name": "registry"}]
 
 
-def test_router_service(render: Render) -> None:
+def test_router_service_follows_its_values(render: Render) -> None:
     service = find(render(), "Service", "fairlead-router")["spec"]
     assert service["type"] == "ClusterIP"
     assert service["ports"] == [{"name": "http", "port": 80, "targetPort": "http"}]
@@ -214,13 +214,13 @@ def test_router_service(render: Render) -> None:
         ("watchNamespaces={Team_A}", "watchNamespaces"),
     ],
 )
-def test_values_schema_refuses(helm: Helm, root: Path, setting: str, named: str) -> None:
+def test_values_schema_refuses_invalid_settings(helm: Helm, root: Path, setting: str, named: str) -> None:
     result = helm("template", "fairlead", root / "charts/fairlead", "--set", setting)
     assert result.returncode != 0
     assert named in result.stderr
 
 
-def test_every_value_is_in_the_schema(root: Path) -> None:
+def test_values_schema_covers_every_value(root: Path) -> None:
     values = yaml.safe_load((root / "charts/fairlead/values.yaml").read_text())
     schema = yaml.safe_load((root / "charts/fairlead/values.schema.json").read_text())
 

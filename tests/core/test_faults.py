@@ -8,7 +8,6 @@ from typing import ClassVar
 import msgspec
 import pytest
 import torch
-from blocks import check_blocks
 
 from engine_server import AsyncEngineArgs, AsyncLLMEngine, EngineArgs, EngineDeadError, LLMEngine
 from engine_server.core.model_inputs import ModelInputs
@@ -76,7 +75,7 @@ def test_a_batch_without_room_is_computed_again_in_smaller_steps(
     ]  # half, and a token more; beginnings that are equal come once
     assert len(failed) == 2
     assert left == [[], []]
-    check_blocks(small._core.table)
+    small._core.scheduler.check_integrity()
     assert small._core.table.pool.usage == 0
 
 
@@ -93,7 +92,7 @@ def test_what_finds_no_room_however_small_fails_alone(
     monkeypatch.undo()
     small.add_request("next", {"prompt_token_ids": PROMPTS[0]}, params)
     assert finish(small)["next"].outputs[0].finish_reason == "length"
-    check_blocks(small._core.table)
+    small._core.scheduler.check_integrity()
 
 
 LOST = """

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from blocks import check_blocks
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
@@ -100,5 +99,5 @@ def test_tokens_are_the_same_whatever_the_neighbours(
     arrivals = data.draw(st.lists(st.integers(0, 5), min_size=len(questions), max_size=len(questions)))
     for _ in range(1 + options["enable_prefix_caching"]):  # the second time from a cache that was used
         assert answer(engine, questions, arrivals) == [alone[dtype, question] for question in questions]
-        check_blocks(engine._core.table)
+        engine._core.scheduler.check_integrity()
         assert engine._core.table.pool.usage == 0

@@ -67,7 +67,7 @@ def test_next_step_is_launched_before_the_results_of_the_last_are_collected(tiny
     engine.abort_request("r")
     assert engine.step() == []
     assert not engine.has_unfinished_requests()
-    state = engine._core.debug_state()
+    state = engine._core.scheduler.debug_state()
     assert state.num_free_blocks == state.num_blocks
 
 

@@ -1,4 +1,4 @@
-"""Prefix caching in an engine: what is shared, what is told of it, and that it changes no token."""
+"""Prefix caching in an engine: shared blocks, their counts in metrics, and unchanged output."""
 
 import hashlib
 import struct
@@ -10,7 +10,7 @@ from engine_server import EngineArgs, LLMEngine, SamplingParams
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.telemetry.loggers import PrometheusStatLogger
 
-PROMPT = [place % 90 + 5 for place in range(70)]
+PROMPT = [position % 90 + 5 for position in range(70)]
 
 
 @pytest.fixture
@@ -23,81 +23,82 @@ def tiny(tiny_llama) -> LLMEngine:
     )  # fmt: skip
 
 
-def ask(engine: LLMEngine, finish, params, *prompts: list[int], **prompt):
-    """The outputs of prompts that come at once."""
+def generate(engine: LLMEngine, finish, params, *prompts: list[int], **prompt):
+    """Return the outputs of prompts that are added together."""
     for number, token_ids in enumerate(prompts):
         engine.add_request(number, {"prompt_token_ids": token_ids, **prompt}, params)
     last = finish(engine)
     return [last[str(number)] for number in range(len(prompts))]
 
 
-def test_a_prompt_that_comes_again_is_not_computed_again(tiny, finish, tiny_params) -> None:
+def test_repeated_prompt_is_read_from_the_cache(tiny, finish, tiny_params) -> None:
     registry = CollectorRegistry()
     tiny.add_logger("mine", PrometheusStatLogger(tiny.config, registry=registry))
     params = tiny_params(temperature=0, max_tokens=20, ignore_eos=True)
-    [first] = ask(tiny, finish, params, PROMPT)
-    [again] = ask(tiny, finish, params, PROMPT)
+    [first] = generate(tiny, finish, params, PROMPT)
+    [again] = generate(tiny, finish, params, PROMPT)
     assert (first.num_cached_tokens, again.num_cached_tokens) == (0, 64)
     assert again.outputs[0].token_ids == first.outputs[0].token_ids
-    [turn] = ask(tiny, finish, params, PROMPT + first.outputs[0].token_ids + [3])
-    assert turn.num_cached_tokens == 80  # 89 tokens are in the cache, the last one of the answer never was
+    [turn] = generate(tiny, finish, params, PROMPT + first.outputs[0].token_ids + [3])
+    assert turn.num_cached_tokens == 80  # of 90 tokens the last one was never computed
     labels = {"model_name": tiny.config.model_config.served_model_name[0], "engine": "0"}
     names = ("prefix_cache_queries", "prefix_cache_hits", "prompt_tokens", "prompt_tokens_cached")
     counted = {name: registry.get_sample_value(f"vllm:{name}_total", labels) for name in names}
     assert counted == dict(zip(names, (70 + 70 + 91, 64 + 80, 70 + 70 + 91, 64 + 80), strict=True))
 
 
-def test_at_least_one_token_is_computed(tiny, finish, tiny_params) -> None:
+def test_last_token_of_a_cached_prompt_is_computed(tiny, finish, tiny_params) -> None:
     params = tiny_params(temperature=0, max_tokens=1)
-    assert [ask(tiny, finish, params, PROMPT[:32])[0].num_cached_tokens for _ in range(2)] == [0, 16]
+    assert [generate(tiny, finish, params, PROMPT[:32])[0].num_cached_tokens for _ in range(2)] == [0, 16]
 
 
-def test_prompts_share_blocks_within_one_step(tiny, finish, tiny_params) -> None:
+def test_equal_prompts_share_blocks_within_one_step(tiny, finish, tiny_params) -> None:
     params = tiny_params(temperature=0, max_tokens=4, ignore_eos=True)
     for number in range(8):
         tiny.add_request(number, {"prompt_token_ids": PROMPT}, params)
     tiny.step()
-    assert tiny._core.table.pool.num_blocks - tiny._core.table.pool.num_free == 4 + 8
+    state = tiny._core.scheduler.debug_state()
+    assert state.num_blocks - state.num_free_blocks == 4 + 8
     last = finish(tiny)
     assert [last[str(number)].num_cached_tokens for number in range(8)] == [0] + [64] * 7
     assert len({tuple(output.outputs[0].token_ids) for output in last.values()}) == 1
 
 
-def test_a_salt_keeps_prompts_apart(tiny, finish, tiny_params) -> None:
+def test_prompts_with_different_salts_share_no_blocks(tiny, finish, tiny_params) -> None:
     params = tiny_params(temperature=0, max_tokens=1)
     salts = ["mine", "yours", "mine"]
-    cached = [ask(tiny, finish, params, PROMPT, cache_salt=salt)[0].num_cached_tokens for salt in salts]
+    cached = [generate(tiny, finish, params, PROMPT, cache_salt=salt)[0].num_cached_tokens for salt in salts]
     assert cached == [0, 0, 64]
     with pytest.raises(ValueError, match="cache_salt"):
         tiny.add_request("x", {"prompt_token_ids": PROMPT, "cache_salt": 7}, params)
 
 
-def test_reset_forgets_unless_somebody_runs(tiny, finish, tiny_params) -> None:
+def test_reset_empties_the_cache_unless_a_request_runs(tiny, finish, tiny_params) -> None:
     scheduler = tiny._core.scheduler
     tiny.add_request("runs", {"prompt_token_ids": PROMPT}, tiny_params(max_tokens=2, ignore_eos=True))
     tiny.step()
     assert not scheduler.reset_prefix_cache()
     finish(tiny)
     assert scheduler.reset_prefix_cache()
-    assert ask(tiny, finish, tiny_params(max_tokens=1), PROMPT)[0].num_cached_tokens == 0
+    assert generate(tiny, finish, tiny_params(max_tokens=1), PROMPT)[0].num_cached_tokens == 0
 
 
-def test_without_it_nothing_is_cached(tiny_llama, finish, tiny_params) -> None:
+def test_nothing_is_cached_when_prefix_caching_is_off(tiny_llama, finish, tiny_params) -> None:
     engine = LLMEngine.from_engine_args(
         EngineArgs(
             model=str(tiny_llama), dtype="float32", skip_tokenizer_init=True, num_gpu_blocks_override=40,
             enable_prefix_caching=False, disable_log_stats=True,
         )
     )  # fmt: skip
-    outputs = [ask(engine, finish, tiny_params(max_tokens=1), PROMPT)[0] for _ in range(2)]
+    outputs = [generate(engine, finish, tiny_params(max_tokens=1), PROMPT)[0] for _ in range(2)]
     assert [output.num_cached_tokens for output in outputs] == [0, 0]
 
 
-def test_hashes_are_equal_in_every_process() -> None:
+def test_block_hashes_are_equal_in_every_process() -> None:
     tokens = [1, 2, 70000, 4]
     root = hashlib.sha256(
         b"\x93\xa4salt\x00\xc0"
-    ).digest()  # in msgpack: the salt, no rope's regime, no embeddings
+    ).digest()  # in msgpack: the salt, rope regime 0, no embeddings
     request = GenerationRequest("x", tokens, 4, SamplingParams(), 1, cache_salt="salt")
     request.hash_blocks(2, 2)
     first = hashlib.sha256(root + struct.pack("<2I", 1, 2)).digest()

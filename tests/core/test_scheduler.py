@@ -1,16 +1,24 @@
-"""The scheduler and the block pool alone: whatever comes, in whatever order, nothing leaks and everyone ends."""
+"""The scheduler and its block table without a model: invariants under any plan, and single rules."""
+
+import math
+import time
+from collections.abc import Collection
+from typing import Any
 
 import pytest
-from blocks import check_blocks
+import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine_server.config import SchedulerConfig
-from engine_server.core.cache.block_pool import BlockPool, BlockTable
-from engine_server.core.scheduling.batch import Batch, sampled_part
-from engine_server.core.scheduling.request import UNKNOWN, GenerationRequest, Request
+from engine_server.core.cache.block_pool import BlockPool, Key
+from engine_server.core.cache.block_table import BlockTable
+from engine_server.core.model_inputs import model_inputs
+from engine_server.core.scheduling.batch import Batch, num_tokens, sampled_part
+from engine_server.core.scheduling.request import UNKNOWN, GenerationRequest, Request, block_hash
 from engine_server.core.scheduling.scheduler import Scheduler
 from engine_server.core.scheduling.step_result import StepResult
+from engine_server.modeling.staging import Staging
 from engine_server.requests.messages import RequestStep
 from engine_server.requests.sampling_params import SamplingParams
 
@@ -26,40 +34,49 @@ def make(
     chunked: bool = True,
     windows: tuple[int | None, ...] = (None,),
     caching: bool = True,
+    **limits: int,
 ) -> Scheduler:
     table = BlockTable(BlockPool(num_blocks * len(windows)), seats, LONGEST, BLOCK, windows)
     config = SchedulerConfig(
-        max_num_batched_tokens=budget, max_num_seqs=seats, enable_chunked_prefill=chunked
+        max_num_batched_tokens=budget, max_num_seqs=seats, enable_chunked_prefill=chunked, **limits
     )
     return Scheduler(config, table, [EOS], caching, lambda block_ids: None)
 
 
-def request(name: str, prompt: int, output: int) -> Request:
+def request(name: str, prompt: int, output: int) -> GenerationRequest:
     return GenerationRequest(name, list(range(prompt)), prompt, SamplingParams(max_tokens=output), output)
 
 
 class Device:
-    """What a model would do to the cache: write this step's tokens, then read all that each of them sees.
+    """A stand-in for a model: it writes a step's tokens to the cache, then reads all that each of them attends to.
 
-    A slot's content is the tokens up to it, so that what is read is right only if each of them was computed.
+    A slot's content is the tokens up to it, so that a read is right only if each of them was computed. Slots are found
+    by the block table on the device, which is given only the cells that changed.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self.slots: dict[tuple[int, int, int], tuple[int, ...]] = {}
         scheduler.erase = self.erase
+        self.staging = Staging(64, scheduler.table.ids.shape, torch.device("cpu"))
+        self.tables = self.staging.tables
 
     def slot(self, kind: int, one: Request, position: int) -> tuple[int, int, int]:
         place, offset = divmod(position, BLOCK)
-        held = self.scheduler.table._held[kind][one.row]
-        assert place in held
-        return kind, int(self.scheduler.table.ids[kind, one.row, place]), offset
+        assert place in self.scheduler.table.columns(kind, one.row)
+        return kind, int(self.tables[kind][one.row][place]), offset
 
     def erase(self, block_ids: list[int]) -> None:
         for slot in [slot for slot in self.slots if slot[1] in block_ids]:
             del self.slots[slot]
 
     def run(self, batch: Batch) -> None:
+        if not batch:
+            return
+        inputs, _ = model_inputs(batch, self.scheduler.table, False)
+        staged = self.staging.put(inputs.step, inputs.sampling, 0, inputs.table_changes)
+        self.tables = staged.tables.numpy()
+        assert (self.tables == self.staging.tables).all()
         windows = self.scheduler.table.windows
         tokens = [
             (kind, one, position)
@@ -79,20 +96,8 @@ class Device:
 
 
 def content(one: Request, position: int) -> tuple[int, ...]:
-    """All tokens up to a position. Every one that is on its way is going to be 7."""
-    return tuple(7 if token == UNKNOWN else token for token in one.token_ids[: position + 1])
-
-
-def check(scheduler: Scheduler) -> None:
-    check_blocks(scheduler.table)
-    assert len({one.row for one in scheduler.running}) == len(scheduler.running)
-    assert sorted(scheduler.requests) == sorted(
-        one.request_id for one in [*scheduler.running, *scheduler.waiting]
-    )
-    assert [one.queue_position for one in scheduler.waiting] == sorted(
-        one.queue_position for one in scheduler.waiting
-    )
-    assert all((one.row is None) == (one in scheduler.waiting) for one in scheduler.requests.values())
+    """Return the rope's regime and all tokens up to a position. Every token in flight is going to be 7."""
+    return one.rope_regime, *(7 if token == UNKNOWN else token for token in one.token_ids[: position + 1])
 
 
 def run(scheduler: Scheduler, batch: Batch) -> list[RequestStep]:
@@ -107,101 +112,145 @@ operations = st.lists(
         st.tuples(st.just("step"), st.sets(numbers, max_size=1)),
         st.tuples(st.just("step"), st.just(set())),
         st.tuples(st.sampled_from(["abort", "expire"]), numbers),
-        st.tuples(st.sampled_from(["crash", "reset"])),
+        st.tuples(st.sampled_from(["fail", "retry", "sleep", "reset", "reset_running"])),
     ),
     min_size=10,
     max_size=60,
 )  # fmt: skip
 
 
+class Run:
+    """A scheduler and its device, the steps in flight, and what each request has received."""
+
+    def __init__(self, scheduler: Scheduler, overlapped: bool) -> None:
+        self.scheduler = scheduler
+        self.device = Device(scheduler)
+        self.overlapped = overlapped
+        self.in_flight: list[tuple[Batch, set[int]]] = []
+        self.max_tokens: dict[str, int] = {}
+        self.num_tokens: dict[str, int] = {}
+        self.finish_reasons: dict[str, str] = {}
+
+    def apply(self, number: int, operation: str, *details: Any) -> None:
+        """Carry out one operation of a plan; `number` makes its request's id and tokens its own."""
+        scheduler = self.scheduler
+        match operation, *details:
+            case "add", shared, own, output, priority:
+                self.add(str(number), [*range(shared), *[number] * own], output, priority)
+            case "step", failing:
+                self.step(failing)
+            case "abort", which if scheduler.requests:
+                name = self.pick(which).request_id
+                scheduler.abort([name, "unknown"])
+                self.finish_reasons[name] = "abort"
+            case "expire", which if scheduler.requests:
+                self.pick(which).deadline = 0
+            case ("fail",):
+                self.receive([scheduler.fail(one.request, "failed") for one in scheduler.schedule()])
+            case ("retry",):
+                if batch := scheduler.schedule():
+                    self.receive(scheduler.retry(batch, "out of memory"))
+            case ("sleep",):
+                scheduler.preempt_all()
+                assert scheduler.reset_prefix_cache()
+                self.device.slots.clear()
+            case ("reset",):
+                assert scheduler.reset_prefix_cache() == (not scheduler.running)
+            case ("reset_running",):
+                assert scheduler.reset_prefix_cache(reset_running_requests=True)
+
+    def add(self, name: str, prompt: list[int], output: int, priority: int) -> None:
+        self.scheduler.add(
+            GenerationRequest(name, prompt, len(prompt), SamplingParams(), output, priority=priority)
+        )
+        self.max_tokens[name] = output
+
+    def pick(self, which: int) -> Request:
+        requests = sorted(self.scheduler.requests.values(), key=lambda one: one.queue_position)
+        return requests[which % len(requests)]
+
+    def step(self, failing: Collection[int] = ()) -> None:
+        """Launch a step, and collect the one before; of its sampled tokens, those at `failing` are errors."""
+        scheduler = self.scheduler
+        self.receive(scheduler.expire())
+        batch = scheduler.schedule()
+        assert num_tokens(batch) <= scheduler.config.max_num_batched_tokens
+        assert all(scheduled.num_tokens > 0 for scheduled in batch)
+        assert len(scheduler.running) <= scheduler.config.max_num_seqs
+        assert batch or self.in_flight or not scheduler.requests, "requests wait while none runs"
+        self.device.run(batch)
+        self.in_flight.append((batch, set(failing)))
+        if len(self.in_flight) > self.overlapped:
+            self.collect()
+
+    def collect(self) -> None:
+        batch, failing = self.in_flight.pop(0)
+        results = [
+            StepResult([7], error="failed" if index in failing else None)
+            for index in range(len(sampled_part(batch)))
+        ]
+        self.receive(self.scheduler.update(batch, results))
+
+    def receive(self, steps: list[RequestStep]) -> None:
+        for step in steps:
+            assert step.request_id not in self.finish_reasons
+            self.num_tokens[step.request_id] = self.num_tokens.get(step.request_id, 0) + len(
+                step.new_token_ids
+            )
+            if step.finish_reason:
+                self.finish_reasons[step.request_id] = step.finish_reason
+
+
 @example(  # a window passes a block before its last token is known
-    [("add", 1, 0, 9, 0), *[("step", set())] * 7], 10, 1, 1, False, [1], True, True
+    [("add", 1, 0, 9, 0), *[("step", set())] * 7], 10, 1, 1, False, [1], True, True, 0, 0, None
 )
 @settings(max_examples=100, deadline=None)
 @given(
     operations, st.integers(10, 40), st.integers(1, 64), st.integers(1, 8), st.booleans(), several_windows,
-    st.booleans(), st.booleans(),
+    st.booleans(), st.booleans(), st.integers(0, 12), st.integers(0, 3), st.one_of(st.none(), st.integers(5, 30)),
 )  # fmt: skip
-def test_nothing_leaks_and_everyone_ends(
+def test_any_plan_leaks_no_block_and_ends_every_request(
     plan, num_blocks: int, budget: int, seats: int, chunked: bool, windows: list[int | None], caching: bool,
-    overlapped: bool,
+    overlapped: bool, threshold: int, max_partial: int, rope_limit: int | None,
 ) -> None:  # fmt: skip
-    """All prompts begin alike. Whatever is read was computed, and every request has an end."""
-    budget = budget if chunked else max(budget, LONGEST)
-    scheduler = make(num_blocks, budget, seats, chunked, tuple(windows), caching)
-    device = Device(scheduler)
-    expected: dict[str, int] = {}
-    tokens: dict[str, int] = {}
-    ends: dict[str, str] = {}
-    launched: list[tuple[Batch, set[int]]] = []
-
-    def tell(steps: list[RequestStep]) -> None:
-        for step in steps:
-            assert step.request_id not in ends
-            tokens[step.request_id] = tokens.get(step.request_id, 0) + len(step.new_token_ids)
-            if step.finish_reason:
-                ends[step.request_id] = step.finish_reason
-
-    def step(failing: set[int]) -> None:
-        tell(scheduler.expire())
-        batch = scheduler.schedule()
-        assert sum(scheduled.num_tokens for scheduled in batch) <= budget
-        assert all(scheduled.num_tokens > 0 for scheduled in batch)
-        assert len(scheduler.running) <= seats
-        assert batch or launched or not scheduler.requests, "requests wait, and nobody runs"
-        device.run(batch)
-        launched.append((batch, failing))
-        if len(launched) > overlapped:
-            finish()
-
-    def finish() -> None:
-        batch, failing = launched.pop(0)
-        results = [
-            StepResult([7], error="no" if index in failing else None)
-            for index in range(len(sampled_part(batch)))
-        ]
-        tell(scheduler.update(batch, results))
-
-    for number, (operation, *details) in enumerate(plan):
-        match operation, *details:
-            case "add", shared, own, output, priority:
-                prompt = list(range(shared)) + [number] * own
-                scheduler.add(
-                    GenerationRequest(
-                        str(number), prompt, len(prompt), SamplingParams(), output, priority=priority
-                    )
-                )
-                expected[str(number)] = output
-            case "step", failing:
-                step(failing)
-            case (("abort" | "expire"), which) if scheduler.requests:
-                one = sorted(scheduler.requests.values(), key=lambda one: one.queue_position)[
-                    which % len(scheduler.requests)
-                ]
-                if operation == "abort":
-                    scheduler.abort([one.request_id, "nobody"])
-                    ends[one.request_id] = "abort"
-                else:
-                    one.deadline = 0
-            case ("crash",):
-                tell([scheduler.fail(scheduled.request, "no") for scheduled in scheduler.schedule()])
-            case ("reset",):
-                assert scheduler.reset_prefix_cache() == (not scheduler.running)
-        check(scheduler)
+    """All prompts begin alike. Every token that is attended to was computed, and no request receives too much."""
+    scheduler = make(
+        num_blocks, budget if chunked else max(budget, LONGEST), seats, chunked, tuple(windows), caching,
+        long_prefill_token_threshold=threshold, max_num_partial_prefills=max_partial,
+    )  # fmt: skip
+    if rope_limit is not None:
+        scheduler.rope_regime = lambda request: int(len(request.token_ids) > rope_limit)
+    run = Run(scheduler, overlapped)
+    for number, operation in enumerate(plan):
+        run.apply(number, *operation)
+        scheduler.check_integrity()
     while scheduler.requests:
-        step(set())
-        check(scheduler)
-    while launched:
-        finish()
-    assert scheduler.table.pool.num_free == num_blocks * len(windows)
-    assert len(scheduler.table._free_rows) == seats
+        run.step()
+        scheduler.check_integrity()
+    while run.in_flight:
+        run.collect()
+    state = scheduler.debug_state()
+    assert (state.num_free_blocks, state.num_free_rows) == (state.num_blocks, seats)
     assert scheduler.reset_prefix_cache()
-    check(scheduler)
-    for name, output in expected.items():
-        assert tokens.get(name, 0) == output if ends[name] == "length" else tokens.get(name, 0) <= output
+    scheduler.check_integrity()
+    for name, max_tokens in run.max_tokens.items():
+        received = run.num_tokens.get(name, 0)
+        assert received == max_tokens if run.finish_reasons[name] == "length" else received <= max_tokens
 
 
-def test_decodes_are_never_stalled_by_a_long_prompt() -> None:
+def test_step_with_several_tokens_ends_a_request_at_its_limit() -> None:
+    scheduler = make(num_blocks=10, budget=64, seats=1)
+    scheduler.add(request("r", 6, 4))
+    [first] = scheduler.update(scheduler.schedule(), [StepResult([7, 8])])
+    assert (first.new_token_ids, first.finish_reason) == ([7, 8], None)
+    [scheduled] = batch = scheduler.schedule()
+    assert (scheduled.start, scheduled.num_tokens) == (6, 2)
+    [second] = scheduler.update(batch, [StepResult([9, 10, 11])])
+    assert (second.new_token_ids, second.finish_reason) == ([9, 10], "length")
+    scheduler.check_integrity()
+
+
+def test_decode_runs_in_every_step_beside_a_long_prompt() -> None:
     scheduler = make(num_blocks=40, budget=8, seats=4)
     scheduler.add(request("short", 2, 20))
     run(scheduler, scheduler.schedule())
@@ -212,20 +261,20 @@ def test_decodes_are_never_stalled_by_a_long_prompt() -> None:
         run(scheduler, batch)
 
 
-def test_the_newest_gives_way_and_comes_back() -> None:
+def test_newest_request_is_preempted_and_finishes_later() -> None:
     scheduler = make(num_blocks=10, budget=64, seats=4)
     scheduler.add(request("old", 20, 15))
     scheduler.add(request("new", 16, 20))
-    gone = 0
+    num_preemptions = 0
     while scheduler.requests:
         run(scheduler, scheduler.schedule())
-        gone += scheduler.stats().num_preemptions
+        num_preemptions += scheduler.stats().num_preemptions
         if "new" in scheduler.requests and "old" in scheduler.requests:
             assert scheduler.requests["old"].row is not None
-    assert gone > 0
+    assert num_preemptions > 0
 
 
-def test_without_chunks_a_prompt_runs_whole() -> None:
+def test_prompt_runs_whole_without_chunked_prefill() -> None:
     scheduler = make(num_blocks=40, budget=LONGEST, seats=4, chunked=False, caching=False)
     scheduler.add(request("first", 25, 1))
     scheduler.add(request("second", 25, 1))
@@ -233,8 +282,8 @@ def test_without_chunks_a_prompt_runs_whole() -> None:
     assert [(scheduled.request.request_id, scheduled.num_tokens) for scheduled in batch] == [("first", 25)]
 
 
-def test_what_a_preempted_request_had_before_it_is_not_found() -> None:
-    """Its token was to fill a block in this very step, when one that goes first took its blocks."""
+def test_block_that_a_preempted_request_did_not_fill_is_not_cached() -> None:
+    """The request's token would have filled a block in the step in which an earlier request takes its blocks."""
     scheduler = make(num_blocks=7, budget=9, seats=2, windows=(None, 8))
     last = request("last", 6, 20)
     last.priority = 1
@@ -247,7 +296,7 @@ def test_what_a_preempted_request_had_before_it_is_not_found() -> None:
     assert [(0, digest) in scheduler.table.pool for digest in last.hashes] == [True, False]
 
 
-def test_a_failure_takes_no_block_of_others_along() -> None:
+def test_failed_request_keeps_cached_blocks_of_others() -> None:
     scheduler = make(num_blocks=40, budget=64, seats=4)
     scheduler.add(request("computes", 13, 1))
     run(scheduler, scheduler.schedule())
@@ -259,17 +308,169 @@ def test_a_failure_takes_no_block_of_others_along() -> None:
 
 
 @pytest.mark.parametrize("window", [1, 3, 4, 5, 8, 9])
-def test_a_window_holds_what_it_needs_and_no_more(window: int) -> None:
+def test_window_holds_only_blocks_that_are_attended_to(window: int) -> None:
     scheduler = make(num_blocks=40, budget=7, seats=1, windows=(window,))
     scheduler.add(request("long", 25, 15))
     while scheduler.requests:
         batch = scheduler.schedule()
         [scheduled] = batch
-        one = scheduled.request
         first, last = max(0, scheduled.start + 1 - window), scheduled.end - 1
-        assert scheduler.table._held[0][one.row] == range(first // BLOCK, last // BLOCK + 1)
+        assert scheduler.table.columns(0, scheduled.row) == range(first // BLOCK, last // BLOCK + 1)
         run(scheduler, batch)
 
 
-def test_an_unknown_id_is_no_error() -> None:
-    make(num_blocks=10, budget=8, seats=2).abort(["nobody"])
+def test_abort_ignores_unknown_ids() -> None:
+    scheduler = make(num_blocks=10, budget=8, seats=2)
+    scheduler.add(request("known", 3, 1))
+    scheduler.abort(["unknown"])
+    assert list(scheduler.requests) == ["known"]
+
+
+def test_next_deadline_is_the_earliest_of_waiting_and_running_requests() -> None:
+    scheduler = make(num_blocks=10, budget=8, seats=1)
+    assert scheduler.seconds_to_deadline() == math.inf
+    now = time.monotonic()
+    for name, deadline in (("runs", now + 2000), ("waits", now + 1000), ("endless", None)):
+        one = request(name, 3, 2)
+        one.deadline = deadline
+        scheduler.add(one)
+    scheduler.schedule()
+    assert 0 < scheduler.seconds_to_deadline() <= 1000
+    scheduler.requests["runs"].deadline = now
+    assert scheduler.seconds_to_deadline() == 0
+    scheduler.expire()
+    assert sorted(scheduler.requests) == ["endless", "waits"]
+
+
+class CountingPool(BlockPool):
+    """Counts how often a block is looked for."""
+
+    lookups = 0
+
+    def __contains__(self, key: Key) -> bool:
+        self.lookups += 1
+        return super().__contains__(key)
+
+    def hold(self, key: Key) -> int:
+        self.lookups += 1
+        return super().hold(key)
+
+
+def refused_prompt(chunked: bool, budget: int) -> tuple[Scheduler, CountingPool]:
+    """A cached prompt of 36 tokens that waits since another request runs."""
+    pool = CountingPool(10)
+    config = SchedulerConfig(max_num_batched_tokens=budget, max_num_seqs=4, enable_chunked_prefill=chunked)
+    table = BlockTable(pool, 4, LONGEST, BLOCK, [None])
+    scheduler = Scheduler(config, table, [EOS], True, lambda block_ids: None)
+    scheduler.add(request("cached", 36, 1))
+    run(scheduler, scheduler.schedule())
+    scheduler.add(GenerationRequest("runs", [50] * 8, 8, SamplingParams(), 8))
+    run(scheduler, scheduler.schedule())
+    scheduler.add(request("again", 40, 1))
+    run(scheduler, scheduler.schedule())
+    assert [one.request_id for one in scheduler.waiting] == ["again"]
+    return scheduler, pool
+
+
+@pytest.mark.parametrize(("chunked", "budget"), [(True, 64), (False, LONGEST)])
+def test_refused_prompt_is_not_looked_up_again_before_it_may_fit(chunked: bool, budget: int) -> None:
+    scheduler, pool = refused_prompt(chunked, budget)
+    while "runs" in scheduler.requests:
+        pool.lookups = 0
+        run(scheduler, scheduler.schedule())
+        assert pool.lookups == 0
+    batch = scheduler.schedule()
+    assert [scheduled.request.request_id for scheduled in batch] == ["again"]
+
+
+def test_choices_of_one_prompt_hash_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed = []
+
+    def counted(parent: bytes, token_ids: list[int]) -> bytes:
+        hashed.append(token_ids)
+        return block_hash(parent, token_ids)
+
+    monkeypatch.setattr("engine_server.core.scheduling.request.block_hash", counted)
+    scheduler = make(num_blocks=40, budget=64, seats=5)
+    for index in range(4):
+        one = request(str(index), 32, 2)
+        one.choice_index = index
+        scheduler.add(one)
+    batch = scheduler.schedule()
+    assert [scheduled.num_tokens for scheduled in batch] == [32, 4, 4, 4]
+    assert len(hashed) == 32 // BLOCK
+    run(scheduler, batch)
+    other = request("other", 32, 1)
+    other.cache_salt, other.choice_index = "salt", 1
+    scheduler.add(other)
+    assert scheduler.schedule()[-1].num_tokens == 32
+
+
+def lengths(batch: Batch) -> dict[str, int]:
+    return {scheduled.request.request_id: scheduled.num_tokens for scheduled in batch}
+
+
+def test_long_prompt_takes_no_more_of_a_step_than_its_threshold() -> None:
+    scheduler = make(num_blocks=40, budget=20, seats=4, long_prefill_token_threshold=8)
+    for name, prompt in (("long", [1] * 20), ("short", [2] * 6), ("longer", [3] * 30)):
+        scheduler.add(GenerationRequest(name, prompt, len(prompt), SamplingParams(), 5))
+    steps = []
+    while scheduler.requests:
+        batch = scheduler.schedule()
+        steps.append(lengths(batch))
+        run(scheduler, batch)
+    assert steps[:3] == [
+        {"long": 8, "short": 6, "longer": 6},
+        {"short": 1, "long": 8, "longer": 8},
+        {"short": 1, "long": 4, "longer": 8},
+    ]
+
+
+def test_threshold_cuts_no_prompt_without_chunked_prefill() -> None:
+    scheduler = make(num_blocks=40, budget=LONGEST, seats=4, chunked=False, long_prefill_token_threshold=8)
+    scheduler.add(request("long", 20, 1))
+    assert lengths(scheduler.schedule()) == {"long": 20}
+
+
+def test_number_of_partly_computed_prompts_is_limited() -> None:
+    scheduler = make(
+        num_blocks=40, budget=20, seats=4, long_prefill_token_threshold=6, max_num_partial_prefills=2
+    )
+    prompts = {"a": [1] * 14, "b": [2] * 16, "c": [3] * 14, "d": [4] * 4}
+    for name, prompt in prompts.items():
+        scheduler.add(GenerationRequest(name, prompt, len(prompt), SamplingParams(), 5))
+    steps = []
+    while scheduler.requests:
+        batch = scheduler.schedule()
+        steps.append(lengths(batch))
+        run(scheduler, batch)
+    assert steps[0] == {"a": 6, "b": 6}  # c would be a third
+    assert steps[1] == {"a": 6, "b": 6}
+    assert steps[2] == {"a": 2, "b": 4, "c": 6, "d": 4}  # a and b end, so that c may begin
+
+
+def test_prompt_that_fits_whole_counts_as_no_partial_prefill() -> None:
+    scheduler = make(
+        num_blocks=40, budget=20, seats=4, long_prefill_token_threshold=6, max_num_partial_prefills=1
+    )
+    for name, prompt in (("long", [1] * 30), ("short", [2] * 5)):
+        scheduler.add(GenerationRequest(name, prompt, len(prompt), SamplingParams(), 5))
+    assert lengths(scheduler.schedule()) == {"long": 6, "short": 5}
+
+
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_reset_of_prefix_cache_preempts_running_requests_when_asked_to(in_flight: bool) -> None:
+    scheduler = make(num_blocks=40, budget=64, seats=4)
+    scheduler.add(request("runs", 20, 6))
+    batch = scheduler.schedule()
+    if not in_flight:
+        scheduler.update(batch, [StepResult([7])])
+    assert not scheduler.reset_prefix_cache()
+    assert [one.request_id for one in scheduler.running] == ["runs"]
+    assert scheduler.reset_prefix_cache(reset_running_requests=True)
+    assert not scheduler.running
+    if in_flight:
+        scheduler.update(batch, [StepResult([7])])
+    batch = scheduler.schedule()
+    assert lengths(batch) == {"runs": 21}  # computed again, with the token that it had
+    scheduler.check_integrity()

@@ -1,4 +1,4 @@
-"""An engine over two ranks, each a process of its own, gives what an engine over one gives, and dies with either."""
+"""Tensor parallelism over two processes: the same output as one process, and one fate."""
 
 import asyncio
 import gc
@@ -12,7 +12,8 @@ import torch
 from waiting import until
 
 from engine_server import AsyncEngineArgs, AsyncLLM, EngineArgs, EngineDeadError, LLMEngine, SamplingParams
-from engine_server.core.distributed.workers import plain, unplain
+from engine_server.core.distributed.runner_calls import decode_array, encode_array
+from engine_server.core.distributed.worker import MODULE
 
 PROMPTS = {"a": [5, 9, 17], "b": [40] * 21, "c": [2, 3, 5, 7, 11, 13]}
 
@@ -31,29 +32,29 @@ def answers(engine: LLMEngine, finish, params: SamplingParams) -> dict[str, Any]
     return {name: (one.outputs[0].token_ids, one.prompt_logprobs) for name, one in outputs.items()}
 
 
-def likeliest(answers: dict[str, Any]) -> dict[str, Any]:
-    """Tokens, and of prompts which tokens were likely: their logprobs differ in the last digits."""
+def without_values(answers: dict[str, Any]) -> dict[str, Any]:
+    """Return the output tokens and the ids in the prompts' log-probabilities, whose values differ by rounding."""
     return {name: (tokens, [*map(list, logprobs[1:])]) for name, (tokens, logprobs) in answers.items()}
 
 
-def test_two_ranks_answer_as_one_does(tiny_llama: Path, finish, tiny_params) -> None:
+def test_two_ranks_give_the_output_of_one(tiny_llama: Path, finish, tiny_params) -> None:
     one = LLMEngine.from_engine_args(EngineArgs(**options(tiny_llama, 1)))
     two = LLMEngine.from_engine_args(EngineArgs(**options(tiny_llama, 2), async_scheduling=True))
     greedy = tiny_params(temperature=0.0, max_tokens=12, ignore_eos=True, prompt_logprobs=1)
-    expected = likeliest(answers(one, finish, greedy))
-    assert likeliest(answers(two, finish, greedy)) == expected
+    expected = without_values(answers(one, finish, greedy))
+    assert without_values(answers(two, finish, greedy)) == expected
     two.sleep(level=2)
     two.wake_up()
-    assert likeliest(answers(two, finish, greedy)) == expected
-    children = psutil.Process().children()  # other tests' too
-    (worker,) = (one for one in children if "engine_server.core.distributed.workers" in one.cmdline())
+    assert without_values(answers(two, finish, greedy)) == expected
+    children = psutil.Process().children()  # those of other tests are among them
+    (worker,) = (one for one in children if MODULE in one.cmdline())
     del two
     gc.collect()
     until(lambda: not worker.is_running())
 
 
 @pytest.mark.asyncio
-async def test_a_killed_worker_ends_the_engine_with_its_reason(tiny_llama: Path, tiny_params) -> None:
+async def test_killed_worker_ends_the_engine_with_its_signal_as_reason(tiny_llama: Path, tiny_params) -> None:
     engine = await asyncio.to_thread(AsyncLLM.from_engine_args, AsyncEngineArgs(**options(tiny_llama, 2)))
     core = psutil.Process(engine.core_pid)
     (worker,) = core.children()
@@ -66,15 +67,13 @@ async def test_a_killed_worker_ends_the_engine_with_its_reason(tiny_llama: Path,
 
 
 @pytest.mark.parametrize("array", [np.zeros(0), np.arange(6).reshape(2, 3).T, np.broadcast_to(7, (1,))])
-def test_other_ranks_hear_of_any_array(array: np.ndarray) -> None:
-    kept = unplain(np.ndarray, plain(array))
-    np.testing.assert_array_equal(kept, array, strict=True)
-    assert kept.flags.writeable  # as torch wants what it shares
+def test_array_survives_encoding_for_other_ranks(array: np.ndarray) -> None:
+    decoded = decode_array(np.ndarray, encode_array(array))
+    np.testing.assert_array_equal(decoded, array, strict=True)
+    assert decoded.flags.writeable  # as torch.from_numpy requires
 
 
-def test_too_few_gpus_are_told_of_with_both_numbers(
-    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_for_too_few_gpus_names_both_numbers(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ValueError, match="tensor_parallel_size is 2 GPUs, and torch sees 1 of them"):

@@ -1,4 +1,4 @@
-"""Layers with windows beside layers without: greedy output in float32 is transformers' own, however the work is cut."""
+"""Layers with sliding windows beside layers without: greedy output in float32 equals transformers' own."""
 
 from pathlib import Path
 
@@ -13,13 +13,14 @@ from engine_server.modeling.memory.cache_layout import lay_out
 WINDOW = 20
 NEW_TOKENS = 12
 PROMPTS = [
-    [(7 * place + length) % 126 + 2 for place in range(length)] for length in (1, 9, 19, 20, 21, 70, 130)
+    [(7 * position + length) % 126 + 2 for position in range(length)]
+    for length in (1, 9, 19, 20, 21, 70, 130)
 ]
 
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three layers, of which the first and the last see 20 tokens."""
+    """Three layers; the first and the last have a window of 20 tokens."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("mixed")
     config = Qwen2Config(
@@ -44,8 +45,10 @@ def expected(mixed: Path) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(("blocks", "budget"), [(60, 512), (60, 13), (16, 64)])
-def test_equal_to_transformers(mixed: Path, expected, tiny_params, blocks: int, budget: int) -> None:
-    """What lies in free blocks makes no difference, so nobody reads what a window has passed."""
+def test_windowed_layers_give_the_tokens_of_transformers(
+    mixed: Path, expected, tiny_params, blocks: int, budget: int
+) -> None:
+    """Blank blocks are filled with large numbers before each step, which would show if a released block were read."""
     engine = LLMEngine.from_engine_args(
         EngineArgs(
             model=str(mixed), dtype="float32", skip_tokenizer_init=True, num_gpu_blocks_override=blocks,
@@ -59,13 +62,13 @@ def test_equal_to_transformers(mixed: Path, expected, tiny_params, blocks: int, 
     tokens: dict[str, list[int]] = {}
     while engine.has_unfinished_requests():
         for cache in backend.caches:
-            cache[pool._blank] = 1e4
+            cache[list(pool.blank_blocks)] = 1e4
         tokens |= {output.request_id: output.outputs[0].token_ids for output in engine.step()}
     assert [tokens[str(number)] for number in range(len(PROMPTS))] == expected
     assert pool.num_free == pool.num_blocks
 
 
-def test_layers_of_different_kinds_share_tensors() -> None:
+def test_layers_with_different_windows_share_cache_tensors() -> None:
     full, near, wide = LayerShape(2, 8, 8), LayerShape(2, 8, 8, 16), LayerShape(1, 16, 16, 16)
     layout = lay_out([near, near, full, wide], longest=64)
     assert layout.windows == [16, None]
@@ -74,5 +77,5 @@ def test_layers_of_different_kinds_share_tensors() -> None:
     assert layout.shapes == [full, full, wide._replace(window=None)]
 
 
-def test_a_window_as_long_as_the_context_is_none() -> None:
+def test_window_as_long_as_the_context_counts_as_no_window() -> None:
     assert lay_out([LayerShape(2, 8, 8, 64), LayerShape(2, 8, 8)], longest=64).windows == [None]

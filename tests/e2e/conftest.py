@@ -1,10 +1,10 @@
-"""A cluster with Fairlead in it.
+"""Fixtures for a cluster with Fairlead installed.
 
-KUBECONFIG    a cluster to use. kind's gets the image by `kind load`; any other needs E2E_IMAGE.
-E2E_IMAGE     an image that the cluster can pull, in place of one built from here.
-KEEP_CLUSTER  leaves everything up, to look at.
-Without KUBECONFIG it is the one of the script shared/cluster/cluster beside the repository, which starts it
-and ends it again unless it was up before.
+KUBECONFIG    the cluster to use; kind gets the image by `kind load`, any other needs E2E_IMAGE
+E2E_IMAGE     an image that the cluster can pull; default: one is built from this checkout
+KEEP_CLUSTER  leave everything running after the tests
+Without KUBECONFIG the script shared/cluster/cluster beside the repository starts a cluster, and stops it at the end
+unless it was running before.
 """
 
 import json
@@ -49,7 +49,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """kubectl, helm and the cluster's script, as a person would call them."""
+    """kubectl, helm and the cluster script, called as a user would."""
 
     environment: dict[str, str]
     image: str
@@ -73,7 +73,7 @@ class Cluster:
         return self.run("kubectl", *arguments, input=input).stdout.strip()
 
     def refusal(self, *arguments: str, input: str) -> str:
-        """What kubectl says to something that must not be accepted."""
+        """Return kubectl's error for input that must be refused."""
         result = self.run("kubectl", *arguments, input=input, check=False)
         assert result.returncode != 0, f"accepted: {input}"
         return result.stderr
@@ -99,7 +99,7 @@ class Cluster:
             pytest.fail(waited.stderr + self.describe(namespace))
 
     def wait_replicas(self, name: str, namespace: str, count: int, seconds: float = 180) -> None:
-        """Until that many replicas are ready, and no other pod of it is left."""
+        """Wait until `count` replicas are ready and no other pod is left."""
 
         def settled() -> bool:
             status = self.get("llmd", name, "-n", namespace).get("status", {})
@@ -166,7 +166,7 @@ def answers(environment: dict[str, str]) -> bool:
 
 
 def deliver(environment: dict[str, str]) -> None:
-    """Builds the image from this repository, and puts it on every node."""
+    """Build the image from this checkout and load it on every node."""
 
     def call(*command: str | Path) -> None:
         done = subprocess.run(
@@ -192,7 +192,7 @@ def deliver(environment: dict[str, str]) -> None:
 
 @pytest.fixture(scope="session")
 def install(cluster: Cluster) -> Callable[..., None]:
-    """helm install, with the router on a NodePort."""
+    """Install the chart with the router on a NodePort."""
     repository, _, tag = cluster.image.rpartition(":")
     values = [f"image.repository={repository}", f"image.tag={tag}", "router.service.type=NodePort"]
 
@@ -219,7 +219,7 @@ def release(cluster: Cluster, install: Callable[..., None]) -> None:
 
 
 def fill_volume(cluster: Cluster, namespace: str) -> None:
-    """The claim `models` with the small real model on it, as `smollm2`."""
+    """Create the claim `models` that holds the small real model in the folder `smollm2`."""
     container = {
         "name": "seed",
         "image": cluster.image,
@@ -269,13 +269,13 @@ def fill_volume(cluster: Cluster, namespace: str) -> None:
 
 @pytest.fixture(scope="session")
 def sample(cluster: Cluster) -> str:
-    """The sample's manifest, with its uri alone changed."""
+    """Return the sample's manifest with only its URI changed."""
     return cluster.kubectl("kustomize", "--load-restrictor=LoadRestrictionsNone", "tests/e2e/smollm2")
 
 
 @pytest.fixture(scope="session")
 def smollm2(cluster: Cluster, release: None, sample: str) -> str:
-    """The sample, applied in the first namespace, with both its replicas ready: its name."""
+    """Apply the sample in the first namespace, wait for its two replicas, and return its name."""
     cluster.kubectl("apply", "-n", NAMESPACES[0], "-f", "-", input=sample)
     cluster.wait_ready("smollm2", NAMESPACES[0])
     cluster.wait_replicas("smollm2", NAMESPACES[0], 2)
@@ -284,7 +284,7 @@ def smollm2(cluster: Cluster, release: None, sample: str) -> str:
 
 @pytest.fixture(scope="session")
 def gpu_node(cluster: Cluster) -> str:
-    """A node that advertises one GPU; the engine there runs on the CPU where nothing is behind it."""
+    """A node that advertises one GPU; without a real one the engine there runs on the CPU."""
     node: str = cluster.get("nodes")["items"][-1]["metadata"]["name"]
     amounts = {"capacity": {"nvidia.com/gpu": "1"}, "allocatable": {"nvidia.com/gpu": "1"}}
     cluster.kubectl(
@@ -295,7 +295,7 @@ def gpu_node(cluster: Cluster) -> str:
 
 @pytest.fixture
 def address(cluster: Cluster) -> str:
-    """The router, as the machine reaches it."""
+    """Return the router's address as seen from this machine."""
     port = cluster.get("service", "fairlead-router", "-n", SYSTEM)["spec"]["ports"][0]["nodePort"]
     node = cluster.get("nodes")["items"][0]["status"]["addresses"]
     host = next(a["address"] for a in node if a["type"] == "InternalIP")
@@ -317,7 +317,7 @@ def client(address: str) -> Iterator[openai.OpenAI]:
 
 @dataclass(slots=True)
 class Load:
-    """Requests one after another on some threads; what failed is kept in words."""
+    """Load of consecutive requests from several threads; failures are recorded as text."""
 
     client: openai.OpenAI
     answered: int = 0
@@ -334,7 +334,7 @@ class Load:
                 self.failures.append(f"{type(error).__name__}: {error} {error.__cause__!r}")
 
     def more(self, count: int) -> None:
-        """Waits for that many more answers."""
+        """Wait for `count` further answers."""
         wanted = self.answered + count
         until(lambda: self.answered >= wanted, f"{count} more answers; failures: {self.failures}")
 

@@ -22,7 +22,7 @@ CORE = "engine_server.core"
 
 
 class Up:
-    """A running `fairlead up`, without a terminal, its lines in a file."""
+    """A running `fairlead up` that writes its output to a file."""
 
     def __init__(self, folder: Path, replicas: int) -> None:
         manifest = yaml.safe_load(SAMPLE.read_text())
@@ -38,7 +38,7 @@ class Up:
             )
 
     def until(self, condition: Callable[[list[str]], object]) -> list[str]:
-        """Its lines so far, once they fulfil the condition."""
+        """Wait until the output fulfils the condition, and return its lines."""
 
         def seen() -> list[str] | None:
             lines = self.log.read_text().splitlines()
@@ -49,7 +49,7 @@ class Up:
         return until(seen, f"a line in {self.log}", PATIENCE)
 
     def address(self) -> str:
-        """Once it is ready: the line after the last words of ours."""
+        """Wait until it is ready and return the router's address, its last line."""
         lines = self.until(lambda lines: any(line.startswith("http://") for line in lines))
         return next(line for line in lines if line.startswith("http://"))
 
@@ -85,7 +85,7 @@ def left(family: list[psutil.Process]) -> list[psutil.Process]:
     return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
-def test_two_replicas_answer_survive_a_kill_and_do_not_outlive_it(up: Callable[[int], Up]) -> None:
+def test_replicas_answer_restart_after_a_kill_and_end_with_the_command(up: Callable[[int], Up]) -> None:
     running = up(2)
     address = running.address()
     lines = running.log.read_text().splitlines()
@@ -119,7 +119,7 @@ def test_two_replicas_answer_survive_a_kill_and_do_not_outlive_it(up: Callable[[
     assert left(family) == []
 
 
-def test_a_signal_ends_what_is_still_loading(up: Callable[[int], Up]) -> None:
+def test_signal_ends_engines_that_are_still_loading(up: Callable[[int], Up]) -> None:
     running = up(1)
     until(lambda: cores(running.family()), "an engine's core", PATIENCE)
     family = running.family()

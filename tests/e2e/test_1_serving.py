@@ -1,4 +1,4 @@
-"""A person's way: install, apply, wait, ask, scale, edit. In this order; the files' numbers are part of it."""
+"""Install, apply, wait, request, scale and edit, in this order; the numbers of the files order them too."""
 
 import json
 from typing import Any
@@ -13,20 +13,22 @@ NAMESPACE = "team-a"
 QUESTION = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
 
 
-def test_install_brings_operator_and_router(cluster: Any, release: None) -> None:
+def test_install_starts_operator_and_routers(cluster: Any, release: None) -> None:
     for component in ("operator", "router"):
         deployment = cluster.get("deployment", f"fairlead-{component}", "-n", "fairlead-system")
         assert deployment["status"]["availableReplicas"] == deployment["spec"]["replicas"]
     assert "llmd" in cluster.kubectl("api-resources", "--api-group=fairlead.dev")
 
 
-def test_router_without_models_says_so(cluster: Any, release: None, client: openai.OpenAI) -> None:
+def test_router_without_models_reports_that_there_are_none(
+    cluster: Any, release: None, client: openai.OpenAI
+) -> None:
     assert client.models.list().data == []
     with pytest.raises(openai.NotFoundError, match="smollm2"):
         client.chat.completions.create(model="smollm2", messages=QUESTION)
 
 
-def test_apply_and_wait_until_ready(cluster: Any, smollm2: str) -> None:
+def test_applied_deployment_becomes_ready(cluster: Any, smollm2: str) -> None:
     deployment = cluster.get("llmd", smollm2, "-n", NAMESPACE)
     assert deployment["status"]["readyReplicas"] == 2
     ready = cluster.condition(smollm2, NAMESPACE, "Ready")
@@ -34,7 +36,7 @@ def test_apply_and_wait_until_ready(cluster: Any, smollm2: str) -> None:
     assert ready["observedGeneration"] == deployment["metadata"]["generation"]
 
 
-def test_get_shows_model_replicas_ready_and_age(cluster: Any, smollm2: str) -> None:
+def test_kubectl_get_shows_model_replicas_readiness_and_age(cluster: Any, smollm2: str) -> None:
     header, row = cluster.kubectl("get", "llmd", smollm2, "-n", NAMESPACE).splitlines()
     columns = dict(zip(header.split(), row.split(), strict=True))
     assert {"NAME", "MODEL", "REPLICAS", "READY", "AGE"} <= columns.keys()
@@ -66,7 +68,7 @@ def test_router_answers_with_the_real_model(
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == text
 
 
-def test_the_image_has_the_cpu_kernels(cluster: Any, smollm2: str) -> None:
+def test_image_contains_the_cpu_kernels(cluster: Any, smollm2: str) -> None:
     pod = cluster.pods(smollm2, NAMESPACE)[0]
     names = (
         "from engine_server.modeling.native import build\n"
@@ -80,7 +82,7 @@ def test_the_image_has_the_cpu_kernels(cluster: Any, smollm2: str) -> None:
     assert found.strip() == expected
 
 
-def test_every_replica_gets_requests(cluster: Any, smollm2: str, load: Any) -> None:
+def test_requests_are_spread_over_every_replica(cluster: Any, smollm2: str, load: Any) -> None:
     with load(threads=4) as running:
         running.more(12)
     assert running.failures == []
@@ -93,14 +95,14 @@ def test_every_replica_gets_requests(cluster: Any, smollm2: str, load: Any) -> N
         assert sum(float(line.rpartition(" ")[2]) for line in counted) > 0, name
 
 
-def test_bad_requests_are_the_clients_fault(cluster: Any, smollm2: str, client: openai.OpenAI) -> None:
+def test_invalid_requests_get_client_errors(cluster: Any, smollm2: str, client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="temperature"):
         client.chat.completions.create(model="smollm2", messages=QUESTION, temperature=-1)
     with pytest.raises(openai.BadRequestError, match="2048"):
         client.completions.create(model="smollm2", prompt="sea " * 3000)
 
 
-def test_scale_up_and_down(cluster: Any, smollm2: str, load: Any) -> None:
+def test_scales_up_and_down_under_load(cluster: Any, smollm2: str, load: Any) -> None:
     cluster.kubectl("scale", "llmd", smollm2, "-n", NAMESPACE, "--replicas=3")
     cluster.wait_replicas(smollm2, NAMESPACE, 3)
     with load() as running:
@@ -110,7 +112,7 @@ def test_scale_up_and_down(cluster: Any, smollm2: str, load: Any) -> None:
     assert running.failures == []
 
 
-def test_an_edit_rolls_and_no_request_fails(cluster: Any, smollm2: str, load: Any) -> None:
+def test_rollout_fails_no_request(cluster: Any, smollm2: str, load: Any) -> None:
     flags = {"--max-model-len=1024", "--max-num-seqs=16"}
     edit = {"spec": {"engine": {"maxModelLen": 1024, "args": ["--max-num-seqs=16"]}}}
 
@@ -128,7 +130,7 @@ def test_an_edit_rolls_and_no_request_fails(cluster: Any, smollm2: str, load: An
     cluster.wait_ready(smollm2, NAMESPACE)
 
 
-def test_routers_restart_and_no_request_fails(cluster: Any, smollm2: str, load: Any) -> None:
+def test_restart_of_the_routers_fails_no_request(cluster: Any, smollm2: str, load: Any) -> None:
     router = ["deploy/fairlead-router", "-n", "fairlead-system"]
     with load() as running:
         cluster.kubectl("rollout", "restart", *router)

@@ -1,4 +1,4 @@
-"""What goes wrong on a cluster, and what a person sees of it."""
+"""Faults on a cluster, and how they are reported."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +35,7 @@ def manifest(name: str, **spec: Any) -> str:
 
 @pytest.fixture
 def applied(cluster: Any, release: None) -> Any:
-    """Applies a manifest, and deletes it at the end."""
+    """Apply manifests and delete them at the end."""
     made: list[tuple[str, str]] = []
 
     def apply(name: str, namespace: str, **spec: Any) -> None:
@@ -48,7 +48,7 @@ def applied(cluster: Any, release: None) -> Any:
 
 
 def stream(client: openai.OpenAI) -> str:
-    """A long streamed answer; how it ended."""
+    """Stream a long answer and return how it ended."""
     try:
         chunks = client.completions.create(
             model="smollm2",
@@ -63,7 +63,9 @@ def stream(client: openai.OpenAI) -> str:
     return str(finish[-1])
 
 
-def test_a_killed_engine_core(cluster: Any, smollm2: str, client: openai.OpenAI) -> None:
+def test_killed_engine_core_is_restarted_and_reported(
+    cluster: Any, smollm2: str, client: openai.OpenAI
+) -> None:
     victim = cluster.pods(smollm2, NAMESPACE)[0]["metadata"]["name"]
 
     def running() -> float:
@@ -100,17 +102,17 @@ def test_a_killed_engine_core(cluster: Any, smollm2: str, client: openai.OpenAI)
     cluster.wait_ready(smollm2, NAMESPACE)
 
 
-def test_an_unknown_field_is_refused(cluster: Any, release: None) -> None:
+def test_unknown_field_is_refused(cluster: Any, release: None) -> None:
     words = cluster.refusal("apply", "-n", NAMESPACE, "-f", "-", input=manifest("typo", replica=2))
     assert "spec.replica" in words
 
 
-def test_replicas_below_zero_are_refused(cluster: Any, release: None) -> None:
+def test_negative_replicas_are_refused(cluster: Any, release: None) -> None:
     words = cluster.refusal("apply", "-n", NAMESPACE, "-f", "-", input=manifest("negative", replicas=-1))
     assert "spec.replicas" in words
 
 
-def test_a_flag_that_the_operator_owns_is_refused(cluster: Any, release: None) -> None:
+def test_engine_flag_owned_by_the_operator_is_refused(cluster: Any, release: None) -> None:
     spec = {"engine": {"args": ["--port=1"]}}
     words = cluster.refusal("apply", "-n", NAMESPACE, "-f", "-", input=manifest("port", **spec))
     assert "--port" in words
@@ -124,7 +126,7 @@ def test_a_flag_that_the_operator_owns_is_refused(cluster: Any, release: None) -
         ("no-package", "pypi://there-is-no-such-model", ["there-is-no-such-model"]),
     ],
 )
-def test_a_model_that_is_not_there(cluster: Any, applied: Any, name: str, uri: str, words: list[str]) -> None:
+def test_reports_a_missing_model(cluster: Any, applied: Any, name: str, uri: str, words: list[str]) -> None:
     applied(name, NAMESPACE, model={"uri": uri})
 
     def told() -> str:
@@ -138,7 +140,9 @@ def test_a_model_that_is_not_there(cluster: Any, applied: Any, name: str, uri: s
     cluster.show(f"{uri}: the condition's message", message)
 
 
-def test_one_name_in_two_namespaces(cluster: Any, smollm2: str, applied: Any, client: openai.OpenAI) -> None:
+def test_name_in_two_namespaces_reaches_both(
+    cluster: Any, smollm2: str, applied: Any, client: openai.OpenAI
+) -> None:
     applied("smollm2", OTHER)
     cluster.wait_replicas("smollm2", OTHER, 1)
     until(
@@ -151,7 +155,7 @@ def test_one_name_in_two_namespaces(cluster: Any, smollm2: str, applied: Any, cl
         assert reply.choices[0].text
 
 
-def test_a_gpu_pod_goes_where_the_gpu_is(
+def test_gpu_pod_is_scheduled_on_the_gpu_node(
     cluster: Any, applied: Any, gpu_node: str, client: openai.OpenAI
 ) -> None:
     applied("on-gpu", OTHER, resources={"gpu": 1})
@@ -162,7 +166,7 @@ def test_a_gpu_pod_goes_where_the_gpu_is(
     assert client.completions.create(model="on-gpu", prompt="The sea is", max_tokens=4).choices[0].text
 
 
-def test_more_gpus_than_there_are(cluster: Any, applied: Any, gpu_node: str) -> None:
+def test_too_many_gpus_are_reported_as_unschedulable(cluster: Any, applied: Any, gpu_node: str) -> None:
     applied("too-many", OTHER, resources={"gpu": 8})
     until(
         lambda: "nvidia.com/gpu" in cluster.condition("too-many", OTHER, "Ready").get("message", ""),

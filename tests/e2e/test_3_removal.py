@@ -1,4 +1,4 @@
-"""What goes, what stays, and what runs on meanwhile. Last of all: these tests take Fairlead away."""
+"""Deletion and uninstallation. They run last, since they remove Fairlead."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ OPERATOR = ("deploy/fairlead-operator", "-n", SYSTEM)
 
 @pytest.fixture
 def scaled(cluster: Any) -> Iterator[Callable[[int], None]]:
-    """Sets the operator's replicas, and waits."""
+    """Set the operator's number of replicas and wait for it."""
 
     def to(replicas: int) -> None:
         cluster.kubectl("scale", *OPERATOR, f"--replicas={replicas}")
@@ -35,7 +35,7 @@ def scaled(cluster: Any) -> Iterator[Callable[[int], None]]:
 
 
 @pytest.mark.parametrize("operators", [1, 0])
-def test_delete_leaves_nothing(
+def test_delete_removes_everything_of_a_deployment(
     cluster: Any, release: None, scaled: Callable[[int], None], operators: int
 ) -> None:
     labelled = "fairlead.dev/llmdeployment"
@@ -78,14 +78,14 @@ def uninstall(cluster: Any) -> None:
     ]
 
 
-def test_uninstall_leaves_the_crd_and_peoples_llmdeployments(cluster: Any, smollm2: str) -> None:
+def test_uninstall_keeps_the_crd_and_the_llmdeployments(cluster: Any, smollm2: str) -> None:
     running = engines(cluster)
     uninstall(cluster)
     assert cluster.names("llmd", NAMESPACE) == ["llmdeployment.fairlead.dev/smollm2"]
     assert engines(cluster) == running
 
 
-def test_install_again_for_one_namespace(cluster: Any, smollm2: str, install: Any) -> None:
+def test_installs_again_for_one_namespace(cluster: Any, smollm2: str, install: Any) -> None:
     running = engines(cluster)
     install(f"watchNamespaces={{{NAMESPACE}}}", "rbac.aggregateToDefaultRoles=false")
     assert cluster.names("clusterroles", SYSTEM, "app.kubernetes.io/name=fairlead") == []
@@ -101,15 +101,15 @@ def test_install_again_for_one_namespace(cluster: Any, smollm2: str, install: An
     assert engines(cluster) == running
 
 
-def test_namespaced_router_answers(smollm2: str, client: openai.OpenAI) -> None:
+def test_router_of_one_namespace_answers(smollm2: str, client: openai.OpenAI) -> None:
     assert answers(client)
 
 
-def test_uninstall_again(cluster: Any, smollm2: str) -> None:
+def test_uninstalls_the_namespaced_release(cluster: Any, smollm2: str) -> None:
     uninstall(cluster)
 
 
-def test_plain_manifests_serve_as_well(cluster: Any, smollm2: str) -> None:
+def test_plain_manifests_take_over_and_serve(cluster: Any, smollm2: str) -> None:
     running = engines(cluster)
     cluster.kubectl("apply", "--dry-run=server", "-k", "manifests")
     cluster.kubectl("apply", "-k", "tests/e2e/plain")

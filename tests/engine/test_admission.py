@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from blocks import check_blocks
 from prometheus_client import CollectorRegistry
 
 from engine_server import EngineArgs, LLMEngine, QueueFullError
@@ -119,5 +118,5 @@ def test_a_failed_step_fails_its_batch_and_caches_nothing(make, tiny_params, fin
     assert {name: output.finish_reason for name, output in failed.items()} == {"one": "error", "two": "error"}
     assert failed["one"].stop_reason == "ZeroDivisionError: division by zero"
     assert finish(engine)["waits"].num_cached_tokens == 0
-    check_blocks(engine._core.table)
+    engine._core.scheduler.check_integrity()
     assert engine._core.table.pool.usage == 0

@@ -1,4 +1,4 @@
-"""Tests of what only a GPU can show: `pytest tests/gpu` on a machine that has one."""
+"""Fixtures of the tests that need a GPU: `pytest tests/gpu` on a machine that has one."""
 
 from pathlib import Path
 

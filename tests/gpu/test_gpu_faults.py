@@ -1,4 +1,4 @@
-"""A GPU that has too little memory for a step, and one that fails."""
+"""Steps that run out of GPU memory, and GPUs that fail."""
 
 import os
 from pathlib import Path
@@ -18,7 +18,7 @@ from engine_server import (
 MIB = 1 << 20
 
 
-def test_a_step_without_memory_is_computed_again_in_smaller_ones(
+def test_step_that_runs_out_of_memory_is_retried_in_smaller_steps(
     gpu: torch.device, llama: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = LLMEngine.from_engine_args(
@@ -52,7 +52,7 @@ class LostRunner(ModelRunner):
 """
 
 
-async def test_an_engine_ends_with_its_gpu(
+async def test_engine_ends_when_its_gpu_fails(
     gpu: torch.device, llama: Path, tmp_path: Path, monkeypatch
 ) -> None:
     (tmp_path / "lost_gpu.py").write_text(LOST)

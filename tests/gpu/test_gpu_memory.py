@@ -1,4 +1,4 @@
-"""What the engine takes of a GPU's memory, and gives back."""
+"""GPU memory that the engine takes and returns."""
 
 import gc
 from pathlib import Path
@@ -55,7 +55,7 @@ def test_sleep_returns_memory_to_the_device(
     assert abs(free() - awake) < SLACK
 
 
-def test_the_cache_fills_the_share_that_was_asked_for(gpu: torch.device, llama: Path) -> None:
+def test_kv_cache_fills_the_requested_share_of_memory(gpu: torch.device, llama: Path) -> None:
     before, (_, total) = free(), torch.cuda.mem_get_info()
     share = (total - before + total // 8) / total  # as much as is taken, and an eighth
     engine = make(llama, gpu_memory_utilization=share)
@@ -64,7 +64,7 @@ def test_the_cache_fills_the_share_that_was_asked_for(gpu: torch.device, llama: 
     assert share - 0.03 < used < share + 0.01
 
 
-def test_what_does_not_fit_is_said_in_words(gpu: torch.device, llama: Path) -> None:
+def test_error_names_what_does_not_fit(gpu: torch.device, llama: Path) -> None:
     with pytest.raises(
         ValueError, match=r"KV cache: more than the \d+ MiB .* Tried to allocate .* Lower gpu_mem"
     ):

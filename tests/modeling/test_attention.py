@@ -112,7 +112,7 @@ def attend(
     at, ones = np.array(positions), np.ones(len(positions), dtype=np.int64)
     slots = blocks[np.arange(len(at)), at // 16].astype(np.int64) * 16 + at % 16
     starts = np.arange(len(at))
-    backend.begin(StepInputs(at, at, [slots], starts, ones, at + 1, [blocks]))
+    backend.begin(StepInputs(at, at, [slots], starts, ones, at + 1, [blocks], starts))
     return backend.attend(0, query, key, value, Scoring(16**-0.5))
 
 
@@ -122,4 +122,4 @@ def flat(prompts: list[torch.Tensor]) -> StepInputs:
     starts = np.cumsum(LENGTHS) - LENGTHS
     positions = np.arange(len(token_ids)) - np.repeat(starts, LENGTHS)
     blocks = np.zeros((len(LENGTHS), 1), dtype=np.int32)
-    return StepInputs(token_ids, positions, token_ids, starts, LENGTHS, LENGTHS, blocks)
+    return StepInputs(token_ids, positions, token_ids, starts, LENGTHS, LENGTHS, [blocks], np.arange(len(LENGTHS)))

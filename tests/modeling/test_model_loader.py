@@ -9,9 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams
+from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.loading import model_loader
 from engine_server.modeling.memory import device_memory as memory
-from engine_server.modeling.ranks import Ranks
 from engine_server.models.folder import weight_bytes
 
 TOKENS = [5, 77, 31, 8, 120]
@@ -109,7 +109,7 @@ def test_a_cpu_without_instructions_for_a_dtype_takes_float32_and_says_so(
 def dtype_of(model: Path, asked: str) -> torch.dtype:
     config = EngineArgs(model=str(model), dtype=asked, skip_tokenizer_init=True).create_engine_config()
     return model_loader.load_model(
-        config.model_config, config.load_config, torch.device("cpu"), Ranks()
+        config.model_config, config.load_config, torch.device("cpu"), Communicator()
     ).dtype
 
 

@@ -56,7 +56,11 @@ class Cache:
             self.slots(s, position) for s, context in enumerate(contexts) for position in range(context - 1)
         ]
         before = StepInputs(
-            *[np.zeros(0, dtype=np.int64)] * 2, [np.array(slots, dtype=np.int64)], *[np.zeros(0)] * 3, []
+            *[np.zeros(0, dtype=np.int64)] * 2,
+            [np.array(slots, dtype=np.int64)],
+            *[np.zeros(0)] * 3,
+            [],
+            np.zeros(0, dtype=np.int64),
         )
         self.backend.begin(before)
         for pages, given in zip(
@@ -75,7 +79,7 @@ class Cache:
         slots = np.array([self.slots(s, self.contexts[s] - 1) for s in sequences])
         last = [part[own, contexts - 1] for part in (self.query, self.key, self.value)]
         scoring = Scoring(0.3, self.window, **options)
-        inputs = StepInputs(ones, contexts - 1, [slots], starts, ones, contexts, [self.blocks[own]])
+        inputs = StepInputs(ones, contexts - 1, [slots], starts, ones, contexts, [self.blocks], own)
         self.backend.begin(inputs)
         return self.backend.attend(0, *last, scoring)
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.distributed import HashStore, ProcessGroupGloo
 from transformers import AttentionInterface, PreTrainedModel
 
+from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.loading.sharding import shard
-from engine_server.modeling.ranks import Ranks
 
 TOKENS = torch.tensor([[3, 97, 1, 0, 50, 51, 98, 7]])
 SIZES = TINY | {
@@ -63,13 +63,13 @@ def tiny(kind: str, **sizes: Any) -> PreTrainedModel:
     return model.eval().requires_grad_(False)
 
 
-def on_ranks(size: int, work: Callable[[Ranks], Any]) -> list[Any]:
+def on_ranks(size: int, work: Callable[[Communicator], Any]) -> list[Any]:
     """What `work` gives on each rank, with a thread for each."""
     store = HashStore()
 
     def run(rank: int) -> Any:
         with torch.inference_mode():
-            return work(Ranks(rank, size, ProcessGroupGloo(store, rank, size, timedelta(seconds=60))))
+            return work(Communicator(rank, size, ProcessGroupGloo(store, rank, size, timedelta(seconds=60))))
 
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(run, range(size)))
@@ -98,7 +98,7 @@ def test_ranks_compute_what_one_does(kind: str, options: dict[str, Any], size: i
     with torch.inference_mode():
         expected = model(TOKENS, use_cache=False).logits
 
-    def work(ranks: Ranks) -> Tensor:
+    def work(ranks: Communicator) -> Tensor:
         own = copy.deepcopy(model)
         shard(own, ranks)
         return own(TOKENS, use_cache=False).logits
@@ -111,7 +111,7 @@ def test_a_rank_keeps_its_part_alone() -> None:
     model = tiny("Llama", tie_word_embeddings=True)
     model_size = sum(parameter.numel() for parameter in model.parameters())
 
-    def work(ranks: Ranks) -> PreTrainedModel:
+    def work(ranks: Communicator) -> PreTrainedModel:
         own = copy.deepcopy(model)
         shard(own, ranks)
         return own
@@ -150,6 +150,6 @@ def test_a_rank_keeps_its_part_alone() -> None:
 def test_what_ranks_cant_share_is_refused_with_both_numbers(
     kind: str, options: dict[str, Any], size: int, said: str
 ) -> None:
-    ranks = Ranks(0, size, ProcessGroupGloo(HashStore(), 0, 1, timedelta(seconds=60)))
+    ranks = Communicator(0, size, ProcessGroupGloo(HashStore(), 0, 1, timedelta(seconds=60)))
     with pytest.raises(ValueError, match=f"tensor_parallel_{said}"):
         shard(tiny(kind, **options), ranks)

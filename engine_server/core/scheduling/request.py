@@ -48,6 +48,8 @@ class Request(ABC):
     cache_salt: str | None = None
     # Hashes of the first full blocks, as many as were needed so far.
     hashes: list[bytes] = field(default_factory=list)
+    # Those of the prompt's full blocks, shared by the choices of one prompt.
+    prompt_hashes: list[bytes] = field(default_factory=list)
     # Prompt tokens that were found in the prefix cache when the request first ran.
     num_cached: int = 0
     # Number of steps with this request that ran out of memory.
@@ -124,12 +126,34 @@ class Request(ABC):
         """Take the oldest expected result, which has no error, and return what the front end gets of it."""
 
     def hash_blocks(self, count: int, block_size: int) -> None:
-        """Extend `hashes` to at least `count` blocks."""
+        """Extend `hashes` to at least `count` blocks. Each block of a prompt is hashed once for all its choices."""
+        self.hashes += self.prompt_hashes[len(self.hashes) : count]
         for index in range(len(self.hashes), count):
             parent = self.hashes[-1] if index else self._root()
             self.hashes.append(
                 block_hash(parent, self.token_ids[index * block_size : (index + 1) * block_size])
             )
+            if (index + 1) * block_size <= self.num_prompt:
+                self.prompt_hashes.append(self.hashes[index])
+
+    def forget_hashes(self) -> None:
+        """Drop the hashes, which depend on the rope's regime, so that they are computed again."""
+        self.hashes, self.prompt_hashes = [], []
+
+    def share_hashes(self, other: "Request") -> None:
+        """Share the prompt's hashes with another request if it is a choice of the same prompt."""
+        if self._has_prompt_of(other):
+            self.prompt_hashes = other.prompt_hashes
+
+    def _has_prompt_of(self, other: "Request") -> bool:
+        count, embeds, others = self.num_prompt, self.prompt_embeds, other.prompt_embeds
+        return (
+            count == other.num_prompt
+            and self.cache_salt == other.cache_salt
+            and self.rope_regime == other.rope_regime
+            and self.token_ids[:count] == other.token_ids[:count]
+            and (embeds is others or (embeds is not None and others is not None and embeds.equal(others)))
+        )
 
     def _root(self) -> bytes:
         """Hash what must be equal besides the tokens for two requests to share blocks."""

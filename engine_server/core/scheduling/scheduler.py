@@ -1,15 +1,18 @@
-"""The choice of each step's requests and of the number of tokens that it computes of each."""
+"""Iteration-level scheduling over one paged KV cache."""
 
 import itertools
+import math
 import time
 from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
+from typing import NamedTuple
 
 from engine_server.config import SchedulerConfig
-from engine_server.core.cache.block_pool import BlockTable
+from engine_server.core.cache.block_table import BlockTable
 from engine_server.core.scheduling.batch import Batch, Scheduled, num_tokens, sampled_part
-from engine_server.core.scheduling.request import Request
+from engine_server.core.scheduling.request import GenerationRequest, Request
+from engine_server.core.scheduling.scheduler_state import SchedulerState
 from engine_server.core.scheduling.step_result import StepResult
 from engine_server.requests.messages import RequestStep
 from engine_server.requests.scheduler_stats import SchedulerStats
@@ -21,17 +24,30 @@ by_queue_position = attrgetter("queue_position")
 MOST_RETRIES = 5
 
 
+class Refusal(NamedTuple):
+    """The need of the first waiting request when it was last refused.
+
+    It is recorded since computing it looks up every block of the prompt.
+    """
+
+    request: Request
+    # Tokens that were not cached.
+    num_tokens: int
+    # Free blocks that admission takes.
+    num_blocks: int
+
+
 class Scheduler:
-    """Iteration-level scheduling over one paged KV cache (Orca, OSDI '22; vLLM, SOSP '23).
+    """Chooses the requests of each step and their numbers of tokens (Orca, OSDI '22; vLLM, SOSP '23).
 
-    A step has a budget of tokens. Decodes come first, so that a long prompt never stalls them; prompts take
-    what is left, in chunks, by priority and then by arrival. Where blocks run out, the running request that came
-    last in this order gives its own back and is computed again later: its tokens and its place are kept, so that
-    nothing that was sent is lost, and the first in order always gets on.
+    A step has a budget of tokens. Decodes come first, so that a long prompt never stalls them; prompts take the rest,
+    in chunks, by priority and then by arrival. When blocks run out, the running request that is last in this order is
+    preempted: its blocks are freed, and it is computed again later. Its tokens and its queue position are kept, so that
+    no output is lost and the first request in order always makes progress.
 
-    enable_prefix_caching: let requests share the blocks of equal beginnings (vLLM's automatic prefix caching).
-    erase: makes zeros of blocks that may contain anything, before others use them.
-    rope_regime: what a request's keys depend on besides its tokens; where it changes, they are computed again.
+    enable_prefix_caching: share blocks between requests with equal prefixes (vLLM's automatic prefix caching).
+    erase: zeroes blocks whose content is arbitrary, before other requests use them.
+    rope_regime: returns what a request's keys depend on besides its tokens; when it changes, they are computed again.
     """
 
     def __init__(
@@ -49,37 +65,50 @@ class Scheduler:
         self.enable_prefix_caching = enable_prefix_caching
         self.erase = erase
         self.rope_regime = rope_regime
-        self.waiting: list[Request] = []  # by queue position
+        # Sorted by queue position.
+        self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.requests: dict[str, Request] = {}
         self._budget = config.max_num_batched_tokens
+        self._refusal: Refusal | None = None
         self._arrivals = itertools.count()
-        self._num_preemptions = self._num_queried = self._num_hit = 0  # since the last stats
+        # Since the last call of `stats`.
+        self._num_preemptions = self._num_queried = self._num_hit = 0
 
     def __contains__(self, request: Request) -> bool:
-        """Whether it has not ended; another may have its id by now."""
+        """Return True until the request has ended; a new request may then have its id."""
         return self.requests.get(request.request_id) is request
 
     def add(self, request: Request) -> None:
+        """Queue a request behind all of its priority."""
         request.queue_position = (request.priority, next(self._arrivals))
         if self.rope_regime is not None:
             request.rope_regime = self.rope_regime(request)
+        if (
+            isinstance(request, GenerationRequest) and request.choice_index and self.requests
+        ):  # the choices of a prompt arrive one after the other
+            request.share_hashes(next(reversed(self.requests.values())))
         self.requests[request.request_id] = request
         insort(self.waiting, request, key=by_queue_position)
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Forget requests and free their blocks at once; unknown ids are no error."""
+        """Remove requests and free their blocks at once. Unknown ids are ignored."""
         for request_id in request_ids:
             if request := self.requests.get(request_id):
                 self._finish(request)
 
     def expire(self) -> list[RequestStep]:
-        """End the requests whose deadline has passed."""
+        """End the requests whose deadline has passed, and return their last steps."""
         now = time.monotonic()
         late = [one for one in self.requests.values() if one.deadline is not None and one.deadline <= now]
         for request in late:
             self._finish(request)
         return [RequestStep(request.request_id, [], finish_reason="timeout") for request in late]
+
+    def seconds_to_deadline(self) -> float:
+        """Return the seconds until the next request expires: infinite without deadlines, 0 for one that has passed."""
+        deadlines = [one.deadline for one in self.requests.values() if one.deadline is not None]
+        return max(0.0, min(deadlines, default=math.inf) - time.monotonic())
 
     def schedule(self) -> Batch:
         """Choose the next step's tokens, count them as computed, and expect a result of each request that samples."""
@@ -94,7 +123,7 @@ class Scheduler:
                 continue
             if request.last_result_launched:
                 continue
-            count = min(request.pending, budget)
+            count = self._chunk(request.pending, budget)
             if count and self._make_room(request, count, batch):
                 self._take(request, count, batch)
                 budget -= count
@@ -124,7 +153,7 @@ class Scheduler:
         ]
 
     def fail(self, request: Request, error: str) -> RequestStep:
-        """End a request that can't go on. Nobody may find or read what it left behind."""
+        """End a request with an error, and erase its blocks, whose content may be arbitrary."""
         del self.requests[request.request_id]
         if request.row is None:
             self.waiting.remove(request)
@@ -156,17 +185,22 @@ class Scheduler:
                 ended.append(self.fail(request, error))
         return ended
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget what blocks contain; False, and nothing done, while requests run."""
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget what blocks contain. Return False, with nothing done, while requests run.
+
+        reset_running_requests: preempt running requests first; they are computed again.
+        """
+        if reset_running_requests:
+            self.preempt_all()
         return self.table.pool.reset()
 
     def preempt_all(self) -> None:
-        """Take every block back; whatever runs is computed again later."""
+        """Preempt all running requests, so that every block is free."""
         for request in list(self.running):
             self._preempt(request, [])
 
     def stats(self) -> SchedulerStats:
-        """The state now, and what was counted since the last call."""
+        """Return the present state, and the counts since the last call."""
         stats = SchedulerStats(
             num_running=len(self.running),
             num_waiting=len(self.waiting),
@@ -178,17 +212,58 @@ class Scheduler:
         self._num_preemptions = self._num_queried = self._num_hit = 0
         return stats
 
+    def debug_state(self) -> SchedulerState:
+        """Copy the state, for tests and reports of faults."""
+        pool = self.table.pool
+        return SchedulerState(
+            tuple(request.request_id for request in self.running),
+            tuple(request.request_id for request in self.waiting),
+            pool.num_blocks,
+            pool.num_free,
+            self.table.num_free_rows,
+        )
+
+    def check_integrity(self) -> None:
+        """Assert what holds between two calls: requests, rows and blocks agree. Takes time in proportion to blocks."""
+        self.table.check_integrity()
+        queued = [*self.running, *self.waiting]
+        assert len(queued) == len(self.requests), "a request is in no queue, or in more than one"
+        assert all(self.requests.get(request.request_id) is request for request in queued), (
+            "a queue has a request that ended"
+        )
+        assert self.waiting == sorted(self.waiting, key=by_queue_position), "the queue is out of order"
+        assert all(request.row is None and not request.computed for request in self.waiting), (
+            "a waiting request has a row or computed tokens"
+        )
+        rows = {request.row for request in self.running}
+        assert None not in rows and len(rows) == len(self.running), (
+            "running requests share a row or have none"
+        )
+        assert len(rows) + self.table.num_free_rows == self.table.ids.shape[1], "an open row has no request"
+        for request in self.running:
+            assert request.row is not None
+            assert request.computed <= len(request.token_ids), f"{request.request_id} is computed too far"
+            for kind in range(len(self.table.windows)):
+                room = self.table.columns(kind, request.row).stop * self.table.block_size
+                assert request.computed <= room, f"{request.request_id} has computed tokens without a block"
+
     def _admit(self, request: Request, budget: int, batch: Batch) -> bool:
-        """Start the request that waits first, if a row, blocks for all its tokens, and budget are there."""
+        """Start the first waiting request if there are a row, enough budget, and blocks for all its tokens."""
         if len(self.running) >= self.config.max_num_seqs or request.num_unknown:
             return False
-        total = len(request.token_ids)
-        row, cached = self.table.open(self._known_hashes(request))
-        count = min(total - cached, budget)
-        whole = self.config.enable_chunked_prefill or count == total - cached
-        if not whole or not self.table.grow(row, cached, cached + count, total):
-            self.table.close(row, cached)
+        whole = self._must_run_whole(batch)
+        if self._is_refused_still(request, budget, whole):
             return False
+        total, hashes = len(request.token_ids), self._known_hashes(request)
+        cached = self.table.num_cached(hashes)
+        count = self._chunk(total - cached, budget)
+        num_blocks = self.table.num_missing(hashes, cached, cached + count, total)
+        if (whole and count < total - cached) or self.table.pool.num_free < num_blocks:
+            self._refusal = Refusal(request, total - cached, num_blocks)
+            return False
+        self._refusal = None
+        row = self.table.open(hashes, cached)
+        self.table.grow(row, cached, cached + count, total)
         del self.waiting[0]
         request.row, request.computed, request.confirmed = row, cached, cached
         self.running.append(request)
@@ -201,8 +276,36 @@ class Scheduler:
                 self._num_hit += cached
         return True
 
+    def _is_refused_still(self, request: Request, budget: int, whole: bool) -> bool:
+        """Return True for a request that was refused and still lacks what it lacked then."""
+        refusal = self._refusal
+        if refusal is None or refusal.request is not request:
+            return False
+        too_long = whole and self._chunk(refusal.num_tokens, budget) < refusal.num_tokens
+        return too_long or self.table.pool.num_free < refusal.num_blocks
+
+    def _chunk(self, num_tokens: int, budget: int) -> int:
+        """Return how many of a request's `num_tokens` uncomputed tokens a step takes."""
+        threshold = self.config.long_prefill_token_threshold
+        if threshold and self.config.enable_chunked_prefill:
+            budget = min(budget, threshold)
+        return min(num_tokens, budget)
+
+    def _must_run_whole(self, batch: Batch) -> bool:
+        """Return True where no further prompt may be computed in part."""
+        limit = self.config.max_num_partial_prefills
+        return not self.config.enable_chunked_prefill or 0 < limit <= self._num_partial_prefills(batch)
+
+    def _num_partial_prefills(self, batch: Batch) -> int:
+        """Return how many running requests will be computed in part after this step."""
+        taken = {scheduled.request.request_id: scheduled.num_tokens for scheduled in batch}
+        return sum(request.pending - taken.get(request.request_id, 0) > 1 for request in self.running)
+
     def _known_hashes(self, request: Request) -> list[bytes]:
-        """Of the blocks that may be found: all full ones before the last token, which must be computed."""
+        """Return the hashes of the blocks that may be cached: all full ones before the last token.
+
+        The last token is always computed, since the next one is sampled from its logits.
+        """
         if not self.enable_prefix_caching or not request.reads_prefix_cache:
             return []
         count = (len(request.token_ids) - 1) // self.table.block_size
@@ -210,6 +313,7 @@ class Scheduler:
         return request.hashes[:count]
 
     def _take(self, request: Request, count: int, batch: Batch) -> None:
+        """Add a request's next `count` tokens to the batch, and publish the blocks that they fill."""
         assert request.row is not None
         batch.append(
             Scheduled(request, request.row, request.computed, count, samples=count == request.pending)
@@ -221,7 +325,10 @@ class Scheduler:
             self.table.publish(request.row, request.hashes, full)
 
     def _make_room(self, request: Request, num_tokens: int, batch: Batch) -> bool:
-        """Blocks for `num_tokens` more, taken from the last in order where there are none; False if itself went."""
+        """Take blocks for a request's next tokens, preempting the last requests in order while blocks are short.
+
+        Return False if the request itself was preempted.
+        """
         assert request.row is not None
         until, total = request.computed + num_tokens, len(request.token_ids)
         while not self.table.grow(request.row, request.computed, until, total):
@@ -232,8 +339,9 @@ class Scheduler:
         return True
 
     def _preempt(self, request: Request, batch: Batch) -> None:
+        """Free a running request's blocks and queue it again; remove it from the batch."""
         batch[:] = [scheduled for scheduled in batch if scheduled.request is not request]
-        # What is on its way may turn out to be no number.
+        # What a step in flight writes may turn out to be NaN, so only confirmed tokens stay cached.
         freed = self._release(request, request.confirmed if request.num_unknown else request.computed)
         if request.num_unknown:
             self.erase(freed)
@@ -250,7 +358,7 @@ class Scheduler:
             if request.rope_regime != regime:
                 self._preempt(request, [])
                 request.rope_regime = regime
-                request.hashes.clear()
+                request.forget_hashes()
 
     def _accept(self, request: Request, result: StepResult) -> RequestStep:
         if result.error is not None:
@@ -261,6 +369,7 @@ class Scheduler:
         return step
 
     def _finish(self, request: Request) -> None:
+        """Remove a request and free its blocks."""
         del self.requests[request.request_id]
         if request.row is None:
             self.waiting.remove(request)
@@ -268,7 +377,10 @@ class Scheduler:
             self._release(request, request.computed)
 
     def _release(self, request: Request, computed: int) -> list[int]:
-        """Take a request out of the running; the blocks that nobody holds or can find now."""
+        """Remove a request from the running ones, and return the blocks that became blank.
+
+        computed: the number of its tokens that may stay cached.
+        """
         assert request.row is not None
         self.running.remove(request)
         freed = self.table.close(request.row, computed)

@@ -41,7 +41,7 @@ class UnsupportedModelError(ValueError):
 class StepInputs(NamedTuple):
     """One step's tokens, flat: sequence s owns tokens starts[s] to starts[s] + lengths[s].
 
-    All arrays are int64 but block_ids; T tokens, S sequences. A kind of attention is a window, or none.
+    All arrays are int64 but `tables`; T tokens, S sequences. A kind of attention is a window, or none.
     """
 
     token_ids: IntArray  # [T]; -1 - row for one that only the device knows: the row's last
@@ -50,8 +50,8 @@ class StepInputs(NamedTuple):
     starts: IntArray  # [S]
     lengths: IntArray  # [S], tokens of this step
     contexts: IntArray  # [S], tokens in the cache once this step's are written
-    block_ids: list[npt.NDArray[np.int32]]  # [S, blocks] for each kind: rows of the block table
-    rows: IntArray = np.zeros(0, dtype=np.int64)  # [S], of the block table
+    tables: Sequence[npt.NDArray[np.int32]]  # for each kind the host's block table: [R, blocks a row]
+    rows: IntArray  # [S], each sequence's row of `tables`
     regimes: IntArray | None = None  # [S], what a stretched rope depends on besides positions
     staged: "Staged | None" = None  # the same on the device
 

@@ -52,8 +52,8 @@ class NativeAttention(TorchAttention):
             return []
         firsts, contexts = (of_all[sequences] for of_all in self._seen(inputs, kind))
         hidden = np.zeros_like(contexts) if window is None else np.maximum(contexts - window, 0)
-        rows = np.stack([sequences, firsts, hidden, contexts], 1).astype(np.int32)
-        tables = np.ascontiguousarray(inputs.block_ids[kind])
+        rows = np.stack([inputs.rows[sequences], firsts, hidden, contexts], 1).astype(np.int32)
+        tables = np.ascontiguousarray(inputs.tables[kind])  # which it is already where the table is staged
         tokens = selection(inputs.starts[sequences], self.device)
         return [Decodes(tokens, torch.from_numpy(rows), torch.from_numpy(tables))]
 
@@ -64,7 +64,7 @@ class Decodes:
 
     tokens: slice | Tensor  # which of the step's tokens
     rows: Tensor  # int32 [n, 4]: of `tables`, its first block, tokens from there that aren't seen, all from there
-    tables: Tensor  # int32 [S, blocks]
+    tables: Tensor  # int32 [R, blocks a row]
 
     def attend(self, query: Tensor, keys: Pages, values: Pages, scoring: Scoring) -> Tensor:
         query = query if query.stride(-1) == 1 else query.contiguous()

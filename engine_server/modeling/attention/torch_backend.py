@@ -84,7 +84,8 @@ class TorchAttention(AttentionBackend):
         firsts, contexts = self._seen(inputs, kind)
         for sequence in np.flatnonzero(inputs.lengths > 1).tolist():
             start, first, context = int(inputs.starts[sequence]), firsts[sequence], int(contexts[sequence])
-            blocks = inputs.block_ids[kind][sequence, first : first - (-context // self.block_size)]
+            row = inputs.rows[sequence]
+            blocks = inputs.tables[kind][row, first : first - (-context // self.block_size)]
             tokens = slice(start, start + int(inputs.lengths[sequence]))
             yield Prefill(Sequence(context), tokens, Blocks(torch.from_numpy(blocks[None]).to(self.device)))
 
@@ -98,7 +99,7 @@ class TorchAttention(AttentionBackend):
             width = int(held[members].max()) if self.halved else most
             # What rounds a width up is the sequence's own last block: a neighbour's NaN would survive the mask.
             columns = np.minimum(np.arange(width), held[members, None] - 1) + firsts[members, None]
-            blocks = inputs.block_ids[kind][members[:, None], columns]
+            blocks = inputs.tables[kind][inputs.rows[members, None], columns]
             yield DecodeGroup(
                 selection(inputs.starts[members], self.device),
                 torch.from_numpy(contexts[members]).to(self.device),

@@ -14,6 +14,7 @@ from transformers import AutoConfig, PreTrainedModel
 from engine_server.config import DeviceConfig, LoadConfig, ModelConfig
 from engine_server.modeling import kernels
 from engine_server.modeling.attention.interface import IMPLEMENTATION
+from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.layers.fused_modules import use_kernels
 from engine_server.modeling.layers.native_modules import NATIVE
 from engine_server.modeling.layers.packed_linear import pack_linears
@@ -22,7 +23,6 @@ from engine_server.modeling.loading.fusion import fuse_linears
 from engine_server.modeling.loading.sharding import shard
 from engine_server.modeling.memory.device_memory import free_memory
 from engine_server.modeling.native import library as native
-from engine_server.modeling.ranks import Ranks
 from engine_server.models.folder import weight_bytes
 
 OWN_ATTENTION = ("bloom", "falcon", "gptj", "mpnet")  # model types
@@ -50,7 +50,9 @@ def choose_device(config: DeviceConfig, rank: int, ranks: int) -> torch.device:
     return torch.device(device, rank)
 
 
-def load_model(config: ModelConfig, load: LoadConfig, device: torch.device, ranks: Ranks) -> PreTrainedModel:
+def load_model(
+    config: ModelConfig, load: LoadConfig, device: torch.device, ranks: Communicator
+) -> PreTrainedModel:
     """The model of `config.path`, from safetensors or with random weights, with our attention.
 
     Weights are mapped from their files and copied once at most; where ranks share a model, the host cuts it, and the

@@ -99,7 +99,8 @@ def run(
     count = len(positions)
     starts = np.flatnonzero(positions == positions[0])
     lengths, blocks = np.diff(starts, append=count), np.zeros((len(starts), 1), dtype=np.int32)
-    inputs = StepInputs(positions, positions, [positions], starts, lengths, lengths, [blocks])
+    rows = np.arange(len(starts))
+    inputs = StepInputs(positions, positions, [positions], starts, lengths, lengths, [blocks], rows)
     try:
         with forward_context(backend, inputs):
             output = model(

@@ -15,13 +15,13 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import PreTrainedModel
 
 from engine_server.modeling.attention.interface import UnsupportedModelError
-from engine_server.modeling.ranks import Ranks
+from engine_server.modeling.communicator import Communicator
 
 
 class Summed(nn.Module):
     """What each rank computes a part of: a linear layer, from some of its inputs, or experts, each a little."""
 
-    def __init__(self, module: nn.Module, ranks: Ranks) -> None:
+    def __init__(self, module: nn.Module, ranks: Communicator) -> None:
         super().__init__()
         self.module, self.ranks = module, ranks
         self.width = getattr(module, "in_features", None)  # of this rank's inputs; others may come along
@@ -35,7 +35,7 @@ class Summed(nn.Module):
 class Gathered(nn.Module):
     """A linear layer of which each rank has some outputs, and all are wanted: [..., in] to [..., width]."""
 
-    def __init__(self, linear: nn.Linear, ranks: Ranks, width: int) -> None:
+    def __init__(self, linear: nn.Linear, ranks: Communicator, width: int) -> None:
         super().__init__()
         self.linear, self.ranks, self.width = linear, ranks, width
 
@@ -46,7 +46,7 @@ class Gathered(nn.Module):
 class VocabParallelEmbedding(nn.Module):
     """An embedding of which each rank has some tokens: [...] to [..., hidden]."""
 
-    def __init__(self, embedding: nn.Embedding, ranks: Ranks) -> None:
+    def __init__(self, embedding: nn.Embedding, ranks: Communicator) -> None:
         super().__init__()
         embedding.padding_idx = None  # it may be another rank's
         self.embedding, self.ranks = embedding, ranks
@@ -59,7 +59,7 @@ class VocabParallelEmbedding(nn.Module):
         return self.ranks.sum(states.masked_fill(others.unsqueeze(-1), 0))
 
 
-def shard(model: PreTrainedModel, ranks: Ranks) -> None:
+def shard(model: PreTrainedModel, ranks: Communicator) -> None:
     """Leave of the model what this rank computes; where every rank does so, outputs are the whole model's.
 
     Column-parallel layers stay nn.Linear. Raises UnsupportedModelError for a model without a plan, and ValueError
@@ -96,7 +96,7 @@ def share(count: int, size: int, what: str) -> int:
 class Cuts:
     """Does to a module's child, a layer or a parameter, what a style of plan says. What layers share stays shared."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Communicator) -> None:
         self.ranks = ranks
         self._parts = WeakTensorKeyDictionary()  # so that what was cut is freed
 

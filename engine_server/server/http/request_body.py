@@ -1,7 +1,4 @@
-"""A request's two ends: its whole body, up to a limit, and then an eye on its client.
-
-Handlers know of neither: they get the body at once, and are cancelled where the client goes away.
-"""
+"""Reading of request bodies, up to a limit, and cancellation of handlers whose client disconnects."""
 
 from __future__ import annotations
 
@@ -9,14 +6,14 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from engine_server.contract.errors import ErrorCode
-from engine_server.server.errors import ApiError
+from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
-class Intake:
-    """ASGI middleware for requests with a body."""
+class RequestBody:
+    """ASGI middleware that gives handlers the whole body at once."""
 
     def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
         self._app = app
@@ -29,15 +26,15 @@ class Intake:
         try:
             body = await self._body(scope, receive)
         except ApiError as refusal:
-            # The connection stays: the server reads past the rest, so that the client gets to read this.
+            # The connection stays open: the server skips the rest of the body, so that the client reads the answer.
             await refusal.response()(scope, receive, send)
             return
         if body is None:
             return
-        await _while_connected(self._app, scope, body, receive, send)
+        await run_while_connected(self._app, scope, body, receive, send)
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
-        """The body, or None where the client left before its end."""
+        """Return the body; None if the client disconnected before its end. Raises ApiError 413."""
         for name, value in scope["headers"]:
             if name == b"content-length" and int(value) > self._max_body_bytes:
                 raise self._too_large()
@@ -60,7 +57,7 @@ class Intake:
         )
 
 
-async def _while_connected(app: ASGIApp, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+async def run_while_connected(app: ASGIApp, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
     """Run `app`, and cancel it when the client disconnects."""
     messages = iter([{"type": "http.request", "body": body, "more_body": False}])
 
@@ -68,7 +65,7 @@ async def _while_connected(app: ASGIApp, scope: Scope, body: bytes, receive: Rec
         for message in messages:
             return message
         never: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        return await never  # a disconnect is told by cancelling
+        return await never  # a disconnect cancels the application instead
 
     async def disconnected() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -78,11 +75,11 @@ async def _while_connected(app: ASGIApp, scope: Scope, body: bytes, receive: Rec
         await app(scope, replay, send)
 
     work = asyncio.create_task(run())
-    left = asyncio.create_task(disconnected())
+    disconnect = asyncio.create_task(disconnected())
     try:
-        await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((work, disconnect), return_when=asyncio.FIRST_COMPLETED)
     finally:
-        left.cancel()
+        disconnect.cancel()
         work.cancel()
         await asyncio.wait((work,))
     if not work.cancelled():

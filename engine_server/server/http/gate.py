@@ -1,4 +1,4 @@
-"""Who gets in: nobody while the model loads, nobody new once a drain has run its grace, everybody else."""
+"""Admission: API requests are refused while the model loads, after the engine died, and at the end of a drain."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from engine_server.contract.errors import ErrorCode
-from engine_server.server.errors import ApiError
+from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -16,13 +16,17 @@ if TYPE_CHECKING:
 
 
 class Drain(Enum):
-    NONE = "serving"
-    ANNOUNCED = "not ready, but still taking what routers send meanwhile"
-    CLOSED = "refusing, and finishing what is under way"
+    """The phases of a drain."""
+
+    NONE = "none"
+    # Not ready any more, but requests are still accepted, since routers may not have seen it yet.
+    ANNOUNCED = "announced"
+    # New requests are refused, those in flight finish.
+    CLOSED = "closed"
 
 
 class Gate:
-    """ASGI middleware over the API: admits, and counts what is under way."""
+    """ASGI middleware over the API that admits requests and counts those in flight."""
 
     def __init__(self, app: ASGIApp, host: EngineHost) -> None:
         self._app = app
@@ -40,8 +44,8 @@ class Gate:
     def loading(self) -> bool:
         return self._host.loading
 
-    async def idle(self) -> None:
-        """Return once nothing is under way."""
+    async def wait_until_idle(self) -> None:
+        """Wait until no request is in flight."""
         await self._idle.wait()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -62,11 +66,12 @@ class Gate:
                 self._idle.set()
 
     def _refusal(self) -> ApiError | None:
+        """Return the error that a new request gets; None if it is admitted."""
         host = self._host
         if host.loading:
             message = f"the model is loading (phase: {host.phase}); try again soon"
             return ApiError(503, message, code=ErrorCode.LOADING, retry_after=2)
-        if host.dead is not None:
+        if host.death is not None:
             return ApiError(503, "the engine is dead", code=ErrorCode.ENGINE_DEAD, retry_after=1, close=True)
         if self.drain is Drain.CLOSED:
             return ApiError(

@@ -1,4 +1,4 @@
-"""A client that hangs up frees what its request held."""
+"""A disconnecting client frees the engine resources of its request."""
 
 import http.client
 import json
@@ -17,7 +17,7 @@ ABORTED = 'vllm:request_success_total{engine="0",finished_reason="abort",model_n
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("prompt", ["Once upon a time", ["Once", "Twice", "Thrice"]], ids=["one", "several"])
-def test_hanging_up_aborts(server: Any, stream: bool, prompt: str | list[str]) -> None:
+def test_disconnect_aborts_the_request(server: Any, stream: bool, prompt: str | list[str]) -> None:
     count = len(prompt) if isinstance(prompt, list) else 1
     until(lambda: server.metric(RUNNING) == 0)
     before = server.metric(ABORTED)
@@ -33,7 +33,7 @@ def test_hanging_up_aborts(server: Any, stream: bool, prompt: str | list[str]) -
     assert server.metric(ABORTED) == before + count
 
 
-def test_a_client_that_leaves_its_stream(server: Any, client: openai.OpenAI) -> None:
+def test_closing_a_stream_aborts_the_request(server: Any, client: openai.OpenAI) -> None:
     question = {"role": "user", "content": "Tell me a long story."}
     with client.chat.completions.create(
         model="smollm2",
@@ -52,7 +52,7 @@ def test_a_client_that_leaves_its_stream(server: Any, client: openai.OpenAI) -> 
     )
 
 
-def test_leaving_before_the_body_is_complete(server: Any) -> None:
+def test_disconnect_before_the_end_of_the_body_starts_no_request(server: Any) -> None:
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
     assert server.get("/health").status == 200

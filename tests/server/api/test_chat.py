@@ -11,7 +11,7 @@ QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 GREEDY: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "temperature": 0}
 
 
-def test_an_answer(client: openai.OpenAI) -> None:
+def test_answers_with_message_usage_and_finish_reason(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(**GREEDY)
     assert answer.id.startswith("chatcmpl-")
     assert answer.object == "chat.completion"
@@ -27,7 +27,7 @@ def test_an_answer(client: openai.OpenAI) -> None:
     assert answer.usage.total_tokens == 45
 
 
-def test_a_stream_says_what_the_whole_answer_says(client: openai.OpenAI) -> None:
+def test_streamed_answer_equals_the_whole_answer(client: openai.OpenAI) -> None:
     request = {
         **GREEDY,
         "max_tokens": 8,
@@ -52,7 +52,7 @@ def test_a_stream_says_what_the_whole_answer_says(client: openai.OpenAI) -> None
     assert len({chunk.id for chunk in chunks}) == len({chunk.created for chunk in chunks}) == 1
 
 
-def test_a_streams_bytes(server: Any) -> None:
+def test_stream_is_server_sent_events_that_end_with_done(server: Any) -> None:
     answer = server.post("/v1/chat/completions", {**GREEDY, "max_tokens": 2, "stream": True})
     assert answer.headers["content-type"].startswith("text/event-stream")
     *events, done, end = answer.body.decode().split("\n\n")
@@ -69,7 +69,7 @@ def test_a_streams_bytes(server: Any) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_logprobs(client: openai.OpenAI, stream: bool) -> None:
+def test_logprobs_have_the_requested_alternatives(client: openai.OpenAI, stream: bool) -> None:
     request = {**GREEDY, "max_tokens": 4, "logprobs": True, "top_logprobs": 3}
     if stream:
         choices = [chunk.choices[0] for chunk in client.chat.completions.create(**request, stream=True)]
@@ -88,13 +88,13 @@ def test_logprobs(client: openai.OpenAI, stream: bool) -> None:
         assert token.top_logprobs[0].logprob >= token.top_logprobs[1].logprob >= token.top_logprobs[2].logprob
 
 
-def test_logprobs_without_alternatives(client: openai.OpenAI) -> None:
+def test_logprobs_without_top_logprobs_have_no_alternatives(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(**GREEDY, max_tokens=2, logprobs=True)
     assert answer.choices[0].logprobs
     assert [token.top_logprobs for token in answer.choices[0].logprobs.content or []] == [[], []]
 
 
-def test_stop_strings(client: openai.OpenAI) -> None:
+def test_stop_string_ends_the_answer(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(**GREEDY, stop=["France", "never"])
     assert answer.choices[0].message.content == "The capital of "
     assert answer.choices[0].finish_reason == "stop"
@@ -107,14 +107,14 @@ def test_stop_strings(client: openai.OpenAI) -> None:
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "The capital of "
 
 
-def test_the_newer_name_of_max_tokens_wins(client: openai.OpenAI) -> None:
+def test_max_completion_tokens_takes_precedence_over_max_tokens(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(**GREEDY, max_tokens=7, max_completion_tokens=3)
     assert answer.choices[0].finish_reason == "length"
     assert answer.usage
     assert answer.usage.completion_tokens == 3
 
 
-def test_content_as_parts_and_the_developer_role(client: openai.OpenAI) -> None:
+def test_accepts_content_parts_and_the_developer_role(client: openai.OpenAI) -> None:
     parts = [{"type": "text", "text": "What is the capital"}, {"type": "text", "text": "of France?"}]
     told = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts}]
     same = [
@@ -126,14 +126,14 @@ def test_content_as_parts_and_the_developer_role(client: openai.OpenAI) -> None:
     assert answers[0].usage == answers[1].usage
 
 
-def test_an_answer_can_be_begun_by_the_client(client: openai.OpenAI) -> None:
+def test_continue_final_message_continues_the_clients_text(client: openai.OpenAI) -> None:
     turns = [*QUESTION, {"role": "assistant", "content": "The capital of"}]
     extra = {"continue_final_message": True}
     answer = client.chat.completions.create(**GREEDY | {"messages": turns}, max_tokens=4, extra_body=extra)
     assert answer.choices[0].message.content == " France is Paris."
 
 
-def test_a_seed_repeats_an_answer(client: openai.OpenAI) -> None:
+def test_same_seed_gives_the_same_answer(client: openai.OpenAI) -> None:
     request = {
         **GREEDY,
         "temperature": 1.5,
@@ -146,7 +146,7 @@ def test_a_seed_repeats_an_answer(client: openai.OpenAI) -> None:
     assert first == again != other
 
 
-def test_several_choices(client: openai.OpenAI) -> None:
+def test_n_gives_several_choices(client: openai.OpenAI) -> None:
     request: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "seed": 2, "n": 2, "max_tokens": 6}
     answer = client.chat.completions.create(**request, temperature=1.5)
     assert [choice.index for choice in answer.choices] == [0, 1]
@@ -160,7 +160,7 @@ def test_several_choices(client: openai.OpenAI) -> None:
         assert "".join(delta.content or "" for delta in rest) == choice.message.content
 
 
-def test_fields_nobody_knows_are_ignored(client: openai.OpenAI) -> None:
+def test_unknown_fields_are_ignored(client: openai.OpenAI) -> None:
     extra = {"no_such_field": 1, "tools": [], "response_format": {"type": "text"}, "logit_bias": None}
     answer = client.chat.completions.create(**GREEDY, max_tokens=1, user="me", extra_body=extra)
     assert answer.choices[0].message.content == "The"

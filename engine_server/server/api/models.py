@@ -1,29 +1,37 @@
-"""GET /v1/models, and the check that a request is for a model that is served here."""
+"""GET /v1/models, and the check that a request names a served model."""
 
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from engine_server.contract.errors import ErrorCode
-from engine_server.server.engine_host import EngineHost
-from engine_server.server.errors import ApiError
+from engine_server.server.http.errors import ApiError
 
-STARTED = int(time.time())
+if TYPE_CHECKING:
+    from engine_server.server.engine_host import EngineHost
+
+# The models' creation time, in seconds since the epoch: the server's start.
+CREATED = int(time.time())
 
 
 class ModelCard(msgspec.Struct):
+    """One served name."""
+
     id: str
     root: str
     max_model_len: int
     object: str = "model"
-    created: int = STARTED
+    created: int = CREATED
     owned_by: str = "fairlead"
     parent: str | None = None
 
 
 class ModelList(msgspec.Struct):
+    """All served names."""
+
     data: list[ModelCard]
     object: str = "list"
 
@@ -38,6 +46,7 @@ def model_list(host: EngineHost) -> ModelList:
 
 
 def check_model(host: EngineHost, name: str) -> None:
+    """Raise ApiError 404 for a model that isn't served here."""
     if name not in host.served_names:
         served = ", ".join(host.served_names)
         raise ApiError(

@@ -1,0 +1,198 @@
+"""Block tables: which blocks of the KV cache hold the tokens of each running request."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from engine_server.core.cache.block_pool import BlockPool
+
+
+class BlockTable:
+    """The block ids of running requests: `ids` is int32 [kinds, rows, columns], with one row per request.
+
+    A kind of attention is a window, or None for the whole context; layers of one kind share their blocks. Token t of
+    the request in row r lies in block `ids[kind, r, t // block_size]`, at offset t % block_size. Blocks that a window
+    has passed are released; their cells, and those of columns without a block, mean nothing.
+    """
+
+    def __init__(
+        self, pool: BlockPool, rows: int, max_tokens: int, block_size: int, windows: Sequence[int | None]
+    ) -> None:
+        self.pool = pool
+        self.block_size = block_size
+        self.windows = tuple(windows)
+        shape = (len(self.windows), rows, self._num_blocks(max_tokens))
+        self.ids: npt.NDArray[np.int32] = np.zeros(shape, dtype=np.int32)
+        # By kind and row: the columns that have a block.
+        self._columns = [[range(0)] * rows for _ in self.windows]
+        # By row: the number of tokens up to which no block has to be taken or released.
+        self._unchanged_until = [0] * rows
+        # By row: the number of blocks that were cached when it was opened, and of those whose content is published.
+        self._found = [0] * rows
+        self._published = [0] * rows
+        self._free_rows = list(range(rows - 1, -1, -1))
+        # By kind and row: the first column whose block is new since the last `take_changes`.
+        self._changed_from: dict[tuple[int, int], int] = {}
+
+    @property
+    def num_free_rows(self) -> int:
+        return len(self._free_rows)
+
+    def columns(self, kind: int, row: int) -> range:
+        """Return the columns of a row that have a block."""
+        return self._columns[kind][row]
+
+    def num_cached(self, hashes: Sequence[bytes]) -> int:
+        """Return how many tokens are cached of the blocks with these hashes, from the first on.
+
+        Only blocks that the token after them attends to need be there.
+        """
+        longest = 0
+        # By kind: the column from which on all blocks up to the present one are cached.
+        cached_from = [0] * len(self.windows)
+        for count, digest in enumerate(hashes, 1):
+            for kind, window in enumerate(self.windows):
+                if (kind, digest) not in self.pool:
+                    if window is None:
+                        return longest * self.block_size
+                    cached_from[kind] = count
+            if all(
+                start <= self._first_column(window, count * self.block_size)
+                for start, window in zip(cached_from, self.windows, strict=True)
+            ):
+                longest = count
+        return longest * self.block_size
+
+    def num_missing(self, hashes: Sequence[bytes], cached: int, num_tokens: int, total: int) -> int:
+        """Return how many free blocks it takes to open a row with `cached` tokens and to grow it to `num_tokens`.
+
+        The arguments are those of `open` and `grow`.
+        """
+        count, missing = cached // self.block_size, 0
+        for kind, window in enumerate(self.windows):
+            held = range(self._first_column(window, cached), count)
+            missing += self._num_blocks(total if window is None else num_tokens) - count
+            missing += self.pool.num_free_of((kind, hashes[column]) for column in held)
+        return missing
+
+    def open(self, hashes: Sequence[bytes], cached: int) -> int:
+        """Take a row that begins with `cached` tokens, as `num_cached` counts them, and return its number."""
+        row, count = self._free_rows.pop(), cached // self.block_size
+        for kind, window in enumerate(self.windows):
+            columns = range(self._first_column(window, cached), count)
+            block_ids = [self.pool.hold((kind, hashes[column])) for column in columns]
+            self.ids[kind, row, columns.start : columns.stop] = block_ids
+            self._columns[kind][row] = columns
+            self._changed_from[kind, row] = columns.start
+        self._found[row] = self._published[row] = count
+        return row
+
+    def grow(self, row: int, computed: int, num_tokens: int, total: int) -> bool:
+        """Make room for the tokens from `computed` to `num_tokens`.
+
+        Return False, with nothing taken, if the pool has too few blocks.
+        Kinds without a window get room for `total` tokens, so that a prompt that has begun can be finished.
+        """
+        if num_tokens <= self._unchanged_until[row]:
+            return True
+        for kind, window in enumerate(self.windows):
+            self._release_before(kind, row, self._first_column(window, computed))
+        ends = [self._num_blocks(total if window is None else num_tokens) for window in self.windows]
+        missing = [max(0, end - columns[row].stop) for end, columns in zip(ends, self._columns, strict=True)]
+        if sum(missing) > self.pool.num_free:
+            return False
+        for kind, count in enumerate(missing):
+            if not count:
+                continue
+            columns = self._columns[kind][row]
+            self.ids[kind, row, columns.stop : columns.stop + count] = self.pool.allocate(count)
+            self._columns[kind][row] = range(columns.start, columns.stop + count)
+            self._changed_from.setdefault((kind, row), columns.stop)
+        self._unchanged_until[row] = self._next_change(row)
+        return True
+
+    def take_changes(self) -> npt.NDArray[np.int32]:
+        """Return the cells of open rows that changed since the last call, [4, n]: kind, row, column and block id."""
+        kinds, rows, columns = [], [], []
+        for (kind, row), first in self._changed_from.items():
+            held = self._columns[kind][row]
+            changed = np.arange(max(first, held.start), held.stop)
+            kinds.append(np.full_like(changed, kind))
+            rows.append(np.full_like(changed, row))
+            columns.append(changed)
+        self._changed_from.clear()
+        if not kinds:
+            return np.zeros((4, 0), dtype=np.int32)
+        cells = np.concatenate(kinds), np.concatenate(rows), np.concatenate(columns)
+        return np.stack([*cells, self.ids[cells]]).astype(np.int32)
+
+    def publish(self, row: int, hashes: Sequence[bytes], count: int) -> None:
+        """Let other requests hold the first `count` blocks of a row by their hashes, from this very step on.
+
+        A request that holds them attends to them in this step at the earliest, and each layer writes K and V before it
+        attends.
+        """
+        for column in range(self._published[row], count):
+            for kind, columns in enumerate(self._columns):
+                if column in columns[row]:  # a window may have passed it before its tokens were known
+                    self.pool.publish(int(self.ids[kind, row, column]), (kind, hashes[column]))
+        self._published[row] = max(self._published[row], count)
+
+    def close(self, row: int, computed: int) -> list[int]:
+        """Release a row and its blocks, and return the blocks that became blank.
+
+        Blocks that the row has published but not filled within `computed` tokens are removed from the pool's index.
+        """
+        blanks = []
+        filled = max(self._found[row], computed // self.block_size)
+        for kind, columns in enumerate(self._columns):
+            for column in range(max(columns[row].start, filled), self._published[row]):
+                self.pool.forget(int(self.ids[kind, row, column]))
+            blanks += self._release_before(kind, row, columns[row].stop)
+            columns[row] = range(0)
+            self._changed_from.pop((kind, row), None)
+        self._unchanged_until[row] = 0
+        self._free_rows.append(row)
+        return blanks
+
+    def check_integrity(self) -> None:
+        """Assert that the pool's blocks are held as often as rows have them, and that free rows have none."""
+        held = Counter(
+            block_id
+            for kind, rows in enumerate(self._columns)
+            for row, columns in enumerate(rows)
+            for block_id in self.ids[kind, row, columns.start : columns.stop].tolist()
+        )
+        self.pool.check_integrity(held)
+        free = set(self._free_rows)
+        assert len(free) == len(self._free_rows), "a row is free twice"
+        for kind, rows in enumerate(self._columns):
+            assert not any(columns for row, columns in enumerate(rows) if row in free), (
+                "a free row has blocks"
+            )
+            assert not any((kind, row) in self._changed_from for row in free), "a free row has changed cells"
+
+    def _release_before(self, kind: int, row: int, column: int) -> list[int]:
+        """Release the blocks of a row before a column, and return those that became blank."""
+        columns = self._columns[kind][row]
+        if column <= columns.start:
+            return []
+        self._columns[kind][row] = range(column, columns.stop)
+        return self.pool.free(self.ids[kind, row, columns.start : column].tolist())
+
+    def _next_change(self, row: int) -> int:
+        """Return the number of tokens up to which a row needs no further block and no window passes one."""
+        limits = [columns[row].stop * self.block_size for columns in self._columns]
+        for window, columns in zip(self.windows, self._columns, strict=True):
+            if window is not None:
+                limits.append((columns[row].start + 1) * self.block_size + window - 1)
+        return min(limits, default=0)
+
+    def _first_column(self, window: int | None, position: int) -> int:
+        """Return the first column that the token at a position attends to."""
+        return 0 if window is None else max(0, position + 1 - window) // self.block_size
+
+    def _num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)

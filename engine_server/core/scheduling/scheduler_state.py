@@ -1,0 +1,16 @@
+"""A copy of the scheduler's state, for tests and reports of faults."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, frozen=True)
+class SchedulerState:
+    """The requests and blocks between two calls of the scheduler."""
+
+    # Ids of running requests, in the order in which they were admitted.
+    running: tuple[str, ...]
+    # Ids of waiting requests, in the order in which they will be admitted.
+    waiting: tuple[str, ...]
+    num_blocks: int
+    num_free_blocks: int
+    num_free_rows: int

@@ -1,0 +1,1 @@
+"""The APIs: a module each, with its requests, its answers and its renderer."""

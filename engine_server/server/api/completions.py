@@ -1,0 +1,139 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from pydantic import Field, PlainValidator
+from starlette.responses import Response
+
+from engine_server.server.api.answers import LOWEST_LOGPROB, AnswerHead, ChunkEncoder, StopReason, Usage
+from engine_server.server.api.fields import MAX_CHOICES, only, prompt_list
+from engine_server.server.api.generation_request import GenerationRequest
+from engine_server.server.api.models import check_model
+from engine_server.server.generation.events import ChoiceDelta, GenerationEvent, GenerationFinished
+from engine_server.server.generation.generate import Generation, generate
+from engine_server.server.generation.prompts import tokenize_prompt
+from engine_server.server.generation.render import body_response, stream_response
+
+if TYPE_CHECKING:
+    from engine_server.requests.outputs import TokenLogprobs
+    from engine_server.requests.sampling_params import SamplingParams
+    from engine_server.server.engine_host import EngineHost, TraceHeaders
+
+DEFAULT_MAX_TOKENS = 16
+
+
+class CompletionRequest(GenerationRequest):
+    """The body of a request."""
+
+    prompt: Annotated[list[str] | list[list[int]], PlainValidator(prompt_list)]
+    logprobs: int | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+
+    echo: Annotated[Any, only(False)] = None
+    suffix: Annotated[Any, only("")] = None
+
+    def sampling_params(self) -> SamplingParams:
+        max_tokens = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+        return self.to_sampling_params(max_tokens, self.logprobs)
+
+
+class Logprobs(msgspec.Struct):
+    """Log-probabilities of consecutive tokens."""
+
+    # Where each token's text starts, in characters.
+    text_offset: list[int] = []
+    token_logprobs: list[float] = []
+    tokens: list[str] = []
+    top_logprobs: list[dict[str, float]] = []
+
+
+class Choice(msgspec.Struct):
+    """One choice: a whole one, or what a chunk adds to it."""
+
+    index: int
+    text: str
+    logprobs: Logprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: StopReason = msgspec.UNSET
+
+
+class Completion(AnswerHead, frozen=True):
+    """A whole answer."""
+
+    choices: list[Choice]
+    usage: Usage
+
+
+async def create_completion(
+    host: EngineHost, request: CompletionRequest, trace_headers: TraceHeaders
+) -> Response:
+    check_model(host, request.model)
+    params = request.sampling_params()
+    prompts = [await tokenize_prompt(host.engine, prompt) for prompt in request.prompt]
+    head = AnswerHead(f"cmpl-{uuid.uuid4().hex}", "text_completion", int(time.time()), request.model)
+    events = generate(host.engine, Generation(head.id, prompts, params, trace_headers, prompt_field="prompt"))
+    if request.stream:
+        return stream_response(events, CompletionStream(ChunkEncoder(head, request.include_usage)))
+    return await body_response(events, partial(completion_body, head))
+
+
+class CompletionStream:
+    """Renders a streamed answer."""
+
+    def __init__(self, encoder: ChunkEncoder) -> None:
+        self._encoder = encoder
+        # Where the next token's text starts, by choice; only kept where log-probabilities are asked for.
+        self._offsets: dict[int, int] = {}
+
+    def render(self, event: GenerationEvent) -> bytes:
+        if isinstance(event, GenerationFinished):
+            return self._encoder.usage(event)
+        offset = self._offsets.get(event.choice, 0)
+        choice = to_choice(event, offset)
+        if choice.logprobs is not None:
+            self._offsets[event.choice] = offset + sum(map(len, choice.logprobs.tokens))
+        return self._encoder.choice(choice)
+
+
+def completion_body(head: AnswerHead, choices: list[ChoiceDelta], finished: GenerationFinished) -> bytes:
+    """Render an answer that is not streamed."""
+    answer = Completion(
+        head.id,
+        head.object,
+        head.created,
+        head.model,
+        choices=[to_choice(delta, offset=0) for delta in choices],
+        usage=Usage.of(finished),
+    )
+    return msgspec.json.encode(answer)
+
+
+def to_choice(delta: ChoiceDelta, offset: int) -> Choice:
+    choice = Choice(delta.choice, delta.text)
+    if delta.logprobs:
+        choice.logprobs = to_logprobs(delta.logprobs, offset)
+    if delta.finish is not None:
+        choice.finish_reason, choice.stop_reason = delta.finish.reason, delta.finish.stop
+    return choice
+
+
+def to_logprobs(tokens: list[TokenLogprobs], offset: int) -> Logprobs:
+    """Return the log-probabilities of consecutive tokens, the first of which starts at `offset` in the text."""
+    logprobs = Logprobs()
+    for token in tokens:
+        sampled = next(iter(token.values()))
+        logprobs.text_offset.append(offset)
+        logprobs.tokens.append(sampled.decoded_token)
+        logprobs.token_logprobs.append(max(sampled.logprob, LOWEST_LOGPROB))
+        top: dict[str, float] = {}
+        for entry in token.values():
+            top.setdefault(entry.decoded_token, max(entry.logprob, LOWEST_LOGPROB))
+        logprobs.top_logprobs.append(top)
+        offset += len(sampled.decoded_token)
+    return logprobs

@@ -1,0 +1,70 @@
+"""Request fields with rules that pydantic's types don't express."""
+
+from pydantic import AfterValidator
+from pydantic_core import PydanticCustomError
+
+# OpenAI's limit.
+MAX_CHOICES = 128
+UNSUPPORTED = "unsupported"
+
+
+def only(*neutral: object) -> AfterValidator:
+    """Return a validator for a known field that isn't supported: it accepts null and the values that ask for nothing.
+
+    Declaring such a field means that a client which relies on it gets an error and not silently another answer.
+    """
+
+    def check(value: object) -> object:
+        if value is None or value in neutral:
+            return value
+        allowed = f"; only {neutral[0]!r} is" if neutral else ""
+        raise PydanticCustomError(UNSUPPORTED, "is not supported{allowed}", {"allowed": allowed})
+
+    return AfterValidator(check)
+
+
+def stop_strings(value: object) -> list[str]:
+    """Return `stop` as a list; it may be null, one string or several."""
+    if value is None:
+        return []
+    strings = [value] if isinstance(value, str) else value
+    if not isinstance(strings, list) or not all(isinstance(text, str) for text in strings):
+        raise PydanticCustomError("stop", "takes a string or a list of strings")
+    return strings
+
+
+def prompt_list(value: object) -> list[str] | list[list[int]]:
+    """Return `prompt`, in any of its four forms, as a list of prompts."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list):
+        if not value:
+            no_tokens: list[list[int]] = [[]]
+            return no_tokens
+        if all(isinstance(item, str) for item in value):
+            return value
+        if all(type(item) is int for item in value):
+            return [value]
+        if all(isinstance(item, list) and all(type(token) is int for token in item) for item in value):
+            return value
+    raise PydanticCustomError(
+        "prompt", "takes a string, a list of strings, a list of token ids or a list of lists of token ids"
+    )
+
+
+def message_text(value: object) -> str:
+    """Return the text of a message's content; text parts are joined by line ends."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise PydanticCustomError("content", "takes a string or a list of text parts")
+    texts = []
+    for number, part in enumerate(value):
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise PydanticCustomError(
+                "content",
+                "part {number} is not a text part, with a type of text and a text",
+                {"number": number},
+            )
+        texts.append(part["text"])
+    return "\n".join(texts)

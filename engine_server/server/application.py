@@ -1,0 +1,72 @@
+"""The ASGI application: the routes, and the middleware that a request passes on its way to them."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from engine_server.server.api.answers import json_response
+from engine_server.server.api.chat import ChatRequest, create_chat_completion
+from engine_server.server.api.completions import CompletionRequest, create_completion
+from engine_server.server.api.generation_request import parse_request
+from engine_server.server.api.health import health, readiness
+from engine_server.server.api.models import model_card, model_list
+from engine_server.server.http.access_log import AccessLog
+from engine_server.server.http.errors import add_error_handlers
+from engine_server.server.http.gate import Gate
+from engine_server.server.http.request_body import RequestBody
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    from engine_server.server.engine_host import EngineHost
+
+
+def build_application(host: EngineHost, max_body_bytes: int) -> tuple[ASGIApp, Gate]:
+    """Return the application, and its gate, which a shutdown closes."""
+    app = FastAPI(openapi_url=None)
+    add_error_handlers(app)
+    gate = Gate(RequestBody(app, max_body_bytes), host)
+
+    @app.post("/v1/chat/completions")
+    async def post_chat_completions(request: Request) -> Response:
+        body = parse_request(ChatRequest, await request.body())
+        return await create_chat_completion(host, body, host.trace_headers(request.headers))
+
+    @app.post("/v1/completions")
+    async def post_completions(request: Request) -> Response:
+        body = parse_request(CompletionRequest, await request.body())
+        return await create_completion(host, body, host.trace_headers(request.headers))
+
+    @app.get("/v1/models")
+    async def get_models() -> Response:
+        return json_response(model_list(host))
+
+    @app.get("/v1/models/{name:path}")
+    async def get_model(name: str) -> Response:
+        return json_response(model_card(host, name))
+
+    @app.get("/health")
+    async def get_health() -> Response:
+        return await health(host)
+
+    @app.get("/ready")
+    async def get_readiness() -> Response:
+        return await readiness(host, gate)
+
+    @app.get("/metrics")
+    async def get_metrics() -> Response:
+        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/version")
+    async def get_version() -> Response:
+        return JSONResponse({"version": version("fairlead")})
+
+    # A request passes the access log, the gate and the body's middleware, in this order.
+    return AccessLog(gate, [route.path for route in app.routes if isinstance(route, Route)]), gate

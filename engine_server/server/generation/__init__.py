@@ -1,0 +1,1 @@
+"""Generation of an answer: prompts in, typed events out."""

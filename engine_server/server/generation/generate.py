@@ -1,0 +1,114 @@
+"""Run the prompts of one HTTP request in the engine and merge their outputs into one stream of events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine_server.contract.errors import ErrorCode
+from engine_server.requests.errors import InvalidRequestError
+from engine_server.server.generation.events import ChoiceDelta, Finish, GenerationEvent, GenerationFinished
+from engine_server.server.http.errors import ApiError
+
+if TYPE_CHECKING:
+    from engine_server.engine.async_llm import AsyncLLMEngine
+    from engine_server.requests.outputs import CompletionOutput
+    from engine_server.requests.prompts import TokensPrompt
+    from engine_server.requests.sampling_params import SamplingParams
+    from engine_server.server.engine_host import TraceHeaders
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """The prompts of one HTTP request; prompt p has the choices p * n to p * n + n - 1."""
+
+    request_id: str
+    prompts: list[TokensPrompt]
+    params: SamplingParams
+    trace_headers: TraceHeaders
+    # The field of the client's request that errors about a prompt name.
+    prompt_field: str
+
+
+async def generate(engine: AsyncLLMEngine, generation: Generation) -> AsyncGenerator[GenerationEvent, None]:
+    """Yield the events of all prompts as they happen. Closing the generator aborts what is still running.
+
+    Raises ApiError for a request that the engine refuses or fails.
+    """
+    prompt_tokens = sum(len(prompt["prompt_token_ids"]) for prompt in generation.prompts)
+    completion_tokens = 0
+    several = len(generation.prompts) > 1
+    outputs = merge_prompts(engine, generation) if several else run_prompt(engine, generation, 0)
+    async with aclosing(outputs):
+        async for choice, output in outputs:
+            completion_tokens += len(output.token_ids)
+            finish = Finish(output.finish_reason, output.stop_reason) if output.finish_reason else None
+            if output.text or output.logprobs or finish:
+                yield ChoiceDelta(choice, output.text, output.logprobs, finish)
+    yield GenerationFinished(prompt_tokens, completion_tokens)
+
+
+async def run_prompt(
+    engine: AsyncLLMEngine, generation: Generation, index: int
+) -> AsyncGenerator[tuple[int, CompletionOutput], None]:
+    """Yield the outputs of the prompt at `index`, each with its choice."""
+    params, request_id = generation.params, generation.request_id
+    if len(generation.prompts) > 1:
+        request_id = f"{request_id}-{index}"
+    results = engine.generate(
+        generation.prompts[index], params, request_id, trace_headers=generation.trace_headers
+    )
+    async with aclosing(results):
+        try:
+            async for result in results:
+                for output in result.outputs:
+                    raise_if_failed(output)
+                    yield index * params.n + output.index, output
+        except InvalidRequestError as error:
+            param = generation.prompt_field if error.parameter == "prompt" else error.parameter
+            raise ApiError(400, str(error), param=param) from None
+
+
+def raise_if_failed(output: CompletionOutput) -> None:
+    """Raise ApiError for an output that ended without an answer."""
+    if output.finish_reason == "error":
+        raise ApiError(500, f"the request failed: {output.stop_reason}", code=ErrorCode.REQUEST_FAILED)
+    if output.finish_reason == "abort":
+        message = "the request was aborted by the server"
+        raise ApiError(503, message, code=ErrorCode.ABORTED, retry_after=1)
+
+
+async def merge_prompts(
+    engine: AsyncLLMEngine, generation: Generation
+) -> AsyncGenerator[tuple[int, CompletionOutput], None]:
+    """Yield the outputs of all prompts, which run concurrently; the first failure ends all."""
+    merged: asyncio.Queue[tuple[int, CompletionOutput] | Exception | None] = asyncio.Queue()
+
+    async def forward(index: int) -> None:
+        try:
+            async with aclosing(run_prompt(engine, generation, index)) as outputs:
+                async for output in outputs:
+                    merged.put_nowait(output)
+        except Exception as error:
+            merged.put_nowait(error)
+        else:
+            merged.put_nowait(None)
+
+    tasks = [asyncio.create_task(forward(index)) for index in range(len(generation.prompts))]
+    running = len(tasks)
+    try:
+        while running:
+            match await merged.get():
+                case None:
+                    running -= 1
+                case Exception() as error:
+                    raise error
+                case output:
+                    yield output
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)

@@ -1,0 +1,1 @@
+"""HTTP around the API: admission, bodies, errors, streams and the access log."""

@@ -1,0 +1,72 @@
+"""The host's work for a step: it follows the step's tokens, and not the lengths of the contexts."""
+
+import tracemalloc
+
+import pytest
+import torch
+
+from engine_server.config import SchedulerConfig
+from engine_server.core.cache.block_pool import BlockPool
+from engine_server.core.cache.block_table import BlockTable
+from engine_server.core.distributed.runner_calls import CallEncoder
+from engine_server.core.model_inputs import ModelInputs, model_inputs
+from engine_server.core.scheduling.request import Request
+from engine_server.core.scheduling.scheduler import Batch, Sampled, Scheduler
+from engine_server.modeling.staging import Staging
+from engine_server.requests.sampling_params import SamplingParams
+
+BLOCK_SIZE = 16
+LONG_CONTEXT = 131_000
+NUM_DECODES = 256
+ROWS = NUM_DECODES + 1
+MAX_TOKENS = 132_000
+
+
+def add(scheduler: Scheduler, name: str, num_tokens: int) -> None:
+    scheduler.add(Request(name, [3] * num_tokens, num_tokens, SamplingParams(), 1000))
+
+
+def finish(scheduler: Scheduler, batch: Batch) -> None:
+    sampling = scheduler.advance(batch)
+    scheduler.update(sampling, [Sampled(7)] * len(sampling))
+
+
+@pytest.fixture
+def scheduler() -> Scheduler:
+    """One long context among many short ones, all prompts still to be computed."""
+    table = BlockTable(BlockPool(12_000), ROWS, MAX_TOKENS, BLOCK_SIZE, [None])
+    config = SchedulerConfig(max_num_batched_tokens=200_000, max_num_seqs=ROWS, enable_chunked_prefill=True)
+    scheduler = Scheduler(config, table, [], False, lambda block_ids: None)
+    add(scheduler, "long", LONG_CONTEXT)
+    for number in range(NUM_DECODES):
+        add(scheduler, f"short {number}", 5)
+    return scheduler
+
+
+def message_bytes(inputs: ModelInputs) -> int:
+    return len(CallEncoder().encode("forward", (inputs,)))
+
+
+def test_decode_step_sends_other_ranks_no_block_table(scheduler: Scheduler) -> None:
+    batch = scheduler.schedule()
+    model_inputs(batch, scheduler.table, False)
+    finish(scheduler, batch)
+    batch = scheduler.schedule()
+    inputs, _ = model_inputs(batch, scheduler.table, False)
+    assert len(batch) == ROWS
+    assert message_bytes(inputs) < 100 * ROWS
+
+
+def test_decode_step_copies_no_block_table(scheduler: Scheduler) -> None:
+    staging = Staging(200_000, scheduler.table.ids.shape, torch.device("cpu"))
+    batch = scheduler.schedule()
+    inputs, _ = model_inputs(batch, scheduler.table, False)
+    staging.put(inputs.step, inputs.sampling, 0, inputs.table_changes)
+    finish(scheduler, batch)
+    batch = scheduler.schedule()
+    tracemalloc.start()
+    inputs, _ = model_inputs(batch, scheduler.table, False)
+    staging.put(inputs.step, inputs.sampling, 0, inputs.table_changes)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < scheduler.table.ids.nbytes / 10
