@@ -97,7 +97,11 @@ class Executor:
     def collective_rpc(self, method: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
         """Call a method of every rank's runner; return what they return, by rank. Raises RuntimeError if any fails."""
         self._workers.broadcast("collective_rpc", method, args, kwargs)
-        return self.runner.collective_rpc(method, args, kwargs)
+        outcomes = self.runner.collective_rpc(method, args, kwargs)
+        errors = [f"rank {rank}: {error}" for rank, (_, error) in enumerate(outcomes) if error is not None]
+        if errors:
+            raise RuntimeError("; ".join(errors))
+        return [value for value, _ in outcomes]
 
     def check(self, patience: float = 0.0) -> None:
         """Raise EngineDeadError if a worker has ended, or ends within `patience` seconds."""

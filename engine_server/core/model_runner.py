@@ -226,24 +226,21 @@ class ModelRunner:
             self._release_graphs()
             logger.warning("decode steps are not captured as CUDA graphs, and are slower: %s", error)
 
-    def collective_rpc(self, method: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
-        """Call a method of every rank's runner, and return what they return, by rank. All ranks do.
+    def collective_rpc(
+        self, method: str, args: list[Any], kwargs: dict[str, Any]
+    ) -> list[tuple[Any, str | None]]:
+        """Call a method of every rank's runner; return its result or error on each rank. All ranks do.
 
-        Arguments and results are what msgpack can encode. Raises RuntimeError if the method fails on any rank.
+        Arguments and results are what msgpack can encode.
         """
-        outcome: tuple[Any, str | None]
         try:
             if method.startswith("_"):
                 raise ValueError(f"{method} is not a public method")
-            outcome = getattr(self, method)(*args, **kwargs), None
-            encoded = msgspec.msgpack.encode(outcome)
+            outcome = msgspec.msgpack.encode((getattr(self, method)(*args, **kwargs), None))
         except Exception as error:
-            encoded = msgspec.msgpack.encode((None, f"{type(error).__name__}: {error}"))
-        outcomes = [msgspec.msgpack.decode(one) for one in self._gather_bytes(encoded)]
-        errors = [f"rank {rank}: {error}" for rank, (_, error) in enumerate(outcomes) if error is not None]
-        if errors:
-            raise RuntimeError("; ".join(errors))
-        return [value for value, _ in outcomes]
+            outcome = msgspec.msgpack.encode((None, f"{type(error).__name__}: {error}"))
+        decoder = msgspec.msgpack.Decoder(tuple[Any, str | None])
+        return [decoder.decode(one) for one in self._gather_bytes(outcome)]
 
     def _gather_bytes(self, own: bytes) -> list[bytes]:
         """Return every rank's bytes."""

@@ -38,7 +38,7 @@ class SplitModel:
         first_position: position of a sequence's first token.
         """
         self._model: Any = model
-        self._decoder: Any = model.get_decoder()  # type: ignore[no-untyped-call]
+        self._decoder: Any = find_decoder(model)
         self._held = HeldOutput()
         # The forward reads its arguments' shapes; the decoder, which would read their values, doesn't run.
         self._any_token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
@@ -67,6 +67,17 @@ class SplitModel:
         finally:
             self._held.output = None
         return logits
+
+
+def find_decoder(model: PreTrainedModel) -> nn.Module:
+    """Return the module of a causal language model that computes hidden states. Raises UnsupportedModelError."""
+    decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]
+    if decoder is not model:
+        return decoder
+    parts = [child for child in model.children() if isinstance(child, PreTrainedModel)]
+    if len(parts) != 1:
+        raise UnsupportedModelError(f"{type(model).__name__} has no decoder that can be run alone")
+    return parts[0]
 
 
 def hold_output(module: nn.Module, held: HeldOutput) -> None:

@@ -251,6 +251,12 @@ class CountingRunner(ModelRunner):
         type(self).steps += 1
         return super().forward(inputs)
 
+    def num_steps(self, scale: int) -> int:
+        return scale * self.steps
+
+    def broken(self) -> float:
+        return 1 / 0
+
 
 def test_an_executor_may_be_ones_own(tiny: LLMEngine, finish, tiny_params) -> None:
     settings = msgspec.structs.asdict(tiny.config)
@@ -258,6 +264,14 @@ def test_an_executor_may_be_ones_own(tiny: LLMEngine, finish, tiny_params) -> No
     own.add_request("counted", {"prompt_token_ids": [5]}, tiny_params(max_tokens=3, ignore_eos=True))
     finish(own)
     assert CountingRunner.steps == 3
+    assert own._call("collective_rpc", "num_steps", [], {"scale": 2}) == [6]
+    for method, words in (
+        ("num_steps_of", r"rank 0: AttributeError: .*num_steps_of"),
+        ("_probe", "rank 0: ValueError: _probe is not a public method"),
+        ("broken", "rank 0: ZeroDivisionError"),
+    ):
+        with pytest.raises(RuntimeError, match=words):
+            own._call("collective_rpc", method, [], {})
 
 
 def test_a_person_who_knows_vllm_finds_everything(tiny: LLMEngine, finish, tiny_params) -> None:

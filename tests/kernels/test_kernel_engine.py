@@ -1,4 +1,4 @@
-"""The whole engine on our kernels: greedy output in float32 is what plain torch's attention gives."""
+"""An engine on our kernels gives the greedy output in float32 that plain torch's attention gives."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +17,8 @@ from engine_server.modeling.attention.triton_backend import TritonAttention
 from engine_server.modeling.graphs import step_graphs as graphs
 from engine_server.modeling.native import library
 
-NEW_TOKENS = 3  # of the first; each of the others has one more
+# Of the first prompt; each other one gets one more than the prompt before it.
+NEW_TOKENS = 3
 PROMPTS = [[(7 * place + length) % 126 + 2 for place in range(length)] for length in (1, 9, 20, 45)]
 SIZES = TINY | {"vocab_size": 128, "max_position_embeddings": 128, "eos_token_id": 1, "bos_token_id": 0}
 
@@ -27,7 +28,7 @@ def llama() -> PreTrainedModel:
 
 
 def gemma2() -> PreTrainedModel:
-    """One layer with a window, one without, and softcap in both."""
+    """Build a model with one windowed layer and one without a window, both with softcap."""
     config = Gemma2Config(
         **SIZES, pad_token_id=0, head_dim=12, query_pre_attn_scalar=12, sliding_window=20,
         layer_types=["sliding_attention", "full_attention"], attn_logit_softcapping=5.0,
@@ -42,7 +43,7 @@ class RecordedStep:
 
     def __init__(self, run: Callable[[int], None], size: int) -> None:
         self.run, self.size = run, size
-        run(size)
+        assert run(size) is None, "results belong in buffers that all sizes share"
 
     def replay(self) -> None:
         self.replays.append(self.size)
@@ -68,11 +69,38 @@ def test_kernel_engine_equals_torch(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 0))
     monkeypatch.setattr(RecordedStep, "replays", [])
     assert generate(tmp_path, dtype, eager) == expected
-    sizes = set() if eager else {1, 2, 4}  # of which the last has three sequences at times
+    sizes = set() if eager else {1, 2, 4}  # the last one also pads steps of three sequences
     assert set(RecordedStep.replays) == sizes
 
 
-def test_kernels_are_for_gpus_where_they_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_device_memory_of_steps_is_allocated_before_the_kv_cache_is_sized(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that allocates a table later might find no memory for it."""
+    torch.manual_seed(0)
+    llama().save_pretrained(tmp_path)
+    monkeypatch.setattr(kernels, "can_run", lambda device: True)
+    monkeypatch.setattr(graphs, "capture", record)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 0))
+    order: list[str] = []
+
+    def trace(owner: object, name: str, label: str) -> None:
+        original = getattr(owner, name)
+
+        def traced(*args: object, **kwargs: object) -> object:
+            order.append(label)
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, traced)
+
+    trace(model_runner.ModelRunner, "_allocate_buffers", "buffers")
+    trace(model_runner, "Penalties", "penalties")
+    trace(model_runner, "num_blocks", "size of the cache")
+    generate(tmp_path, "auto", eager=False)
+    assert order == ["buffers", "penalties", "size of the cache"]
+
+
+def test_attention_kernels_are_chosen_for_gpus_with_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "cc")
     monkeypatch.setattr(library, "can_run", lambda: False)
     assert model_runner.choose_attention(torch.device("cpu")) is TorchAttention
@@ -83,7 +111,7 @@ def test_kernels_are_for_gpus_where_they_can_be_compiled(monkeypatch: pytest.Mon
 
 
 def generate(model: Path, cache_dtype: str, eager: bool) -> dict[str, tuple[int, ...]]:
-    """Prompts are cut and share steps with decodes, since few tokens are allowed in one; else steps overlap."""
+    """Return greedy tokens. The small budget cuts prompts into chunks that share steps with decodes."""
     engine = LLMEngine.from_engine_args(
         EngineArgs(
             model=str(model), dtype="float32", skip_tokenizer_init=True, num_gpu_blocks_override=40,
@@ -93,7 +121,9 @@ def generate(model: Path, cache_dtype: str, eager: bool) -> dict[str, tuple[int,
     )  # fmt: skip
     for number, prompt in enumerate(PROMPTS):
         count = NEW_TOKENS + number
-        params = SamplingParams(temperature=0, max_tokens=count, min_tokens=count, detokenize=False)
+        params = SamplingParams(
+            temperature=0, max_tokens=count, min_tokens=count, detokenize=False
+        )  # masks tokens
         engine.add_request(number, {"prompt_token_ids": prompt}, params)
     tokens = {}
     while engine.has_unfinished_requests():
