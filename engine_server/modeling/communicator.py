@@ -78,10 +78,10 @@ def connect(
 
 def open_store(address: str, rank: int, size: int) -> Any:
     """Open the key-value store by which ranks find each other. Raises ValueError for an unknown kind of address."""
-    kind, _, place = address.partition("://")
+    kind, _, location = address.partition("://")
     if kind == "file":
-        return distributed.FileStore(place, size)  # type: ignore[attr-defined]
+        return distributed.FileStore(location, size)  # type: ignore[attr-defined]
     if kind == "tcp":
-        host, _, port = place.rpartition(":")
+        host, _, port = location.rpartition(":")
         return distributed.TCPStore(host, int(port), size, rank == 0, TIMEOUT, wait_for_workers=False)  # type: ignore[attr-defined]
     raise ValueError(f"the rendezvous address is {address!r}; it must begin with file:// or tcp://")

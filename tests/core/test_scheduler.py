@@ -62,9 +62,9 @@ class Device:
         self.tables = self.staging.tables
 
     def slot(self, kind: int, one: Request, position: int) -> tuple[int, int, int]:
-        place, offset = divmod(position, BLOCK)
-        assert place in self.scheduler.table.columns(kind, one.row)
-        return kind, int(self.tables[kind][one.row][place]), offset
+        column, offset = divmod(position, BLOCK)
+        assert column in self.scheduler.table.columns(kind, one.row)
+        return kind, int(self.tables[kind][one.row][column]), offset
 
     def erase(self, block_ids: list[int]) -> None:
         for slot in [slot for slot in self.slots if slot[1] in block_ids]:

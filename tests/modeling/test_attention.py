@@ -122,4 +122,6 @@ def flat(prompts: list[torch.Tensor]) -> StepInputs:
     starts = np.cumsum(LENGTHS) - LENGTHS
     positions = np.arange(len(token_ids)) - np.repeat(starts, LENGTHS)
     blocks = np.zeros((len(LENGTHS), 1), dtype=np.int32)
-    return StepInputs(token_ids, positions, token_ids, starts, LENGTHS, LENGTHS, [blocks], np.arange(len(LENGTHS)))
+    return StepInputs(
+        token_ids, positions, token_ids, starts, LENGTHS, LENGTHS, [blocks], np.arange(len(LENGTHS))
+    )
