@@ -67,8 +67,10 @@ class Graphs(NamedTuple):
 class CaptureBuffers(NamedTuple):
     """Where captured steps of every size leave their results."""
 
-    states: Tensor  # [max_num_seqs, hidden]
-    logits: Tensor  # float32 [max_num_seqs, vocabulary]
+    # [max_num_seqs, hidden].
+    states: Tensor
+    # float32 [max_num_seqs, vocabulary]: processors change it in place.
+    logits: Tensor
 
 
 def choose_attention(device: torch.device) -> "type[TorchAttention | TritonAttention]":
