@@ -6,7 +6,14 @@ from engine_server.config.decoding import DecodingConfig, SpeculativeConfig
 from engine_server.config.device import DeviceConfig
 from engine_server.config.engine import EngineConfig, UsageContext
 from engine_server.config.load import LoadConfig
-from engine_server.config.model import Activation, ModelConfig, Pooling, PoolingConfig
+from engine_server.config.model import (
+    Activation,
+    LogprobsMode,
+    ModelConfig,
+    Pooling,
+    PoolingConfig,
+    SamplingDefaults,
+)
 from engine_server.config.observability import ObservabilityConfig
 from engine_server.config.parallel import ParallelConfig
 from engine_server.config.scheduler import SchedulerConfig
@@ -19,12 +26,14 @@ __all__ = [
     "EngineConfig",
     "LoRAConfig",
     "LoadConfig",
+    "LogprobsMode",
     "ModelConfig",
     "ObservabilityConfig",
     "ParallelConfig",
     "Pooling",
     "PoolingConfig",
     "PromptAdapterConfig",
+    "SamplingDefaults",
     "SchedulerConfig",
     "SpeculativeConfig",
     "UsageContext",

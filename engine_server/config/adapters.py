@@ -1,11 +1,11 @@
-"""Adapters beside the model."""
+"""Settings of adapters."""
 
 import msgspec
 
 
 class LoRAConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Adapters beside the model. Not supported yet."""
+    """Settings of LoRA adapters. Not supported yet."""
 
 
 class PromptAdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Learned prefixes. Not supported yet."""
+    """Settings of learned prompt prefixes. Not supported yet."""

@@ -1,11 +1,11 @@
-"""Speculative and structured decoding."""
+"""Settings of speculative and structured decoding."""
 
 import msgspec
 
 
 class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Drafts that the model verifies. Not supported yet."""
+    """Settings of draft tokens that the model verifies. Not supported yet."""
 
 
 class DecodingConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How grammars are enforced; there is nothing to choose yet."""
+    """Settings of grammars; there are none yet."""

@@ -1,7 +1,10 @@
-"""The device that the model runs on."""
+"""The device that runs the model."""
 
 import msgspec
 
 
 class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
-    device: str  # "auto", "cpu" or "cuda"
+    """The device that runs the model."""
+
+    # "auto", "cpu" or "cuda".
+    device: str

@@ -1,4 +1,4 @@
-"""All of an engine's settings after every default is resolved: typed, frozen, and sent to the core as they are."""
+"""All settings of an engine after every default is resolved: typed, frozen, and sent to the core as they are."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from engine_server.config.scheduler import SchedulerConfig
 
 
 class UsageContext(Enum):
-    """Who made the engine. It is said in the log; nothing is collected."""
+    """The entry point that made the engine. It is logged; nothing is collected."""
 
     UNKNOWN_CONTEXT = "UNKNOWN_CONTEXT"
     LLM_CLASS = "LLM_CLASS"
@@ -30,7 +30,7 @@ class UsageContext(Enum):
 
 
 class EngineConfig(msgspec.Struct, frozen=True):
-    """All of an engine's settings. Raises ValueError for those that nothing can serve yet."""
+    """All settings of an engine. Raises ValueError for those that are not supported yet."""
 
     model_config: ModelConfig
     cache_config: CacheConfig
@@ -50,12 +50,19 @@ class EngineConfig(msgspec.Struct, frozen=True):
                 raise ValueError(f"{name} is not supported yet; it takes None")
 
     def with_blocks(self, num_blocks: int) -> Self:
-        """The config of an engine whose core is ready."""
+        """Return the config with the number of KV cache blocks, which the core knows once the model is loaded."""
         cache = msgspec.structs.replace(self.cache_config, num_gpu_blocks=num_blocks)
-        return msgspec.structs.replace(self, cache_config=cache)
+        model = self.model_config
+        if model.fit_max_model_len and num_blocks:
+            fitting = min(model.max_model_len, num_blocks * cache.block_size)
+            model = msgspec.structs.replace(model, max_model_len=fitting)
+        return msgspec.structs.replace(self, cache_config=cache, model_config=model)
 
     def with_executor(self, executor_class: type | None) -> Self:
-        """Execute the model by this class, which crosses to the core by its import path; None changes nothing."""
+        """Return the config of an engine that executes the model with this class; None: the same config.
+
+        The class reaches the core by its import path.
+        """
         if executor_class is None:
             return self
         path = f"{executor_class.__module__}:{executor_class.__qualname__}"

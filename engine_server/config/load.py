@@ -1,9 +1,10 @@
-"""How weights are loaded."""
+"""Settings of weight loading."""
 
 import msgspec
 
 
 class LoadConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Where weights come from."""
+    """The source of the weights."""
 
-    load_format: str = "auto"  # or "safetensors", "gguf", or "dummy": random, from the configuration alone
+    # "auto", "safetensors", "gguf", or "dummy": random weights, from the configuration alone.
+    load_format: str = "auto"

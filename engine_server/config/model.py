@@ -1,6 +1,6 @@
 """The model's settings."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -12,36 +12,72 @@ Activation = Literal["identity", "sigmoid", "softmax"]
 
 
 class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How a pooling model makes one vector of a prompt's hidden states."""
+    """How a pooling model reduces a prompt's hidden states to one vector."""
 
     pooling: Pooling
-    normalize: bool  # to length 1, unless a request says otherwise
-    encoder: bool  # attention both ways, over the whole prompt at once: no KV cache, no chunks
-    num_labels: int | None  # of a classifier; None: the vector is an embedding
-    activation: Activation  # of a classifier's scores
-    dimensions: list[int]  # to which an embedding may be cut
-    num_token_types: int  # of texts in one prompt that the model tells apart; 0: it doesn't
+    # Scale embeddings to length 1, unless a request says otherwise.
+    normalize: bool
+    # Attention in both directions over the whole prompt at once: no KV cache, no chunks.
+    encoder: bool
+    # Labels of a classifier; None: the vector is an embedding.
+    num_labels: int | None
+    # Of a classifier's scores.
+    activation: Activation
+    # Lengths to which an embedding may be cut.
+    dimensions: list[int]
+    # Texts in one prompt that the model distinguishes; 0: it doesn't.
+    num_token_types: int
+
+
+class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Sampling parameters of a model's generation_config.json; None: not given there."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_tokens: int | None = None
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    model: str  # the URI as it was given
-    path: str  # the local folder that it resolved to
-    tokenizer: str  # a local folder or a hub's name
+    """The model, its limits, and how it is loaded and sampled."""
+
+    # The URI as it was given.
+    model: str
+    # The local folder that it resolved to.
+    path: str
+    # A local folder or a hub's name.
+    tokenizer: str
     served_model_name: list[str]
-    dtype: str  # "float32", "bfloat16", "float16" or "auto": as the weights are
-    max_model_len: int  # prompt and output together, in tokens
+    # "float32", "bfloat16", "float16", or "auto": as the weights are.
+    dtype: str
+    # Prompt and output together, in tokens.
+    max_model_len: int
     vocab_size: int
     eos_token_ids: list[int]
     seed: int
-    batch_invariant: bool = False  # a token's logits have the same bits whatever is computed beside it
+    # Lower max_model_len to what the KV cache holds, instead of refusing to start.
+    fit_max_model_len: bool = False
+    # Logits are bitwise independent of batch composition.
+    batch_invariant: bool = False
     skip_tokenizer_init: bool = False
-    enforce_eager: bool = False  # no CUDA graphs
-    logits_processors: list[str] = []  # import paths of those that requests may name
-    pooling: PoolingConfig | None = None  # None: the model generates
+    # Capture no CUDA graphs.
+    enforce_eager: bool = False
+    # Import paths of those that requests may name.
+    logits_processors: list[str] = []
+    # None: the model generates.
+    pooling: PoolingConfig | None = None
     # The most log-probabilities a request may ask for; -1: the whole vocabulary.
     max_logprobs: int = 20
     logprobs_mode: LogprobsMode = "raw_logprobs"
-    prompt_embeds_size: int | None = None  # of an embedding that may stand for a token; None: none may
+    # Size of an embedding that may stand for a token; None: prompts of embeddings are refused.
+    prompt_embeds_size: int | None = None
+    # Replace settings of config.json.
+    hf_overrides: dict[str, Any] = {}
+    # Run Python code that the model's folder brings.
+    trust_remote_code: bool = False
+    sampling_defaults: SamplingDefaults = SamplingDefaults()
 
     @property
     def runner(self) -> str:
@@ -50,3 +86,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_encoder(self) -> bool:
         return self.pooling is not None and self.pooling.encoder
+
+    def get_vocab_size(self) -> int:
+        """Return the number of tokens that the model has logits for."""
+        return self.vocab_size
+
+    def get_diff_sampling_param(self) -> dict[str, Any]:
+        """Return the sampling parameters that the model's generation_config.json gives, by name."""
+        given = msgspec.structs.asdict(self.sampling_defaults)
+        return {name: value for name, value in given.items() if value is not None}

@@ -1,9 +1,14 @@
-"""Health, traces and profiles."""
+"""Settings of health checks, traces and profiles."""
 
 import msgspec
 
 
 class ObservabilityConfig(msgspec.Struct, frozen=True, kw_only=True):
-    hang_timeout: float = 300.0  # seconds without progress after which a core counts as hung
-    torch_profiler_dir: str | None = None  # the folder for traces
-    otlp_traces_endpoint: str | None = None  # the URL that spans are posted to
+    """Health checks, traces and profiles."""
+
+    # Seconds without progress after which a core counts as hung.
+    hang_timeout: float = 300.0
+    # The folder for torch.profiler's traces.
+    torch_profiler_dir: str | None = None
+    # The URL that spans are posted to.
+    otlp_traces_endpoint: str | None = None

@@ -1,8 +1,11 @@
-"""How ranks share a model."""
+"""Settings of model parallelism."""
 
 import msgspec
 
 
 class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The ranks that share a model."""
+
     tensor_parallel_size: int = 1
-    worker_cls: str = "engine_server.core.model_runner:ModelRunner"  # what executes the model
+    # Import path of the class that executes the model.
+    worker_cls: str = "engine_server.core.model_runner:ModelRunner"

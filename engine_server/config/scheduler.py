@@ -1,15 +1,21 @@
-"""The scheduler's settings."""
+"""Settings of the scheduler."""
 
 import msgspec
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    max_num_batched_tokens: int  # a step's token budget
+    """Limits and order of a step's batch."""
+
+    # Token budget of a step.
+    max_num_batched_tokens: int
     max_num_seqs: int
     enable_chunked_prefill: bool
-    policy: str = "fcfs"  # or "priority"
-    async_scheduling: bool | None = None  # prepare a step while the one before runs; None: on a GPU
-    max_queue: int | None = None  # requests that may wait beside `max_num_seqs` that run; None: any number
+    # "fcfs" or "priority".
+    policy: str = "fcfs"
+    # Prepare a step while the one before runs; None: on a GPU.
+    async_scheduling: bool | None = None
+    # Requests that may wait beside `max_num_seqs` that run; None: any number.
+    max_queue: int | None = None
     # Prompts that may be computed in part at the same time; 0: any number.
     max_num_partial_prefills: int = 0
     # Prompts longer than this take at most so many tokens of a step; 0: no limit.

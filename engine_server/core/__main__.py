@@ -22,6 +22,7 @@ IDLE_MS = 250  # between two signs of life of a core that has no work
 
 
 def serve(folder: str, fail: Callable[[str], None]) -> None:
+    """Load the model, then handle messages and run steps until the process ends."""
     started = time.monotonic()
     context = zmq.Context()
     inputs, outputs = context.socket(zmq.PULL), context.socket(zmq.PUSH)
@@ -33,8 +34,8 @@ def serve(folder: str, fail: Callable[[str], None]) -> None:
     def send(message: CoreMessage) -> None:
         outputs.send(encoder.encode(message))
 
-    # torch and transformers take seconds, in which the lifeline is watched already. What they make stays for good, so
-    # the collector waits, and then never looks at it: the start is shorter, and so is each of its passes.
+    # The imports of torch and transformers take seconds, in which the lifeline is watched already. Their objects stay
+    # for good, so they are excluded from garbage collection: the start and every later collection are shorter.
     gc.disable()
     from engine_server.core.engine_core import EngineCore
 
@@ -52,7 +53,7 @@ def serve(folder: str, fail: Callable[[str], None]) -> None:
             if returned := core.handle(decoder.decode(inputs.recv())):
                 send(returned)
             if not core.has_work:
-                send(core.outputs())  # the last request was aborted: tell that nothing runs any more
+                send(core.outputs())  # the last request was aborted: report that nothing runs any more
         if core.has_work or core.scheduler.seconds_to_deadline() <= 0:
             send(core.outputs())
         else:

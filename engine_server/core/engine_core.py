@@ -25,9 +25,9 @@ from engine_server.requests.messages import (
     AbortRequests,
     AddRequest,
     Call,
+    CallResult,
     FrontEndMessage,
     RequestStep,
-    Returned,
     StepOutputs,
 )
 
@@ -81,7 +81,7 @@ class EngineCore:
         self._memory: dict[str, int] = {}
         self._memory_taken = -math.inf
 
-    def handle(self, message: FrontEndMessage) -> Returned | None:
+    def handle(self, message: FrontEndMessage) -> CallResult | None:
         """Do what a message asks for; return what a call returned."""
         match message:
             case Call():

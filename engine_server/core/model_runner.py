@@ -191,7 +191,9 @@ class ModelRunner:
         """Free the cache's memory and the weights': at level 1 the host keeps a copy, at level 2 none is kept."""
         self._release_graphs()
         self._staged = self._latest = None
-        self._freed = [(tensor, tensor.shape) for tensor in (*self.backend.caches, *(self._buffers or ()))]
+        tensors = [*self.backend.caches, *(self._buffers or ())]
+        if any(tensor.numel() for tensor in tensors):  # else only the weights are awake
+            self._freed = [(tensor, tensor.shape) for tensor in tensors]
         for tensor, _ in self._freed:
             tensor.data = tensor.new_empty(0)  # in place, since others hold the tensor too
         self.loaded.unload(keep_on_host=level == 1)
@@ -302,9 +304,10 @@ class ModelRunner:
         return lay_out(layers, longest)
 
     def _count_blocks(self, layout: Layout) -> int:
-        config, longest = self.config.cache_config, self.config.model_config.max_model_len
+        config, model_config = self.config.cache_config, self.config.model_config
         dtype = cache_dtype(config, self.model.dtype, self.device)
-        count = num_blocks(config, layout, dtype, self.device, longest)
+        least = 1 if model_config.fit_max_model_len else model_config.max_model_len
+        count = num_blocks(config, layout, dtype, self.device, least)
         return self.ranks.least(count, self.device) if self.ranks.size > 1 else count
 
     def _allocate_cache(self, layout: Layout, count: int) -> AttentionBackend:

@@ -9,7 +9,7 @@ import torch
 from engine_server.config import EngineConfig
 from engine_server.core.executor import Executor
 from engine_server.core.scheduling.scheduler import Scheduler
-from engine_server.requests.messages import Call, Returned
+from engine_server.requests.messages import Call, CallResult
 
 # The parts that sleep, which may be woken one by one.
 TAGS = frozenset(("weights", "kv_cache"))
@@ -40,13 +40,13 @@ class Operations:
     def halted(self) -> bool:
         return self._paused or self.is_sleeping()
 
-    def run(self, call: Call) -> Returned:
+    def run(self, call: Call) -> CallResult:
         """Run an operation, and return its result or its error; it raises nothing, so that the core goes on."""
         try:
-            return Returned(call.call_id, self._table[call.method](*call.args))
+            return CallResult(call.call_id, self._table[call.method](*call.args))
         except Exception as error:
             logger.warning("%s failed: %s", call.method, error)
-            return Returned(call.call_id, error=f"{call.method}: {error}")
+            return CallResult(call.call_id, error=f"{call.method}: {error}")
 
     def pause(self) -> None:
         self._paused = True
@@ -61,8 +61,10 @@ class Operations:
         """
         if level not in (1, 2):
             raise ValueError(f"level is {level!r}; it takes 1 or 2")
-        if self.is_sleeping():
+        if self._asleep == TAGS:
             return
+        if "weights" in self._asleep:  # and the cache was woken alone
+            level = max(level, self.sleep_level)
         self._scheduler.preempt_all()
         self._scheduler.reset_prefix_cache()
         self._executor.sleep(level)

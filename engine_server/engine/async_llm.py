@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import logging
 import weakref
-from collections.abc import AsyncGenerator, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from engine_server.config import (
     DecodingConfig,
@@ -18,21 +18,26 @@ from engine_server.config import (
     SchedulerConfig,
     UsageContext,
 )
-from engine_server.engine.beam_search import BeamSearch, BeamSearchParams, BeamSearchSequence
-from engine_server.engine.compat import one_prompt, refuse, request_key, request_keys
-from engine_server.engine.core_client import CoreProcess, OnPhase
+from engine_server.engine.beam_search import BeamSearch, BeamSearchParams, BeamSearchSequence, all_or_none
+from engine_server.engine.compat import one_prompt, refuse, request_key, request_keys, rpc_arguments
 from engine_server.engine.engine_args import AsyncEngineArgs
-from engine_server.engine.front_end import FrontEnd, StatLoggers
+from engine_server.engine.front_end import FrontEnd
 from engine_server.engine.input.processor import Processor
 from engine_server.engine.input.tokenizer import load_tokenizer
-from engine_server.engine.output.async_stream import AsyncStream
+from engine_server.engine.loop import garbage
+from engine_server.engine.loop.async_stream import AsyncStream
+from engine_server.engine.loop.core_process import CoreProcess, OnPhase
+from engine_server.engine.loop.operations import Operations, PauseMode
+from engine_server.engine.loop.output_loop import OutputLoop
+from engine_server.engine.loop.request_streams import RequestStreams
 from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
 from engine_server.requests.errors import EngineDeadError
-from engine_server.requests.messages import AbortRequests, AddRequest, CoreMessage, StepOutputs
 from engine_server.requests.outputs import CompletionOutput, Output, PoolingRequestOutput, RequestOutput
 from engine_server.requests.pooling_params import PoolingParams
 from engine_server.requests.prompts import INPUT_REGISTRY, InputRegistry, PromptType
 from engine_server.requests.sampling_params import SamplingParams
+from engine_server.requests.submission import Submission
+from engine_server.telemetry.engine_loggers import StatLoggers
 from engine_server.telemetry.loggers import StatLoggerBase
 
 if TYPE_CHECKING:
@@ -44,14 +49,13 @@ logger = logging.getLogger(__name__)
 
 
 class AsyncLLM:
-    """An engine for an event loop. Its way: processor, core, detokenizer, stream.
+    """An engine for an event loop. A request passes the processor, the core, the output processor and its stream.
 
-    The constructor blocks until the core has loaded the model; `on_phase(name, seconds)` hears of each part of
-    the start as it ends. It may run in a thread: the engine belongs to the event loop that first uses it.
-    An engine that nobody holds is collected, and its core ends with it. `core` may be given by who started one
-    before, since its import takes seconds.
+    The constructor blocks until the core has loaded the model, and calls `on_phase(name, seconds)` at the end of each
+    part of the start. It may run in a thread: the engine belongs to the event loop that first uses it. The core ends
+    when the engine is garbage collected. `core` may be one that was started before, as its import takes seconds.
 
-    Raises ValueError for a model or setting that can't be used, EngineDeadError where the core can't start.
+    Raises ValueError for a model or setting that can't be used, EngineDeadError if the core can't start.
     """
 
     def __init__(
@@ -72,22 +76,22 @@ class AsyncLLM:
         config = vllm_config.with_executor(executor_class)
         self.log_requests = log_requests
         self._start_engine_loop = start_engine_loop
-        self._streams: dict[str, AsyncStream] = {}
-        self._held: list[AddRequest] | None = None  # requests that come while a pause waits for others
-        self._paused = False
-        self._loop: asyncio.Task[None] | None = None
-        self._dead_error: EngineDeadError | None = None
         self._core = core or CoreProcess()
         self._finalizer = weakref.finalize(self, self._core.shutdown)
         try:
             self._core.configure(config)
             tokenizer = load_tokenizer(config.model_config)  # while the core loads
+            garbage.settle()
             ready = self._core.wait_until_ready(on_phase)
+            self.config = config.with_blocks(ready.num_blocks)
+            self._front_end = FrontEnd(self.config, tokenizer, log_stats, stat_loggers)
         except BaseException:
-            self.shutdown()
+            if self._finalizer.detach():
+                self._core.shutdown()
             raise
-        self.config = config.with_blocks(ready.num_blocks)
-        self._front_end = FrontEnd(self.config, tokenizer, log_stats, stat_loggers)
+        self._requests = RequestStreams(self._front_end, self._core, log_requests)
+        self._operations = Operations(self._core, self._requests)
+        self._loop = OutputLoop(self._core, self._requests)
         logger.info("engine ready for %s", usage_context.value)
 
     @classmethod
@@ -100,8 +104,8 @@ class AsyncLLM:
         stat_loggers: StatLoggers | None = None,
         on_phase: OnPhase | None = None,
     ) -> Self:
-        """Make an engine from its arguments; `engine_config`, where given, stands for what they resolve to."""
-        core = CoreProcess()  # imports while we read the model's configuration
+        """Make an engine from its arguments; `engine_config` replaces what they resolve to."""
+        core = CoreProcess()  # imports while this process reads the model's configuration
         try:
             config = engine_config or engine_args.create_engine_config()
         except BaseException:
@@ -128,17 +132,21 @@ class AsyncLLM:
         trace_headers: Mapping[str, str] | None = None,
         prompt_adapter_request: PromptAdapterRequest | None = None,
         priority: int = 0,
+        data_parallel_rank: int | None = None,
         *,
         inputs: PromptType | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield a request's outputs as they come; the last has `finished`.
 
-        A caller that stops iterating aborts the request. Raises InvalidRequestError before anything is queued,
-        and EngineDeadError when the core ends on the way.
+        A caller that stops iterating aborts the request. Raises InvalidRequestError or QueueFullError before
+        anything is queued, and EngineDeadError if the core ends meanwhile.
         """
+        refuse(data_parallel_rank=data_parallel_rank)
         outputs = self._outputs(
-            request_id, prompt, inputs, sampling_params or SamplingParams(),
-            lora_request, trace_headers, prompt_adapter_request, priority,
+            Submission(
+                request_key(request_id), one_prompt(prompt, inputs), sampling_params or SamplingParams(), None,
+                lora_request, trace_headers, prompt_adapter_request, priority,
+            )
         )  # fmt: skip
         return cast(AsyncGenerator[RequestOutput, None], outputs)
 
@@ -150,52 +158,37 @@ class AsyncLLM:
         lora_request: LoRARequest | None = None,
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
+        data_parallel_rank: int | None = None,
         *,
         inputs: PromptType | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput[Any], None]:
-        """Yield once what a pooling model makes of the prompt: for the task embed an EmbeddingRequestOutput.
+        """Yield a pooling model's one output for the prompt: for the task embed an EmbeddingRequestOutput.
 
-        As `generate` otherwise.
+        Otherwise as `generate`.
         """
+        refuse(data_parallel_rank=data_parallel_rank)
         outputs = self._outputs(
-            request_id, prompt, inputs, pooling_params or PoolingParams(),
-            lora_request, trace_headers, None, priority,
+            Submission(
+                request_key(request_id), one_prompt(prompt, inputs), pooling_params or PoolingParams(), None,
+                lora_request, trace_headers, None, priority,
+            )
         )  # fmt: skip
         return cast(AsyncGenerator[PoolingRequestOutput[Any], None], outputs)
-
-    async def _outputs(
-        self,
-        request_id: str | int,
-        prompt: PromptType | None,
-        inputs: PromptType | None,
-        params: SamplingParams | PoolingParams,
-        *options: Any,
-    ) -> AsyncGenerator[Output, None]:
-        key = request_key(request_id)
-        stream = await self.add_request(key, one_prompt(prompt, inputs), params, None, *options)
-        try:
-            while True:
-                output = await stream.get()
-                yield output
-                if output.finished:
-                    return
-        finally:
-            if self._streams.get(key) is stream:
-                self._abort([key])
 
     async def beam_search(
         self, prompt: PromptType, request_id: str | int, params: BeamSearchParams
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield one output: the beam_width best completions, the best first. See BeamSearchParams."""
 
-        async def last(number: int, beam: BeamSearchSequence) -> CompletionOutput:
+        async def complete(number: int, beam: BeamSearchSequence) -> CompletionOutput:
             stream = self.generate({"prompt_token_ids": beam.tokens}, search.step_params, f"{key}-{number}")
-            return [output async for output in stream][-1].outputs[0]
+            async with contextlib.aclosing(stream):
+                return [output async for output in stream][-1].outputs[0]
 
         key = request_key(request_id)
         search = BeamSearch(prompt, params, self._front_end.processor)
         while search.beams:
-            search.advance(await asyncio.gather(*(last(*item) for item in enumerate(search.beams))))
+            search.advance(await all_or_none(complete(*item) for item in enumerate(search.beams)))
         yield search.output(key)
 
     async def add_request(
@@ -208,144 +201,138 @@ class AsyncLLM:
         trace_headers: Mapping[str, str] | None = None,
         prompt_adapter_request: PromptAdapterRequest | None = None,
         priority: int = 0,
+        data_parallel_rank: int | None = None,
     ) -> AsyncStream:
-        """Queue a request; its outputs come from the stream. `arrival_time` is on the monotonic clock."""
-        self._require_loop()
-        key = request_key(request_id)
-        requests = self._front_end.admit(
-            key, prompt, params, arrival_time, lora_request, trace_headers, prompt_adapter_request, priority
-        )
-        stream = self._streams[key] = AsyncStream(params.output_kind)
-        for request in requests:
-            if self._held is None:
-                self._core.send(request)
-            else:
-                self._held.append(request)
-            if self.log_requests:
-                logger.info("request %s: %d prompt tokens", request.request_id, len(request.prompt_token_ids))
-        if not requests:
-            self._abort([key])  # it has its last output already
-        return stream
+        """Queue a request and return the stream of its outputs. `arrival_time` is on the monotonic clock.
 
-    async def abort(self, request_id: str | int | Iterable[str]) -> None:
-        """End requests at once; their streams get a last output with the reason abort. Unknown ids are no error."""
-        self._abort(request_keys(request_id))
+        data_parallel_rank: there is one replica, so that only None or 0 is taken.
+        """
+        refuse(data_parallel_rank=data_parallel_rank)
+        return await self._submit(
+            Submission(
+                request_key(request_id), one_prompt(prompt, None), params, arrival_time,
+                lora_request, trace_headers, prompt_adapter_request, priority,
+            )
+        )  # fmt: skip
+
+    async def abort(self, request_id: str | int | Iterable[str], internal: bool = False) -> None:
+        """End requests at once; each stream gets a last output with the reason abort. Unknown ids are ignored.
+
+        internal: only False is taken, since callers don't know the engine's own ids.
+        """
+        refuse(internal=internal)
+        self._requests.abort(request_keys(request_id))
 
     def start_background_loop(self) -> None:
-        """Start handling the core's messages in the running event loop."""
-        if self._dead_error is not None:
-            raise self._dead_error
+        """Start to handle the core's messages in the running event loop."""
+        if self._loop.dead_error is not None:
+            raise self._loop.dead_error
         if self.is_running:
             raise RuntimeError("the engine's loop is running already")
-        self._loop = asyncio.create_task(self.run_engine_loop(weakref.ref(self)))
+        self._loop.start(self.run_engine_loop(weakref.ref(self)))
 
     def shutdown_background_loop(self) -> None:
         """Stop handling the core's messages; streams wait until a loop or `engine_step` goes on with them."""
-        if self._loop is not None:
-            self._loop.cancel()
-            self._loop = None
+        self._loop.stop()
 
     @staticmethod
     async def run_engine_loop(engine_ref: weakref.ref[AsyncLLM]) -> None:
-        """Handle the core's messages for as long as somebody holds the engine."""
+        """Handle the core's messages until the engine ends or is garbage collected."""
         while (engine := engine_ref()) and not engine.errored:
-            core = engine._core
+            loop = engine._loop
             del engine
-            await core.arrive()  # nobody holds the engine here
+            await loop.arrive()  # without a reference to the engine
             if engine := engine_ref():
-                with contextlib.suppress(EngineDeadError):  # every stream tells
+                with contextlib.suppress(EngineDeadError):  # raised in every stream
                     await engine.engine_step()
 
     async def engine_step(self) -> bool:
-        """Handle one message of the core; whether requests remain. The background loop does nothing else.
+        """Handle one message of the core, as the background loop does; return True if requests remain.
 
         Raises EngineDeadError when the core has ended.
         """
-        if self.is_running and asyncio.current_task() is not self._loop:
-            raise RuntimeError("the background loop handles the core's messages; shut it down first")
-        try:
-            self._handle(await self._core.receive())
-        except Exception as error:
-            dead = EngineDeadError(f"the engine's loop failed: {type(error).__name__}: {error}")
-            self._die(error if isinstance(error, EngineDeadError) else dead)
-            raise self.dead_error from error
-        return bool(self._streams)
+        await self._loop.step()
+        return len(self._requests) > 0
 
     @property
     def is_running(self) -> bool:
-        return self._loop is not None and not self._loop.done()
+        return self._loop.running
 
     @property
     def is_stopped(self) -> bool:
-        return self.errored or (self._loop is not None and self._loop.done())
+        return self._loop.stopped
 
     @property
     def errored(self) -> bool:
-        return self._dead_error is not None
+        return self._loop.dead_error is not None
 
     @property
     def dead_error(self) -> EngineDeadError:
-        return self._dead_error or EngineDeadError("the engine is not dead")
+        return self._loop.dead_error or EngineDeadError("the engine is not dead")
 
     @property
     def core_pid(self) -> int:
         return self._core.pid
 
     async def check_health(self) -> None:
-        """Raises EngineDeadError when the core has ended, or hangs: `hang_timeout` passed without progress."""
-        if self._dead_error is not None:
-            raise self._dead_error
+        """Raise EngineDeadError if the core has ended, or made no progress for `hang_timeout` seconds."""
+        if self._loop.dead_error is not None:
+            raise self._loop.dead_error
         self._core.check(self.config.observability_config.hang_timeout)
 
-    async def pause_generation(
-        self, *, mode: Literal["abort", "wait", "keep"] = "abort", clear_cache: bool = True
-    ) -> None:
-        """Run nothing until `resume_generation`; requests that come wait.
+    async def pause_generation(self, *, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
+        """Run no step until `resume_generation`; new requests wait.
 
-        Those under way are aborted, finished first, or kept as they are. The prefix cache is emptied but for keep.
+        mode: abort the requests in flight, wait for their end, or keep them as they are. The prefix cache is
+        emptied unless they are kept. A pause that still waits is given up when it is cancelled or resumed.
         """
-        match mode:
-            case "abort":
-                self._abort(list(self._streams))
-            case "wait":
-                before = list(self._streams.values())
-                self._held = []
-                for stream in before:
-                    await stream.ended.wait()
-            case "keep":
-                pass
-            case _:
-                raise ValueError(f"mode is {mode!r}; it takes abort, wait or keep")
-        self._paused = True
-        await self._call("pause")
-        self._send_held()
-        if clear_cache and mode != "keep":
-            await self._call("reset_prefix_cache")
+        self._require_loop()
+        await self._operations.pause(mode, clear_cache)
 
     async def resume_generation(self) -> None:
-        self._paused = False
-        await self._call("resume")
-        self._send_held()
+        self._require_loop()
+        await self._operations.resume()
 
     async def is_paused(self) -> bool:
-        return self._paused
+        return self._operations.paused
 
     async def wait_for_requests_to_drain(self, drain_timeout: float = 300.0) -> None:
-        """Return once no request is under way. Raises TimeoutError after `drain_timeout` seconds."""
+        """Return once no request is in flight. Raises TimeoutError after `drain_timeout` seconds."""
         async with asyncio.timeout(drain_timeout):
-            while self._streams:
-                await next(iter(self._streams.values())).ended.wait()
+            await self._requests.wait_for_all()
 
-    async def reset_prefix_cache(self) -> bool:
-        """Forget cached prompts; False, and nothing done, while requests hold blocks."""
-        return bool(await self._call("reset_prefix_cache"))
+    async def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """Forget cached prompts. Returns False, and does nothing, while requests hold blocks.
+
+        reset_running_requests: preempt requests that hold blocks, which are computed again, and forget all.
+        reset_connector: there is no connector, so that only False is taken.
+        """
+        refuse(reset_connector=reset_connector)
+        return bool(await self._call("reset_prefix_cache", reset_running_requests))
+
+    async def collective_rpc(
+        self,
+        method: str,
+        timeout: float | None = None,  # noqa: ASYNC109  (vLLM's name)
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call a method of the executor on every rank, and return what each one returns.
+
+        timeout: seconds after which TimeoutError is raised, while the call goes on; None: never. Arguments and
+        results are plain data, which msgpack encodes. Raises RuntimeError if a call fails.
+        """
+        async with asyncio.timeout(timeout):
+            return list(await self._call("collective_rpc", *rpc_arguments(method, args, kwargs)))
 
     async def sleep(self, level: int = 1) -> None:
         """Free the KV cache; level 1 moves a GPU's weights to the host, level 2 drops them. Requests wait."""
         await self._call("sleep", level)
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
-        """Wake "weights", "kv_cache", or both; requests go on once both are awake, as if nothing had been."""
+        """Wake "weights", "kv_cache", or both; once both are awake, requests continue where they were."""
         await self._call("wake_up", tags)
 
     async def is_sleeping(self) -> bool:
@@ -360,11 +347,19 @@ class AsyncLLM:
         await self._call("stop_profile")
 
     def get_num_unfinished_requests(self) -> int:
-        return len(self._streams)
+        return len(self._requests)
 
     async def get_tokenizer(self, lora_request: LoRARequest | None = None) -> PreTrainedTokenizerBase:
-        """Raises ValueError where the engine was made without one."""
+        """Return the tokenizer. Raises ValueError if the engine was made without one."""
         return self._front_end.require_tokenizer(lora_request)
+
+    @property
+    def vllm_config(self) -> EngineConfig:
+        return self.config
+
+    @property
+    def model_config(self) -> ModelConfig:
+        return self.config.model_config
 
     async def get_model_config(self) -> ModelConfig:
         return self.config.model_config
@@ -388,75 +383,54 @@ class AsyncLLM:
         return self._front_end.traces
 
     async def do_log_stats(self, scheduler_outputs: None = None, model_output: None = None) -> None:
-        """Let the stat loggers say now what they would say at the next interval; the parameters take None."""
+        """Let the stat loggers log now what they would at the next interval; the parameters take None."""
         refuse(scheduler_outputs=scheduler_outputs, model_output=model_output)
-        self._front_end.log_stats()
+        self._front_end.loggers.log()
 
     def add_logger(self, logger_name: str, logger: StatLoggerBase) -> None:
-        """Raises KeyError where the name is taken."""
-        self._front_end.add_logger(logger_name, logger)
+        """Raises KeyError if the name is taken."""
+        self._front_end.loggers.add(logger_name, logger)
 
     def remove_logger(self, logger_name: str) -> None:
         """The engine's own are "prometheus" and "logging". Raises KeyError."""
-        del self._front_end.loggers[logger_name]
+        self._front_end.loggers.remove(logger_name)
 
     def shutdown(self, timeout: float = 10.0) -> None:
-        """End the core, by force after `timeout` seconds. Streams under way raise EngineDeadError."""
-        if self._loop is not None:
-            self._loop.cancel()
-        if self._dead_error is None:
-            self._die(EngineDeadError("the engine was shut down"))
+        """End the core, by force after `timeout` seconds. Streams of requests in flight raise EngineDeadError."""
+        self._loop.stop()
+        self._loop.end(EngineDeadError("the engine was shut down"))
         if self._finalizer.detach():
             self._core.shutdown(timeout)
 
+    async def _outputs(self, submission: Submission) -> AsyncGenerator[Output, None]:
+        stream = await self._submit(submission)
+        try:
+            while True:
+                output = await stream.get()
+                yield output
+                if output.finished:
+                    return
+        finally:
+            if self._requests.get(submission.request_id) is stream:
+                self._requests.abort([submission.request_id])
+
+    async def _submit(self, submission: Submission) -> AsyncStream:
+        self._require_loop()
+        prepared = await self._requests.prepare(submission)
+        self._require_loop()  # the engine may have died while a long prompt was tokenized
+        return self._requests.add(prepared)
+
+    async def _call(self, method: str, *args: Any) -> Any:
+        self._require_loop()
+        return await self._operations.call(method, *args)
+
     def _require_loop(self) -> None:
-        if self._dead_error is not None:
-            raise self._dead_error
+        if self._loop.dead_error is not None:
+            raise self._loop.dead_error
         if not self.is_running:
             if not self._start_engine_loop:
                 raise RuntimeError("the engine's loop isn't running; call start_background_loop() first")
             self.start_background_loop()
-
-    async def _call(self, method: str, *args: Any) -> Any:
-        self._require_loop()
-        return await self._core.call(method, *args)
-
-    def _handle(self, message: CoreMessage) -> None:
-        if isinstance(message, StepOutputs):
-            outputs, stopped = self._front_end.digest(message)
-            for output in outputs:
-                self._put(output)
-            if stopped:
-                self._core.send(AbortRequests(stopped))
-
-    def _put(self, output: Output) -> None:
-        stream = self._streams[output.request_id]
-        if output.finished:
-            del self._streams[output.request_id]
-        stream.put(output)
-
-    def _abort(self, request_ids: list[str]) -> None:
-        known = [request_id for request_id in request_ids if request_id in self._streams]
-        if not known:
-            return
-        outputs, unfinished = self._front_end.abort(known)
-        for output in outputs:
-            self._put(output)
-        if self._held is not None:
-            self._held = [request for request in self._held if request.request_id not in unfinished]
-        self._core.send(AbortRequests(unfinished))
-
-    def _send_held(self) -> None:
-        held, self._held = self._held or [], None
-        for request in held:
-            self._core.send(request)
-
-    def _die(self, error: EngineDeadError) -> None:
-        self._dead_error = error
-        streams, self._streams = self._streams, {}
-        for stream in streams.values():
-            stream.fail(error)
-        self._core.fail_calls(error)
 
 
 AsyncLLMEngine = AsyncLLM

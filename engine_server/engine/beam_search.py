@@ -1,38 +1,50 @@
-"""Beam search, above any engine: a step is one request a beam, for one token and the likeliest in its place."""
+"""Beam search on top of any engine: each step is one request a beam, for one token and its likeliest alternatives."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-from msgspec import Meta
 
 from engine_server.engine.input.processor import Processor
-from engine_server.requests.outputs import CompletionOutput, RequestOutput, TokenLogprobs
+from engine_server.requests import validation as valid
+from engine_server.requests.logprobs import TokenLogprobs
+from engine_server.requests.outputs import CompletionOutput, RequestOutput
 from engine_server.requests.prompts import PromptType
-from engine_server.requests.sampling_params import MAX_LOGPROBS, Count, SamplingParams, check_fields
+from engine_server.requests.sampling_params import MAX_LOGPROBS, SamplingParams
 
 if TYPE_CHECKING:
     from engine_server.engine.llm_engine import LLMEngine
+
+T = TypeVar("T")
 
 
 class BeamSearchParams(msgspec.Struct):
     """A beam's score is its logprob / (its output tokens ** length_penalty). Raises InvalidRequestError."""
 
-    beam_width: Annotated[int, Meta(ge=1, le=MAX_LOGPROBS // 2)]
-    max_tokens: Count
+    beam_width: int
+    max_tokens: int
     ignore_eos: bool = False
-    temperature: Annotated[float, Meta(ge=0, le=0)] = 0.0
+    temperature: float = 0.0
     length_penalty: float = 1.0
-    include_stop_str_in_output: bool = False  # whether tokens have the end of sequence
+    # Keep the end of sequence in a beam's tokens.
+    include_stop_str_in_output: bool = False
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        self.beam_width = valid.integer("beam_width", self.beam_width, 1, MAX_LOGPROBS // 2)
+        self.max_tokens = valid.integer("max_tokens", self.max_tokens, 1, valid.MAX_INT32)
+        self.ignore_eos = valid.flag("ignore_eos", self.ignore_eos)
+        self.temperature = valid.number("temperature", self.temperature, 0, 0)
+        self.length_penalty = valid.number("length_penalty", self.length_penalty)
+        self.include_stop_str_in_output = valid.flag(
+            "include_stop_str_in_output", self.include_stop_str_in_output
+        )
 
 
 @dataclass(slots=True)
 class BeamSearchSequence:
-    """One beam: `tokens` are the prompt's and its own, `logprobs` of its own alone."""
+    """One beam. `tokens` are the prompt's and its own, `logprobs` are of its own alone."""
 
     tokens: list[int]
     logprobs: list[TokenLogprobs]
@@ -44,7 +56,8 @@ class BeamSearchSequence:
 
 @dataclass(slots=True)
 class BeamSearchOutput:
-    sequences: list[BeamSearchSequence]  # the best first
+    # The best first.
+    sequences: list[BeamSearchSequence]
 
 
 class BeamSearch:
@@ -62,16 +75,17 @@ class BeamSearch:
         )
         self.prompt, self.prompt_token_ids = processor.tokens(prompt)
         self.beams = [BeamSearchSequence(self.prompt_token_ids, [])]
-        self.sequences: list[BeamSearchSequence] = []  # those that ended, the best first
+        # Ended beams, the best first.
+        self.sequences: list[BeamSearchSequence] = []
         self._processor = processor
         self._eos_token_ids = () if params.ignore_eos else processor.config.eos_token_ids
         self._steps_left = min(params.max_tokens, processor.config.max_model_len - len(self.prompt_token_ids))
 
     def advance(self, completions: Sequence[CompletionOutput]) -> None:
-        """Choose the next beams by what was generated for each of the present ones."""
+        """Choose the next beams among the continuations of the present ones."""
         candidates = []
         for beam, completion in zip(self.beams, completions, strict=True):
-            if not completion.logprobs:  # it failed
+            if not completion.logprobs:  # the request failed
                 self._end(beam, completion.finish_reason, completion.stop_reason)
             for entry in completion.logprobs or ():
                 for token, one in entry.items():
@@ -94,7 +108,7 @@ class BeamSearch:
             self.beams = []
 
     def output(self, request_id: str) -> RequestOutput:
-        """The sequences as a request's completions."""
+        """Return the sequences as a request's completions."""
         start = len(self.prompt_token_ids)
         completions = [
             CompletionOutput(
@@ -103,7 +117,9 @@ class BeamSearch:
             )
             for rank, one in enumerate(self.sequences)
         ]  # fmt: skip
-        return RequestOutput(request_id, self.prompt, self.prompt_token_ids, completions, finished=True)
+        return RequestOutput(
+            request_id, self.prompt, self.prompt_token_ids, outputs=completions, finished=True
+        )
 
     def _end(self, beam: BeamSearchSequence, reason: str | None, stop: int | str | None = None) -> None:
         beam.finish_reason, beam.stop_reason = reason, stop
@@ -122,17 +138,33 @@ class BeamSearch:
 def beam_search(
     engine: "LLMEngine", prompts: Sequence[PromptType], params: BeamSearchParams
 ) -> list[BeamSearchOutput]:
-    """Search for each prompt, all together, on an engine that does nothing else meanwhile."""
+    """Search for all prompts together, on an engine that has no other requests. Leaves none if it raises."""
     searches = [BeamSearch(prompt, params, engine.get_input_preprocessor()) for prompt in prompts]
     while running := [search for search in searches if search.beams]:
         outputs: dict[str, CompletionOutput] = {}
-        for number, search in enumerate(running):
-            for rank, beam in enumerate(search.beams):
-                engine.add_request(
-                    f"beam-{number}-{rank}", {"prompt_token_ids": beam.tokens}, search.step_params
-                )
-        while engine.has_unfinished_requests():
-            outputs |= {output.request_id: output.outputs[0] for output in engine.step()}
+        request_ids: list[str] = []
+        try:
+            for number, search in enumerate(running):
+                for rank, beam in enumerate(search.beams):
+                    request_ids.append(f"beam-{number}-{rank}")
+                    engine.add_request(request_ids[-1], {"prompt_token_ids": beam.tokens}, search.step_params)
+            while engine.has_unfinished_requests():
+                outputs |= {output.request_id: output.outputs[0] for output in engine.step()}
+        except BaseException:
+            engine.abort_request(request_ids)
+            raise
         for number, search in enumerate(running):
             search.advance([outputs[f"beam-{number}-{rank}"] for rank in range(len(search.beams))])
     return [BeamSearchOutput(search.sequences) for search in searches]
+
+
+async def all_or_none(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run coroutines together and return their results; when one raises, cancel the others and raise its error."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in work]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        raise

@@ -1,72 +1,67 @@
 """The engine's arguments: one definition for Python callers and for the command line's flags."""
 
 import argparse
-import re
-from dataclasses import MISSING, dataclass, field, fields
-from importlib import import_module
-from pathlib import Path
-from types import NoneType
-from typing import Annotated, Any, Literal, Self, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Literal, Self
 
 import msgspec
 
-from engine_server.config import (
-    CacheConfig,
-    DeviceConfig,
-    EngineConfig,
-    LoadConfig,
-    ObservabilityConfig,
-    ParallelConfig,
-    SchedulerConfig,
+from engine_server.config import EngineConfig, LogprobsMode, UsageContext
+from engine_server.engine.arguments.flags import (
+    add_flags,
+    context_length,
+    full_dtype,
+    json_object,
+    parse_size,
 )
+from engine_server.requests.sampling_params import MAX_LOGPROBS
+
+__all__ = ["AsyncEngineArgs", "EngineArgs", "parse_size"]
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
+Amount = Annotated[int, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
-
-DTYPE_ALIASES = {
-    "half": "float16",
-    "float": "float32",
-    "bf16": "bfloat16",
-    "fp16": "float16",
-    "fp32": "float32",
-}
-SIZE_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
-
-
-def parse_size(text: str) -> int:
-    """Bytes from `4GiB`, `512Mi`, `2G` or a bare number."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?)?b?", text.strip().lower())
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; give bytes, or a number with KiB, MiB or GiB")
-    return int(float(match[1]) * SIZE_UNITS[match[2] or ""])
-
-
-def _full_dtype(name: str) -> str:
-    return DTYPE_ALIASES.get(name, name)
+Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 def _argument(default: Any, text: str, **options: Any) -> Any:
     """A dataclass field that is a command-line flag too. Its type says what it takes; `options` go to argparse."""
-    metadata = {"help": text, "options": options}
-    return field(default=default, metadata=metadata)
+    return field(default=default, metadata={"help": text, "options": options})
+
+
+def _unsupported(default: Any, **options: Any) -> Any:
+    """A parameter of vLLM that has no effect here: its type admits vLLM's default alone. Help doesn't list it."""
+    return _argument(default, argparse.SUPPRESS, **options)
 
 
 @dataclass(kw_only=True)
 class EngineArgs:
-    """What an engine can be told, with vLLM's names where the thing is the same."""
+    """The arguments of an engine, with vLLM's names and defaults where the meaning is the same."""
 
-    model: str = _argument(
-        MISSING, "a folder, a .gguf file, org/name, hf://org/name[@revision] or pypi://package"
+    model: str = _argument("", "a folder, a .gguf file, org/name, hf://org/name[@revision] or pypi://package")
+    revision: str | None = _argument(
+        None, "branch, tag or commit of a model on the hub (default: its main branch)"
+    )
+    hf_overrides: dict[str, Any] | None = _argument(
+        None, "settings to replace in the model's config.json, as a JSON object", type=json_object
+    )
+    trust_remote_code: bool = _argument(
+        False, "run Python code that the model's folder brings; takes a model in a local folder"
     )
     tokenizer: str | None = _argument(None, "a folder or a hub's name (default: the model's own)")
     skip_tokenizer_init: bool = _argument(False, "take and give token ids only")
     enable_prompt_embeds: bool = _argument(False, "take embeddings in place of a prompt's tokens")
     runner: Literal["auto", "generate", "pooling"] = _argument(
-        "auto", "generate text, or pool to vectors and scores; auto: what the model is made for"
+        "auto", "generate text, or pool to vectors and scores; auto: as the model is made for"
     )
     served_model_name: list[str] | str | None = _argument(
         None, "the model's names in the API; may be repeated (default: the model as given)", metavar="NAME"
+    )
+    generation_config: str = _argument(
+        "auto",
+        "default sampling parameters: auto: from the model's generation_config.json; vllm: none; or a folder with "
+        "such a file",
     )
     logits_processors: list[str] | None = _argument(
         None,
@@ -74,156 +69,105 @@ class EngineArgs:
         "the logits [vocabulary], it returns the logits; may be repeated",
         metavar="NAME",
     )
+    max_logprobs: Annotated[int, msgspec.Meta(ge=-1)] = _argument(
+        MAX_LOGPROBS,
+        "the most log-probabilities a request may ask for at a position; -1: the whole vocabulary",
+    )
+    logprobs_mode: LogprobsMode = _argument(
+        "raw_logprobs",
+        "log-probabilities or logits, before (raw) or after (processed) penalties and temperature",
+    )
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = _argument(
-        "auto", "the weights' type; auto: as they are", type=_full_dtype
+        "auto", "the weights' type; auto: as they are", type=full_dtype
     )
     load_format: Literal["auto", "safetensors", "gguf", "dummy"] = _argument(
-        "auto", "where weights come from; auto: whichever of both files is there; dummy: random weights"
+        "auto", "weights to load; auto: safetensors or gguf, whichever is there; dummy: random weights"
     )
-    seed: int = _argument(0, "where requests without a seed draw theirs from")
+    seed: Int64 | None = _argument(0, "the seed from which requests without one draw theirs (None: 0)")
     batch_invariant: bool = _argument(
-        False, "on a GPU, let no bit of a request's results depend on what runs beside it; slower"
+        False, "on a GPU, make results bitwise independent of batch composition; slower"
     )
-    max_model_len: Count | None = _argument(None, "the longest prompt and output together, in tokens")
-    block_size: Count = _argument(16, "tokens a block of the KV cache")
+    max_model_len: Annotated[int, msgspec.Meta(ge=-1)] | None = _argument(
+        None, "the longest prompt and output together, in tokens; -1: the longest that the KV cache holds",
+        type=context_length,
+    )  # fmt: skip
+    block_size: Count | None = _argument(16, "tokens per block of the KV cache (None: 16)")
     gpu_memory_utilization: Share = _argument(0.9, "the share of a GPU's memory to use")
     kv_cache_memory_bytes: Count | None = _argument(
-        None, "the KV cache's size, as 512MiB or 4GiB (default: from what is free)", type=parse_size
+        None, "the KV cache's size, as 512MiB or 4GiB (default: from free memory)", type=parse_size
     )
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = _argument(
         "auto",
         "the KV cache's type; fp8: half the bytes, with scales of its own; auto: as the model computes",
     )
-    num_gpu_blocks_override: Count | None = _argument(None, "the number of blocks, whatever memory says")
+    num_gpu_blocks_override: Count | None = _argument(None, "the number of blocks, whatever the free memory")
     enable_prefix_caching: bool = _argument(True, "let requests share the blocks of equal beginnings")
+    prefix_caching_hash_algo: Literal["sha256"] = _argument("sha256", "the hash that identifies equal blocks")
     max_num_batched_tokens: Count | None = _argument(
-        None, "a step's token budget (default: 2048 on CPU, 8192)"
+        None, "token budget of a step (default: 8192 on a GPU; on a CPU, what takes at most about 300 ms)"
     )
-    max_num_seqs: Count = _argument(256, "the most requests that run at once")
-    max_queue: Annotated[int, msgspec.Meta(ge=0)] | None = _argument(
-        None, "requests that may wait beside those; more are refused (default: any)"
+    max_num_seqs: Count | None = _argument(256, "the most requests that run at once (None: 256)")
+    max_queue: Amount | None = _argument(
+        None, "requests that may wait beside those; more are refused (default: any number)"
     )
     scheduling_policy: Literal["fcfs", "priority"] = _argument(
-        "fcfs", "who runs first: who came first, or by the requests' priority"
+        "fcfs", "the order in which requests run: by arrival, or by priority and then arrival"
     )
-    enable_chunked_prefill: bool = _argument(True, "let a long prompt share its steps with others")
+    enable_chunked_prefill: bool = _argument(True, "let a long prompt share its steps with other requests")
+    max_num_partial_prefills: Amount = _argument(
+        0, "prompts that may be computed in part at the same time; 0: any number"
+    )
+    long_prefill_token_threshold: Amount = _argument(
+        0, "prompts longer than this take at most so many tokens of a step; 0: no limit"
+    )
     enforce_eager: bool = _argument(
         False, "launch every kernel from the host: no CUDA graphs of decode steps"
     )
     async_scheduling: bool | None = _argument(
-        None, "prepare a step while the device is at work on the one before (default: on a GPU)"
+        None, "prepare a step while the device computes the one before (default: on a GPU)"
     )
     device: Literal["auto", "cpu", "cuda"] = _argument(
-        "auto", "where the model runs; auto: a GPU where there is one"
+        "auto", "the device that runs the model; auto: a GPU if there is one"
     )
     tensor_parallel_size: Count = _argument(1, "GPUs that share the model; on a CPU, processes")
     disable_log_stats: bool = _argument(False, "no line of statistics every 10 seconds")
     hang_timeout: Seconds = _argument(300.0, "seconds without progress after which the engine is unhealthy")
     torch_profiler_dir: str | None = _argument(None, "the folder for traces of start_profile")
     otlp_traces_endpoint: str | None = _argument(
-        None, "where spans of requests with trace headers go, as http://collector:4318/v1/traces"
+        None, "the URL that receives spans of requests with trace headers, as http://collector:4318/v1/traces"
     )
+    tokenizer_mode: Literal["auto"] = _unsupported("auto")
+    convert: Literal["auto"] = _unsupported("auto")
+    compilation_config: None = _unsupported(None)
+    attention_config: None = _unsupported(None)
+    quantization: None = _unsupported(None)
+    # Processes on this machine, which is how ranks run here.
+    distributed_executor_backend: Literal["mp"] | None = _unsupported(None)
+    # GiB; 4 is vLLM's default. No block is ever swapped.
+    swap_space: Literal[0, 4] | None = _unsupported(None)
 
     @classmethod
     def add_cli_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        """Add a flag for each field to `parser`; `model` becomes the one positional argument."""
-        hints = get_type_hints(cls)
-        for item in fields(cls):
-            options = {"help": item.metadata["help"]}
-            name = "model"
-            if item.default is not MISSING:
-                name = "--" + item.name.replace("_", "-")
-                options |= {"default": item.default, **_flag(hints[item.name])}
-            parser.add_argument(name, **options | item.metadata["options"])
-        return parser
+        """Add a flag for each field to `parser`; `model` is positional and may be left out."""
+        return add_flags(parser, cls)
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> Self:
+        """Make arguments from what a parser with `add_cli_args` returned."""
         return cls(**{item.name: getattr(args, item.name) for item in fields(cls)})
 
-    def create_engine_config(self) -> EngineConfig:
-        """Resolve the model and every default. Raises ValueError, which names the argument."""
-        self._check()
-        from engine_server.engine.model_config import read_model_config
+    def create_engine_config(self, usage_context: UsageContext | None = None) -> EngineConfig:
+        """Resolve the model and every default. Raises ValueError, which names the argument.
 
-        model = read_model_config(self)
-        if self.async_scheduling and model.pooling is not None:
-            raise ValueError("async_scheduling is True; a pooling model's steps don't overlap")
-        chunked = self.enable_chunked_prefill and not model.is_encoder
-        budget = self.max_num_batched_tokens or self._default_budget(0 if chunked else model.max_model_len)
-        if not chunked and budget < model.max_model_len:
-            raise ValueError(
-                f"max_num_batched_tokens is {budget}: without chunked prefill it must be at least max_model_len, "
-                f"{model.max_model_len}"
-            )
-        return EngineConfig(
-            model_config=model,
-            cache_config=CacheConfig(
-                block_size=self.block_size,
-                gpu_memory_utilization=self.gpu_memory_utilization,
-                kv_cache_memory_bytes=self.kv_cache_memory_bytes,
-                num_gpu_blocks_override=self.num_gpu_blocks_override,
-                enable_prefix_caching=self.enable_prefix_caching and model.pooling is None,
-                cache_dtype=self.kv_cache_dtype,
-            ),
-            parallel_config=ParallelConfig(tensor_parallel_size=self.tensor_parallel_size),
-            scheduler_config=SchedulerConfig(
-                max_num_batched_tokens=budget,
-                max_num_seqs=self.max_num_seqs,
-                enable_chunked_prefill=chunked,
-                policy=self.scheduling_policy,
-                async_scheduling=self.async_scheduling,
-                max_queue=self.max_queue,
-            ),
-            device_config=DeviceConfig(device=self.device),
-            load_config=LoadConfig(load_format=self.load_format),
-            observability_config=ObservabilityConfig(
-                hang_timeout=self.hang_timeout,
-                torch_profiler_dir=self.torch_profiler_dir,
-                otlp_traces_endpoint=self.otlp_traces_endpoint,
-            ),
-        )
+        usage_context: accepted as in vLLM; no default depends on it.
+        """
+        from engine_server.engine.arguments.resolution import resolve_config
 
-    def _default_budget(self, least: int) -> int:
-        on_gpu = self.device == "cuda" or (self.device == "auto" and Path("/dev/nvidiactl").exists())
-        return max(8192 if on_gpu else 2048, least)
-
-    def _check(self) -> None:
-        self.dtype = _full_dtype(self.dtype)  # type: ignore[assignment]
-        for name, hint in get_type_hints(type(self), include_extras=True).items():
-            value = getattr(self, name)
-            try:
-                msgspec.convert(value, hint)
-            except msgspec.ValidationError as error:
-                allowed = (
-                    f"expected one of {', '.join(get_args(hint))}" if get_origin(hint) is Literal else error
-                )
-                raise ValueError(f"{name} is {value!r}: {allowed}") from None
-        if self.otlp_traces_endpoint is not None:
-            try:
-                import_module("engine_server.telemetry.tracing")
-            except ImportError as error:
-                raise ValueError(
-                    f"otlp_traces_endpoint needs `pip install fairlead[tracing]`: {error}"
-                ) from error
-
-
-def _flag(hint: Any) -> dict[str, Any]:
-    """How argparse reads a field of this type."""
-    kind = (
-        next(part for part in get_args(hint) if part is not NoneType) if NoneType in get_args(hint) else hint
-    )
-    if kind is bool:
-        return {"action": argparse.BooleanOptionalAction}
-    if get_origin(kind) is Literal:
-        return {"choices": get_args(kind)}
-    if get_origin(kind) is list:
-        return {"action": "extend", "nargs": "+"}
-    return {"type": kind}
+        return resolve_config(self)
 
 
 @dataclass(kw_only=True)
 class AsyncEngineArgs(EngineArgs):
     """EngineArgs for the asynchronous engine."""
 
-    enable_log_requests: bool = _argument(False, "a log line for each request that comes and goes")
+    enable_log_requests: bool = _argument(False, "log each request that is added or finished")

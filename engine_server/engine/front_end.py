@@ -1,35 +1,34 @@
-"""What both engines have on the caller's side of the core."""
+"""The caller's side of an engine: admission of requests, their outputs, and statistics."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from engine_server.config import EngineConfig
-from engine_server.engine.compat import refuse, request_key
+from engine_server.engine.compat import refuse
+from engine_server.engine.input.admission import check_priority, check_trace_headers
 from engine_server.engine.input.processor import Processor
 from engine_server.engine.input.tokenizer import backend_of
-from engine_server.engine.output.output_processor import OutputProcessor, fan_out
-from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
+from engine_server.engine.output.output_processor import OutputProcessor, PreparedRequest
+from engine_server.requests.adapters import LoRARequest
 from engine_server.requests.errors import InvalidRequestError, QueueFullError
-from engine_server.requests.messages import AddRequest, StepOutputs
+from engine_server.requests.messages import AddRequest, RequestStep
 from engine_server.requests.outputs import Output
-from engine_server.requests.pooling_params import PoolingParams
-from engine_server.requests.prompts import PromptType
-from engine_server.requests.sampling_params import SamplingParams
 from engine_server.requests.scheduler_stats import SchedulerStats
-from engine_server.telemetry.loggers import LoggingStatLogger, PrometheusStatLogger, StatLoggerBase
+from engine_server.requests.submission import Submission
+from engine_server.telemetry.engine_loggers import StatLoggers, create_loggers
 from engine_server.telemetry.stats import IterationStats
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-LoggerFactory = Callable[[EngineConfig, int], StatLoggerBase]  # a class is one
-StatLoggers = Mapping[str, StatLoggerBase | LoggerFactory] | Sequence[StatLoggerBase | LoggerFactory]
-
 
 class FrontEnd:
-    """Tokeniser, requests' states and stat loggers."""
+    """Tokenizer, states of requests and stat loggers of one engine.
+
+    A request is checked, prepared and added. Only `prepare` may run in another thread.
+    """
 
     def __init__(
         self,
@@ -45,101 +44,73 @@ class FrontEnd:
             backend_of(self.tokenizer) if self.tokenizer else None, config.model_config.eos_token_ids
         )
         self.traces = config.observability_config.otlp_traces_endpoint is not None
-        self.loggers = choose_loggers(config, log_stats, stat_loggers)
-        for logger in self.loggers.values():
-            logger.log_engine_initialized()
+        self.loggers = create_loggers(config, log_stats, stat_loggers)
 
     def require_tokenizer(self, lora_request: LoRARequest | None) -> PreTrainedTokenizerBase:
-        """Raises ValueError where the engine was made without one."""
+        """Return the tokenizer. Raises ValueError if the engine was made without one."""
         refuse(lora_request=lora_request)
         if self.tokenizer is None:
             raise ValueError("the engine has no tokenizer: it was made with skip_tokenizer_init")
         return self.tokenizer
 
-    def record(self, scheduler_stats: SchedulerStats | None, stats: IterationStats | None) -> None:
-        for logger in self.loggers.values():
-            logger.record(scheduler_stats, stats)
-
-    def add_logger(self, name: str, logger: StatLoggerBase) -> None:
-        """Raises KeyError where the name is taken."""
-        if name in self.loggers:
-            raise KeyError(f"a stat logger {name!r} is there already")
-        self.loggers[name] = logger
-
-    def log_stats(self) -> None:
-        for logger in self.loggers.values():
-            logger.log()
-
-    def admit(
-        self,
-        request_id: str | int,
-        prompt: PromptType,
-        params: SamplingParams | PoolingParams,
-        arrival_time: float | None = None,
-        lora_request: LoRARequest | None = None,
-        trace_headers: Mapping[str, str] | None = None,
-        prompt_adapter_request: PromptAdapterRequest | None = None,
-        priority: int = 0,
-    ) -> list[AddRequest]:
-        """Check a request and keep its state; what the core must hear: nothing, where what is resumed has ended.
-
-        Raises InvalidRequestError, and QueueFullError.
-        """
+    def check(self, submission: Submission) -> None:
+        """Raise InvalidRequestError for a parameter that is not supported, QueueFullError if there is no room."""
+        check_priority(submission.priority)
+        check_trace_headers(submission.trace_headers)
         refuse(
-            lora_request=lora_request,
-            trace_headers=trace_headers if not self.traces else None,
-            prompt_adapter_request=prompt_adapter_request,
-            priority=priority if self.config.policy == "fcfs" else 0,
+            lora_request=submission.lora_request,
+            trace_headers=submission.trace_headers if not self.traces else None,
+            prompt_adapter_request=submission.prompt_adapter_request,
+            priority=submission.priority if self.config.policy == "fcfs" else 0,
         )
-        self._refuse_overflow()
-        key = request_key(request_id)
-        request, text = self.processor.process(key, prompt, params, arrival_time)
-        request.priority = priority
+        self._check_room()
+
+    def prepare(self, submission: Submission) -> PreparedRequest:
+        """Validate and tokenize a request. Raises InvalidRequestError."""
+        request, text = self.processor.process(
+            submission.request_id, submission.prompt, submission.params, submission.arrival_time
+        )
+        request.priority = check_priority(submission.priority)
+        params = request.pooling or request.params
         if params.timeout is not None:
             request.deadline = request.arrival + params.timeout
-        children = fan_out(request)
-        if key in self.requests or any(child.request_id in self.requests for child in children):
-            raise InvalidRequestError(f"a request with the id {key!r} is under way", "request_id")
-        return children if self.requests.add(key, children, request.params, text, trace_headers) else []
+        return self.requests.prepare(submission, request, text)
 
-    def _refuse_overflow(self) -> None:
-        config, count = self.config, len(self.requests)
-        if config.max_queue is not None and count >= config.max_num_seqs + config.max_queue:
-            self.record(None, IterationStats(num_rejected=1))
-            raise QueueFullError(f"{count} requests are under way, as many as may be; try again soon")
+    def add(self, prepared: PreparedRequest) -> list[AddRequest]:
+        """Keep a request's state; return its messages to the core, none if the tokens that it resumes have ended it.
 
-    def digest(self, outputs: StepOutputs) -> tuple[list[Output], list[str]]:
-        """What callers get from a step, and which requests a stop string ended."""
-        stats = IterationStats()
-        given, stopped = self.requests.process(outputs.steps, stats)
-        self.record(outputs.stats, stats)
-        return given, stopped
+        Raises InvalidRequestError if a request with its id is in flight, QueueFullError if there is no room.
+        """
+        self._check_room()
+        request_id = prepared.state.request_id
+        if request_id in self.requests:
+            raise InvalidRequestError(f"a request with the id {request_id!r} is in flight", "request_id")
+        return prepared.messages if self.requests.add(prepared.state) else []
+
+    def process(
+        self,
+        steps: Sequence[RequestStep],
+        scheduler_stats: SchedulerStats | None,
+        stalls: Sequence[float] = (),
+    ) -> tuple[list[Output], list[str]]:
+        """Return the outputs that are due after a step, and the core's ids of requests that it must abort.
+
+        stalls: stalls of the event loop since the last call, in seconds.
+        """
+        stats = IterationStats(event_loop_stalls=list(stalls))
+        outputs, aborts = self.requests.process(steps, stats)
+        self.loggers.record(scheduler_stats, stats)
+        return outputs, aborts
 
     def abort(self, request_ids: Iterable[str]) -> tuple[list[Output], list[str]]:
-        """The last outputs of those that were under way, and what the core must abort."""
+        """Return the last outputs of requests in flight, and the core's ids to abort."""
         stats = IterationStats()
-        outputs, unfinished = self.requests.abort(request_ids, stats)
-        self.record(None, stats)
-        return outputs, unfinished
+        outputs, aborts = self.requests.abort(request_ids, stats)
+        self.loggers.record(None, stats)
+        return outputs, aborts
 
-
-def choose_loggers(
-    config: EngineConfig, log_stats: bool, stat_loggers: StatLoggers | None
-) -> dict[str, StatLoggerBase]:
-    """By name. A mapping replaces the default loggers, a sequence adds to them; both take instances or classes."""
-    chosen: dict[str, StatLoggerBase | LoggerFactory]
-    if isinstance(stat_loggers, Mapping):
-        chosen = dict(stat_loggers)
-    else:
-        chosen = {"prometheus": PrometheusStatLogger}
-        if log_stats:
-            chosen["logging"] = LoggingStatLogger
-        chosen |= {f"added {number}": logger for number, logger in enumerate(stat_loggers or ())}
-    if config.observability_config.otlp_traces_endpoint is not None:
-        from engine_server.telemetry.tracing import TracingStatLogger  # needs what not everybody installs
-
-        chosen["tracing"] = TracingStatLogger
-    return {
-        name: logger if isinstance(logger, StatLoggerBase) else logger(config, 0)
-        for name, logger in chosen.items()
-    }
+    def _check_room(self) -> None:
+        config, count = self.config, len(self.requests)
+        if config.max_queue is not None and count >= config.max_num_seqs + config.max_queue:
+            self.loggers.record(None, IterationStats(num_rejected=1))
+            raise QueueFullError(f"{count} requests are in flight, the most allowed; try again later")

@@ -1,4 +1,4 @@
-"""Offline batches: all prompts in, all outputs back, in the prompts' order."""
+"""Offline batches: all prompts in, all outputs out, in the order of the prompts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count, islice
@@ -7,11 +7,14 @@ from typing import Any, TypeVar
 import msgspec
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
-from engine_server.config import UsageContext
+from engine_server.config import ModelConfig, UsageContext
 from engine_server.engine.beam_search import BeamSearchOutput, BeamSearchParams, beam_search
+from engine_server.engine.compat import refuse
 from engine_server.engine.engine_args import EngineArgs
+from engine_server.engine.input.chat import Conversation, render_chat
 from engine_server.engine.input.tokenizer import text_pair
 from engine_server.engine.llm_engine import LLMEngine
+from engine_server.requests import validation as valid
 from engine_server.requests.adapters import LoRARequest
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.outputs import (
@@ -22,19 +25,20 @@ from engine_server.requests.outputs import (
     ScoringRequestOutput,
 )
 from engine_server.requests.pooling_params import PoolingParams, PoolingTask
-from engine_server.requests.prompts import PromptType, TokensPrompt
+from engine_server.requests.prompts import PromptType
 from engine_server.requests.sampling_params import RequestOutputKind, SamplingParams
+from engine_server.telemetry.metrics_snapshot import Metric, read_metrics
 
 Prompts = PromptType | Sequence[PromptType]
-Conversation = list[dict[str, Any]]
 T = TypeVar("T")
 
 
 class LLM:
-    """vLLM's class of this name: an LLMEngine, which takes EngineArgs' fields, and everything as a batch.
+    """vLLM's class of this name: an LLMEngine, which takes EngineArgs' fields, for batches.
 
-    Parameters are one for all prompts, or a sequence with one for each. `use_tqdm` shows a bar, or is what makes one.
-    A request that can't be served raises InvalidRequestError before any has run, and none stays queued.
+    Parameters are one for all prompts, or a sequence with one for each. `use_tqdm` shows a progress bar, or is the
+    function that makes one. A request that can't be served raises InvalidRequestError before any has run, and none
+    stays queued.
     """
 
     def __init__(self, model: str, **engine_args: Any) -> None:
@@ -43,7 +47,20 @@ class LLM:
         self.get_tokenizer, self.reset_prefix_cache = engine.get_tokenizer, engine.reset_prefix_cache
         self.sleep, self.wake_up, self.is_sleeping = engine.sleep, engine.wake_up, engine.is_sleeping
         self.start_profile, self.stop_profile = engine.start_profile, engine.stop_profile
+        self.collective_rpc = engine.collective_rpc
         self._request_ids = map(str, count())
+
+    @property
+    def model_config(self) -> ModelConfig:
+        return self.llm_engine.get_model_config()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return the parameters of a request that has none: those of the model's generation_config.json."""
+        return SamplingParams(**self.model_config.get_diff_sampling_param())
+
+    def get_metrics(self) -> list[Metric]:
+        """Return the values of the Prometheus metrics of this process's engines."""
+        return read_metrics()
 
     def generate(
         self,
@@ -51,15 +68,21 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
         lora_request: LoRARequest | None = None,
-        priority: Sequence[int] | None = None,
+        priority: int | Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Each prompt's completions, once all are finished."""
-        prompts = as_list(prompts)
+        """Return each prompt's completions, once all are finished.
+
+        sampling_params: None: those of get_default_sampling_params. priority: a lower number runs first, where the
+        scheduling policy is priority.
+        """
+        batch = as_list(prompts)
+        if sampling_params is None:
+            sampling_params = self.get_default_sampling_params()
         params = [
             msgspec.structs.replace(one, output_kind=RequestOutputKind.FINAL_ONLY)
-            for one in one_each("sampling_params", sampling_params or SamplingParams(), len(prompts))
+            for one in one_each("sampling_params", sampling_params, len(batch))
         ]
-        return self._run(prompts, params, use_tqdm, lora_request, priority or 0)
+        return self._run(batch, params, use_tqdm, lora_request, 0 if priority is None else priority)
 
     def chat(
         self,
@@ -74,20 +97,42 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, as the model's chat template or the given one writes them."""
-        tokenizer, prompts = self.get_tokenizer(), []
-        conversations: Any = [messages] if isinstance(messages[0], dict) else messages
-        for conversation in conversations:
-            text: Any = tokenizer.apply_chat_template(
-                conversation, tools=tools, chat_template=chat_template, add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message, tokenize=False, **(chat_template_kwargs or {}),
-            )  # fmt: skip
-            token_ids = tokenizer.encode(text, add_special_tokens=False)
-            prompts.append(TokensPrompt(prompt_token_ids=token_ids, prompt=text))
+        conversations: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        options = {
+            "tools": tools,
+            "chat_template": chat_template,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            **(chat_template_kwargs or {}),
+        }
+        tokenizer = self.get_tokenizer()
+        prompts = [render_chat(tokenizer, conversation, options) for conversation in conversations]
         return self.generate(prompts, sampling_params, use_tqdm, lora_request)
 
-    def beam_search(self, prompts: Prompts, params: BeamSearchParams) -> list[BeamSearchOutput]:
-        """The `beam_width` best continuations of each prompt."""
-        return beam_search(self.llm_engine, as_list(prompts), params)
+    def beam_search(
+        self,
+        prompts: Prompts,
+        params: BeamSearchParams,
+        lora_request: LoRARequest | None = None,
+        use_tqdm: bool | Callable[..., Any] = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """Return the `beam_width` best continuations of each prompt.
+
+        concurrency_limit: prompts that are searched together; None: all.
+        """
+        refuse(lora_request=lora_request)
+        batch = as_list(prompts)
+        limit = max(1, len(batch))
+        if concurrency_limit is not None:
+            limit = valid.integer("concurrency_limit", concurrency_limit, 1)
+        outputs: list[BeamSearchOutput] = []
+        with progress_bar(use_tqdm, len(batch)) as bar:
+            for start in range(0, len(batch), limit):
+                found = beam_search(self.llm_engine, batch[start : start + limit], params)
+                outputs += found
+                bar.update(len(found))
+        return outputs
 
     def encode(
         self,
@@ -99,22 +144,23 @@ class LLM:
         lora_request: LoRARequest | None = None,
         pooling_task: PoolingTask = "encode",
     ) -> list[PoolingRequestOutput[Any]]:
-        """What a pooling model makes of each prompt, by the task of its parameters or else by `pooling_task`."""
-        prompts = as_list(prompts)
+        """Return a pooling model's output for each prompt, by the task of its parameters or else `pooling_task`."""
+        batch = as_list(prompts)
         cut = {} if truncate_prompt_tokens is None else {"truncate_prompt_tokens": truncate_prompt_tokens}
+        given = PoolingParams() if pooling_params is None else pooling_params
         params = [
             msgspec.structs.replace(one, task=one.task or pooling_task, **cut)
-            for one in one_each("pooling_params", pooling_params or PoolingParams(), len(prompts))
+            for one in one_each("pooling_params", given, len(batch))
         ]
-        return self._run(prompts, params, use_tqdm, lora_request)
+        return self._run(batch, params, use_tqdm, lora_request)
 
     def embed(self, prompts: Prompts, **options: Any) -> list[EmbeddingRequestOutput]:
-        """Each prompt's embedding; `options` as `encode` takes them."""
+        """Return each prompt's embedding; `options` as `encode` takes them."""
         embeddings: list[Any] = self.encode(prompts, **options, pooling_task="embed")
         return embeddings
 
     def classify(self, prompts: Prompts, **options: Any) -> list[ClassificationRequestOutput]:
-        """Each prompt's score for each label; `options` as `encode` takes them."""
+        """Return each prompt's score for each label; `options` as `encode` takes them."""
         scores: list[Any] = self.encode(prompts, **options, pooling_task="classify")
         return scores
 
@@ -127,13 +173,13 @@ class LLM:
         truncate_prompt_tokens: int | None = None,
         **options: Any,
     ) -> list[ScoringRequestOutput]:
-        """How well each text of `data_1`, or its only one, fits that of `data_2`, by a cross-encoder.
+        """Return how well each text of `data_1`, or its only one, matches that of `data_2`, by a cross-encoder.
 
         `options` as `encode` takes them.
         """
         seconds = [data_2] if isinstance(data_2, str) else data_2
         firsts = one_each("data_1", data_1[0] if len(data_1) == 1 else data_1, len(seconds))
-        context = self.llm_engine.get_model_config().max_model_len
+        context = self.model_config.max_model_len
         longest = context if truncate_prompt_tokens == -1 else truncate_prompt_tokens
         pairs = [
             text_pair(self.get_tokenizer(), *texts, longest) for texts in zip(firsts, seconds, strict=True)
@@ -151,12 +197,11 @@ class LLM:
     ) -> list[Any]:
         engine, outputs = self.llm_engine, {}
         request_ids = list(islice(self._request_ids, len(prompts)))
-        each = zip(request_ids, prompts, params, one_each("priority", priority, len(prompts)), strict=True)
-        make_bar = use_tqdm if callable(use_tqdm) else tqdm
+        priorities = one_each("priority", priority, len(prompts))
         try:
-            for request_id, prompt, one, urgency in each:
-                engine.add_request(request_id, prompt, one, lora_request=lora_request, priority=urgency)
-            with make_bar(total=len(prompts), desc="Processed prompts", disable=not use_tqdm) as bar:
+            for request_id, prompt, one, own in zip(request_ids, prompts, params, priorities, strict=True):
+                engine.add_request(request_id, prompt, one, lora_request=lora_request, priority=own)
+            with progress_bar(use_tqdm, len(prompts)) as bar:
                 while engine.has_unfinished_requests():
                     for output in engine.step():
                         if output.finished:
@@ -168,13 +213,23 @@ class LLM:
         return [outputs[request_id] for request_id in request_ids]
 
 
-def as_list(prompts: Prompts) -> Sequence[PromptType]:
-    """One prompt is a batch of one."""
-    return [prompts] if isinstance(prompts, str | Mapping) else prompts
+def progress_bar(use_tqdm: bool | Callable[..., Any], total: int) -> Any:
+    """Return a progress bar over prompts, made by tqdm or by the caller's function."""
+    make = use_tqdm if callable(use_tqdm) else tqdm
+    return make(total=total, desc="Processed prompts", disable=not use_tqdm)
+
+
+def as_list(prompts: Prompts) -> Sequence[Any]:
+    """Return the prompts of a batch; a single prompt is a batch of one."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if len(prompts) > 0 and all(isinstance(item, int) for item in prompts):
+        return [prompts]
+    return prompts
 
 
 def one_each(name: str, values: T | Sequence[T], count: int) -> Sequence[T]:
-    """A value for each of `count` prompts."""
+    """Return a value for each of `count` prompts. Raises InvalidRequestError for a sequence of another length."""
     if isinstance(values, str) or not isinstance(values, Sequence):
         return [values] * count
     if len(values) != count:

@@ -1,7 +1,7 @@
 """The synchronous engine: add requests, then step until none is left. The core runs in the caller's process."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import msgspec
@@ -24,9 +24,10 @@ from engine_server.config import (
 )
 from engine_server.core.engine_core import EngineCore
 from engine_server.core.model_runner import ModelRunner
-from engine_server.engine.compat import one_prompt, refuse, request_keys
+from engine_server.core.scheduling.scheduler_state import SchedulerState
+from engine_server.engine.compat import one_prompt, refuse, request_key, request_keys, rpc_arguments
 from engine_server.engine.engine_args import EngineArgs
-from engine_server.engine.front_end import FrontEnd, StatLoggers
+from engine_server.engine.front_end import FrontEnd
 from engine_server.engine.input.processor import Processor
 from engine_server.engine.input.tokenizer import load_tokenizer
 from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
@@ -35,22 +36,25 @@ from engine_server.requests.outputs import Output, PoolingRequestOutput, Request
 from engine_server.requests.pooling_params import PoolingParams
 from engine_server.requests.prompts import INPUT_REGISTRY, InputRegistry, PromptType
 from engine_server.requests.sampling_params import SamplingParams
+from engine_server.requests.submission import Submission
+from engine_server.telemetry.engine_loggers import StatLoggers
 from engine_server.telemetry.loggers import StatLoggerBase
 
 logger = logging.getLogger(__name__)
 
 
 class LLMEngine:
-    """An engine that its caller drives. `from_engine_args` makes one from far fewer words.
+    """An engine that its caller drives step by step. `from_engine_args` needs fewer arguments.
 
-    executor_class: what executes the model; None: as `parallel_config` says.
-    log_stats: a line of statistics every ten seconds. stat_loggers: a mapping replaces the engine's own, a
-    sequence adds to them. input_registry and use_cached_outputs have nothing to choose between.
+    executor_class: executes the model; None: as `parallel_config` says.
+    log_stats: log a line of statistics every ten seconds. stat_loggers: a mapping replaces the engine's own, a
+    sequence adds to them. input_registry and use_cached_outputs take their defaults only.
 
     Raises ValueError for a model or setting that can't be used.
     """
 
-    DO_VALIDATE_OUTPUT: ClassVar[bool] = False  # let `step` check the type of what it returns
+    # Let `step` check the type of its outputs.
+    DO_VALIDATE_OUTPUT: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -112,25 +116,35 @@ class LLMEngine:
         *,
         inputs: PromptType | None = None,
     ) -> None:
-        """Queue a request for the next steps. Raises InvalidRequestError. `arrival_time` is monotonic."""
-        for request in self._front_end.admit(
-            request_id, one_prompt(prompt, inputs), params or SamplingParams(), arrival_time,
-            lora_request, trace_headers, prompt_adapter_request, priority,
-        ):  # fmt: skip
-            self._core.handle(request)
+        """Queue a request for the next steps. `arrival_time` is on the monotonic clock.
 
-    def abort_request(self, request_id: str | int | Iterable[str]) -> None:
-        """End requests at once; `step` says nothing of them any more. Unknown ids are no error."""
-        _, unfinished = self._front_end.abort(request_keys(request_id))
-        self._core.handle(AbortRequests(unfinished))
+        Raises InvalidRequestError or QueueFullError, and has queued nothing then.
+        """
+        submission = Submission(
+            request_key(request_id), one_prompt(prompt, inputs), params or SamplingParams(), arrival_time,
+            lora_request, trace_headers, prompt_adapter_request, priority,
+        )  # fmt: skip
+        self._front_end.check(submission)
+        for message in self._front_end.add(self._front_end.prepare(submission)):
+            self._core.handle(message)
+
+    def abort_request(self, request_id: str | int | Iterable[str], internal: bool = False) -> None:
+        """End requests at once; `step` returns no output of them any more. Unknown ids are ignored.
+
+        internal: only False is taken, since callers don't know the engine's own ids.
+        """
+        refuse(internal=internal)
+        _, aborts = self._front_end.abort(request_keys(request_id))
+        self._core.handle(AbortRequests(aborts))
 
     def step(self) -> list[Output]:
-        """One iteration over whatever runs; [] at once where nothing does."""
+        """Run one step over all requests and return the outputs that are due; [] if no request is in flight."""
         if not self.has_unfinished_requests():
             return []
-        outputs, stopped = self._front_end.digest(self._core.outputs())
-        if stopped:
-            self._core.handle(AbortRequests(stopped))
+        message = self._core.outputs()
+        outputs, aborts = self._front_end.process(message.steps, message.stats)
+        if aborts:
+            self._core.handle(AbortRequests(aborts))
         if self.DO_VALIDATE_OUTPUT:
             for output in outputs:
                 if not isinstance(output, RequestOutput | PoolingRequestOutput):
@@ -141,7 +155,7 @@ class LLMEngine:
         return len(self._front_end.requests) > 0
 
     def has_unfinished_requests_for_virtual_engine(self, virtual_engine: int) -> bool:
-        """There is one stage of the pipeline, number 0. Raises IndexError for another."""
+        """Return the same for virtual engine 0, the only one. Raises IndexError for another."""
         if virtual_engine != 0:
             raise IndexError(f"virtual_engine is {virtual_engine}; there is only 0")
         return self.has_unfinished_requests()
@@ -153,8 +167,16 @@ class LLMEngine:
         return self._front_end.processor
 
     def get_tokenizer(self, lora_request: LoRARequest | None = None) -> PreTrainedTokenizerBase:
-        """Raises ValueError where the engine was made without one."""
+        """Return the tokenizer. Raises ValueError if the engine was made without one."""
         return self._front_end.require_tokenizer(lora_request)
+
+    @property
+    def vllm_config(self) -> EngineConfig:
+        return self.config
+
+    @property
+    def model_config(self) -> ModelConfig:
+        return self.config.model_config
 
     def get_model_config(self) -> ModelConfig:
         return self.config.model_config
@@ -181,36 +203,59 @@ class LLMEngine:
         finished_before: None = None,
         skip: None = None,
     ) -> None:
-        """Let the stat loggers say now what they would say at the next interval; the parameters take None."""
+        """Let the stat loggers log now what they would at the next interval; the parameters take None."""
         refuse(
             scheduler_outputs=scheduler_outputs,
             model_output=model_output,
             finished_before=finished_before,
             skip=skip,
         )
-        self._front_end.log_stats()
+        self._front_end.loggers.log()
 
     def add_logger(self, logger_name: str, logger: StatLoggerBase) -> None:
-        """Raises KeyError where the name is taken."""
-        self._front_end.add_logger(logger_name, logger)
+        """Raises KeyError if the name is taken."""
+        self._front_end.loggers.add(logger_name, logger)
 
     def remove_logger(self, logger_name: str) -> None:
         """The engine's own are "prometheus" and "logging". Raises KeyError."""
-        del self._front_end.loggers[logger_name]
+        self._front_end.loggers.remove(logger_name)
 
     def check_health(self) -> None:
-        """Nothing to find: a core in the caller's process is there for as long as its caller."""
+        """Do nothing: a core in the caller's process lives as long as its caller."""
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget cached prompts; False, and nothing done, while requests hold blocks."""
-        return bool(self._call("reset_prefix_cache"))
+    def debug_state(self) -> SchedulerState:
+        """Return a copy of the scheduler's state, for tests and reports of faults."""
+        return self._core.scheduler.debug_state()
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Forget cached prompts. Returns False, and does nothing, while requests hold blocks.
+
+        reset_running_requests: preempt requests that hold blocks, which are computed again, and forget all.
+        reset_connector: there is no connector, so that only False is taken.
+        """
+        refuse(reset_connector=reset_connector)
+        return bool(self._call("reset_prefix_cache", reset_running_requests))
+
+    def collective_rpc(
+        self,
+        method: str,
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call a method of the executor on every rank, and return what each one returns.
+
+        timeout: only None is taken. Raises RuntimeError if a call fails.
+        """
+        refuse(timeout=timeout)
+        return list(self._call("collective_rpc", *rpc_arguments(method, args, kwargs)))
 
     def sleep(self, level: int = 1) -> None:
         """Free the KV cache; level 1 moves a GPU's weights to the host, level 2 drops them. Requests wait."""
         self._call("sleep", level)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """Wake "weights", "kv_cache", or both; requests go on once both are awake, as if nothing had been."""
+        """Wake "weights", "kv_cache", or both; once both are awake, requests continue where they were."""
         self._call("wake_up", tags)
 
     def is_sleeping(self) -> bool:
@@ -225,8 +270,10 @@ class LLMEngine:
         self._call("stop_profile")
 
     def _call(self, method: str, *args: Any) -> Any:
-        """What an operation of the core gives. Raises RuntimeError where it fails."""
+        """Run an operation of the core and return its result. Raises RuntimeError if it fails."""
         returned = self._core.operations.run(Call(0, method, list(args)))
         if not self._core.has_work:
-            self._front_end.record(self._core.outputs().stats, None)  # no step tells the new state
+            self._front_end.loggers.record(
+                self._core.outputs().stats, None
+            )  # no step will report the new state
         return returned.result()

@@ -38,7 +38,7 @@ class SplitModel:
         first_position: position of a sequence's first token.
         """
         self._model: Any = model
-        self._decoder: Any = find_decoder(model)
+        self._decoder = find_decoder(model)
         self._held = HeldOutput()
         # The forward reads its arguments' shapes; the decoder, which would read their values, doesn't run.
         self._any_token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
@@ -69,9 +69,9 @@ class SplitModel:
         return logits
 
 
-def find_decoder(model: PreTrainedModel) -> nn.Module:
+def find_decoder(model: PreTrainedModel) -> PreTrainedModel:
     """Return the module of a causal language model that computes hidden states. Raises UnsupportedModelError."""
-    decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]
+    decoder: PreTrainedModel = model.get_decoder()  # type: ignore[no-untyped-call]
     if decoder is not model:
         return decoder
     parts = [child for child in model.children() if isinstance(child, PreTrainedModel)]

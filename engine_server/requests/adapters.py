@@ -1,10 +1,10 @@
-"""Adapters that a request may name. They are carried to the engine, which serves none yet and says so."""
+"""Adapters that a request may name. The engine serves none yet, and refuses them by name."""
 
 import msgspec
 
 
 class LoRARequest(msgspec.Struct, frozen=True):
-    """A LoRA adapter: `lora_int_id` tells adapters apart and starts at 1, `lora_path` is a folder."""
+    """A LoRA adapter. lora_int_id: an identifier from 1 on. lora_path: a folder."""
 
     lora_name: str
     lora_int_id: int

@@ -1,10 +1,10 @@
-"""What the engine raises."""
+"""Errors that the engine raises."""
 
 
 class InvalidRequestError(ValueError):
     """A request that can't be served as given; nothing of it was queued.
 
-    `parameter` names the field that is wrong, where there is one.
+    parameter: the name of the wrong field, if there is one.
     """
 
     def __init__(self, message: str, parameter: str | None = None) -> None:
@@ -13,8 +13,16 @@ class InvalidRequestError(ValueError):
 
 
 class QueueFullError(RuntimeError):
-    """As many requests wait as may; nothing of this one was queued, and it can be tried again soon."""
+    """The queue is full; nothing of this request was queued, and it can be retried soon."""
 
 
 class EngineDeadError(RuntimeError):
-    """The engine core has ended; the message says why. No request can be served any more."""
+    """The engine core has ended, and no request can be served any more.
+
+    The first line of the message has the cause; the core's last log lines may follow.
+    """
+
+    @property
+    def cause(self) -> str:
+        """The message without log lines, which are not for clients."""
+        return str(self).partition("\n")[0]

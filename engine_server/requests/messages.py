@@ -1,4 +1,4 @@
-"""What the front end and the core say to each other: msgspec structs, so that they cross a process as msgpack."""
+"""Messages between front end and core: msgspec structs, which cross the process boundary as msgpack."""
 
 from typing import TYPE_CHECKING, Any, Self
 
@@ -13,13 +13,14 @@ if TYPE_CHECKING:
 
 
 class Message(msgspec.Struct, array_like=True, tag=True, omit_defaults=True):
-    """Tagged, so that one decoder serves every kind."""
+    """A message with a tag, so that one decoder serves every kind."""
 
 
 class RawTensor(msgspec.Struct, array_like=True):
     """A tensor of at least one dimension, as its bytes."""
 
-    dtype: str  # as torch names it
+    # torch's name without "torch.".
+    dtype: str
     shape: list[int]
     data: bytes
 
@@ -43,26 +44,37 @@ class RawTensor(msgspec.Struct, array_like=True):
 
 
 class AddRequest(Message):
-    """A checked request. `params.seed` is set; `arrival` is in seconds of the system's monotonic clock."""
+    """A checked request for one completion. `params.seed` is set."""
 
+    # Unique among all admissions; the caller's id never reaches the core.
     request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams
-    max_tokens: int  # output tokens at most, the context's end included
+    # Most output tokens, as many as fit the context included.
+    max_tokens: int
+    # Seconds of the system's monotonic clock.
     arrival: float
-    child: int = 0  # its number among the n completions of one prompt
-    priority: int = 0  # the lower runs first
-    deadline: float | None = None  # on the same clock
-    cache_salt: str | None = None  # only requests with the same share cached blocks
-    num_resumed: int = 0  # tokens at the end of `prompt_token_ids` that are output already
-    pooling: PoolingParams | None = (
-        None  # of a pooling model, every default resolved; `params` says nothing then
-    )
-    token_type_ids: list[int] | None = None  # for each token the number of its text, where a prompt has two
-    prompt_embeds: RawTensor | None = None  # [tokens, hidden], which stand for the prompt's tokens
+    # The number among the completions of one prompt, from 0.
+    child: int = 0
+    # The lower runs first.
+    priority: int = 0
+    # On the clock of `arrival`.
+    deadline: float | None = None
+    # Only requests with the same salt share cached blocks.
+    cache_salt: str | None = None
+    # Tokens at the end of `prompt_token_ids` that are output already.
+    num_resumed: int = 0
+    # For a pooling model, with every default resolved; `params` has no meaning then.
+    pooling: PoolingParams | None = None
+    # For each token the number of its text, where a prompt has two.
+    token_type_ids: list[int] | None = None
+    # [tokens, hidden], in place of the prompt's tokens.
+    prompt_embeds: RawTensor | None = None
 
 
 class AbortRequests(Message):
+    """End requests and free their blocks. Unknown ids are ignored."""
+
     request_ids: list[str]
 
 
@@ -89,40 +101,43 @@ class TokenLogprobsArray(msgspec.Struct, array_like=True):
 
 
 class RequestStep(msgspec.Struct, array_like=True, omit_defaults=True):
-    """What one step did for one request."""
+    """One request's part of a step's results."""
 
     request_id: str
     new_token_ids: list[int]
+    # For each new token, if the request asked for them.
     logprobs: list[TokenLogprobsArray] | None = None
     finish_reason: FinishReason | None = None
+    # The stop token that ended the request.
     stop_reason: int | None = None
-    scheduled: float | None = None  # when it first ran; told with the first token
-    num_cached_tokens: int = 0  # of the prompt; told with the first token
-    prompt_logprobs: list[TokenLogprobsArray] | None = (
-        None  # of the second prompt token on; with the first token
-    )
-    error: str | None = None  # why it ended, where the reason is error
-    pooled: RawTensor | None = (
-        None  # a pooling model's result: float32, [dimensions], [labels] or [tokens, hidden]
-    )
+    # Time of the request's first step, on the monotonic clock; sent with the first token.
+    scheduled: float | None = None
+    # Prompt tokens that were found in the prefix cache; sent with the first token.
+    num_cached_tokens: int = 0
+    # Those of the second prompt token and all later ones; sent with the first token.
+    prompt_logprobs: list[TokenLogprobsArray] | None = None
+    # The cause, if the finish reason is "error".
+    error: str | None = None
+    # A pooling model's result: float32, [dimensions], [labels] or [tokens, hidden].
+    pooled: RawTensor | None = None
 
 
 class StepOutputs(Message):
-    """Everything that one step gave."""
+    """The results of one step, and the state that it left."""
 
     steps: list[RequestStep]
     stats: SchedulerStats
 
 
-class Returned(Message):
-    """What a call gave."""
+class CallResult(Message):
+    """The result or the error of a call."""
 
     call_id: int
     value: Any = None
     error: str | None = None
 
     def result(self) -> Any:
-        """Raises RuntimeError with the operation's words where it failed."""
+        """Return the value. Raises RuntimeError with the operation's message if it failed."""
         if self.error is not None:
             raise RuntimeError(self.error)
         return self.value
@@ -141,4 +156,4 @@ class Ready(Message):
     num_blocks: int
 
 
-CoreMessage = StepOutputs | Returned | Phase | Ready
+CoreMessage = StepOutputs | CallResult | Phase | Ready

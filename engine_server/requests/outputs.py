@@ -1,40 +1,35 @@
-"""What a caller gets back."""
+"""Outputs of requests, as callers get them."""
 
+import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import nan
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from engine_server.requests.logprobs import PromptLogprobs, SampleLogprobs
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-
-class Logprob(NamedTuple):
-    """One token's log-probability under the model, before temperature and filters; `rank` 1 is the likeliest."""
-
-    logprob: float
-    rank: int
-    decoded_token: str
-
-
-TokenLogprobs = dict[int, Logprob]
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One completion. `logprobs` holds for each token the sampled token first, then the likeliest ones; {} if resumed.
+    """One completion.
 
+    logprobs: for each token the sampled token first, then the likeliest ones; {} for a resumed token.
     finish_reason: None while it runs; "stop" (end of sequence, stop token or stop string), "length", "abort",
     "timeout" or "error".
-    stop_reason: the stop string or stop token id that ended it, None for the model's own end of sequence; what
-    failed, after an error.
+    stop_reason: the stop string or stop token id that ended it, None for the model's own end of sequence; the
+    message of an error.
     """
 
     index: int
     text: str
     token_ids: list[int]
     cumulative_logprob: float | None = None
-    logprobs: list[TokenLogprobs] | None = None
+    logprobs: SampleLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
@@ -44,35 +39,89 @@ class CompletionOutput:
 
 
 @dataclass(slots=True)
+class RequestMetrics:
+    """Times and counts of a request, with vLLM's names. It is updated in place until the request ends.
+
+    arrival_time: seconds since the epoch. Names with _ts: seconds of the monotonic clock; 0.0: not yet.
+    first_token_latency: seconds from arrival to the first token.
+    Of several completions, the first token and the first scheduling count, and the last token of any.
+    """
+
+    arrival_time: float = 0.0
+    queued_ts: float = 0.0
+    scheduled_ts: float = 0.0
+    first_token_ts: float = 0.0
+    last_token_ts: float = 0.0
+    first_token_latency: float = 0.0
+    num_generation_tokens: int = 0
+
+
+@dataclass(slots=True, init=False)
 class RequestOutput:
-    """A request's state as its output kind shows it."""
+    """A request's state, in the form of its output kind.
+
+    num_cached_tokens: prompt tokens found in the prefix cache; known with the first token.
+    """
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
-    outputs: list[CompletionOutput] = field(default_factory=list)
-    finished: bool = False
-    prompt_logprobs: list[TokenLogprobs | None] | None = None
-    num_cached_tokens: int | None = None  # prompt tokens that were cached; known with the first token
+    prompt_logprobs: PromptLogprobs | None
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: RequestMetrics | None
+    num_cached_tokens: int | None
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: str | None,
+        prompt_token_ids: list[int],
+        prompt_logprobs: PromptLogprobs | None = None,
+        outputs: list[CompletionOutput] | None = None,
+        finished: bool = False,
+        metrics: RequestMetrics | None = None,
+        num_cached_tokens: int | None = None,
+        **unknown: object,
+    ) -> None:
+        """Make an output. Arguments of other versions of vLLM are ignored with a warning, as vLLM does."""
+        if unknown:
+            logger.warning("RequestOutput ignores unknown arguments: %s", ", ".join(unknown))
+        self.request_id = request_id
+        self.prompt = prompt
+        self.prompt_token_ids = prompt_token_ids
+        self.prompt_logprobs = prompt_logprobs
+        self.outputs = [] if outputs is None else outputs
+        self.finished = finished
+        self.metrics = metrics
+        self.num_cached_tokens = num_cached_tokens
 
 
 @dataclass(slots=True)
 class PoolingOutput:
-    data: "Tensor"  # each token's last hidden state: float32 [tokens, hidden]
+    """The last hidden state of each token: float32 [tokens, hidden]."""
+
+    data: "Tensor"
 
 
 @dataclass(slots=True)
 class EmbeddingOutput:
+    """An embedding."""
+
     embedding: list[float]
 
 
 @dataclass(slots=True)
 class ClassificationOutput:
-    probs: list[float]  # a score for each label, in the order of their ids
+    """A score for each label, in the order of their ids."""
+
+    probs: list[float]
 
 
 @dataclass(slots=True)
 class ScoringOutput:
+    """The score of a pair of texts."""
+
     score: float
 
 
@@ -81,10 +130,10 @@ Pooled = TypeVar("Pooled", PoolingOutput, EmbeddingOutput, ClassificationOutput,
 
 @dataclass(slots=True)
 class PoolingRequestOutput(Generic[Pooled]):
-    """A pooling request's one output.
+    """The one output of a pooling request.
 
     finish_reason: "stop"; with "abort", "timeout" or "error" `outputs` holds no number, or NaN.
-    stop_reason: the error in words.
+    stop_reason: the message of an error.
     """
 
     request_id: str
@@ -106,7 +155,7 @@ class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]): ...
 
 Output = RequestOutput | PoolingRequestOutput[Any]
 
-# By task: the output's class, and what makes its `outputs` of the numbers.
+# By task: the class of the request's output, and the constructor of its `outputs` from the core's numbers.
 POOLED: dict[str, tuple[type[PoolingRequestOutput[Any]], Callable[["Tensor"], Any]]] = {
     "encode": (PoolingRequestOutput, PoolingOutput),
     "embed": (EmbeddingRequestOutput, lambda vector: EmbeddingOutput(vector.tolist())),

@@ -1,25 +1,27 @@
-"""What a request wants of a pooling model."""
+"""Pooling parameters: what a request asks of a pooling model."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self, get_args
 
 import msgspec
-from msgspec import Meta
 
 from engine_server.config import PoolingConfig
+from engine_server.requests import validation as valid
 from engine_server.requests.errors import InvalidRequestError
-from engine_server.requests.sampling_params import MOST, Count, RequestOutputKind, check_fields
+from engine_server.requests.sampling_params import RequestOutputKind, truncation
 
 PoolingTask = Literal["embed", "classify", "score", "encode"]
+TASKS: tuple[PoolingTask, ...] = get_args(PoolingTask)
 
 
 class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Pooling parameters, with vLLM's names.
 
     task: "embed" (one vector), "classify" (a score for each label), "score" (of a model with one label) or
-        "encode" (every token's hidden state); None: what the model is made for.
-    dimensions: only the first so many numbers of an embedding, where the model was trained for that.
-    normalize: make embeddings of length 1; None: as the model's own files say.
-    use_activation: scores through the model's activation, not raw; None: yes.
+        "encode" (every token's hidden state); None: the task that the model is made for.
+    dimensions: cut an embedding to so many numbers, where the model was trained for that.
+    use_activation: apply the model's activation to scores, and normalization to embeddings; None: yes for scores, and
+        as the model's own files say for embeddings.
+    normalize: the older name of use_activation for embeddings, which it overrides.
     truncate_prompt_tokens: cut a longer prompt to so many tokens, or to the context for -1; None: refuse it.
     timeout: seconds from arrival.
 
@@ -27,22 +29,30 @@ class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """
 
     task: PoolingTask | None = None
-    dimensions: Count | None = None
+    dimensions: int | None = None
     normalize: bool | None = None
     use_activation: bool | None = None
-    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=MOST)] | None = None
-    timeout: Annotated[float, Meta(gt=0)] | None = None
+    truncate_prompt_tokens: int | None = None
+    timeout: float | None = None
     output_kind: ClassVar[RequestOutputKind] = RequestOutputKind.FINAL_ONLY
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        if self.truncate_prompt_tokens == 0:
-            raise InvalidRequestError(
-                "truncate_prompt_tokens is 0; no token would be left", "truncate_prompt_tokens"
-            )
+        if self.task is not None:
+            if not isinstance(self.task, str) or self.task not in TASKS:
+                valid.refuse_value("task", self.task, f"one of {', '.join(TASKS)}")
+            self.task = TASKS[TASKS.index(self.task)]
+        if self.dimensions is not None:
+            self.dimensions = valid.integer("dimensions", self.dimensions, 1, valid.MAX_INT32)
+        if self.normalize is not None:
+            self.normalize = valid.flag("normalize", self.normalize)
+        if self.use_activation is not None:
+            self.use_activation = valid.flag("use_activation", self.use_activation)
+        if self.timeout is not None:
+            self.timeout = valid.number("timeout", self.timeout, 0, bound="exclusive")
+        self.truncate_prompt_tokens = truncation(self.truncate_prompt_tokens)
 
     def resolve(self, config: PoolingConfig) -> Self:
-        """With every default that `config`'s model has. Raises InvalidRequestError for what it can't do."""
+        """Return a copy with every default of the model filled in. Raises InvalidRequestError for what it can't do."""
         embeds = config.num_labels is None
         tasks = ["embed" if embeds else "classify", "encode", *(["score"] if config.num_labels == 1 else [])]
         task = self.task or tasks[0]
@@ -53,9 +63,11 @@ class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                 f"dimensions is {self.dimensions}; the model wasn't trained for embeddings of that length",
                 "dimensions",
             )
+        normalize = config.normalize
+        if self.use_activation is not None:
+            normalize = self.use_activation
+        if self.normalize is not None:
+            normalize = self.normalize
         return msgspec.structs.replace(
-            self,
-            task=task,
-            normalize=config.normalize if self.normalize is None else self.normalize,
-            use_activation=self.use_activation is not False,
+            self, task=task, normalize=normalize, use_activation=self.use_activation is not False
         )

@@ -1,4 +1,4 @@
-"""The forms in which a prompt may come."""
+"""The forms in which a prompt may be given."""
 
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
@@ -7,41 +7,47 @@ if TYPE_CHECKING:
 
 
 class Resumable(TypedDict):
-    """`resume_token_ids`: output that was produced already. The request continues after it as if it had never
-    stopped: limits, penalties and counts include it, deltas begin behind it.
-    `cache_salt`: only prompts with the same one share what is cached."""
+    """Fields that every prompt of text or tokens may have.
+
+    resume_token_ids: output that was generated before. The request continues after it as if it had never stopped:
+        limits, penalties and counts include these tokens, and deltas start after them.
+    cache_salt: prompts share cached blocks only with prompts of the same salt.
+    """
 
     resume_token_ids: NotRequired[list[int]]
     cache_salt: NotRequired[str]
 
 
 class TextPrompt(Resumable):
-    """Text, tokenised by the engine."""
+    """Text that the engine tokenizes."""
 
     prompt: str
 
 
 class TokensPrompt(Resumable):
-    """Token ids as they are; `prompt` is the text to show beside them, if any."""
+    """Token ids.
+
+    prompt: the text to return beside them.
+    token_type_ids: of two texts for an encoder, 0 for each token of the first and 1 for each of the second.
+    """
 
     prompt_token_ids: list[int]
     prompt: NotRequired[str]
-    token_type_ids: NotRequired[
-        list[int]
-    ]  # of two texts for an encoder: 0 for each token of the first, 1 of the second
+    token_type_ids: NotRequired[list[int]]
 
 
 class EmbedsPrompt(TypedDict):
-    """What stands for the tokens' embeddings: [tokens, hidden]. The engine must be made with enable_prompt_embeds."""
+    """Embeddings [tokens, hidden] in place of tokens, for an engine with enable_prompt_embeds."""
 
     prompt_embeds: "Tensor"
 
 
-PromptType = str | TextPrompt | TokensPrompt | EmbedsPrompt
+# A list of integers is a prompt of token ids.
+PromptType = str | list[int] | TextPrompt | TokensPrompt | EmbedsPrompt
 
 
 class InputRegistry:
-    """Where models would register how their inputs are processed; every prompt here is tokens."""
+    """A registry of input processors by model; there is none, since every prompt becomes tokens in one way."""
 
 
 INPUT_REGISTRY = InputRegistry()

@@ -1,102 +1,203 @@
-"""How a request's tokens are chosen, and when it ends."""
+"""Sampling parameters: how a request's tokens are chosen, what is reported of them, and when generation ends."""
 
+import copy
 from collections.abc import Collection
 from enum import IntEnum
-from functools import cache
-from typing import Annotated
+from typing import Any, Self
 
 import msgspec
-from msgspec import Meta
 
+from engine_server.requests import validation as valid
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.scheduler_stats import FinishReason
+from engine_server.requests.validation import MAX_INT32, MAX_UINT64, MIN_INT64
 
+# The default of EngineArgs.max_logprobs.
 MAX_LOGPROBS = 20
-
-MOST = (1 << 31) - 1
-Count = Annotated[int, Meta(ge=1, le=MOST)]
-Share = Annotated[float, Meta(ge=0, le=1)]
-Penalty = Annotated[float, Meta(ge=-2, le=2)]
-Text = Annotated[str, Meta(min_length=1)]
-Token = Annotated[int, Meta(ge=0, le=MOST)]
-NumLogprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+# Completions of one prompt, as vLLM limits them.
+MAX_COMPLETIONS = 16384
+# Below this temperature sampling is greedy, as in vLLM.
+GREEDY_TEMPERATURE = 1e-5
 
 
 class RequestOutputKind(IntEnum):
-    """What each RequestOutput of a stream holds."""
+    """The content of each RequestOutput of a stream."""
 
-    CUMULATIVE = 0  # everything so far
-    DELTA = 1  # what is new since the last
-    FINAL_ONLY = 2  # everything, once, at the end
+    # Everything since the start of the request.
+    CUMULATIVE = 0
+    # Only what is new since the previous output.
+    DELTA = 1
+    # Everything, in one output at the end.
+    FINAL_ONLY = 2
 
 
 class SamplingParams(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True):
     """Sampling parameters, with the names and defaults of OpenAI's API and vLLM's.
 
-    n: completions of the prompt. best_of: how many to make, of which the n likeliest are given, at the end.
-    temperature: 0 is greedy. top_k: 0 or -1 turns it off. min_p: the least probability, as a share of the likeliest's.
-    presence_penalty, frequency_penalty: taken from the logits of the output's tokens, once or for each time.
-    repetition_penalty: divides the positive logits of the prompt's and the output's tokens, multiplies the others.
-    seed: the tokens are a function of the prompt and the seed; drawn at admission where it is None.
-    stop: strings that end the text, which leaves them out unless include_stop_str_in_output.
-    max_tokens: new tokens at most; None means up to the context's end. min_tokens: no end of sequence before.
-    timeout: seconds from arrival, after which the request ends as it is.
-    logprobs, prompt_logprobs: how many of the likeliest tokens to report beside each one.
-    logit_bias: what to add to tokens' logits. bad_words: texts that never come, be it at a word's beginning or inside;
-    bad_words_token_ids is their tokens, made of them at admission.
-    logits_processors: import paths among those that the engine was started with; see EngineArgs.
-    truncate_prompt_tokens: how many of the prompt's last tokens to keep; -1: as many as fit.
+    n: completions of the prompt. best_of: completions to generate, of which the n likeliest are returned at the end.
+    temperature: 0 is greedy. top_k: 0 or -1 disables it. min_p: minimum probability, relative to the likeliest token.
+    presence_penalty, frequency_penalty: subtracted from the logits of output tokens, once or per occurrence.
+    repetition_penalty: divides positive logits of prompt and output tokens, multiplies negative ones.
+    seed: the tokens are a function of prompt and seed; None draws a seed at admission.
+    stop: strings that end the text, which excludes them unless include_stop_str_in_output.
+    max_tokens: maximum number of new tokens; None: up to the end of the context.
+    min_tokens: tokens before which no end of sequence and no stop takes effect.
+    timeout: seconds from arrival after which the request ends with what it has.
+    logprobs, prompt_logprobs: number of likeliest tokens to report at each position; -1: the whole vocabulary.
+        EngineArgs.max_logprobs limits both. True is 1.
+    flat_logprobs: return logprobs as one FlatLogprobs rather than a dict per position.
+    logit_bias: added to the logits of tokens. bad_words: texts that are never generated, at the start of a word or
+        inside one; bad_words_token_ids are their tokens, filled in at admission.
+    logits_processors: import paths among those of EngineArgs.logits_processors.
+    extra_args: plain data that travels with the request for code outside the engine, which reads none of it.
+    truncate_prompt_tokens: number of tokens to keep from the end of the prompt; -1: as many as fit.
 
     Raises InvalidRequestError, which names the parameter.
     """
 
-    n: Count = 1
-    best_of: Count | None = None
-    presence_penalty: Penalty = 0.0
-    frequency_penalty: Penalty = 0.0
-    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] = 1.0
-    temperature: Annotated[float, Meta(ge=0, le=100)] = 1.0
-    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Meta(ge=-1, le=MOST)] = 0
-    min_p: Share = 0.0
+    n: int = 1
+    best_of: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
     seed: int | None = None
-    stop: Text | list[Text] | None = None
-    stop_token_ids: list[Token] | None = None
-    bad_words: list[Text] | None = None
-    bad_words_token_ids: list[Annotated[list[Token], Meta(min_length=1)]] | None = None
-    max_tokens: Count | None = 16
-    min_tokens: Annotated[int, Meta(ge=0, le=MOST)] = 0
-    timeout: Annotated[float, Meta(gt=0)] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    bad_words_token_ids: list[list[int]] | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    timeout: float | None = None
     ignore_eos: bool = False
-    logprobs: NumLogprobs | None = None
-    prompt_logprobs: NumLogprobs | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    flat_logprobs: bool = False
     include_stop_str_in_output: bool = False
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
-    logits_processors: list[Text] | None = None
-    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=MOST)] | None = None
-    logit_bias: dict[Token, Annotated[float, Meta(ge=-100, le=100)]] | None = None
-    allowed_token_ids: Annotated[list[Token], Meta(min_length=1)] | None = None
+    logits_processors: list[str] | None = None
+    truncate_prompt_tokens: int | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    extra_args: dict[str, Any] | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        for wrong, name, words in (
-            (self.num_children < self.n, "best_of", f"n is {self.n}, which is more"),
-            (self.num_children > 1 and bool(self.best_of) and self.greedy, "best_of", "greedy makes but one"),
-            (self.min_tokens > (self.max_tokens or self.min_tokens), "min_tokens", f"max_tokens is {self.max_tokens}"),
-            (not -(1 << 63) <= (self.seed or 0) < 1 << 64, "seed", "it takes 64 bits, signed or not"),
-            (self.truncate_prompt_tokens == 0, "truncate_prompt_tokens", "it takes -1, or an integer of at least 1"),
-            (not self.spaces_between_special_tokens, "spaces_between_special_tokens", "it takes True alone"),
-            (self.stop_strings and not self.detokenize, "stop", "stop strings need detokenize=True"),
-        ):  # fmt: skip
-            if wrong:
-                raise InvalidRequestError(f"{name} is {getattr(self, name)!r}; {words}", name)
+        self._check_choice()
+        self._check_end()
+        self._check_reports()
+        self._check_logits()
+        self._check_combinations()
+
+    @classmethod
+    def from_optional(cls, **parameters: Any) -> Self:
+        """Make parameters of which None means the default (for max_tokens: up to the end of the context).
+
+        As in vLLM, keys of logit_bias may be decimal strings, and its values are clamped to -100 and 100.
+        """
+        given = {
+            name: value for name, value in parameters.items() if value is not None or name == "max_tokens"
+        }
+        if bias := given.get("logit_bias"):
+            given["logit_bias"] = {int(key): min(100.0, max(-100.0, value)) for key, value in bias.items()}
+        return cls(**given)
+
+    def clone(self) -> Self:
+        """Return a deep copy."""
+        return copy.deepcopy(self)
+
+    def _check_choice(self) -> None:
+        self.n = valid.integer("n", self.n, 1, MAX_COMPLETIONS)
+        if self.best_of is not None:
+            self.best_of = valid.integer("best_of", self.best_of, 1, MAX_COMPLETIONS)
+        self.temperature = valid.number("temperature", self.temperature, 0, 100)
+        self.top_p = valid.number("top_p", self.top_p, 0, 1, "exclusive")
+        self.top_k = valid.integer("top_k", self.top_k, -1, MAX_INT32)
+        self.min_p = valid.number("min_p", self.min_p, 0, 1)
+        if self.seed is not None:
+            self.seed = valid.integer("seed", self.seed, MIN_INT64, MAX_UINT64)
+
+    def _check_end(self) -> None:
+        if isinstance(self.stop, str):
+            self.stop = valid.nonempty_text("stop", self.stop)
+        elif self.stop is not None:
+            self.stop = valid.items("stop", self.stop, valid.nonempty_text)
+        if self.stop_token_ids is not None:
+            self.stop_token_ids = valid.tokens("stop_token_ids", self.stop_token_ids)
+        if self.max_tokens is not None:
+            self.max_tokens = valid.integer("max_tokens", self.max_tokens, 1, MAX_INT32)
+        self.min_tokens = valid.integer("min_tokens", self.min_tokens, 0, MAX_INT32)
+        if self.timeout is not None:
+            self.timeout = valid.number("timeout", self.timeout, 0, bound="exclusive")
+        self.ignore_eos = valid.flag("ignore_eos", self.ignore_eos)
+        self.truncate_prompt_tokens = truncation(self.truncate_prompt_tokens)
+
+    def _check_reports(self) -> None:
+        self.logprobs = _logprobs("logprobs", self.logprobs)
+        self.prompt_logprobs = _logprobs("prompt_logprobs", self.prompt_logprobs)
+        self.flat_logprobs = valid.flag("flat_logprobs", self.flat_logprobs)
+        self.include_stop_str_in_output = valid.flag(
+            "include_stop_str_in_output", self.include_stop_str_in_output
+        )
+        self.detokenize = valid.flag("detokenize", self.detokenize)
+        self.skip_special_tokens = valid.flag("skip_special_tokens", self.skip_special_tokens)
+        self.spaces_between_special_tokens = valid.flag(
+            "spaces_between_special_tokens", self.spaces_between_special_tokens
+        )
+        if type(self.output_kind) is not RequestOutputKind:
+            kind = valid.integer("output_kind", self.output_kind, 0, len(RequestOutputKind) - 1)
+            self.output_kind = RequestOutputKind(kind)
+        if self.extra_args is not None:
+            if not isinstance(self.extra_args, dict):
+                valid.refuse_type("extra_args", self.extra_args, "dict")
+            self.extra_args = valid.plain_data("extra_args", self.extra_args)
+
+    def _check_logits(self) -> None:
+        self.presence_penalty = valid.number("presence_penalty", self.presence_penalty, -2, 2)
+        self.frequency_penalty = valid.number("frequency_penalty", self.frequency_penalty, -2, 2)
+        self.repetition_penalty = valid.number(
+            "repetition_penalty", self.repetition_penalty, 0, 100, "exclusive"
+        )
+        if self.logit_bias is not None:
+            if not isinstance(self.logit_bias, dict):
+                valid.refuse_type("logit_bias", self.logit_bias, "dict")
+            self.logit_bias = {
+                valid.token("logit_bias", key): valid.number("logit_bias", value, -100, 100)
+                for key, value in self.logit_bias.items()
+            }
+        if self.allowed_token_ids is not None:
+            self.allowed_token_ids = valid.tokens("allowed_token_ids", self.allowed_token_ids)
+            if not self.allowed_token_ids:
+                valid.refuse_value("allowed_token_ids", self.allowed_token_ids, "`list` of length >= 1")
+        if self.bad_words is not None:
+            self.bad_words = valid.items("bad_words", self.bad_words, valid.nonempty_text)
+        if self.bad_words_token_ids is not None:
+            self.bad_words_token_ids = valid.items("bad_words_token_ids", self.bad_words_token_ids, _word)
+        if self.logits_processors is not None:
+            self.logits_processors = valid.items(
+                "logits_processors", self.logits_processors, valid.nonempty_text
+            )
+
+    def _check_combinations(self) -> None:
+        if self.num_children < self.n:
+            refuse_combination("best_of", self.best_of, f"n is {self.n}, which is more")
+        if self.best_of is not None and self.best_of > 1 and self.greedy:
+            refuse_combination("best_of", self.best_of, "greedy sampling has only one completion")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            refuse_combination("min_tokens", self.min_tokens, f"max_tokens is {self.max_tokens}")
+        if not self.spaces_between_special_tokens:
+            refuse_combination("spaces_between_special_tokens", False, "only True is supported")
+        if self.stop_strings and not self.detokenize:
+            refuse_combination("stop", self.stop, "stop strings need detokenize=True")
 
     @property
     def num_children(self) -> int:
-        """How many completions are made."""
+        """The number of completions to generate."""
         return self.best_of or self.n
 
     @property
@@ -107,11 +208,11 @@ class SamplingParams(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True)
 
     @property
     def greedy(self) -> bool:
-        return self.temperature < 1e-5
+        return self.temperature < GREEDY_TEMPERATURE
 
     @property
     def needs_last_token(self) -> bool:
-        """Whether the host must know a token before it can launch the sampling of the next."""
+        """True if sampling a token requires the previous one to be known on the host."""
         return bool(self.logits_processors) or any(len(one) > 1 for one in self.bad_words_token_ids or ())
 
     @property
@@ -120,7 +221,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True)
 
     @property
     def adjusts_logits(self) -> bool:
-        """Whether single logits change before a token is chosen."""
+        """True if logits processors change this request's logits before sampling."""
         return (
             bool(self.min_tokens or self.logit_bias or self.bad_words_token_ids or self.logits_processors)
             or self.allowed_token_ids is not None
@@ -130,7 +231,10 @@ class SamplingParams(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True)
     def end(
         self, token_id: int, num_output: int, max_tokens: int, eos_token_ids: Collection[int]
     ) -> tuple[FinishReason | None, int | None]:
-        """Whether `token_id`, as output token number `num_output`, ends the request: the reason, and a stop token."""
+        """Return the finish reason and the stop token if `token_id`, the output token `num_output`, ends generation.
+
+        num_output: counts from 1. Without an end both are None.
+        """
         if num_output >= self.min_tokens:
             if token_id in eos_token_ids and not self.ignore_eos:
                 return "stop", None
@@ -139,21 +243,29 @@ class SamplingParams(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True)
         return ("length" if num_output >= max_tokens else None), None
 
 
-@cache
-def twin(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
-    """A struct with the same fields that checks nothing but their annotations."""
-    return msgspec.defstruct(kind.__name__, [(item.name, item.type) for item in msgspec.structs.fields(kind)])
+def truncation(value: object) -> int | None:
+    """Check truncate_prompt_tokens: None, -1, or a positive number of tokens."""
+    if value is None:
+        return None
+    count = valid.integer("truncate_prompt_tokens", value, -1, MAX_INT32)
+    if count == 0:
+        valid.refuse_value("truncate_prompt_tokens", value, "-1 or an `int` >= 1")
+    return count
 
 
-def check_fields(params: msgspec.Struct) -> None:
-    """Hold each field to its annotation. Raises InvalidRequestError, which names the field and what it takes."""
-    try:
-        checked = msgspec.convert(params, twin(type(params)), from_attributes=True)
-    except msgspec.ValidationError as error:
-        words, _, path = str(error).partition(" - at ")
-        name = path.partition("$.")[2].strip("`").partition("[")[0]
-        raise InvalidRequestError(
-            f"{name} is {getattr(params, name)!r}; {words.replace('E', 'e', 1)}", name
-        ) from None
-    for name in checked.__struct_fields__:
-        setattr(params, name, getattr(checked, name))
+def refuse_combination(name: str, value: object, reason: str) -> None:
+    """Raise InvalidRequestError for a value that another parameter rules out."""
+    raise InvalidRequestError(f"{name} is {value!r}; {reason}", name)
+
+
+def _logprobs(name: str, value: object) -> int | None:
+    if value is None or value is False:
+        return None
+    return 1 if value is True else valid.integer(name, value, -1, MAX_INT32)
+
+
+def _word(name: str, value: object) -> list[int]:
+    token_ids = valid.tokens(name, value)
+    if not token_ids:
+        valid.refuse_value(name, value, "`list` of length >= 1")
+    return token_ids

@@ -62,7 +62,10 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str]) -> int:
     started = time.monotonic()
-    options = parser().parse_args(argv)
+    arguments = parser()
+    options = arguments.parse_args(argv)
+    if not options.model:
+        arguments.error("the following arguments are required: model")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         listener = _listen(options.host, options.port)

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine_server.requests.errors import EngineDeadError
 
@@ -35,6 +35,8 @@ class EngineHost:
         self.phase: str | None = "import"
         self.served_names: list[str] = []
         self.max_model_len = 0
+        # Sampling parameters by name, for fields that a request leaves out.
+        self.sampling_defaults: dict[str, Any] = {}
         self._traces = False
 
     @property
@@ -59,7 +61,7 @@ class EngineHost:
             if self._engine is not None:
                 await self._engine.check_health()
         except EngineDeadError as error:
-            return str(error)
+            return error.cause
         return None
 
     def trace_headers(self, headers: Mapping[str, str]) -> TraceHeaders:
@@ -85,6 +87,7 @@ class EngineHost:
             engine.start_background_loop()  # detects the core's death before the first request
         self.served_names = model.served_model_name
         self.max_model_len = model.max_model_len
+        self.sampling_defaults = model.get_diff_sampling_param()
         self._traces = await engine.is_tracing_enabled()
         self.phase = None
         report_phase("ready", time.monotonic() - self._started)

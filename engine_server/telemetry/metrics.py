@@ -35,6 +35,7 @@ TIME_TO_FIRST_TOKEN = (.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1,
 BETWEEN_TOKENS = (.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 LATENCY = (.3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 STEP_TIME = (.0005, .001, .002, .003, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 30)
+STALLS = (.001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5)
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 CHOICES = (1, 2, 5, 10, 20)
 
@@ -53,8 +54,6 @@ OF_STATE = [  # from SchedulerStats
     Metric(Counter, "vllm:num_preemptions", "Requests put back to the queue for want of blocks.", "num_preemptions"),
     Metric(Counter, "vllm:prefix_cache_queries", "Prompt tokens sought in the prefix cache.", "prefix_cache_queries"),
     Metric(Counter, "vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", "prefix_cache_hits"),
-    Metric(Histogram, "vllm:iteration_tokens_total", "Tokens that one step computed.",
-           lambda s: [s.num_tokens] if s.num_tokens else [], STEP_TOKENS),
     Metric(Histogram, "fairlead:step_seconds", "One step of the core.",
            lambda s: [s.step_seconds] if s.num_tokens else [], STEP_TIME),
     Metric(Histogram, "fairlead:step_host_seconds", "A step but for the model's call and the sampler's kernels.",
@@ -76,12 +75,16 @@ OF_STEP = [  # from IterationStats
     Metric(Counter, "vllm:prompt_tokens_by_source", "", "num_cached_prompt_tokens",
            labels={"source": "local_cache_hit"}),
     Metric(Counter, "vllm:generation_tokens", "Tokens generated.", "num_generation_tokens"),
+    Metric(Histogram, "vllm:iteration_tokens_total", "Prompt tokens and generated tokens of one step.",
+           lambda s: [s.num_prompt_tokens + s.num_generation_tokens] if s.num_generation_tokens else [], STEP_TOKENS),
     Metric(Counter, "vllm:admission_rejections", "Requests refused for want of room.", "num_rejected",
            labels={"reason": ErrorCode.QUEUE_FULL}, scope=LABELS[:1]),
     Metric(Histogram, "vllm:time_to_first_token_seconds", "Arrival to the first token.", "time_to_first_tokens",
            TIME_TO_FIRST_TOKEN),
     Metric(Histogram, "vllm:inter_token_latency_seconds", "Time between a request's tokens.", "inter_token_latencies",
            BETWEEN_TOKENS, former="vllm:time_per_output_token_seconds"),
+    Metric(Histogram, "fairlead:event_loop_stall_seconds", "Longest stall of the front end's event loop in a step.",
+           "event_loop_stalls", STALLS),
 ]
 OF_COMPLETION = [  # from FinishedRequest
     *(Metric(Counter, "vllm:request_success", "Requests ended, by their reason.",

@@ -56,3 +56,5 @@ class IterationStats:
     finished: list[FinishedRequest] = field(default_factory=list)
     ended: list[EndedRequest] = field(default_factory=list)
     num_rejected: int = 0  # requests refused for want of room in the queue
+    # The longest stall of the front end's event loop since the last step, in seconds; empty without a loop.
+    event_loop_stalls: list[float] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""A device that has too little memory, or fails: who ends, and who lives on."""
+"""A device with too little memory, or a failed one: the requests that end, and those that go on."""
 
 import os
 import weakref
@@ -18,7 +18,7 @@ PROMPTS = [[place * 7 % 120 + 3 for place in range(length)] for length in (90, 4
 
 
 class SmallRunner(ModelRunner):
-    """A device with memory for some tokens a step; the largest tensor of a step that fails is held by its frames."""
+    """A runner with memory for `most` tokens a step. A failed step's frames hold its tensors."""
 
     most = 1000
     sizes: ClassVar[list[int]] = []
@@ -50,7 +50,7 @@ def ask(engine: LLMEngine, params) -> None:
         engine.add_request(number, {"prompt_token_ids": prompt}, params)
 
 
-def test_a_batch_without_room_is_computed_again_in_smaller_steps(
+def test_step_that_runs_out_of_memory_is_retried_in_smaller_steps(
     small: LLMEngine, tiny_params, finish, monkeypatch
 ) -> None:
     params = tiny_params(temperature=0, max_tokens=12, ignore_eos=True)
@@ -79,7 +79,7 @@ def test_a_batch_without_room_is_computed_again_in_smaller_steps(
     assert small._core.table.pool.usage == 0
 
 
-def test_what_finds_no_room_however_small_fails_alone(
+def test_request_that_no_step_size_fits_ends_with_an_error(
     small: LLMEngine, tiny_params, finish, monkeypatch
 ) -> None:
     monkeypatch.setattr(SmallRunner, "most", 0)
@@ -95,6 +95,29 @@ def test_what_finds_no_room_however_small_fails_alone(
     small._core.scheduler.check_integrity()
 
 
+def test_request_survives_any_number_of_failed_steps_between_its_tokens(
+    small: LLMEngine, tiny_params, finish, monkeypatch
+) -> None:
+    """Retries are counted since its last token: memory that is short now and then ends no request."""
+    params = tiny_params(temperature=0, max_tokens=2 * MOST_RETRIES, ignore_eos=True)
+    small.add_request("long", {"prompt_token_ids": PROMPTS[1]}, params)
+    forward, failures = SmallRunner.forward, []
+    [request] = small._core.scheduler.requests.values()
+
+    def failing_before_each_token(self: SmallRunner, inputs: ModelInputs) -> ForwardOutput:
+        output = forward(self, inputs)
+        tokens = len(request.token_ids) - len(inputs.sampling)  # without the placeholder of this step's token
+        if tokens not in failures:
+            failures.append(tokens)
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
+        return output
+
+    monkeypatch.setattr(SmallRunner, "forward", failing_before_each_token)
+    output = finish(small)["long"].outputs[0]
+    assert (output.finish_reason, len(output.token_ids)) == ("length", 2 * MOST_RETRIES)
+    assert len(failures) > MOST_RETRIES
+
+
 LOST = """
 import atexit, time, torch
 from engine_server.core.model_runner import ModelRunner
@@ -106,7 +129,7 @@ class LostRunner(ModelRunner):
 """
 
 
-async def test_an_engine_ends_with_its_device(
+async def test_engine_ends_when_its_device_fails(
     tiny_llama: Path, tiny_params, tmp_path: Path, monkeypatch
 ) -> None:
     (tmp_path / "lost.py").write_text(LOST)
@@ -121,4 +144,5 @@ async def test_an_engine_ends_with_its_device(
     with pytest.raises(EngineDeadError, match="AcceleratorError: CUDA error: an illegal memory access"):
         async for _ in engine.generate({"prompt_token_ids": [5]}, tiny_params(), "0"):
             pass
-    assert engine._core._child.process.wait(timeout=60) == 1
+    with pytest.raises(EngineDeadError, match="ended with status 1"):
+        await engine.check_health()

@@ -1,4 +1,4 @@
-"""How a GPU's memory is shared out, and what is said where it is too little. tests/gpu has what needs a GPU."""
+"""Shares of a GPU's memory, and the errors when it is too small. tests/gpu has the tests that need a GPU."""
 
 import weakref
 from pathlib import Path
@@ -33,7 +33,7 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, name, lambda *device: None)
 
 
-def test_the_cache_has_what_the_largest_step_and_the_spared_share_leave(a_gpu, tiny_llama: Path) -> None:
+def test_kv_cache_takes_what_the_largest_step_and_the_spared_share_leave(a_gpu, tiny_llama: Path) -> None:
     layout = lay_out([LayerShape(kv_heads=8, key_dim=128, value_dim=128)] * 32, 4096)
     block = 16 * 32 * 8 * 256 * 2
     config = EngineArgs(model=str(tiny_llama), skip_tokenizer_init=True).create_engine_config().cache_config
@@ -45,7 +45,7 @@ def test_the_cache_has_what_the_largest_step_and_the_spared_share_leave(a_gpu, t
         num_blocks(config, layout, torch.bfloat16, GPU, 1 << 20)
 
 
-def test_a_lack_of_memory_is_told_with_sizes_and_advice(a_gpu) -> None:
+def test_out_of_memory_error_has_sizes_and_advice(a_gpu) -> None:
     words = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has 79.15 GiB, of which 1.20 GiB are free"
     with pytest.raises(ValueError) as told, taking("weights", GPU):
         raise torch.OutOfMemoryError(f"{words}. Process 7 has 70.00 GiB. And so on.")
@@ -55,7 +55,7 @@ def test_a_lack_of_memory_is_told_with_sizes_and_advice(a_gpu) -> None:
     )
 
 
-def test_what_was_taken_is_in_the_log(a_gpu, caplog: pytest.LogCaptureFixture) -> None:
+def test_memory_taken_is_logged(a_gpu, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger=memory.__name__), taking("KV cache", GPU):
         pass
     assert caplog.messages == ["KV cache: 0 MiB of GPU memory, and 6144 MiB for a while; 51200 MiB are left"]
@@ -70,7 +70,7 @@ def tiny(tiny_llama: Path) -> LLMEngine:
     )
 
 
-def test_the_largest_step_has_as_many_tokens_as_a_step_may_have(tiny: LLMEngine, monkeypatch) -> None:
+def test_largest_step_has_the_token_budget(tiny: LLMEngine, monkeypatch) -> None:
     sequences, rows = [], []
     begin, model = StepAttention.begin, tiny._core.executor.runner.model
     monkeypatch.setattr(
@@ -85,7 +85,7 @@ def test_the_largest_step_has_as_many_tokens_as_a_step_may_have(tiny: LLMEngine,
     assert rows == [7]
 
 
-def test_dropped_weights_are_held_by_nobody(tiny: LLMEngine, finish) -> None:
+def test_sleep_at_level_2_leaves_no_reference_to_weights(tiny: LLMEngine, finish) -> None:
     params = SamplingParams(max_tokens=1, prompt_logprobs=1, detokenize=False)
     tiny.add_request("0", {"prompt_token_ids": [5, 6, 7]}, params)
     finish(tiny)
@@ -95,7 +95,7 @@ def test_dropped_weights_are_held_by_nobody(tiny: LLMEngine, finish) -> None:
     tiny.wake_up()
 
 
-def test_heads_too_large_for_the_kernels_are_refused() -> None:
+def test_attention_heads_too_large_for_the_kernels_are_refused() -> None:
     pytest.importorskip("triton")
     from engine_server.modeling.attention.triton_backend import TritonAttention
 

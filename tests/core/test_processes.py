@@ -1,4 +1,4 @@
-"""The engine in plain scripts: how it starts, and that it leaves no process behind."""
+"""The engine in plain scripts: errors of the start, and processes that end with it."""
 
 import subprocess
 import sys
@@ -10,12 +10,12 @@ import pytest
 from engine_server import AsyncEngineArgs, AsyncLLMEngine, EngineDeadError
 
 
-def test_a_model_that_is_not_there_is_an_error_in_words(tmp_path: Path) -> None:
+def test_start_raises_value_error_for_a_folder_without_a_model(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"config\.json"):
         AsyncLLMEngine.from_engine_args(AsyncEngineArgs(model=str(tmp_path)))
 
 
-def test_a_cache_that_is_too_small_names_both_sizes(tiny_llama: Path) -> None:
+def test_start_names_both_sizes_when_the_cache_is_too_small(tiny_llama: Path) -> None:
     arguments = AsyncEngineArgs(model=str(tiny_llama), skip_tokenizer_init=True, num_gpu_blocks_override=3)
     with pytest.raises(EngineDeadError, match=r"needs 16 blocks.*room for 3"):
         AsyncLLMEngine.from_engine_args(arguments)
@@ -43,8 +43,8 @@ asyncio.run(main())
 """
 
 
-def test_the_seeds_example_runs_as_a_plain_script(smollm2: Path) -> None:
-    """No `__main__` guard, no shutdown: and no process is left."""
+def test_example_of_the_api_specification_runs_as_a_plain_script(smollm2: Path) -> None:
+    """Without a `__main__` guard or a shutdown, and it leaves no process."""
     ended = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(smollm2)], capture_output=True, text=True, timeout=120
     )
@@ -65,7 +65,7 @@ sys.stdin.read()
 """
 
 
-def test_the_core_ends_with_a_parent_that_was_killed(tiny_llama: Path) -> None:
+def test_core_ends_when_its_parent_is_killed(tiny_llama: Path) -> None:
     parent = subprocess.Popen(
         [sys.executable, "-c", UNTIL_KILLED, str(tiny_llama)],
         stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""The asynchronous engine: streams, aborts, and what happens when a process dies."""
+"""The asynchronous engine: streams, aborts, pauses, sleep, and the death of its core."""
 
 import asyncio
 import gc
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 class Watcher(StatLoggerBase):
-    """Remembers the last state that the core told."""
+    """Keeps the last state that the core reported, and the reasons of ended requests."""
 
     def __init__(self) -> None:
         self.latest = None
@@ -68,7 +68,7 @@ def watcher(watched: Watcher) -> Watcher:
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def tiny(tiny_llama: Path, watched: Watcher) -> AsyncIterator[AsyncLLMEngine]:
-    """Shared by the tests that leave it empty."""
+    """An engine for the tests that leave it without requests."""
     engine = await asyncio.to_thread(make, tiny_llama, stat_loggers={"watcher": watched})
     yield engine
     engine.shutdown()
@@ -77,7 +77,7 @@ async def tiny(tiny_llama: Path, watched: Watcher) -> AsyncIterator[AsyncLLMEngi
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def spare(tiny_llama: Path) -> list[AsyncLLMEngine]:
-    """Holds a second engine, for the tests that stop it, hang it and let it go, in the order of this file."""
+    """A second engine, for the tests that stop it, hang it and drop it, in the order of this file."""
     return [await asyncio.to_thread(make, tiny_llama, hang_timeout=1.0, start_engine_loop=False)]
 
 
@@ -90,7 +90,7 @@ def prompt(length: int) -> dict:
     return {"prompt_token_ids": [7] * length}
 
 
-async def test_deltas_make_the_whole(tiny: AsyncLLMEngine, tiny_params) -> None:
+async def test_deltas_and_cumulative_outputs_hold_the_same_tokens(tiny: AsyncLLMEngine, tiny_params) -> None:
     async def collect(kind: RequestOutputKind) -> list:
         params = tiny_params(max_tokens=20, seed=5, ignore_eos=True, output_kind=kind)
         return [output async for output in tiny.generate(prompt(30), params, kind.name)]
@@ -103,7 +103,7 @@ async def test_deltas_make_the_whole(tiny: AsyncLLMEngine, tiny_params) -> None:
     assert len(final) == 1 and final[0].finished
 
 
-async def test_deltas_of_several_completions_are_merged_for_a_slow_reader(
+async def test_deltas_of_several_completions_are_merged_when_the_reader_is_slow(
     tiny: AsyncLLMEngine, watcher: Watcher, tiny_params
 ) -> None:
     def params(kind: RequestOutputKind) -> SamplingParams:
@@ -132,7 +132,9 @@ async def test_deltas_of_several_completions_are_merged_for_a_slow_reader(
         assert pieces[-1].finish_reason == one.finish_reason
 
 
-async def test_an_abort_ends_every_completion(tiny: AsyncLLMEngine, watcher: Watcher, tiny_params) -> None:
+async def test_abort_ends_every_completion_of_a_request(
+    tiny: AsyncLLMEngine, watcher: Watcher, tiny_params
+) -> None:
     params = tiny_params(n=3, max_tokens=200, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
     stream = tiny.generate(prompt(20), params, "several")
     await anext(stream)
@@ -143,14 +145,14 @@ async def test_an_abort_ends_every_completion(tiny: AsyncLLMEngine, watcher: Wat
     await until_async(lambda: watcher.idle)
 
 
-async def test_a_stream_goes_on_where_another_stopped(tiny: AsyncLLMEngine, tiny_params) -> None:
+async def test_resumed_request_continues_after_the_given_tokens(tiny: AsyncLLMEngine, tiny_params) -> None:
     params = tiny_params(max_tokens=6, seed=5, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
     whole = [
         token
         for one in await drain(tiny.generate(prompt(9), params, "a"))
         for token in one.outputs[0].token_ids
     ]
-    for count in (2, 6):  # after 6 there is nothing to do but to say so
+    for count in (2, 6):  # after 6 tokens it has ended
         resumed = tiny.generate(prompt(9) | {"resume_token_ids": whole[:count]}, params, "b")
         outputs = await drain(resumed)
         assert whole[count:] == [token for one in outputs for token in one.outputs[0].token_ids]
@@ -158,7 +160,7 @@ async def test_a_stream_goes_on_where_another_stopped(tiny: AsyncLLMEngine, tiny
     assert tiny.get_num_unfinished_requests() == 0
 
 
-async def test_beam_search_beside_other_requests(tiny: AsyncLLMEngine, tiny_params) -> None:
+async def test_beam_search_runs_beside_other_requests(tiny: AsyncLLMEngine, tiny_params) -> None:
     """Its likeliest sequence is at least as likely as the greedy one."""
     params = tiny_params(temperature=0, max_tokens=5, logprobs=0, ignore_eos=True)
     (found,), greedy = await asyncio.gather(
@@ -170,7 +172,7 @@ async def test_beam_search_beside_other_requests(tiny: AsyncLLMEngine, tiny_para
     assert all(len(one.token_ids) == 5 and one.finish_reason == "length" for one in found.outputs)
 
 
-async def test_an_aborted_stream_ends_with_its_reason(
+async def test_aborted_stream_ends_with_the_reason_abort(
     tiny: AsyncLLMEngine, watcher: Watcher, tiny_params
 ) -> None:
     outputs = []
@@ -184,7 +186,9 @@ async def test_an_aborted_stream_ends_with_its_reason(
     await until_async(lambda: watcher.idle)
 
 
-async def test_a_caller_that_leaves_aborts(tiny: AsyncLLMEngine, watcher: Watcher, tiny_params) -> None:
+async def test_request_is_aborted_when_its_caller_stops_iterating(
+    tiny: AsyncLLMEngine, watcher: Watcher, tiny_params
+) -> None:
     async for _ in (
         stream := tiny.generate(prompt(20), tiny_params(max_tokens=200, ignore_eos=True), "left")
     ):
@@ -199,7 +203,9 @@ async def test_a_caller_that_leaves_aborts(tiny: AsyncLLMEngine, watcher: Watche
     assert tiny.get_num_unfinished_requests() == 0
 
 
-async def test_random_requests_leave_nothing(tiny: AsyncLLMEngine, watcher: Watcher, tiny_params) -> None:
+async def test_random_requests_and_aborts_leave_no_request_in_the_core(
+    tiny: AsyncLLMEngine, watcher: Watcher, tiny_params
+) -> None:
     choose = random.Random(1)
     ends = []
 
@@ -225,12 +231,12 @@ async def test_random_requests_leave_nothing(tiny: AsyncLLMEngine, watcher: Watc
     await until_async(lambda: watcher.idle)
 
 
-async def test_bad_requests_raise_before_anything_is_queued(tiny: AsyncLLMEngine, tiny_params) -> None:
+async def test_invalid_requests_raise_before_anything_is_queued(tiny: AsyncLLMEngine, tiny_params) -> None:
     with pytest.raises(InvalidRequestError, match=r"300 tokens.* 256"):
         await anext(tiny.generate(prompt(300), tiny_params(), "long"))
     first = tiny.generate(prompt(3), tiny_params(max_tokens=50, ignore_eos=True), "same")
     await anext(first)
-    with pytest.raises(InvalidRequestError, match="'same' is under way"):
+    with pytest.raises(InvalidRequestError, match="'same' is in flight"):
         await anext(tiny.generate(prompt(3), tiny_params(), "same"))
     await first.aclose()
     assert tiny.get_num_unfinished_requests() == 0
@@ -240,7 +246,9 @@ async def drain(stream) -> list:
     return [output async for output in stream]
 
 
-async def test_a_pause_keeps_what_is_under_way(tiny: AsyncLLMEngine, watcher: Watcher, tiny_params) -> None:
+async def test_pause_in_mode_keep_continues_requests_after_resume(
+    tiny: AsyncLLMEngine, watcher: Watcher, tiny_params
+) -> None:
     params = tiny_params(max_tokens=40, ignore_eos=True, seed=1)
     whole = (await drain(tiny.generate(prompt(20), params, "whole")))[-1].outputs[0].token_ids
     kept = tiny.generate(prompt(20), params, "kept")
@@ -255,7 +263,7 @@ async def test_a_pause_keeps_what_is_under_way(tiny: AsyncLLMEngine, watcher: Wa
     assert (await late)[-1].outputs[0].token_ids == whole
 
 
-async def test_a_pause_waits_for_what_is_under_way(
+async def test_pause_in_mode_wait_finishes_requests_and_holds_new_ones(
     tiny: AsyncLLMEngine, watcher: Watcher, tiny_params
 ) -> None:
     stream = tiny.generate(prompt(20), tiny_params(max_tokens=100, ignore_eos=True), "before")
@@ -274,7 +282,9 @@ async def test_a_pause_waits_for_what_is_under_way(
     assert (await held)[-1].finished
 
 
-async def test_a_pause_aborts_what_is_under_way(tiny: AsyncLLMEngine, watcher: Watcher, tiny_params) -> None:
+async def test_pause_in_mode_abort_ends_requests_and_keeps_new_ones_waiting(
+    tiny: AsyncLLMEngine, watcher: Watcher, tiny_params
+) -> None:
     stream = tiny.generate(prompt(20), tiny_params(max_tokens=200, ignore_eos=True), "cut")
     await anext(stream)
     await tiny.pause_generation()
@@ -290,7 +300,7 @@ async def test_a_pause_aborts_what_is_under_way(tiny: AsyncLLMEngine, watcher: W
 
 
 @pytest.mark.parametrize("level", [1, 2])
-async def test_sleep_frees_and_waking_goes_on(
+async def test_requests_continue_after_sleep_and_wake_up(
     tiny: AsyncLLMEngine, watcher: Watcher, tiny_params, level: int
 ) -> None:
     params = tiny_params(max_tokens=40, ignore_eos=True, seed=1)
@@ -310,20 +320,127 @@ async def test_sleep_frees_and_waking_goes_on(
     assert (await late)[-1].outputs[0].token_ids == whole
 
 
-async def test_operations_refuse_by_name(tiny: AsyncLLMEngine) -> None:
+async def test_request_id_reused_right_after_an_abort_gets_nothing_of_the_aborted_request(
+    tiny: AsyncLLMEngine, watcher: Watcher, tiny_params
+) -> None:
+    params = tiny_params(temperature=0, max_tokens=6, ignore_eos=True)
+    (expected,) = (await drain(tiny.generate(prompt(9), params, "alone")))[-1].outputs
+    for _ in range(20):
+        endless = tiny_params(seed=1, max_tokens=200, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
+        old = tiny.generate({"prompt_token_ids": [11, 5]}, endless, "same id")
+        await anext(old)
+        await tiny.abort("same id")
+        (reused,) = (await drain(tiny.generate(prompt(9), params, "same id")))[-1].outputs
+        assert reused.token_ids == expected.token_ids
+        await old.aclose()
+    await until_async(lambda: watcher.idle)
+
+
+async def test_requests_run_after_a_pause_in_mode_wait_is_cancelled(
+    tiny: AsyncLLMEngine, tiny_params
+) -> None:
+    stream = tiny.generate(prompt(20), tiny_params(max_tokens=200, ignore_eos=True), "before")
+    await anext(stream)
+    pause = asyncio.create_task(tiny.pause_generation(mode="wait"))
+    await asyncio.sleep(0)  # so that it begins
+    held = asyncio.create_task(drain(tiny.generate(prompt(20), tiny_params(max_tokens=3), "held")))
+    await until_async(lambda: tiny.get_num_unfinished_requests() == 2)
+    pause.cancel()
+    assert (await held)[-1].finished
+    assert (await drain(tiny.generate(prompt(5), tiny_params(max_tokens=2), "later")))[-1].finished
+    assert not await tiny.is_paused()
+    await stream.aclose()
+
+
+async def test_requests_run_after_two_concurrent_pauses_in_mode_wait(
+    tiny: AsyncLLMEngine, watcher: Watcher, tiny_params
+) -> None:
+    stream = tiny.generate(prompt(20), tiny_params(max_tokens=60, ignore_eos=True), "before")
+    await anext(stream)
+    pauses, requests = [], []
+    for number in range(2):  # a request behind each pause
+        pauses.append(asyncio.create_task(tiny.pause_generation(mode="wait")))
+        await asyncio.sleep(0)
+        generated = tiny.generate(prompt(20), tiny_params(max_tokens=3), f"held {number}")
+        requests.append(asyncio.create_task(drain(generated)))
+    assert (await drain(stream))[-1].outputs[0].finish_reason == "length"
+    await asyncio.gather(*pauses)
+    await until_async(lambda: (watcher.latest.num_running, watcher.latest.num_waiting) == (0, 2))
+    await tiny.resume_generation()
+    assert all(outputs[-1].finished for outputs in await asyncio.gather(*requests))
+
+
+async def test_resume_cancels_a_pause_that_still_waits(tiny: AsyncLLMEngine, tiny_params) -> None:
+    stream = tiny.generate(prompt(20), tiny_params(max_tokens=200, ignore_eos=True), "before")
+    await anext(stream)
+    pause = asyncio.create_task(tiny.pause_generation(mode="wait"))
+    await asyncio.sleep(0)  # so that it begins
+    held = asyncio.create_task(drain(tiny.generate(prompt(20), tiny_params(max_tokens=3), "held")))
+    await until_async(lambda: tiny.get_num_unfinished_requests() == 2)
+    await tiny.resume_generation()
+    assert (await held)[-1].finished
+    await tiny.abort("before")
+    await drain(stream)
+    await pause
+    assert not await tiny.is_paused()
+    assert (await drain(tiny.generate(prompt(5), tiny_params(max_tokens=2), "later")))[-1].finished
+
+
+async def test_beam_search_that_fails_leaves_no_request(
+    tiny: AsyncLLMEngine, watcher: Watcher, tiny_params
+) -> None:
+    """One beam's request id is taken, so that it is refused."""
+    taken = tiny.generate(prompt(9), tiny_params(max_tokens=200, ignore_eos=True), "beams-1")
+    await anext(taken)
+    with pytest.raises(InvalidRequestError, match="'beams-1' is in flight"):
+        await drain(tiny.beam_search(prompt(9), "beams", BeamSearchParams(3, 5, ignore_eos=True)))
+    assert tiny.get_num_unfinished_requests() == 1
+    await taken.aclose()
+    await until_async(lambda: watcher.idle)
+
+
+async def test_core_keeps_serving_after_sigterm(tiny: AsyncLLMEngine, tiny_params) -> None:
+    """As a service manager sends it to the whole process group; the parent drains first."""
+    os.kill(tiny.core_pid, signal.SIGTERM)
+    params = tiny_params(max_tokens=20, ignore_eos=True)
+    assert (await drain(tiny.generate(prompt(20), params, "drained")))[-1].outputs[
+        0
+    ].finish_reason == "length"
+    await tiny.check_health()
+
+
+@pytest.mark.parametrize("awake", ["weights", "kv_cache"])
+@pytest.mark.parametrize("levels", [(1, 1), (1, 2), (2, 1)])
+async def test_sleep_after_a_partial_wake_frees_everything_again(
+    tiny: AsyncLLMEngine, watcher: Watcher, tiny_params, awake: str, levels: tuple[int, int]
+) -> None:
+    params = tiny_params(max_tokens=8, ignore_eos=True, seed=1)
+    whole = (await drain(tiny.generate(prompt(40), params, "whole")))[-1].outputs[0].token_ids
+    first, second = levels
+    await tiny.sleep(first)
+    await tiny.wake_up([awake])
+    await tiny.sleep(second)
+    other = ({"weights", "kv_cache"} - {awake}).pop()
+    await tiny.wake_up([other])
+    assert await tiny.is_sleeping()  # else what was awake has not been put to sleep again
+    await tiny.wake_up()
+    assert (await drain(tiny.generate(prompt(40), params, "again")))[-1].outputs[0].token_ids == whole
+
+
+async def test_operations_refuse_invalid_arguments_by_name(tiny: AsyncLLMEngine) -> None:
     with pytest.raises(RuntimeError, match=r"sleep: level is 3; it takes 1 or 2"):
         await tiny.sleep(3)
     with pytest.raises(RuntimeError, match=r"wake_up: there is no tag cache; tags are kv_cache, weights"):
         await tiny.wake_up(["cache"])
 
 
-async def test_an_operation_that_fails_says_why_and_ends_nothing(tiny: AsyncLLMEngine) -> None:
+async def test_failed_operation_raises_its_cause_and_the_engine_goes_on(tiny: AsyncLLMEngine) -> None:
     with pytest.raises(RuntimeError, match=r"start_profile: .*torch_profiler_dir"):
         await tiny.start_profile()
     await tiny.check_health()
 
 
-async def test_loggers_come_and_go(tiny: AsyncLLMEngine, tiny_params) -> None:
+async def test_stat_loggers_can_be_added_and_removed(tiny: AsyncLLMEngine, tiny_params) -> None:
     second = Watcher()
     tiny.add_logger("second", second)
     with pytest.raises(KeyError, match="'second' is there already"):
@@ -334,7 +451,9 @@ async def test_loggers_come_and_go(tiny: AsyncLLMEngine, tiny_params) -> None:
     assert len(second.finished) == 1
 
 
-async def test_the_loop_can_be_started_by_hand(second: AsyncLLMEngine, tiny_params) -> None:
+async def test_requests_need_the_loop_when_it_is_not_started_automatically(
+    second: AsyncLLMEngine, tiny_params
+) -> None:
     with pytest.raises(RuntimeError, match="start_background_loop"):
         await anext(second.generate(prompt(3), tiny_params(), "early"))
     second.start_background_loop()
@@ -344,7 +463,9 @@ async def test_the_loop_can_be_started_by_hand(second: AsyncLLMEngine, tiny_para
         await second.engine_step()
 
 
-async def test_steps_by_hand_go_on_where_the_loop_stopped(second: AsyncLLMEngine, tiny_params) -> None:
+async def test_engine_step_continues_requests_after_the_loop_was_stopped(
+    second: AsyncLLMEngine, tiny_params
+) -> None:
     stream = second.generate(prompt(20), tiny_params(max_tokens=30, ignore_eos=True), "by hand")
     await anext(stream)
     second.shutdown_background_loop()
@@ -355,7 +476,9 @@ async def test_steps_by_hand_go_on_where_the_loop_stopped(second: AsyncLLMEngine
     second.start_background_loop()
 
 
-async def test_a_hung_core_is_found_and_may_recover(second: AsyncLLMEngine, tiny_params) -> None:
+async def test_check_health_reports_a_hung_core_until_it_recovers(
+    second: AsyncLLMEngine, tiny_params
+) -> None:
     async def hung() -> bool:
         try:
             await second.check_health()
@@ -375,14 +498,16 @@ async def test_a_hung_core_is_found_and_may_recover(second: AsyncLLMEngine, tiny
     assert (await drain(second.generate(prompt(3), tiny_params(max_tokens=2), "on")))[-1].finished
 
 
-async def test_an_engine_that_nobody_holds_is_collected(spare: list[AsyncLLMEngine]) -> None:
+async def test_core_ends_when_its_engine_is_garbage_collected(spare: list[AsyncLLMEngine]) -> None:
     core = psutil.Process(spare[0].core_pid)
     spare.clear()
     await until_async(lambda: gc.collect() is not None and not core.is_running())
 
 
-async def test_a_killed_core_fails_every_stream_with_the_cause(tiny: AsyncLLMEngine, tiny_params) -> None:
-    """The last test: nothing can be asked of the engine after it."""
+async def test_every_stream_raises_the_cause_when_the_core_is_killed(
+    tiny: AsyncLLMEngine, tiny_params
+) -> None:
+    """The last test, since the engine is dead after it."""
     streams = [
         tiny.generate(prompt(20), tiny_params(max_tokens=200, ignore_eos=True), name) for name in "abc"
     ]

@@ -1,4 +1,4 @@
-"""Beam search finds what transformers' finds."""
+"""Beam search, compared with that of transformers."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ EOS = 1
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[LlamaForCausalLM, LLMEngine]:
-    """So few tokens that beams end often."""
+    """A model of 16 tokens, so that beams end often."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("tiny-vocabulary")
     config = LlamaConfig(
@@ -32,7 +32,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[LlamaForCausalLM, L
 @pytest.mark.parametrize(
     "options", [{}, {"length_penalty": -1.0}, {"length_penalty": 2.0}, {"ignore_eos": True}]
 )
-def test_the_sequences_are_transformers(model: tuple[LlamaForCausalLM, LLMEngine], options: dict) -> None:
+def test_finds_the_sequences_that_transformers_finds(
+    model: tuple[LlamaForCausalLM, LLMEngine], options: dict
+) -> None:
     reference, engine = model
     params = BeamSearchParams(4, 8, include_stop_str_in_output=True, **options)
     found = beam_search(engine, [{"prompt_token_ids": prompt} for prompt in PROMPTS], params)
@@ -52,7 +54,7 @@ def test_the_sequences_are_transformers(model: tuple[LlamaForCausalLM, LLMEngine
     assert reasons == ({"length"} if params.ignore_eos else {"stop", "length"} if not options else reasons)
 
 
-def test_the_end_of_sequence_is_left_out_unless_asked_for(model: tuple[LlamaForCausalLM, LLMEngine]) -> None:
+def test_end_of_sequence_is_left_out_unless_included(model: tuple[LlamaForCausalLM, LLMEngine]) -> None:
     _, engine = model
     kept, left = (
         beam_search(
@@ -65,10 +67,28 @@ def test_the_end_of_sequence_is_left_out_unless_asked_for(model: tuple[LlamaForC
         assert one.tokens == other.tokens + [EOS] * ended and one.cum_logprob == other.cum_logprob
 
 
-def test_what_is_wrong_is_named(model: tuple[LlamaForCausalLM, LLMEngine]) -> None:
+def test_invalid_parameters_are_refused_by_name(model: tuple[LlamaForCausalLM, LLMEngine]) -> None:
     for options, name in (({"beam_width": 11}, "beam_width"), ({"temperature": 1.0}, "temperature")):
         with pytest.raises(InvalidRequestError, match=name):
             BeamSearchParams(**{"beam_width": 2, "max_tokens": 4, **options})
     with pytest.raises(InvalidRequestError, match="empty"):
         beam_search(model[1], [{"prompt_token_ids": []}], BeamSearchParams(2, 4))
     assert not model[1].has_unfinished_requests()
+
+
+def test_search_that_fails_leaves_no_request(
+    model: tuple[LlamaForCausalLM, LLMEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, engine = model
+    step, steps = engine.step, []
+
+    def failing_step() -> list:
+        steps.append(1)
+        return step() if len(steps) < 3 else 1 / 0
+
+    monkeypatch.setattr(engine, "step", failing_step)
+    with pytest.raises(ZeroDivisionError):
+        beam_search(engine, [{"prompt_token_ids": prompt} for prompt in PROMPTS], BeamSearchParams(4, 8))
+    monkeypatch.undo()
+    assert not engine.has_unfinished_requests()
+    assert engine.step() == []

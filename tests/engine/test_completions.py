@@ -85,7 +85,7 @@ def test_the_parent_is_one_request(tiny: LLMEngine, tiny_params) -> None:
     tiny.step()
     assert tiny.get_num_unfinished_requests() == 1 and len(tiny._core.scheduler.requests) == 3
     for taken in ("r", "1_r"):
-        with pytest.raises(InvalidRequestError, match="under way"):
+        with pytest.raises(InvalidRequestError, match="in flight"):
             tiny.add_request(taken, {"prompt_token_ids": PROMPT}, tiny_params())
     tiny.abort_request("r")
     assert not tiny.has_unfinished_requests() and not tiny._core.scheduler.requests

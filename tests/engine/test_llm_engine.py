@@ -1,4 +1,4 @@
-"""The synchronous engine, as a caller drives it."""
+"""The synchronous engine, driven step by step."""
 
 import gzip
 import random
@@ -18,6 +18,14 @@ from engine_server import (
 from engine_server.config import LoRAConfig
 from engine_server.core.model_inputs import ModelInputs
 from engine_server.core.model_runner import ForwardOutput, ModelRunner
+from engine_server.engine.front_end import FrontEnd
+
+
+def assert_idle(engine: LLMEngine) -> None:
+    """Fail if the core has a request, or a block in use."""
+    state = engine.debug_state()
+    assert (state.running, state.waiting) == ((), ())
+    assert state.num_free_blocks == state.num_blocks
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +38,7 @@ def tiny(tiny_llama: Path) -> LLMEngine:
     )  # fmt: skip
 
 
-def test_the_seeds_example(engine: LLMEngine) -> None:
+def test_example_of_the_api_specification_runs(engine: LLMEngine) -> None:
     example_inputs = [(0, "What is LLM?", SamplingParams(temperature=0.0))]
     finished = []
     while True:
@@ -45,16 +53,16 @@ def test_the_seeds_example(engine: LLMEngine) -> None:
     assert len(output.outputs[0].token_ids) == 16 and output.outputs[0].finish_reason == "length"
 
 
-def test_inputs_and_integer_ids_are_older_spellings(engine: LLMEngine, finish) -> None:
+def test_inputs_is_accepted_for_prompt_and_integers_for_ids(engine: LLMEngine, finish) -> None:
     engine.add_request(7, inputs="Hello", params=SamplingParams(max_tokens=1))
     assert list(finish(engine)) == ["7"]
 
 
-def test_step_with_nothing_to_do(engine: LLMEngine) -> None:
+def test_step_without_requests_returns_nothing(engine: LLMEngine) -> None:
     assert engine.step() == []
 
 
-def test_an_answer_ends_at_the_end_of_sequence(engine: LLMEngine, finish) -> None:
+def test_generation_ends_at_the_end_of_sequence_unless_ignored(engine: LLMEngine, finish) -> None:
     messages = [{"role": "user", "content": "What is the capital of France? Answer in one short sentence."}]
     prompt = engine.get_tokenizer().apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     engine.add_request("ends", prompt, SamplingParams(temperature=0, max_tokens=12))
@@ -67,7 +75,7 @@ def test_an_answer_ends_at_the_end_of_sequence(engine: LLMEngine, finish) -> Non
     assert len(completion.token_ids) == 12 and completion.finish_reason == "length"
 
 
-def test_an_answer_may_not_end_before_min_tokens(engine: LLMEngine, finish) -> None:
+def test_generation_does_not_end_before_min_tokens(engine: LLMEngine, finish) -> None:
     said = "What is the capital of France?<|im_end|>\n<|im_start|>assistant\nThe capital of France is Paris."
     prompt = f"<|im_start|>user\n{said}"
     engine.add_request("free", prompt, SamplingParams(temperature=0, max_tokens=8))
@@ -77,7 +85,7 @@ def test_an_answer_may_not_end_before_min_tokens(engine: LLMEngine, finish) -> N
     assert len(outputs["free"].outputs[0].token_ids) < 6 <= len(outputs["longer"].outputs[0].token_ids)
 
 
-def test_output_kinds_tell_the_same(engine: LLMEngine, finish) -> None:
+def test_output_kinds_hold_the_same_text_and_tokens(engine: LLMEngine, finish) -> None:
     def params(kind: RequestOutputKind) -> SamplingParams:
         return SamplingParams(temperature=0.8, seed=11, max_tokens=12, logprobs=1, output_kind=kind)
 
@@ -96,7 +104,7 @@ def test_output_kinds_tell_the_same(engine: LLMEngine, finish) -> None:
     assert len(whole.logprobs) == 12 and whole.logprobs[0][whole.token_ids[0]].decoded_token
 
 
-def test_stop_strings_and_stop_tokens(engine: LLMEngine, finish) -> None:
+def test_generation_ends_at_stop_strings_and_stop_tokens(engine: LLMEngine, finish) -> None:
     engine.add_request("text", "1, 2, 3, 4,", SamplingParams(temperature=0, max_tokens=30, stop=["7"]))
     by_text = finish(engine)["text"].outputs[0]
     assert by_text.text == " 5, 6, " and (by_text.finish_reason, by_text.stop_reason) == ("stop", "7")
@@ -108,7 +116,7 @@ def test_stop_strings_and_stop_tokens(engine: LLMEngine, finish) -> None:
     assert by_token.text == " 5" and (by_token.finish_reason, by_token.stop_reason) == ("stop", comma)
 
 
-def test_seeds_make_it_repeatable_and_neighbours_change_nothing(engine: LLMEngine, finish) -> None:
+def test_seeded_output_is_repeatable_and_independent_of_batch_composition(engine: LLMEngine, finish) -> None:
     params = SamplingParams(temperature=1.0, top_p=0.95, top_k=40, seed=3, max_tokens=10)
     engine.add_request("alone", "Once upon a time", params)
     alone = finish(engine)["alone"].outputs[0].token_ids
@@ -122,22 +130,22 @@ def test_seeds_make_it_repeatable_and_neighbours_change_nothing(engine: LLMEngin
     assert finish(engine)["other"].outputs[0].token_ids != alone
 
 
-def test_max_tokens_none_runs_to_the_contexts_end(tiny: LLMEngine, finish, tiny_params) -> None:
+def test_max_tokens_none_generates_to_the_end_of_the_context(tiny: LLMEngine, finish, tiny_params) -> None:
     tiny.add_request("long", {"prompt_token_ids": [5] * 200}, tiny_params(max_tokens=None, ignore_eos=True))
     assert len(finish(tiny)["long"].outputs[0].token_ids) == 56
 
 
-def test_abort_frees_at_once_and_step_is_silent(tiny: LLMEngine, finish, tiny_params) -> None:
+def test_abort_frees_blocks_at_once_and_gives_no_output(tiny: LLMEngine, finish, tiny_params) -> None:
     for name in ("stays", "goes", "waits"):
         tiny.add_request(name, {"prompt_token_ids": [5] * 40}, tiny_params(max_tokens=20, ignore_eos=True))
     tiny.step()
     tiny.abort_request(["goes", "waits", "nobody"])
     seen = finish(tiny)
     assert list(seen) == ["stays"]
-    assert tiny._core.table.pool.usage == 0
+    assert_idle(tiny)
 
 
-def test_two_hundred_random_requests_leave_nothing(tiny: LLMEngine, tiny_params) -> None:
+def test_random_requests_and_aborts_free_every_block(tiny: LLMEngine, tiny_params) -> None:
     """Random arrivals, lengths and aborts: all end, and every block comes back."""
     choose = random.Random(0)
     waiting = [str(number) for number in range(200)]
@@ -155,7 +163,7 @@ def test_two_hundred_random_requests_leave_nothing(tiny: LLMEngine, tiny_params)
             tiny.abort_request(goes)
     assert finished | aborted == {str(number) for number in range(200)}
     assert not finished & aborted
-    assert tiny._core.table.pool.usage == 0 and not tiny._core.scheduler.requests
+    assert_idle(tiny)
 
 
 @pytest.mark.parametrize(
@@ -174,8 +182,8 @@ def test_two_hundred_random_requests_leave_nothing(tiny: LLMEngine, tiny_params)
         ({"best_of": 2, "temperature": 0}, "best_of", "greedy"),
         ({"stop": [""]}, "stop", "length >= 1"),
         ({"stop_token_ids": ["x"]}, "stop_token_ids", "expected `int`"),
-        ({"logprobs": 21}, "logprobs", "20"),
-        ({"prompt_logprobs": -1}, "prompt_logprobs", ">= 0"),
+        ({"logprobs": -2}, "logprobs", ">= -1"),
+        ({"prompt_logprobs": -2}, "prompt_logprobs", ">= -1"),
         ({"min_tokens": 20, "max_tokens": 10}, "min_tokens", "max_tokens"),
         ({"presence_penalty": 2.5}, "presence_penalty", "<= 2"),
         ({"repetition_penalty": 0}, "repetition_penalty", "> 0"),
@@ -190,13 +198,13 @@ def test_two_hundred_random_requests_leave_nothing(tiny: LLMEngine, tiny_params)
         ({"stop": "x", "detokenize": False}, "stop", "detokenize"),
     ],
 )
-def test_bad_parameters_are_named(options: dict, named: str, words: str) -> None:
+def test_invalid_sampling_parameters_are_refused_by_name(options: dict, named: str, words: str) -> None:
     with pytest.raises(InvalidRequestError, match=words) as caught:
         SamplingParams(**options)
     assert caught.value.parameter == named
 
 
-def test_bad_requests_queue_nothing(tiny: LLMEngine, engine: LLMEngine, finish, tiny_params) -> None:
+def test_invalid_requests_queue_nothing(tiny: LLMEngine, engine: LLMEngine, finish, tiny_params) -> None:
     def refused(prompt, words: str, **options) -> None:
         with pytest.raises(InvalidRequestError, match=words):
             tiny.add_request("bad", prompt, tiny_params(), **options)
@@ -211,12 +219,12 @@ def test_bad_requests_queue_nothing(tiny: LLMEngine, engine: LLMEngine, finish, 
     with pytest.raises(InvalidRequestError, match="empty"):
         engine.add_request("bad", "", SamplingParams())
     tiny.add_request("twice", {"prompt_token_ids": [3]}, tiny_params(max_tokens=2))
-    with pytest.raises(InvalidRequestError, match="'twice' is under way"):
+    with pytest.raises(InvalidRequestError, match="'twice' is in flight"):
         tiny.add_request("twice", {"prompt_token_ids": [3]}, tiny_params())
     assert list(finish(tiny)) == ["twice"]
 
 
-def test_a_profile_is_written_to_its_folder(tiny_llama: Path, finish, tiny_params, tmp_path: Path) -> None:
+def test_profile_is_written_to_its_folder(tiny_llama: Path, finish, tiny_params, tmp_path: Path) -> None:
     arguments = EngineArgs(
         model=str(tiny_llama), skip_tokenizer_init=True, num_gpu_blocks_override=16, torch_profiler_dir=str(tmp_path)
     )  # fmt: skip
@@ -233,11 +241,11 @@ def test_a_profile_is_written_to_its_folder(tiny_llama: Path, finish, tiny_param
         profiled.stop_profile()
 
 
-def test_outputs_are_validated_where_asked(tiny: LLMEngine, tiny_params, monkeypatch) -> None:
+def test_step_checks_output_types_when_validation_is_on(tiny: LLMEngine, tiny_params, monkeypatch) -> None:
     monkeypatch.setattr(LLMEngine, "DO_VALIDATE_OUTPUT", True)
     tiny.add_request("right", {"prompt_token_ids": [5]}, tiny_params(max_tokens=2, ignore_eos=True))
     assert tiny.step()
-    monkeypatch.setattr(tiny._front_end, "digest", lambda outputs: (["wrong"], []))
+    monkeypatch.setattr(FrontEnd, "process", lambda self, steps, stats: (["wrong"], []))
     with pytest.raises(TypeError, match="an output is a str"):
         tiny.step()
     monkeypatch.undo()
@@ -258,23 +266,23 @@ class CountingRunner(ModelRunner):
         return 1 / 0
 
 
-def test_an_executor_may_be_ones_own(tiny: LLMEngine, finish, tiny_params) -> None:
+def test_engine_runs_a_given_executor_class(tiny: LLMEngine, finish, tiny_params) -> None:
     settings = msgspec.structs.asdict(tiny.config)
     own = LLMEngine(**settings, executor_class=CountingRunner, log_stats=False)
     own.add_request("counted", {"prompt_token_ids": [5]}, tiny_params(max_tokens=3, ignore_eos=True))
     finish(own)
     assert CountingRunner.steps == 3
-    assert own._call("collective_rpc", "num_steps", [], {"scale": 2}) == [6]
+    assert own.collective_rpc("num_steps", kwargs={"scale": 2}) == [6]
     for method, words in (
         ("num_steps_of", r"rank 0: AttributeError: .*num_steps_of"),
         ("_probe", "rank 0: ValueError: _probe is not a public method"),
         ("broken", "rank 0: ZeroDivisionError"),
     ):
         with pytest.raises(RuntimeError, match=words):
-            own._call("collective_rpc", method, [], {})
+            own.collective_rpc(method)
 
 
-def test_a_person_who_knows_vllm_finds_everything(tiny: LLMEngine, finish, tiny_params) -> None:
+def test_methods_of_vllm_are_there(tiny: LLMEngine, finish, tiny_params) -> None:
     assert not tiny.has_unfinished_requests_for_virtual_engine(0)
     with pytest.raises(IndexError, match="only 0"):
         tiny.has_unfinished_requests_for_virtual_engine(1)
@@ -306,12 +314,12 @@ def test_a_person_who_knows_vllm_finds_everything(tiny: LLMEngine, finish, tiny_
         ({"tensor_parallel_size": 0}, "tensor_parallel_size is 0"),
     ],
 )
-def test_bad_arguments_are_named(options: dict, words: str) -> None:
+def test_invalid_engine_arguments_are_refused_by_name(options: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         EngineArgs(model="/nowhere", **options).create_engine_config()
 
 
-def test_sleep_gives_memory_back_and_forgets_the_prefix_cache(tiny: LLMEngine, finish, tiny_params) -> None:
+def test_sleep_frees_memory_and_empties_the_prefix_cache(tiny: LLMEngine, finish, tiny_params) -> None:
     prompt = {"prompt_token_ids": [9] * 40}
     tiny.add_request("before", prompt, tiny_params(temperature=0, max_tokens=4))
     before = finish(tiny)["before"].outputs[0].token_ids

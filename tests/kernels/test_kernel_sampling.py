@@ -80,7 +80,7 @@ PARAMS = st.fixed_dictionaries(
     params=st.lists(PARAMS, min_size=1, max_size=4), vocabulary=st.sampled_from([1, 31, 97, 250]),
     spread=st.sampled_from([0.1, 3.0, 30.0]), dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )  # fmt: skip
-def test_kernel_samples_as_torch_does(
+def test_kernel_samples_the_tokens_of_plain_torch(
     kernels_of: Kernels, device: torch.device, params: list[dict], vocabulary: int, spread: float, dtype
 ) -> None:
     logits = torch.randn(len(params), vocabulary, generator=torch.Generator().manual_seed(vocabulary))
@@ -88,7 +88,7 @@ def test_kernel_samples_as_torch_does(
 
 
 def test_kernel_samples_from_a_large_vocabulary(kernels_of: Kernels, device: torch.device) -> None:
-    """More logits than a program compares at once, in rows that don't begin where a word does."""
+    """Rows have more logits than a program compares at once, and are not aligned."""
     size = 5001 if device.type == "cpu" else 151_935
     logits = 3 * torch.randn(6, size, generator=torch.Generator().manual_seed(0)).bfloat16()
     options = [
@@ -102,8 +102,8 @@ def test_kernel_samples_from_a_large_vocabulary(kernels_of: Kernels, device: tor
     assert differing <= (device.type != "cpu")  # a GPU may round a number to the next token
 
 
-def test_kernel_keeps_what_ties(kernels_of: Kernels, device: torch.device) -> None:
-    """At a threshold all, of the likeliest the first; a zero is a zero, whatever its sign."""
+def test_kernel_keeps_all_tokens_that_tie_at_a_threshold(kernels_of: Kernels, device: torch.device) -> None:
+    """Greedy takes the first of the tokens that tie; 0.0 and -0.0 are equal."""
     for ties in (torch.tensor([2.0, 2.0, 2.0]), torch.tensor([0.0, -0.0, 0.0])):
         logits = torch.full((ROWS, 100), -3.0)
         logits[:, 10::30] = ties
@@ -113,7 +113,7 @@ def test_kernel_keeps_what_ties(kernels_of: Kernels, device: torch.device) -> No
         assert set(drawn) == {10, 40, 70} and drawn[-1] == 10
 
 
-def test_kernel_never_draws_what_is_impossible(kernels_of: Kernels, device: torch.device) -> None:
+def test_kernel_never_draws_a_token_of_probability_zero(kernels_of: Kernels, device: torch.device) -> None:
     logits = torch.full((ROWS, 130), -torch.inf)
     logits[:, 128] = 1.0
     logits[:, 65] = 1.0
@@ -137,17 +137,18 @@ def test_kernel_row_that_cannot_be_sampled_fails_alone(
 
 @settings(max_examples=10, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**64 - 1), choice_index=st.integers(0, 2**32 - 1), index=st.integers(0, 2**20))
-def test_kernel_draws_the_same_number(
+def test_kernel_draws_the_random_number_of_plain_torch(
     kernels_of: Kernels, device: torch.device, seed: int, choice_index: int, index: int
 ) -> None:
-    """Of 256 tokens that are equally likely, the one that the first 8 bits say."""
+    """Of 256 equally likely tokens the number's first 8 bits choose one."""
     own = request(index, choice_index, seed=seed)
     [token] = tokens(kernels_of(256), torch.zeros(1, 256, device=device), [own])
     assert token == int(uniform([seed], [choice_index], [index])[0] * 256)
 
 
-def test_kernel_tokens_do_not_depend_on_neighbours(kernels_of: Kernels, device: torch.device) -> None:
-    """Nor do rows that only fill a graph up disturb."""
+def test_kernel_tokens_are_independent_of_other_rows_and_padding(
+    kernels_of: Kernels, device: torch.device
+) -> None:
     logits = 3 * torch.randn(ROWS, 200, generator=torch.Generator().manual_seed(1))
     options = [{}, {"temperature": 0}, {"top_p": 0.95}, {"top_k": 3}, {}, {"min_p": 0.1}]
     requests = [request(seed=row, output=row, **one) for row, one in enumerate(options)]
@@ -163,8 +164,10 @@ def test_kernel_tokens_do_not_depend_on_neighbours(kernels_of: Kernels, device: 
     assert drawn[:-2].tolist() == alone
 
 
-def test_kernel_counts_the_tokens_that_it_draws(kernels_of: Kernels, device: torch.device) -> None:
-    """The host need not know what it penalises; who comes into another's row starts anew."""
+def test_penalties_count_tokens_that_the_host_does_not_know(
+    kernels_of: Kernels, device: torch.device
+) -> None:
+    """A request that takes another's row of the tables starts with counts of its own tokens."""
     penalties = [
         {"repetition_penalty": 1.8}, {"frequency_penalty": 1.5, "temperature": 0}, {"presence_penalty": 2.0},
         {"repetition_penalty": 0.6, "frequency_penalty": -0.4, "presence_penalty": -1.0, "logprobs": 2},

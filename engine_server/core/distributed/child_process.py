@@ -1,6 +1,8 @@
-"""Processes of ours: each ends with its parent, and the parent hears at once of its end, with its last words.
+"""Child processes that end with their parent, and whose end the parent notices at once.
 
-Either side holds one end of a socket pair, which the kernel closes whatever happens to the process, a kill -9 too.
+Parent and child hold one end each of a socket pair, the lifeline. The kernel closes it however a process ends, by
+SIGKILL too. A child that fails sends the reason over its lifeline. Its standard error is copied to the parent's, and
+the end of it is kept for error messages.
 """
 
 import logging
@@ -12,55 +14,115 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from typing import IO
 
 logger = logging.getLogger(__name__)
 
+EXIT_SECONDS = 1.0  # from the end of the lifeline to the exit status, and to the end of standard error
+LOG_BYTES = 16384
+LOG_LINES = 10
+# A terminal's Ctrl-C and a service manager's SIGTERM reach the whole process group; the parent decides what ends.
+IGNORED = (signal.SIGINT, signal.SIGTERM)
+
 
 class Child:
-    """A module that runs in a process of its own, by `run`."""
+    """A child process that runs a module by `run`. Only the process that made it can end it, no fork of that."""
 
     def __init__(self, name: str, module: str, *arguments: str) -> None:
         self.name = name
         self.lifeline, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, "-m", module, *arguments, str(theirs.fileno())]
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+        command = [sys.executable, "-m", module, *arguments, str(theirs.fileno())]
+        with theirs, blocked(IGNORED):  # the child inherits the mask, until it has set its dispositions
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, pass_fds=[theirs.fileno()]
+            )
+        assert self.process.stderr is not None
+        self._log = LogTail(self.process.stderr)
+        self._owner = os.getpid()
+        self._death: str | None = None
+        self._lock = threading.Lock()
 
-    def let_go(self) -> None:
-        """Have it end; whoever waits for its last words hears none."""
+    @property
+    def owned(self) -> bool:
+        """False in a process that was forked from the one that made the child."""
+        return os.getpid() == self._owner
+
+    def close_lifeline(self) -> None:
+        """Ask the child to end; a reason that it sends from now on is lost."""
         self.lifeline.shutdown(socket.SHUT_RDWR)
 
     def wait(self, timeout: float) -> None:
-        """Until it has ended; after `timeout` seconds it is killed."""
+        """Wait for the child's end; kill it after `timeout` seconds."""
         try:
             self.process.wait(timeout=timeout)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        self._log.join(EXIT_SECONDS)
 
     def death(self) -> str:
-        """Wait until it ends, and tell how, and what it said."""
-        words = b"".join(iter(lambda: self.lifeline.recv(4096), b"")).decode()
-        who = f"{self.name} (process {self.process.pid})"
+        """Wait for the child's end; return its exit status, its reason, and below that its last log lines.
+
+        Every call returns the same, in any thread.
+        """
+        with self._lock:
+            if self._death is None:
+                self._death = self._read_death()
+            return self._death
+
+    def _read_death(self) -> str:
+        reason = b"".join(iter(lambda: self.lifeline.recv(4096), b"")).decode(errors="replace")
+        name = f"{self.name} (process {self.process.pid})"
         try:
-            code = self.process.wait(timeout=5)
+            code = self.process.wait(timeout=EXIT_SECONDS)
         except subprocess.TimeoutExpired:
-            return f"{who} closed its connection"
+            return f"{name} closed its connection"
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-        return f"{who} {how}: {words}" if words else f"{who} {how}"
+        summary = f"{name} {how}: {reason}" if reason else f"{name} {how}"
+        self._log.join(EXIT_SECONDS)
+        return "\n".join(
+            [summary, "its last log lines:", *lines] if (lines := self._log.lines) else [summary]
+        )
+
+
+class LogTail:
+    """The end of a child's standard error, all of which is copied to ours by a thread."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._tail = b""
+        self._thread = threading.Thread(target=self._copy, args=(stream,), daemon=True)
+        self._thread.start()
+
+    @property
+    def lines(self) -> list[str]:
+        return self._tail.decode(errors="replace").splitlines()[-LOG_LINES:]
+
+    def join(self, timeout: float) -> None:
+        """Wait for the stream's end, which a grandchild that inherited it may delay."""
+        self._thread.join(timeout)
+
+    def _copy(self, stream: IO[bytes]) -> None:
+        with stream:
+            while data := os.read(stream.fileno(), 65536):
+                self._tail = (self._tail + data)[-LOG_BYTES:]
+                with suppress(OSError):  # ours may be closed; the child must not block on a full pipe
+                    while data:
+                        data = data[os.write(2, data) :]
 
 
 class Children:
-    """Several of a module, which work together: the first that ends is the `death` of all.
+    """Several child processes of one module that work together: the first end is the `death` of all.
 
-    Each is given its name. They are let go once nobody holds this any more, and their folder is removed.
+    Each gets its name and the folder as arguments. When this object is collected they are ended and the folder is
+    removed.
     """
 
     def __init__(self, module: str, names: Iterable[str], folder: str) -> None:
-        self.death: Future[str] = Future()  # in a thread of its own; cancelled where they are let go
+        # Set in another thread; cancelled when the children are ended on purpose.
+        self.death: Future[str] = Future()
         children = [Child(name, module, name, folder) for name in names]
         weakref.finalize(self, Children.end, children, self.death, folder)
         for child in children:
@@ -69,43 +131,56 @@ class Children:
     @staticmethod
     def watch(child: Child, death: "Future[str]") -> None:
         reason = child.death()
-        with suppress(InvalidStateError):  # another was first, or it was let go
+        with suppress(InvalidStateError):  # another child was first, or they were ended on purpose
             death.set_result(reason)
 
     @staticmethod
     def end(children: list[Child], death: "Future[str]", folder: str) -> None:
+        if not all(child.owned for child in children):
+            return
         death.cancel()
         for child in children:
-            child.let_go()
+            child.close_lifeline()
         for child in children:
             child.wait(timeout=10)
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def run(name: str, serve: Callable[[str, Callable[[str], None]], None]) -> None:
-    """What a child's main is: `serve(folder, fail)`, until the parent lets go.
+    """Run a child's main function, `serve(folder, fail)`, until the parent closes the lifeline.
 
-    The command line ends with the folder that is cleaned up then, and the lifeline. fail(reason) ends the process, in
-    whatever thread.
+    The command line ends with the folder, which is removed at the end, and the lifeline's descriptor. fail(reason),
+    called in any thread, ends the process with status 1.
     """
     folder, lifeline = sys.argv[-2:]
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s %(levelname)s {name}: %(message)s")
-    # A terminal's Ctrl-C reaches the whole group; it is for the parent to decide.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
     ours = socket.socket(fileno=int(lifeline))
 
     def fail(reason: str) -> None:
         ours.sendall(reason.encode())
         os._exit(1)
 
-    def wait() -> None:
+    def end_with_parent() -> None:
         ours.recv(1)
         shutil.rmtree(folder, ignore_errors=True)
         os._exit(0)
 
-    threading.Thread(target=wait, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     try:
         serve(folder, fail)
     except Exception as error:
-        logger.exception("this process can't go on")
+        logger.exception("process failed")
         fail(f"{type(error).__name__}: {error}")
+
+
+@contextmanager
+def blocked(signals: Iterable[signal.Signals]) -> Iterator[None]:
+    """Block signals in this thread, and in processes that it starts, for the context's duration."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

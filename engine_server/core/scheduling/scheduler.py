@@ -363,6 +363,7 @@ class Scheduler:
     def _accept(self, request: Request, result: StepResult) -> RequestStep:
         if result.error is not None:
             return self.fail(request, result.error)
+        request.num_retries = 0  # counted since the last result, the only progress that is never lost
         step = request.accept(result, self.eos_token_ids)
         if step.finish_reason:
             self._finish(request)

@@ -15,14 +15,19 @@ if TYPE_CHECKING:
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase | None:
-    """None where the config says so. Raises ValueError for a folder without one, or one that can't stream."""
+    """Return the model's tokenizer, or None with skip_tokenizer_init.
+
+    Raises ValueError if there is none, or one that can't decode token by token.
+    """
     if config.skip_tokenizer_init:
         return None
-    from transformers import AutoTokenizer  # brings torch, and takes seconds
+    from transformers import AutoTokenizer  # imports torch, which takes seconds
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(
-            config.tokenizer, local_files_only=Path(config.tokenizer).is_dir()
+            config.tokenizer,
+            local_files_only=Path(config.tokenizer).is_dir(),
+            trust_remote_code=config.trust_remote_code and Path(config.tokenizer).is_dir(),
         )
     except (OSError, ValueError) as error:
         raise ValueError(f"no tokenizer can be loaded from {config.tokenizer}: {error}") from error
@@ -32,6 +37,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase | None:
 
 
 def backend_of(tokenizer: PreTrainedTokenizerBase) -> Backend:
+    """Return the tokenizer of the `tokenizers` library behind transformers' own."""
     backend: Backend = tokenizer.backend_tokenizer
     return backend
 
@@ -39,7 +45,7 @@ def backend_of(tokenizer: PreTrainedTokenizerBase) -> Backend:
 def text_pair(
     tokenizer: PreTrainedTokenizerBase, first: str, second: str, longest: int | None = None
 ) -> TokensPrompt:
-    """Two texts as one prompt, as cross-encoders read them; cut to `longest` tokens in all."""
+    """Return two texts as one prompt, as cross-encoders read them, cut to `longest` tokens in all."""
     encoded = tokenizer(first, second, truncation=longest is not None, max_length=longest)
     prompt = TokensPrompt(prompt_token_ids=encoded["input_ids"])
     if "token_type_ids" in encoded:

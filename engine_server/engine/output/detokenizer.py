@@ -1,80 +1,94 @@
-"""From token ids to text as they come, and where a stop string ends it."""
+"""Text of one output as its tokens arrive, and the stop string that ends it."""
 
+from collections import deque
 from collections.abc import Sequence
 
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
+from engine_server.engine.output.stop_matcher import StopAutomaton, StopMatch, StopMatcher
+from engine_server.engine.output.token_decoder import TokenDecoder
 from engine_server.requests.sampling_params import SamplingParams
-
-CONTEXT = 6  # prompt tokens that the first new token's text may depend on
 
 
 class Detokenizer:
-    """One request's text. `text` is what may be shown: a possible beginning of a stop string is held back."""
+    """One completion's text. A possible beginning of a stop string is held back until it is known not to be one."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
-        self._tokenizer = tokenizer
-        self._params = params
-        self._stop = params.stop_strings
-        self._stream = DecodeStream(prompt_token_ids[-CONTEXT:], params.skip_special_tokens)
-        self._undecoded: list[int] = []  # tokens since the last text: bytes of a character that isn't whole
-        self._whole = ""
-        self._held = 0  # characters at the end that may begin a stop string
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        stops: StopAutomaton | None,
+    ) -> None:
+        """`stops`: the automaton of `params.stop_strings`, or None where there are none."""
+        self._decoder = TokenDecoder(tokenizer, prompt_token_ids, params.skip_special_tokens)
+        self._matcher = StopMatcher(stops) if stops else None
+        self._include_stop = params.include_stop_str_in_output
+        self._min_tokens = params.min_tokens
+        self._num_tokens = 0
+        self._finished = False
+        # Text that was not taken yet, what is held back included.
+        self._pieces: deque[str] = deque()
+        self._num_characters = 0
 
-    @property
-    def text(self) -> str:
-        return self._whole[: len(self._whole) - self._held]
+    def append(self, token_ids: Sequence[int], finished: bool) -> str | None:
+        """Decode new tokens; return the stop string that ends the text, if one does.
 
-    def append(self, token_ids: Sequence[int], finished: bool, count_from: int = 0) -> str | None:
-        """Take new tokens; the stop string that ends the text, if one does.
-
-        `finished`: no token follows, so nothing is held back. Stop strings don't count before there are
-        `min_tokens` tokens, of which `count_from` came earlier.
+        finished: no token follows, so that nothing is held back. Stop strings count from the token after the
+        first `min_tokens` on. What follows a stop string is dropped.
         """
-        for number, token_id in enumerate(token_ids, count_from + 1):
-            piece = self._decode(token_id)
-            if piece:
-                self._whole += piece
-                if number > self._params.min_tokens and (stop := self._find_stop(len(piece))):
-                    self._held = 0
-                    return stop
-        if finished and self._undecoded:
-            self._whole += self._tokenizer.decode(
-                self._undecoded, skip_special_tokens=self._params.skip_special_tokens
-            )
-        self._held = 0 if finished else self._could_begin_stop()
+        for token_id in token_ids:
+            self._num_tokens += 1
+            piece = self._decoder.decode(token_id)
+            if piece and (match := self._add(piece)):
+                return match.stop
+        if finished:
+            self._finished = True
+            match = self._add(self._decoder.flush())
+            return match.stop if match else None
         return None
 
-    def _decode(self, token_id: int) -> str | None:
-        self._undecoded.append(token_id)
-        piece: str | None = self._stream.step(self._tokenizer, token_id)
-        if piece:
-            self._undecoded.clear()
-        return piece
+    def take(self) -> str:
+        """Return the text that became visible since the last call."""
+        held = 0 if self._finished or self._include_stop or not self._matcher else self._matcher.partial
+        visible = self._num_characters - held
+        if visible <= 0:
+            return ""
+        self._num_characters = held
+        if not held:
+            text = "".join(self._pieces)
+            self._pieces.clear()
+            return text
+        taken = []
+        while visible:
+            piece = self._pieces.popleft()
+            if len(piece) > visible:
+                self._pieces.appendleft(piece[visible:])
+                piece = piece[:visible]
+            taken.append(piece)
+            visible -= len(piece)
+        return "".join(taken)
 
-    def _find_stop(self, new: int) -> str | None:
-        """Cut the text at the earliest stop string that the last `new` characters complete."""
-        found = []
-        for stop in self._stop:
-            start = self._whole.find(stop, max(0, len(self._whole) - new - len(stop) + 1))
-            if start >= 0:
-                found.append((start, stop))
-        if not found:
-            return None
-        start, stop = min(found)
-        end = start + len(stop) if self._params.include_stop_str_in_output else start
-        self._whole = self._whole[:end]
-        return stop
+    def _add(self, piece: str) -> StopMatch | None:
+        """Add text; cut it at the stop string that it completes, if there is one."""
+        match = None
+        if self._matcher is not None:
+            if self._num_tokens > self._min_tokens:
+                match = self._matcher.find(piece)
+            else:
+                self._matcher.feed(piece)
+        self._pieces.append(piece)
+        self._num_characters += len(piece)
+        if match is not None:
+            self._finished = True
+            self._drop(len(piece) - match.end + (0 if self._include_stop else len(match.stop)))
+        return match
 
-    def _could_begin_stop(self) -> int:
-        """The length of the longest end of the text that is the beginning of a stop string."""
-        if self._params.include_stop_str_in_output:
-            return 0
-        longest = 0
-        for stop in self._stop:
-            for length in range(min(len(stop) - 1, len(self._whole)), longest, -1):
-                if self._whole.endswith(stop[:length]):
-                    longest = length
-                    break
-        return longest
+    def _drop(self, count: int) -> None:
+        """Remove the last `count` characters."""
+        self._num_characters -= count
+        while count:
+            piece = self._pieces.pop()
+            if len(piece) > count:
+                self._pieces.append(piece[: len(piece) - count])
+            count -= min(count, len(piece))

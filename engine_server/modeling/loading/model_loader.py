@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 import transformers
 from torch import nn
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from engine_server.config import DeviceConfig, LoadConfig, ModelConfig
 from engine_server.modeling import kernels
@@ -24,6 +24,7 @@ from engine_server.modeling.loading.sharding import shard
 from engine_server.modeling.memory.device_memory import free_memory
 from engine_server.modeling.native import library as native
 from engine_server.models.folder import weight_bytes
+from engine_server.models.hf_config import read_hf_config
 
 OWN_ATTENTION = ("bloom", "falcon", "gptj", "mpnet")  # model types
 # Of CPUs, as torch.cpu.get_capabilities names them; any one will do.
@@ -67,7 +68,7 @@ def load_model(
     auto = getattr(transformers, kind)
     hook = transformers.utils.logging.set_tqdm_hook(show_progress)
     try:
-        settings = AutoConfig.from_pretrained(config.path, local_files_only=True)
+        settings: Any = read_hf_config(Path(config.path), config.hf_overrides, config.trust_remote_code)
         dtype = choose_dtype(asked, settings.dtype, device)
         own = settings.model_type in OWN_ATTENTION
         attention = "eager" if own else IMPLEMENTATION
@@ -75,12 +76,17 @@ def load_model(
             with place, torch.random.fork_rng():
                 torch.manual_seed(config.seed)
                 model: PreTrainedModel = auto.from_config(
-                    settings, dtype=dtype or torch.float32, attn_implementation=attention
+                    settings,
+                    dtype=dtype or torch.float32,
+                    attn_implementation=attention,
+                    trust_remote_code=config.trust_remote_code,
                 ).eval()
         else:
             check_room(Path(config.path), dtype, device, ranks.size)
             model = auto.from_pretrained(
                 config.path,
+                config=settings,
+                trust_remote_code=config.trust_remote_code,
                 dtype=dtype or "auto",
                 attn_implementation=attention,
                 use_safetensors=True,

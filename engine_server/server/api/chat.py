@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -23,7 +24,7 @@ from engine_server.server.generation.render import body_response, stream_respons
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
-    from engine_server.requests.outputs import Logprob, TokenLogprobs
+    from engine_server.requests.logprobs import Logprob, TokenLogprobs
     from engine_server.requests.sampling_params import SamplingParams
     from engine_server.server.engine_host import EngineHost, TraceHeaders
 
@@ -77,9 +78,13 @@ class ChatRequest(GenerationRequest):
             message = "continue_final_message and add_generation_prompt can't both be true"
             raise ApiError(400, message, param="continue_final_message")
 
-    def sampling_params(self) -> SamplingParams:
+    def sampling_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
         max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        return self.to_sampling_params(max_tokens, (self.top_logprobs or 0) if self.logprobs else None)
+        if max_tokens is None:
+            max_tokens = defaults.get("max_tokens")
+        return self.to_sampling_params(
+            defaults, max_tokens, (self.top_logprobs or 0) if self.logprobs else None
+        )
 
     def turns(self) -> ChatTurns:
         continue_last = bool(self.continue_final_message)
@@ -154,7 +159,7 @@ async def create_chat_completion(
     host: EngineHost, request: ChatRequest, trace_headers: TraceHeaders
 ) -> Response:
     check_model(host, request.model)
-    params = request.sampling_params()
+    params = request.sampling_params(host.sampling_defaults)
     prompt = await tokenize_chat(host.engine, request.turns())
     request_id, created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
     generation = Generation(request_id, [prompt], params, trace_headers, prompt_field="messages")
@@ -215,21 +220,22 @@ def to_choice(delta: ChoiceDelta, top: int) -> Choice:
     return Choice(delta.choice, message, logprobs, delta.finish.reason, delta.finish.stop)
 
 
-def to_logprobs(tokens: list[TokenLogprobs] | None, top: int) -> Logprobs | None:
+def to_logprobs(tokens: Sequence[TokenLogprobs] | None, top: int) -> Logprobs | None:
     """Return the log-probabilities of consecutive tokens, each with the `top` likeliest at its place."""
     if not tokens:
         return None
     content = []
     for token in tokens:
         sampled = next(iter(token.values()))
-        likeliest = sorted((entry for entry in token.values() if entry.rank <= top), key=lambda one: one.rank)
+        entries = [entry for entry in token.values() if (entry.rank or 0) <= top]
+        likeliest = sorted(entries, key=lambda entry: entry.rank or 0)
         alternatives = [TopLogprob(*token_fields(entry)) for entry in likeliest]
         content.append(TokenLogprob(*token_fields(sampled), alternatives))
     return Logprobs(content)
 
 
 def token_fields(entry: Logprob) -> tuple[str, float, list[int] | None]:
-    token = entry.decoded_token
-    # A token that is a part of a character has no text from which its bytes could be told.
-    token_bytes = None if not token or "\ufffd" in token else list(token.encode())
+    token = entry.decoded_token or ""
+    # A token that is a part of a character has no text, and its bytes are unknown.
+    token_bytes = list(token.encode()) if token else None
     return token, max(entry.logprob, LOWEST_LOGPROB), token_bytes

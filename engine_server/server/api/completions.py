@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +22,7 @@ from engine_server.server.generation.prompts import tokenize_prompt
 from engine_server.server.generation.render import body_response, stream_response
 
 if TYPE_CHECKING:
-    from engine_server.requests.outputs import TokenLogprobs
+    from engine_server.requests.logprobs import TokenLogprobs
     from engine_server.requests.sampling_params import SamplingParams
     from engine_server.server.engine_host import EngineHost, TraceHeaders
 
@@ -38,9 +39,11 @@ class CompletionRequest(GenerationRequest):
     echo: Annotated[Any, only(False)] = None
     suffix: Annotated[Any, only("")] = None
 
-    def sampling_params(self) -> SamplingParams:
-        max_tokens = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
-        return self.to_sampling_params(max_tokens, self.logprobs)
+    def sampling_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
+        max_tokens = defaults.get("max_tokens", DEFAULT_MAX_TOKENS)
+        if self.max_tokens is not None:
+            max_tokens = self.max_tokens
+        return self.to_sampling_params(defaults, max_tokens, self.logprobs)
 
 
 class Logprobs(msgspec.Struct):
@@ -74,7 +77,7 @@ async def create_completion(
     host: EngineHost, request: CompletionRequest, trace_headers: TraceHeaders
 ) -> Response:
     check_model(host, request.model)
-    params = request.sampling_params()
+    params = request.sampling_params(host.sampling_defaults)
     prompts = [await tokenize_prompt(host.engine, prompt) for prompt in request.prompt]
     head = AnswerHead(f"cmpl-{uuid.uuid4().hex}", "text_completion", int(time.time()), request.model)
     events = generate(host.engine, Generation(head.id, prompts, params, trace_headers, prompt_field="prompt"))
@@ -123,17 +126,17 @@ def to_choice(delta: ChoiceDelta, offset: int) -> Choice:
     return choice
 
 
-def to_logprobs(tokens: list[TokenLogprobs], offset: int) -> Logprobs:
+def to_logprobs(tokens: Sequence[TokenLogprobs], offset: int) -> Logprobs:
     """Return the log-probabilities of consecutive tokens, the first of which starts at `offset` in the text."""
     logprobs = Logprobs()
     for token in tokens:
         sampled = next(iter(token.values()))
         logprobs.text_offset.append(offset)
-        logprobs.tokens.append(sampled.decoded_token)
+        logprobs.tokens.append(sampled.decoded_token or "")
         logprobs.token_logprobs.append(max(sampled.logprob, LOWEST_LOGPROB))
         top: dict[str, float] = {}
         for entry in token.values():
-            top.setdefault(entry.decoded_token, max(entry.logprob, LOWEST_LOGPROB))
+            top.setdefault(entry.decoded_token or "", max(entry.logprob, LOWEST_LOGPROB))
         logprobs.top_logprobs.append(top)
-        offset += len(sampled.decoded_token)
+        offset += len(sampled.decoded_token or "")
     return logprobs

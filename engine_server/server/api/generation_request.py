@@ -5,6 +5,7 @@ Unknown fields are ignored, as clients expect. Known fields that aren't supporte
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
@@ -83,16 +84,22 @@ class GenerationRequest(BaseModel):
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options needs stream to be true", param="stream_options")
 
-    def to_sampling_params(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-        """Return the engine's parameters. Raises InvalidRequestError for values out of range."""
+    def to_sampling_params(
+        self, defaults: Mapping[str, Any], max_tokens: int | None, logprobs: int | None
+    ) -> SamplingParams:
+        """Return the engine's parameters. Raises InvalidRequestError for values out of range.
+
+        defaults: the model's own, for fields that the request leaves out.
+        """
         given = {name: getattr(self, name, None) for name in SAMPLING_FIELDS}
-        return SamplingParams(
-            **{name: value for name, value in given.items() if value is not None},
-            stop=self.stop,
-            max_tokens=max_tokens,
-            logprobs=logprobs,
-            output_kind=RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY,
-        )
+        parameters = {**defaults, **{name: value for name, value in given.items() if value is not None}}
+        parameters |= {
+            "stop": self.stop,
+            "max_tokens": max_tokens,
+            "logprobs": logprobs,
+            "output_kind": RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY,
+        }
+        return SamplingParams(**parameters)
 
 
 R = TypeVar("R", bound=GenerationRequest)

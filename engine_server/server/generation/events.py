@@ -2,7 +2,7 @@
 
 import msgspec
 
-from engine_server.requests.outputs import TokenLogprobs
+from engine_server.requests.logprobs import SampleLogprobs
 
 
 class Finish(msgspec.Struct, frozen=True):
@@ -19,7 +19,7 @@ class ChoiceDelta(msgspec.Struct, frozen=True):
     choice: int
     text: str
     # One entry for each new token; None unless the request asks for log-probabilities.
-    logprobs: list[TokenLogprobs] | None
+    logprobs: SampleLogprobs | None
     # None while the choice goes on.
     finish: Finish | None
 

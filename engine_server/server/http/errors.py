@@ -66,7 +66,7 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(503, str(error), code=ErrorCode.QUEUE_FULL, retry_after=1)
         case EngineDeadError():
             # Nothing was sent yet, so 503 lets a router retry on another replica.
-            message = f"the engine is dead: {error}"
+            message = f"the engine is dead: {error.cause}"
             return ApiError(503, message, code=ErrorCode.ENGINE_DEAD, retry_after=1, close=True)
         case _:
             logger.error("a request failed", exc_info=error)

@@ -1,20 +1,22 @@
 """One request's outputs on their way to the caller."""
 
 import asyncio
+from typing import Any
 
 from engine_server.requests.outputs import Output, RequestOutput
 from engine_server.requests.sampling_params import RequestOutputKind
 
 
 class AsyncStream:
-    """Holds at most one output: what the caller is too slow to take is merged, so memory stays bounded."""
+    """Holds one output at most: deltas that the caller is too slow to take are merged, so that memory is bounded."""
 
     def __init__(self, kind: RequestOutputKind) -> None:
         self._merges = kind == RequestOutputKind.DELTA
         self._pending: Output | None = None
         self._error: BaseException | None = None
         self._changed = asyncio.Event()
-        self.ended = asyncio.Event()  # its last output is here, or its error
+        # Set with the last output, or the error.
+        self.ended = asyncio.Event()
 
     def put(self, output: Output) -> None:
         if self._merges and isinstance(self._pending, RequestOutput) and isinstance(output, RequestOutput):
@@ -25,12 +27,13 @@ class AsyncStream:
             self.ended.set()
 
     def fail(self, error: BaseException) -> None:
-        """Let the caller's next `get` raise `error`, once what came before is taken."""
+        """Raise `error` in the caller, once it has taken the output before."""
         self._error = error
         self._changed.set()
         self.ended.set()
 
     async def get(self) -> Output:
+        """Wait for the next output and return it."""
         while self._pending is None:
             if self._error is not None:
                 raise self._error
@@ -41,14 +44,15 @@ class AsyncStream:
 
 
 def merge(earlier: RequestOutput, later: RequestOutput) -> RequestOutput:
-    """Two deltas as one; either may lack completions that the other has."""
+    """Return two deltas as one; either may lack completions that the other has."""
     outputs = {output.index: output for output in earlier.outputs}
     for after in later.outputs:
         if before := outputs.get(after.index):
             after.text = before.text + after.text
             after.token_ids = before.token_ids + after.token_ids
-            if after.logprobs is not None:
-                after.logprobs = (before.logprobs or []) + after.logprobs
+            if before.logprobs and after.logprobs is not None:
+                joined: Any = before.logprobs
+                after.logprobs = joined + after.logprobs
         outputs[after.index] = after
     later.outputs = [outputs[index] for index in sorted(outputs)]
     later.prompt_logprobs = earlier.prompt_logprobs or later.prompt_logprobs

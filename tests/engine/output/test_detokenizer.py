@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from engine_server.engine.output.detokenizer import Detokenizer
+from engine_server.engine.output.stop_matcher import StopAutomaton
 from engine_server.requests.sampling_params import SamplingParams
 
 TEXTS = st.text(alphabet=st.sampled_from("abc de.\n🦙é漢字STOP"), min_size=1, max_size=40)
@@ -23,10 +24,11 @@ def stream(
     tokenizer: Tokenizer, token_ids: list[int], params: SamplingParams
 ) -> tuple[list[str], str | None]:
     """What is shown after each token, and the stop string that was found."""
-    detokenizer, shown = Detokenizer(tokenizer, [], params), []
+    stops = StopAutomaton(params.stop_strings) if params.stop_strings else None
+    detokenizer, shown = Detokenizer(tokenizer, [], params, stops), []
     for number, token_id in enumerate(token_ids):
-        stop = detokenizer.append([token_id], number == len(token_ids) - 1, number)
-        shown.append(detokenizer.text)
+        stop = detokenizer.append([token_id], number == len(token_ids) - 1)
+        shown.append((shown[-1] if shown else "") + detokenizer.take())
         if stop:
             return shown, stop
     return shown, None
@@ -34,7 +36,7 @@ def stream(
 
 @settings(max_examples=200, deadline=None)
 @given(text=TEXTS)
-def test_pieces_make_the_whole(tokenizer: Tokenizer, text: str) -> None:
+def test_deltas_of_tokenized_text_make_the_text(tokenizer: Tokenizer, text: str) -> None:
     token_ids = tokenizer.encode(text, add_special_tokens=False).ids
     shown, _ = stream(tokenizer, token_ids, SamplingParams())
     assert shown[-1] == text
@@ -43,7 +45,7 @@ def test_pieces_make_the_whole(tokenizer: Tokenizer, text: str) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(token_ids=st.lists(st.integers(3, 49151), min_size=1, max_size=12))
-def test_any_tokens_end_as_the_tokenizer_says(tokenizer: Tokenizer, token_ids: list[int]) -> None:
+def test_text_of_any_tokens_is_what_the_tokenizer_decodes(tokenizer: Tokenizer, token_ids: list[int]) -> None:
     """Cut characters, too: nothing is swallowed at the end."""
     shown, _ = stream(tokenizer, token_ids, SamplingParams())
     whole = tokenizer.decode(token_ids)
@@ -56,7 +58,7 @@ def test_any_tokens_end_as_the_tokenizer_says(tokenizer: Tokenizer, token_ids: l
     text=TEXTS,
     stops=st.lists(st.sampled_from(["STOP", "a", "c d", ". ", "字", "🦙é", "OP"]), min_size=1, max_size=3),
 )
-def test_nothing_after_a_stop_string_is_ever_shown(tokenizer: Tokenizer, text: str, stops: list[str]) -> None:
+def test_no_text_after_a_stop_string_is_ever_shown(tokenizer: Tokenizer, text: str, stops: list[str]) -> None:
     token_ids = tokenizer.encode(text, add_special_tokens=False).ids
     shown, found = stream(tokenizer, token_ids, SamplingParams(stop=stops))
     places = [place for stop in stops if (place := text.find(stop)) >= 0]
@@ -69,13 +71,13 @@ def test_nothing_after_a_stop_string_is_ever_shown(tokenizer: Tokenizer, text: s
     assert all(shown[-1].startswith(earlier) for earlier in shown)
 
 
-def test_the_stop_string_can_be_kept(tokenizer: Tokenizer) -> None:
+def test_stop_string_is_kept_with_include_stop_str_in_output(tokenizer: Tokenizer) -> None:
     token_ids = tokenizer.encode("one two three", add_special_tokens=False).ids
     shown, found = stream(tokenizer, token_ids, SamplingParams(stop="wo th", include_stop_str_in_output=True))
     assert (shown[-1], found) == ("one two th", "wo th")
 
 
-def test_stop_strings_wait_for_min_tokens(tokenizer: Tokenizer) -> None:
+def test_stop_strings_do_not_count_before_min_tokens(tokenizer: Tokenizer) -> None:
     token_ids = tokenizer.encode("a b a b a b", add_special_tokens=False).ids
     shown, found = stream(tokenizer, token_ids, SamplingParams(stop="b", min_tokens=3))
     assert (shown[-1], found) == ("a b a ", "b")

@@ -1,0 +1,171 @@
+"""The model's settings, read from its folder's config files before anything is loaded."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine_server.config import ModelConfig, SamplingDefaults
+from engine_server.contract.model_uri import HubRepository
+from engine_server.engine.arguments.pooling_config import longest_prompt, read_pooling_config
+from engine_server.models import resolve
+from engine_server.models.hf_config import read_hf_config
+from engine_server.models.source import locate
+from engine_server.requests.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from engine_server.engine.engine_args import EngineArgs
+
+GENERATION_CONFIG = "generation_config.json"
+# The context of a model whose config names no limit.
+DEFAULT_CONTEXT = 2048
+# SamplingParams' names by those of generation_config.json.
+SAMPLING_NAMES = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """What is known of a model before it is loaded."""
+
+    config: ModelConfig
+    # Weights that each token is multiplied with, roughly.
+    weights_per_token: int
+    # Torch's name of the type that is asked for, or else of the weights.
+    dtype: str
+
+
+def describe_model(args: "EngineArgs") -> ModelDescription:
+    """Resolve `args.model` to a folder and read its settings. Raises ValueError."""
+    path = resolve_folder(args)
+    config = read_hf_config(path, args.hf_overrides, args.trust_remote_code)
+    text_config: Any = config.get_text_config()
+    pooling = read_pooling_config(path, config, args.runner)
+    names = args.served_model_name
+    generation_config = _read_json(path / GENERATION_CONFIG)
+    model = ModelConfig(
+        model=args.model,
+        path=str(path),
+        tokenizer=args.tokenizer or str(path),
+        served_model_name=[names] if isinstance(names, str) else names or [args.model],
+        dtype=args.dtype,
+        max_model_len=_context(
+            args.max_model_len, _positions(text_config), longest_prompt(path) if pooling else None
+        ),
+        vocab_size=text_config.vocab_size,
+        eos_token_ids=_eos_token_ids(generation_config, text_config),
+        seed=args.seed or 0,
+        fit_max_model_len=args.max_model_len == -1,
+        batch_invariant=args.batch_invariant,
+        skip_tokenizer_init=args.skip_tokenizer_init,
+        enforce_eager=args.enforce_eager,
+        logits_processors=args.logits_processors or [],
+        pooling=pooling,
+        max_logprobs=args.max_logprobs,
+        logprobs_mode=args.logprobs_mode,
+        prompt_embeds_size=_embedding_size(text_config) if args.enable_prompt_embeds else None,
+        hf_overrides=args.hf_overrides or {},
+        trust_remote_code=args.trust_remote_code,
+        sampling_defaults=_sampling_defaults(args.generation_config, path),
+    )
+    weights = getattr(text_config, "dtype", None) or "float32"
+    dtype = str(weights).removeprefix("torch.") if args.dtype == "auto" else args.dtype
+    return ModelDescription(model, _weights_per_token(text_config), dtype)
+
+
+def resolve_folder(args: "EngineArgs") -> Path:
+    """Return the model's local folder, fetched first where it must be. Raises ValueError."""
+    source, uri = locate(args.model), args.model
+    if args.trust_remote_code and not isinstance(source, Path):
+        raise ValueError(
+            f"trust_remote_code is True, and {uri} is not a local folder; fetch the model, read its code, and give "
+            "its folder as model"
+        )
+    if args.revision is not None:
+        if not isinstance(source, HubRepository):
+            raise ValueError(f"revision is {args.revision!r}; {uri} is not on the hub, and has no revisions")
+        if source.revision not in (None, args.revision):
+            raise ValueError(f"revision is {args.revision!r}; {uri} names another")
+        uri = f"hf://{source.repository}@{args.revision}"
+    return resolve(uri, load_format=args.load_format)
+
+
+def _positions(config: Any) -> int | None:
+    """Return how many positions the model distinguishes; a dynamic rope stretches them as a context grows."""
+    limit: int | None = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    return int(limit * rope["factor"]) if limit and rope.get("rope_type") == "dynamic" else limit
+
+
+def _embedding_size(config: Any) -> int:
+    """Return the size of a token's embedding: the hidden size, but for models that project from one to the other."""
+    names = ("word_embed_proj_dim", "embedding_size", "hidden_size")
+    return int(next(filter(None, (getattr(config, name, None) for name in names))))
+
+
+def _context(asked: int | None, limit: int | None, advised: int | None) -> int:
+    """Return max_model_len: as asked, or the largest (None, or -1 before it is lowered to what the cache holds)."""
+    if asked is None or asked == -1:
+        return min((length for length in (limit, advised) if length), default=DEFAULT_CONTEXT)
+    if limit is not None and asked > limit:
+        raise ValueError(f"max_model_len is {asked}; the model's positions end at {limit}")
+    return asked
+
+
+def _eos_token_ids(generation_config: dict[str, Any], config: Any) -> list[int]:
+    """Return the tokens that end a text: chat models have more in their generation config than in their config."""
+    found = generation_config.get("eos_token_id") or config.eos_token_id
+    if found is None:
+        return []
+    return list(found) if isinstance(found, list) else [found]
+
+
+def _sampling_defaults(source: str, model: Path) -> SamplingDefaults:
+    """Return the defaults that `source` names: auto, the model's own; vllm, none; or a folder's. Raises ValueError."""
+    if source == "vllm":
+        return SamplingDefaults()
+    folder = model if source == "auto" else Path(source).expanduser()
+    file = folder if folder.suffix == ".json" else folder / GENERATION_CONFIG
+    if source != "auto" and not file.is_file():
+        raise ValueError(
+            f"generation_config is {source!r}; it takes auto, vllm, or a folder with {GENERATION_CONFIG}"
+        )
+    settings = _read_json(file)
+    defaults = {name: settings.get(key) for key, name in SAMPLING_NAMES.items()}
+    try:
+        SamplingParams.from_optional(**defaults)
+    except ValueError as error:
+        raise ValueError(f"{file} gives wrong sampling parameters: {error}") from error
+    return SamplingDefaults(**defaults)
+
+
+def _weights_per_token(config: Any) -> int:
+    """Estimate the weights of the layers that multiply one token: attention, and the experts that it is routed to."""
+    hidden = int(getattr(config, "hidden_size", 0) or 0)
+    layers = int(getattr(config, "num_hidden_layers", 0) or 0)
+    heads = int(getattr(config, "num_attention_heads", 0) or 1)
+    kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+    head_dim = int(getattr(config, "head_dim", None) or hidden // heads)
+    inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
+    if experts := getattr(config, "num_experts_per_tok", None):
+        inner = int(getattr(config, "moe_intermediate_size", None) or inner) * int(experts)
+    return layers * hidden * (2 * head_dim * (heads + kv_heads) + 3 * inner)
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; {} if there is no file. Raises ValueError."""
+    if not file.is_file():
+        return {}
+    try:
+        settings = json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file} can't be read: {error}") from error
+    if not isinstance(settings, dict):
+        raise ValueError(f"{file} can't be read: it is no JSON object")
+    return settings

@@ -1,0 +1,122 @@
+"""From checked arguments to an EngineConfig: the model is resolved and every default is chosen."""
+
+from importlib import import_module
+from pathlib import Path
+from types import NoneType
+from typing import TYPE_CHECKING, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from engine_server.config import (
+    CacheConfig,
+    DeviceConfig,
+    EngineConfig,
+    LoadConfig,
+    ObservabilityConfig,
+    ParallelConfig,
+    SchedulerConfig,
+)
+from engine_server.engine.arguments.flags import full_dtype
+from engine_server.engine.arguments.model_config import ModelDescription, describe_model
+from engine_server.engine.arguments.prefill_budget import (
+    available_cpus,
+    cpu_budget,
+    multiplies_in_half_precision,
+)
+
+if TYPE_CHECKING:
+    from engine_server.engine.engine_args import EngineArgs
+
+GPU_BUDGET = 8192
+BLOCK_SIZE = 16
+MAX_NUM_SEQS = 256
+
+
+def resolve_config(args: "EngineArgs") -> EngineConfig:
+    """Resolve the model and every default. Raises ValueError, which names the argument."""
+    check_types(args)
+    if not args.model:
+        raise ValueError("model is not given; it takes a folder, a .gguf file, org/name, hf:// or pypi://")
+    if args.max_model_len == 0:
+        raise ValueError("max_model_len is 0; it takes a number of tokens, or -1 for the longest that fits")
+    if args.otlp_traces_endpoint is not None:
+        try:
+            import_module("engine_server.telemetry.tracing")
+        except ImportError as error:
+            raise ValueError(
+                f"otlp_traces_endpoint needs `pip install fairlead[tracing]`: {error}"
+            ) from error
+    description = describe_model(args)
+    model = description.config
+    if args.async_scheduling and model.pooling is not None:
+        raise ValueError("async_scheduling is True; a pooling model's steps don't overlap")
+    return EngineConfig(
+        model_config=model,
+        cache_config=CacheConfig(
+            block_size=args.block_size or BLOCK_SIZE,
+            gpu_memory_utilization=args.gpu_memory_utilization,
+            kv_cache_memory_bytes=args.kv_cache_memory_bytes,
+            num_gpu_blocks_override=args.num_gpu_blocks_override,
+            enable_prefix_caching=args.enable_prefix_caching and model.pooling is None,
+            cache_dtype=args.kv_cache_dtype,
+        ),
+        parallel_config=ParallelConfig(tensor_parallel_size=args.tensor_parallel_size),
+        scheduler_config=_scheduler_config(args, description),
+        device_config=DeviceConfig(device=args.device),
+        load_config=LoadConfig(load_format=args.load_format),
+        observability_config=ObservabilityConfig(
+            hang_timeout=args.hang_timeout,
+            torch_profiler_dir=args.torch_profiler_dir,
+            otlp_traces_endpoint=args.otlp_traces_endpoint,
+        ),
+    )
+
+
+def check_types(args: "EngineArgs") -> None:
+    """Check each argument against its field's type. Raises ValueError, which names the argument."""
+    args.dtype = full_dtype(args.dtype)  # type: ignore[assignment]
+    for name, hint in get_type_hints(type(args), include_extras=True).items():
+        value = getattr(args, name)
+        try:
+            msgspec.convert(value, hint)
+        except msgspec.ValidationError as error:
+            expected = str(error)
+            if hint is NoneType:
+                expected = "only None is supported"
+            else:
+                literals = [kind for kind in (hint, *get_args(hint)) if get_origin(kind) is Literal]
+                if literals:
+                    expected = f"expected one of {', '.join(map(str, get_args(literals[0])))}"
+            raise ValueError(f"{name} is {value!r}: {expected}") from None
+
+
+def _scheduler_config(args: "EngineArgs", description: ModelDescription) -> SchedulerConfig:
+    model = description.config
+    chunked = args.enable_chunked_prefill and not model.is_encoder
+    budget = args.max_num_batched_tokens
+    if budget is None:
+        budget = GPU_BUDGET
+        if not _uses_gpu(args):
+            half_precision = multiplies_in_half_precision(description.dtype)
+            budget = cpu_budget(description.weights_per_token, half_precision, available_cpus())
+        if not chunked:
+            budget = max(budget, model.max_model_len)
+    if not chunked and budget < model.max_model_len:
+        raise ValueError(
+            f"max_num_batched_tokens is {budget}: without chunked prefill it must be at least max_model_len, "
+            f"{model.max_model_len}"
+        )
+    return SchedulerConfig(
+        max_num_batched_tokens=budget,
+        max_num_seqs=args.max_num_seqs or MAX_NUM_SEQS,
+        enable_chunked_prefill=chunked,
+        policy=args.scheduling_policy,
+        async_scheduling=args.async_scheduling,
+        max_queue=args.max_queue,
+        max_num_partial_prefills=args.max_num_partial_prefills,
+        long_prefill_token_threshold=args.long_prefill_token_threshold,
+    )
+
+
+def _uses_gpu(args: "EngineArgs") -> bool:
+    return args.device == "cuda" or (args.device == "auto" and Path("/dev/nvidiactl").exists())

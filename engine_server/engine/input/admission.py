@@ -1,0 +1,49 @@
+"""Checks of a request's arguments beside its prompt, so that nothing that is admitted fails on the way to the core."""
+
+import time
+from collections.abc import Mapping
+from typing import TypeVar
+
+from engine_server.requests import validation as valid
+from engine_server.requests.errors import InvalidRequestError
+from engine_server.requests.pooling_params import PoolingParams
+from engine_server.requests.sampling_params import SamplingParams
+
+P = TypeVar("P", SamplingParams, PoolingParams)
+
+
+def check_params(params: object, kind: type[P]) -> P:
+    """Return a checked copy of a request's parameters, whatever was assigned to them since they were made.
+
+    The copy is of exactly `kind`, since a subclass has another tag in messages.
+    """
+    if not isinstance(params, kind):
+        does = "generates" if kind is SamplingParams else "pools"
+        raise InvalidRequestError(
+            f"params is a {type(params).__name__}; this engine {does}, and takes {kind.__name__}", "params"
+        )
+    return kind(**{name: getattr(params, name) for name in kind.__struct_fields__})
+
+
+def check_arrival_time(arrival_time: object) -> float:
+    """Return an arrival time in seconds of the monotonic clock; None is now."""
+    if arrival_time is None:
+        return time.monotonic()
+    return valid.number("arrival_time", arrival_time)
+
+
+def check_priority(priority: object) -> int:
+    """Return a priority, an integer of 64 bits."""
+    return valid.integer("priority", priority)
+
+
+def check_trace_headers(trace_headers: object) -> dict[str, str] | None:
+    """Return trace headers as a dict of strings."""
+    if trace_headers is None:
+        return None
+    if not isinstance(trace_headers, Mapping):
+        valid.refuse_type("trace_headers", trace_headers, "dict")
+    return {
+        valid.text("trace_headers", name): valid.text("trace_headers", value)
+        for name, value in trace_headers.items()
+    }

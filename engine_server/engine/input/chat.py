@@ -1,0 +1,59 @@
+"""From a conversation to a prompt, by a chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+
+from engine_server.requests.errors import InvalidRequestError
+from engine_server.requests.prompts import TokensPrompt
+
+Conversation = Sequence[Mapping[str, Any]]
+# A text that shows whether a template renders the text of a content part, or Python's notation of the part.
+PROBE = "content-part-probe"
+PART_NOTATION = "'type'"
+
+
+def render_chat(tokenizer: Any, conversation: Conversation, options: Mapping[str, Any]) -> TokensPrompt:
+    """Return a conversation as the prompt that the chat template writes.
+
+    tokenizer: transformers' own. options: arguments of transformers' apply_chat_template. Contents may be lists of text parts; for a template that
+    takes strings they are joined by newlines. Raises InvalidRequestError if the template refuses the conversation.
+    """
+    if any(isinstance(message.get("content"), list) for message in conversation):
+        conversation = _fit_parts(tokenizer, conversation, options)
+    try:
+        text: str = tokenizer.apply_chat_template(list(conversation), tokenize=False, **options)
+    except (TemplateError, ValueError) as error:
+        raise InvalidRequestError(f"the chat template refuses the messages: {error}", "messages") from error
+    # The template writes the special tokens itself.
+    token_ids = tokenizer.encode(text, add_special_tokens=False)
+    return TokensPrompt(prompt_token_ids=token_ids, prompt=text)
+
+
+def _fit_parts(tokenizer: Any, conversation: Conversation, options: Mapping[str, Any]) -> Conversation:
+    """Return the conversation with contents as the template takes them: lists of parts, or strings."""
+    probe = [{"role": "user", "content": [{"type": "text", "text": PROBE}]}]
+    template = {"chat_template": options.get("chat_template")}
+    try:
+        shown: str = tokenizer.apply_chat_template(probe, tokenize=False, **template)
+    except (TemplateError, TypeError, ValueError):
+        shown = ""
+    if PROBE in shown and PART_NOTATION not in shown:
+        return conversation
+    return [{**message, "content": _joined_text(message.get("content"))} for message in conversation]
+
+
+def _joined_text(content: object) -> object:
+    """Return the text parts of a content as one string; other contents stay as they are."""
+    if not isinstance(content, list):
+        return content
+    texts = []
+    for part in content:
+        text = part if isinstance(part, str) else part.get("text") if isinstance(part, Mapping) else None
+        if not isinstance(text, str):
+            raise InvalidRequestError(f"a content part is {part!r}; it takes text parts", "messages")
+        texts.append(text)
+    return "\n".join(texts)

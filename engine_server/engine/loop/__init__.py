@@ -1,0 +1,1 @@
+"""Parts of the asynchronous engine that live on its event loop."""

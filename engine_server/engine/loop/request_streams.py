@@ -1,0 +1,139 @@
+"""Requests in flight of an asynchronous engine, and the streams of their outputs."""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from engine_server.engine.front_end import FrontEnd
+from engine_server.engine.loop.admission_queue import AdmissionQueue
+from engine_server.engine.loop.async_stream import AsyncStream
+from engine_server.engine.loop.conversions import Conversions
+from engine_server.engine.loop.core_process import CoreProcess
+from engine_server.engine.loop.stall_monitor import StallMonitor
+from engine_server.engine.output.output_processor import PreparedRequest
+from engine_server.requests.errors import EngineDeadError
+from engine_server.requests.messages import AbortRequests, RequestStep, StepOutputs
+from engine_server.requests.outputs import Output
+from engine_server.requests.scheduler_stats import SchedulerStats
+from engine_server.requests.submission import Submission
+
+logger = logging.getLogger(__name__)
+
+MAX_INLINE = 20_000  # characters or tokens of a prompt that are processed on the event loop, in about 10 ms
+
+
+class RequestStreams:
+    """Adds and aborts requests, and gives each its outputs. Used on one event loop."""
+
+    def __init__(self, front_end: FrontEnd, core: CoreProcess, log_requests: bool) -> None:
+        self.queue = AdmissionQueue(core.send)
+        self._front_end = front_end
+        self._core = core
+        self._log_requests = log_requests
+        # By the caller's id.
+        self._streams: dict[str, AsyncStream] = {}
+        self._monitor = StallMonitor()
+        self._conversions = Conversions(front_end.requests.convert_prompt_logprobs, self._process_late)
+        # One thread: a tokenizer that is used by several blocks those that change its settings.
+        self._executor = ThreadPoolExecutor(1, "prepare")
+        self._num_preparing = 0
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def get(self, request_id: str) -> AsyncStream | None:
+        return self._streams.get(request_id)
+
+    async def prepare(self, submission: Submission) -> PreparedRequest:
+        """Check and tokenize a request, in a thread if it is long. Raises InvalidRequestError, QueueFullError."""
+        self._front_end.check(submission)
+        size, is_text = prompt_size(submission)
+        if size <= MAX_INLINE and not (is_text and self._num_preparing):
+            return self._front_end.prepare(submission)
+        self._num_preparing += 1
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._executor, self._front_end.prepare, submission)
+        finally:
+            self._num_preparing -= 1
+
+    def add(self, prepared: PreparedRequest) -> AsyncStream:
+        """Send a request to the core; return the stream of its outputs."""
+        messages = self._front_end.add(prepared)
+        state = prepared.state
+        stream = self._streams[state.request_id] = AsyncStream(state.params.output_kind)
+        if self._log_requests:
+            for message in messages:
+                logger.info(
+                    "request %s (%s in the core): %d prompt tokens",
+                    state.request_id, message.request_id, len(message.prompt_token_ids),
+                )  # fmt: skip
+        if messages:
+            self.queue.put(state.request_id, messages)
+        else:
+            self.abort(
+                [state.request_id]
+            )  # gives the last output, as the tokens that it resumes have ended it
+        return stream
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """End requests at once, each with a last output. Unknown ids are ignored."""
+        known = [request_id for request_id in request_ids if request_id in self._streams]
+        if not known:
+            return
+        outputs, aborts = self._front_end.abort(known)
+        for request_id in known:
+            self.queue.withdraw(request_id)
+        self._put(outputs, aborts)
+
+    def abort_all(self) -> None:
+        self.abort(list(self._streams))
+
+    def process(self, message: StepOutputs) -> None:
+        """Give the outputs of a step to their streams."""
+        self._process(self._conversions.divert(message.steps), message.stats)
+
+    def fail(self, error: EngineDeadError) -> None:
+        """Raise `error` in every stream, and forget them."""
+        self._monitor.stop()
+        self._executor.shutdown(wait=False)
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.fail(error)
+
+    async def wait_for_sent(self) -> None:
+        """Wait for the end of the requests that the core has by now."""
+        for stream in [stream for name, stream in self._streams.items() if name not in self.queue]:
+            await stream.ended.wait()
+
+    async def wait_for_all(self) -> None:
+        """Wait until no request is in flight."""
+        while self._streams:
+            await next(iter(self._streams.values())).ended.wait()
+
+    def _process_late(self, steps: list[RequestStep]) -> None:
+        self._process(steps, None)
+
+    def _process(self, steps: list[RequestStep], scheduler_stats: SchedulerStats | None) -> None:
+        self._put(*self._front_end.process(steps, scheduler_stats, self._monitor.take()))
+
+    def _put(self, outputs: list[Output], aborts: list[str]) -> None:
+        for output in outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is not None:  # else the engine died while its log-probabilities were converted
+                if output.finished:
+                    del self._streams[output.request_id]
+                stream.put(output)
+        if aborts:
+            self._core.send(AbortRequests(aborts))
+
+
+def prompt_size(submission: Submission) -> tuple[int, bool]:
+    """Return a prompt's length, and whether it is text that must be tokenized. Wrong types have the length 0."""
+    prompt: object = submission.prompt
+    text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+    token_ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else prompt
+    if isinstance(token_ids, list):
+        return len(token_ids), False
+    return (len(text), True) if isinstance(text, str) else (0, False)

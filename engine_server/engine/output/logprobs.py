@@ -1,0 +1,42 @@
+"""Conversion of log-probabilities from the core's arrays to what callers see."""
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+
+from engine_server.engine.output.token_decoder import UNFINISHED
+from engine_server.requests.logprobs import FlatLogprobs, Logprob, PromptLogprobs, TokenLogprobs
+from engine_server.requests.messages import TokenLogprobsArray
+
+
+class LogprobsConverter:
+    """Adds each token's text, which it decodes once per token id. May be used by several threads.
+
+    tokenizer: None: tokens have no text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self._texts: dict[int, str | None] = {}
+
+    def convert(self, token: TokenLogprobsArray) -> TokenLogprobs:
+        """Return one position's log-probabilities by token id, in the core's order."""
+        return {
+            token_id: Logprob(logprob, rank, self._text(token_id))
+            for token_id, logprob, rank in zip(token.token_ids, token.logprobs, token.ranks, strict=True)
+        }
+
+    def convert_prompt(self, tokens: Sequence[TokenLogprobsArray], flat: bool) -> PromptLogprobs:
+        """Return those of a prompt: None (empty if `flat`) for its first token, which nothing precedes."""
+        positions = [None, *map(self.convert, tokens)]
+        return FlatLogprobs(positions) if flat else positions
+
+    def _text(self, token_id: int) -> str | None:
+        """Return a token's text, empty for a token that is part of a character."""
+        if self._tokenizer is None:
+            return None
+        text = self._texts.get(token_id)
+        if text is None:
+            text = self._tokenizer.decode([token_id])
+            text = self._texts[token_id] = "" if UNFINISHED in text else text
+        return text

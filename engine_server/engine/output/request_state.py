@@ -1,0 +1,211 @@
+"""State of a request in the front end, from its admission to its last output."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from engine_server.engine.output.detokenizer import Detokenizer
+from engine_server.engine.output.logprobs import LogprobsConverter
+from engine_server.requests.logprobs import PromptLogprobs, SampleLogprobs
+from engine_server.requests.messages import RawTensor, RequestStep, TokenLogprobsArray
+from engine_server.requests.outputs import POOLED, CompletionOutput, Output, RequestMetrics, RequestOutput
+from engine_server.requests.pooling_params import PoolingParams
+from engine_server.requests.sampling_params import RequestOutputKind, SamplingParams
+from engine_server.requests.scheduler_stats import FinishReason
+from engine_server.telemetry.stats import FinishedRequest
+
+
+@dataclass(slots=True)
+class Completion:
+    """One completion of a request, which is a request of its own to the core."""
+
+    # Unique among all admissions, unlike the caller's id.
+    core_id: str
+    # The number among the request's completions, from 0.
+    index: int
+    detokenizer: Detokenizer | None = None
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: SampleLogprobs = field(default_factory=list)
+    cumulative_logprob: float = 0.0
+    # Visible text; not kept for a request that gets deltas.
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    # Times of the monotonic clock, 0 before the event.
+    scheduled: float = 0.0
+    first_token: float = 0.0
+    last_token: float = 0.0
+    num_cached_tokens: int = 0
+    # There is something that no output has had.
+    changed: bool = False
+    # The number of tokens that outputs have had.
+    num_reported: int = 0
+    # Set at the end.
+    stats: FinishedRequest | None = None
+
+    def take_text(self) -> str:
+        return self.detokenizer.take() if self.detokenizer else ""
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestState(ABC):
+    """A request in flight. `params` are those of the core's request, with every default resolved."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    arrival: float
+    completions: list[Completion]
+    trace_headers: Mapping[str, str] | None = None
+    # Prompt tokens whose keys and values were cached; known with the first token.
+    num_cached_tokens: int | None = None
+    metrics: RequestMetrics = field(default_factory=RequestMetrics)
+
+    @property
+    def finished(self) -> bool:
+        return all(completion.finish_reason for completion in self.completions)
+
+    @abstractmethod
+    def append(self, completion: Completion, step: RequestStep) -> None:
+        """Add a step's result to a completion. May raise, which ends the request."""
+
+    @abstractmethod
+    def output(self) -> Output | None:
+        """Return what the request's output kind shows now, if anything. May raise, which ends the request."""
+
+    @abstractmethod
+    def last_output(self) -> Output:
+        """Return the bare reasons for which the request ended, after a failure of `append` or `output`."""
+
+    def abort(self) -> list[str]:
+        """End every completion that has not ended; return their ids in the core."""
+        unfinished = [completion for completion in self.completions if not completion.finish_reason]
+        for completion in unfinished:
+            completion.finish_reason, completion.changed = "abort", True
+        return [completion.core_id for completion in unfinished]
+
+    def fail(self, error: str) -> list[str]:
+        """End every completion whose end is not recorded yet; return their ids in the core."""
+        open_ones = [completion for completion in self.completions if completion.stats is None]
+        for completion in open_ones:
+            completion.finish_reason, completion.stop_reason, completion.changed = "error", error, True
+        return [completion.core_id for completion in open_ones]
+
+
+@dataclass(slots=True, kw_only=True)
+class GenerationState(RequestState):
+    """A request for text."""
+
+    prompt: str | None
+    converter: LogprobsConverter
+    prompt_logprobs: PromptLogprobs | None = None
+
+    def append(self, completion: Completion, step: RequestStep) -> None:
+        completion.changed = True
+        completion.token_ids += step.new_token_ids
+        completion.finish_reason, completion.stop_reason = step.finish_reason, step.error or step.stop_reason
+        for token in step.logprobs or ():
+            completion.logprobs.append(self.converter.convert(token))
+            completion.cumulative_logprob += token.logprobs[0]
+        if step.prompt_logprobs is not None:
+            self.take_prompt_logprobs(step.prompt_logprobs)
+        if completion.detokenizer is not None:
+            # An end of sequence or a stop token is no part of the text.
+            ended_by_token = step.finish_reason == "stop" and not self.params.include_stop_str_in_output
+            shown = step.new_token_ids[:-1] if ended_by_token else step.new_token_ids
+            if stop := completion.detokenizer.append(shown, bool(step.finish_reason)):
+                completion.finish_reason, completion.stop_reason = "stop", stop
+
+    def take_prompt_logprobs(self, tokens: Sequence[TokenLogprobsArray]) -> None:
+        """Convert a prompt's log-probabilities. Any thread may call it."""
+        self.prompt_logprobs = self.converter.convert_prompt(tokens, self.params.flat_logprobs)
+
+    def output(self) -> RequestOutput | None:
+        params, completions = self.params, self.completions
+        chooses = len(completions) > params.n
+        if not self.finished and (chooses or params.output_kind == RequestOutputKind.FINAL_ONLY):
+            return None
+        if chooses:
+            completions = sorted(completions, key=lambda one: -one.cumulative_logprob)[: params.n]
+            for rank, completion in enumerate(completions):
+                completion.index = rank
+        output = self._output([])
+        if params.output_kind == RequestOutputKind.DELTA:
+            self.prompt_logprobs = None
+            completions = [completion for completion in completions if completion.changed]
+            output.outputs = [self._delta(completion) for completion in completions]
+        else:
+            output.outputs = [self._whole(completion) for completion in completions]
+        return output
+
+    def last_output(self) -> RequestOutput:
+        return self._output(
+            [
+                CompletionOutput(
+                    one.index, "", [], finish_reason=one.finish_reason, stop_reason=one.stop_reason
+                )
+                for one in self.completions[: self.params.n]
+            ]
+        )
+
+    def _output(self, completions: list[CompletionOutput]) -> RequestOutput:
+        return RequestOutput(
+            self.request_id, self.prompt, self.prompt_token_ids, self.prompt_logprobs, completions, self.finished,
+            self.metrics, self.num_cached_tokens,
+        )  # fmt: skip
+
+    def _delta(self, completion: Completion) -> CompletionOutput:
+        """Return what is new of a completion; from then on it counts as reported."""
+        text, start = completion.take_text(), completion.num_reported
+        completion.num_reported, completion.changed = len(completion.token_ids), False
+        return self._completion_output(completion, text, start)
+
+    def _whole(self, completion: Completion) -> CompletionOutput:
+        completion.text += completion.take_text()
+        return self._completion_output(completion, completion.text, 0)
+
+    def _completion_output(self, completion: Completion, text: str, start: int) -> CompletionOutput:
+        wanted = self.params.logprobs is not None
+        return CompletionOutput(
+            index=completion.index,
+            text=text,
+            token_ids=completion.token_ids[start:],
+            cumulative_logprob=completion.cumulative_logprob if wanted else None,
+            logprobs=completion.logprobs[start:] if wanted else None,
+            finish_reason=completion.finish_reason,
+            stop_reason=completion.stop_reason,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class PoolingState(RequestState):
+    """A request for a vector or scores."""
+
+    pooling: PoolingParams
+    pooled: RawTensor | None = None
+
+    def append(self, completion: Completion, step: RequestStep) -> None:
+        completion.changed = True
+        completion.finish_reason, completion.stop_reason = step.finish_reason, step.error or step.stop_reason
+        self.pooled = step.pooled
+
+    def output(self) -> Output | None:
+        return self._output(self.pooled or NO_NUMBERS) if self.finished else None
+
+    def last_output(self) -> Output:
+        return self._output(NO_NUMBERS)
+
+    def _output(self, pooled: RawTensor) -> Output:
+        kind, outputs = POOLED[self.pooling.task or ""]
+        (completion,) = self.completions
+        return kind(
+            self.request_id,
+            outputs(pooled.tensor()),
+            self.prompt_token_ids,
+            True,
+            completion.finish_reason,
+            completion.stop_reason,
+        )
+
+
+NO_NUMBERS = RawTensor("float32", [0], b"")

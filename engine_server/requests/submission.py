@@ -1,0 +1,26 @@
+"""A request as its caller gave it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
+from engine_server.requests.pooling_params import PoolingParams
+from engine_server.requests.prompts import PromptType
+from engine_server.requests.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """Everything that was given to `generate`, `encode` or `add_request`, as one object up to the core's message."""
+
+    # Chosen by the caller, and unique among the requests in flight. The core sees an id of its own instead.
+    request_id: str
+    prompt: PromptType
+    params: SamplingParams | PoolingParams
+    # Seconds of the monotonic clock; None: now.
+    arrival_time: float | None = None
+    lora_request: LoRARequest | None = None
+    trace_headers: Mapping[str, str] | None = None
+    prompt_adapter_request: PromptAdapterRequest | None = None
+    # The lower is scheduled first, under the priority policy.
+    priority: int = 0

@@ -1,0 +1,158 @@
+"""Work that would stall the event loop: long prompts, many log-probabilities, garbage collection."""
+
+import asyncio
+import gc
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from engine_server import AsyncEngineArgs, AsyncLLMEngine, SamplingParams, StatLoggerBase
+from engine_server.engine.front_end import FrontEnd
+from engine_server.engine.loop import conversions, request_streams
+from engine_server.engine.output.logprobs import LogprobsConverter
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+class StallRecorder(StatLoggerBase):
+    def __init__(self) -> None:
+        self.stalls: list[float] = []
+
+    def record(self, scheduler_stats: Any, iteration_stats: Any) -> None:
+        self.stalls += iteration_stats.event_loop_stalls
+
+    def log_engine_initialized(self) -> None:
+        pass
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def recorder() -> StallRecorder:
+    return StallRecorder()
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def engine(tiny_writer: Path, recorder: StallRecorder) -> AsyncIterator[AsyncLLMEngine]:
+    arguments = AsyncEngineArgs(
+        model=str(tiny_writer), dtype="float32", num_gpu_blocks_override=64, disable_log_stats=True
+    )
+    engine = await asyncio.to_thread(
+        AsyncLLMEngine.from_engine_args, arguments, stat_loggers={"recorder": recorder}
+    )
+    yield engine
+    engine.shutdown()
+
+
+async def last_output(engine: AsyncLLMEngine, prompt: Any, request_id: str, **options: Any) -> Any:
+    params = SamplingParams(temperature=0, ignore_eos=True, **options)
+    return [output async for output in engine.generate(prompt, params, request_id)][-1]
+
+
+def record_threads(monkeypatch: pytest.MonkeyPatch, owner: type, method: str) -> dict[Any, bool]:
+    """Record for each call, by its request's id or its number, whether it ran on the event loop's thread."""
+    threads: dict[Any, bool] = {}
+    original = getattr(owner, method)
+
+    def recorded(self: Any, argument: Any, *others: Any) -> Any:
+        threads[getattr(argument, "request_id", len(threads))] = (
+            threading.current_thread() is threading.main_thread()
+        )
+        return original(self, argument, *others)
+
+    monkeypatch.setattr(owner, method, recorded)
+    return threads
+
+
+async def test_long_prompts_are_tokenized_in_a_thread(
+    engine: AsyncLLMEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_streams, "MAX_INLINE", 100)
+    on_loop = record_threads(monkeypatch, FrontEnd, "prepare")
+    long, short = "import pytest " * 10, "import pytest"
+    first = await last_output(engine, long, "long", max_tokens=2)
+    assert first.finished and first.prompt == long
+    assert (await last_output(engine, short, "short", max_tokens=2)).finished
+    assert on_loop == {"long": False, "short": True}
+
+
+async def test_short_prompts_follow_a_long_one_into_its_thread(
+    engine: AsyncLLMEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tokenizer in use blocks a change of its settings, which another prompt may need."""
+    monkeypatch.setattr(request_streams, "MAX_INLINE", 100)
+    on_loop = record_threads(monkeypatch, FrontEnd, "prepare")
+    await asyncio.gather(
+        last_output(engine, "import pytest " * 10, "long", max_tokens=2),
+        last_output(engine, "import pytest", "short", max_tokens=2),
+        last_output(engine, {"prompt_token_ids": [5, 6]}, "ids", max_tokens=2),
+    )
+    assert on_loop == {"long": False, "short": False, "ids": True}
+
+
+async def test_many_prompt_logprobs_are_converted_in_a_thread_with_the_same_result(
+    engine: AsyncLLMEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = {"prompt_token_ids": [7 + number % 90 for number in range(200)]}
+    options = {"max_tokens": 12, "prompt_logprobs": 5}
+    inline = await last_output(engine, prompt, "inline", **options)
+    monkeypatch.setattr(conversions, "MAX_INLINE", 100)
+    on_loop = record_threads(monkeypatch, LogprobsConverter, "convert_prompt")
+    late = await last_output(engine, prompt, "late", **options)
+    assert list(on_loop.values()) == [False]
+    assert late.prompt_logprobs == inline.prompt_logprobs and len(late.prompt_logprobs) == 200
+    assert late.outputs == inline.outputs
+
+
+async def test_a_failed_conversion_ends_its_request_alone(
+    engine: AsyncLLMEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversions, "MAX_INLINE", 100)
+    monkeypatch.setattr(LogprobsConverter, "convert_prompt", lambda self, tokens, flat: 1 / 0)
+    prompt = {"prompt_token_ids": [7] * 100}
+    failed, sound = await asyncio.gather(
+        last_output(engine, prompt, "fails", max_tokens=12, prompt_logprobs=5),
+        last_output(engine, prompt, "lives", max_tokens=12),
+    )
+    assert failed.outputs[0].finish_reason == "error" and "ZeroDivisionError" in failed.outputs[0].stop_reason
+    assert sound.outputs[0].finish_reason == "length"
+    assert engine.get_num_unfinished_requests() == 0
+
+
+async def test_a_request_aborted_while_its_logprobs_are_converted_is_gone(
+    engine: AsyncLLMEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, released = threading.Event(), threading.Event()
+
+    def wait(self: LogprobsConverter, tokens: Any, flat: bool) -> list[Any]:
+        started.set()
+        released.wait(60)
+        return [None]
+
+    monkeypatch.setattr(conversions, "MAX_INLINE", 100)
+    monkeypatch.setattr(LogprobsConverter, "convert_prompt", wait)
+    request = asyncio.create_task(
+        last_output(engine, {"prompt_token_ids": [7] * 100}, "goes", max_tokens=12, prompt_logprobs=5)
+    )
+    assert await asyncio.to_thread(started.wait, 60)
+    await engine.abort("goes")
+    assert (await request).outputs[0].finish_reason == "abort"
+    released.set()
+    assert (await last_output(engine, "text", "goes", max_tokens=3)).outputs[0].finish_reason == "length"
+
+
+async def test_stalls_of_the_event_loop_are_recorded_under_load(
+    engine: AsyncLLMEngine, recorder: StallRecorder
+) -> None:
+    recorder.stalls.clear()
+    while not recorder.stalls:
+        await last_output(engine, "text", "load", max_tokens=60)
+    assert all(stall >= 0 for stall in recorder.stalls)
+
+
+async def test_what_is_loaded_at_the_start_is_left_out_of_garbage_collections(engine: AsyncLLMEngine) -> None:
+    assert gc.get_freeze_count() > 100_000
+    assert gc.get_threshold()[0] >= 10_000
+    assert gc.isenabled()
