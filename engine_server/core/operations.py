@@ -45,7 +45,7 @@ class Operations:
         try:
             return CallResult(call.call_id, self._table[call.method](*call.args))
         except Exception as error:
-            logger.warning("%s failed: %s", call.method, error)
+            logger.warning("%s failed: %s", call.method, str(error))  # a record may outlive the error's frames
             return CallResult(call.call_id, error=f"{call.method}: {error}")
 
     def pause(self) -> None:
