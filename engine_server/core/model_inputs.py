@@ -1,4 +1,4 @@
-"""What the model is told of a step: the scheduler's batch as plain numbers."""
+"""The model's inputs of a step: the scheduler's batch as plain numbers."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,8 @@ from torch import Tensor
 
 from engine_server.core.cache.block_table import BlockTable
 from engine_server.core.heads.prompt_logprobs import PromptChunk, prompt_chunks
-from engine_server.core.scheduling.scheduler import UNKNOWN, Batch
+from engine_server.core.scheduling.batch import Batch
+from engine_server.core.scheduling.request import UNKNOWN, PoolingRequest
 from engine_server.modeling.attention.interface import IntArray, StepInputs
 from engine_server.modeling.staging import TableChanges
 
@@ -16,19 +17,37 @@ NOTHING = StepInputs(EMPTY, EMPTY, [], EMPTY, EMPTY, EMPTY, [], EMPTY)
 
 
 class ModelInputs(NamedTuple):
-    """All that the model has to be told of one step: nothing but numbers, so that other ranks can be told too."""
+    """A step as numbers and tensors alone, so that it can be sent to other ranks. T tokens, n sequences that sample."""
 
     step: StepInputs
-    sampling: IntArray  # [n], which of the sequences sample
-    chunks: list[IntArray]  # [at most prompt_logprobs.ROWS] each: rows whose logits are wanted beside
-    token_type_ids: list[int]  # [T], or none
-    embeds: list[tuple[int, Tensor]]  # what stands for tokens: from which row on, [rows, hidden]
+    # [n], indices of the sequences that sample.
+    sampling: IntArray
+    # [at most prompt_logprobs.ROWS] each: tokens of the step whose logits are wanted for prompt log-probabilities.
+    chunks: list[IntArray]
+    # [T], or empty.
+    token_type_ids: list[int]
+    # Embeddings [rows, hidden] that replace those of the step's tokens, with the index of the first such token.
+    embeds: list[tuple[int, Tensor]]
     # Cells of the block table that changed since the last step.
     table_changes: TableChanges
 
+    @property
+    def is_plain_decode(self) -> bool:
+        """True if each sequence has one token and samples, so that a captured step can compute it."""
+        count = len(self.step.starts)
+        return (
+            count == len(self.step.token_ids) == len(self.sampling)
+            and not self.chunks
+            and not self.token_type_ids
+            and not self.embeds
+        )
+
 
 def model_inputs(batch: Batch, table: BlockTable, stretched: bool) -> tuple[ModelInputs, list[PromptChunk]]:
-    """One step's, and whom its chunks are for. stretched: whether a rope depends on more than positions."""
+    """Return a step's inputs, and for each of its `chunks` the prompt's tokens that it is for.
+
+    stretched: the model has a rope that depends on more than positions.
+    """
     step = flatten(batch, table, stretched)
     chunks = prompt_chunks(batch, step.starts)
     sampling = np.flatnonzero([scheduled.samples for scheduled in batch])
@@ -39,24 +58,26 @@ def model_inputs(batch: Batch, table: BlockTable, stretched: bool) -> tuple[Mode
 
 
 def extras(batch: Batch, starts: IntArray) -> tuple[list[int], list[tuple[int, Tensor]]]:
-    """The batch's token types and embeddings, where a request has any."""
-    requests = [scheduled.request for scheduled in batch]
+    """Return the token types, empty if no request has any, and the embeddings of prompt tokens in this step."""
     token_types: list[int] = []
-    if any(request.token_type_ids for request in requests):
-        token_types = [kind for one in requests for kind in one.token_type_ids or [0] * one.pending]
+    if any(isinstance(one.request, PoolingRequest) and one.request.token_type_ids for one in batch):
+        for scheduled in batch:
+            assert isinstance(scheduled.request, PoolingRequest)
+            kinds = scheduled.request.token_type_ids or [0] * scheduled.request.num_prompt
+            token_types += kinds[scheduled.start : scheduled.end]
     embeds = [
-        (start, request.prompt_embeds[request.computed :][:count])
-        for start, (request, count) in zip(starts.tolist(), batch, strict=True)
-        if request.prompt_embeds is not None
+        (start, scheduled.request.prompt_embeds[scheduled.start : scheduled.end])
+        for start, scheduled in zip(starts.tolist(), batch, strict=True)
+        if scheduled.request.prompt_embeds is not None and scheduled.start < scheduled.request.num_prompt
     ]
     return token_types, embeds
 
 
 def flatten(batch: Batch, table: BlockTable, stretched: bool) -> StepInputs:
     """Lay the batch's tokens one after the other, and find where each one's K and V go."""
-    rows = np.array([scheduled.request.row for scheduled in batch])
+    rows = np.array([scheduled.row for scheduled in batch])
     lengths = np.array([scheduled.num_tokens for scheduled in batch])
-    computed = np.array([scheduled.request.computed for scheduled in batch])
+    computed = np.array([scheduled.start for scheduled in batch])
     starts = np.cumsum(lengths) - lengths
     sequence = np.repeat(np.arange(len(batch)), lengths)
     positions = np.arange(len(sequence)) - starts[sequence] + computed[sequence]
@@ -65,8 +86,8 @@ def flatten(batch: Batch, table: BlockTable, stretched: bool) -> StepInputs:
     token_ids = np.fromiter(
         (
             token
-            for request, count in batch
-            for token in request.token_ids[request.computed : request.computed + count]
+            for scheduled in batch
+            for token in scheduled.request.token_ids[scheduled.start : scheduled.end]
         ),
         dtype=np.int64,
         count=len(sequence),

@@ -1,30 +1,36 @@
-"""The forward: from the scheduler's batch to logits, in one flat call."""
+"""One rank's part of the executor: the model, its KV cache, its captured steps and, on the first rank, the head."""
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any
+import pkgutil
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from engine_server.config import EngineConfig
 from engine_server.core.cache.block_pool import BlockPool
 from engine_server.core.cache.block_table import BlockTable
-from engine_server.core.heads.prompt_logprobs import kept_output
-from engine_server.core.model_inputs import NOTHING, ModelInputs, model_inputs
-from engine_server.core.scheduling.request import Request
-from engine_server.core.scheduling.scheduler import Batch
+from engine_server.core.heads.head import Head
+from engine_server.core.heads.pooler import Pooler
+from engine_server.core.heads.sampler import Sampler
+from engine_server.core.loaded_model import LoadedModel
+from engine_server.core.logits.bias import LogitBias
+from engine_server.core.logits.custom import CustomProcessors
+from engine_server.core.logits.penalties import Penalties
+from engine_server.core.logits.pipeline import LogitsPipeline
+from engine_server.core.model_inputs import NOTHING, ModelInputs
 from engine_server.modeling.attention.hook import ForwardContext
 from engine_server.modeling.attention.interface import AttentionBackend, Staged, StepInputs
 from engine_server.modeling.attention.step_attention import StepAttention
 from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.device_time import DeviceTimer
-from engine_server.modeling.graphs.decode_graphs import DecodeGraphs
-from engine_server.modeling.layers.rope import sequence_rope
-from engine_server.modeling.loading.model_loader import first_position, load_model
+from engine_server.modeling.graphs.step_graphs import StepGraphs, ladder
 from engine_server.modeling.loading.probe import largest_step, probe
-from engine_server.modeling.memory.cache_layout import lay_out
+from engine_server.modeling.memory.cache_layout import Layout, lay_out
 from engine_server.modeling.memory.device_memory import measured_memory
 from engine_server.modeling.memory.host_memory import keep_freed_memory, return_freed_memory
 from engine_server.modeling.memory.kv_cache import cache_dtype, num_blocks
@@ -32,242 +38,343 @@ from engine_server.modeling.platform.choice import choose_platform
 from engine_server.modeling.progress import ProgressClock
 from engine_server.modeling.staging import NO_CHANGES, Staging
 
+OnPhase = Callable[[str, float], None]
 logger = logging.getLogger(__name__)
 
 
-class ModelRunner:
-    """Holds the model; `prepare` gives it its KV cache."""
+class ForwardOutput(NamedTuple):
+    """Hidden states on the device."""
 
-    replayed = False  # whether the latest step was, from a CUDA graph
+    # [n, hidden] of the sequences that sample; of a pooling model [tokens of the step, hidden].
+    rows: Tensor
+    # [rows, hidden] for each of the inputs' chunks.
+    prompt_rows: list[Tensor]
+    # Number of sequences of the captured step that was replayed; None: the step was eager.
+    captured_size: int | None
+
+
+class Graphs(NamedTuple):
+    """The captured parts of decode steps; the head's draw is captured by the head."""
+
+    forward: StepGraphs
+    logits: StepGraphs
+
+
+class CaptureBuffers(NamedTuple):
+    """Where captured steps of every size leave their results."""
+
+    # [max_num_seqs, hidden].
+    states: Tensor
+    # float32 [max_num_seqs, vocabulary]: processors change it in place.
+    logits: Tensor
+
+
+class ModelRunner:
+    """Computes hidden states and logits on one rank's device. Its constructor leaves it ready for steps."""
 
     def __init__(
         self,
         config: EngineConfig,
         ranks: Communicator,
-        broadcast: Callable[..., None] = lambda method, *args: None,
+        on_phase: OnPhase = lambda name, seconds: None,
         progress: ProgressClock | None = None,
     ) -> None:
-        """Load the model, or this rank's part of it.
+        """Load the model, and allocate everything else before the KV cache, which takes what is left.
 
-        broadcast: has the other ranks' runners call the method of this name with these arguments.
+        on_phase: called with the name and the seconds of each part of the start.
         progress: ticks at every layer.
         """
+        started = time.monotonic()
         self.config = config
-        self.timer = DeviceTimer()
-        self.progress = progress or ProgressClock()
         self.ranks = ranks
-        self._broadcast = broadcast
+        self.timer = DeviceTimer()
         self.platform = choose_platform(config.device_config, ranks.rank, ranks.size)
         self.device = self.platform.device
         wanted = config.scheduler_config.async_scheduling
         self.overlapped = (self.platform.asynchronous if wanted is None else wanted) and (
             config.model_config.pooling is None
         )
-        # Each running request's last token, by its row of the block table; one row more for what fills a step up.
-        self._last_tokens = torch.zeros(
-            config.scheduler_config.max_num_seqs + 1, dtype=torch.int64, device=self.device
+        rows = config.scheduler_config.max_num_seqs
+        self.loaded = LoadedModel(config, self.platform, ranks)
+        loaded = time.monotonic()
+        on_phase("load", loaded - started)
+        # Each running request's last token, by its row of the block table; one row more for padding.
+        self._last_tokens = torch.zeros(rows + 1, dtype=torch.int64, device=self.device)
+        self._buffers = self._allocate_buffers() if self._captures else None
+        self.head: Head | None = self._make_head() if ranks.rank == 0 else None
+        layout = self._probe()
+        self.num_blocks = self._count_blocks(layout)
+        pool = BlockPool(self.num_blocks * len(layout.windows))
+        self.backend = self._allocate_cache(layout, pool.num_blocks)
+        self._context = ForwardContext(self.backend, self.timer, progress)
+        block_size, longest = config.cache_config.block_size, config.model_config.max_model_len
+        self.table = BlockTable(pool, rows, longest, block_size, layout.windows)
+        self.staging = Staging(
+            config.scheduler_config.max_num_batched_tokens, self.table.ids.shape, self.platform
         )
-        # Caches whose memory sleep has freed, with their shapes.
+        # Tensors that sleep has freed, with their shapes.
         self._freed: list[tuple[Tensor, torch.Size]] = []
-        self.graphs: DecodeGraphs | None = None
-        # From logits to tokens and what is told of them, on the device: captured behind the forward.
-        self.draw: Callable[[Tensor], Sequence[Tensor]] | None = None
-        self.drawn: list[Tensor] | None = None  # what it gave in the last step, where that was captured
-        self.load()
+        self._staged: Staged | None = None
+        # Without a head, what `join_head` is about to need.
+        self._latest: ForwardOutput | None = None
+        self._graphs: Graphs | None = None
+        self.capture_graphs()
+        on_phase("warm up", time.monotonic() - loaded)
 
-    def load(self) -> None:
-        """Read the weights; once more where they were dropped."""
-        config = self.config
-        with measured_memory("weights", self.platform):
-            self.model = load_model(config.model_config, config.load_config, self.platform, self.ranks)
-        self.rope = sequence_rope(self.model)
-        self.first_position = first_position(self.model, config.model_config.max_model_len)
-        # What computes hidden states alone, where that is all that is wanted.
-        self.body: Any = self.model if config.model_config.pooling is None else self.model.base_model
+    @property
+    def model(self) -> Any:
+        """The model of transformers."""
+        return self.loaded.model
 
-    def regime(self, request: Request) -> int:
-        """What a request's keys depend on besides its tokens."""
-        return self.rope.regime(request.num_prompt, len(request.token_ids)) if self.rope else 0
+    @torch.inference_mode()
+    def forward(self, inputs: ModelInputs) -> ForwardOutput:
+        """Launch the computation of a step's hidden states. All ranks do, in the same order."""
+        self.platform.follow_load()
+        size = self._captured_size(inputs)
+        staged = self._staged = self.staging.put(
+            inputs.step, inputs.sampling, size or 0, inputs.table_changes
+        )
+        if size is None:
+            output = self._forward_eagerly(inputs, staged)
+        else:
+            assert self._graphs is not None and self._buffers is not None
+            with self.timer.measure():
+                self._graphs.forward.replay(size)
+            output = ForwardOutput(self._buffers.states[: len(inputs.sampling)], [], size)
+        if self.head is None:
+            self._latest = output
+        return output
+
+    @torch.inference_mode()
+    def logits(self, states: Tensor, captured_size: int | None = None) -> Tensor:
+        """Launch the computation of logits [n, vocabulary] from hidden states [n, hidden]. All ranks do.
+
+        captured_size: that of the forward whose `rows` the states are.
+        """
+        with self.timer.measure():
+            if captured_size is None:
+                return self.loaded.split.logits(states)
+            assert self._graphs is not None and self._buffers is not None
+            self._graphs.logits.replay(captured_size)
+            return self._buffers.logits[: len(states)]
+
+    def join_head(self) -> None:
+        """Compute the logits that the first rank's head computes of the latest forward, whose parts the ranks share."""
+        assert self._latest is not None
+        states, self._latest = self._latest, None
+        self.logits(states.rows, states.captured_size)
+        for rows in states.prompt_rows:
+            self.logits(rows)
+
+    @torch.inference_mode()
+    def keep(self, tokens: Tensor) -> None:
+        """Take the step's new tokens, int64 [n] on the device, as inputs of the next step, if steps overlap."""
+        if self.overlapped:
+            assert self._staged is not None
+            self._last_tokens.index_copy_(0, self._staged.sampling[: len(tokens)].long(), tokens)
+
+    def erase(self, block_ids: list[int]) -> None:
+        """Zero the content of blocks."""
+        self.backend.erase(block_ids)
 
     def sleep(self, level: int) -> None:
-        """Free the cache, and the weights: at level 1 the host keeps them, at level 2 nobody does."""
-        self._broadcast("sleep", level)
-        self.graphs = None  # they know where the weights and the cache were
-        if any(cache.numel() for cache in self.backend.caches):  # else only the weights are awake
-            self._freed = [(cache, cache.shape) for cache in self.backend.caches]
-        for cache, _ in self._freed:
-            cache.data = cache.new_empty(0)  # in place, since the backend holds it too
-        if level == 2:
-            for name in ("model", "body"):
-                self.__dict__.pop(name, None)
-        else:
-            nn.Module.to(self.model, "cpu")  # transformers' own is not typed
+        """Free the cache's memory and the weights': at level 1 the host keeps a copy, at level 2 none is kept."""
+        self._release_graphs()
+        self._staged = self._latest = None
+        tensors = [*self.backend.caches, *(self._buffers or ())]
+        if any(tensor.numel() for tensor in tensors):  # else only the weights are awake
+            self._freed = [(tensor, tensor.shape) for tensor in tensors]
+        for tensor, _ in self._freed:
+            tensor.data = tensor.new_empty(0)  # in place, since others hold the tensor too
+        self.loaded.unload(keep_on_host=level == 1)
         self.platform.release_cached_memory()
         return_freed_memory()
 
     def wake(self, tag: str, level: int) -> None:
-        """Bring back "kv_cache", with nothing in it, or "weights", which slept at `level`."""
-        self._broadcast("wake", tag, level)
+        """Allocate the "kv_cache" again, with zeros, or load the "weights", which sleep at `level`."""
         if tag == "kv_cache":
-            for cache, shape in self._freed:
-                cache.data = self.platform.zeros(shape, cache.dtype)
+            for tensor, shape in self._freed:
+                tensor.data = self.platform.zeros(shape, tensor.dtype)
         elif level == 2:
-            self.load()
+            self.loaded.load()
         else:
-            nn.Module.to(self.model, self.device)
-
-    def prepare(self) -> BlockTable:
-        """Probe the model, warm up with the largest step, and make the cache of what that leaves."""
-        self._broadcast("prepare")
-        config, budget = self.config, self.config.scheduler_config.max_num_batched_tokens
-        longest, generates = config.model_config.max_model_len, config.model_config.pooling is None
-        layers = probe(
-            self.body, self.model.config.get_text_config(), max(2, min(4, longest)), self.device,
-            generates, config.model_config.is_encoder, self.first_position,
-        )  # fmt: skip
-        dtype = cache_dtype(config.cache_config, self.model.dtype, self.platform)
-        block_size, rows = config.cache_config.block_size, config.scheduler_config.max_num_seqs
-        layout = lay_out(layers, longest)
-        if self.platform.transient_memory() is not None:
-            with measured_memory("largest step", self.platform):
-                largest_step(
-                    self.body, budget, longest, generates * min(rows, budget), self.device, self.first_position
-                )  # fmt: skip
-        else:
-            keep_freed_memory()
-        least = 1 if config.model_config.fit_max_model_len else longest
-        self.num_blocks = num_blocks(config.cache_config, layout, dtype, self.platform, least)
-        if self.ranks.size > 1:
-            self.num_blocks = self.ranks.least(self.num_blocks, self.device)
-        pool = BlockPool(self.num_blocks * len(layout.windows))
-        self.backend: AttentionBackend = StepAttention(self.platform.writes_scores)
-        if layers:  # that keep something: an encoder's don't
-            with measured_memory("KV cache", self.platform):
-                self.backend = self.platform.paged_attention(layout, pool.num_blocks, block_size, dtype)
-            self.backend.invariant = config.model_config.batch_invariant
-        self.context = ForwardContext(self.backend, self.timer, self.progress)
-        self.table = BlockTable(pool, rows, longest, block_size, layout.windows)
-        self.staging = Staging(budget, self.table.ids.shape, self.platform)
-        return self.table
-
-    def erase(self, block_ids: list[int]) -> None:
-        """Make zeros of what blocks hold."""
-        self._broadcast("erase", block_ids)
-        self.backend.erase(block_ids)
-
-    def execute(self, batch: Batch) -> Tensor:
-        """Logits [n, vocabulary] for the last token of each of the n requests that sample, in the batch's order.
-
-        Of a pooling model, the hidden states [T, hidden] of all the step's tokens.
-        """
-        inputs, chunks = model_inputs(batch, self.table, self.rope is not None)
-        return self.forward(inputs, lambda number, logits: chunks[number].report(logits))
-
-    @torch.inference_mode()
-    def forward(
-        self, inputs: ModelInputs, report: Callable[[int, Tensor], None] = lambda number, logits: None
-    ) -> Tensor:
-        """What `execute` gives; `report` takes the logits of each of the prompts' chunks, with its number."""
-        self._broadcast("forward", inputs)
-        self.platform.follow_load()
-        size = self._captured_size(inputs)
-        self.replayed = size is not None
-        staged = self._staged = self.staging.put(
-            inputs.step, inputs.sampling, size or 0, inputs.table_changes
-        )
-        if size is not None:
-            assert self.graphs is not None
-            with self.timer.measure():
-                logits, *drawn = (part[: len(inputs.sampling)] for part in self.graphs.replay(size))
-            self.drawn = drawn or None
-            return logits
-        self.drawn = None
-        step = inputs.step._replace(staged=staged, tables=list(self.staging.tables))
-        arguments = self.arguments(inputs, staged)
-        with self.context.run(step):
-            if self.config.model_config.pooling is not None:
-                states: Tensor = self.body(**arguments).last_hidden_state[0]
-                return states
-            if not inputs.chunks:
-                return self._logits(arguments, staged.logit_rows)
-            with kept_output(self.model.get_decoder()):  # type: ignore[no-untyped-call]
-                logits = self._logits(arguments, staged.logit_rows)
-                for number, rows in enumerate(inputs.chunks):
-                    report(number, self._logits(arguments, torch.from_numpy(rows).to(self.device)))
-        return logits
-
-    @torch.inference_mode()
-    def keep(self, tokens: Tensor) -> None:
-        """Remember the new tokens of those who sample in this step, [n] on the device, for the next one."""
-        self._last_tokens.index_copy_(0, self._staged.sampling[: len(tokens)].long(), tokens)
+            self.loaded.restore()
 
     def capture_graphs(self) -> None:
-        """Capture decode steps as CUDA graphs, where that can be done; once more after a sleep."""
-        self._broadcast("capture_graphs")
-        config = self.config
-        self.graphs = None
-        if not self.platform.captures_graphs or config.model_config.pooling is not None:
+        """Capture decode steps as CUDA graphs if the device and the model allow it; once more after a sleep."""
+        self._release_graphs()
+        if not self.platform.captures_graphs or not self.loaded.generates:
             return
         self._warm_up()
-        if not config.model_config.enforce_eager and self.rope is None:  # which asks the host for lengths
-            most = config.scheduler_config.max_num_seqs
-            self.staging.put(NOTHING, NOTHING.starts, most)
-            try:
-                self.graphs = DecodeGraphs(self._decode, most)
-            except RuntimeError as error:
-                if self.ranks.size > 1:  # the others are in the midst of a collective
-                    raise
-                logger.warning("decode is not captured as CUDA graphs, and is slower: %s", error)
+        if self._buffers is None:
+            return
+        sizes = ladder(self.config.scheduler_config.max_num_seqs)
+        self.staging.put(NOTHING, NOTHING.starts, sizes[-1])
+        try:
+            self._graphs = Graphs(StepGraphs(self._run_forward, sizes), StepGraphs(self._run_logits, sizes))
+            if isinstance(self.head, Sampler) and self.head.kernels:
+                self.head.kernels.capture(self._buffers.logits)
+        except RuntimeError as error:
+            if self.ranks.size > 1:  # the others are in the midst of a collective
+                raise
+            self._release_graphs()
+            logger.warning("decode steps are not captured as CUDA graphs, and are slower: %s", error)
+
+    def collective_rpc(
+        self, method: str, args: list[Any], kwargs: dict[str, Any]
+    ) -> list[tuple[Any, str | None]]:
+        """Call a method of every rank's runner; return its result or error on each rank. All ranks do.
+
+        Arguments and results are what msgpack can encode.
+        """
+        try:
+            if method.startswith("_"):
+                raise ValueError(f"{method} is not a public method")
+            outcome = msgspec.msgpack.encode((getattr(self, method)(*args, **kwargs), None))
+        except Exception as error:
+            outcome = msgspec.msgpack.encode((None, f"{type(error).__name__}: {error}"))
+        decoder = msgspec.msgpack.Decoder(tuple[Any, str | None])
+        return [decoder.decode(one) for one in self._gather_bytes(outcome)]
+
+    def _gather_bytes(self, own: bytes) -> list[bytes]:
+        """Return every rank's bytes."""
+        if self.ranks.size == 1:
+            return [own]
+        lengths = self.ranks.gather(torch.tensor([len(own)], device=self.device)).tolist()
+        padded = torch.zeros(max(lengths), dtype=torch.uint8)
+        padded[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+        gathered = self.ranks.gather(padded.to(self.device)).cpu().view(self.ranks.size, -1).numpy()
+        return [part[:length].tobytes() for part, length in zip(gathered, lengths, strict=True)]
+
+    @property
+    def _captures(self) -> bool:
+        """True if decode steps are captured: a stretched rope asks the host for lengths, which no graph can."""
+        return (
+            self.platform.captures_graphs
+            and self.loaded.generates
+            and not self.config.model_config.enforce_eager
+            and self.loaded.rope is None
+        )
+
+    def _allocate_buffers(self) -> CaptureBuffers:
+        rows, split = self.config.scheduler_config.max_num_seqs, self.loaded.split
+        states = torch.zeros(rows, split.hidden_size, dtype=self.model.dtype, device=self.device)
+        return CaptureBuffers(states, torch.zeros(rows, split.vocabulary, device=self.device))
+
+    def _make_head(self) -> Head:
+        """Build the sampler, whose tables are as large as any step needs, or the pooler."""
+        config, rows = self.config.model_config, self.config.scheduler_config.max_num_seqs
+        if config.pooling is not None:
+            return Pooler(self.loaded, config.pooling, self.platform)
+        named = {path: pkgutil.resolve_name(path) for path in config.logits_processors}
+        pipeline = LogitsPipeline(
+            [
+                LogitBias(self.platform),
+                CustomProcessors(named),
+                Penalties(rows, config.max_model_len, self.loaded.split.vocabulary, self.platform),
+            ]
+        )
+        return Sampler(self, pipeline, config.logprobs_mode, rows, self.platform, self.timer)
+
+    def _probe(self) -> Layout:
+        """Find out what each layer caches, and run the largest step, so that its memory is known."""
+        config, budget = self.config.model_config, self.config.scheduler_config.max_num_batched_tokens
+        longest, rows = config.max_model_len, self.config.scheduler_config.max_num_seqs
+        loaded = self.loaded
+        layers = probe(
+            loaded.body, self.model.config.get_text_config(), max(2, min(4, longest)), self.device,
+            loaded.generates, config.is_encoder, loaded.first_position,
+        )  # fmt: skip
+        if self.platform.transient_memory() is not None:
+            with measured_memory("largest step", self.platform):
+                num_logits = min(rows, budget) if loaded.generates else 0
+                largest_step(loaded.body, budget, longest, num_logits, self.device, loaded.first_position)
+        else:
+            keep_freed_memory()
+        return lay_out(layers, longest)
+
+    def _count_blocks(self, layout: Layout) -> int:
+        config, model_config = self.config.cache_config, self.config.model_config
+        dtype = cache_dtype(config, self.model.dtype, self.platform)
+        least = 1 if model_config.fit_max_model_len else model_config.max_model_len
+        count = num_blocks(config, layout, dtype, self.platform, least)
+        return self.ranks.least(count, self.device) if self.ranks.size > 1 else count
+
+    def _allocate_cache(self, layout: Layout, count: int) -> AttentionBackend:
+        """Allocate blocks, which an encoder has none of."""
+        if not layout.shapes:
+            return StepAttention(self.platform.writes_scores)
+        config = self.config.cache_config
+        dtype = cache_dtype(config, self.model.dtype, self.platform)
+        with measured_memory("KV cache", self.platform):
+            backend = self.platform.paged_attention(layout, count, config.block_size, dtype)
+        backend.invariant = self.config.model_config.batch_invariant
+        return backend
+
+    def _release_graphs(self) -> None:
+        self._graphs = None
+        if isinstance(self.head, Sampler) and self.head.kernels:
+            self.head.kernels.release_graphs()
 
     def _warm_up(self) -> None:
-        """A prompt and a long context's decode, kept nowhere: kernels are compiled when they are first launched."""
+        """Compute a prompt and a long context's decode, which are kept nowhere: kernels are compiled when launched."""
         for tokens, context in ((2, 2), (1, self.config.model_config.max_model_len)):
             none, one = np.zeros(tokens, dtype=np.int64), np.zeros(1, dtype=np.int64)
             nowhere, rows = [none - 1] * len(self.table.ids), one + self.staging.rows
             step = StepInputs(none, none, nowhere, one, one + tokens, one + context, [], rows, one)
-            self._run(step, self.staging.put(step, one))
-
-    def _decode(self, size: int) -> list[Tensor]:
-        """What is captured: `size` sequences' logits from what is staged, and what is drawn from them."""
-        return self._run(NOTHING, self.staging.decodes(size))
+            inputs = ModelInputs(step, one, [], [], [], NO_CHANGES)
+            output = self._forward_eagerly(inputs, self.staging.put(step, one))
+            logits = self.logits(output.rows)
+            if isinstance(self.head, Sampler) and self.head.kernels:
+                self.head.kernels.sample(logits, None)
 
     @torch.inference_mode()
-    def _run(self, step: StepInputs, staged: Staged) -> list[Tensor]:
-        """The logits of what is staged, and what is drawn from them."""
-        inputs = ModelInputs(step._replace(staged=staged), NOTHING.starts, [], [], [], NO_CHANGES)
-        with self.context.run(inputs.step):
-            logits = self._logits(self.arguments(inputs, staged), staged.logit_rows)
-        return [logits, *(self.draw(logits) if self.draw else ())]
+    def _run_forward(self, size: int) -> None:
+        """Compute what is captured: the hidden states of `size` sequences, of what is staged."""
+        assert self._buffers is not None
+        inputs = ModelInputs(NOTHING, NOTHING.starts, [], [], [], NO_CHANGES)
+        output = self._forward_eagerly(inputs, self.staging.decodes(size))
+        self._buffers.states[:size].copy_(output.rows)
+
+    @torch.inference_mode()
+    def _run_logits(self, size: int) -> None:
+        """Compute what is captured: the logits of the first `size` rows of the buffer of states."""
+        assert self._buffers is not None
+        self._buffers.logits[:size].copy_(self.loaded.split.logits(self._buffers.states[:size]))
+
+    @torch.inference_mode()
+    def _forward_eagerly(self, inputs: ModelInputs, staged: Staged) -> ForwardOutput:
+        arguments = self._arguments(inputs, staged)
+        step = inputs.step._replace(staged=staged, tables=list(self.staging.tables))
+        with self._context.run(step):
+            states = self.loaded.states(arguments)
+            if not self.loaded.generates:
+                return ForwardOutput(states, [], None)
+            rows = states.index_select(0, staged.logit_rows)
+            prompt_rows = [states[torch.from_numpy(rows).to(self.device)] for rows in inputs.chunks]
+        return ForwardOutput(rows, prompt_rows, None)
 
     def _captured_size(self, inputs: ModelInputs) -> int | None:
-        """Which captured step could do this one."""
-        count = len(inputs.step.starts)
-        if self.graphs is None or inputs.chunks or inputs.token_type_ids or inputs.embeds:
+        """Return the size of the captured step that can compute this one."""
+        if self._graphs is None or not inputs.is_plain_decode:
             return None
-        decodes = count == len(inputs.step.token_ids) == len(inputs.sampling)
-        return self.graphs.size_for(count) if decodes else None
+        return self._graphs.forward.size_for(len(inputs.step.starts))
 
-    def _logits(self, arguments: dict[str, Any], rows: Tensor) -> Tensor:
-        """Logits [n, vocabulary] in the n given rows of the step."""
-        output = self.model(**arguments, logits_to_keep=rows.long())
-        logits: Tensor = output.logits[0]
-        return logits
-
-    def arguments(self, inputs: ModelInputs, staged: Staged) -> dict[str, Any]:
-        """What the model is called with: tokens; or embeddings, where a prompt came as some."""
+    def _arguments(self, inputs: ModelInputs, staged: Staged) -> dict[str, Any]:
+        """Return the model's arguments: tokens, or embeddings if some prompt was given as such."""
         token_ids, positions = staged.token_ids.long(), staged.positions.long()
         token_ids = torch.where(token_ids < 0, self._last_tokens[(-1 - token_ids).clamp(min=0)], token_ids)
-        if self.overlapped and self.ranks.size > 1:  # of which the first alone samples
+        if self.overlapped and self.ranks.size > 1:  # only the first rank samples
             self.ranks.broadcast(token_ids)
         arguments = {
             "input_ids": token_ids.unsqueeze(0),
-            "position_ids": (positions + self.first_position).unsqueeze(0),
+            "position_ids": (positions + self.loaded.first_position).unsqueeze(0),
             "use_cache": False,
         }
         if inputs.token_type_ids:
             arguments["token_type_ids"] = torch.tensor([inputs.token_type_ids], device=self.device)
         if inputs.embeds:
-            embeds = self.body.get_input_embeddings()(arguments.pop("input_ids"))
+            embeds = self.model.get_input_embeddings()(arguments.pop("input_ids"))
             for start, own in inputs.embeds:
                 embeds[0, start : start + len(own)] = own
             arguments["inputs_embeds"] = embeds

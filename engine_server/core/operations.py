@@ -1,4 +1,4 @@
-"""What the core can be asked for beside requests."""
+"""Operations of the core besides requests: pause, sleep, profiles, calls on every rank."""
 
 import logging
 from collections.abc import Collection
@@ -7,11 +7,12 @@ from typing import Any
 import torch
 
 from engine_server.config import EngineConfig
-from engine_server.core.model_runner import ModelRunner
+from engine_server.core.executor import Executor
 from engine_server.core.scheduling.scheduler import Scheduler
-from engine_server.requests.messages import Call, Returned
+from engine_server.requests.messages import Call, CallResult
 
-TAGS = frozenset(("weights", "kv_cache"))  # what sleeps, and may be woken apart
+# The parts that sleep, which may be woken one by one.
+TAGS = frozenset(("weights", "kv_cache"))
 
 logger = logging.getLogger(__name__)
 
@@ -19,9 +20,9 @@ logger = logging.getLogger(__name__)
 class Operations:
     """Runs calls by name. While `halted`, no step runs and requests wait."""
 
-    def __init__(self, config: EngineConfig, runner: ModelRunner, scheduler: Scheduler) -> None:
+    def __init__(self, config: EngineConfig, executor: Executor, scheduler: Scheduler) -> None:
         self._trace_folder = config.observability_config.torch_profiler_dir
-        self._runner = runner
+        self._executor = executor
         self._scheduler = scheduler
         self._profile: torch.profiler.profile | None = None
         self._asleep: frozenset[str] = frozenset()
@@ -39,13 +40,15 @@ class Operations:
     def halted(self) -> bool:
         return self._paused or self.is_sleeping()
 
-    def run(self, call: Call) -> Returned:
-        """What the operation returns or raises. It never raises itself, so that the core lives on."""
+    def run(self, call: Call) -> CallResult:
+        """Run an operation, and return its result or its error; it raises nothing, so that the core goes on."""
         try:
-            return Returned(call.call_id, self._table[call.method](*call.args))
+            return CallResult(call.call_id, self._table[call.method](*call.args))
         except Exception as error:
-            logger.warning("%s failed: %s", call.method, error)
-            return Returned(call.call_id, error=f"{call.method}: {error}")
+            logger.warning(
+                "%s failed: %s", call.method, str(error)
+            )  # a record may outlive the error's frames
+            return CallResult(call.call_id, error=f"{call.method}: {error}")
 
     def pause(self) -> None:
         self._paused = True
@@ -54,9 +57,9 @@ class Operations:
         self._paused = False
 
     def sleep(self, level: int) -> None:
-        """Free the KV cache, and the weights: at level 1 the host keeps them, at level 2 nobody does.
+        """Free the KV cache and the weights: at level 1 the host keeps a copy, at level 2 none is kept.
 
-        What runs gives its blocks back, and is computed again after waking.
+        Running requests give their blocks back, and are computed again after waking.
         """
         if level not in (1, 2):
             raise ValueError(f"level is {level!r}; it takes 1 or 2")
@@ -66,29 +69,27 @@ class Operations:
             level = max(level, self.sleep_level)
         self._scheduler.preempt_all()
         self._scheduler.reset_prefix_cache()
-        self._runner.sleep(level)
+        self._executor.sleep(level)
         self._asleep, self.sleep_level = TAGS, level
 
     def wake_up(self, tags: Collection[str] | None) -> None:
-        """Bring back what the tags name, by default all; steps run once nothing sleeps any more."""
+        """Bring back the parts that the tags name, by default all; steps run once all are awake."""
         tags = TAGS if tags is None else frozenset(tags)
         if tags - TAGS:
             raise ValueError(f"there is no tag {', '.join(tags - TAGS)}; tags are {', '.join(sorted(TAGS))}")
         for tag in tags & self._asleep:
-            self._runner.wake(tag, self.sleep_level)
+            self._executor.wake(tag, self.sleep_level)
             self._asleep -= {tag}
         if self.sleep_level and not self._asleep:
-            self._runner.capture_graphs()
+            self._executor.capture_graphs()
             self.sleep_level = 0
 
     def is_sleeping(self) -> bool:
         return bool(self._asleep)
 
     def collective_rpc(self, method: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
-        """Call a public method of the model runner by its name; return the first rank's result, as a list of ranks."""
-        if method.startswith("_"):
-            raise ValueError(f"{method} is not a public method")
-        return [getattr(self._runner, method)(*args, **kwargs)]
+        """Call a method of every rank's model runner by its name; return what they return, by rank."""
+        return self._executor.collective_rpc(method, args, kwargs)
 
     def start_profile(self) -> None:
         """Trace the CPU, and the GPU where there is one, until `stop_profile`."""

@@ -101,40 +101,43 @@ class TokenLogprobsArray(msgspec.Struct, array_like=True):
 
 
 class RequestStep(msgspec.Struct, array_like=True, omit_defaults=True):
-    """What one step did for one request."""
+    """One request's part of a step's results."""
 
     request_id: str
     new_token_ids: list[int]
+    # For each new token, if the request asked for them.
     logprobs: list[TokenLogprobsArray] | None = None
     finish_reason: FinishReason | None = None
+    # The stop token that ended the request.
     stop_reason: int | None = None
-    scheduled: float | None = None  # when it first ran; told with the first token
-    num_cached_tokens: int = 0  # of the prompt; told with the first token
-    prompt_logprobs: list[TokenLogprobsArray] | None = (
-        None  # of the second prompt token on; with the first token
-    )
-    error: str | None = None  # why it ended, where the reason is error
-    pooled: RawTensor | None = (
-        None  # a pooling model's result: float32, [dimensions], [labels] or [tokens, hidden]
-    )
+    # Time of the request's first step, on the monotonic clock; sent with the first token.
+    scheduled: float | None = None
+    # Prompt tokens that were found in the prefix cache; sent with the first token.
+    num_cached_tokens: int = 0
+    # Those of the second prompt token and all later ones; sent with the first token.
+    prompt_logprobs: list[TokenLogprobsArray] | None = None
+    # The cause, if the finish reason is "error".
+    error: str | None = None
+    # A pooling model's result: float32, [dimensions], [labels] or [tokens, hidden].
+    pooled: RawTensor | None = None
 
 
 class StepOutputs(Message):
-    """Everything that one step gave."""
+    """The results of one step, and the state that it left."""
 
     steps: list[RequestStep]
     stats: SchedulerStats
 
 
-class Returned(Message):
-    """What a call gave."""
+class CallResult(Message):
+    """The result or the error of a call."""
 
     call_id: int
     value: Any = None
     error: str | None = None
 
     def result(self) -> Any:
-        """Raises RuntimeError with the operation's words where it failed."""
+        """Return the value. Raises RuntimeError with the operation's message if it failed."""
         if self.error is not None:
             raise RuntimeError(self.error)
         return self.value
@@ -153,4 +156,4 @@ class Ready(Message):
     num_blocks: int
 
 
-CoreMessage = StepOutputs | Returned | Phase | Ready
+CoreMessage = StepOutputs | CallResult | Phase | Ready

@@ -8,31 +8,31 @@ from typing import ClassVar
 import msgspec
 import pytest
 import torch
-from torch import Tensor
 
 from engine_server import AsyncEngineArgs, AsyncLLMEngine, EngineArgs, EngineDeadError, LLMEngine
-from engine_server.core.model_runner import ModelRunner
-from engine_server.core.scheduling.scheduler import MOST_RETRIES, Batch
+from engine_server.core.model_inputs import ModelInputs
+from engine_server.core.model_runner import ForwardOutput, ModelRunner
+from engine_server.core.scheduling.scheduler import MOST_RETRIES
 from engine_server.modeling.platform.cpu import CpuPlatform
 
 PROMPTS = [[place * 7 % 120 + 3 for place in range(length)] for length in (90, 40, 40, 3)]
 
 
 class SmallRunner(ModelRunner):
-    """A device with memory for some tokens a step; the largest tensor of a step that fails is held by its frames."""
+    """A runner with memory for `most` tokens a step. A failed step's frames hold its tensors."""
 
     most = 1000
     sizes: ClassVar[list[int]] = []
     held: ClassVar[list[weakref.ref]] = []
 
-    def execute(self, batch: Batch) -> Tensor:
-        size = sum(scheduled.num_tokens for scheduled in batch)
+    def forward(self, inputs: ModelInputs) -> ForwardOutput:
+        size = len(inputs.step.token_ids)
         self.sizes.append(size)
-        hidden = super().execute(batch)
+        output = super().forward(inputs)
         if size > self.most:
-            self.held.append(weakref.ref(hidden))
+            self.held.append(weakref.ref(output.rows))
             raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size} GiB.")
-        return hidden
+        return output
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "overlapped"])
@@ -102,17 +102,18 @@ def test_request_survives_any_number_of_failed_steps_between_its_tokens(
     """Retries are counted since its last token: memory that is short now and then ends no request."""
     params = tiny_params(temperature=0, max_tokens=2 * MOST_RETRIES, ignore_eos=True)
     small.add_request("long", {"prompt_token_ids": PROMPTS[1]}, params)
-    execute, failures = SmallRunner.execute, []
+    forward, failures = SmallRunner.forward, []
+    [request] = small._core.scheduler.requests.values()
 
-    def failing_before_each_token(self: SmallRunner, batch: Batch) -> Tensor:
-        output = execute(self, batch)
-        tokens = len(batch[0].request.token_ids)
+    def failing_before_each_token(self: SmallRunner, inputs: ModelInputs) -> ForwardOutput:
+        output = forward(self, inputs)
+        tokens = len(request.token_ids) - len(inputs.sampling)  # without the placeholder of this step's token
         if tokens not in failures:
             failures.append(tokens)
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
         return output
 
-    monkeypatch.setattr(SmallRunner, "execute", failing_before_each_token)
+    monkeypatch.setattr(SmallRunner, "forward", failing_before_each_token)
     output = finish(small)["long"].outputs[0]
     assert (output.finish_reason, len(output.token_ids)) == ("length", 2 * MOST_RETRIES)
     assert len(failures) > MOST_RETRIES
@@ -123,7 +124,7 @@ import atexit, time, torch
 from engine_server.core.model_runner import ModelRunner
 
 class LostRunner(ModelRunner):
-    def execute(self, batch):
+    def forward(self, inputs):
         atexit.register(time.sleep, 1000)  # as what frees a lost device's memory might
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 """

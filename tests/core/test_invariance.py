@@ -1,4 +1,4 @@
-"""In float32 a request's tokens are its own: whatever the batch, budget, block size, cache and preemption.
+"""In float32 a request's tokens are independent of batch, budget, block size, cache and preemption.
 
 A cache in float8 changes tokens, but of all batches alike, since every token's head has a scale of its own.
 """
@@ -19,7 +19,7 @@ STORY = [place * 7 % 120 + 3 for place in range(36)]
 
 @pytest.fixture(scope="module")
 def windows(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Layers that see 9 tokens around one that sees all."""
+    """Save a model with windows of 9 tokens in all layers but one."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("windows")
     config = Gemma3TextConfig(
@@ -43,7 +43,7 @@ def make(model: Path, spare: int, block_size: int, **options) -> LLMEngine:
 
 @pytest.fixture(scope="module", params=["tiny_llama", "windows"])
 def model(request) -> tuple[Path, dict[str, LLMEngine], dict]:
-    """The model, engines that are asked one question at a time, and what they answered."""
+    """Return a model, engines that get one request at a time, and their outputs by request."""
     folder = request.getfixturevalue(request.param)
     plain = {"max_num_batched_tokens": CONTEXT, "max_num_seqs": 1, "enable_prefix_caching": False}
     engines = {dtype: make(folder, 0, 16, kv_cache_dtype=dtype, **plain) for dtype in ("auto", "fp8")}
@@ -51,7 +51,7 @@ def model(request) -> tuple[Path, dict[str, LLMEngine], dict]:
 
 
 def answer(engine: LLMEngine, questions: list, arrivals: list[int]) -> list[list[int]]:
-    """Ask each question when its step has come."""
+    """Add each request at its step, and return the tokens of all."""
     tokens: dict[str, list[int]] = {}
     step = 0
     while step <= max(arrivals) or engine.has_unfinished_requests():
@@ -87,7 +87,7 @@ options = st.fixed_dictionaries(
 
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(questions, st.data(), st.integers(0, 6), options)
-def test_tokens_are_the_same_whatever_the_neighbours(
+def test_tokens_are_independent_of_batch_composition(
     model, questions, data, spare: int, options: dict
 ) -> None:
     folder, plain, alone = model

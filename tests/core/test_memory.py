@@ -1,4 +1,4 @@
-"""How a GPU's memory is shared out, and what is said where it is too little. tests/gpu has what needs a GPU."""
+"""Shares of a GPU's memory, and the errors when it is too small. tests/gpu has the tests that need a GPU."""
 
 import weakref
 from pathlib import Path
@@ -74,7 +74,7 @@ def tiny(tiny_llama: Path) -> LLMEngine:
 
 def test_largest_step_has_as_many_tokens_as_the_budget(tiny: LLMEngine, monkeypatch) -> None:
     sequences, rows = [], []
-    begin, model = StepAttention.begin, tiny._core.runner.model
+    begin, model = StepAttention.begin, tiny._core.executor.runner.model
     monkeypatch.setattr(
         StepAttention, "begin", lambda self, inputs: (sequences.append(inputs), begin(self, inputs))
     )
@@ -91,7 +91,7 @@ def test_no_reference_keeps_weights_alive_after_sleep_2(tiny: LLMEngine, finish)
     params = SamplingParams(max_tokens=1, prompt_logprobs=1, detokenize=False)
     tiny.add_request("0", {"prompt_token_ids": [5, 6, 7]}, params)
     finish(tiny)
-    weights = [weakref.ref(weight) for weight in tiny._core.runner.model.parameters()]
+    weights = [weakref.ref(weight) for weight in tiny._core.executor.runner.model.parameters()]
     tiny.sleep(2)
     assert weights and not any(weight() is not None for weight in weights)
     tiny.wake_up()

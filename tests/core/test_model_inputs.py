@@ -3,14 +3,17 @@
 import tracemalloc
 
 import pytest
+import torch
 
 from engine_server.config import SchedulerConfig
 from engine_server.core.cache.block_pool import BlockPool
 from engine_server.core.cache.block_table import BlockTable
 from engine_server.core.distributed.runner_calls import CallEncoder
 from engine_server.core.model_inputs import ModelInputs, model_inputs
-from engine_server.core.scheduling.request import Request
-from engine_server.core.scheduling.scheduler import Batch, Sampled, Scheduler
+from engine_server.core.scheduling.batch import Batch, sampled_part
+from engine_server.core.scheduling.request import GenerationRequest
+from engine_server.core.scheduling.scheduler import Scheduler
+from engine_server.core.scheduling.step_result import StepResult
 from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.modeling.staging import Staging
 from engine_server.requests.sampling_params import SamplingParams
@@ -23,12 +26,11 @@ MAX_TOKENS = 132_000
 
 
 def add(scheduler: Scheduler, name: str, num_tokens: int) -> None:
-    scheduler.add(Request(name, [3] * num_tokens, num_tokens, SamplingParams(), 1000))
+    scheduler.add(GenerationRequest(name, [3] * num_tokens, num_tokens, SamplingParams(), 1000))
 
 
 def finish(scheduler: Scheduler, batch: Batch) -> None:
-    sampling = scheduler.advance(batch)
-    scheduler.update(sampling, [Sampled(7)] * len(sampling))
+    scheduler.update(batch, [StepResult([7])] * len(sampled_part(batch)))
 
 
 @pytest.fixture
@@ -70,3 +72,35 @@ def test_decode_step_copies_no_block_table(scheduler: Scheduler) -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < scheduler.table.ids.nbytes / 10
+
+
+def test_only_prefill_of_a_prompt_embeds_request_is_eager() -> None:
+    table = BlockTable(BlockPool(40), 4, 64, BLOCK_SIZE, [None])
+    config = SchedulerConfig(max_num_batched_tokens=8, max_num_seqs=4, enable_chunked_prefill=True)
+    scheduler = Scheduler(config, table, [], False, lambda block_ids: None)
+    embedded = GenerationRequest("embedded", [0] * 12, 12, SamplingParams(), 6)
+    embedded.prompt_embeds = torch.arange(24.0).view(12, 2)
+    scheduler.add(embedded)
+    add(scheduler, "tokens", 1)
+    steps = []
+    for _ in range(4):
+        batch = scheduler.schedule()
+        inputs, _ = model_inputs(batch, table, False)
+        steps.append((inputs.is_plain_decode, [len(rows) for _, rows in inputs.embeds]))
+        finish(scheduler, batch)
+    assert steps == [(False, [8]), (False, [4]), (True, []), (True, [])]
+
+
+def test_recomputed_prompt_embeds_end_where_the_output_begins() -> None:
+    table = BlockTable(BlockPool(40), 4, 64, BLOCK_SIZE, [None])
+    config = SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=4, enable_chunked_prefill=True)
+    scheduler = Scheduler(config, table, [], False, lambda block_ids: None)
+    embedded = GenerationRequest("embedded", [0] * 12, 12, SamplingParams(), 6)
+    embedded.prompt_embeds = torch.arange(24.0).view(12, 2)
+    scheduler.add(embedded)
+    finish(scheduler, scheduler.schedule())
+    scheduler.preempt_all()
+    [scheduled] = batch = scheduler.schedule()
+    inputs, _ = model_inputs(batch, table, False)
+    assert scheduled.num_tokens == 13
+    assert [(start, len(rows)) for start, rows in inputs.embeds] == [(0, 12)]

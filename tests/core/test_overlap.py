@@ -1,14 +1,15 @@
-"""Steps that overlap: the next one is launched before the last one's tokens are known, and nobody can tell."""
+"""Overlapped steps: each is launched before the results of the one before it are known, and gives the same results."""
 
 from pathlib import Path
 
 import pytest
+from sampling import COUNTED
 
 from engine_server import EngineArgs, LLMEngine, RequestOutput, SamplingParams
-from engine_server.core.heads.sampler import Launched
-from engine_server.core.scheduling.scheduler import Sampled
+from engine_server.core.heads.sampler import PendingTokens
+from engine_server.core.scheduling.step_result import StepResult
 
-WISHES = [
+OPTIONS = [
     {"temperature": 0},
     {"seed": 1, "top_p": 0.9, "logprobs": 3},
     {"seed": 2, "repetition_penalty": 1.5, "frequency_penalty": 0.5},
@@ -20,29 +21,30 @@ WISHES = [
 ]  # fmt: skip
 
 
-def make(model: Path, overlapped: bool, blocks: int) -> LLMEngine:
+def make(model: Path, overlapped: bool, blocks: int, **options) -> LLMEngine:
     return LLMEngine.from_engine_args(
         EngineArgs(
             model=str(model), dtype="float32", skip_tokenizer_init=True, max_model_len=64, max_num_seqs=8,
             num_gpu_blocks_override=blocks, max_num_batched_tokens=40, disable_log_stats=True,
-            async_scheduling=overlapped,
+            async_scheduling=overlapped, **options,
         )
     )  # fmt: skip
 
 
 def answers(engine: LLMEngine, finish) -> list[tuple[list[int], str | None, object, object]]:
-    for number, wish in enumerate(WISHES):
-        params = SamplingParams(**{"max_tokens": 30, "detokenize": False, **wish})
+    for number, options in enumerate(OPTIONS):
+        params = SamplingParams(**{"max_tokens": 30, "detokenize": False, **options})
         engine.add_request(str(number), {"prompt_token_ids": list(range(3, 8 + 5 * number))}, params)
     outputs: dict[str, RequestOutput] = finish(engine)
     return [
         (one.outputs[0].token_ids, one.outputs[0].finish_reason, one.outputs[0].logprobs, one.prompt_logprobs)
-        for one in (outputs[str(number)] for number in range(len(WISHES)))
+        for one in (outputs[str(number)] for number in range(len(OPTIONS)))
     ]
 
 
-@pytest.mark.parametrize("blocks", [80, 8])  # room for all, or for few, so that some are preempted
-def test_both_loops_give_the_same(tiny_llama: Path, finish, blocks: int) -> None:
+# Room for all requests, or for so few that some are preempted.
+@pytest.mark.parametrize("blocks", [80, 8])
+def test_overlapped_loop_gives_the_results_of_the_plain_loop(tiny_llama: Path, finish, blocks: int) -> None:
     plain, overlapped = (answers(make(tiny_llama, way, blocks), finish) for way in (False, True))
     assert [one[:2] for one in overlapped] == [one[:2] for one in plain]
     assert [[list(each) for each in one[2] or []] for one in overlapped] == [
@@ -50,35 +52,61 @@ def test_both_loops_give_the_same(tiny_llama: Path, finish, blocks: int) -> None
     ]
 
 
-def test_a_step_is_launched_before_the_last_one_is_finished(tiny_llama: Path) -> None:
-    engine = make(tiny_llama, True, 80)
-    engine.add_request(
-        "r", {"prompt_token_ids": [5, 6]}, SamplingParams(max_tokens=3, ignore_eos=True, detokenize=False)
-    )
-    assert engine.step() == []  # its first token is on its way
-    (request,) = engine._core.scheduler.requests.values()
-    (first,) = engine.step()
-    assert len(first.outputs[0].token_ids) == 1
-    assert request.num_output == 2, "the second token was launched before the first was told"
-    engine.abort_request("r")
-    assert engine.step() == []
-    assert not engine.has_unfinished_requests()
-    assert engine._core.table.pool.usage == 0
-
-
-def test_a_failed_step_leaves_a_namesake_alone(tiny_llama: Path, finish, monkeypatch) -> None:
+def test_next_step_is_launched_before_the_results_of_the_last_are_collected(tiny_llama: Path) -> None:
     engine = make(tiny_llama, True, 80)
     params = SamplingParams(max_tokens=3, ignore_eos=True, detokenize=False)
     engine.add_request("r", {"prompt_token_ids": [5, 6]}, params)
-    assert engine.step() == []  # its first token is on its way
+    assert engine.step() == []
+    assert engine._core.debug_state().in_flight
+    [first] = engine.step()
+    assert len(first.outputs[0].token_ids) == 1
+    [request] = engine._core.debug_state().requests
+    assert request.num_output == 2, (
+        "the second token's step was launched before the first token was delivered"
+    )
+    engine.abort_request("r")
+    assert engine.step() == []
+    assert not engine.has_unfinished_requests()
+    state = engine._core.scheduler.debug_state()
+    assert state.num_free_blocks == state.num_blocks
+
+
+def test_forward_of_a_request_with_a_logits_processor_overlaps_and_its_sampling_waits(
+    tiny_llama: Path, finish, monkeypatch
+) -> None:
+    """The processor must see every earlier token, although the next forward is launched before."""
+    engine = make(tiny_llama, True, 80, logits_processors=["sampling:count_tokens"])
+    params = SamplingParams(
+        max_tokens=6, ignore_eos=True, detokenize=False, logits_processors=["sampling:count_tokens"]
+    )
+    calls: list[str] = []
+    runner = engine._core.executor.runner
+    forward, collect = runner.forward, PendingTokens.collect
+    monkeypatch.setattr(runner, "forward", lambda inputs: (calls.append("forward"), forward(inputs))[1])
+    monkeypatch.setattr(PendingTokens, "collect", lambda self: (calls.append("collect"), collect(self))[1])
+    COUNTED.clear()
+    engine.add_request("r", {"prompt_token_ids": [5, 6]}, params)
+    tokens = finish(engine)["r"].outputs[0].token_ids
+    assert [len(token_ids) for token_ids in COUNTED] == [2, 3, 4, 5, 6, 7]
+    assert COUNTED[-1] == [5, 6, *tokens[:-1]]
+    assert calls[:3] == ["forward", "forward", "collect"]
+
+
+def test_failed_step_does_not_end_a_later_request_of_the_same_id(
+    tiny_llama: Path, finish, monkeypatch
+) -> None:
+    engine = make(tiny_llama, True, 80)
+    params = SamplingParams(max_tokens=3, ignore_eos=True, detokenize=False)
+    engine.add_request("r", {"prompt_token_ids": [5, 6]}, params)
+    assert engine.step() == []
     engine.abort_request("r")
     engine.add_request("r", {"prompt_token_ids": [7, 8, 9]}, params)
 
-    def fail(launched: Launched) -> list[Sampled]:
+    def fail(pending: PendingTokens) -> list[StepResult]:
         monkeypatch.undo()
         raise RuntimeError("lost")
 
-    monkeypatch.setattr(Launched, "collect", fail)
+    monkeypatch.setattr(PendingTokens, "collect", fail)
     outputs = finish(engine)
     assert outputs["r"].outputs[0].finish_reason == "length"
     assert outputs["r"].prompt_token_ids == [7, 8, 9]

@@ -1,4 +1,4 @@
-"""Pooling models: what the engine makes of prompts, beside transformers' and sentence-transformers' own results."""
+"""Pooling models, compared with transformers and sentence-transformers."""
 
 import asyncio
 import json
@@ -69,7 +69,7 @@ def as_prompts(prompts: list[list[int]] = PROMPTS) -> list[dict]:
 
 
 def states(folder: Path) -> list[Tensor]:
-    """[tokens, hidden] of each prompt, alone."""
+    """Return hidden states [tokens, hidden] of each prompt, computed alone by transformers."""
     model = transformers.AutoModel.from_pretrained(folder).eval()
     with torch.no_grad():
         return [model(torch.tensor([prompt])).last_hidden_state[0] for prompt in PROMPTS]
@@ -90,8 +90,8 @@ def embeddings(outputs: list[EmbeddingRequestOutput]) -> list[list[float]]:
     return [output.outputs.embedding for output in outputs]
 
 
-async def test_minilm_as_sentence_transformers_computes_it() -> None:
-    """All at once, in a core process."""
+async def test_minilm_embeddings_equal_sentence_transformers() -> None:
+    """All prompts are sent together, to a core process."""
     args = AsyncEngineArgs(model=REFERENCE["model"], dtype="float32", disable_log_stats=True)
     engine = AsyncLLM.from_engine_args(args)
 
@@ -131,7 +131,7 @@ async def test_minilm_as_sentence_transformers_computes_it() -> None:
         ("MPNetModel", {"classifier_pooling": "mean"}),
     ],
 )
-def test_encoders_as_transformers_computes_them(make: Make, kind: str, settings: dict) -> None:
+def test_encoder_embeddings_equal_transformers(make: Make, kind: str, settings: dict) -> None:
     folder = make(kind, **settings)
     llm = an_llm(folder, enable_prompt_embeds=True)
     assert llm.llm_engine.config.cache_config.num_gpu_blocks == 0
@@ -148,7 +148,9 @@ def test_encoders_as_transformers_computes_them(make: Make, kind: str, settings:
 
 @pytest.mark.parametrize("kind", ["Qwen3Model", "LlamaForCausalLM"])
 @pytest.mark.parametrize("pooling", [{"pooling_mode": "lasttoken"}, {"pooling_mode_mean_tokens": True}])
-def test_decoders_embed_in_chunks_and_after_preemption(make: Make, finish, kind: str, pooling: dict) -> None:
+def test_decoder_embeddings_are_equal_in_chunks_and_after_preemption(
+    make: Make, finish, kind: str, pooling: dict
+) -> None:
     folder = make(kind, pooling, num_key_value_heads=2, head_dim=8)
     llm = an_llm(folder, max_num_batched_tokens=12)
     whole = states(folder)
@@ -168,7 +170,7 @@ def test_decoders_embed_in_chunks_and_after_preemption(make: Make, finish, kind:
     assert engine._core.table.pool.usage == 0
 
 
-def test_a_decoder_embeds_when_told_to(make: Make) -> None:
+def test_decoder_embeds_with_runner_pooling(make: Make) -> None:
     folder = make("LlamaForCausalLM", num_key_value_heads=2)
     outputs = an_llm(folder, runner="pooling").embed(as_prompts(), use_tqdm=False)
     same(embeddings(outputs), [F.normalize(state[-1], dim=0) for state in states(folder)])
@@ -188,7 +190,7 @@ def test_a_decoder_embeds_when_told_to(make: Make) -> None:
         ("LlamaForSequenceClassification", {"num_key_value_heads": 2, "pad_token_id": None}),
     ],
 )
-def test_classifiers_as_transformers_computes_them(make: Make, kind: str, settings: dict) -> None:
+def test_classifier_scores_equal_transformers(make: Make, kind: str, settings: dict) -> None:
     folder = make(kind, num_labels=3, **settings)
     llm = an_llm(folder)
     activation = {
@@ -213,7 +215,7 @@ def test_classifiers_as_transformers_computes_them(make: Make, kind: str, settin
             llm.encode(as_prompts(), pooling_task=task)
 
 
-def test_a_cross_encoder_tells_its_two_texts_apart(make: Make) -> None:
+def test_cross_encoder_uses_token_types_of_both_texts(make: Make) -> None:
     folder = make("BertForSequenceClassification", num_labels=1)
     llm = an_llm(folder)
     kinds = [[0] * 3 + [1] * (len(prompt) - 3) for prompt in PROMPTS[2:]]
@@ -234,7 +236,7 @@ def test_a_cross_encoder_tells_its_two_texts_apart(make: Make) -> None:
         llm.encode({"prompt_token_ids": [5, 6], "token_type_ids": [0, 2]}, pooling_task="score")
 
 
-def test_embeddings_cut_to_the_dimensions_that_a_model_was_trained_for(make: Make) -> None:
+def test_embeddings_are_cut_to_trained_dimensions_only(make: Make) -> None:
     folder = make("BertModel", matryoshka_dimensions=[8, 16])
     llm = an_llm(folder)
     cut = llm.embed(as_prompts(), pooling_params=PoolingParams(dimensions=8), use_tqdm=False)
@@ -243,7 +245,7 @@ def test_embeddings_cut_to_the_dimensions_that_a_model_was_trained_for(make: Mak
         llm.embed(as_prompts(), pooling_params=PoolingParams(dimensions=7))
 
 
-def test_a_request_fails_or_expires_alone(make: Make) -> None:
+def test_request_with_a_nan_or_a_passed_deadline_ends_alone(make: Make) -> None:
     folder = make("BertModel")
     llm = an_llm(folder, enable_prompt_embeds=True)
     bad = {"prompt_embeds": torch.full((3, 32), torch.nan)}
@@ -252,7 +254,7 @@ def test_a_request_fails_or_expires_alone(make: Make) -> None:
         [*as_prompts()[:1], bad, *as_prompts()[:1]], pooling_params=params, use_tqdm=False
     )
     same(embeddings([good]), [F.normalize(states(folder)[0][0], dim=0)])
-    assert (failed.finish_reason, failed.stop_reason) == ("error", "its result isn't finite")
+    assert (failed.finish_reason, failed.stop_reason) == ("error", "the result is not finite")
     assert late.finish_reason == "timeout" and embeddings([failed, late]) == [[], []]
 
 
@@ -269,13 +271,15 @@ def test_a_request_fails_or_expires_alone(make: Make) -> None:
         ("BertModel", {"runner": "embed"}, "generate, pooling"),
     ],
 )
-def test_what_would_be_computed_wrongly_is_refused(make: Make, kind: str, options: dict, words: str) -> None:
+def test_model_that_would_be_computed_wrongly_is_refused(
+    make: Make, kind: str, options: dict, words: str
+) -> None:
     folder = make(kind, options.pop("pooling", None), **options.pop("settings", {}))
     with pytest.raises(ValueError, match=words):
         an_llm(folder, **options)
 
 
-def test_a_module_after_pooling_is_refused(make: Make) -> None:
+def test_module_after_pooling_is_refused(make: Make) -> None:
     folder = make("BertModel", {"pooling_mode": "cls"})
     modules = json.loads((folder / "modules.json").read_text())
     (folder / "modules.json").write_text(json.dumps([*modules, {"type": "st.models.Dense", "path": "Dense"}]))
@@ -287,7 +291,7 @@ def test_a_module_after_pooling_is_refused(make: Make) -> None:
     ("name", "value"),
     [("task", "rank"), ("dimensions", 0), ("normalize", 1), ("truncate_prompt_tokens", 0), ("timeout", 0)],
 )
-def test_bad_pooling_parameters_are_named(name: str, value: object) -> None:
+def test_invalid_pooling_parameter_is_named_in_the_error(name: str, value: object) -> None:
     with pytest.raises(InvalidRequestError, match=name) as caught:
         PoolingParams(**{name: value})
     assert caught.value.parameter == name

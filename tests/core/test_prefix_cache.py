@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams
-from engine_server.core.scheduling.request import Request
+from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.telemetry.loggers import PrometheusStatLogger
 
 PROMPT = [position % 90 + 5 for position in range(70)]
@@ -99,7 +99,7 @@ def test_block_hashes_are_equal_in_every_process() -> None:
     root = hashlib.sha256(
         b"\x93\xa4salt\x00\xc0"
     ).digest()  # in msgpack: the salt, rope regime 0, no embeddings
-    request = Request("x", tokens, 4, SamplingParams(), 1, cache_salt="salt")
+    request = GenerationRequest("x", tokens, 4, SamplingParams(), 1, cache_salt="salt")
     request.hash_blocks(2, 2)
     first = hashlib.sha256(root + struct.pack("<2I", 1, 2)).digest()
     assert request.hashes == [first, hashlib.sha256(first + struct.pack("<2I", 70000, 4)).digest()]

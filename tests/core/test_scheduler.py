@@ -13,8 +13,10 @@ from engine_server.config import SchedulerConfig
 from engine_server.core.cache.block_pool import BlockPool, Key
 from engine_server.core.cache.block_table import BlockTable
 from engine_server.core.model_inputs import model_inputs
-from engine_server.core.scheduling.request import Request, block_hash
-from engine_server.core.scheduling.scheduler import UNKNOWN, Batch, Sampled, Scheduler
+from engine_server.core.scheduling.batch import Batch, num_tokens, sampled_part
+from engine_server.core.scheduling.request import UNKNOWN, GenerationRequest, Request, block_hash
+from engine_server.core.scheduling.scheduler import Scheduler
+from engine_server.core.scheduling.step_result import StepResult
 from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.modeling.staging import Staging
 from engine_server.requests.messages import RequestStep
@@ -41,8 +43,8 @@ def make(
     return Scheduler(config, table, [EOS], caching, lambda block_ids: None)
 
 
-def request(name: str, prompt: int, output: int) -> Request:
-    return Request(name, list(range(prompt)), prompt, SamplingParams(max_tokens=output), output)
+def request(name: str, prompt: int, output: int) -> GenerationRequest:
+    return GenerationRequest(name, list(range(prompt)), prompt, SamplingParams(max_tokens=output), output)
 
 
 class Device:
@@ -79,8 +81,8 @@ class Device:
         tokens = [
             (kind, one, position)
             for kind in range(len(windows))
-            for one, count in batch
-            for position in range(one.computed, one.computed + count)
+            for one, _, start, count, _ in batch
+            for position in range(start, start + count)
         ]
         for kind, one, position in tokens:
             slot = self.slot(kind, one, position)
@@ -99,8 +101,7 @@ def content(one: Request, position: int) -> tuple[int, ...]:
 
 
 def run(scheduler: Scheduler, batch: Batch) -> list[RequestStep]:
-    sampling = scheduler.advance(batch)
-    return scheduler.update(sampling, [Sampled(7)] * len(sampling))
+    return scheduler.update(batch, [StepResult([7])] * len(sampled_part(batch)))
 
 
 several_windows = st.lists(st.one_of(st.none(), st.integers(1, 20)), min_size=1, max_size=3, unique=True)
@@ -125,7 +126,7 @@ class Run:
         self.scheduler = scheduler
         self.device = Device(scheduler)
         self.overlapped = overlapped
-        self.in_flight: list[tuple[list[Request], set[int]]] = []
+        self.in_flight: list[tuple[Batch, set[int]]] = []
         self.max_tokens: dict[str, int] = {}
         self.num_tokens: dict[str, int] = {}
         self.finish_reasons: dict[str, str] = {}
@@ -159,7 +160,9 @@ class Run:
                 assert scheduler.reset_prefix_cache(reset_running_requests=True)
 
     def add(self, name: str, prompt: list[int], output: int, priority: int) -> None:
-        self.scheduler.add(Request(name, prompt, len(prompt), SamplingParams(), output, priority=priority))
+        self.scheduler.add(
+            GenerationRequest(name, prompt, len(prompt), SamplingParams(), output, priority=priority)
+        )
         self.max_tokens[name] = output
 
     def pick(self, which: int) -> Request:
@@ -171,19 +174,22 @@ class Run:
         scheduler = self.scheduler
         self.receive(scheduler.expire())
         batch = scheduler.schedule()
-        assert sum(scheduled.num_tokens for scheduled in batch) <= scheduler.config.max_num_batched_tokens
+        assert num_tokens(batch) <= scheduler.config.max_num_batched_tokens
         assert all(scheduled.num_tokens > 0 for scheduled in batch)
         assert len(scheduler.running) <= scheduler.config.max_num_seqs
         assert batch or self.in_flight or not scheduler.requests, "requests wait while none runs"
         self.device.run(batch)
-        self.in_flight.append((scheduler.advance(batch), set(failing)))
+        self.in_flight.append((batch, set(failing)))
         if len(self.in_flight) > self.overlapped:
             self.collect()
 
     def collect(self) -> None:
-        sampling, failing = self.in_flight.pop(0)
-        samples = [Sampled(7, error="failed" if index in failing else None) for index in range(len(sampling))]
-        self.receive(self.scheduler.update(sampling, samples))
+        batch, failing = self.in_flight.pop(0)
+        results = [
+            StepResult([7], error="failed" if index in failing else None)
+            for index in range(len(sampled_part(batch)))
+        ]
+        self.receive(self.scheduler.update(batch, results))
 
     def receive(self, steps: list[RequestStep]) -> None:
         for step in steps:
@@ -232,6 +238,18 @@ def test_any_plan_leaks_no_block_and_ends_every_request(
         assert received == max_tokens if run.finish_reasons[name] == "length" else received <= max_tokens
 
 
+def test_step_with_several_tokens_ends_a_request_at_its_limit() -> None:
+    scheduler = make(num_blocks=10, budget=64, seats=1)
+    scheduler.add(request("r", 6, 4))
+    [first] = scheduler.update(scheduler.schedule(), [StepResult([7, 8])])
+    assert (first.new_token_ids, first.finish_reason) == ([7, 8], None)
+    [scheduled] = batch = scheduler.schedule()
+    assert (scheduled.start, scheduled.num_tokens) == (6, 2)
+    [second] = scheduler.update(batch, [StepResult([9, 10, 11])])
+    assert (second.new_token_ids, second.finish_reason) == ([9, 10], "length")
+    scheduler.check_integrity()
+
+
 def test_decode_runs_in_every_step_beside_a_long_prompt() -> None:
     scheduler = make(num_blocks=40, budget=8, seats=4)
     scheduler.add(request("short", 2, 20))
@@ -271,7 +289,7 @@ def test_block_that_a_preempted_request_did_not_fill_is_not_cached() -> None:
     last.priority = 1
     scheduler.add(last)
     run(scheduler, scheduler.schedule())
-    scheduler.add(Request("first", [50] * 30, 30, SamplingParams(), 1))
+    scheduler.add(GenerationRequest("first", [50] * 30, 30, SamplingParams(), 1))
     run(scheduler, scheduler.schedule())
     batch = scheduler.schedule()
     assert [scheduled.request.request_id for scheduled in batch] == ["first"]
@@ -286,7 +304,7 @@ def test_failed_request_keeps_cached_blocks_of_others() -> None:
         scheduler.add(request(name, 13, 2))
         [scheduled] = batch = scheduler.schedule()
         assert scheduled.request.num_cached == 12
-        scheduler.update(scheduler.advance(batch), [Sampled(error="no")])
+        scheduler.update(batch, [StepResult(error="no")])
 
 
 @pytest.mark.parametrize("window", [1, 3, 4, 5, 8, 9])
@@ -295,9 +313,9 @@ def test_window_holds_only_blocks_that_are_attended_to(window: int) -> None:
     scheduler.add(request("long", 25, 15))
     while scheduler.requests:
         batch = scheduler.schedule()
-        [(one, count)] = batch
-        first, last = max(0, one.computed + 1 - window), one.computed + count - 1
-        assert scheduler.table.columns(0, one.row) == range(first // BLOCK, last // BLOCK + 1)
+        [scheduled] = batch
+        first, last = max(0, scheduled.start + 1 - window), scheduled.end - 1
+        assert scheduler.table.columns(0, scheduled.row) == range(first // BLOCK, last // BLOCK + 1)
         run(scheduler, batch)
 
 
@@ -346,7 +364,7 @@ def refused_prompt(chunked: bool, budget: int) -> tuple[Scheduler, CountingPool]
     scheduler = Scheduler(config, table, [EOS], True, lambda block_ids: None)
     scheduler.add(request("cached", 36, 1))
     run(scheduler, scheduler.schedule())
-    scheduler.add(Request("runs", [50] * 8, 8, SamplingParams(), 8))
+    scheduler.add(GenerationRequest("runs", [50] * 8, 8, SamplingParams(), 8))
     run(scheduler, scheduler.schedule())
     scheduler.add(request("again", 40, 1))
     run(scheduler, scheduler.schedule())
@@ -395,7 +413,7 @@ def lengths(batch: Batch) -> dict[str, int]:
 def test_long_prompt_takes_no_more_of_a_step_than_its_threshold() -> None:
     scheduler = make(num_blocks=40, budget=20, seats=4, long_prefill_token_threshold=8)
     for name, prompt in (("long", [1] * 20), ("short", [2] * 6), ("longer", [3] * 30)):
-        scheduler.add(Request(name, prompt, len(prompt), SamplingParams(), 5))
+        scheduler.add(GenerationRequest(name, prompt, len(prompt), SamplingParams(), 5))
     steps = []
     while scheduler.requests:
         batch = scheduler.schedule()
@@ -420,7 +438,7 @@ def test_number_of_partly_computed_prompts_is_limited() -> None:
     )
     prompts = {"a": [1] * 14, "b": [2] * 16, "c": [3] * 14, "d": [4] * 4}
     for name, prompt in prompts.items():
-        scheduler.add(Request(name, prompt, len(prompt), SamplingParams(), 5))
+        scheduler.add(GenerationRequest(name, prompt, len(prompt), SamplingParams(), 5))
     steps = []
     while scheduler.requests:
         batch = scheduler.schedule()
@@ -436,7 +454,7 @@ def test_prompt_that_fits_whole_counts_as_no_partial_prefill() -> None:
         num_blocks=40, budget=20, seats=4, long_prefill_token_threshold=6, max_num_partial_prefills=1
     )
     for name, prompt in (("long", [1] * 30), ("short", [2] * 5)):
-        scheduler.add(Request(name, prompt, len(prompt), SamplingParams(), 5))
+        scheduler.add(GenerationRequest(name, prompt, len(prompt), SamplingParams(), 5))
     assert lengths(scheduler.schedule()) == {"long": 6, "short": 5}
 
 
@@ -445,15 +463,14 @@ def test_reset_of_prefix_cache_preempts_running_requests_when_asked_to(in_flight
     scheduler = make(num_blocks=40, budget=64, seats=4)
     scheduler.add(request("runs", 20, 6))
     batch = scheduler.schedule()
-    sampling = scheduler.advance(batch)
     if not in_flight:
-        scheduler.update(sampling, [Sampled(7)])
+        scheduler.update(batch, [StepResult([7])])
     assert not scheduler.reset_prefix_cache()
     assert [one.request_id for one in scheduler.running] == ["runs"]
     assert scheduler.reset_prefix_cache(reset_running_requests=True)
     assert not scheduler.running
     if in_flight:
-        scheduler.update(sampling, [Sampled(7)])
+        scheduler.update(batch, [StepResult([7])])
     batch = scheduler.schedule()
     assert lengths(batch) == {"runs": 21}  # computed again, with the token that it had
     scheduler.check_integrity()

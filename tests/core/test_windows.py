@@ -58,7 +58,7 @@ def test_windowed_layers_give_the_tokens_of_transformers(
     for number, prompt in enumerate(PROMPTS):
         params = tiny_params(temperature=0, max_tokens=NEW_TOKENS, min_tokens=NEW_TOKENS)
         engine.add_request(number, {"prompt_token_ids": prompt}, params)
-    pool, backend = engine._core.scheduler.table.pool, engine._core.runner.backend
+    pool, backend = engine._core.scheduler.table.pool, engine._core.executor.runner.backend
     tokens: dict[str, list[int]] = {}
     while engine.has_unfinished_requests():
         for cache in backend.caches:

@@ -90,7 +90,7 @@ def test_request_with_nan_logits_fails_alone(make, tiny_params, finish) -> None:
     """Token 3 has a NaN embedding: its K and V are NaN, in blocks that other requests reuse."""
     engine = make(max_num_seqs=4)
     params = tiny_params(temperature=0, max_tokens=12, ignore_eos=True)
-    embeddings = engine._core.runner.model.get_input_embeddings().weight
+    embeddings = engine._core.executor.runner.model.get_input_embeddings().weight
 
     def answers() -> dict[str, list[int]]:
         for number in range(3):
@@ -113,7 +113,7 @@ def test_failed_step_ends_its_batch_and_caches_nothing(make, tiny_params, finish
     for name in ("one", "two", "waits"):
         engine.add_request(name, {"prompt_token_ids": PROMPT}, params)
     with monkeypatch.context() as patch:
-        patch.setattr(engine._core.runner, "execute", lambda batch: 1 / 0)
+        patch.setattr(engine._core.executor.runner, "forward", lambda inputs: 1 / 0)
         failed = {output.request_id: output.outputs[0] for output in engine.step()}
     assert {name: output.finish_reason for name, output in failed.items()} == {"one": "error", "two": "error"}
     assert failed["one"].stop_reason == "ZeroDivisionError: division by zero"

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from torch import Tensor
 
 from engine_server import (
     EngineArgs,
@@ -17,8 +16,8 @@ from engine_server import (
     SamplingParams,
 )
 from engine_server.config import LoRAConfig
-from engine_server.core.model_runner import ModelRunner
-from engine_server.core.scheduling.scheduler import Batch
+from engine_server.core.model_inputs import ModelInputs
+from engine_server.core.model_runner import ForwardOutput, ModelRunner
 from engine_server.engine.front_end import FrontEnd
 
 
@@ -256,9 +255,15 @@ def test_step_checks_output_types_when_validation_is_on(tiny: LLMEngine, tiny_pa
 class CountingRunner(ModelRunner):
     steps = 0
 
-    def execute(self, batch: Batch) -> Tensor:
+    def forward(self, inputs: ModelInputs) -> ForwardOutput:
         type(self).steps += 1
-        return super().execute(batch)
+        return super().forward(inputs)
+
+    def num_steps(self, scale: int) -> int:
+        return scale * self.steps
+
+    def broken(self) -> float:
+        return 1 / 0
 
 
 def test_engine_runs_a_given_executor_class(tiny: LLMEngine, finish, tiny_params) -> None:
@@ -267,6 +272,14 @@ def test_engine_runs_a_given_executor_class(tiny: LLMEngine, finish, tiny_params
     own.add_request("counted", {"prompt_token_ids": [5]}, tiny_params(max_tokens=3, ignore_eos=True))
     finish(own)
     assert CountingRunner.steps == 3
+    assert own.collective_rpc("num_steps", kwargs={"scale": 2}) == [6]
+    for method, words in (
+        ("num_steps_of", r"rank 0: AttributeError: .*num_steps_of"),
+        ("_probe", "rank 0: ValueError: _probe is not a public method"),
+        ("broken", "rank 0: ZeroDivisionError"),
+    ):
+        with pytest.raises(RuntimeError, match=words):
+            own.collective_rpc(method)
 
 
 def test_methods_of_vllm_are_there(tiny: LLMEngine, finish, tiny_params) -> None:
@@ -310,9 +323,9 @@ def test_sleep_frees_memory_and_empties_the_prefix_cache(tiny: LLMEngine, finish
     prompt = {"prompt_token_ids": [9] * 40}
     tiny.add_request("before", prompt, tiny_params(temperature=0, max_tokens=4))
     before = finish(tiny)["before"].outputs[0].token_ids
-    runner = tiny._core.runner
+    runner = tiny._core.executor.runner
     tiny.sleep(level=2)
-    assert tiny.is_sleeping() and not hasattr(runner, "model")
+    assert tiny.is_sleeping() and not runner.loaded.is_loaded
     assert sum(cache.untyped_storage().nbytes() for cache in runner.backend.caches) == 0
     tiny.add_request("after", prompt, tiny_params(temperature=0, max_tokens=4))
     assert tiny.step() == [] and tiny.has_unfinished_requests()

@@ -1,4 +1,4 @@
-"""The whole engine on our kernels: greedy output in float32 is what plain torch's attention gives."""
+"""An engine on our kernels gives the greedy output in float32 that plain torch's attention gives."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,9 +12,10 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForC
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams
 from engine_server.core import model_runner
-from engine_server.modeling.graphs import decode_graphs as graphs
+from engine_server.modeling.graphs import step_graphs as graphs
 
-NEW_TOKENS = 3  # of the first; each of the others has one more
+# Of the first prompt; each other one gets one more than the prompt before it.
+NEW_TOKENS = 3
 PROMPTS = [[(7 * place + length) % 126 + 2 for place in range(length)] for length in (1, 9, 20, 45)]
 SIZES = TINY | {"vocab_size": 128, "max_position_embeddings": 128, "eos_token_id": 1, "bos_token_id": 0}
 
@@ -24,7 +25,7 @@ def llama() -> PreTrainedModel:
 
 
 def gemma2() -> PreTrainedModel:
-    """One layer with a window, one without, and softcap in both."""
+    """Build a model with one windowed layer and one without a window, both with softcap."""
     config = Gemma2Config(
         **SIZES, pad_token_id=0, head_dim=12, query_pre_attn_scalar=12, sliding_window=20,
         layer_types=["sliding_attention", "full_attention"], attn_logit_softcapping=5.0,
@@ -32,24 +33,23 @@ def gemma2() -> PreTrainedModel:
     return Gemma2ForCausalLM(config)
 
 
-class Recorded:
-    """What a CUDA graph does, as far as a CPU can: compute again from what is staged, into the same place."""
+class RecordedStep:
+    """Stands in for a CUDA graph: computes again from what is staged, into the same buffers."""
 
     replays: ClassVar[list[int]] = []
 
-    def __init__(self, run: Callable[[int], list[torch.Tensor]], size: int) -> None:
-        self.run, self.size, self.results = run, size, run(size)
+    def __init__(self, run: Callable[[int], None], size: int) -> None:
+        self.run, self.size = run, size
+        assert run(size) is None, "results belong in buffers that all sizes share"
 
     def replay(self) -> None:
         self.replays.append(self.size)
-        for place, result in zip(self.results, self.run(self.size), strict=True):
-            place.copy_(result)
+        self.run(self.size)
 
 
-def record(run: Callable[[int], list[torch.Tensor]], sizes: list[int]) -> Iterator[tuple[int, tuple]]:
+def record(run: Callable[[int], None], sizes: list[int]) -> Iterator[tuple[int, RecordedStep]]:
     for size in sizes:
-        graph = Recorded(run, size)
-        yield size, (graph, graph.results)
+        yield size, RecordedStep(run, size)
 
 
 @pytest.mark.parametrize("eager", [True, False])
@@ -64,14 +64,41 @@ def test_engine_on_triton_kernels_generates_what_it_generates_on_torch(
     monkeypatch.setattr(model_runner, "choose_platform", lambda *_: InterpretedPlatform())
     monkeypatch.setattr(graphs, "capture", record)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 0))
-    monkeypatch.setattr(Recorded, "replays", [])
+    monkeypatch.setattr(RecordedStep, "replays", [])
     assert generate(tmp_path, dtype, eager) == expected
-    sizes = set() if eager else {1, 2, 4}  # of which the last has three sequences at times
-    assert set(Recorded.replays) == sizes
+    sizes = set() if eager else {1, 2, 4}  # the last one also pads steps of three sequences
+    assert set(RecordedStep.replays) == sizes
+
+
+def test_all_device_memory_of_steps_is_allocated_before_the_kv_cache_is_sized(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that allocates a table later might find no memory for it."""
+    torch.manual_seed(0)
+    llama().save_pretrained(tmp_path)
+    monkeypatch.setattr(model_runner, "choose_platform", lambda *_: InterpretedPlatform())
+    monkeypatch.setattr(graphs, "capture", record)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 0))
+    order: list[str] = []
+
+    def trace(owner: object, name: str, label: str) -> None:
+        original = getattr(owner, name)
+
+        def traced(*args: object, **kwargs: object) -> object:
+            order.append(label)
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, traced)
+
+    trace(model_runner.ModelRunner, "_allocate_buffers", "buffers")
+    trace(model_runner, "Penalties", "penalties")
+    trace(model_runner, "num_blocks", "size of the cache")
+    generate(tmp_path, "auto", eager=False)
+    assert order == ["buffers", "penalties", "size of the cache"]
 
 
 def generate(model: Path, cache_dtype: str, eager: bool) -> dict[str, tuple[int, ...]]:
-    """Prompts are cut and share steps with decodes, since few tokens are allowed in one; else steps overlap."""
+    """Return greedy tokens. The small budget cuts prompts into chunks that share steps with decodes."""
     engine = LLMEngine.from_engine_args(
         EngineArgs(
             model=str(model), dtype="float32", skip_tokenizer_init=True, num_gpu_blocks_override=40,
@@ -81,7 +108,9 @@ def generate(model: Path, cache_dtype: str, eager: bool) -> dict[str, tuple[int,
     )  # fmt: skip
     for number, prompt in enumerate(PROMPTS):
         count = NEW_TOKENS + number
-        params = SamplingParams(temperature=0, max_tokens=count, min_tokens=count, detokenize=False)
+        params = SamplingParams(
+            temperature=0, max_tokens=count, min_tokens=count, detokenize=False
+        )  # masks tokens
         engine.add_request(number, {"prompt_token_ids": prompt}, params)
     tokens = {}
     while engine.has_unfinished_requests():

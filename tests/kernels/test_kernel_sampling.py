@@ -1,52 +1,65 @@
-"""Sampling by the kernels: the tokens that plain torch gives for the same logits."""
+"""Sampling by the kernels gives the tokens that plain torch gives for the same logits."""
+
+from collections.abc import Callable
+from functools import cache
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from interpreted import InterpretedPlatform
+from sampling import TestedSampler, launch, make_sampler
 from torch import Tensor
 
-from engine_server.core.heads.sampler import Sampler, uniform
-from engine_server.core.scheduling.request import Request
-from engine_server.core.scheduling.scheduler import Sampled
-from engine_server.modeling.platform.cpu import CpuPlatform
+from engine_server.core.heads.draw import uniform
+from engine_server.core.scheduling.batch import Scheduled
+from engine_server.core.scheduling.request import GenerationRequest
+from engine_server.core.scheduling.step_result import StepResult
 from engine_server.modeling.platform.cuda import TritonPlatform
 from engine_server.requests.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # log(0) and the like, which are meant
 
 ROWS = 8
+Kernels = Callable[[int], TestedSampler]
 
 
 @pytest.fixture(scope="module")
-def by_kernels(device: torch.device) -> Sampler:
+def kernels_of(device: torch.device) -> Callable[[int], TestedSampler]:
+    """Return samplers that use the kernels, one for each size of vocabulary."""
+
     platform = TritonPlatform(device) if device.type == "cuda" else InterpretedPlatform(device)
-    return Sampler([2], {}, platform, ROWS, 100)
+
+    @cache
+    def make(vocabulary: int) -> TestedSampler:
+        return make_sampler(vocabulary, ROWS, platform)
+
+    return make
 
 
-def plain() -> Sampler:
-    return Sampler([2], {}, CpuPlatform(), ROWS, 100)
+def request(output: int = 0, choice_index: int = 0, **params) -> GenerationRequest:
+    return GenerationRequest(
+        "r", [1] * (1 + output), 1, SamplingParams(**params), 100, choice_index=choice_index
+    )
 
 
-def request(output: int = 0, child: int = 0, row: int = 0, **params) -> Request:
-    return Request("r", [1] * (1 + output), 1, SamplingParams(**params), 100, choice_index=child, row=row)
+def sample(sampler: TestedSampler, logits: Tensor, requests: list[GenerationRequest]) -> list[StepResult]:
+    return launch(sampler, logits, requests)
 
 
-def sample(sampler: Sampler, logits: Tensor, requests: list[Request]) -> list[Sampled]:
-    sampler.prepare(requests)
-    return sampler.launch(logits, requests).collect()
+def tokens(sampler: TestedSampler, logits: Tensor, requests: list[GenerationRequest]) -> list[int]:
+    results = sample(sampler, logits.clone(), requests)
+    assert not any(result.error for result in results)
+    return [token for result in results for token in result.tokens]
 
 
-def tokens(sampler: Sampler, logits: Tensor, requests: list[Request]) -> list[int]:
-    samples = sample(sampler, logits.clone(), requests)
-    assert not any(sampled.error for sampled in samples)
-    return [sampled.token_id for sampled in samples]
-
-
-def check(by_kernels: Sampler, device: torch.device, logits: Tensor, requests: list[Request]) -> list[int]:
-    expected = tokens(plain(), logits, requests)
-    assert tokens(by_kernels, logits.to(device), requests) == expected
+def check(
+    kernels_of: Kernels, device: torch.device, logits: Tensor, requests: list[GenerationRequest]
+) -> list[int]:
+    """Sample by the kernels and by plain torch, and return the tokens that both must give."""
+    vocabulary = logits.shape[1]
+    expected = tokens(make_sampler(vocabulary, ROWS), logits, requests)
+    assert tokens(kernels_of(vocabulary), logits.to(device), requests) == expected
     return expected
 
 
@@ -58,7 +71,7 @@ PARAMS = st.fixed_dictionaries(
         "min_p": st.sampled_from([0.0, 0.0, 0.001, 0.2, 1.0]),
         "seed": st.integers(-(2**63), 2**64 - 1),
         "output": st.integers(0, 50),
-        "child": st.integers(0, 9),
+        "choice_index": st.integers(0, 9),
     }
 )
 
@@ -68,15 +81,15 @@ PARAMS = st.fixed_dictionaries(
     params=st.lists(PARAMS, min_size=1, max_size=4), vocabulary=st.sampled_from([1, 31, 97, 250]),
     spread=st.sampled_from([0.1, 3.0, 30.0]), dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )  # fmt: skip
-def test_sampling_kernel_draws_the_tokens_of_torch(
-    by_kernels: Sampler, device: torch.device, params: list[dict], vocabulary: int, spread: float, dtype
+def test_kernel_samples_the_tokens_of_plain_torch(
+    kernels_of: Kernels, device: torch.device, params: list[dict], vocabulary: int, spread: float, dtype
 ) -> None:
     logits = torch.randn(len(params), vocabulary, generator=torch.Generator().manual_seed(vocabulary))
-    check(by_kernels, device, (spread * logits).to(dtype), [request(**one) for one in params])
+    check(kernels_of, device, (spread * logits).to(dtype), [request(**one) for one in params])
 
 
-def test_sampling_kernel_takes_a_large_vocabulary(by_kernels: Sampler, device: torch.device) -> None:
-    """More logits than a program compares at once, in rows that don't begin where a word does."""
+def test_kernel_samples_from_a_large_vocabulary(kernels_of: Kernels, device: torch.device) -> None:
+    """Rows have more logits than a program compares at once, and are not aligned."""
     size = 5001 if device.type == "cpu" else 151_935
     logits = 3 * torch.randn(6, size, generator=torch.Generator().manual_seed(0)).bfloat16()
     options = [
@@ -84,75 +97,78 @@ def test_sampling_kernel_takes_a_large_vocabulary(by_kernels: Sampler, device: t
         {"temperature": 0},
     ]  # fmt: skip
     requests = [request(seed=7, **one) for one in options]
-    expected = tokens(plain(), logits, requests)
-    differing = sum(map(int.__ne__, tokens(by_kernels, logits.to(device), requests), expected))
+    expected = tokens(make_sampler(size, ROWS), logits, requests)
+    found = tokens(kernels_of(size), logits.to(device), requests)
+    differing = sum(map(int.__ne__, found, expected))
     assert differing <= (device.type != "cpu")  # a GPU may round a number to the next token
 
 
-def test_sampling_kernel_keeps_tied_tokens(by_kernels: Sampler, device: torch.device) -> None:
-    """At a threshold all, of the likeliest the first; a zero is a zero, whatever its sign."""
+def test_kernel_keeps_all_tokens_that_tie_at_a_threshold(kernels_of: Kernels, device: torch.device) -> None:
+    """Greedy takes the first of the tokens that tie; 0.0 and -0.0 are equal."""
     for ties in (torch.tensor([2.0, 2.0, 2.0]), torch.tensor([0.0, -0.0, 0.0])):
         logits = torch.full((ROWS, 100), -3.0)
         logits[:, 10::30] = ties
         options = [{"top_k": 1}, {"top_k": 2}, {"top_p": 0.5, "temperature": 0.1}, {"min_p": 1.0}]
         requests = [request(seed=row, **options[row % 4]) for row in range(ROWS - 1)]
-        drawn = check(by_kernels, device, logits, [*requests, request(temperature=0)])
+        drawn = check(kernels_of, device, logits, [*requests, request(temperature=0)])
         assert set(drawn) == {10, 40, 70} and drawn[-1] == 10
 
 
-def test_sampling_kernel_never_draws_tokens_of_probability_zero(
-    by_kernels: Sampler, device: torch.device
-) -> None:
+def test_kernel_never_draws_a_token_of_probability_zero(kernels_of: Kernels, device: torch.device) -> None:
     logits = torch.full((ROWS, 130), -torch.inf)
     logits[:, 128] = 1.0
     logits[:, 65] = 1.0
     options = [{}, {"top_p": 0.999}, {"top_k": 100}, {"min_p": 0.1}]
     requests = [request(seed=row, **options[row % 4]) for row in range(ROWS)]
-    assert set(check(by_kernels, device, logits, requests)) == {65, 128}
+    assert set(check(kernels_of, device, logits, requests)) == {65, 128}
 
 
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("options", [{"temperature": 0}, {}, {"top_k": 3, "top_p": 0.5}])
-def test_row_without_finite_logits_fails_alone(
-    by_kernels: Sampler, device: torch.device, broken: float, options: dict
+def test_kernel_row_that_cannot_be_sampled_fails_alone(
+    kernels_of: Kernels, device: torch.device, broken: float, options: dict
 ) -> None:
     logits = torch.randn(3, 70)
-    good = tokens(plain(), logits, [request(seed=1, **options)] * 3)
+    good = tokens(make_sampler(70, ROWS), logits, [request(seed=1, **options)] * 3)
     logits[1, 40 if broken != -torch.inf else slice(None)] = broken
-    samples = sample(by_kernels, logits.to(device), [request(seed=1, **options)] * 3)
-    assert [bool(one.error) for one in samples] == [False, True, False]
-    assert [samples[0].token_id, samples[2].token_id] == good[::2]
+    results = sample(kernels_of(70), logits.to(device), [request(seed=1, **options)] * 3)
+    assert [result.error is not None for result in results] == [False, True, False]
+    assert [*results[0].tokens, *results[2].tokens] == good[::2]
 
 
 @settings(max_examples=10, deadline=None, derandomize=True)
-@given(seed=st.integers(0, 2**64 - 1), child=st.integers(0, 2**32 - 1), index=st.integers(0, 2**20))
-def test_sampling_kernel_draws_the_uniform_numbers_of_torch(
-    by_kernels: Sampler, device: torch.device, seed: int, child: int, index: int
+@given(seed=st.integers(0, 2**64 - 1), choice_index=st.integers(0, 2**32 - 1), index=st.integers(0, 2**20))
+def test_kernel_draws_the_random_number_of_plain_torch(
+    kernels_of: Kernels, device: torch.device, seed: int, choice_index: int, index: int
 ) -> None:
-    """Of 256 tokens that are equally likely, the one that the first 8 bits say."""
-    one = Request("r", range(index + 1), 1, SamplingParams(seed=seed), 1 << 30, choice_index=child, row=0)
-    (token,) = tokens(by_kernels, torch.zeros(1, 256, device=device), [one])
-    assert token == int(uniform([seed], [child], [index])[0] * 256)
+    """Of 256 equally likely tokens the number's first 8 bits choose one."""
+    own = request(index, choice_index, seed=seed)
+    [token] = tokens(kernels_of(256), torch.zeros(1, 256, device=device), [own])
+    assert token == int(uniform([seed], [choice_index], [index])[0] * 256)
 
 
-def test_sampled_tokens_are_independent_of_other_rows(by_kernels: Sampler, device: torch.device) -> None:
-    """Nor do rows that only fill a graph up disturb."""
+def test_kernel_tokens_are_independent_of_other_rows_and_padding(
+    kernels_of: Kernels, device: torch.device
+) -> None:
     logits = 3 * torch.randn(ROWS, 200, generator=torch.Generator().manual_seed(1))
     options = [{}, {"temperature": 0}, {"top_p": 0.95}, {"top_k": 3}, {}, {"min_p": 0.1}]
     requests = [request(seed=row, output=row, **one) for row, one in enumerate(options)]
-    assert by_kernels.kernels
-    by_kernels.prepare(requests)
-    drawn, largest = by_kernels.kernels.sample(logits.to(device))
+    own = kernels_of(200).sampler.kernels
+    assert own is not None
+    own.fill([Scheduled(one, row, len(one.token_ids) - 1, 1, True) for row, one in enumerate(requests)])
+    drawn, largest = own.sample(logits.to(device), None)
     assert torch.equal(largest.cpu(), logits.amax(-1))
-    launched = by_kernels.launch(logits[:-2].to(device), requests, (drawn[:-2], largest[:-2]))
-    together = [one.token_id for one in launched.collect()]
-    assert together == [
-        tokens(by_kernels, logits[row : row + 1].to(device), [one])[0] for row, one in enumerate(requests)
+    alone = [
+        tokens(kernels_of(200), logits[row : row + 1].to(device), [one])[0]
+        for row, one in enumerate(requests)
     ]
+    assert drawn[:-2].tolist() == alone
 
 
-def test_sampling_kernel_counts_drawn_tokens_for_penalties(by_kernels: Sampler, device: torch.device) -> None:
-    """The host need not know what it penalises; who comes into another's row starts anew."""
+def test_penalties_count_tokens_that_the_host_does_not_know(
+    kernels_of: Kernels, device: torch.device
+) -> None:
+    """A request that takes another's row of the tables starts with counts of its own tokens."""
     penalties = [
         {"repetition_penalty": 1.8}, {"frequency_penalty": 1.5, "temperature": 0}, {"presence_penalty": 2.0},
         {"repetition_penalty": 0.6, "frequency_penalty": -0.4, "presence_penalty": -1.0, "logprobs": 2},
@@ -162,7 +178,7 @@ def test_sampling_kernel_counts_drawn_tokens_for_penalties(by_kernels: Sampler, 
     for _ in range(2):
         known, unknown = (
             [
-                Request("r", [5, 6, 5, 9], 3, SamplingParams(seed=row, **one), 100, row=row)
+                GenerationRequest("r", [5, 6, 5, 9], 3, SamplingParams(seed=row, **one), 100)
                 for row, one in enumerate(penalties)
             ]
             for _ in range(2)
@@ -170,11 +186,11 @@ def test_sampling_kernel_counts_drawn_tokens_for_penalties(by_kernels: Sampler, 
         assert not any(one.params.needs_last_token for one in unknown)
         for _ in range(5):
             logits = torch.randn(len(penalties), 12, generator=generator)
-            expected = sample(plain(), logits.clone(), known)
-            samples = sample(by_kernels, logits.to(device), unknown)
-            assert [one.token_id for one in samples] == [one.token_id for one in expected]
-            assert samples[3].logprobs and expected[3].logprobs
-            assert samples[3].logprobs.ranks == expected[3].logprobs.ranks
-            for one, other, sampled in zip(known, unknown, expected, strict=True):
-                one.token_ids.append(sampled.token_id)
+            expected = sample(make_sampler(12, ROWS), logits.clone(), known)
+            results = sample(kernels_of(12), logits.to(device), unknown)
+            assert [result.tokens for result in results] == [result.tokens for result in expected]
+            assert results[3].logprobs and expected[3].logprobs
+            assert results[3].logprobs[0].ranks == expected[3].logprobs[0].ranks
+            for one, other, result in zip(known, unknown, expected, strict=True):
+                one.token_ids += result.tokens
                 other.token_ids.append(-1)

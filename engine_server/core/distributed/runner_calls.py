@@ -11,9 +11,10 @@ from engine_server.requests.messages import RawTensor
 
 # The methods of a ModelRunner that all ranks call, with the types of their arguments; none of them calls another.
 ARGUMENT_TYPES: dict[str, Any] = {
-    "prepare": tuple[()],
     "capture_graphs": tuple[()],
     "forward": tuple[ModelInputs],
+    "join_head": tuple[()],
+    "collective_rpc": tuple[str, list[Any], dict[str, Any]],
     "erase": tuple[list[int]],
     "sleep": tuple[int],
     "wake": tuple[str, int],

@@ -1,45 +1,69 @@
-"""What the sampler's kernels are told of requests."""
+"""Sampling by Triton kernels, from parameters that lie at the same place of the device in every step."""
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from engine_server.core.logits.penalties import on_device
-from engine_server.core.scheduling.request import Request
+from engine_server.core.scheduling.batch import Batch
+from engine_server.core.scheduling.request import GenerationRequest, Request
+from engine_server.modeling.graphs.step_graphs import StepGraphs, ladder
 from engine_server.modeling.kernels.sampling import PARAMETERS, WORDS, sample
+from engine_server.modeling.platform.interface import Platform
 
 
 class KernelSampler:
-    """Static tensors with a row for each request of a batch, so that `sample` can be captured in a graph."""
+    """Static tensors with a row for each request that samples, so that `sample` can be captured in a CUDA graph."""
 
-    def __init__(self, max_num_seqs: int, device: torch.device) -> None:
+    def __init__(self, max_num_seqs: int, platform: Platform) -> None:
+        self._platform, device = platform, platform.device
         self.parameters = torch.zeros(max_num_seqs, WORDS.value, dtype=torch.int32, device=device)
+        self._tokens = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+        self._largest = torch.zeros(max_num_seqs, dtype=torch.float32, device=device)
         self._requests: list[Request] = []
-        self._records = np.zeros(0, PARAMETERS)  # theirs
+        self._records = np.zeros(0, PARAMETERS)
+        self._graphs: StepGraphs | None = None
 
-    def fill(self, requests: list[Request]) -> None:
-        """Tell the kernels of the step's requests."""
+    def fill(self, sampling: Batch) -> None:
+        """Copy the parameters of a step's requests to the device."""
+        requests = [scheduled.request for scheduled in sampling]
         if requests != self._requests:
-            self._requests, self._records = (
-                list(requests),
-                np.array([record(one) for one in requests], PARAMETERS),
-            )
-        self._records["index"] = [request.num_output for request in requests]
+            self._requests = requests
+            self._records = np.array([record(request) for request in requests], PARAMETERS)
+        self._records["index"] = [scheduled.output_index for scheduled in sampling]
         words = self._records.view(np.int32).reshape(len(requests), WORDS.value)
-        self.parameters[: len(requests)].copy_(on_device(words, self.parameters.device))
+        self.parameters[: len(requests)].copy_(self._platform.to_device(words))
 
-    def sample(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """A token for each row of `logits`, and a number that is as finite as its largest logit."""
-        return sample(logits, self.parameters)
+    def sample(self, logits: Tensor, captured_size: int | None) -> tuple[Tensor, Tensor]:
+        """Return a token for each row of `logits` and a number that is as finite as its largest logit, [n] each.
+
+        captured_size: the rows lie in the buffer of captured steps, of so many sequences.
+        """
+        if captured_size is None or self._graphs is None:
+            return sample(logits, self.parameters)
+        self._graphs.replay(captured_size)
+        return self._tokens[: len(logits)], self._largest[: len(logits)]
+
+    def capture(self, logits: Tensor) -> None:
+        """Capture sampling from `logits` [max_num_seqs, vocabulary], the buffer of captured steps."""
+
+        def run(size: int) -> None:
+            tokens, largest = sample(logits[:size], self.parameters)
+            self._tokens[:size].copy_(tokens)
+            self._largest[:size].copy_(largest)
+
+        self._graphs = StepGraphs(run, ladder(len(logits)))
+
+    def release_graphs(self) -> None:
+        """Free what `capture` took."""
+        self._graphs = None
 
 
 def record(request: Request) -> tuple[float, ...]:
-    """Its row of PARAMETERS, but for the index."""
+    """Return the request's PARAMETERS, with the index of a first token."""
+    assert isinstance(request, GenerationRequest)
     params = request.params
+    seed = (params.seed or 0) % (1 << 64)
+    if params.greedy:
+        return (0, 1, 1, 0, seed, request.choice_index, 0)
     filters = (params.temperature, params.min_p, params.top_p, max(params.top_k, 0))
-    return (
-        *((0, 1, 1, 0) if params.greedy else filters),
-        (params.seed or 0) % (1 << 64),
-        request.choice_index,
-        0,
-    )
+    return (*filters, seed, request.choice_index, 0)

@@ -1,7 +1,7 @@
-"""From hidden states to a vector, scores, or states for each request: the counterpart of the sampler."""
+"""The head that pools: from hidden states to a vector, scores, or the states themselves for each request."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -9,18 +9,31 @@ from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 
 from engine_server.config import Activation, PoolingConfig
-from engine_server.core.model_runner import ModelRunner
-from engine_server.core.scheduling.scheduler import Batch, Sampled
+from engine_server.core.heads.head import HiddenStates
+from engine_server.core.heads.sampler import to_host
+from engine_server.core.logits.grammars import TokenMask
+from engine_server.core.scheduling.request import PoolingRequest
+from engine_server.core.scheduling.step_result import StepResult
 from engine_server.modeling.attention.interface import UnsupportedModelError
+from engine_server.modeling.platform.interface import Platform
 from engine_server.requests.messages import RawTensor
 from engine_server.requests.pooling_params import PoolingParams
 
 
-class Reduction(NamedTuple):
-    """How a prompt that comes in chunks is pooled."""
+class PoolingModel(Protocol):
+    """Holds a model of transformers, whose weights may be loaded again."""
 
-    part: Callable[[Tensor], Tensor]  # what to keep of a chunk's states, [tokens, hidden]
-    whole: Callable[[list[Tensor], int], Tensor]  # the result of the parts and the prompt's length
+    @property
+    def model(self) -> Any: ...
+
+
+class Reduction(NamedTuple):
+    """The two parts of pooling a prompt that is computed in chunks."""
+
+    # From a chunk's states [tokens, hidden] to what is kept of them.
+    part: Callable[[Tensor], Tensor]
+    # From what was kept of all chunks and the prompt's length to the pooled states.
+    whole: Callable[[list[Tensor], int], Tensor]
 
 
 REDUCTIONS = {
@@ -38,59 +51,75 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 }
 
 
-class Pooler:
-    """Keeps of each chunk what the result needs, and makes the result once a prompt is computed."""
+class PendingVectors:
+    """A step's results on their way from the device."""
 
-    def __init__(self, runner: ModelRunner, config: PoolingConfig) -> None:
-        self.runner = runner
-        self.config = config
+    def __init__(self, results: list[Tensor], platform: Platform) -> None:
+        """Start the copies to the host."""
+        self._platform = platform
+        self._results = [to_host(result) for result in results]
+
+    def collect(self) -> list[StepResult]:
+        """Wait for the device; return a vector for each request whose prompt the step completed, or an error."""
+        self._platform.synchronize()
+        return [
+            StepResult(vector=RawTensor.of(result))
+            if result.isfinite().all()
+            else StepResult(error="the result is not finite")
+            for result in self._results
+        ]
+
+
+class Pooler:
+    """Keeps what the result needs of each chunk of a prompt, and computes the result once all are computed."""
+
+    def __init__(self, model: PoolingModel, config: PoolingConfig, platform: Platform) -> None:
+        """Raise UnsupportedModelError for a classifier whose scores can't be computed from pooled states."""
+        self._model = model
+        self._config = config
+        self._platform = platform
         if config.num_labels is not None:
-            model = runner.model
-            state = torch.zeros(model.config.get_text_config().hidden_size, device=runner.device)
-            if classify(model, state).shape != (config.num_labels,):
+            own = model.model
+            state = torch.zeros(own.config.get_text_config().hidden_size, device=platform.device)
+            if classify(own, state).shape != (config.num_labels,):
                 raise UnsupportedModelError(
-                    f"{type(model).__name__} pools in a way of its own, which isn't supported"
+                    f"{type(own).__name__} pools in a way of its own, which isn't supported"
                 )
 
     @torch.inference_mode()
-    def pool(self, states: Tensor, batch: Batch) -> list[Sampled]:
-        """states: [T, hidden] of the whole batch. A result for each request whose prompt it completes."""
+    def launch(self, states: HiddenStates, masks: list[TokenMask]) -> PendingVectors:
+        """Pool each request's part of the step's states. There are no masks."""
         results = []
-        chunks = torch.split(states, [scheduled.num_tokens for scheduled in batch])
-        for scheduled, chunk in zip(batch, chunks, strict=True):
-            request, params = scheduled.request, scheduled.request.pooling
-            assert params is not None
-            reduction = REDUCTIONS["ALL" if params.task == "encode" else self.config.pooling]
-            if request.computed == 0:
-                request.pooled = []  # it may have been preempted halfway
-            request.pooled.append(reduction.part(chunk))
+        chunks = torch.split(states.rows, [scheduled.num_tokens for scheduled in states.batch])
+        for scheduled, chunk in zip(states.batch, chunks, strict=True):
+            request = scheduled.request
+            assert isinstance(request, PoolingRequest)
+            reduction = REDUCTIONS["ALL" if request.params.task == "encode" else self._config.pooling]
+            if scheduled.start == 0:
+                request.chunks = []  # a preempted prompt is computed again
+            request.chunks.append(reduction.part(chunk))
             if scheduled.samples:
-                result = self._result(params, reduction.whole(request.pooled, request.num_prompt))
-                finite = bool(result.isfinite().all())
-                results.append(
-                    Sampled(pooled=RawTensor.of(result))
-                    if finite
-                    else Sampled(error="its result isn't finite")
-                )
-        return results
+                pooled = reduction.whole(request.chunks, request.num_prompt)
+                results.append(self._result(request.params, pooled))
+        return PendingVectors(results, self._platform)
 
     def _result(self, params: PoolingParams, pooled: Tensor) -> Tensor:
-        """In float32: [dimensions], [labels], or for the task encode [tokens, hidden]."""
+        """Return float32 [dimensions], [labels], or for the task encode [tokens, hidden]."""
         match params.task:
             case "encode":
                 return pooled.float()
             case "embed":
                 vector = pooled.float()[: params.dimensions]
                 return F.normalize(vector, dim=0) if params.normalize else vector
-        scores = classify(self.runner.model, pooled)
-        return ACTIVATIONS[self.config.activation](scores) if params.use_activation else scores
+        scores = classify(self._model.model, pooled)
+        return ACTIVATIONS[self._config.activation](scores) if params.use_activation else scores
 
 
 @torch.inference_mode()
 def classify(model: Any, pooled: Tensor) -> Tensor:
-    """What a ...ForSequenceClassification does behind its base model: from [hidden] to [labels], float32.
+    """Compute the scores, float32 [labels], of a pooled state [hidden] by a ...ForSequenceClassification model.
 
-    Its own forward runs, while the base model passes on the state that was pooled already.
+    The model's own forward runs, while its base model returns the given state.
     """
     base, state = model.base_model, pooled.to(model.dtype).view(1, 1, -1)
     pooler = getattr(base, "pooler", None)

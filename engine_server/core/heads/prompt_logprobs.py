@@ -1,65 +1,58 @@
 """Log-probabilities of prompts: the logits of every token of a step, a few rows at a time."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from engine_server.core.heads.sampler import rank, report
-from engine_server.core.scheduling.request import Request
-from engine_server.core.scheduling.scheduler import Batch
+from engine_server.core.heads.logprobs import num_ranked, rank, token_logprobs
+from engine_server.core.scheduling.batch import Batch
+from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.modeling.attention.interface import IntArray
 
-ROWS = 256  # so many rows of logits at once
+# Rows of logits that are computed at once.
+ROWS = 256
 
 
 class PromptChunk(NamedTuple):
-    """Some tokens of a prompt whose log-probabilities are asked for."""
+    """Consecutive tokens of a prompt whose log-probabilities are asked for."""
 
-    request: Request
-    first: int  # the position before that of the first of them
-    rows: IntArray  # of the step, whose logits show them: of token t in the row of token t - 1
+    request: GenerationRequest
+    # Position of the token before the first of them.
+    first: int
+    # Tokens of the step whose logits give them: those of token t are computed at token t - 1.
+    rows: IntArray
 
-    def report(self, logits: Tensor) -> None:
-        """Add what the chunk's `logits` [rows, vocabulary] show of the prompt."""
+    def rank(self, logits: Tensor) -> list[Tensor]:
+        """Rank the chunk's tokens among all. logits: [rows, vocabulary]."""
         logprobs = logits.float().log_softmax(dim=-1)
         token_ids = self.request.token_ids[self.first + 1 :][: len(self.rows)]
-        wanted = self.request.params.prompt_logprobs or 0
-        ranked = rank(logprobs, torch.tensor(token_ids, device=logprobs.device), wanted)
-        assert self.request.prompt_logprobs is not None
-        self.request.prompt_logprobs += report(ranked, [wanted] * len(self.rows))
+        count = num_ranked(self.request.params.prompt_logprobs or 0, logits.shape[1])
+        return rank(logprobs, torch.tensor(token_ids, device=logprobs.device), count)
+
+    def record(self, ranked: list[Tensor]) -> None:
+        """Add what `rank` returned, now on the host, to the request."""
+        if self.request.prompt_logprobs is None:
+            return
+        count = ranked[-1].shape[1]
+        # A preempted prompt is computed again.
+        del self.request.prompt_logprobs[self.first :]
+        self.request.prompt_logprobs += token_logprobs(ranked, [count] * len(self.rows))
 
 
 def prompt_chunks(batch: Batch, starts: IntArray) -> list[PromptChunk]:
-    """What this step shows of the prompts that asked. starts: [S], where each sequence's tokens begin."""
+    """Return the prompt tokens of this step whose log-probabilities are asked for.
+
+    starts: [S], index within the step of each sequence's first token.
+    """
     chunks = []
-    for (request, count), start in zip(batch, starts, strict=True):
-        if request.prompt_logprobs is None:
+    for scheduled, start in zip(batch, starts, strict=True):
+        request = scheduled.request
+        if not isinstance(request, GenerationRequest) or request.prompt_logprobs is None:
             continue
-        del request.prompt_logprobs[request.computed :]  # there are some where a preempted prompt comes again
-        end = min(request.computed + count, request.num_prompt - 1)
-        for first in range(request.computed, end, ROWS):
+        end = min(scheduled.end, request.num_prompt - 1)
+        for first in range(scheduled.start, end, ROWS):
             positions = np.arange(first, min(first + ROWS, end))
-            chunks.append(PromptChunk(request, first, start + positions - request.computed))
+            chunks.append(PromptChunk(request, first, start + positions - scheduled.start))
     return chunks
-
-
-@contextmanager
-def kept_output(module: nn.Module) -> Iterator[None]:
-    """Let `module` compute once: until the end, further calls give what the first one gave."""
-    compute = module.forward
-    kept: list[object] = []
-
-    def forward(*args: object, **kwargs: object) -> object:
-        if not kept:
-            kept.append(compute(*args, **kwargs))
-        return kept[0]
-
-    module.forward = forward
-    try:
-        yield
-    finally:
-        del module.forward

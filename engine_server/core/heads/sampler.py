@@ -1,246 +1,189 @@
-"""From logits to tokens. Given the same logits, a request's i-th token depends on its seed, child and i alone."""
+"""The head that samples: given the same logits, a request's token i depends on its seed, choice index and i alone."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine_server.core.logits.penalties import Penalties, on_device
-from engine_server.core.scheduling.request import Request
-from engine_server.core.scheduling.scheduler import Sampled
+from engine_server.config.model import LogprobsMode
+from engine_server.core.heads.draw import DrawParameters, draw
+from engine_server.core.heads.head import HiddenStates
+from engine_server.core.heads.logprobs import num_ranked, rank, token_logprobs
+from engine_server.core.heads.prompt_logprobs import PromptChunk
+from engine_server.core.logits.grammars import TokenMask
+from engine_server.core.logits.pipeline import LogitsPipeline
+from engine_server.core.scheduling.batch import Batch, sampled_part
+from engine_server.core.scheduling.request import GenerationRequest
+from engine_server.core.scheduling.step_result import StepResult
 from engine_server.modeling.device_time import DeviceTimer
 from engine_server.modeling.platform.interface import Platform
-from engine_server.requests.messages import TokenLogprobsArray
 
 if TYPE_CHECKING:
     from engine_server.core.heads.kernel_sampler import KernelSampler
 
-UInt64 = npt.NDArray[np.uint64]
-LogitsProcessor = Callable[[list[int], Tensor], Tensor]
 
-NUCLEUS = 1024  # so many of the likeliest tokens nearly always hold top_p, and sorting all takes far longer
+class LanguageModel(Protocol):
+    """The part of a model behind its hidden states."""
+
+    def logits(self, states: Tensor, captured_size: int | None = None) -> Tensor:
+        """Return logits [n, vocabulary], which may be changed, of hidden states [n, hidden]."""
+
+    def keep(self, tokens: Tensor) -> None:
+        """Take the step's tokens, int64 [n] on the device, as inputs of the next step."""
 
 
-class Launched:
-    """A step's tokens, int64 [n], and all that is told of them, on their way from the device."""
+class PendingTokens:
+    """A step's tokens and log-probabilities on their way from the device."""
 
     def __init__(
-        self, tokens: Tensor, largest: Tensor, errors: Mapping[int, str | None], wanted: Mapping[int, int],
-        ranked: list[Tensor], platform: Platform, timer: DeviceTimer,
-    ) -> None:  # fmt: skip
-        """`largest` [n] are the rows' largest logits, `ranked` what `rank` gives for the rows of `wanted`."""
-        self.tokens, self.errors, self.wanted = tokens, errors, wanted
-        self._copies = [one.to("cpu", non_blocking=True) for one in (tokens, largest, *ranked)]
+        self,
+        tokens: Tensor,
+        largest: Tensor,
+        errors: Mapping[int, str],
+        ranked: list[Tensor],
+        counts: Mapping[int, int],
+        prompts: list[tuple[PromptChunk, list[Tensor]]],
+        platform: Platform,
+        timer: DeviceTimer,
+    ) -> None:
+        """Start the copies to the host.
+
+        tokens, largest: [n], a token and the largest logit of each row; errors: by row; ranked: what
+        `logprobs.rank` returned for the rows of `counts`; prompts: the same for chunks of prompts.
+        """
+        self._errors = errors
+        self._counts = counts
+        self._tokens, self._largest, *self._ranked = map(to_host, (tokens, largest, *ranked))
+        self._prompts = [(chunk, [to_host(part) for part in parts]) for chunk, parts in prompts]
         self._timer = timer
         self._copied = platform.record_event()
 
-    def collect(self) -> list[Sampled]:
-        """Wait for the device: a token for each row, or why it can have none."""
+    def collect(self) -> list[StepResult]:
+        """Wait for the device; return a token for each row, or the reason why it has none."""
         with self._timer.measure():
             if self._copied:
                 self._copied.synchronize()
-        tokens, largest, *ranked = self._copies
-        samples = [
-            Sampled(token, error=self.errors.get(row) or complaint(value))
-            for row, (token, value) in enumerate(zip(tokens.tolist(), largest.tolist(), strict=True))
+        for chunk, parts in self._prompts:
+            chunk.record(parts)
+        results = [
+            StepResult([token], error=self._errors.get(row) or find_error(largest))
+            for row, (token, largest) in enumerate(
+                zip(self._tokens.tolist(), self._largest.tolist(), strict=True)
+            )
         ]
-        if ranked:
-            for row, one in zip(self.wanted, report(ranked, list(self.wanted.values())), strict=True):
-                samples[row].logprobs = one
-        return samples
+        if self._counts:
+            found = token_logprobs(self._ranked, list(self._counts.values()))
+            for row, one in zip(self._counts, found, strict=True):
+                results[row] = results[row]._replace(logprobs=[one])
+        return results
 
 
 class Sampler:
-    """Greedy, or temperature and filters with one uniform number a token.
-
-    `processors` are the custom logits processors that requests may name.
-    """
+    """Takes the likeliest token, or draws one by temperature, filters and one random number a token."""
 
     def __init__(
-        self, eos_token_ids: Sequence[int], processors: Mapping[str, LogitsProcessor], platform: Platform,
-        max_num_seqs: int, max_model_len: int, timer: DeviceTimer | None = None,
-    ) -> None:  # fmt: skip
-        self.eos_token_ids = list(eos_token_ids)
-        self.processors = processors
-        self.penalties = Penalties(max_num_seqs, max_model_len)
+        self,
+        model: LanguageModel,
+        pipeline: LogitsPipeline,
+        logprobs_mode: LogprobsMode,
+        max_num_seqs: int,
+        platform: Platform,
+        timer: DeviceTimer,
+    ) -> None:
+        self._model = model
+        self._pipeline = pipeline
+        self._logprobs_mode = logprobs_mode
+        self._platform = platform
+        self._timer = timer
+        # Of the latest step's requests that draw at random: the requests, their rows, and their parameters.
+        self._drawn: tuple[list[GenerationRequest], list[int], DrawParameters | None] = [], [], None
         self.kernels: KernelSampler | None = None
-        self.platform = platform
-        self.timer = timer or DeviceTimer()
         if platform.samples_by_kernel:
             from engine_server.core.heads import kernel_sampler
 
-            self.kernels = kernel_sampler.KernelSampler(max_num_seqs, platform.device)
-
-    def prepare(self, requests: list[Request]) -> None:
-        """Tell the device for whom the next `launch` is, before their forward: a captured one draws at once."""
-        if self.kernels:
-            self.kernels.fill(requests)
+            self.kernels = kernel_sampler.KernelSampler(max_num_seqs, platform)
 
     @torch.inference_mode()
-    def launch(
-        self, logits: Tensor, requests: list[Request], drawn: Sequence[Tensor] | None = None
-    ) -> Launched:
-        """Begin to choose a token for each of `requests`, and wait for no device unless one `needs_last_token`.
-
-        logits: [n, vocabulary], changed in place; drawn: what `KernelSampler.sample` gave for them in a graph.
-        """
-        wanted = {
-            row: count for row, one in enumerate(requests) if (count := one.params.logprobs) is not None
+    def launch(self, states: HiddenStates, masks: list[TokenMask]) -> PendingTokens:
+        sampling = sampled_part(states.batch)
+        logits = self._model.logits(states.rows, states.captured_size)
+        prompts = [
+            (chunk, chunk.rank(self._model.logits(rows)))
+            for chunk, rows in zip(states.chunks, states.prompt_rows, strict=True)
+        ]
+        counts = {
+            row: num_ranked(one.request.params.logprobs, logits.shape[1])
+            for row, one in enumerate(sampling)
+            if isinstance(one.request, GenerationRequest) and one.request.params.logprobs is not None
         }
-        if wanted:
-            rows = on_device(list(wanted), logits.device)
-            logprobs = logits[rows].float().log_softmax(dim=-1)  # the model's own
-        adjusted = {row: one for row, one in enumerate(requests) if one.params.adjusts_logits}
-        penalised = {row: one for row, one in adjusted.items() if one.params.penalises}
-        errors = {}
-        if adjusted:
-            logits, drawn = logits.float(), None
-            errors = {row: self._adjust(logits[row], one) for row, one in adjusted.items()}
-        if penalised:
-            places = self.penalties.apply(logits, penalised)
-        with self.timer.measure():
-            tokens, largest = drawn or self._draw(logits, requests)
-        if penalised:
-            self.penalties.count(places, tokens)
-        ranked = rank(logprobs, tokens[rows], max(wanted.values())) if wanted else []
-        return Launched(tokens, largest, errors, wanted, ranked, self.platform, self.timer)
+        rows = self._platform.to_device(list(counts)) if counts else None
+        values = None if rows is None else self._values("raw", logits, rows, counts, sampling)
+        adjusted = self._pipeline.rows(sampling)
+        errors: dict[int, str] = {}
+        if adjusted or masks:
+            logits = logits.float()
+            errors = self._pipeline.apply(logits, adjusted, masks)
+        if rows is not None and values is None:
+            values = self._values("processed", logits, rows, counts, sampling)
+        with self._timer.measure():
+            tokens, largest = self._draw(logits, sampling, states.captured_size)
+        self._pipeline.observe(tokens, adjusted)
+        self._model.keep(tokens)
+        ranked = [] if values is None else rank(values, tokens[rows], max(counts.values()))
+        return PendingTokens(tokens, largest, errors, ranked, counts, prompts, self._platform, self._timer)
 
-    def _draw(self, logits: Tensor, requests: list[Request]) -> tuple[Tensor, Tensor]:
-        """A token for each row of `logits` [n, vocabulary], int64 [n], and its largest logit."""
+    def _draw(self, logits: Tensor, sampling: Batch, captured_size: int | None) -> tuple[Tensor, Tensor]:
+        """Return a token for each row of `logits` [n, vocabulary], int64 [n], and its largest logit."""
         if self.kernels:
-            return self.kernels.sample(logits)
+            self.kernels.fill(sampling)
+            return self.kernels.sample(logits, captured_size)
         largest, tokens = logits.max(dim=-1)
-        drawn = [row for row, request in enumerate(requests) if not request.params.greedy]
-        if drawn:
-            tokens[drawn] = draw(logits[drawn].float(), [requests[row] for row in drawn])
+        requests = [one.request for one in sampling if isinstance(one.request, GenerationRequest)]
+        if requests != self._drawn[0]:
+            rows = [row for row, request in enumerate(requests) if not request.params.greedy]
+            self._drawn = requests, rows, self._parameters([requests[row] for row in rows], logits)
+        _, rows, parameters = self._drawn
+        if parameters is not None:
+            indexes = [sampling[row].output_index for row in rows]
+            tokens[rows] = draw(logits[rows].float(), parameters, indexes)
         return tokens, largest
 
-    def _adjust(self, logits: Tensor, request: Request) -> str | None:
-        """Do to one row [vocabulary] what its request asks for; the message, where one of its processors fails."""
-        params, device = request.params, logits.device
-        if params.allowed_token_ids is not None:
-            token_ids = on_device(params.allowed_token_ids, device)
-            allowed = logits[token_ids]
-            logits.fill_(-torch.inf)[token_ids] = allowed
-        if params.logit_bias:
-            biases = on_device(list(params.logit_bias.values()), device)
-            logits[on_device(list(params.logit_bias), device)] += biases
-        output = request.token_ids[request.num_prompt :]
-        words = params.bad_words_token_ids or []
-        banned = [last for *before, last in words if output[len(output) - len(before) :] == before]
-        if len(output) < params.min_tokens:
-            banned += self.eos_token_ids + (params.stop_token_ids or [])
-        if banned:
-            logits[on_device(banned, device)] = -torch.inf
-        for path in params.logits_processors or ():
-            try:
-                logits.copy_(self.processors[path](request.token_ids.copy(), logits))
-            except Exception as error:
-                return f"{path}: {type(error).__name__}: {error}"
-        return None
+    def _parameters(self, requests: Sequence[GenerationRequest], logits: Tensor) -> DrawParameters | None:
+        return DrawParameters(requests, logits.shape[1], logits.device) if requests else None
+
+    def _values(
+        self, stage: str, logits: Tensor, rows: Tensor, counts: Mapping[int, int], sampling: Batch
+    ) -> Tensor | None:
+        """Return what log-probabilities are taken from, float32 [rows, vocabulary]; None at the other stage.
+
+        stage: "raw" before the logits processors, "processed" behind them; the latter with temperature and filters.
+        """
+        mode, _, kind = self._logprobs_mode.partition("_")
+        if mode != stage:
+            return None
+        values = logits[rows].float()
+        if stage == "processed":
+            requests = [sampling[row].request for row in counts]
+            drawn = [
+                (position, one)
+                for position, one in enumerate(requests)
+                if isinstance(one, GenerationRequest) and not one.params.greedy
+            ]
+            if parameters := self._parameters([request for _, request in drawn], logits):
+                positions = [position for position, _ in drawn]
+                values[positions] = parameters.filter(values[positions])
+        return values.log_softmax(dim=-1) if kind == "logprobs" else values
 
 
-def complaint(largest: float) -> str | None:
-    """What is wrong with a row of which this is the largest logit."""
+def to_host(tensor: Tensor) -> Tensor:
+    """Start a copy to the host; the source may be overwritten by work that is launched later."""
+    return tensor.to("cpu", non_blocking=True, copy=True)
+
+
+def find_error(largest: float) -> str | None:
+    """Return what is wrong with a row whose largest logit this is."""
     if math.isfinite(largest):
         return None
     return "no token is left to choose from" if largest == -math.inf else "the logits are not finite"
-
-
-def draw(logits: Tensor, requests: Sequence[Request]) -> Tensor:
-    """The inverse of each row's cumulative distribution, in order of token id, at its uniform number."""
-    params = [request.params for request in requests]
-    temperatures = torch.tensor([one.temperature for one in params], device=logits.device)
-    logits = logits / temperatures.unsqueeze(1)
-    for keep, values in (
-        (keep_min_p, {row: one.min_p for row, one in enumerate(params) if one.min_p > 0}),
-        (keep_top_k, {row: one.top_k for row, one in enumerate(params) if 0 < one.top_k < logits.shape[1]}),
-        (keep_top_p, {row: one.top_p for row, one in enumerate(params) if one.top_p < 1}),
-    ):
-        if values:
-            rows = list(values)
-            limits = torch.tensor(list(values.values()), device=logits.device).unsqueeze(1)
-            logits[rows] = keep(logits[rows], limits)
-    cumulative = logits.softmax(dim=-1).cumsum(dim=-1)
-    uniforms = uniform(
-        [one.seed or 0 for one in params],
-        [request.choice_index for request in requests],
-        [request.num_output for request in requests],
-    )
-    total = cumulative[:, -1:]
-    targets = torch.from_numpy(uniforms).to(logits.device).unsqueeze(1) * total
-    targets = torch.minimum(targets, total.nextafter(torch.zeros_like(total)))  # the product may round up
-    # The first token whose cumulative probability exceeds the target: one that was filtered out never does.
-    drawn = torch.searchsorted(cumulative, targets, right=True).squeeze(1)
-    return drawn.clamp(max=logits.shape[1] - 1)  # a row of NaN has none
-
-
-def keep_min_p(logits: Tensor, share: Tensor) -> Tensor:
-    """Leave what is at least `share` [n, 1] times as likely as the likeliest of its row."""
-    return logits.masked_fill(logits < logits.amax(dim=-1, keepdim=True) + share.log(), -torch.inf)
-
-
-def keep_top_k(logits: Tensor, k: Tensor) -> Tensor:
-    """Leave the k [n, 1] largest of each row (and what ties with the last of them)."""
-    thresholds = logits.topk(int(k.max())).values.gather(1, k - 1)
-    return logits.masked_fill(logits < thresholds, -torch.inf)
-
-
-def keep_top_p(logits: Tensor, p: Tensor) -> Tensor:
-    """Leave the smallest set of likeliest tokens of each row whose probability reaches p [n, 1] (and ties)."""
-    probabilities = logits.softmax(dim=-1)
-    likeliest = probabilities.topk(min(NUCLEUS, logits.shape[1])).values
-    if (likeliest.cumsum(dim=-1)[:, -1:] < p).any():
-        likeliest = probabilities.sort(descending=True).values
-    before = likeliest.cumsum(dim=-1) - likeliest
-    thresholds = likeliest.masked_fill(before >= p, torch.inf).amin(dim=-1, keepdim=True)
-    return logits.masked_fill(probabilities < thresholds, -torch.inf)
-
-
-def rank(logprobs: Tensor, tokens: Tensor, count: int) -> list[Tensor]:
-    """What `report` tells of, for each row of `logprobs` [n, vocabulary]: its token [n], its `count` likeliest."""
-    own = logprobs.gather(1, tokens.unsqueeze(1))
-    top = logprobs.topk(min(count, logprobs.shape[1]))
-    return [tokens, own, (logprobs > own).sum(dim=-1) + 1, top.indices, top.values]
-
-
-def report(ranked: Sequence[Tensor], counts: Sequence[int]) -> list[TokenLogprobsArray]:
-    """For each row that was ranked its token's logprob and rank, then its `wanted` likeliest."""
-    return [
-        TokenLogprobsArray([token, *ids[:count]], [value, *values[:count]], [rank, *range(1, count + 1)])
-        for token, (value,), rank, ids, values, count in zip(
-            *(one.tolist() for one in ranked), counts, strict=True
-        )
-    ]
-
-
-def uniform(seeds: Sequence[int], children: Sequence[int], indexes: Sequence[int]) -> npt.NDArray[np.float32]:
-    """One number in [0, 1) for each seed, child and token index: Philox4x32-10, its first word's upper 24 bits."""
-    keys = np.array([seed % (1 << 64) for seed in seeds], dtype=np.uint64)
-    counter = np.zeros((4, len(keys)), dtype=np.uint64)
-    counter[0], counter[1] = children, indexes
-    words = philox4x32(counter, np.stack([keys & MASK, keys >> np.uint64(32)]))
-    uniforms: npt.NDArray[np.float32] = (words[0] >> np.uint64(8)).astype(np.float32) * np.float32(2**-24)
-    return uniforms
-
-
-MASK = np.uint64(0xFFFFFFFF)
-
-
-def philox4x32(counter: UInt64, key: UInt64, rounds: int = 10) -> UInt64:
-    """The counter-based generator of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC '11).
-
-    counter: [4, n], key: [2, n], the result: [4, n]; 32-bit words in uint64, so that products don't overflow.
-    """
-    shift = np.uint64(32)
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for _ in range(rounds):
-        first, second = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
-        c0, c1, c2, c3 = (second >> shift) ^ c1 ^ k0, second & MASK, (first >> shift) ^ c3 ^ k1, first & MASK
-        k0, k1 = (k0 + np.uint64(0x9E3779B9)) & MASK, (k1 + np.uint64(0xBB67AE85)) & MASK
-    return np.stack([c0, c1, c2, c3])

@@ -1,65 +1,78 @@
-"""Penalties on the tokens that a request has had: CTRL's (Keskar et al., 2019) for repetition, and OpenAI's two."""
-
-from collections.abc import Mapping
+"""Penalties on a request's earlier tokens: CTRL's (Keskar et al., 2019) for repetition, and OpenAI's two."""
 
 import torch
 from torch import Tensor
 
-from engine_server.core.scheduling.request import Request
+from engine_server.core.logits.processor import Row
+from engine_server.core.scheduling.request import GenerationRequest, Request
+from engine_server.modeling.platform.interface import Platform
+from engine_server.requests.sampling_params import SamplingParams
 
-IN_PROMPT = 1 << 30  # beside the count of a token that the prompt has
-
-
-def on_device(values: object, device: torch.device) -> Tensor:
-    """A tensor of numbers, int64 or float32, by a copy that the host doesn't wait for."""
-    return torch.tensor(values, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+# Added to the count of a token that the prompt has.
+IN_PROMPT = 1 << 30
 
 
 class Penalties:
-    """The tokens of the requests that ask for penalties, and how often they had each, kept where tokens are drawn.
+    """Counts the tokens of requests with penalties on the device, so that the host need not know a token in time.
 
-    So the host need not have seen a token for the next to be penalised. A request's row is that of its block table.
+    A request's row of the tables is its row of the block table.
     """
 
-    def __init__(self, max_num_seqs: int, max_model_len: int) -> None:
-        self.shape = max_num_seqs, max_model_len + 1
-        self.token_ids: Tensor | None = None  # int32 [*shape], of each row beyond its length whichever it has
-        self.counts: Tensor  # int32 [max_num_seqs, vocabulary]
-        self._counted: dict[int | None, tuple[Request, int]] = {}  # by row, up to which output token
+    def __init__(self, max_num_seqs: int, max_model_len: int, vocabulary: int, platform: Platform) -> None:
+        self._platform = platform
+        # Each request's tokens; beyond its length any of them.
+        self._token_ids = torch.empty(
+            max_num_seqs, max_model_len + 1, dtype=torch.int32, device=platform.device
+        )
+        self._counts = torch.empty(max_num_seqs, vocabulary, dtype=torch.int32, device=platform.device)
+        # By row: the request whose tokens are counted, and how many of them.
+        self._counted: dict[int, tuple[Request, int]] = {}
+        # The parameters of the latest step's requests: repetition, frequency and presence, [n, 1] each.
+        self._requests: list[Request] = []
+        self._parameters = torch.empty(3, 0, 1, device=platform.device)
+        # Of the latest `apply`: rows of the logits, rows of the tables, and numbers of tokens, [3, n].
+        self._places = torch.empty(3, 0, dtype=torch.int64, device=platform.device)
 
-    def apply(self, logits: Tensor, requests: Mapping[int, Request]) -> Tensor:
-        """Penalise rows of float32 logits [n, vocabulary] in place; `count` wants what it returns."""
-        if self.token_ids is None:
-            self.counts = logits.new_empty((self.shape[0], logits.shape[1]), dtype=torch.int32)
-            self.token_ids = logits.new_empty(self.shape, dtype=torch.int32)
-        for request in requests.values():
-            if self._counted.get(request.row) != (request, request.num_output):
-                token_ids = on_device(request.token_ids, logits.device)
-                self.token_ids[request.row] = token_ids[0]
-                self.token_ids[request.row, : len(token_ids)] = token_ids
-                counts = self.counts[request.row].zero_()
-                counts[token_ids[: request.num_prompt]] = IN_PROMPT
-                output = token_ids[request.num_prompt :]
-                counts.index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
-            self._counted[request.row] = request, request.num_output + 1
-        rows = [(row, one.row, len(one.token_ids)) for row, one in requests.items()]
-        places = on_device(rows, logits.device).T
-        own, kept = places[:2].unsqueeze(2)
-        params = [request.params for request in requests.values()]
-        penalties = [(p.repetition_penalty, p.frequency_penalty, p.presence_penalty) for p in params]
-        repetition, frequency, presence = on_device(penalties, logits.device).T.unsqueeze(2)
-        tokens = self.token_ids[
-            kept[:, 0], : max(length for *_, length in rows)
-        ]  # those that are there twice get the same twice
-        values, seen = logits[own, tokens], self.counts[kept, tokens]
+    def applies_to(self, params: SamplingParams) -> bool:
+        return params.penalises
+
+    def apply(self, logits: Tensor, rows: list[Row]) -> dict[int, str]:
+        for _, scheduled in rows:
+            if self._counted.get(scheduled.row) != (scheduled.request, scheduled.end):
+                self._count_all(scheduled.row, scheduled.request, scheduled.end)
+            self._counted[scheduled.row] = scheduled.request, scheduled.end + 1
+        self._load_parameters([scheduled.request for _, scheduled in rows])
+        places = [(index, scheduled.row, scheduled.end) for index, scheduled in rows]
+        self._places = self._platform.to_device(places).T
+        own, kept = self._places[:2].unsqueeze(2)
+        repetition, frequency, presence = self._parameters
+        longest = max(scheduled.end for _, scheduled in rows)
+        # A token that a request has twice gets the same value twice.
+        tokens = self._token_ids[kept[:, 0], :longest]
+        values, seen = logits[own, tokens], self._counts[kept, tokens]
         repeated = torch.where(values > 0, values / repetition, values * repetition)
         times = seen & (IN_PROMPT - 1)
         logits[own, tokens] = repeated - times * frequency - (times > 0) * presence
-        return places
+        return {}
 
-    def count(self, places: Tensor, tokens: Tensor) -> None:
-        """Add the tokens [n] that were drawn, in the rows that were penalised."""
-        assert self.token_ids is not None
-        rows, slots, lengths = places
-        self.counts[slots, tokens[rows]] += 1
-        self.token_ids[slots, lengths] = tokens[rows].int()
+    def observe(self, tokens: Tensor) -> None:
+        rows, kept, lengths = self._places
+        self._counts[kept, tokens[rows]] += 1
+        self._token_ids[kept, lengths] = tokens[rows].int()
+
+    def _count_all(self, row: int, request: Request, length: int) -> None:
+        """Count the first `length` tokens of a request that is new in its row."""
+        token_ids = self._platform.to_device(request.token_ids[:length])
+        self._token_ids[row] = token_ids[0]
+        self._token_ids[row, :length] = token_ids
+        counts = self._counts[row].zero_()
+        counts[token_ids[: request.num_prompt]] = IN_PROMPT
+        output = token_ids[request.num_prompt :]
+        counts.index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
+
+    def _load_parameters(self, requests: list[Request]) -> None:
+        if requests == self._requests:
+            return
+        params = [request.params for request in requests if isinstance(request, GenerationRequest)]
+        values = [(p.repetition_penalty, p.frequency_penalty, p.presence_penalty) for p in params]
+        self._requests, self._parameters = requests, self._platform.to_device(values).T.unsqueeze(2)

@@ -1,66 +1,93 @@
-"""The state of a request in the core: its tokens and a few counters, from which the rest is derived."""
+"""A request as the scheduler sees it: a few counters, from which everything else is derived."""
 
 import hashlib
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 
 import msgspec
 from torch import Tensor
 
-from engine_server.requests.messages import AddRequest, RawTensor, TokenLogprobsArray
+from engine_server.core.scheduling.step_result import StepResult
+from engine_server.requests.messages import AddRequest, RawTensor, RequestStep, TokenLogprobsArray
 from engine_server.requests.pooling_params import PoolingParams
 from engine_server.requests.sampling_params import SamplingParams
 
+# Placeholder for a token that a launched step samples and the host has not received yet.
+UNKNOWN = -1
+
 
 @dataclass(slots=True, eq=False)
-class Request:
+class Request(ABC):
+    """The tokens and counters that generation and pooling share."""
+
     request_id: str
-    token_ids: list[int]  # the prompt, then the output
+    # The prompt, then the output.
+    token_ids: list[int]
     num_prompt: int
-    params: SamplingParams
-    max_tokens: int
-    computed: int = 0  # tokens whose K and V are in the cache
-    confirmed: int = 0  # of `computed`, those from which a token has come since
-    num_unknown: int = 0  # tokens at the end that are on their way from the device
-    row: int | None = None  # its row of the block table, while it runs
-    rope_regime: int = 0  # what its keys depend on besides its tokens, where a rope is stretched
-    scheduled: float | None = None  # when it first ran
-    priority: int = 0  # the lower runs first
-    queue_position: tuple[int, int] = (0, 0)  # in the order in which requests run: priority, then arrival
-    deadline: float | None = None  # on the monotonic clock
+    _: KW_ONLY
+    # Number of tokens whose K and V are in the cache, those of launched steps included.
+    computed: int = 0
+    # Of `computed`, the tokens from which a later token has been received.
+    confirmed: int = 0
+    # Number of launched steps that will give the request a result.
+    num_unknown: int = 0
+    # Row of the block table; None while the request waits.
+    row: int | None = None
+    # What the keys depend on besides the tokens, for a rope that depends on the sequence's length.
+    rope_regime: int = 0
+    # Time of the first step, on the monotonic clock.
+    scheduled: float | None = None
+    # A lower number runs first.
+    priority: int = 0
+    # Order in which requests run: priority, then arrival.
+    queue_position: tuple[int, int] = (0, 0)
+    # On the monotonic clock.
+    deadline: float | None = None
     cache_salt: str | None = None
-    hashes: list[bytes] = field(default_factory=list)  # of its full blocks, as far as they were needed
-    # Of the prompt's full blocks, as far as they were needed: shared by the choices of one prompt.
+    # Hashes of the first full blocks, as many as were needed so far.
+    hashes: list[bytes] = field(default_factory=list)
+    # Those of the prompt's full blocks, shared by the choices of one prompt.
     prompt_hashes: list[bytes] = field(default_factory=list)
-    num_cached: int = 0  # prompt tokens that were cached when it first ran
-    choice_index: int = 0  # its number among the n completions of one prompt
-    num_retries: int = 0  # steps for which there was too little memory
-    num_resumed: int = 0  # output tokens that it came with
-    prompt_logprobs: list[TokenLogprobsArray] | None = None  # while they are collected
-    pooling: PoolingParams | None = None
-    pooled: list[Tensor] = field(default_factory=list)  # what the pooler keeps of each chunk
-    token_type_ids: list[int] | None = None
-    prompt_embeds: Tensor | None = None  # [prompt tokens, hidden]
+    # Prompt tokens that were found in the prefix cache when the request first ran.
+    num_cached: int = 0
+    # Number of steps with this request that ran out of memory.
+    num_retries: int = 0
+    # [prompt tokens, hidden], in place of the prompt's embeddings.
+    prompt_embeds: Tensor | None = None
 
     @classmethod
     def from_message(cls, message: AddRequest) -> "Request":
-        return cls(
-            message.request_id,
-            list(message.prompt_token_ids),  # it grows, and in one process others may hold what came
-            len(message.prompt_token_ids) - message.num_resumed,
-            message.params,
-            message.max_tokens,
-            priority=message.priority,
-            deadline=message.deadline,
-            cache_salt=message.cache_salt,
-            choice_index=message.child,
-            num_resumed=message.num_resumed,
-            prompt_logprobs=None if message.params.prompt_logprobs is None else [],
-            pooling=message.pooling,
-            token_type_ids=message.token_type_ids,
-            prompt_embeds=message.prompt_embeds.tensor() if message.prompt_embeds else None,
-        )
+        """Build the request that a front end's message asks for."""
+        token_ids = list(
+            message.prompt_token_ids
+        )  # grows; within one process the message's list has other holders
+        request: Request
+        if message.pooling is not None:
+            request = PoolingRequest(
+                message.request_id,
+                token_ids,
+                len(token_ids),
+                message.pooling,
+                token_type_ids=message.token_type_ids,
+            )
+        else:
+            request = GenerationRequest(
+                message.request_id,
+                token_ids,
+                len(token_ids) - message.num_resumed,
+                message.params,
+                message.max_tokens,
+                choice_index=message.child,
+                num_resumed=message.num_resumed,
+                prompt_logprobs=None if message.params.prompt_logprobs is None else [],
+            )
+        request.priority = message.priority
+        request.deadline = message.deadline
+        request.cache_salt = message.cache_salt
+        request.prompt_embeds = message.prompt_embeds.tensor() if message.prompt_embeds else None
+        return request
 
     @property
     def num_output(self) -> int:
@@ -68,8 +95,35 @@ class Request:
 
     @property
     def pending(self) -> int:
-        """Return how many tokens the next forward must cover: 1 in decode."""
+        """Number of tokens that the next forward must cover: 1 in decode."""
         return len(self.token_ids) - self.computed
+
+    @property
+    @abstractmethod
+    def last_result_launched(self) -> bool:
+        """True once no further step can be needed: the last result is in flight."""
+
+    @property
+    def needs_last_token(self) -> bool:
+        """True if the host must know one token before the next one can be sampled."""
+        return False
+
+    @property
+    def reads_prefix_cache(self) -> bool:
+        """True if cached blocks may replace the computation of the prompt's beginning."""
+        return True
+
+    @abstractmethod
+    def expect_result(self) -> None:
+        """Count a result that a launched step will give."""
+
+    @abstractmethod
+    def cancel_result(self) -> None:
+        """Undo the latest `expect_result`, for a step that was not launched after all."""
+
+    @abstractmethod
+    def accept(self, result: StepResult, eos_token_ids: Collection[int]) -> RequestStep:
+        """Take the oldest expected result, which has no error, and return what the front end gets of it."""
 
     def hash_blocks(self, count: int, block_size: int) -> None:
         """Extend `hashes` to at least `count` blocks. Each block of a prompt is hashed once for all its choices."""
@@ -79,7 +133,6 @@ class Request:
             self.hashes.append(
                 block_hash(parent, self.token_ids[index * block_size : (index + 1) * block_size])
             )
-
             if (index + 1) * block_size <= self.num_prompt:
                 self.prompt_hashes.append(self.hashes[index])
 
@@ -108,6 +161,97 @@ class Request:
         return hashlib.sha256(msgspec.msgpack.encode((self.cache_salt, self.rope_regime, embeds))).digest()
 
 
+@dataclass(slots=True, eq=False)
+class GenerationRequest(Request):
+    """A request for tokens."""
+
+    params: SamplingParams
+    # Output tokens at most.
+    max_tokens: int
+    _: KW_ONLY
+    # Index among the n completions of one prompt.
+    choice_index: int = 0
+    # Output tokens that the request arrived with.
+    num_resumed: int = 0
+    # Those of the prompt's tokens from the second on, as far as computed; None: not asked for, or delivered.
+    prompt_logprobs: list[TokenLogprobsArray] | None = None
+
+    @property
+    def last_result_launched(self) -> bool:
+        return self.num_unknown > 0 and self.num_output >= self.max_tokens
+
+    @property
+    def needs_last_token(self) -> bool:
+        return self.params.needs_last_token
+
+    @property
+    def reads_prefix_cache(self) -> bool:
+        return self.prompt_logprobs is None
+
+    def expect_result(self) -> None:
+        self.token_ids.append(UNKNOWN)
+        self.num_unknown += 1
+
+    def cancel_result(self) -> None:
+        self.token_ids.pop()
+        self.num_unknown -= 1
+
+    def accept(self, result: StepResult, eos_token_ids: Collection[int]) -> RequestStep:
+        """Put tokens in their placeholder's position, up to one that ends the request."""
+        index = len(self.token_ids) - self.num_unknown
+        self.num_unknown -= 1
+        self.confirmed = index
+        tokens = []
+        reason = stop = None
+        for token in result.tokens:
+            tokens.append(token)
+            num_output = index + len(tokens) - self.num_prompt
+            reason, stop = self.params.end(token, num_output, self.max_tokens, eos_token_ids)
+            if reason:
+                break
+        self.token_ids[index : index + 1] = tokens
+        is_first = index == self.num_prompt + self.num_resumed
+        prompt_logprobs, self.prompt_logprobs = self.prompt_logprobs, None
+        return RequestStep(
+            request_id=self.request_id,
+            new_token_ids=tokens,
+            logprobs=result.logprobs and result.logprobs[: len(tokens)],
+            finish_reason=reason,
+            stop_reason=stop,
+            scheduled=self.scheduled if is_first else None,
+            num_cached_tokens=self.num_cached if is_first else 0,
+            prompt_logprobs=prompt_logprobs,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class PoolingRequest(Request):
+    """A request for a vector, scores or hidden states of its prompt."""
+
+    params: PoolingParams
+    _: KW_ONLY
+    # Index of each token's text, for a prompt of two texts.
+    token_type_ids: list[int] | None = None
+    # What the pooler keeps of each computed chunk of the prompt.
+    chunks: list[Tensor] = field(default_factory=list)
+
+    @property
+    def last_result_launched(self) -> bool:
+        return self.num_unknown > 0
+
+    def expect_result(self) -> None:
+        self.num_unknown += 1
+
+    def cancel_result(self) -> None:
+        self.num_unknown -= 1
+
+    def accept(self, result: StepResult, eos_token_ids: Collection[int]) -> RequestStep:
+        self.num_unknown -= 1
+        return RequestStep(
+            self.request_id, [], finish_reason="stop", scheduled=self.scheduled, pooled=result.vector
+        )
+
+
 def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """Hash a block's tokens and, through `parent`, all tokens before them; equal in every process."""
+    """Hash a block's tokens and, by `parent`, all before them; equal in every process."""
     return hashlib.sha256(parent + struct.pack(f"<{len(token_ids)}I", *token_ids)).digest()

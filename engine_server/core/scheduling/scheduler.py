@@ -5,45 +5,23 @@ import math
 import time
 from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
 from engine_server.config import SchedulerConfig
 from engine_server.core.cache.block_table import BlockTable
-from engine_server.core.scheduling.request import Request
+from engine_server.core.scheduling.batch import Batch, Scheduled, num_tokens, sampled_part
+from engine_server.core.scheduling.request import GenerationRequest, Request
 from engine_server.core.scheduling.scheduler_state import SchedulerState
-from engine_server.requests.messages import RawTensor, RequestStep, TokenLogprobsArray
+from engine_server.core.scheduling.step_result import StepResult
+from engine_server.requests.messages import RequestStep
 from engine_server.requests.scheduler_stats import SchedulerStats
 
 by_queue_position = attrgetter("queue_position")
 
 
-class Scheduled(NamedTuple):
-    """A request's part of a step: its next `num_tokens` tokens."""
-
-    request: Request
-    num_tokens: int
-
-    @property
-    def samples(self) -> bool:
-        """Whether the step reaches the request's last token, so that a new one follows."""
-        return self.num_tokens == self.request.pending
-
-
-Batch = list[Scheduled]
-MOST_RETRIES = 5  # of a request whose steps are too large; each is half as large as the one before
-UNKNOWN = -1  # stands for a token that is on its way from the device
-
-
-@dataclass(slots=True)
-class Sampled:
-    """A new token of a request; none, if there is an `error`, which ends this request alone, or if it pools."""
-
-    token_id: int = -1
-    logprobs: TokenLogprobsArray | None = None
-    error: str | None = None
-    pooled: RawTensor | None = None
+# Attempts to compute a request whose steps run out of memory; each step is half as large as the one before.
+MOST_RETRIES = 5
 
 
 class Refusal(NamedTuple):
@@ -86,7 +64,7 @@ class Scheduler:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.enable_prefix_caching = enable_prefix_caching
         self.erase = erase
-        self.rope_regime = rope_regime or (lambda request: 0)
+        self.rope_regime = rope_regime
         # Sorted by queue position.
         self.waiting: list[Request] = []
         self.running: list[Request] = []
@@ -104,8 +82,11 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request behind all of its priority."""
         request.queue_position = (request.priority, next(self._arrivals))
-        request.rope_regime = self.rope_regime(request)
-        if request.choice_index and self.requests:  # the choices of a prompt arrive one after the other
+        if self.rope_regime is not None:
+            request.rope_regime = self.rope_regime(request)
+        if (
+            isinstance(request, GenerationRequest) and request.choice_index and self.requests
+        ):  # the choices of a prompt arrive one after the other
             request.share_hashes(next(reversed(self.requests.values())))
         self.requests[request.request_id] = request
         insort(self.waiting, request, key=by_queue_position)
@@ -130,6 +111,8 @@ class Scheduler:
         return max(0.0, min(deadlines, default=math.inf) - time.monotonic())
 
     def schedule(self) -> Batch:
+        """Choose the next step's tokens, count them as computed, and expect a result of each request that samples."""
+        self._preempt_outdated_ropes()
         batch: Batch = []
         budget = self._budget = min(self._budget + 1, self.config.max_num_batched_tokens)
         preempted = self._num_preemptions
@@ -138,43 +121,35 @@ class Scheduler:
         ):
             if request.row is None:  # preempted by an earlier one in this very loop
                 continue
-            if request.num_unknown and request.num_output >= request.max_tokens:  # its last is on its way
+            if request.last_result_launched:
                 continue
             count = self._chunk(request.pending, budget)
             if count and self._make_room(request, count, batch):
                 self._take(request, count, batch)
                 budget -= count
-        if self._num_preemptions > preempted:  # no room: what just went must not come straight back
-            return batch
-        while budget and self.waiting and self._admit(self.waiting[0], budget, batch):
+        # After a preemption nothing is admitted, or the request that gave its blocks back would take them again.
+        while self._num_preemptions == preempted and budget and self.waiting:
+            if not self._admit(self.waiting[0], budget, batch):
+                break
             budget -= batch[-1].num_tokens
+        for scheduled in batch:
+            scheduled.request.computed += scheduled.num_tokens
+            if scheduled.samples:
+                scheduled.request.expect_result()
         return batch
 
-    def advance(self, batch: Batch) -> list[Request]:
-        """Count what was launched as computed; the requests that sample, each with a token to come."""
-        sampling = [scheduled.request for scheduled in batch if scheduled.samples]
-        for request, num_tokens in batch:
-            request.computed += num_tokens
-        for request in sampling:
-            request.token_ids.append(UNKNOWN)
-            request.num_unknown += 1
-            if request.rope_regime != self.rope_regime(request):  # its keys aren't what they would be now
-                self._preempt(request, [])
-                request.rope_regime = self.rope_regime(request)
-                request.forget_hashes()
-        return sampling
+    def needs_results(self, batch: Batch) -> bool:
+        """Return True if an earlier step's tokens must be known before those of `batch` can be sampled."""
+        return any(
+            scheduled.request.num_unknown > 1 and scheduled.request.needs_last_token for scheduled in batch
+        )
 
-    @property
-    def needs_tokens(self) -> bool:
-        """Whether a request's next token can't be chosen before the host knows the last one."""
-        return any(request.num_unknown and request.params.needs_last_token for request in self.running)
-
-    def update(self, sampling: Sequence[Request], samples: Sequence[Sampled]) -> list[RequestStep]:
-        """Take the tokens that have come, in the order in which `advance` gave their requests."""
+    def update(self, batch: Batch, results: Sequence[StepResult]) -> list[RequestStep]:
+        """Take a step's results, one for each request that samples, in the batch's order."""
         return [
-            self._append(request, sampled)
-            for request, sampled in zip(sampling, samples, strict=True)
-            if request in self  # else it ended meanwhile
+            self._accept(scheduled.request, result)
+            for scheduled, result in zip(sampled_part(batch), results, strict=True)
+            if scheduled.request in self  # else it ended in the meantime
         ]
 
     def fail(self, request: Request, error: str) -> RequestStep:
@@ -187,15 +162,22 @@ class Scheduler:
         return RequestStep(request.request_id, [], finish_reason="error", error=error)
 
     def retry(self, batch: Batch, error: str) -> list[RequestStep]:
-        """Compute a batch that was too large again, in steps half as large; requests end that no size helps.
+        """Requeue a batch that did not fit into memory, for steps half as large; end requests that no size helps.
 
-        Steps grow again by a token each, as TCP's window does.
+        The batch is the last that was scheduled, and gives no results. Steps grow again by a token each, as TCP's
+        window does.
         """
         chunked = self.config.enable_chunked_prefill
         if chunked:
-            self._budget = max(1, sum(num_tokens for _, num_tokens in batch) // 2)
+            self._budget = max(1, num_tokens(batch) // 2)
         ended = []
-        for request, _ in batch:
+        for scheduled in batch:
+            request = scheduled.request
+            if request not in self:
+                continue
+            request.computed = scheduled.start
+            if scheduled.samples:
+                request.cancel_result()
             request.num_retries += 1
             if chunked and request.num_retries <= MOST_RETRIES:
                 self._preempt(request, [])
@@ -324,7 +306,7 @@ class Scheduler:
 
         The last token is always computed, since the next one is sampled from its logits.
         """
-        if not self.enable_prefix_caching or request.prompt_logprobs is not None:
+        if not self.enable_prefix_caching or not request.reads_prefix_cache:
             return []
         count = (len(request.token_ids) - 1) // self.table.block_size
         request.hash_blocks(count, self.table.block_size)
@@ -332,9 +314,11 @@ class Scheduler:
 
     def _take(self, request: Request, count: int, batch: Batch) -> None:
         """Add a request's next `count` tokens to the batch, and publish the blocks that they fill."""
-        batch.append(Scheduled(request, count))
+        assert request.row is not None
+        batch.append(
+            Scheduled(request, request.row, request.computed, count, samples=count == request.pending)
+        )
         if self.enable_prefix_caching:
-            assert request.row is not None
             known = min(request.computed + count, len(request.token_ids) - request.num_unknown)
             full = known // self.table.block_size
             request.hash_blocks(full, self.table.block_size)
@@ -365,37 +349,25 @@ class Scheduler:
         insort(self.waiting, request, key=by_queue_position)
         self._num_preemptions += 1
 
-    def _append(self, request: Request, sampled: Sampled) -> RequestStep:
-        if sampled.error is not None:
-            return self.fail(request, sampled.error)
-        if sampled.pooled is not None:
+    def _preempt_outdated_ropes(self) -> None:
+        """Requeue requests whose length has changed the rope, and with it the keys that are cached."""
+        if self.rope_regime is None:
+            return
+        for request in list(self.running):
+            regime = self.rope_regime(request)
+            if request.rope_regime != regime:
+                self._preempt(request, [])
+                request.rope_regime = regime
+                request.forget_hashes()
+
+    def _accept(self, request: Request, result: StepResult) -> RequestStep:
+        if result.error is not None:
+            return self.fail(request, result.error)
+        request.num_retries = 0  # counted since the last result, the only progress that is never lost
+        step = request.accept(result, self.eos_token_ids)
+        if step.finish_reason:
             self._finish(request)
-            return RequestStep(
-                request.request_id, [], None, "stop", scheduled=request.scheduled, pooled=sampled.pooled
-            )
-        request.num_retries = 0  # counted since the last token, the only progress that is never lost
-        index = len(request.token_ids) - request.num_unknown
-        request.token_ids[index] = sampled.token_id
-        request.num_unknown -= 1
-        request.confirmed = index
-        num_output = index + 1 - request.num_prompt
-        reason, stop = request.params.end(
-            sampled.token_id, num_output, request.max_tokens, self.eos_token_ids
-        )
-        if reason:
-            self._finish(request)
-        first = num_output == request.num_resumed + 1
-        prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, None
-        return RequestStep(
-            request_id=request.request_id,
-            new_token_ids=[sampled.token_id],
-            logprobs=[sampled.logprobs] if sampled.logprobs else None,
-            finish_reason=reason,
-            stop_reason=stop,
-            scheduled=request.scheduled if first else None,
-            num_cached_tokens=request.num_cached if first else 0,
-            prompt_logprobs=prompt_logprobs,
-        )
+        return step
 
     def _finish(self, request: Request) -> None:
         """Remove a request and free its blocks."""

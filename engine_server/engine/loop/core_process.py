@@ -18,7 +18,7 @@ from engine_server.config import EngineConfig
 from engine_server.core.distributed.child_process import Child
 from engine_server.modeling.progress import FILE, ProgressClock
 from engine_server.requests.errors import EngineDeadError
-from engine_server.requests.messages import Call, CoreMessage, FrontEndMessage, Phase, Ready, Returned
+from engine_server.requests.messages import Call, CallResult, CoreMessage, FrontEndMessage, Phase, Ready
 
 OnPhase = Callable[[str, float], None]
 
@@ -51,7 +51,7 @@ class CoreProcess:
         self._changed = asyncio.Event()  # there are messages, or the core has ended
         self._ended = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._calls: dict[int, asyncio.Future[Returned]] = {}
+        self._calls: dict[int, asyncio.Future[CallResult]] = {}
         self._call_ids = itertools.count()
 
     @property
@@ -140,7 +140,7 @@ class CoreProcess:
         if not self._messages:
             raise EngineDeadError(await asyncio.to_thread(self._child.death))
         message: CoreMessage = self._decoder.decode(self._messages.popleft())
-        if isinstance(message, Returned):
+        if isinstance(message, CallResult):
             answer = self._calls.get(message.call_id)
             if answer is not None and not answer.done():  # else its caller was cancelled
                 answer.set_result(message)

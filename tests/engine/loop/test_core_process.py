@@ -14,7 +14,7 @@ from waiting import until
 
 from engine_server import AsyncEngineArgs, AsyncLLMEngine, EngineDeadError
 from engine_server.engine.loop.core_process import CoreProcess
-from engine_server.requests.messages import AbortRequests, Returned
+from engine_server.requests.messages import AbortRequests, CallResult
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -53,7 +53,7 @@ async def test_a_cancelled_receive_loses_no_message(core: CoreProcess) -> None:
                 await asyncio.sleep(0)
             reader.cancel()
             await asyncio.wait([reader])
-            received += not reader.cancelled() and isinstance(reader.result(), Returned)
+            received += not reader.cancelled() and isinstance(reader.result(), CallResult)
         return received
 
     calls = [asyncio.create_task(core.call("is_sleeping")) for _ in range(50)]

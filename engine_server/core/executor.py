@@ -1,0 +1,132 @@
+"""Steps on all ranks: the first rank's runner in this process, the others' in worker processes."""
+
+import pkgutil
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from engine_server.config import EngineConfig
+from engine_server.core.distributed.worker_processes import start_workers
+from engine_server.core.heads.head import HiddenStates, NoResults, Pending
+from engine_server.core.logits.grammars import TokenMask
+from engine_server.core.model_inputs import model_inputs
+from engine_server.core.model_runner import ModelRunner, OnPhase
+from engine_server.core.scheduling.batch import Batch
+from engine_server.core.scheduling.request import Request
+from engine_server.core.scheduling.step_result import StepResult
+from engine_server.modeling.device_time import elapsed_seconds
+from engine_server.modeling.platform.interface import Platform
+from engine_server.modeling.progress import ProgressClock
+
+
+class Executor:
+    """Lets every rank do the same in the same order, so that their collectives meet.
+
+    The head, a sampler or a pooler, belongs to the first rank; the others take part in its logits.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        on_phase: OnPhase,
+        on_death: Callable[[str], None] | None = None,
+        progress: ProgressClock | None = None,
+    ) -> None:
+        """Start the workers and the first rank's runner; all of them load the model.
+
+        on_phase: called with the name and the seconds of each part of the start.
+        on_death: called in another thread with the reason if a worker ends, for which a step may be waiting.
+        progress: ticks at every layer.
+        """
+        runner_class: type[ModelRunner] = pkgutil.resolve_name(config.parallel_config.worker_cls)
+        self._workers = start_workers(config, on_death)
+        self.runner = runner_class(config, self._workers.communicator, on_phase, progress)
+        # Of the latest step: whether it was replayed from CUDA graphs, and its seconds by a GPU's own clock.
+        self.replayed = False
+        self.device_seconds = 0.0
+        self._begun: torch.Event | None = None
+
+    @property
+    def num_ranks(self) -> int:
+        return self._workers.communicator.size
+
+    @property
+    def platform(self) -> Platform:
+        """The first rank's device and its kernels."""
+        return self.runner.platform
+
+    def forward(self, batch: Batch) -> HiddenStates:
+        """Launch one flat forward over the step's tokens."""
+        self.replayed = False
+        self._begun = self.platform.record_event(timed=True)
+        if not batch:
+            return HiddenStates(batch, torch.zeros(0), [], [], None)
+        inputs, chunks = model_inputs(batch, self.runner.table, self.runner.loaded.rope is not None)
+        self._workers.broadcast("forward", inputs)
+        output = self.runner.forward(inputs)
+        self.replayed = output.captured_size is not None
+        return HiddenStates(batch, output.rows, output.prompt_rows, chunks, output.captured_size)
+
+    def head(self, states: HiddenStates, masks: list[TokenMask]) -> Pending:
+        """Launch logits processors and sampling, or pooling, of the latest forward."""
+        if not len(states.rows) and not states.prompt_rows:
+            return NoResults()
+        assert self.runner.head is not None
+        self._workers.broadcast("join_head")
+        pending = self.runner.head.launch(states, masks)
+        return PendingStep(self, pending, self._begun, self.platform.record_event(timed=True))
+
+    def rope_regime(self, request: Request) -> int:
+        """Return what a request's keys depend on besides its tokens."""
+        return self.runner.loaded.rope_regime(request)
+
+    def erase(self, block_ids: list[int]) -> None:
+        """Zero the content of blocks."""
+        self._workers.broadcast("erase", block_ids)
+        self.runner.erase(block_ids)
+
+    def sleep(self, level: int) -> None:
+        """Free the cache's memory and the weights': at level 1 the host keeps a copy, at level 2 none is kept."""
+        self._workers.broadcast("sleep", level)
+        self.runner.sleep(level)
+
+    def wake(self, tag: str, level: int) -> None:
+        """Bring back the "kv_cache", with zeros, or the "weights", which sleep at `level`."""
+        self._workers.broadcast("wake", tag, level)
+        self.runner.wake(tag, level)
+
+    def capture_graphs(self) -> None:
+        """Capture decode steps once more, after all is awake."""
+        self._workers.broadcast("capture_graphs")
+        self.runner.capture_graphs()
+
+    def collective_rpc(self, method: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+        """Call a method of every rank's runner; return what they return, by rank. Raises RuntimeError if any fails."""
+        self._workers.broadcast("collective_rpc", method, args, kwargs)
+        outcomes = self.runner.collective_rpc(method, args, kwargs)
+        errors = [f"rank {rank}: {error}" for rank, (_, error) in enumerate(outcomes) if error is not None]
+        if errors:
+            raise RuntimeError("; ".join(errors))
+        return [value for value, _ in outcomes]
+
+    def check(self, patience: float = 0.0) -> None:
+        """Raise EngineDeadError if a worker has ended, or ends within `patience` seconds."""
+        self._workers.check(patience)
+
+
+class PendingStep:
+    """A head's pending results, which also give the step's time on a GPU."""
+
+    def __init__(
+        self, executor: Executor, pending: Pending, begun: torch.Event | None, ended: torch.Event | None
+    ) -> None:
+        """`begun` and `ended` are marks in the device's work."""
+        self._executor = executor
+        self._pending = pending
+        self._begun, self._ended = begun, ended
+
+    def collect(self) -> list[StepResult]:
+        results = self._pending.collect()
+        self._executor.device_seconds = elapsed_seconds(self._begun, self._ended)
+        return results

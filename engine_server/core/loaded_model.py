@@ -1,0 +1,82 @@
+"""The model's weights on one rank's device."""
+
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from engine_server.config import EngineConfig
+from engine_server.core.scheduling.request import Request
+from engine_server.modeling.communicator import Communicator
+from engine_server.modeling.layers.rope import SequenceRope, sequence_rope
+from engine_server.modeling.loading.model_loader import first_position, load_model
+from engine_server.modeling.memory.device_memory import measured_memory
+from engine_server.modeling.platform.interface import Platform
+from engine_server.modeling.split_model import SplitModel
+
+
+class LoadedModel:
+    """A model of transformers that gives hidden states and, if it generates, logits. Its weights can be unloaded."""
+
+    def __init__(self, config: EngineConfig, platform: Platform, ranks: Communicator) -> None:
+        """Load the model, or this rank's part of it."""
+        self._config = config
+        self._platform = platform
+        self._ranks = ranks
+        self.generates = config.model_config.pooling is None
+        self._model: PreTrainedModel | None = None
+        self._split: SplitModel | None = None
+        self.rope: SequenceRope | None = None
+        # Position of a sequence's first token.
+        self.first_position = 0
+        self.load()
+
+    @property
+    def model(self) -> PreTrainedModel:
+        assert self._model is not None, "the weights are unloaded"
+        return self._model
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._model is not None
+
+    @property
+    def body(self) -> Any:
+        """The module that the largest step runs: with logits if the model generates."""
+        return self.model if self.generates else self.model.base_model
+
+    @property
+    def split(self) -> SplitModel:
+        assert self._split is not None, "the model pools, or its weights are unloaded"
+        return self._split
+
+    def load(self) -> None:
+        """Read the weights; once more if they were unloaded."""
+        config = self._config
+        with measured_memory("weights", self._platform):
+            self._model = load_model(config.model_config, config.load_config, self._platform, self._ranks)
+        self.rope = sequence_rope(self._model)
+        self.first_position = first_position(self._model, config.model_config.max_model_len)
+        self._split = SplitModel(self._model, self.first_position) if self.generates else None
+
+    def unload(self, keep_on_host: bool) -> None:
+        """Free the device's memory; without a copy on the host `load` is needed next, else `restore`."""
+        if keep_on_host:
+            nn.Module.to(self.model, "cpu")  # transformers' own is not typed
+        else:
+            self._model = self._split = None
+
+    def restore(self) -> None:
+        """Copy the weights from the host back to the device."""
+        nn.Module.to(self.model, self._platform.device)
+
+    def rope_regime(self, request: Request) -> int:
+        """Return what a request's keys depend on besides its tokens."""
+        return self.rope.regime(request.num_prompt, len(request.token_ids)) if self.rope else 0
+
+    def states(self, arguments: dict[str, Any]) -> Tensor:
+        """Return the hidden states [T, hidden] of the step's tokens."""
+        if self.generates:
+            return self.split.states(arguments)
+        states: Tensor = self.body(**arguments).last_hidden_state[0]
+        return states

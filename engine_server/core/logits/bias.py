@@ -1,0 +1,34 @@
+"""The parameter logit_bias."""
+
+from torch import Tensor
+
+from engine_server.core.logits.processor import Row
+from engine_server.core.logits.request_cache import RequestCache
+from engine_server.core.scheduling.request import GenerationRequest
+from engine_server.modeling.platform.interface import Platform
+from engine_server.requests.sampling_params import SamplingParams
+
+
+class LogitBias:
+    """Adds to the logits of single tokens."""
+
+    def __init__(self, platform: Platform) -> None:
+        self._platform = platform
+        self._biases = RequestCache(self._build)
+
+    def applies_to(self, params: SamplingParams) -> bool:
+        return bool(params.logit_bias)
+
+    def apply(self, logits: Tensor, rows: list[Row]) -> dict[int, str]:
+        for index, scheduled in rows:
+            token_ids, values = self._biases.get(scheduled)
+            logits[index].index_add_(0, token_ids, values)
+        return {}
+
+    def observe(self, tokens: Tensor) -> None:
+        """Nothing depends on the tokens."""
+
+    def _build(self, request: GenerationRequest) -> tuple[Tensor, Tensor]:
+        biases = request.params.logit_bias or {}
+        values = [float(value) for value in biases.values()]
+        return self._platform.to_device(list(biases)), self._platform.to_device(values)

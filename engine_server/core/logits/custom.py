@@ -1,0 +1,40 @@
+"""Logits processors that the engine was started with, and that requests name."""
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+from engine_server.core.logits.processor import Row
+from engine_server.core.scheduling.request import GenerationRequest
+from engine_server.requests.sampling_params import SamplingParams
+
+# From a request's tokens, prompt and output, and its row of logits [vocabulary] to the row to sample from.
+CustomProcessor = Callable[[list[int], Tensor], Tensor]
+
+
+class CustomProcessors:
+    """Calls each request's processors in the order in which it names them."""
+
+    def __init__(self, processors: Mapping[str, CustomProcessor]) -> None:
+        """`processors` by their import paths."""
+        self._processors = processors
+
+    def applies_to(self, params: SamplingParams) -> bool:
+        return bool(params.logits_processors)
+
+    def apply(self, logits: Tensor, rows: list[Row]) -> dict[int, str]:
+        errors = {}
+        for index, scheduled in rows:
+            request = scheduled.request
+            assert isinstance(request, GenerationRequest)
+            row, token_ids = logits[index], request.token_ids[: scheduled.end]
+            for path in request.params.logits_processors or ():
+                try:
+                    row.copy_(self._processors[path](token_ids.copy(), row))
+                except Exception as error:
+                    errors[index] = f"{path}: {type(error).__name__}: {error}"
+                    break
+        return errors
+
+    def observe(self, tokens: Tensor) -> None:
+        """Nothing depends on the tokens: the processors get them from the host."""

@@ -1,0 +1,28 @@
+"""The interface of a logits processor."""
+
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from engine_server.core.scheduling.batch import Scheduled
+from engine_server.requests.sampling_params import SamplingParams
+
+
+class Row(NamedTuple):
+    """A row of logits, and the request that samples from it."""
+
+    position: int
+    scheduled: Scheduled
+
+
+class LogitsProcessor(Protocol):
+    """Changes rows of logits before tokens are drawn. What it needs of a request lies on the device between steps."""
+
+    def applies_to(self, params: SamplingParams) -> bool:
+        """Return True if requests with these parameters need it."""
+
+    def apply(self, logits: Tensor, rows: list[Row]) -> dict[int, str]:
+        """Change float32 logits [n, vocabulary] in place; return an error for each row that can't be sampled."""
+
+    def observe(self, tokens: Tensor) -> None:
+        """Take the tokens, int64 [n] on the device, that were drawn after the latest `apply`."""

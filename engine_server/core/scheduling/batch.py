@@ -1,0 +1,41 @@
+"""The requests of one step, and the tokens that it computes of each."""
+
+from typing import NamedTuple
+
+from engine_server.core.scheduling.request import Request
+
+
+class Scheduled(NamedTuple):
+    """A request's part of a step: its tokens from `start` to `start + num_tokens`."""
+
+    request: Request
+    # The request's row of the block table during the step; the request may have left it when results arrive.
+    row: int
+    # Number of tokens that were computed before the step.
+    start: int
+    num_tokens: int
+    # True if the step reaches the request's last token, so that its head gives a result.
+    samples: bool
+
+    @property
+    def end(self) -> int:
+        """Number of tokens that are computed once the step is done."""
+        return self.start + self.num_tokens
+
+    @property
+    def output_index(self) -> int:
+        """Index within the output of the token that the step samples."""
+        return self.start + self.num_tokens - self.request.num_prompt
+
+
+Batch = list[Scheduled]
+
+
+def sampled_part(batch: Batch) -> Batch:
+    """Return the entries whose requests get a result from the step, in the batch's order."""
+    return [scheduled for scheduled in batch if scheduled.samples]
+
+
+def num_tokens(batch: Batch) -> int:
+    """Return the number of tokens that the step computes."""
+    return sum(scheduled.num_tokens for scheduled in batch)

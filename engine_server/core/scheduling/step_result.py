@@ -1,0 +1,17 @@
+"""The result of one step for one request."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from engine_server.requests.messages import RawTensor, TokenLogprobsArray
+
+
+class StepResult(NamedTuple):
+    """At least one token, a vector, or an error that ends this request alone."""
+
+    tokens: Sequence[int] = ()
+    # For each token, where the request asked for log-probabilities.
+    logprobs: list[TokenLogprobsArray] | None = None
+    # float32: [dimensions] of an embedding, [labels] of a classifier, or [tokens, hidden] of the task encode.
+    vector: RawTensor | None = None
+    error: str | None = None

@@ -1,0 +1,95 @@
+"""A causal language model in two parts: from tokens to hidden states, and from hidden states to logits."""
+
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from engine_server.modeling.attention.interface import UnsupportedModelError
+from engine_server.modeling.loading.probe import Probe, run
+
+# Tokens with which the two parts are compared with the whole.
+VERIFIED_TOKENS = 2
+
+
+@dataclass(slots=True)
+class HeldOutput:
+    """The output that a decoder returns instead of computing one; None: it computes."""
+
+    output: Any = None
+    # Class of the outputs that the decoder computes.
+    kind: Any = None
+
+
+class SplitModel:
+    """Runs a model's decoder and the rest of the model apart.
+
+    The rest is the model's own forward, in which the decoder returns the given states, so that softcaps, scales and
+    whatever else lies between decoder and logits stay as transformers wrote them.
+    """
+
+    def __init__(self, model: PreTrainedModel, first_position: int) -> None:
+        """Raise UnsupportedModelError if the two parts together don't give the model's own logits.
+
+        first_position: position of a sequence's first token.
+        """
+        self._model: Any = model
+        self._decoder = find_decoder(model)
+        self._held = HeldOutput()
+        # The forward reads its arguments' shapes; the decoder, which would read their values, doesn't run.
+        self._any_token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+        positions = np.arange(VERIFIED_TOKENS) + first_position
+        expected = run(model, Probe(), positions, model.device, {})[0]
+        hold_output(self._decoder, self._held)
+        states = run(self._decoder, Probe(), positions, model.device, {})
+        logits = self.logits(states[0])
+        if not torch.allclose(logits.float(), expected.float(), rtol=1e-2, atol=1e-2, equal_nan=True):
+            raise UnsupportedModelError(
+                f"the logits of {type(model).__name__} depend on more than its decoder's hidden states"
+            )
+        self.hidden_size = states.shape[-1]
+        self.vocabulary = logits.shape[-1]
+
+    def states(self, arguments: dict[str, Any]) -> Tensor:
+        """Return the hidden states [T, hidden] behind the decoder's last norm."""
+        states: Tensor = self._decoder(**arguments).last_hidden_state[0]
+        return states
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Return the logits [n, vocabulary] of hidden states [n, hidden]."""
+        self._held.output = self._held.kind(last_hidden_state=states.unsqueeze(0))
+        try:
+            logits: Tensor = self._model(input_ids=self._any_token, use_cache=False).logits[0]
+        finally:
+            self._held.output = None
+        return logits
+
+
+def find_decoder(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the module of a causal language model that computes hidden states. Raises UnsupportedModelError."""
+    decoder: PreTrainedModel = model.get_decoder()  # type: ignore[no-untyped-call]
+    if decoder is not model:
+        return decoder
+    parts = [child for child in model.children() if isinstance(child, PreTrainedModel)]
+    if len(parts) != 1:
+        raise UnsupportedModelError(f"{type(model).__name__} has no decoder that can be run alone")
+    return parts[0]
+
+
+def hold_output(module: nn.Module, held: HeldOutput) -> None:
+    """Let a module's forward return `held.output` where there is one. The module doesn't refer to itself by this."""
+    compute = type(module).forward
+    own = weakref.ref(module)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if held.output is not None:
+            return held.output
+        output = compute(own(), *args, **kwargs)
+        held.kind = type(output)
+        return output
+
+    module.forward = forward

@@ -1,0 +1,79 @@
+"""A sampler without a model: its hidden states are the logits."""
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from engine_server.config.model import LogprobsMode
+from engine_server.core.heads.head import HiddenStates
+from engine_server.core.heads.sampler import Sampler
+from engine_server.core.logits.bias import LogitBias
+from engine_server.core.logits.custom import CustomProcessor, CustomProcessors
+from engine_server.core.logits.grammars import Grammars
+from engine_server.core.logits.penalties import Penalties
+from engine_server.core.logits.pipeline import LogitsPipeline
+from engine_server.core.scheduling.batch import Scheduled
+from engine_server.core.scheduling.request import GenerationRequest
+from engine_server.core.scheduling.step_result import StepResult
+from engine_server.modeling.device_time import DeviceTimer
+from engine_server.modeling.platform.cpu import CpuPlatform
+from engine_server.modeling.platform.interface import Platform
+
+EOS = 2
+# The tokens that each call of `count_tokens` was given.
+COUNTED: list[list[int]] = []
+
+
+def count_tokens(token_ids: list[int], row: Tensor) -> Tensor:
+    """Record a call, and change nothing: a logits processor."""
+    COUNTED.append(token_ids)
+    return row
+
+
+class LogitsAsStates:
+    """A language model whose hidden states are its logits."""
+
+    def logits(self, states: Tensor, captured_size: int | None = None) -> Tensor:
+        return states
+
+    def keep(self, tokens: Tensor) -> None:
+        """Nothing reads them."""
+
+
+class TestedSampler:
+    """A sampler with the grammars that fill its masks."""
+
+    __test__ = False
+
+    def __init__(self, sampler: Sampler, grammars: Grammars) -> None:
+        self.sampler = sampler
+        self.grammars = grammars
+
+
+def make_sampler(
+    vocabulary: int,
+    max_num_seqs: int,
+    platform: Platform | None = None,
+    custom: Mapping[str, CustomProcessor] | None = None,
+    logprobs_mode: LogprobsMode = "raw_logprobs",
+) -> TestedSampler:
+    platform = platform or CpuPlatform()
+    penalties = Penalties(max_num_seqs, 100, vocabulary, platform)
+    pipeline = LogitsPipeline([LogitBias(platform), CustomProcessors(custom or {}), penalties])
+    sampler = Sampler(LogitsAsStates(), pipeline, logprobs_mode, max_num_seqs, platform, DeviceTimer())
+    return TestedSampler(sampler, Grammars([EOS], platform))
+
+
+def launch(
+    tested: TestedSampler,
+    logits: Tensor,
+    requests: Sequence[GenerationRequest],
+    captured_size: int | None = None,
+) -> list[StepResult]:
+    """Sample the token that follows each request's tokens; its row of tables is its index."""
+    batch = []
+    for row, request in enumerate(requests):
+        length = len(request.token_ids)
+        batch.append(Scheduled(request, row, length - 1, 1, samples=True))
+    states = HiddenStates(batch, logits, [], [], captured_size)
+    return tested.sampler.launch(states, tested.grammars.fill(batch)).collect()
