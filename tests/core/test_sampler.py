@@ -1,6 +1,7 @@
 """Sampling: filtered tokens are never drawn, and a token depends on logits, seed and index alone."""
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from engine_server.core.heads.draw import keep_top_p, philox4x32, uniform
 from engine_server.core.logits.grammars import continuations
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.core.scheduling.step_result import StepResult
+from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.requests.sampling_params import SamplingParams
 
 VOCABULARY = 50
@@ -256,16 +258,21 @@ def test_processed_logprobs_of_a_greedy_request_have_no_temperature() -> None:
     assert one.logprobs[0].logprobs == [2.0, 2.0]
 
 
-def test_large_token_lists_are_copied_to_the_device_once_for_each_request(monkeypatch) -> None:
-    sizes: list[int] = []
+class CountingPlatform(CpuPlatform):
+    """Counts the numbers that are copied to the device."""
 
-    def count(values, device: torch.device) -> torch.Tensor:
-        tensor = torch.tensor(values)
-        sizes.append(tensor.numel())
+    def __init__(self) -> None:
+        super().__init__()
+        self.copied: list[int] = []
+
+    def to_device(self, values: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+        tensor = super().to_device(values, dtype)
+        self.copied.append(tensor.numel())
         return tensor
 
-    for module in ("grammars", "bias", "penalties"):
-        monkeypatch.setattr(f"engine_server.core.logits.{module}.on_device", count)
+
+def test_large_token_lists_are_copied_to_the_device_once_for_each_request() -> None:
+    platform = CountingPlatform()
     size = 20_000
     options = {
         "allowed_token_ids": list(range(0, size, 2)),
@@ -275,13 +282,13 @@ def test_large_token_lists_are_copied_to_the_device_once_for_each_request(monkey
         "repetition_penalty": 1.5,
     }
     own = request(temperature=0, **options)
-    sampler = make_sampler(size, max_num_seqs=1)
+    sampler = make_sampler(size, max_num_seqs=1, platform=platform)
     per_step = []
     for _ in range(6):
-        sizes.clear()
+        platform.copied.clear()
         [result] = launch(sampler, torch.randn(1, size), [own])
         own.token_ids += result.tokens
-        per_step.append(sum(sizes))
+        per_step.append(sum(platform.copied))
     assert per_step[0] > 20_000
     assert max(per_step[1:]) <= 3  # a row's position and length
 
