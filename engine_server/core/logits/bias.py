@@ -26,7 +26,7 @@ class LogitBias:
         return {}
 
     def observe(self, tokens: Tensor) -> None:
-        """Nothing depends on the tokens."""
+        """Do nothing: the bias doesn't depend on drawn tokens."""
 
     def _build(self, request: GenerationRequest) -> tuple[Tensor, Tensor]:
         biases = request.params.logit_bias or {}
