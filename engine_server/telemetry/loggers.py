@@ -46,7 +46,7 @@ class StatLoggerBase(ABC):
     def log_engine_initialized(self) -> None: ...
 
     def log(self) -> None:  # noqa: B027  (optional: most loggers have nothing to flush)
-        """Write now what would be written at the next interval."""
+        """Write now instead of at the next interval."""
 
 
 class LoggingStatLogger(StatLoggerBase):
@@ -165,7 +165,7 @@ class PrometheusStatLogger(StatLoggerBase):
         return value, getattr(series, TAKES[metric.kind])
 
 
-# A function that reads values from statistics, and the metric's method that takes each.
+# A function that reads values from statistics, and the metric's method that records each.
 Series = tuple[Callable[[Any], float | list[float]], Callable[[float], None]]
 TAKES: dict[Any, str] = {Gauge: "set", Counter: "inc", Histogram: "observe"}
 

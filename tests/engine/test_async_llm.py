@@ -428,7 +428,7 @@ async def test_sleep_after_a_partial_wake_frees_everything_again(
 
 
 async def test_operations_refuse_invalid_arguments_by_name(tiny: AsyncLLMEngine) -> None:
-    with pytest.raises(RuntimeError, match=r"sleep: level is 3; it takes 1 or 2"):
+    with pytest.raises(RuntimeError, match=r"sleep: level is 3; allowed are 1 and 2"):
         await tiny.sleep(3)
     with pytest.raises(RuntimeError, match=r"wake_up: there is no tag cache; tags are kv_cache, weights"):
         await tiny.wake_up(["cache"])
@@ -443,7 +443,7 @@ async def test_failed_operation_raises_its_cause_and_the_engine_goes_on(tiny: As
 async def test_stat_loggers_can_be_added_and_removed(tiny: AsyncLLMEngine, tiny_params) -> None:
     second = Watcher()
     tiny.add_logger("second", second)
-    with pytest.raises(KeyError, match="'second' is there already"):
+    with pytest.raises(KeyError, match="'second' already exists"):
         tiny.add_logger("second", Watcher())
     await drain(tiny.generate(prompt(3), tiny_params(max_tokens=1), "seen"))
     tiny.remove_logger("second")

@@ -1,4 +1,4 @@
-"""Pooling settings of a model, from its config and from sentence-transformers' files beside it."""
+"""Pooling settings of a model, from its config and from sentence-transformers' files in its folder."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 POOLINGS: dict[str, Pooling] = {
     "cls": "CLS", "cls_token": "CLS", "mean": "MEAN", "mean_tokens": "MEAN", "lasttoken": "LAST",
 }  # fmt: skip
-# By a class of torch.nn, or a problem type of transformers.
+# Keyed by a class of torch.nn, or a problem type of transformers.
 ACTIVATIONS: dict[str, Activation] = {
     "Identity": "identity",
     "Sigmoid": "sigmoid",

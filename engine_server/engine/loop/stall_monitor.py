@@ -2,8 +2,10 @@
 
 import asyncio
 
-INTERVAL = 0.01  # seconds between two timers; a stall is measured up to this much too short
-IDLE_TICKS = 100  # timers after the last call of `take`
+# Seconds between two timers; a measured stall is too short by up to this much.
+INTERVAL = 0.01
+# Number of timers after the last call of `take`.
+IDLE_TICKS = 100
 
 
 class StallMonitor:

@@ -1,4 +1,4 @@
-"""Conversion of log-probabilities from the core's arrays to what callers see."""
+"""Conversion of log-probabilities from the core's arrays to outputs."""
 
 from collections.abc import Sequence
 
@@ -27,7 +27,7 @@ class LogprobsConverter:
         }
 
     def convert_prompt(self, tokens: Sequence[TokenLogprobsArray], flat: bool) -> PromptLogprobs:
-        """Return those of a prompt: None (empty if `flat`) for its first token, which nothing precedes."""
+        """Return a prompt's log-probabilities; its first token has None, or an empty entry if `flat`."""
         positions = [None, *map(self.convert, tokens)]
         return FlatLogprobs(positions) if flat else positions
 
