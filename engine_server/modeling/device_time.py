@@ -1,6 +1,6 @@
 """Time that a step waits for its device: in the model's call and the sampler's kernels. The rest is host work.
 
-A GPU computes while the host goes on: its own time is measured by its clock, between two timed events
+A GPU computes while the host continues: its time is measured by its own clock, between two timed events
 (`Platform.record_event`).
 """
 

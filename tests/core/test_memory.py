@@ -23,7 +23,7 @@ GIB = 1 << 30
 
 @pytest.fixture
 def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """80 GiB of memory, of which 50 are free; a step needs 6 of them for a while."""
+    """Simulate a GPU with 80 GiB of memory, 50 of them free, and a step that needs 6 temporarily."""
     told = {
         "mem_get_info": (50 * GIB, 80 * GIB),
         "max_memory_allocated": 30 * GIB,
@@ -53,7 +53,7 @@ def test_out_of_memory_error_names_sizes_and_advice(a_gpu) -> None:
         raise torch.OutOfMemoryError(f"{words}. Process 7 has 70.00 GiB. And so on.")
     assert str(told.value) == (
         f"weights: more than the {50 << 10} MiB of cuda memory that were free. {words}. "
-        "Take a smaller model or dtype, or more GPUs by tensor_parallel_size"
+        "Use a smaller model or dtype, or more GPUs by tensor_parallel_size"
     )
 
 
@@ -97,7 +97,7 @@ def test_no_reference_keeps_weights_alive_after_sleep_2(tiny: LLMEngine, finish)
     tiny.wake_up()
 
 
-def test_triton_attention_refuses_heads_larger_than_its_kernels_take() -> None:
+def test_triton_attention_refuses_heads_larger_than_its_kernels_support() -> None:
     pytest.importorskip("triton")
     from engine_server.modeling.attention.triton_backend import TritonAttention
 

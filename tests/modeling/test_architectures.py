@@ -227,12 +227,12 @@ def test_greedy_output_equals_that_of_transformers(
         (
             "Qwen2MoeForCausalLM",
             {**EXPERTS, "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},
-            "layer 0 of .* is of type sliding_attention, and tells attention of the window None",
+            "layer 0 of .* is of type sliding_attention, but attends with the window None",
         ),
         (
             "BartForCausalLM",
             {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4},
-            "doesn't look at position_ids",
+            "ignores position_ids",
         ),
         ("MptForCausalLM", {"d_model": 32}, "can't take one flat batch without a mask"),
         ("GPTNeoForCausalLM", {"attention_types": [[["global"], 2]]}, "its attention can't be replaced"),

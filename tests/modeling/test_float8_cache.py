@@ -88,5 +88,5 @@ def test_float8_cache_is_refused_on_a_gpu_that_cannot_convert_it(
         if allowed:
             assert kv_cache.cache_dtype(config.cache_config, torch.bfloat16, gpu) == FLOAT8
             continue
-        with pytest.raises(ValueError, match="kv_cache_dtype is fp8, for which an A100 is too old"):
+        with pytest.raises(ValueError, match="kv_cache_dtype is fp8, which an A100 doesn't support"):
             kv_cache.cache_dtype(config.cache_config, torch.bfloat16, gpu)

@@ -41,7 +41,7 @@ def read_pooling_config(path: Path, config: Any, runner: str) -> PoolingConfig |
         *kinds.keys() - {"Transformer", "Pooling", "Normalize"},
         *["a decoder"] * config.is_encoder_decoder,
     ]:
-        raise ValueError(f"{path} has {unknown[0]} behind the encoder, which is not supported yet")
+        raise ValueError(f"{path} has {unknown[0]} after the encoder, which is not supported yet")
     whole = config.get_text_config().hidden_size if getattr(config, "is_matryoshka", False) else 0
     return PoolingConfig(
         pooling=pooling,

@@ -191,7 +191,7 @@ class OutputProcessor:
 
 
 def fan_out(request: AddRequest) -> list[AddRequest]:
-    """Return a request for each completion that is to be made; the first one reports the prompt."""
+    """Return a request for each completion; only the first one reports the prompt."""
     params, replace = request.params, msgspec.structs.replace
     if params.num_children == 1:
         return [request]

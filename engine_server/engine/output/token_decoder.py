@@ -9,7 +9,7 @@ from tokenizers.decoders import DecodeStream
 CONTEXT = 6
 # A character has up to four bytes, each of which may be a token.
 CHARACTER_TOKENS = 4
-# Maximum number of tokens without text that are decoded again with each new one; beyond it, they are flushed.
+# Maximum number of tokens without text that are decoded again with each new one; beyond it, their text is final.
 MAX_PENDING = 32
 # A decoder's output for bytes that are not a valid character.
 UNFINISHED = "\ufffd"
