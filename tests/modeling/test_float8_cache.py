@@ -28,7 +28,7 @@ def make(model: Path, cache_dtype: str, **options: object) -> LLMEngine:
 def test_logprobs_with_a_float8_cache_are_close_to_those_without(
     tiny_llama: Path, finish, tiny_params
 ) -> None:
-    """Of a prompt that came in chunks, so that most of it was seen through the cache."""
+    """The prompt runs in chunks, so that most of it is read from the cache."""
     told = []
     for cache_dtype in ("auto", "fp8"):
         engine = make(tiny_llama, cache_dtype, dtype="float32", num_gpu_blocks_override=20)
