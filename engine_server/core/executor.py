@@ -116,7 +116,7 @@ class Executor:
 
 
 class PendingStep:
-    """A head's pending results, which also give the step's time on a GPU."""
+    """A head's pending results, whose collection also measures the step's time on a GPU."""
 
     def __init__(
         self, executor: Executor, pending: Pending, begun: torch.Event | None, ended: torch.Event | None

@@ -16,7 +16,7 @@ from engine_server.modeling.split_model import SplitModel
 
 
 class LoadedModel:
-    """A model of transformers that gives hidden states and, if it generates, logits. Its weights can be unloaded."""
+    """A transformers model that computes hidden states and, if it generates, logits. Its weights can be unloaded."""
 
     def __init__(self, config: EngineConfig, platform: Platform, ranks: Communicator) -> None:
         """Load the model, or this rank's part of it."""

@@ -149,7 +149,7 @@ class ModelRunner:
     def logits(self, states: Tensor, captured_size: int | None = None) -> Tensor:
         """Launch the computation of logits [n, vocabulary] from hidden states [n, hidden]. All ranks must call it.
 
-        captured_size: that of the forward whose `rows` the states are.
+        captured_size: that of the forward that computed the states.
         """
         with self.timer.measure():
             if captured_size is None:

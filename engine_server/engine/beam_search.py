@@ -65,7 +65,7 @@ class BeamSearch:
 
     As transformers with early_stopping=False: of the 2 * beam_width likeliest continuations, those in the first
     half that end are kept, and the search is over when the likeliest beam scores no better than the worst of
-    beam_width that ended. (Where a model has several ends of sequence, transformers looks at more continuations.)
+    beam_width that ended. (For a model with several end-of-sequence tokens, transformers examines more continuations.)
     """
 
     def __init__(self, prompt: PromptType, params: BeamSearchParams, processor: Processor) -> None:

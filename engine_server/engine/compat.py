@@ -7,7 +7,7 @@ from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.prompts import PromptType
 from engine_server.requests.validation import text
 
-# Types of which an empty value, False or 0 means that a parameter was not given.
+# Types whose empty value, False or 0 means that a parameter was not given.
 PLAIN = (bool, int, str, list, tuple, dict)
 
 

@@ -50,7 +50,7 @@ class EngineArgs:
         False, "run Python code that the model's folder brings; takes a model in a local folder"
     )
     tokenizer: str | None = _argument(None, "a folder or a hub's name (default: the model's own)")
-    skip_tokenizer_init: bool = _argument(False, "take and give token ids only")
+    skip_tokenizer_init: bool = _argument(False, "accept and return token ids only")
     enable_prompt_embeds: bool = _argument(False, "take embeddings in place of a prompt's tokens")
     runner: Literal["auto", "generate", "pooling"] = _argument(
         "auto", "generate text, or pool to vectors and scores; auto: the model's own task"

@@ -33,7 +33,7 @@ class SplitModel:
     """
 
     def __init__(self, model: PreTrainedModel, first_position: int) -> None:
-        """Raises UnsupportedModelError if the two parts together don't compute the model's own logits.
+        """Raise UnsupportedModelError if the two parts together don't compute the model's own logits.
 
         first_position: position of a sequence's first token.
         """

@@ -96,7 +96,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True)
 
     @classmethod
     def from_optional(cls, **parameters: Any) -> Self:
-        """Make parameters of which None means the default (for max_tokens: up to the end of the context).
+        """Make parameters from arguments in which None means the default (max_tokens: up to the end of the context).
 
         As in vLLM, keys of logit_bias may be decimal strings, and its values are clamped to -100 and 100.
         """

@@ -1,4 +1,4 @@
-"""Checks of single values that callers give: each returns the value in its plain type or raises InvalidRequestError.
+"""Checks of single values from callers: each returns the value in its plain type or raises InvalidRequestError.
 
 A value that passes can be encoded as msgpack and decoded again: subclasses become the built-in type, integers have
 at most 64 bits, and text is valid UTF-8.

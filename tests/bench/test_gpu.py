@@ -33,10 +33,10 @@ def test_gpu_benchmark_measures_the_whole_engine() -> None:
 
 def test_report_has_goals_and_the_peers_figures() -> None:
     rows = [Row("decode 1", {"tok/s": 90.0}), Row("load", {"tok/s": 600.0})]
-    told = [
+    lines = [
         Goal("8B", name, "tok/s", least).verdict(rows) for name, least in (("decode 1", 80), ("load", 700))
     ]
-    assert told == [
+    assert lines == [
         "reached       8B, decode 1: 90 tok/s, goal 80 tok/s", "missed        8B, load: 600 tok/s, goal 700 tok/s"
     ]  # fmt: skip
     assert Goal("8B", "prefill", "%", 60).verdict(rows) == "not measured  8B, prefill: goal 60 %"

@@ -191,7 +191,7 @@ def test_greedy_takes_the_largest_logit() -> None:
 
 
 def test_half_precision_logits_give_the_tokens_of_their_float32_values() -> None:
-    """Ties give the first token in both."""
+    """Of tokens that tie, both draw the first."""
     logits = (8 + torch.randn(4, 5000, generator=torch.Generator().manual_seed(0)) / 8).bfloat16()
     assert (logits == logits.amax(-1, keepdim=True)).sum() > 4
     for params in ({"temperature": 0}, {"seed": 3, "top_p": 0.9}, {"temperature": 0, "logit_bias": {7: 9}}):

@@ -182,7 +182,7 @@ async def test_aborted_stream_ends_with_the_reason_abort(
             await tiny.abort("one")
     assert outputs[-1].finished and outputs[-1].outputs[0].finish_reason == "abort"
     assert not any(output.finished for output in outputs[:-1])
-    await tiny.abort("nobody")
+    await tiny.abort("unknown")
     await until_async(lambda: watcher.idle)
 
 

@@ -139,7 +139,7 @@ def test_abort_frees_blocks_immediately_and_returns_no_output(tiny: LLMEngine, f
     for name in ("stays", "goes", "waits"):
         tiny.add_request(name, {"prompt_token_ids": [5] * 40}, tiny_params(max_tokens=20, ignore_eos=True))
     tiny.step()
-    tiny.abort_request(["goes", "waits", "nobody"])
+    tiny.abort_request(["goes", "waits", "unknown"])
     seen = finish(tiny)
     assert list(seen) == ["stays"]
     assert_idle(tiny)

@@ -56,7 +56,7 @@ def tokens(sampler: TestedSampler, logits: Tensor, requests: list[GenerationRequ
 def check(
     kernels_of: Kernels, device: torch.device, logits: Tensor, requests: list[GenerationRequest]
 ) -> list[int]:
-    """Sample by the kernels and by plain torch, and return the tokens that both must give."""
+    """Sample by the kernels and by plain torch, and check that the tokens are equal, and return them."""
     vocabulary = logits.shape[1]
     expected = tokens(make_sampler(vocabulary, ROWS), logits, requests)
     assert tokens(kernels_of(vocabulary), logits.to(device), requests) == expected

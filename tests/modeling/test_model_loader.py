@@ -99,11 +99,11 @@ def test_cpu_without_instructions_for_a_dtype_computes_in_float32_and_logs_it(
     AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=weights).save_pretrained(tmp_path)
     assert dtype_of(tmp_path, "auto") == computed
     name = str(weights).removeprefix("torch.")
-    told = [
+    warnings = [
         f"this CPU has no instructions for {name}: the model runs in float32" in line
         for line in caplog.messages
     ]
-    assert any(told) == (weights != computed)
+    assert any(warnings) == (weights != computed)
     caplog.clear()
     assert dtype_of(tmp_path, name) == weights and not caplog.messages
 

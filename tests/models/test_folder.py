@@ -35,7 +35,7 @@ def test_copies_a_folder_to_the_given_destination(model: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"),
+    ("damage", "words"),
     [
         (
             lambda folder: (folder / "config.json").unlink(),
@@ -47,9 +47,9 @@ def test_copies_a_folder_to_the_given_destination(model: Path, tmp_path: Path) -
     ],
 )
 def test_refuses_an_incomplete_folder_and_names_the_missing_files(
-    model: Path, spoil: Callable[[Path], object], words: str
+    model: Path, damage: Callable[[Path], object], words: str
 ) -> None:
-    spoil(model)
+    damage(model)
     with pytest.raises(ModelSourceError) as refused:
         resolve(str(model))
     assert words.format(folder=model) in str(refused.value)

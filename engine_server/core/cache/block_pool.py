@@ -34,7 +34,7 @@ class BlockPool:
 
     @property
     def blank_blocks(self) -> tuple[int, ...]:
-        """The free blocks whose content is not known."""
+        """The free blocks without a key."""
         return tuple(self._blank)
 
     def __contains__(self, key: Key) -> bool:

@@ -74,7 +74,7 @@ class Pooler:
     """Reduces each chunk of a prompt, and computes the result once all chunks are computed."""
 
     def __init__(self, model: PoolingModel, config: PoolingConfig, platform: Platform) -> None:
-        """Raises UnsupportedModelError for a classifier whose scores can't be computed from pooled states."""
+        """Raise UnsupportedModelError for a classifier whose scores can't be computed from pooled states."""
         self._model = model
         self._config = config
         self._platform = platform

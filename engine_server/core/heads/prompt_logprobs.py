@@ -21,7 +21,7 @@ class PromptChunk(NamedTuple):
     request: GenerationRequest
     # Position of the token before the first of them.
     first: int
-    # Indices within the step of the tokens whose logits give them; token t is predicted at token t - 1.
+    # Indices within the step of the tokens whose logits predict them: token t is predicted at token t - 1.
     rows: IntArray
 
     def rank(self, logits: Tensor) -> list[Tensor]:

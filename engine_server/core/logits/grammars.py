@@ -14,7 +14,7 @@ from engine_server.modeling.platform.interface import Platform
 
 
 class TokenMask(NamedTuple):
-    """The tokens that one row of logits may give, as int64 tensors on the device."""
+    """The tokens that may be drawn from one row of logits, as int64 tensors on the device."""
 
     # Index among the rows that sample.
     row: int

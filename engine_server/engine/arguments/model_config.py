@@ -141,7 +141,7 @@ def _sampling_defaults(source: str, model: Path) -> SamplingDefaults:
     try:
         SamplingParams.from_optional(**defaults)
     except ValueError as error:
-        raise ValueError(f"{file} gives wrong sampling parameters: {error}") from error
+        raise ValueError(f"{file} has wrong sampling parameters: {error}") from error
     return SamplingDefaults(**defaults)
 
 

@@ -59,7 +59,7 @@ class Staged(NamedTuple):
     decodes: Tensor
     # [kinds, R + 1, blocks a row], the whole block table.
     tables: Tensor
-    # [n], tokens of the step whose logits are wanted.
+    # [n], indices of the step's tokens whose logits are needed.
     logit_rows: Tensor
     # [n], the sequences' rows of the block table.
     sampling: Tensor
@@ -134,6 +134,6 @@ class AttentionBackend(ABC):
         """
 
     def erase(self, block_ids: list[int]) -> None:
-        """Zero these blocks: a NaN would spoil a weighted sum even with a weight of 0."""
+        """Zero these blocks: a NaN makes a weighted sum NaN even with a weight of 0."""
         for cache in self.caches:
             cache.view(torch.uint8)[block_ids] = 0  # by bytes: not every device indexes float8

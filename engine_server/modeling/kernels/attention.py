@@ -129,7 +129,7 @@ def _attend(
     """Attend for one tile of queries, or one item of a work list (axis 0), of one KV head (axis 1).
 
     Scores are in powers of two: `scale` and SOFTCAP are multiplied by log2(e). Results go to out[token, head]; those of
-    an item with a row to parts[row, head], beside weights[row, head], the log2 of the sum of the scores' powers.
+    an item with a row to parts[row, head], and the log2 of the sum of the scores' powers to weights[row, head].
     """
     DECODE: tl.constexpr = items is not None
     TOKENS: tl.constexpr = 1 if DECODE else ROWS // GROUP

@@ -80,7 +80,7 @@ def settle(model: nn.Module) -> PassReport:
                 tally.replaced(original_class(linear), "the format of the embedding")
             else:
                 tally.left(original_class(linear), "another part of the weight, or a bias")
-    for layer in sorted(layers, key=lambda layer: isinstance(layer, FusedLinear)):  # whose parts come first
+    for layer in sorted(layers, key=lambda layer: isinstance(layer, FusedLinear)):  # after its parts
         layer.settle()
     return tally.report()
 
