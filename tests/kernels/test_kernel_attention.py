@@ -32,7 +32,8 @@ class Case(NamedTuple):
     heads: Heads = Heads()
     block_size: int = 16
     dtype: torch.dtype = torch.float32
-    float8: bool = False  # in the cache
+    # The cache is in float8.
+    float8: bool = False
     window: int | None = None
     softcap: float | None = None
     sinks: bool = False

@@ -32,7 +32,8 @@ ALTERNATING = ["sliding_attention", "full_attention"]
 
 class Architecture(NamedTuple):
     name: str
-    model: str  # transformers' class
+    # Name of transformers' class.
+    model: str
     special: str
     settings: dict[str, Any] = {}  # noqa: RUF012 - never written to
 

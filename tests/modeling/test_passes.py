@@ -41,7 +41,7 @@ def load(folder: Path, **options: Any) -> PreTrainedModel:
     return model_loader.load_model(config.model_config, config.load_config, CpuPlatform(), Communicator())
 
 
-def test_reports_name_what_each_pass_replaced() -> None:
+def test_pass_reports_name_the_replaced_modules() -> None:
     found = reports(tiny_model("LlamaForCausalLM", **SIZES))
     assert found["linear layers"] == "15 nn.Linear -> Linear"
     assert found["token embedding"] == "1 nn.Embedding -> Embedding"
