@@ -45,7 +45,7 @@ class StepInFlight(NamedTuple):
 
 
 class EngineCore:
-    """Runs requests on the device, one step at a time. All calls must come from one thread."""
+    """The core of an engine, which runs requests on the device step by step. All calls must come from one thread."""
 
     def __init__(
         self,

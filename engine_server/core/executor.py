@@ -21,7 +21,7 @@ from engine_server.modeling.progress import ProgressClock
 
 
 class Executor:
-    """Makes every rank run the same calls in the same order, so that their collectives match.
+    """The runners of all ranks, which run the same calls in the same order, so that their collectives match.
 
     The head, a sampler or a pooler, belongs to the first rank; the others take part in its logits.
     """

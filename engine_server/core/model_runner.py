@@ -70,7 +70,7 @@ class CaptureBuffers(NamedTuple):
 
 
 class ModelRunner:
-    """Computes hidden states and logits on one rank's device. It can compute steps as soon as it is constructed."""
+    """The computation of hidden states and logits on one rank's device, ready for steps once constructed."""
 
     def __init__(
         self,

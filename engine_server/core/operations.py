@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class Operations:
-    """Runs calls by name. While `halted`, no step runs and requests wait."""
+    """The operations that can be called by name. While `halted`, no step runs and requests wait."""
 
     def __init__(self, config: EngineConfig, executor: Executor, scheduler: Scheduler) -> None:
         self._trace_folder = config.observability_config.torch_profiler_dir

@@ -12,7 +12,7 @@ import torch
 
 
 class DeviceTimer:
-    """Sums up one model's time in device calls, in seconds of the host's clock."""
+    """A sum of one model's time in device calls, in seconds of the host's clock."""
 
     def __init__(self) -> None:
         self._seconds = 0.0

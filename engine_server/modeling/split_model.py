@@ -26,7 +26,7 @@ class HeldOutput:
 
 
 class SplitModel:
-    """Runs a model's decoder and the rest of the model separately.
+    """A model whose decoder and remaining part run separately.
 
     The rest is the model's own forward, in which the decoder returns the given states, so that softcaps, scales and
     other code between decoder and logits stay transformers' own.

@@ -22,7 +22,7 @@ REPORT_SECONDS = 60.0
 
 
 class EngineLoggers:
-    """Calls every stat logger. An error of one is logged, at most once a minute, and the logger stays in use."""
+    """The stat loggers of one engine. An error of one is logged, at most once a minute, and the logger stays in use."""
 
     def __init__(self, loggers: Mapping[str, StatLoggerBase]) -> None:
         self._loggers = dict(loggers)

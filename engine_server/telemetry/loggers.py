@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class StatLoggerBase(ABC):
-    """Receives an engine's statistics: `record` is called after each step."""
+    """A receiver of an engine's statistics: `record` is called after each step."""
 
     @abstractmethod
     def __init__(self, config: EngineConfig, engine_index: int = 0) -> None: ...
@@ -50,7 +50,7 @@ class StatLoggerBase(ABC):
 
 
 class LoggingStatLogger(StatLoggerBase):
-    """Logs one line per interval in which the engine computed steps, and none while it is idle."""
+    """A logger of one line per interval in which the engine computed steps, and none while it is idle."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class LoggingStatLogger(StatLoggerBase):
 
 
 class PrometheusStatLogger(StatLoggerBase):
-    """Updates the metrics of `metrics.py`."""
+    """A logger that updates the metrics of `metrics.py`."""
 
     def __init__(
         self, config: EngineConfig, engine_index: int = 0, *, registry: CollectorRegistry = REGISTRY

@@ -29,7 +29,7 @@ PARAMETERS = ("max_tokens", "temperature", "top_p", "top_k", "frequency_penalty"
 
 
 class TracingStatLogger(StatLoggerBase):
-    """Exports spans to `otlp_traces_endpoint`, in batches, from its own thread."""
+    """An exporter of spans to `otlp_traces_endpoint`, in batches, from its own thread."""
 
     def __init__(self, config: EngineConfig, engine_index: int = 0) -> None:
         self._model = config.model_config.served_model_name[0]

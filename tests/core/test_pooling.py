@@ -37,7 +37,7 @@ Make = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """A tiny random model of a class, its config's settings, and optionally sentence-transformers' pooling settings."""
+    """Return a function that saves a tiny random model of a class, optionally with pooling settings."""
 
     def write(kind: str, pooling: dict | None = None, **settings: object) -> Path:
         torch.manual_seed(0)

@@ -24,7 +24,7 @@ TEXTS = ["The sea", "A much longer prompt, so that it is the last to be finished
 
 @pytest.fixture(scope="module")
 def llm(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> LLM:
-    """A tiny random model with SmolLM2's tokenizer."""
+    """Return an LLM with a tiny random model and SmolLM2's tokenizer."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("tiny-chat")
     config = LlamaConfig(vocab_size=49152, max_position_embeddings=256, initializer_range=0.3, **SMALL)

@@ -22,7 +22,7 @@ ARGUMENT_TYPES: dict[str, Any] = {
 
 
 class CallEncoder:
-    """Encodes calls of methods."""
+    """An encoder of method calls."""
 
     def __init__(self) -> None:
         self._encoder = msgspec.msgpack.Encoder(enc_hook=encode_array)
@@ -32,7 +32,7 @@ class CallEncoder:
 
 
 class CallDecoder:
-    """Decodes calls of the methods in `ARGUMENT_TYPES`."""
+    """A decoder of calls of the methods in `ARGUMENT_TYPES`."""
 
     def __init__(self) -> None:
         self._call = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])

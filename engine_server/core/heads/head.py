@@ -38,7 +38,7 @@ class NoResults:
 
 
 class Head(Protocol):
-    """Computes results from hidden states."""
+    """The computation of results from hidden states."""
 
     def launch(self, states: HiddenStates, masks: list[TokenMask]) -> Pending:
         """Launch the computation on the device without waiting for it.

@@ -71,7 +71,7 @@ class PendingVectors:
 
 
 class Pooler:
-    """Reduces each chunk of a prompt, and computes the result once all chunks are computed."""
+    """A head that reduces each chunk of a prompt, and computes the result once all chunks are computed."""
 
     def __init__(self, model: PoolingModel, config: PoolingConfig, platform: Platform) -> None:
         """Raise UnsupportedModelError for a classifier whose scores can't be computed from pooled states."""

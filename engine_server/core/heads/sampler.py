@@ -81,7 +81,7 @@ class PendingTokens:
 
 
 class Sampler:
-    """Takes the likeliest token, or draws one by temperature, filters and one random number a token."""
+    """A head that takes the likeliest token, or draws one by temperature, filters and one random number per token."""
 
     def __init__(
         self,

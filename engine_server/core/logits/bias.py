@@ -10,7 +10,7 @@ from engine_server.requests.sampling_params import SamplingParams
 
 
 class LogitBias:
-    """Adds to the logits of single tokens."""
+    """A processor that adds to the logits of single tokens."""
 
     def __init__(self, platform: Platform) -> None:
         self._platform = platform

@@ -13,7 +13,7 @@ CustomProcessor = Callable[[list[int], Tensor], Tensor]
 
 
 class CustomProcessors:
-    """Calls each request's processors in the order in which it names them."""
+    """A processor that calls the processors named by each request, in their order."""
 
     def __init__(self, processors: Mapping[str, CustomProcessor]) -> None:
         """`processors` by their import paths."""

@@ -48,7 +48,7 @@ class Rules:
 
 
 class Grammars:
-    """Fills the token masks of a step, on the host. The part that depends on the request alone is built once."""
+    """The token masks of a step, filled on the host. The part that depends on the request alone is built once."""
 
     def __init__(self, eos_token_ids: Sequence[int], platform: Platform) -> None:
         self._eos_token_ids = list(eos_token_ids)

@@ -13,7 +13,7 @@ IN_PROMPT = 1 << 30
 
 
 class Penalties:
-    """Counts the tokens of requests with penalties on the device, so that the next step needn't wait for the host.
+    """A processor of penalties that counts tokens on the device, so that the next step needn't wait for the host.
 
     A request's row of the tables is its row of the block table.
     """

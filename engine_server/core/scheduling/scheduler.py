@@ -38,7 +38,7 @@ class Refusal(NamedTuple):
 
 
 class Scheduler:
-    """Chooses the requests of each step and their numbers of tokens (Orca, OSDI '22; vLLM, SOSP '23).
+    """The choice of each step's requests and their numbers of tokens (Orca, OSDI '22; vLLM, SOSP '23).
 
     A step has a budget of tokens. Decodes come first, so that a long prompt never stalls them; prompts take the rest,
     in chunks, by priority and then by arrival. When blocks run out, the running request that is last in this order is

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Processor:
-    """Validates and tokenizes requests. Every method raises InvalidRequestError for a request that can't be served."""
+    """Validation and tokenization of requests. Methods raise InvalidRequestError for requests that can't be served."""
 
     def __init__(self, config: ModelConfig, tokenizer: PreTrainedTokenizerBase | None) -> None:
         self.config = config

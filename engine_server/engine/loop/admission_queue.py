@@ -13,7 +13,7 @@ class Barrier:
 
 
 class AdmissionQueue:
-    """Sends requests immediately, or in order of arrival once the last barrier ends."""
+    """A queue that sends requests immediately, or in order of arrival once the last barrier ends."""
 
     def __init__(self, send: Callable[[AddRequest], None]) -> None:
         self._send = send

@@ -8,7 +8,7 @@ from engine_server.requests.sampling_params import RequestOutputKind
 
 
 class AsyncStream:
-    """Holds one output at most: the deltas of a slow caller are merged, so that memory is bounded."""
+    """A stream that holds one output at most: a slow caller's deltas are merged, so that memory is bounded."""
 
     def __init__(self, kind: RequestOutputKind) -> None:
         self._merges = kind == RequestOutputKind.DELTA

@@ -13,7 +13,7 @@ MAX_INLINE = 4096
 
 
 class Conversions:
-    """Holds a request's steps back while its prompt log-probabilities are converted."""
+    """Conversions in progress, each of which holds its request's later steps back."""
 
     def __init__(
         self, convert: Callable[[RequestStep], None], process: Callable[[list[RequestStep]], None]

@@ -9,7 +9,7 @@ PauseMode = Literal["abort", "wait", "keep"]
 
 
 class Operations:
-    """Calls operations of the core by name. Another task must be handling the core's messages.
+    """Operations of the core, called by name. Another task must be handling the core's messages.
 
     Raises RuntimeError if the core refuses or fails, EngineDeadError if it ends.
     """

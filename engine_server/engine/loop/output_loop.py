@@ -11,7 +11,7 @@ from engine_server.requests.messages import StepOutputs
 
 
 class OutputLoop:
-    """Passes the core's messages to the requests. `dead_error` is set once the engine has ended."""
+    """The loop that passes the core's messages to the requests. `dead_error` is set once the engine has ended."""
 
     def __init__(self, core: CoreProcess, requests: RequestStreams) -> None:
         self.dead_error: EngineDeadError | None = None

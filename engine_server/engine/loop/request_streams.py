@@ -25,7 +25,7 @@ MAX_INLINE = 20_000
 
 
 class RequestStreams:
-    """Adds and aborts requests, and passes each its outputs. Used on one event loop."""
+    """The requests in flight and the streams of their outputs. Used on one event loop."""
 
     def __init__(self, front_end: FrontEnd, core: CoreProcess, log_requests: bool) -> None:
         self.queue = AdmissionQueue(core.send)

@@ -9,7 +9,7 @@ IDLE_TICKS = 100
 
 
 class StallMonitor:
-    """Runs a timer while the engine works, and measures how late it is."""
+    """A timer that runs while the engine works, and whose delay is measured."""
 
     def __init__(self) -> None:
         self._timer: asyncio.TimerHandle | None = None

@@ -10,7 +10,7 @@ from engine_server.requests.messages import TokenLogprobsArray
 
 
 class LogprobsConverter:
-    """Adds each token's text, which it decodes once per token id. May be used by several threads.
+    """A converter that adds each token's text, decoded once per token id. May be used by several threads.
 
     tokenizer: None: tokens have no text.
     """

@@ -16,7 +16,7 @@ UNFINISHED = "\ufffd"
 
 
 class TokenDecoder:
-    """Decodes one output token by token. Text of the prompt is never part of the result.
+    """A decoder of one output, token by token. Text of the prompt is never part of the result.
 
     A character that begins with the prompt's last bytes and ends with the output's first ones belongs to the output.
     """

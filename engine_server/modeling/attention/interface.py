@@ -76,7 +76,7 @@ class LayerShape(NamedTuple):
 
 
 class Scoring(NamedTuple):
-    """Scores of one attention layer: their scale, their bias, and which tokens are visible."""
+    """Scores of one attention layer: their scale, their bias, and the visible tokens."""
 
     scaling: float
     # Only the last `window` tokens are visible, the token itself included.

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class Trial:
-    """Finds the replacements that don't change the output of a two-layer copy."""
+    """A search for the replacements that don't change the output of a two-layer copy."""
 
     def __init__(self, copy: PreTrainedModel, kernels: KernelSet, device: torch.device) -> None:
         """copy: see `sample_copy`, with attention that calls our hook. Raises UnsupportedModelError if it can't run."""

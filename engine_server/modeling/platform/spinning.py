@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class SpinLimit:
-    """Limits the spinning of this process's OpenMP threads while other processes compete for their CPUs."""
+    """A limit on the spinning of this process's OpenMP threads while other processes compete for their CPUs."""
 
     def __init__(self) -> None:
         self._openmp = find_openmp()
