@@ -35,8 +35,8 @@ def serve(folder: str, fail: Callable[[str], None]) -> None:
     def send(message: CoreMessage) -> None:
         outputs.send(encoder.encode(message))
 
-    # The imports of torch and transformers take seconds, in which the lifeline is watched already. Their objects stay
-    # for good, so they are excluded from garbage collection, which shortens the start and every later collection.
+    # The imports of torch and transformers take seconds, so the lifeline is watched before them. Their objects are
+    # never freed, so they are excluded from garbage collection, which shortens the start and every later collection.
     gc.disable()
     from engine_server.core.engine_core import EngineCore
 

@@ -103,7 +103,9 @@ class EngineArgs:
     num_gpu_blocks_override: Count | None = _argument(
         None, "the number of blocks, regardless of the free memory"
     )
-    enable_prefix_caching: bool = _argument(True, "let requests share the blocks of equal beginnings")
+    enable_prefix_caching: bool = _argument(
+        True, "share KV-cache blocks between requests with equal prefixes"
+    )
     prefix_caching_hash_algo: Literal["sha256"] = _argument("sha256", "the hash that identifies equal blocks")
     max_num_batched_tokens: Count | None = _argument(
         None, "token budget of a step (default: 8192 on a GPU; on a CPU, what takes at most about 300 ms)"
@@ -115,12 +117,14 @@ class EngineArgs:
     scheduling_policy: Literal["fcfs", "priority"] = _argument(
         "fcfs", "the order in which requests run: by arrival, or by priority and then arrival"
     )
-    enable_chunked_prefill: bool = _argument(True, "let a long prompt share its steps with other requests")
+    enable_chunked_prefill: bool = _argument(
+        True, "compute long prompts in chunks, in steps shared with other requests"
+    )
     max_num_partial_prefills: Amount = _argument(
         0, "prompts that may be partially computed at the same time; 0: any number"
     )
     long_prefill_token_threshold: Amount = _argument(
-        0, "prompts longer than this take at most so many tokens of a step; 0: no limit"
+        0, "the maximum number of tokens of one prompt in a step; 0: no limit"
     )
     enforce_eager: bool = _argument(
         False, "launch every kernel from the host: no CUDA graphs of decode steps"

@@ -68,7 +68,7 @@ def test_decodes_in_bfloat16_are_close_to_float32(count: int) -> None:
             *(part.float().transpose(0, 1)[None] for part in (query[-1:], key, value)), enable_gqa=True
         )
         wanted.append((query[-1:], key, value, exact[0].transpose(0, 1)))
-        for place in range(length - 1):  # as decodes of one
+        for place in range(length - 1):  # one decode at a time
             attend(backend, blocks[sequence : sequence + 1], [place], query[:1], *(
                 part[place : place + 1] for part in (key, value)
             ))  # fmt: skip

@@ -105,7 +105,7 @@ class Request(ABC):
 
     @property
     def needs_last_token(self) -> bool:
-        """True if the host must know one token before the next one can be sampled."""
+        """True if the next token can't be sampled before the host has received the last one."""
         return False
 
     @property

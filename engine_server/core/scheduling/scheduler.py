@@ -81,7 +81,7 @@ class Scheduler:
         return self.requests.get(request.request_id) is request
 
     def add(self, request: Request) -> None:
-        """Queue a request behind all others of its priority."""
+        """Queue a request after all others of its priority."""
         request.queue_position = (request.priority, next(self._arrivals))
         if self.rope_regime is not None:
             request.rope_regime = self.rope_regime(request)

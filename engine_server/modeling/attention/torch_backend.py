@@ -249,7 +249,7 @@ def rounded(blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def selection(places: npt.NDArray[np.int64], device: torch.device) -> slice | Tensor:
-    """Return an index for ascending places: a slice, which copies nothing, if they are consecutive."""
+    """Return an index for ascending `places`: a slice, which needs no copy, if they are consecutive."""
     first, last = int(places[0]), int(places[-1])
     if last - first == len(places) - 1:
         return slice(first, last + 1)
