@@ -103,7 +103,7 @@ def future(count: int, dtype: torch.dtype) -> Tensor:
 def attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scoring: Scoring) -> Tensor:
     """Return [n, heads, tokens, dim] of query [n, heads, tokens, dim]; keys, values: [n, kv heads, context, dim].
 
-    `mask` is added to the scores [n, heads, tokens, context]; without one, tokens are hidden by causality or not at all.
+    `mask` is added to the scores [n, heads, tokens, context]; without one, causality hides tokens or none are hidden.
     """
     if scoring.fused:
         return F.scaled_dot_product_attention(

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int PIECE = 128;          // tokens
 constexpr float HIDDEN = -1e30f;    // a score with a weight of 0
-constexpr int HEADER = LANES;       // of a piece's partial result: its largest score, the sum of its weights, its values
+constexpr int HEADER = LANES;       // of a piece's result: its largest score, the sum of its weights, its values
 
 struct Sequence {
     int32_t row;      // of the block tables
