@@ -20,12 +20,12 @@ from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.modeling.platform.interface import Platform
 
 EOS = 2
-# The tokens that each call of `count_tokens` was given.
+# The tokens passed to each call of `count_tokens`.
 COUNTED: list[list[int]] = []
 
 
 def count_tokens(token_ids: list[int], row: Tensor) -> Tensor:
-    """Record a call, and change nothing: a logits processor."""
+    """Record a call and return the logits unchanged, as a logits processor."""
     COUNTED.append(token_ids)
     return row
 
@@ -37,7 +37,7 @@ class LogitsAsStates:
         return states
 
     def keep(self, tokens: Tensor) -> None:
-        """Nothing reads them."""
+        """Do nothing: no next step reads the tokens."""
 
 
 class TestedSampler:

@@ -1,4 +1,4 @@
-"""Small random models that are compared with transformers, and what the passes make of them."""
+"""Small random models for comparisons with transformers, before and after the passes."""
 
 from typing import Any
 
@@ -29,12 +29,12 @@ def tiny_model(model: str, **settings: Any) -> transformers.PreTrainedModel:
     kind = getattr(transformers, model)
     made = kind._from_config(kind.config_class(**settings), attn_implementation=IMPLEMENTATION).eval()
     for name, weight in made.named_parameters():
-        if "norm" in name:  # which would all be 1, or 0
+        if "norm" in name:  # otherwise all 1, or 0
             weight.data.uniform_(0.5, 1.5)
     return made
 
 
 def run_passes(model: transformers.PreTrainedModel, platform: Platform) -> None:
-    """Run the passes over a model that has its weights already."""
+    """Run the passes over a model whose weights are loaded."""
     replace_modules(model, LoadPlan(platform, Communicator(), False, verified_choices(model, platform)))
     settle(model)

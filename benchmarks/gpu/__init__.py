@@ -1,1 +1,1 @@
-"""What a GPU does with this engine."""
+"""Benchmarks of the engine on a GPU."""

@@ -8,4 +8,4 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecodingConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of grammars; there are none yet."""
+    """Settings of grammars. Not supported yet."""

@@ -1,4 +1,4 @@
-"""All settings of an engine after every default is resolved: typed, frozen, and sent to the core as they are."""
+"""All settings of an engine after every default is resolved, in the form in which they are sent to the core."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from engine_server.config.scheduler import SchedulerConfig
 
 
 class UsageContext(Enum):
-    """The entry point that made the engine. It is logged; nothing is collected."""
+    """The entry point that created the engine. It is logged; no usage data are collected."""
 
     UNKNOWN_CONTEXT = "UNKNOWN_CONTEXT"
     LLM_CLASS = "LLM_CLASS"
@@ -47,7 +47,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         for name in ("lora_config", "speculative_config", "prompt_adapter_config"):
             if getattr(self, name) is not None:
-                raise ValueError(f"{name} is not supported yet; it takes None")
+                raise ValueError(f"{name} is not supported yet; only None is allowed")
 
     def with_blocks(self, num_blocks: int) -> Self:
         """Return the config with the number of KV cache blocks, which the core knows once the model is loaded."""
@@ -61,7 +61,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     def with_executor(self, executor_class: type | None) -> Self:
         """Return the config of an engine that executes the model with this class; None: the same config.
 
-        The class reaches the core by its import path.
+        The core imports the class by its path.
         """
         if executor_class is None:
             return self

@@ -12,25 +12,25 @@ Activation = Literal["identity", "sigmoid", "softmax"]
 
 
 class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How a pooling model reduces a prompt's hidden states to one vector."""
+    """The reduction of a prompt's hidden states to one vector."""
 
     pooling: Pooling
-    # Scale embeddings to length 1, unless a request says otherwise.
+    # Scale embeddings to length 1, unless a request overrides it.
     normalize: bool
-    # Attention in both directions over the whole prompt at once: no KV cache, no chunks.
+    # Bidirectional attention over the whole prompt: no KV cache, no chunks.
     encoder: bool
     # Labels of a classifier; None: the vector is an embedding.
     num_labels: int | None
-    # Of a classifier's scores.
+    # Activation of a classifier's scores.
     activation: Activation
     # Lengths to which an embedding may be cut.
     dimensions: list[int]
-    # Texts in one prompt that the model distinguishes; 0: it doesn't.
+    # Number of token types, which distinguish the texts of one prompt; 0: none.
     num_token_types: int
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Sampling parameters of a model's generation_config.json; None: not given there."""
+    """Sampling parameters of a model's generation_config.json; None: not set there."""
 
     temperature: float | None = None
     top_k: int | None = None
@@ -43,39 +43,39 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The model, its limits, and how it is loaded and sampled."""
 
-    # The URI as it was given.
+    # The URI as the user gave it.
     model: str
     # The local folder that it resolved to.
     path: str
     # A local folder or a hub's name.
     tokenizer: str
     served_model_name: list[str]
-    # "float32", "bfloat16", "float16", or "auto": as the weights are.
+    # "float32", "bfloat16", "float16", or "auto": the weights' own.
     dtype: str
-    # Prompt and output together, in tokens.
+    # Maximum length of prompt and output together, in tokens.
     max_model_len: int
     vocab_size: int
     eos_token_ids: list[int]
     seed: int
-    # Lower max_model_len to what the KV cache holds, instead of refusing to start.
+    # Lower max_model_len to the KV cache's capacity, instead of refusing to start.
     fit_max_model_len: bool = False
     # Logits are bitwise independent of batch composition.
     batch_invariant: bool = False
     skip_tokenizer_init: bool = False
     # Capture no CUDA graphs.
     enforce_eager: bool = False
-    # Import paths of those that requests may name.
+    # Import paths of the logits processors that requests may name.
     logits_processors: list[str] = []
     # None: the model generates.
     pooling: PoolingConfig | None = None
-    # The most log-probabilities a request may ask for; -1: the whole vocabulary.
+    # Maximum number of log-probabilities that a request may ask for; -1: the whole vocabulary.
     max_logprobs: int = 20
     logprobs_mode: LogprobsMode = "raw_logprobs"
-    # Size of an embedding that may stand for a token; None: prompts of embeddings are refused.
+    # Size of one token's prompt embedding; None: prompts of embeddings are refused.
     prompt_embeds_size: int | None = None
-    # Replace settings of config.json.
+    # Settings that replace those of config.json.
     hf_overrides: dict[str, Any] = {}
-    # Run Python code that the model's folder brings.
+    # Run Python code from the model's folder.
     trust_remote_code: bool = False
     sampling_defaults: SamplingDefaults = SamplingDefaults()
 
@@ -88,10 +88,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.pooling is not None and self.pooling.encoder
 
     def get_vocab_size(self) -> int:
-        """Return the number of tokens that the model has logits for."""
+        """Return the size of the vocabulary."""
         return self.vocab_size
 
     def get_diff_sampling_param(self) -> dict[str, Any]:
-        """Return the sampling parameters that the model's generation_config.json gives, by name."""
+        """Return the sampling parameters in the model's generation_config.json, by name."""
         given = msgspec.structs.asdict(self.sampling_defaults)
         return {name: value for name, value in given.items() if value is not None}

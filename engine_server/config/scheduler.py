@@ -12,11 +12,11 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_chunked_prefill: bool
     # "fcfs" or "priority".
     policy: str = "fcfs"
-    # Prepare a step while the one before runs; None: on a GPU.
+    # Prepare a step while the previous one runs; None: on a GPU.
     async_scheduling: bool | None = None
-    # Requests that may wait beside `max_num_seqs` that run; None: any number.
+    # Maximum number of waiting requests; None: any number.
     max_queue: int | None = None
-    # Prompts that may be computed in part at the same time; 0: any number.
+    # Maximum number of partially computed prompts at the same time; 0: any number.
     max_num_partial_prefills: int = 0
-    # Prompts longer than this take at most so many tokens of a step; 0: no limit.
+    # Maximum number of tokens of one prompt in a step; 0: no limit.
     long_prefill_token_threshold: int = 0

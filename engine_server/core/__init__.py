@@ -1,1 +1,1 @@
-"""The engine core: what runs on the device. In the caller's process for LLMEngine, in a child for AsyncLLM."""
+"""The engine core: scheduling and computation on the device, in the caller's process for LLMEngine, else in a child."""

@@ -18,7 +18,8 @@ from engine_server.requests.messages import CoreMessage, FrontEndMessage, Phase,
 if TYPE_CHECKING:
     from engine_server.core.scheduling.scheduler import Scheduler
 
-IDLE_MS = 250  # between two signs of life of a core that has no work
+# Milliseconds between two reports of a core that has no work.
+IDLE_MS = 250
 
 
 def serve(folder: str, fail: Callable[[str], None]) -> None:
@@ -34,8 +35,8 @@ def serve(folder: str, fail: Callable[[str], None]) -> None:
     def send(message: CoreMessage) -> None:
         outputs.send(encoder.encode(message))
 
-    # The imports of torch and transformers take seconds, in which the lifeline is watched already. Their objects stay
-    # for good, so they are excluded from garbage collection: the start and every later collection are shorter.
+    # The imports of torch and transformers take seconds, so the lifeline is watched before them. Their objects are
+    # never freed, so they are excluded from garbage collection, which shortens the start and every later collection.
     gc.disable()
     from engine_server.core.engine_core import EngineCore
 
@@ -53,7 +54,7 @@ def serve(folder: str, fail: Callable[[str], None]) -> None:
             if returned := core.handle(decoder.decode(inputs.recv())):
                 send(returned)
             if not core.has_work:
-                send(core.outputs())  # the last request was aborted: report that nothing runs any more
+                send(core.outputs())  # the last request was aborted: report that no request is running
         if core.has_work or core.scheduler.seconds_to_deadline() <= 0:
             send(core.outputs())
         else:
@@ -61,7 +62,7 @@ def serve(folder: str, fail: Callable[[str], None]) -> None:
 
 
 def idle_wait(scheduler: "Scheduler") -> int:
-    """Return how many milliseconds a core without work may wait for a message: until the next deadline at most."""
+    """Return how many milliseconds a core without work may wait for a message, at most until the next deadline."""
     return math.ceil(min(IDLE_MS, 1000 * scheduler.seconds_to_deadline()))
 
 

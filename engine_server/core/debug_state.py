@@ -26,7 +26,7 @@ class DebugState:
     scheduler: SchedulerState
     # In order of arrival.
     requests: list[RequestState]
-    # True if a launched step's results have not been collected.
+    # True if a step is in flight.
     in_flight: bool
 
 

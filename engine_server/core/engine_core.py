@@ -30,9 +30,9 @@ from engine_server.requests.messages import (
     StepOutputs,
 )
 
-# Interval at which a GPU is asked for its free memory, which takes it a moment.
+# Seconds between queries of a GPU's free memory, which stall the driver briefly.
 MEMORY_SECONDS = 1.0
-# Time within which the end of another rank is known, if it is the reason why a step failed.
+# Seconds to wait for another rank's end to be detected, in case it made a step fail.
 BLAME_SECONDS = 2.0
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class StepInFlight(NamedTuple):
 
 
 class EngineCore:
-    """Runs requests on the device, one step at a time. All calls must come from one thread."""
+    """The core of an engine, which runs requests on the device step by step. All calls must come from one thread."""
 
     def __init__(
         self,
@@ -56,8 +56,8 @@ class EngineCore:
     ) -> None:
         """Load the model and allocate the KV cache.
 
-        on_phase: called with the name and the seconds of each part of the start.
-        on_death: called in another thread with the reason if another rank ends, for which a step may be waiting.
+        on_phase: called with the name and the duration in seconds of each phase of the start.
+        on_death: called in another thread with the reason if another rank ends, since a step may be waiting for it.
         progress: ticks at every layer and every step.
         """
         self.progress = progress or ProgressClock()
@@ -77,14 +77,14 @@ class EngineCore:
         self.operations = Operations(config, self.executor, self.scheduler)
         self.overlapped = self.executor.runner.overlapped
         self._in_flight: StepInFlight | None = None
-        # The batch of the latest step, whether it was launched or not.
+        # The batch of the latest step, which may not have been launched.
         self._batch: Batch = []
-        # Memory statistics, and when they were taken, by the clock of steps.
+        # Memory statistics, and the time of the step in which they were queried.
         self._memory: dict[str, int] = {}
         self._memory_taken = -math.inf
 
     def handle(self, message: FrontEndMessage) -> CallResult | None:
-        """Do what a message asks for; return what a call returned."""
+        """Apply a message to the scheduler or run the call in it; return the result of a call."""
         match message:
             case Call():
                 return self.operations.run(message)
@@ -110,7 +110,7 @@ class EngineCore:
         return self.scheduler.update(batch, pending.collect())
 
     def outputs(self) -> StepOutputs:
-        """Compute a step if there is work; return its results with the state that it leaves."""
+        """Compute a step if there is work; return its results with the state after it."""
         self.progress.tick()
         started = time.perf_counter()
         self._batch, self.executor.device_seconds = [], 0.0
@@ -141,14 +141,14 @@ class EngineCore:
         return debug_state(self.scheduler, self._in_flight is not None)
 
     def _guarded_step(self) -> list[RequestStep]:
-        """Compute a step; if it fails, end or requeue its requests and go on with the others."""
+        """Compute a step; if it fails, end or requeue its requests and keep the others."""
         try:
             return self.step()
         except Exception as error:
             return self._recover(self._batch, error)
 
     def _overlapped_step(self) -> list[RequestStep]:
-        """Launch the next step before the results of the one in flight are collected: `step` in another order."""
+        """Launch the next step before collecting the results of the one in flight: `step` in another order."""
         steps: list[RequestStep] = []
         previous, self._in_flight = self._in_flight, None
         batch = self._batch = [] if self.operations.halted else self.scheduler.schedule()
@@ -186,8 +186,8 @@ class EngineCore:
     def _fail(self, batch: Batch, error: Exception) -> list[RequestStep]:
         """End a batch whose step failed as a whole: any of its requests may be the cause, and would fail again.
 
-        The model and all other requests are unchanged, so that the core goes on, unless its device has failed, or
-        it is one of several ranks, which may be at different steps now.
+        The model and all other requests are unchanged, so the core keeps running, unless its device has failed or
+        there are several ranks, which may now be at different steps.
         """
         if isinstance(error, torch.AcceleratorError) or self.executor.num_ranks > 1 or not batch:
             self.executor.check(BLAME_SECONDS)

@@ -21,7 +21,7 @@ from engine_server.modeling.progress import ProgressClock
 
 
 class Executor:
-    """Lets every rank do the same in the same order, so that their collectives meet.
+    """The runners of all ranks, which run the same calls in the same order, so that their collectives match.
 
     The head, a sampler or a pooler, belongs to the first rank; the others take part in its logits.
     """
@@ -35,14 +35,14 @@ class Executor:
     ) -> None:
         """Start the workers and the first rank's runner; all of them load the model.
 
-        on_phase: called with the name and the seconds of each part of the start.
-        on_death: called in another thread with the reason if a worker ends, for which a step may be waiting.
+        on_phase: called with the name and the duration in seconds of each phase of the start.
+        on_death: called in another thread with the reason if a worker ends, since a step may be waiting for it.
         progress: ticks at every layer.
         """
         runner_class: type[ModelRunner] = pkgutil.resolve_name(config.parallel_config.worker_cls)
         self._workers = start_workers(config, on_death)
         self.runner = runner_class(config, self._workers.communicator, on_phase, progress)
-        # Of the latest step: whether it was replayed from CUDA graphs, and its seconds by a GPU's own clock.
+        # Of the latest step: True if CUDA graphs were replayed, and the seconds measured by a GPU's own clock.
         self.replayed = False
         self.device_seconds = 0.0
         self._begun: torch.Event | None = None
@@ -78,7 +78,7 @@ class Executor:
         return PendingStep(self, pending, self._begun, self.platform.record_event(timed=True))
 
     def rope_regime(self, request: Request) -> int:
-        """Return what a request's keys depend on besides its tokens."""
+        """Return the number that a request's keys depend on besides its tokens."""
         return self.runner.loaded.rope_regime(request)
 
     def erase(self, block_ids: list[int]) -> None:
@@ -92,17 +92,17 @@ class Executor:
         self.runner.sleep(level)
 
     def wake(self, tag: str, level: int) -> None:
-        """Bring back the "kv_cache", with zeros, or the "weights", which sleep at `level`."""
+        """Allocate the "kv_cache" again, zeroed, or restore the "weights", which sleep at `level`."""
         self._workers.broadcast("wake", tag, level)
         self.runner.wake(tag, level)
 
     def capture_graphs(self) -> None:
-        """Capture decode steps once more, after all is awake."""
+        """Capture decode steps again, after the cache and the weights are awake."""
         self._workers.broadcast("capture_graphs")
         self.runner.capture_graphs()
 
     def collective_rpc(self, method: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
-        """Call a method of every rank's runner; return what they return, by rank. Raises RuntimeError if any fails."""
+        """Call a method of every rank's runner; return the results, by rank. Raises RuntimeError if any fails."""
         self._workers.broadcast("collective_rpc", method, args, kwargs)
         outcomes = self.runner.collective_rpc(method, args, kwargs)
         errors = [f"rank {rank}: {error}" for rank, (_, error) in enumerate(outcomes) if error is not None]
@@ -116,7 +116,7 @@ class Executor:
 
 
 class PendingStep:
-    """A head's pending results, which also give the step's time on a GPU."""
+    """A head's pending results, whose collection also measures the step's time on a GPU."""
 
     def __init__(
         self, executor: Executor, pending: Pending, begun: torch.Event | None, ended: torch.Event | None

@@ -16,7 +16,7 @@ from engine_server.modeling.split_model import SplitModel
 
 
 class LoadedModel:
-    """A model of transformers that gives hidden states and, if it generates, logits. Its weights can be unloaded."""
+    """A transformers model that computes hidden states and, if it generates, logits. Its weights can be unloaded."""
 
     def __init__(self, config: EngineConfig, platform: Platform, ranks: Communicator) -> None:
         """Load the model, or this rank's part of it."""
@@ -51,7 +51,7 @@ class LoadedModel:
         return self._split
 
     def load(self) -> None:
-        """Read the weights; once more if they were unloaded."""
+        """Read the weights, also after they were unloaded."""
         config = self._config
         with measured_memory("weights", self._platform):
             self._model = load_model(config.model_config, config.load_config, self._platform, self._ranks)
@@ -60,7 +60,7 @@ class LoadedModel:
         self._split = SplitModel(self._model, self.first_position) if self.generates else None
 
     def unload(self, keep_on_host: bool) -> None:
-        """Free the device's memory; without a copy on the host `load` is needed next, else `restore`."""
+        """Free the weights' device memory; `restore` needs the copy on the host, `load` doesn't."""
         if keep_on_host:
             nn.Module.to(self.model, "cpu")  # transformers' own is not typed
         else:
@@ -71,7 +71,7 @@ class LoadedModel:
         nn.Module.to(self.model, self._platform.device)
 
     def rope_regime(self, request: Request) -> int:
-        """Return what a request's keys depend on besides its tokens."""
+        """Return the number that a request's keys depend on besides its tokens."""
         return self.rope.regime(request.num_prompt, len(request.token_ids)) if self.rope else 0
 
     def states(self, arguments: dict[str, Any]) -> Tensor:

@@ -1,4 +1,4 @@
-"""The model's inputs of a step: the scheduler's batch as plain numbers."""
+"""The model's inputs for a step: the scheduler's batch as numbers and tensors."""
 
 from typing import NamedTuple
 
@@ -44,9 +44,9 @@ class ModelInputs(NamedTuple):
 
 
 def model_inputs(batch: Batch, table: BlockTable, stretched: bool) -> tuple[ModelInputs, list[PromptChunk]]:
-    """Return a step's inputs, and for each of its `chunks` the prompt's tokens that it is for.
+    """Return a step's inputs, and the prompt tokens of each of its `chunks`.
 
-    stretched: the model has a rope that depends on more than positions.
+    stretched: the model's rope depends on more than positions.
     """
     step = flatten(batch, table, stretched)
     chunks = prompt_chunks(batch, step.starts)
@@ -74,7 +74,7 @@ def extras(batch: Batch, starts: IntArray) -> tuple[list[int], list[tuple[int, T
 
 
 def flatten(batch: Batch, table: BlockTable, stretched: bool) -> StepInputs:
-    """Lay the batch's tokens one after the other, and find where each one's K and V go."""
+    """Concatenate the batch's tokens, and compute the cache slot of each one's K and V."""
     rows = np.array([scheduled.row for scheduled in batch])
     lengths = np.array([scheduled.num_tokens for scheduled in batch])
     computed = np.array([scheduled.start for scheduled in batch])

@@ -61,7 +61,7 @@ class Graphs(NamedTuple):
 
 
 class CaptureBuffers(NamedTuple):
-    """Where captured steps of every size leave their results."""
+    """The output buffers that captured steps of all sizes share."""
 
     # [max_num_seqs, hidden].
     states: Tensor
@@ -70,7 +70,7 @@ class CaptureBuffers(NamedTuple):
 
 
 class ModelRunner:
-    """Computes hidden states and logits on one rank's device. Its constructor leaves it ready for steps."""
+    """The computation of hidden states and logits on one rank's device, ready for steps once constructed."""
 
     def __init__(
         self,
@@ -79,9 +79,9 @@ class ModelRunner:
         on_phase: OnPhase = lambda name, seconds: None,
         progress: ProgressClock | None = None,
     ) -> None:
-        """Load the model, and allocate everything else before the KV cache, which takes what is left.
+        """Load the model, and allocate everything else before the KV cache, which gets the remaining memory.
 
-        on_phase: called with the name and the seconds of each part of the start.
+        on_phase: called with the name and the duration in seconds of each phase of the start.
         progress: ticks at every layer.
         """
         started = time.monotonic()
@@ -98,7 +98,7 @@ class ModelRunner:
         self.loaded = LoadedModel(config, self.platform, ranks)
         loaded = time.monotonic()
         on_phase("load", loaded - started)
-        # Each running request's last token, by its row of the block table; one row more for padding.
+        # Each running request's last token, by its row of the block table, with one extra row for padding.
         self._last_tokens = torch.zeros(rows + 1, dtype=torch.int64, device=self.device)
         self._buffers = self._allocate_buffers() if self._captures else None
         self.head: Head | None = self._make_head() if ranks.rank == 0 else None
@@ -112,10 +112,10 @@ class ModelRunner:
         self.staging = Staging(
             config.scheduler_config.max_num_batched_tokens, self.table.ids.shape, self.platform
         )
-        # Tensors that sleep has freed, with their shapes.
+        # Tensors whose memory `sleep` freed, with their shapes.
         self._freed: list[tuple[Tensor, torch.Size]] = []
         self._staged: Staged | None = None
-        # Without a head, what `join_head` is about to need.
+        # On ranks without a head, the input of `join_head`.
         self._latest: ForwardOutput | None = None
         self._graphs: Graphs | None = None
         self.capture_graphs()
@@ -128,7 +128,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def forward(self, inputs: ModelInputs) -> ForwardOutput:
-        """Launch the computation of a step's hidden states. All ranks do, in the same order."""
+        """Launch the computation of a step's hidden states. All ranks must call it, in the same order."""
         self.platform.follow_load()
         size = self._captured_size(inputs)
         staged = self._staged = self.staging.put(
@@ -147,9 +147,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def logits(self, states: Tensor, captured_size: int | None = None) -> Tensor:
-        """Launch the computation of logits [n, vocabulary] from hidden states [n, hidden]. All ranks do.
+        """Launch the computation of logits [n, vocabulary] from hidden states [n, hidden]. All ranks must call it.
 
-        captured_size: that of the forward whose `rows` the states are.
+        captured_size: that of the forward that computed the states.
         """
         with self.timer.measure():
             if captured_size is None:
@@ -159,7 +159,7 @@ class ModelRunner:
             return self._buffers.logits[: len(states)]
 
     def join_head(self) -> None:
-        """Compute the logits that the first rank's head computes of the latest forward, whose parts the ranks share."""
+        """Compute this rank's share of the logits that the first rank's head computes after the latest forward."""
         assert self._latest is not None
         states, self._latest = self._latest, None
         self.logits(states.rows, states.captured_size)
@@ -182,7 +182,7 @@ class ModelRunner:
         self._release_graphs()
         self._staged = self._latest = None
         tensors = [*self.backend.caches, *(self._buffers or ())]
-        if any(tensor.numel() for tensor in tensors):  # else only the weights are awake
+        if any(tensor.numel() for tensor in tensors):  # otherwise only the weights are awake
             self._freed = [(tensor, tensor.shape) for tensor in tensors]
         for tensor, _ in self._freed:
             tensor.data = tensor.new_empty(0)  # in place, since others hold the tensor too
@@ -191,7 +191,7 @@ class ModelRunner:
         return_freed_memory()
 
     def wake(self, tag: str, level: int) -> None:
-        """Allocate the "kv_cache" again, with zeros, or load the "weights", which sleep at `level`."""
+        """Allocate the "kv_cache" again, zeroed, or load the "weights", which sleep at `level`."""
         if tag == "kv_cache":
             for tensor, shape in self._freed:
                 tensor.data = self.platform.zeros(shape, tensor.dtype)
@@ -201,7 +201,7 @@ class ModelRunner:
             self.loaded.restore()
 
     def capture_graphs(self) -> None:
-        """Capture decode steps as CUDA graphs if the device and the model allow it; once more after a sleep."""
+        """Capture decode steps as CUDA graphs if the device and the model allow it. Called again after a sleep."""
         self._release_graphs()
         if not self.platform.captures_graphs or not self.loaded.generates:
             return
@@ -215,17 +215,17 @@ class ModelRunner:
             if isinstance(self.head, Sampler) and self.head.kernels:
                 self.head.kernels.capture(self._buffers.logits)
         except RuntimeError as error:
-            if self.ranks.size > 1:  # the others are in the midst of a collective
+            if self.ranks.size > 1:  # the other ranks are inside a collective
                 raise
             self._release_graphs()
-            logger.warning("decode steps are not captured as CUDA graphs, and are slower: %s", error)
+            logger.warning("CUDA graph capture of decode steps failed, so they run slower: %s", error)
 
     def collective_rpc(
         self, method: str, args: list[Any], kwargs: dict[str, Any]
     ) -> list[tuple[Any, str | None]]:
-        """Call a method of every rank's runner; return its result or error on each rank. All ranks do.
+        """Call a method of every rank's runner; return its result or error on each rank. All ranks must call it.
 
-        Arguments and results are what msgpack can encode.
+        msgpack must be able to encode the arguments and the result.
         """
         try:
             if method.startswith("_"):
@@ -248,7 +248,7 @@ class ModelRunner:
 
     @property
     def _captures(self) -> bool:
-        """True if decode steps are captured: a stretched rope asks the host for lengths, which no graph can."""
+        """True if decode steps are captured: not with a stretched rope, which needs lengths from the host."""
         return (
             self.platform.captures_graphs
             and self.loaded.generates
@@ -277,7 +277,7 @@ class ModelRunner:
         return Sampler(self, pipeline, config.logprobs_mode, rows, self.platform, self.timer)
 
     def _probe(self) -> Layout:
-        """Find out what each layer caches, and run the largest step, so that its memory is known."""
+        """Find each layer's cache shapes, and run the largest step to measure its memory."""
         config, budget = self.config.model_config, self.config.scheduler_config.max_num_batched_tokens
         longest, rows = config.max_model_len, self.config.scheduler_config.max_num_seqs
         loaded = self.loaded
@@ -301,7 +301,7 @@ class ModelRunner:
         return self.ranks.least(count, self.device) if self.ranks.size > 1 else count
 
     def _allocate_cache(self, layout: Layout, count: int) -> AttentionBackend:
-        """Allocate blocks, which an encoder has none of."""
+        """Allocate the cache's blocks; an encoder has none."""
         if not layout.shapes:
             return StepAttention(self.platform.writes_scores)
         config = self.config.cache_config
@@ -317,7 +317,7 @@ class ModelRunner:
             self.head.kernels.release_graphs()
 
     def _warm_up(self) -> None:
-        """Compute a prompt and a long context's decode, which are kept nowhere: kernels are compiled when launched."""
+        """Compute a prompt and a decode with a long context, to compile their kernels; discard the results."""
         for tokens, context in ((2, 2), (1, self.config.model_config.max_model_len)):
             none, one = np.zeros(tokens, dtype=np.int64), np.zeros(1, dtype=np.int64)
             nowhere, rows = [none - 1] * len(self.table.ids), one + self.staging.rows
@@ -330,7 +330,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _run_forward(self, size: int) -> None:
-        """Compute what is captured: the hidden states of `size` sequences, of what is staged."""
+        """Compute the hidden states of the first `size` staged sequences, as captured in a graph."""
         assert self._buffers is not None
         inputs = ModelInputs(NOTHING, NOTHING.starts, [], [], [], NO_CHANGES)
         output = self._forward_eagerly(inputs, self.staging.decodes(size))
@@ -338,7 +338,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _run_logits(self, size: int) -> None:
-        """Compute what is captured: the logits of the first `size` rows of the buffer of states."""
+        """Compute the logits of the first `size` rows of the states buffer, as captured in a graph."""
         assert self._buffers is not None
         self._buffers.logits[:size].copy_(self.loaded.split.logits(self._buffers.states[:size]))
 
@@ -355,13 +355,13 @@ class ModelRunner:
         return ForwardOutput(rows, prompt_rows, None)
 
     def _captured_size(self, inputs: ModelInputs) -> int | None:
-        """Return the size of the captured step that can compute this one."""
+        """Return the size of the captured step that can compute this step, or None."""
         if self._graphs is None or not inputs.is_plain_decode:
             return None
         return self._graphs.forward.size_for(len(inputs.step.starts))
 
     def _arguments(self, inputs: ModelInputs, staged: Staged) -> dict[str, Any]:
-        """Return the model's arguments: tokens, or embeddings if some prompt was given as such."""
+        """Return the model's arguments: tokens, or embeddings if a prompt was given as embeddings."""
         token_ids, positions = staged.token_ids.long(), staged.positions.long()
         token_ids = torch.where(token_ids < 0, self._last_tokens[(-1 - token_ids).clamp(min=0)], token_ids)
         if self.overlapped and self.ranks.size > 1:  # only the first rank samples

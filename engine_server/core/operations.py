@@ -1,4 +1,4 @@
-"""Operations of the core besides requests: pause, sleep, profiles, calls on every rank."""
+"""Control operations of the core: pause, sleep, profiling, calls on every rank."""
 
 import logging
 from collections.abc import Collection
@@ -11,14 +11,14 @@ from engine_server.core.executor import Executor
 from engine_server.core.scheduling.scheduler import Scheduler
 from engine_server.requests.messages import Call, CallResult
 
-# The parts that sleep, which may be woken one by one.
+# The parts that sleep; each can be woken separately.
 TAGS = frozenset(("weights", "kv_cache"))
 
 logger = logging.getLogger(__name__)
 
 
 class Operations:
-    """Runs calls by name. While `halted`, no step runs and requests wait."""
+    """The operations that can be called by name. While `halted`, no step runs and requests wait."""
 
     def __init__(self, config: EngineConfig, executor: Executor, scheduler: Scheduler) -> None:
         self._trace_folder = config.observability_config.torch_profiler_dir
@@ -41,7 +41,7 @@ class Operations:
         return self._paused or self.is_sleeping()
 
     def run(self, call: Call) -> CallResult:
-        """Run an operation, and return its result or its error; it raises nothing, so that the core goes on."""
+        """Run an operation, and return its result or its error. Raises nothing, so that the core keeps running."""
         try:
             return CallResult(call.call_id, self._table[call.method](*call.args))
         except Exception as error:
@@ -59,10 +59,10 @@ class Operations:
     def sleep(self, level: int) -> None:
         """Free the KV cache and the weights: at level 1 the host keeps a copy, at level 2 none is kept.
 
-        Running requests give their blocks back, and are computed again after waking.
+        Running requests are preempted, and computed again after waking.
         """
         if level not in (1, 2):
-            raise ValueError(f"level is {level!r}; it takes 1 or 2")
+            raise ValueError(f"level is {level!r}; allowed are 1 and 2")
         if self._asleep == TAGS:
             return
         if "weights" in self._asleep:  # and the cache was woken alone
@@ -73,7 +73,7 @@ class Operations:
         self._asleep, self.sleep_level = TAGS, level
 
     def wake_up(self, tags: Collection[str] | None) -> None:
-        """Bring back the parts that the tags name, by default all; steps run once all are awake."""
+        """Wake the parts with these tags, by default all. Steps run once all are awake."""
         tags = TAGS if tags is None else frozenset(tags)
         if tags - TAGS:
             raise ValueError(f"there is no tag {', '.join(tags - TAGS)}; tags are {', '.join(sorted(TAGS))}")
@@ -88,7 +88,7 @@ class Operations:
         return bool(self._asleep)
 
     def collective_rpc(self, method: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
-        """Call a method of every rank's model runner by its name; return what they return, by rank."""
+        """Call a method of every rank's model runner by its name; return the results, by rank."""
         return self._executor.collective_rpc(method, args, kwargs)
 
     def start_profile(self) -> None:
@@ -96,7 +96,7 @@ class Operations:
         if self._trace_folder is None:
             raise ValueError("the engine was started without torch_profiler_dir, the folder for traces")
         if self._profile is not None:
-            raise ValueError("a profile is being taken already")
+            raise ValueError("a profile is already being recorded")
         written = torch.profiler.tensorboard_trace_handler(self._trace_folder, use_gzip=True)
         self._profile = torch.profiler.profile(on_trace_ready=written)
         self._profile.start()
@@ -104,6 +104,6 @@ class Operations:
     def stop_profile(self) -> None:
         """Write the trace, in Chrome's format."""
         if self._profile is None:
-            raise ValueError("no profile is being taken")
+            raise ValueError("no profile is being recorded")
         profile, self._profile = self._profile, None
         profile.stop()

@@ -1,4 +1,4 @@
-"""The asynchronous engine: many callers, one core in a process of its own."""
+"""The asynchronous engine: many callers, and one core in its own process."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class AsyncLLM:
     """An engine for an event loop. A request passes the processor, the core, the output processor and its stream.
 
     The constructor blocks until the core has loaded the model, and calls `on_phase(name, seconds)` at the end of each
-    part of the start. It may run in a thread: the engine belongs to the event loop that first uses it. The core ends
-    when the engine is garbage collected. `core` may be one that was started before, as its import takes seconds.
+    phase of the start. It may run in any thread: the engine belongs to the event loop that first uses it. The core
+    ends when the engine is garbage collected. `core` may have been started earlier, since its imports take seconds.
 
     Raises ValueError for a model or setting that can't be used, EngineDeadError if the core can't start.
     """
@@ -104,7 +104,7 @@ class AsyncLLM:
         stat_loggers: StatLoggers | None = None,
         on_phase: OnPhase | None = None,
     ) -> Self:
-        """Make an engine from its arguments; `engine_config` replaces what they resolve to."""
+        """Make an engine from its arguments; `engine_config` replaces the config that they resolve to."""
         core = CoreProcess()  # imports while this process reads the model's configuration
         try:
             config = engine_config or engine_args.create_engine_config()
@@ -136,10 +136,10 @@ class AsyncLLM:
         *,
         inputs: PromptType | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield a request's outputs as they come; the last has `finished`.
+        """Yield a request's outputs as they arrive; the last one is `finished`.
 
         A caller that stops iterating aborts the request. Raises InvalidRequestError or QueueFullError before
-        anything is queued, and EngineDeadError if the core ends meanwhile.
+        anything is queued, and EngineDeadError if the core ends before the request does.
         """
         refuse(data_parallel_rank=data_parallel_rank)
         outputs = self._outputs(
@@ -162,9 +162,9 @@ class AsyncLLM:
         *,
         inputs: PromptType | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput[Any], None]:
-        """Yield a pooling model's one output for the prompt: for the task embed an EmbeddingRequestOutput.
+        """Yield a pooling model's one output for the prompt; for the task embed it is an EmbeddingRequestOutput.
 
-        Otherwise as `generate`.
+        In all other respects it works like `generate`.
         """
         refuse(data_parallel_rank=data_parallel_rank)
         outputs = self._outputs(
@@ -205,7 +205,7 @@ class AsyncLLM:
     ) -> AsyncStream:
         """Queue a request and return the stream of its outputs. `arrival_time` is on the monotonic clock.
 
-        data_parallel_rank: there is one replica, so that only None or 0 is taken.
+        data_parallel_rank: only None and 0 are allowed, since there is one replica.
         """
         refuse(data_parallel_rank=data_parallel_rank)
         return await self._submit(
@@ -216,9 +216,9 @@ class AsyncLLM:
         )  # fmt: skip
 
     async def abort(self, request_id: str | int | Iterable[str], internal: bool = False) -> None:
-        """End requests at once; each stream gets a last output with the reason abort. Unknown ids are ignored.
+        """End requests immediately; each stream gets a last output with the reason abort. Unknown ids are ignored.
 
-        internal: only False is taken, since callers don't know the engine's own ids.
+        internal: only False is allowed, since callers don't know the engine's internal ids.
         """
         refuse(internal=internal)
         self._requests.abort(request_keys(request_id))
@@ -228,11 +228,11 @@ class AsyncLLM:
         if self._loop.dead_error is not None:
             raise self._loop.dead_error
         if self.is_running:
-            raise RuntimeError("the engine's loop is running already")
+            raise RuntimeError("the engine's loop is already running")
         self._loop.start(self.run_engine_loop(weakref.ref(self)))
 
     def shutdown_background_loop(self) -> None:
-        """Stop handling the core's messages; streams wait until a loop or `engine_step` goes on with them."""
+        """Stop handling the core's messages; streams wait until a new loop or `engine_step` handles them."""
         self._loop.stop()
 
     @staticmethod
@@ -241,7 +241,7 @@ class AsyncLLM:
         while (engine := engine_ref()) and not engine.errored:
             loop = engine._loop
             del engine
-            await loop.arrive()  # without a reference to the engine
+            await loop.arrive()  # holds no reference to the engine
             if engine := engine_ref():
                 with contextlib.suppress(EngineDeadError):  # raised in every stream
                     await engine.engine_step()
@@ -283,8 +283,8 @@ class AsyncLLM:
     async def pause_generation(self, *, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
         """Run no step until `resume_generation`; new requests wait.
 
-        mode: abort the requests in flight, wait for their end, or keep them as they are. The prefix cache is
-        emptied unless they are kept. A pause that still waits is given up when it is cancelled or resumed.
+        mode: abort the requests in flight, wait for their end, or keep them unchanged. The prefix cache is emptied
+        unless they are kept. A pause that is still waiting ends without effect if it is cancelled or resumed.
         """
         self._require_loop()
         await self._operations.pause(mode, clear_cache)
@@ -304,10 +304,10 @@ class AsyncLLM:
     async def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
-        """Forget cached prompts. Returns False, and does nothing, while requests hold blocks.
+        """Empty the prefix cache. Returns False and changes nothing while requests hold blocks.
 
-        reset_running_requests: preempt requests that hold blocks, which are computed again, and forget all.
-        reset_connector: there is no connector, so that only False is taken.
+        reset_running_requests: preempt requests that hold blocks first; they are computed again.
+        reset_connector: only False is allowed, since there is no connector.
         """
         refuse(reset_connector=reset_connector)
         return bool(await self._call("reset_prefix_cache", reset_running_requests))
@@ -319,10 +319,10 @@ class AsyncLLM:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        """Call a method of the executor on every rank, and return what each one returns.
+        """Call a method of the executor on every rank, and return their results.
 
-        timeout: seconds after which TimeoutError is raised, while the call goes on; None: never. Arguments and
-        results are plain data, which msgpack encodes. Raises RuntimeError if a call fails.
+        timeout: seconds after which TimeoutError is raised while the call keeps running; None: never. Arguments
+        and results are plain data, encoded as msgpack. Raises RuntimeError if a call fails.
         """
         async with asyncio.timeout(timeout):
             return list(await self._call("collective_rpc", *rpc_arguments(method, args, kwargs)))
@@ -383,16 +383,16 @@ class AsyncLLM:
         return self._front_end.traces
 
     async def do_log_stats(self, scheduler_outputs: None = None, model_output: None = None) -> None:
-        """Let the stat loggers log now what they would at the next interval; the parameters take None."""
+        """Make the stat loggers log now instead of at the next interval; only None is allowed for the parameters."""
         refuse(scheduler_outputs=scheduler_outputs, model_output=model_output)
         self._front_end.loggers.log()
 
     def add_logger(self, logger_name: str, logger: StatLoggerBase) -> None:
-        """Raises KeyError if the name is taken."""
+        """Add a stat logger. Raises KeyError if the name is taken."""
         self._front_end.loggers.add(logger_name, logger)
 
     def remove_logger(self, logger_name: str) -> None:
-        """The engine's own are "prometheus" and "logging". Raises KeyError."""
+        """Remove a stat logger; the default ones are "prometheus" and "logging". Raises KeyError."""
         self._front_end.loggers.remove(logger_name)
 
     def shutdown(self, timeout: float = 10.0) -> None:

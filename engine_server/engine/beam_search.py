@@ -28,7 +28,7 @@ class BeamSearchParams(msgspec.Struct):
     ignore_eos: bool = False
     temperature: float = 0.0
     length_penalty: float = 1.0
-    # Keep the end of sequence in a beam's tokens.
+    # Keep the end-of-sequence token in a beam's tokens.
     include_stop_str_in_output: bool = False
 
     def __post_init__(self) -> None:
@@ -56,7 +56,7 @@ class BeamSearchSequence:
 
 @dataclass(slots=True)
 class BeamSearchOutput:
-    # The best first.
+    # Sorted, the best first.
     sequences: list[BeamSearchSequence]
 
 
@@ -65,7 +65,7 @@ class BeamSearch:
 
     As transformers with early_stopping=False: of the 2 * beam_width likeliest continuations, those in the first
     half that end are kept, and the search is over when the likeliest beam scores no better than the worst of
-    beam_width that ended. (Where a model has several ends of sequence, transformers looks at more continuations.)
+    beam_width that ended. (For a model with several end-of-sequence tokens, transformers examines more continuations.)
     """
 
     def __init__(self, prompt: PromptType, params: BeamSearchParams, processor: Processor) -> None:
@@ -75,7 +75,7 @@ class BeamSearch:
         )
         self.prompt, self.prompt_token_ids = processor.tokens(prompt)
         self.beams = [BeamSearchSequence(self.prompt_token_ids, [])]
-        # Ended beams, the best first.
+        # Ended beams, sorted, the best first.
         self.sequences: list[BeamSearchSequence] = []
         self._processor = processor
         self._eos_token_ids = () if params.ignore_eos else processor.config.eos_token_ids
@@ -138,7 +138,7 @@ class BeamSearch:
 def beam_search(
     engine: "LLMEngine", prompts: Sequence[PromptType], params: BeamSearchParams
 ) -> list[BeamSearchOutput]:
-    """Search for all prompts together, on an engine that has no other requests. Leaves none if it raises."""
+    """Search for all prompts together, on an engine without other requests; end all of them on an error."""
     searches = [BeamSearch(prompt, params, engine.get_input_preprocessor()) for prompt in prompts]
     while running := [search for search in searches if search.beams]:
         outputs: dict[str, CompletionOutput] = {}

@@ -1,4 +1,4 @@
-"""Older spellings of the same thing, and parameters that have no effect here."""
+"""Older spellings of parameters, and vLLM's parameters that have no effect here."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -7,12 +7,12 @@ from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.prompts import PromptType
 from engine_server.requests.validation import text
 
-# Types of which an empty value, False or 0 means that a parameter was not given.
+# Types whose empty value, False or 0 means that a parameter was not given.
 PLAIN = (bool, int, str, list, tuple, dict)
 
 
 def one_prompt(prompt: PromptType | None, inputs: PromptType | None) -> PromptType:
-    """Return the prompt, which `inputs` is the older name of."""
+    """Return the prompt; `inputs` is the parameter's older name."""
     if prompt is not None and inputs is not None:
         raise InvalidRequestError("prompt and inputs are one parameter; give one of them", "inputs")
     given = inputs if prompt is None else prompt
@@ -36,7 +36,7 @@ def request_keys(request_ids: str | int | Iterable[str]) -> list[str]:
 
 
 def refuse(**parameters: object) -> None:
-    """Raise InvalidRequestError that names the first parameter that was given, since it would be ignored."""
+    """Raise InvalidRequestError for the first parameter that is given, since it would be ignored."""
     for name, value in parameters.items():
         if value is not None and (not isinstance(value, PLAIN) or value):
             raise InvalidRequestError(f"{name} is not supported yet; leave it out", name)
@@ -45,7 +45,7 @@ def refuse(**parameters: object) -> None:
 def rpc_arguments(
     method: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None
 ) -> tuple[str, list[Any], dict[str, Any]]:
-    """Return the arguments of collective_rpc; a function is refused, since it crosses no process without pickle."""
+    """Return the arguments of collective_rpc; a function is refused, since only pickle could send it."""
     if not isinstance(method, str):
         raise TypeError(f"method is {method!r}; it takes the name of a method of the executor")
     return method, list(args), dict(kwargs or {})

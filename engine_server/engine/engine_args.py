@@ -26,12 +26,12 @@ Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 def _argument(default: Any, text: str, **options: Any) -> Any:
-    """A dataclass field that is a command-line flag too. Its type says what it takes; `options` go to argparse."""
+    """Return a dataclass field that is also a command-line flag, parsed by its type. `options` go to argparse."""
     return field(default=default, metadata={"help": text, "options": options})
 
 
 def _unsupported(default: Any, **options: Any) -> Any:
-    """A parameter of vLLM that has no effect here: its type admits vLLM's default alone. Help doesn't list it."""
+    """Return a field for a parameter of vLLM that has no effect here: it takes vLLM's default only, and has no help."""
     return _argument(default, argparse.SUPPRESS, **options)
 
 
@@ -50,10 +50,10 @@ class EngineArgs:
         False, "run Python code that the model's folder brings; takes a model in a local folder"
     )
     tokenizer: str | None = _argument(None, "a folder or a hub's name (default: the model's own)")
-    skip_tokenizer_init: bool = _argument(False, "take and give token ids only")
+    skip_tokenizer_init: bool = _argument(False, "accept and return token ids only")
     enable_prompt_embeds: bool = _argument(False, "take embeddings in place of a prompt's tokens")
     runner: Literal["auto", "generate", "pooling"] = _argument(
-        "auto", "generate text, or pool to vectors and scores; auto: as the model is made for"
+        "auto", "generate text, or pool to vectors and scores; auto: the model's own task"
     )
     served_model_name: list[str] | str | None = _argument(
         None, "the model's names in the API; may be repeated (default: the model as given)", metavar="NAME"
@@ -78,7 +78,7 @@ class EngineArgs:
         "log-probabilities or logits, before (raw) or after (processed) penalties and temperature",
     )
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = _argument(
-        "auto", "the weights' type; auto: as they are", type=full_dtype
+        "auto", "the weights' type; auto: unchanged", type=full_dtype
     )
     load_format: Literal["auto", "safetensors", "gguf", "dummy"] = _argument(
         "auto", "weights to load; auto: safetensors or gguf, whichever is there; dummy: random weights"
@@ -98,27 +98,33 @@ class EngineArgs:
     )
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = _argument(
         "auto",
-        "the KV cache's type; fp8: half the bytes, with scales of its own; auto: as the model computes",
+        "the KV cache's type; fp8: half the bytes, with computed scales; auto: the type that the model computes in",
     )
-    num_gpu_blocks_override: Count | None = _argument(None, "the number of blocks, whatever the free memory")
-    enable_prefix_caching: bool = _argument(True, "let requests share the blocks of equal beginnings")
+    num_gpu_blocks_override: Count | None = _argument(
+        None, "the number of blocks, regardless of the free memory"
+    )
+    enable_prefix_caching: bool = _argument(
+        True, "share KV-cache blocks between requests with equal prefixes"
+    )
     prefix_caching_hash_algo: Literal["sha256"] = _argument("sha256", "the hash that identifies equal blocks")
     max_num_batched_tokens: Count | None = _argument(
         None, "token budget of a step (default: 8192 on a GPU; on a CPU, what takes at most about 300 ms)"
     )
-    max_num_seqs: Count | None = _argument(256, "the most requests that run at once (None: 256)")
+    max_num_seqs: Count | None = _argument(256, "the maximum number of running requests (None: 256)")
     max_queue: Amount | None = _argument(
-        None, "requests that may wait beside those; more are refused (default: any number)"
+        None, "the maximum number of waiting requests; more are refused (default: any number)"
     )
     scheduling_policy: Literal["fcfs", "priority"] = _argument(
         "fcfs", "the order in which requests run: by arrival, or by priority and then arrival"
     )
-    enable_chunked_prefill: bool = _argument(True, "let a long prompt share its steps with other requests")
+    enable_chunked_prefill: bool = _argument(
+        True, "compute long prompts in chunks, in steps shared with other requests"
+    )
     max_num_partial_prefills: Amount = _argument(
-        0, "prompts that may be computed in part at the same time; 0: any number"
+        0, "prompts that may be partially computed at the same time; 0: any number"
     )
     long_prefill_token_threshold: Amount = _argument(
-        0, "prompts longer than this take at most so many tokens of a step; 0: no limit"
+        0, "the maximum number of tokens of one prompt in a step; 0: no limit"
     )
     enforce_eager: bool = _argument(
         False, "launch every kernel from the host: no CUDA graphs of decode steps"
@@ -141,7 +147,7 @@ class EngineArgs:
     compilation_config: None = _unsupported(None)
     attention_config: None = _unsupported(None)
     quantization: None = _unsupported(None)
-    # Processes on this machine, which is how ranks run here.
+    # Ranks always run as processes on this machine.
     distributed_executor_backend: Literal["mp"] | None = _unsupported(None)
     # GiB; 4 is vLLM's default. No block is ever swapped.
     swap_space: Literal[0, 4] | None = _unsupported(None)
@@ -153,7 +159,7 @@ class EngineArgs:
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> Self:
-        """Make arguments from what a parser with `add_cli_args` returned."""
+        """Make arguments from the namespace of a parser with `add_cli_args`."""
         return cls(**{item.name: getattr(args, item.name) for item in fields(cls)})
 
     def create_engine_config(self, usage_context: UsageContext | None = None) -> EngineConfig:

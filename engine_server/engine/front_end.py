@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class FrontEnd:
-    """Tokenizer, states of requests and stat loggers of one engine.
+    """The tokenizer, request states and stat loggers of one engine.
 
     A request is checked, prepared and added. Only `prepare` may run in another thread.
     """
@@ -54,7 +54,7 @@ class FrontEnd:
         return self.tokenizer
 
     def check(self, submission: Submission) -> None:
-        """Raise InvalidRequestError for a parameter that is not supported, QueueFullError if there is no room."""
+        """Raise InvalidRequestError for an unsupported parameter, QueueFullError if there is no room."""
         check_priority(submission.priority)
         check_trace_headers(submission.trace_headers)
         refuse(
@@ -77,7 +77,7 @@ class FrontEnd:
         return self.requests.prepare(submission, request, text)
 
     def add(self, prepared: PreparedRequest) -> list[AddRequest]:
-        """Keep a request's state; return its messages to the core, none if the tokens that it resumes have ended it.
+        """Store a request's state; return its messages to the core, none if the tokens that it resumes already end it.
 
         Raises InvalidRequestError if a request with its id is in flight, QueueFullError if there is no room.
         """

@@ -1,4 +1,4 @@
-"""Offline batches: all prompts in, all outputs out, in the order of the prompts."""
+"""Offline batches: outputs for a list of prompts, in the order of the prompts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count, islice
@@ -36,9 +36,9 @@ T = TypeVar("T")
 class LLM:
     """vLLM's class of this name: an LLMEngine, which takes EngineArgs' fields, for batches.
 
-    Parameters are one for all prompts, or a sequence with one for each. `use_tqdm` shows a progress bar, or is the
-    function that makes one. A request that can't be served raises InvalidRequestError before any has run, and none
-    stays queued.
+    Parameters are one object for all prompts, or a sequence with one for each. `use_tqdm` shows a progress bar, or is
+    the function that makes one. A request that can't be served raises InvalidRequestError before any request runs,
+    and no request stays queued.
     """
 
     def __init__(self, model: str, **engine_args: Any) -> None:
@@ -55,7 +55,7 @@ class LLM:
         return self.llm_engine.get_model_config()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return the parameters of a request that has none: those of the model's generation_config.json."""
+        """Return the parameters of a request without any: those of the model's generation_config.json."""
         return SamplingParams(**self.model_config.get_diff_sampling_param())
 
     def get_metrics(self) -> list[Metric]:
@@ -96,7 +96,7 @@ class LLM:
         tools: list[Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several, as the model's chat template or the given one writes them."""
+        """Answer one conversation or several, rendered by the given chat template or the model's own."""
         conversations: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
         options = {
             "tools": tools,
@@ -155,12 +155,12 @@ class LLM:
         return self._run(batch, params, use_tqdm, lora_request)
 
     def embed(self, prompts: Prompts, **options: Any) -> list[EmbeddingRequestOutput]:
-        """Return each prompt's embedding; `options` as `encode` takes them."""
+        """Return each prompt's embedding; `options` are those of `encode`."""
         embeddings: list[Any] = self.encode(prompts, **options, pooling_task="embed")
         return embeddings
 
     def classify(self, prompts: Prompts, **options: Any) -> list[ClassificationRequestOutput]:
-        """Return each prompt's score for each label; `options` as `encode` takes them."""
+        """Return each prompt's score for each label; `options` are those of `encode`."""
         scores: list[Any] = self.encode(prompts, **options, pooling_task="classify")
         return scores
 

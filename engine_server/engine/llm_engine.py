@@ -46,14 +46,14 @@ logger = logging.getLogger(__name__)
 class LLMEngine:
     """An engine that its caller drives step by step. `from_engine_args` needs fewer arguments.
 
-    executor_class: executes the model; None: as `parallel_config` says.
-    log_stats: log a line of statistics every ten seconds. stat_loggers: a mapping replaces the engine's own, a
-    sequence adds to them. input_registry and use_cached_outputs take their defaults only.
+    executor_class: executes the model; None: the class of `parallel_config`.
+    log_stats: log a line of statistics every ten seconds. stat_loggers: a mapping replaces the default ones, a
+    sequence adds to them. Only the defaults of input_registry and use_cached_outputs are allowed.
 
     Raises ValueError for a model or setting that can't be used.
     """
 
-    # Let `step` check the type of its outputs.
+    # Make `step` check the type of its outputs.
     DO_VALIDATE_OUTPUT: ClassVar[bool] = False
 
     def __init__(
@@ -118,7 +118,7 @@ class LLMEngine:
     ) -> None:
         """Queue a request for the next steps. `arrival_time` is on the monotonic clock.
 
-        Raises InvalidRequestError or QueueFullError, and has queued nothing then.
+        Raises InvalidRequestError or QueueFullError, with nothing queued.
         """
         submission = Submission(
             request_key(request_id), one_prompt(prompt, inputs), params or SamplingParams(), arrival_time,
@@ -129,9 +129,9 @@ class LLMEngine:
             self._core.handle(message)
 
     def abort_request(self, request_id: str | int | Iterable[str], internal: bool = False) -> None:
-        """End requests at once; `step` returns no output of them any more. Unknown ids are ignored.
+        """End requests immediately; `step` returns no further output of them. Unknown ids are ignored.
 
-        internal: only False is taken, since callers don't know the engine's own ids.
+        internal: only False is allowed, since callers don't know the engine's internal ids.
         """
         refuse(internal=internal)
         _, aborts = self._front_end.abort(request_keys(request_id))
@@ -155,7 +155,7 @@ class LLMEngine:
         return len(self._front_end.requests) > 0
 
     def has_unfinished_requests_for_virtual_engine(self, virtual_engine: int) -> bool:
-        """Return the same for virtual engine 0, the only one. Raises IndexError for another."""
+        """Return `has_unfinished_requests` of virtual engine 0, the only one. Raises IndexError for another."""
         if virtual_engine != 0:
             raise IndexError(f"virtual_engine is {virtual_engine}; there is only 0")
         return self.has_unfinished_requests()
@@ -203,7 +203,7 @@ class LLMEngine:
         finished_before: None = None,
         skip: None = None,
     ) -> None:
-        """Let the stat loggers log now what they would at the next interval; the parameters take None."""
+        """Make the stat loggers log now instead of at the next interval; only None is allowed for the parameters."""
         refuse(
             scheduler_outputs=scheduler_outputs,
             model_output=model_output,
@@ -213,25 +213,25 @@ class LLMEngine:
         self._front_end.loggers.log()
 
     def add_logger(self, logger_name: str, logger: StatLoggerBase) -> None:
-        """Raises KeyError if the name is taken."""
+        """Add a stat logger. Raises KeyError if the name is taken."""
         self._front_end.loggers.add(logger_name, logger)
 
     def remove_logger(self, logger_name: str) -> None:
-        """The engine's own are "prometheus" and "logging". Raises KeyError."""
+        """Remove a stat logger; the default ones are "prometheus" and "logging". Raises KeyError."""
         self._front_end.loggers.remove(logger_name)
 
     def check_health(self) -> None:
-        """Do nothing: a core in the caller's process lives as long as its caller."""
+        """Do nothing: the core runs in the caller's process."""
 
     def debug_state(self) -> SchedulerState:
-        """Return a copy of the scheduler's state, for tests and reports of faults."""
+        """Return a copy of the scheduler's state, for tests and bug reports."""
         return self._core.scheduler.debug_state()
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Forget cached prompts. Returns False, and does nothing, while requests hold blocks.
+        """Empty the prefix cache. Returns False and changes nothing while requests hold blocks.
 
-        reset_running_requests: preempt requests that hold blocks, which are computed again, and forget all.
-        reset_connector: there is no connector, so that only False is taken.
+        reset_running_requests: preempt requests that hold blocks first; they are computed again.
+        reset_connector: only False is allowed, since there is no connector.
         """
         refuse(reset_connector=reset_connector)
         return bool(self._call("reset_prefix_cache", reset_running_requests))
@@ -243,9 +243,9 @@ class LLMEngine:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        """Call a method of the executor on every rank, and return what each one returns.
+        """Call a method of the executor on every rank, and return their results.
 
-        timeout: only None is taken. Raises RuntimeError if a call fails.
+        timeout: only None is allowed. Raises RuntimeError if a call fails.
         """
         refuse(timeout=timeout)
         return list(self._call("collective_rpc", *rpc_arguments(method, args, kwargs)))

@@ -1,1 +1,1 @@
-"""How a model of transformers runs one flat step: the attention hook, its backends, kernels. No requests, no HTTP."""
+"""Execution of a transformers model on one flat step: attention hook, backends, kernels. No requests, no HTTP."""

@@ -11,7 +11,7 @@ from torch import Tensor, distributed
 
 from engine_server.modeling.platform.interface import Platform
 
-# How long a rank waits for one that is still loading.
+# Time that a rank waits for another one that is still loading.
 TIMEOUT = timedelta(hours=1)
 POLL_SECONDS = 0.01
 
@@ -20,7 +20,7 @@ class Communicator:
     """One rank's end of a group's collectives, which all ranks must call in the same order.
 
     rank: 0 to `size` - 1. A group of one rank has no process group and calls no collective.
-    group: a backend of torch.distributed. Its global process group is left alone, since others may use it.
+    group: a backend of torch.distributed. torch's global process group is not used, so that other code can.
     """
 
     def __init__(self, rank: int = 0, size: int = 1, group: Any = None) -> None:

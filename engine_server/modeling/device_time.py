@@ -1,6 +1,6 @@
 """Time that a step waits for its device: in the model's call and the sampler's kernels. The rest is host work.
 
-A GPU computes while the host goes on: its own time is measured by its clock, between two timed events
+A GPU computes while the host continues: its time is measured by its own clock, between two timed events
 (`Platform.record_event`).
 """
 
@@ -12,7 +12,7 @@ import torch
 
 
 class DeviceTimer:
-    """Sums up one model's time in device calls, in seconds of the host's clock."""
+    """A sum of one model's time in device calls, in seconds of the host's clock."""
 
     def __init__(self) -> None:
         self._seconds = 0.0

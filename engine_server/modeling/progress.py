@@ -13,7 +13,7 @@ class ProgressClock:
     """The time of the latest progress on the system's monotonic clock, in memory or in a file that processes share."""
 
     def __init__(self, file: Path | None = None) -> None:
-        """file: SIZE bytes, as `create` makes them; without one the clock is this process's own."""
+        """file: SIZE bytes, as `create` writes them; without one the clock belongs to this process alone."""
         memory: bytearray | mmap.mmap = bytearray(SIZE)
         if file is not None:
             with file.open("r+b") as opened:
@@ -22,12 +22,12 @@ class ProgressClock:
 
     @classmethod
     def create(cls, file: Path) -> "ProgressClock":
-        """Return a clock in a new file, which says 0."""
+        """Return a clock in a new file, set to 0."""
         file.write_bytes(bytes(SIZE))
         return cls(file)
 
     def tick(self) -> None:
-        """Record progress: every attention layer does, every step, and a core that waits for work."""
+        """Record progress. Called in every attention layer and every step, and while a core waits for work."""
         self._latest[0] = time.monotonic()
 
     @property

@@ -1,4 +1,4 @@
-"""A causal language model in two parts: from tokens to hidden states, and from hidden states to logits."""
+"""A causal language model in two parts: the decoder up to its hidden states, and the rest up to logits."""
 
 import weakref
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from transformers import PreTrainedModel
 from engine_server.modeling.attention.interface import UnsupportedModelError
 from engine_server.modeling.loading.probe import Probe, run
 
-# Tokens with which the two parts are compared with the whole.
+# Tokens for comparing the two parts with the whole model.
 VERIFIED_TOKENS = 2
 
 
 @dataclass(slots=True)
 class HeldOutput:
-    """The output that a decoder returns instead of computing one; None: it computes."""
+    """The output that a decoder returns instead of computing it; None: it computes."""
 
     output: Any = None
     # Class of the outputs that the decoder computes.
@@ -26,14 +26,14 @@ class HeldOutput:
 
 
 class SplitModel:
-    """Runs a model's decoder and the rest of the model apart.
+    """A model whose decoder and remaining part run separately.
 
     The rest is the model's own forward, in which the decoder returns the given states, so that softcaps, scales and
-    whatever else lies between decoder and logits stay as transformers wrote them.
+    other code between decoder and logits stay transformers' own.
     """
 
     def __init__(self, model: PreTrainedModel, first_position: int) -> None:
-        """Raise UnsupportedModelError if the two parts together don't give the model's own logits.
+        """Raise UnsupportedModelError if the two parts together don't compute the model's own logits.
 
         first_position: position of a sequence's first token.
         """
@@ -55,7 +55,7 @@ class SplitModel:
         self.vocabulary = logits.shape[-1]
 
     def states(self, arguments: dict[str, Any]) -> Tensor:
-        """Return the hidden states [T, hidden] behind the decoder's last norm."""
+        """Return the hidden states [T, hidden] after the decoder's last norm."""
         states: Tensor = self._decoder(**arguments).last_hidden_state[0]
         return states
 
@@ -76,12 +76,12 @@ def find_decoder(model: PreTrainedModel) -> PreTrainedModel:
         return decoder
     parts = [child for child in model.children() if isinstance(child, PreTrainedModel)]
     if len(parts) != 1:
-        raise UnsupportedModelError(f"{type(model).__name__} has no decoder that can be run alone")
+        raise UnsupportedModelError(f"{type(model).__name__} has no decoder that can run separately")
     return parts[0]
 
 
 def hold_output(module: nn.Module, held: HeldOutput) -> None:
-    """Let a module's forward return `held.output` where there is one. The module doesn't refer to itself by this."""
+    """Make a module's forward return `held.output` if it is set, without a reference cycle through the module."""
     compute = type(module).forward
     own = weakref.ref(module)
 

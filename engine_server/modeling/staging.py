@@ -1,4 +1,4 @@
-"""A step's inputs on the device, copied at once to fixed addresses, which captured CUDA graphs read again."""
+"""A step's inputs on the device, copied together to fixed addresses, which captured CUDA graphs read."""
 
 import numpy as np
 import numpy.typing as npt
@@ -7,10 +7,10 @@ import torch
 from engine_server.modeling.attention.interface import IntArray, Staged, StepInputs
 from engine_server.modeling.platform.interface import Platform
 
-# Cells of the block table that have a new block, [4, n]: kind, row, column and block id.
+# Changed cells of the block table, [4, n]: kind, row, column and block id.
 TableChanges = npt.NDArray[np.int32]
 
-# In int32 numbers, which is 16 bytes: Triton compiles a kernel again for a tensor that is aligned otherwise.
+# In int32 elements, 16 bytes: Triton recompiles a kernel for a tensor with another alignment.
 ALIGNMENT = 4
 NO_CHANGES: TableChanges = np.zeros((4, 0), dtype=np.int32)
 
@@ -18,9 +18,9 @@ NO_CHANGES: TableChanges = np.zeros((4, 0), dtype=np.int32)
 class Staging:
     """Device buffers for the inputs of steps of at most `max_tokens` tokens, and this rank's copies of the block table.
 
-    The copies have one row more than the scheduler's table, for padding: sequences of one token without a context.
+    The copies have one more row than the scheduler's table, for padding: sequences of one token without a context.
 
-    tables: the copy on the host, int32 [kinds, rows + 1, columns], for backends that read it there.
+    tables: the copy on the host, int32 [kinds, rows + 1, columns], for backends that read it on the host.
     """
 
     def __init__(self, max_tokens: int, table: tuple[int, ...], platform: Platform) -> None:
@@ -46,9 +46,9 @@ class Staging:
     ) -> Staged:
         """Copy a step to the device without waiting for it.
 
-        sampling: [n], which of the sequences sample.
+        sampling: [n], indexes of the sequences that sample.
         padded: for a step of decodes alone, the number of sequences to pad it to; 0 for none.
-        changes: what has changed in the scheduler's table since the last call.
+        changes: changes of the scheduler's table since the last call.
         """
         cells, block_ids = tuple(changes[:3]), changes[3]
         self.tables[cells] = block_ids
@@ -84,7 +84,7 @@ class Staging:
         return self._views(count, counts[0], counts[1], len(sampling))
 
     def decodes(self, count: int) -> Staged:
-        """Return the views of a step of `count` decodes, whatever the buffers contain."""
+        """Return the views of a step of `count` decodes, independent of the buffers' content."""
         return self._views(count, 0, count, count)
 
     def _views(self, tokens: int, prefills: int, decodes: int, sampling: int) -> Staged:

@@ -2,7 +2,7 @@
 
 
 class InvalidRequestError(ValueError):
-    """A request that can't be served as given; nothing of it was queued.
+    """A request that can't be served as given; no part of it was queued.
 
     parameter: the name of the wrong field, if there is one.
     """
@@ -13,13 +13,13 @@ class InvalidRequestError(ValueError):
 
 
 class QueueFullError(RuntimeError):
-    """The queue is full; nothing of this request was queued, and it can be retried soon."""
+    """A full queue; no part of the request was queued, and it can be retried soon."""
 
 
 class EngineDeadError(RuntimeError):
-    """The engine core has ended, and no request can be served any more.
+    """The end of the engine core, after which no request can be served.
 
-    The first line of the message has the cause; the core's last log lines may follow.
+    The first line of the message is the cause; the core's last log lines may follow.
     """
 
     @property

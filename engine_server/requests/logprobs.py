@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens, as callers get them."""
+"""Log-probabilities of tokens in outputs."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, overload
@@ -20,7 +20,7 @@ TokenLogprobs = dict[int, Logprob]
 
 
 class FlatLogprobs(Sequence[TokenLogprobs]):
-    """Log-probabilities of many positions in six lists, which the garbage collector visits at constant cost.
+    """Log-probabilities of many positions in six lists, which the garbage collector traverses at constant cost.
 
     It reads like a list with a dict for each position; a position that was None is empty.
     Position i is the range from start_indices[i] to end_indices[i] of the other four lists.

@@ -26,7 +26,7 @@ class RawTensor(msgspec.Struct, array_like=True):
 
     @classmethod
     def of(cls, tensor: "Tensor") -> Self:
-        import torch  # takes seconds, which only those who have a tensor pay
+        import torch  # takes seconds, and is needed for tensors only
 
         data = tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
         return cls(str(tensor.dtype).removeprefix("torch."), list(tensor.shape), data)
@@ -46,27 +46,27 @@ class RawTensor(msgspec.Struct, array_like=True):
 class AddRequest(Message):
     """A checked request for one completion. `params.seed` is set."""
 
-    # Unique among all admissions; the caller's id never reaches the core.
+    # Unique among all admissions; the caller's id is never sent to the core.
     request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams
-    # Most output tokens, as many as fit the context included.
+    # Maximum number of output tokens, already limited to the context.
     max_tokens: int
     # Seconds of the system's monotonic clock.
     arrival: float
-    # The number among the completions of one prompt, from 0.
+    # Index among the completions of one prompt, from 0.
     child: int = 0
-    # The lower runs first.
+    # Lower priorities run first.
     priority: int = 0
     # On the clock of `arrival`.
     deadline: float | None = None
     # Only requests with the same salt share cached blocks.
     cache_salt: str | None = None
-    # Tokens at the end of `prompt_token_ids` that are output already.
+    # Number of tokens at the end of `prompt_token_ids` that are output already.
     num_resumed: int = 0
-    # For a pooling model, with every default resolved; `params` has no meaning then.
+    # Parameters of a pooling request, with every default resolved; `params` is unused then.
     pooling: PoolingParams | None = None
-    # For each token the number of its text, where a prompt has two.
+    # Index of the text of each token, for a prompt of two texts.
     token_type_ids: list[int] | None = None
     # [tokens, hidden], in place of the prompt's tokens.
     prompt_embeds: RawTensor | None = None
@@ -105,7 +105,7 @@ class RequestStep(msgspec.Struct, array_like=True, omit_defaults=True):
 
     request_id: str
     new_token_ids: list[int]
-    # For each new token, if the request asked for them.
+    # One for each new token, if requested.
     logprobs: list[TokenLogprobsArray] | None = None
     finish_reason: FinishReason | None = None
     # The stop token that ended the request.
@@ -114,7 +114,7 @@ class RequestStep(msgspec.Struct, array_like=True, omit_defaults=True):
     scheduled: float | None = None
     # Prompt tokens that were found in the prefix cache; sent with the first token.
     num_cached_tokens: int = 0
-    # Those of the second prompt token and all later ones; sent with the first token.
+    # Log-probabilities of the second prompt token and all later ones; sent with the first token.
     prompt_logprobs: list[TokenLogprobsArray] | None = None
     # The cause, if the finish reason is "error".
     error: str | None = None
@@ -123,7 +123,7 @@ class RequestStep(msgspec.Struct, array_like=True, omit_defaults=True):
 
 
 class StepOutputs(Message):
-    """The results of one step, and the state that it left."""
+    """The results of one step, and the state after it."""
 
     steps: list[RequestStep]
     stats: SchedulerStats
@@ -144,14 +144,14 @@ class CallResult(Message):
 
 
 class Phase(Message):
-    """A part of the start that has ended, and how long it took."""
+    """A completed phase of the start, and its duration."""
 
     name: str
     seconds: float
 
 
 class Ready(Message):
-    """The core takes requests from now on."""
+    """The report that the core has started and takes requests."""
 
     num_blocks: int
 

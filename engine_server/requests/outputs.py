@@ -1,4 +1,4 @@
-"""Outputs of requests, as callers get them."""
+"""Outputs of requests."""
 
 import logging
 from collections.abc import Callable
@@ -69,7 +69,7 @@ class RequestOutput:
     prompt_logprobs: PromptLogprobs | None
     outputs: list[CompletionOutput]
     finished: bool
-    # Left out of comparisons, since times differ from run to run.
+    # Excluded from comparisons, since times differ between runs.
     metrics: RequestMetrics | None = field(compare=False)
     num_cached_tokens: int | None
 

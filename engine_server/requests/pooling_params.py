@@ -1,4 +1,4 @@
-"""Pooling parameters: what a request asks of a pooling model."""
+"""Parameters of a request to a pooling model."""
 
 from typing import ClassVar, Literal, Self, get_args
 
@@ -17,12 +17,12 @@ class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Pooling parameters, with vLLM's names.
 
     task: "embed" (one vector), "classify" (a score for each label), "score" (of a model with one label) or
-        "encode" (every token's hidden state); None: the task that the model is made for.
-    dimensions: cut an embedding to so many numbers, where the model was trained for that.
-    use_activation: apply the model's activation to scores, and normalization to embeddings; None: yes for scores, and
-        as the model's own files say for embeddings.
+        "encode" (every token's hidden state); None: the model's own task.
+    dimensions: length to which an embedding is cut, if the model was trained for that length.
+    use_activation: apply the model's activation to scores, and normalization to embeddings; None: True for
+        scores, and the setting of the model's files for embeddings.
     normalize: the older name of use_activation for embeddings, which it overrides.
-    truncate_prompt_tokens: cut a longer prompt to so many tokens, or to the context for -1; None: refuse it.
+    truncate_prompt_tokens: length in tokens to which a longer prompt is cut, -1: the context; None: refuse it.
     timeout: seconds from arrival.
 
     Raises InvalidRequestError, which names the parameter.
@@ -52,7 +52,7 @@ class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         self.truncate_prompt_tokens = truncation(self.truncate_prompt_tokens)
 
     def resolve(self, config: PoolingConfig) -> Self:
-        """Return a copy with every default of the model filled in. Raises InvalidRequestError for what it can't do."""
+        """Return a copy with every default of the model filled in. Raises InvalidRequestError if the model can't."""
         embeds = config.num_labels is None
         tasks = ["embed" if embeds else "classify", "encode", *(["score"] if config.num_labels == 1 else [])]
         task = self.task or tasks[0]

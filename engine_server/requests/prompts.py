@@ -9,8 +9,8 @@ if TYPE_CHECKING:
 class Resumable(TypedDict):
     """Fields that every prompt of text or tokens may have.
 
-    resume_token_ids: output that was generated before. The request continues after it as if it had never stopped:
-        limits, penalties and counts include these tokens, and deltas start after them.
+    resume_token_ids: output of an earlier request. This request continues it as one generation: limits, penalties and
+        counts include these tokens, and deltas start after them.
     cache_salt: prompts share cached blocks only with prompts of the same salt.
     """
 
@@ -27,8 +27,8 @@ class TextPrompt(Resumable):
 class TokensPrompt(Resumable):
     """Token ids.
 
-    prompt: the text to return beside them.
-    token_type_ids: of two texts for an encoder, 0 for each token of the first and 1 for each of the second.
+    prompt: the text to return with them.
+    token_type_ids: for an encoder's two texts, 0 for each token of the first and 1 for each of the second.
     """
 
     prompt_token_ids: list[int]
@@ -47,7 +47,7 @@ PromptType = str | list[int] | TextPrompt | TokensPrompt | EmbedsPrompt
 
 
 class InputRegistry:
-    """A registry of input processors by model; there is none, since every prompt becomes tokens in one way."""
+    """A registry of input processors by model; only None is allowed, since there are no input processors."""
 
 
 INPUT_REGISTRY = InputRegistry()

@@ -1,4 +1,4 @@
-"""Sampling parameters: how a request's tokens are chosen, what is reported of them, and when generation ends."""
+"""Sampling parameters: the choice of a request's tokens, the data reported about them, and the end of generation."""
 
 import copy
 from collections.abc import Collection
@@ -14,7 +14,7 @@ from engine_server.requests.validation import MAX_INT32, MAX_UINT64, MIN_INT64
 
 # The default of EngineArgs.max_logprobs.
 MAX_LOGPROBS = 20
-# Completions of one prompt, as vLLM limits them.
+# Maximum number of completions of one prompt, as in vLLM.
 MAX_COMPLETIONS = 16384
 # Below this temperature sampling is greedy, as in vLLM.
 GREEDY_TEMPERATURE = 1e-5
@@ -25,7 +25,7 @@ class RequestOutputKind(IntEnum):
 
     # Everything since the start of the request.
     CUMULATIVE = 0
-    # Only what is new since the previous output.
+    # Only the text and tokens since the previous output.
     DELTA = 1
     # Everything, in one output at the end.
     FINAL_ONLY = 2
@@ -42,14 +42,14 @@ class SamplingParams(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True)
     stop: strings that end the text, which excludes them unless include_stop_str_in_output.
     max_tokens: maximum number of new tokens; None: up to the end of the context.
     min_tokens: tokens before which no end of sequence and no stop takes effect.
-    timeout: seconds from arrival after which the request ends with what it has.
+    timeout: seconds from arrival after which the request ends with the tokens so far.
     logprobs, prompt_logprobs: number of likeliest tokens to report at each position; -1: the whole vocabulary.
         EngineArgs.max_logprobs limits both. True is 1.
     flat_logprobs: return logprobs as one FlatLogprobs rather than a dict per position.
     logit_bias: added to the logits of tokens. bad_words: texts that are never generated, at the start of a word or
         inside one; bad_words_token_ids are their tokens, filled in at admission.
     logits_processors: import paths among those of EngineArgs.logits_processors.
-    extra_args: plain data that travels with the request for code outside the engine, which reads none of it.
+    extra_args: plain data that is passed along with the request for other code; the engine doesn't read it.
     truncate_prompt_tokens: number of tokens to keep from the end of the prompt; -1: as many as fit.
 
     Raises InvalidRequestError, which names the parameter.
@@ -96,7 +96,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True)
 
     @classmethod
     def from_optional(cls, **parameters: Any) -> Self:
-        """Make parameters of which None means the default (for max_tokens: up to the end of the context).
+        """Make parameters from arguments in which None means the default (max_tokens: up to the end of the context).
 
         As in vLLM, keys of logit_bias may be decimal strings, and its values are clamped to -100 and 100.
         """
@@ -254,7 +254,7 @@ def truncation(value: object) -> int | None:
 
 
 def refuse_combination(name: str, value: object, reason: str) -> None:
-    """Raise InvalidRequestError for a value that another parameter rules out."""
+    """Raise InvalidRequestError for a value that conflicts with another parameter."""
     raise InvalidRequestError(f"{name} is {value!r}; {reason}", name)
 
 

@@ -21,7 +21,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, frozen=True):
     # In tokens.
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
-    # By a pause or sleep.
+    # True during a pause or sleep.
     halted: bool = False
     sleep_level: int = 0
     # Tokens that the step computed; 0: no step was computed.
@@ -32,7 +32,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, frozen=True):
     host_seconds: float = 0.0
     # Device time of a step, on a GPU by its own clock.
     device_seconds: float = 0.0
-    # The model ran from a CUDA graph.
+    # True if the model ran from a CUDA graph.
     replayed: bool = False
     # GPU memory of the weights and everything else that lives between steps.
     weight_bytes: int = 0

@@ -1,4 +1,4 @@
-"""A request as its caller gave it."""
+"""A caller's request before checks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from engine_server.requests.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """Everything that was given to `generate`, `encode` or `add_request`, as one object up to the core's message."""
+    """The arguments of `generate`, `encode` or `add_request`."""
 
-    # Chosen by the caller, and unique among the requests in flight. The core sees an id of its own instead.
+    # Chosen by the caller, and unique among the requests in flight. The core uses an internal id instead.
     request_id: str
     prompt: PromptType
     params: SamplingParams | PoolingParams
@@ -22,5 +22,5 @@ class Submission:
     lora_request: LoRARequest | None = None
     trace_headers: Mapping[str, str] | None = None
     prompt_adapter_request: PromptAdapterRequest | None = None
-    # The lower is scheduled first, under the priority policy.
+    # Lower priorities are scheduled first, under the priority policy.
     priority: int = 0

@@ -1,4 +1,4 @@
-"""Checks of single values that callers give: each returns the value in its plain type or raises InvalidRequestError.
+"""Checks of single values from callers: each returns the value in its plain type or raises InvalidRequestError.
 
 A value that passes can be encoded as msgpack and decoded again: subclasses become the built-in type, integers have
 at most 64 bits, and text is valid UTF-8.
@@ -15,7 +15,7 @@ MAX_INT32 = (1 << 31) - 1
 MIN_INT64 = -(1 << 63)
 MAX_INT64 = (1 << 63) - 1
 MAX_UINT64 = (1 << 64) - 1
-# Levels of containers within each other.
+# Maximum nesting depth of containers.
 MAX_DEPTH = 16
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ def refuse_type(name: str, value: object, expected: str) -> NoReturn:
 
 
 def integer(name: str, value: object, least: int = MIN_INT64, most: int = MAX_INT64) -> int:
-    """Check an integer from `least` to `most`; a bool is none."""
+    """Check an integer from `least` to `most`; a bool is refused."""
     if type(value) is not int:
         if isinstance(value, bool) or not isinstance(value, int):
             refuse_type(name, value, "int")
@@ -53,7 +53,7 @@ def number(
     most: float = math.inf,
     bound: Literal["inclusive", "exclusive"] = "inclusive",
 ) -> float:
-    """Check a finite number from `least` (itself excluded where `bound` is exclusive) to `most`."""
+    """Check a finite number from `least` (excluded if `bound` is exclusive) to `most`."""
     if isinstance(value, bool) or not isinstance(value, float | int):
         refuse_type(name, value, "float")
     try:
@@ -105,7 +105,7 @@ def token(name: str, value: object) -> int:
 
 
 def tokens(name: str, values: object) -> list[int]:
-    """Check a list, tuple or set of token ids, at the speed of C where all are in order."""
+    """Check a list, tuple or set of token ids, in C if all are valid."""
     if isinstance(values, list | tuple | set | frozenset):
         ids = list(values)
         if not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= MAX_INT32):
@@ -114,7 +114,7 @@ def tokens(name: str, values: object) -> list[int]:
 
 
 def items(name: str, values: object, check: Callable[[str, object], T]) -> list[T]:
-    """Check a list, tuple or set, each of whose items `check` takes."""
+    """Check a list, tuple or set, and each item by `check`."""
     if not isinstance(values, list | tuple | set | frozenset):
         refuse_type(name, values, "list")
     return [check(name, value) for value in values]

@@ -13,14 +13,16 @@ from engine_server.telemetry.stats import IterationStats
 
 logger = logging.getLogger(__name__)
 
-LoggerFactory = Callable[[EngineConfig, int], StatLoggerBase]  # a class is one
+# A class, or another callable with the same arguments.
+LoggerFactory = Callable[[EngineConfig, int], StatLoggerBase]
 StatLoggers = Mapping[str, StatLoggerBase | LoggerFactory] | Sequence[StatLoggerBase | LoggerFactory]
 
-REPORT_SECONDS = 60.0  # between two reports of a logger that keeps failing
+# Seconds between two reports of a logger that keeps failing.
+REPORT_SECONDS = 60.0
 
 
 class EngineLoggers:
-    """Calls every stat logger. One that raises is reported to the log, once a minute, and called again next time."""
+    """The stat loggers of one engine. An error of one is logged, at most once a minute, and the logger stays in use."""
 
     def __init__(self, loggers: Mapping[str, StatLoggerBase]) -> None:
         self._loggers = dict(loggers)
@@ -28,7 +30,7 @@ class EngineLoggers:
         self._reported: dict[str, float] = {}
 
     def initialize(self) -> None:
-        """Let each logger log that the engine has started."""
+        """Notify each logger that the engine has started."""
         for name, stat_logger in list(self._loggers.items()):
             try:
                 stat_logger.log_engine_initialized()
@@ -43,7 +45,7 @@ class EngineLoggers:
                 self._report(name)
 
     def log(self) -> None:
-        """Let each logger log what it would at its next interval."""
+        """Make each logger log now instead of at its next interval."""
         for name, stat_logger in list(self._loggers.items()):
             try:
                 stat_logger.log()
@@ -51,13 +53,13 @@ class EngineLoggers:
                 self._report(name)
 
     def add(self, name: str, stat_logger: StatLoggerBase) -> None:
-        """Raises KeyError if the name is taken."""
+        """Add a logger. Raises KeyError if the name is taken."""
         if name in self._loggers:
-            raise KeyError(f"a stat logger {name!r} is there already")
+            raise KeyError(f"a stat logger {name!r} already exists")
         self._loggers[name] = stat_logger
 
     def remove(self, name: str) -> None:
-        """Raises KeyError for an unknown name."""
+        """Remove a logger. Raises KeyError for an unknown name."""
         del self._loggers[name]
         self._reported.pop(name, None)
 

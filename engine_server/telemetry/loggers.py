@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class StatLoggerBase(ABC):
-    """Receives an engine's statistics: `record` is called after each step."""
+    """A receiver of an engine's statistics: `record` is called after each step."""
 
     @abstractmethod
     def __init__(self, config: EngineConfig, engine_index: int = 0) -> None: ...
@@ -46,11 +46,11 @@ class StatLoggerBase(ABC):
     def log_engine_initialized(self) -> None: ...
 
     def log(self) -> None:  # noqa: B027  (optional: most loggers have nothing to flush)
-        """Write now what would be written at the next interval."""
+        """Write now instead of at the next interval."""
 
 
 class LoggingStatLogger(StatLoggerBase):
-    """Logs one line per interval in which the engine computed steps, and none while it is idle."""
+    """A logger of one line per interval in which the engine computed steps, and none while it is idle."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class LoggingStatLogger(StatLoggerBase):
 
 
 class PrometheusStatLogger(StatLoggerBase):
-    """Updates the metrics of `metrics.py`."""
+    """A logger that updates the metrics of `metrics.py`."""
 
     def __init__(
         self, config: EngineConfig, engine_index: int = 0, *, registry: CollectorRegistry = REGISTRY
@@ -165,7 +165,7 @@ class PrometheusStatLogger(StatLoggerBase):
         return value, getattr(series, TAKES[metric.kind])
 
 
-# A function that reads values from statistics, and the metric's method that takes each.
+# A function that reads values from statistics, and the metric's method that records each.
 Series = tuple[Callable[[Any], float | list[float]], Callable[[float], None]]
 TAKES: dict[Any, str] = {Gauge: "set", Counter: "inc", Histogram: "observe"}
 

@@ -26,9 +26,9 @@ class Metric(NamedTuple):
     name: str
     text: str
     value: str | Callable[[Any], float | list[float]]
-    # Of a histogram; empty: numbers of tokens up to the context length.
+    # Bounds of a histogram; empty: numbers of tokens up to the context length.
     buckets: Sequence[float] = ()
-    # Beyond those of `scope`.
+    # Labels in addition to those of `scope`.
     labels: Mapping[str, str] = MappingProxyType({})
     scope: Sequence[str] = LABELS
     # The metric's name on older dashboards.

@@ -22,7 +22,7 @@ class Counter:
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """A value now."""
+    """A current value."""
 
     name: str
     labels: dict[str, str]

@@ -54,7 +54,7 @@ class EndedRequest:
 class IterationStats:
     """Statistics of one step, collected by the front end from the core's outputs."""
 
-    # Of the prompts whose first token was generated in this step.
+    # Counts over the prompts whose first token was generated in this step.
     num_prompt_tokens: int = 0
     num_generation_tokens: int = 0
     num_cached_prompt_tokens: int = 0

@@ -29,7 +29,7 @@ PARAMETERS = ("max_tokens", "temperature", "top_p", "top_k", "frequency_penalty"
 
 
 class TracingStatLogger(StatLoggerBase):
-    """Exports spans to `otlp_traces_endpoint`, in batches, from a thread of its own."""
+    """An exporter of spans to `otlp_traces_endpoint`, in batches, from its own thread."""
 
     def __init__(self, config: EngineConfig, engine_index: int = 0) -> None:
         self._model = config.model_config.served_model_name[0]
@@ -51,7 +51,7 @@ class TracingStatLogger(StatLoggerBase):
         self._provider.force_flush()
 
     def _export(self, request: EndedRequest) -> None:
-        """Record the span of a request that has ended now."""
+        """Export the span of a request that has just ended."""
         end = time.time_ns()
         duration = max(completion.e2e for completion in request.completions)
         first = min(request.completions, key=lambda completion: completion.queue + completion.prefill)

@@ -1,4 +1,4 @@
-"""`fairlead bench` against a small real server that answers as OpenAI's does."""
+"""`fairlead bench` against a small real HTTP server with OpenAI's API."""
 
 import json
 from collections.abc import AsyncIterator
@@ -14,7 +14,7 @@ TOKENS_PER_WORD = 2
 
 
 class Endpoint:
-    """Streams as many words as it is asked for."""
+    """A server that streams the requested number of words."""
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, object]] = []
@@ -103,7 +103,7 @@ def test_unreachable_address_ends_the_run_with_a_message(capsys: pytest.CaptureF
     assert "the first request failed: ClientConnectorError" in capsys.readouterr().err
 
 
-def test_failed_requests_are_left_out_of_the_figures() -> None:
+def test_failed_requests_are_excluded_from_the_figures() -> None:
     good = bench.Answer(sent=10.0, arrivals=[10.5, 10.6, 10.8], prompt_tokens=4, output_tokens=3)
     bad = bench.Answer(sent=10.0, error="503: busy")
     row = bench.summarize(2, [good, bad, bad], 2.0)

@@ -1,4 +1,4 @@
-"""The GPU's benchmark on a tiny model and no GPU: each part that can run here gives its figures."""
+"""The GPU benchmark with a tiny model and without a GPU: each part that can run reports its figures."""
 
 import gzip
 import json
@@ -22,7 +22,7 @@ SIZES = load.Sizes(
 )  # fmt: skip
 
 
-def test_measures_the_whole_engine() -> None:
+def test_gpu_benchmark_measures_the_whole_engine() -> None:
     rows = list(load.measure(Limits(1e9, 1e9), "tiny", SIZES, TINY))
     assert [row.name for row in rows] == [
         "start", "decode 1", "decode 3", "prefill", "load 16/2", "load 16/4", "busy 3", "kernels 3",
@@ -33,10 +33,10 @@ def test_measures_the_whole_engine() -> None:
 
 def test_report_has_goals_and_the_peers_figures() -> None:
     rows = [Row("decode 1", {"tok/s": 90.0}), Row("load", {"tok/s": 600.0})]
-    told = [
+    lines = [
         Goal("8B", name, "tok/s", least).verdict(rows) for name, least in (("decode 1", 80), ("load", 700))
     ]
-    assert told == [
+    assert lines == [
         "reached       8B, decode 1: 90 tok/s, goal 80 tok/s", "missed        8B, load: 600 tok/s, goal 700 tok/s"
     ]  # fmt: skip
     assert Goal("8B", "prefill", "%", 60).verdict(rows) == "not measured  8B, prefill: goal 60 %"
@@ -59,7 +59,12 @@ def test_compares_runs_with_and_without_each_switch() -> None:
 def test_device_time_is_read_from_a_trace(tmp_path: Path) -> None:
     spans = [
         {"cat": "kernel", "name": "product", "ts": 100.0, "dur": 30.0},
-        {"cat": "kernel", "name": "norm", "ts": 120.0, "dur": 20.0},  # beside the product, on another stream
+        {
+            "cat": "kernel",
+            "name": "norm",
+            "ts": 120.0,
+            "dur": 20.0,
+        },  # overlaps the product, on another stream
         {"cat": "gpu_memcpy", "name": "copy", "ts": 125.0, "dur": 5.0},
         {"cat": "kernel", "name": "product", "ts": 200.0, "dur": 10.0},
         {"cat": "cpu_op", "name": "aten::mm", "ts": 0.0, "dur": 500.0},

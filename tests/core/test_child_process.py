@@ -1,4 +1,4 @@
-"""Child processes: which signals they ignore, and how their end is reported."""
+"""Child processes: ignored signals, and the report of their end."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ run("child", serve)
 
 @pytest.fixture
 def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Child]:
-    """A child that waits for the test before it calls `run`, and again in its main function."""
+    """Return a child that waits for the test before it calls `run`, and again in its main function."""
     (tmp_path / "child_module.py").write_text(MODULE)
     for name in ("start", "orders"):
         os.mkfifo(tmp_path / name)
@@ -54,7 +54,7 @@ def write(tmp_path: Path) -> Callable[[str, str], None]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_ignores_signals_to_the_process_group_from_its_first_instruction_on(
+def test_child_ignores_signals_to_the_process_group_from_its_first_instruction(
     child: Child, write: Callable[[str, str], None], tmp_path: Path, number: signal.Signals
 ) -> None:
     child.process.send_signal(number)
@@ -75,7 +75,7 @@ def test_death_returns_the_same_reason_to_every_caller(
     assert child.death() == first
 
 
-def test_death_has_the_exit_status_and_the_last_log_lines(
+def test_death_contains_the_exit_status_and_the_last_log_lines(
     child: Child, write: Callable[[str, str], None], capfd: pytest.CaptureFixture[str]
 ) -> None:
     write("start", "go")
@@ -88,6 +88,6 @@ def test_death_has_the_exit_status_and_the_last_log_lines(
     assert "child read exit" in capfd.readouterr().err
 
 
-def test_a_killed_child_is_reported_with_the_signal(child: Child) -> None:
+def test_death_of_a_killed_child_names_the_signal(child: Child) -> None:
     child.process.kill()
     assert child.death() == f"the child (process {child.process.pid}) was ended by SIGKILL"

@@ -1,4 +1,4 @@
-"""A device with too little memory, or a failed one: the requests that end, and those that go on."""
+"""Faults of the device, out of memory or failure: the requests that end, and those that continue."""
 
 import os
 import weakref
@@ -19,7 +19,7 @@ PROMPTS = [[place * 7 % 120 + 3 for place in range(length)] for length in (90, 4
 
 
 class SmallRunner(ModelRunner):
-    """A runner with memory for `most` tokens a step. A failed step's frames hold its tensors."""
+    """A runner with memory for `most` tokens per step. A failed step's frames hold its tensors."""
 
     most = 1000
     sizes: ClassVar[list[int]] = []
@@ -59,7 +59,7 @@ def test_step_that_runs_out_of_memory_is_retried_in_smaller_steps(
     expected = {name: output.outputs[0].token_ids for name, output in finish(small).items()}
     small.reset_prefix_cache()
     SmallRunner.sizes.clear()
-    left = []  # tensors of a step that failed, when memory is given back
+    left = []  # tensors of a failed step that are alive when memory is released
     monkeypatch.setattr(
         CpuPlatform,
         "release_cached_memory",
@@ -73,7 +73,7 @@ def test_step_that_runs_out_of_memory_is_retried_in_smaller_steps(
         109,
         55,
         28,
-    ]  # half, and a token more; beginnings that are equal come once
+    ]  # half, plus a token per step; repeated sizes are listed once
     assert len(failed) == 2
     assert left == [[], []]
     small._core.scheduler.check_integrity()
@@ -99,7 +99,7 @@ def test_request_that_no_step_size_fits_ends_with_an_error(
 def test_request_survives_any_number_of_failed_steps_between_its_tokens(
     small: LLMEngine, tiny_params, finish, monkeypatch
 ) -> None:
-    """Retries are counted since its last token: memory that is short now and then ends no request."""
+    """Retries are counted since the last token, so that occasional memory shortages end no request."""
     params = tiny_params(temperature=0, max_tokens=2 * MOST_RETRIES, ignore_eos=True)
     small.add_request("long", {"prompt_token_ids": PROMPTS[1]}, params)
     forward, failures = SmallRunner.forward, []
@@ -125,7 +125,7 @@ from engine_server.core.model_runner import ModelRunner
 
 class LostRunner(ModelRunner):
     def forward(self, inputs):
-        atexit.register(time.sleep, 1000)  # as what frees a lost device's memory might
+        atexit.register(time.sleep, 1000)  # simulates an exit handler that hangs freeing a lost device's memory
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 """
 

@@ -1,6 +1,6 @@
 """In float32 a request's tokens are independent of batch, budget, block size, cache and preemption.
 
-A cache in float8 changes tokens, but of all batches alike, since every token's head has a scale of its own.
+A float8 cache changes tokens, but equally in all batches, since each head of each token has its own scale.
 """
 
 from pathlib import Path
@@ -97,7 +97,7 @@ def test_tokens_are_independent_of_batch_composition(
             [alone[dtype, question]] = answer(plain[dtype], [question], [0])
     engine = make(folder, spare, **options)
     arrivals = data.draw(st.lists(st.integers(0, 5), min_size=len(questions), max_size=len(questions)))
-    for _ in range(1 + options["enable_prefix_caching"]):  # the second time from a cache that was used
+    for _ in range(1 + options["enable_prefix_caching"]):  # the second run reads a filled cache
         assert answer(engine, questions, arrivals) == [alone[dtype, question] for question in questions]
         engine._core.scheduler.check_integrity()
         assert engine._core.table.pool.usage == 0

@@ -23,13 +23,13 @@ GIB = 1 << 30
 
 @pytest.fixture
 def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """80 GiB of memory, of which 50 are free; a step needs 6 of them for a while."""
-    told = {
+    """Simulate a GPU with 80 GiB of memory, 50 of them free, and a step that needs 6 temporarily."""
+    reported = {
         "mem_get_info": (50 * GIB, 80 * GIB),
         "max_memory_allocated": 30 * GIB,
         "memory_allocated": 24 * GIB,
     }
-    for name, value in told.items():
+    for name, value in reported.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
     for name in ("reset_peak_memory_stats", "empty_cache"):
         monkeypatch.setattr(torch.cuda, name, lambda *device: None)
@@ -49,11 +49,11 @@ def test_cache_size_leaves_room_for_the_largest_step_and_the_spared_share(a_gpu,
 
 def test_out_of_memory_error_names_sizes_and_advice(a_gpu) -> None:
     words = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has 79.15 GiB, of which 1.20 GiB are free"
-    with pytest.raises(ValueError) as told, measured_memory("weights", GPU):
+    with pytest.raises(ValueError) as caught, measured_memory("weights", GPU):
         raise torch.OutOfMemoryError(f"{words}. Process 7 has 70.00 GiB. And so on.")
-    assert str(told.value) == (
+    assert str(caught.value) == (
         f"weights: more than the {50 << 10} MiB of cuda memory that were free. {words}. "
-        "Take a smaller model or dtype, or more GPUs by tensor_parallel_size"
+        "Use a smaller model or dtype, or more GPUs by tensor_parallel_size"
     )
 
 
@@ -97,7 +97,7 @@ def test_no_reference_keeps_weights_alive_after_sleep_2(tiny: LLMEngine, finish)
     tiny.wake_up()
 
 
-def test_triton_attention_refuses_heads_larger_than_its_kernels_take() -> None:
+def test_triton_attention_refuses_heads_larger_than_its_kernels_support() -> None:
     pytest.importorskip("triton")
     from engine_server.modeling.attention.triton_backend import TritonAttention
 

@@ -1,4 +1,4 @@
-"""The host's work for a step: it follows the step's tokens, and not the lengths of the contexts."""
+"""The host's work for a step, which depends on the step's tokens and not on the lengths of the contexts."""
 
 import tracemalloc
 
@@ -35,7 +35,7 @@ def finish(scheduler: Scheduler, batch: Batch) -> None:
 
 @pytest.fixture
 def scheduler() -> Scheduler:
-    """One long context among many short ones, all prompts still to be computed."""
+    """Return a scheduler with one long context among many short ones, and no prompt computed."""
     table = BlockTable(BlockPool(12_000), ROWS, MAX_TOKENS, BLOCK_SIZE, [None])
     config = SchedulerConfig(max_num_batched_tokens=200_000, max_num_seqs=ROWS, enable_chunked_prefill=True)
     scheduler = Scheduler(config, table, [], False, lambda block_ids: None)

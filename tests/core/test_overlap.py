@@ -1,4 +1,4 @@
-"""Overlapped steps: each is launched before the results of the one before it are known, and gives the same results."""
+"""Overlapped steps: each is launched before the previous one's results are known, and gives the same results."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ OPTIONS = [
     {"seed": 3, "prompt_logprobs": 1},
     {"temperature": 0, "max_tokens": 1},
     {"seed": 4, "bad_words": None, "allowed_token_ids": list(range(70, 90)), "logit_bias": {80: 2.0}},
-    {"seed": 5, "allowed_token_ids": [70, 71], "bad_words_token_ids": [[70, 70], [71, 71]]},  # they take turns
+    {"seed": 5, "allowed_token_ids": [70, 71], "bad_words_token_ids": [[70, 70], [71, 71]]},  # the two tokens alternate
 ]  # fmt: skip
 
 
@@ -42,7 +42,7 @@ def answers(engine: LLMEngine, finish) -> list[tuple[list[int], str | None, obje
     ]
 
 
-# Room for all requests, or for so few that some are preempted.
+# Enough blocks for all requests, or so few that some are preempted.
 @pytest.mark.parametrize("blocks", [80, 8])
 def test_overlapped_loop_gives_the_results_of_the_plain_loop(tiny_llama: Path, finish, blocks: int) -> None:
     plain, overlapped = (answers(make(tiny_llama, way, blocks), finish) for way in (False, True))
@@ -74,7 +74,7 @@ def test_next_step_is_launched_before_the_results_of_the_last_are_collected(tiny
 def test_forward_of_a_request_with_a_logits_processor_overlaps_and_its_sampling_waits(
     tiny_llama: Path, finish, monkeypatch
 ) -> None:
-    """The processor must see every earlier token, although the next forward is launched before."""
+    """The processor must get every earlier token, although the next forward is launched before they are known."""
     engine = make(tiny_llama, True, 80, logits_processors=["sampling:count_tokens"])
     params = SamplingParams(
         max_tokens=6, ignore_eos=True, detokenize=False, logits_processors=["sampling:count_tokens"]

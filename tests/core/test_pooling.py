@@ -37,7 +37,7 @@ Make = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """A tiny random model of a class, its config's settings, and how sentence-transformers would pool it, if told."""
+    """Return a function that saves a tiny random model of a class, optionally with pooling settings."""
 
     def write(kind: str, pooling: dict | None = None, **settings: object) -> Path:
         torch.manual_seed(0)
@@ -91,7 +91,7 @@ def embeddings(outputs: list[EmbeddingRequestOutput]) -> list[list[float]]:
 
 
 async def test_minilm_embeddings_equal_sentence_transformers() -> None:
-    """All prompts are sent together, to a core process."""
+    """Send all prompts together, to a core process."""
     args = AsyncEngineArgs(model=REFERENCE["model"], dtype="float32", disable_log_stats=True)
     engine = AsyncLLM.from_engine_args(args)
 
@@ -155,7 +155,7 @@ def test_decoder_embeddings_are_equal_in_chunks_and_after_preemption(
     llm = an_llm(folder, max_num_batched_tokens=12)
     whole = states(folder)
     expected = [state[-1] if "pooling_mode" in pooling else state.mean(0) for state in whole]
-    for _ in range(2):  # nothing is left in a cache for the second time
+    for _ in range(2):  # the second run finds nothing in a cache
         same(embeddings(llm.embed(as_prompts(), use_tqdm=False)), expected)
         same([output.outputs.data for output in llm.encode(as_prompts(), use_tqdm=False)], whole)
     engine = llm.llm_engine
@@ -205,7 +205,7 @@ def test_classifier_scores_equal_transformers(make: Make, kind: str, settings: d
     )
     raw = llm.classify(as_prompts(), pooling_params=PoolingParams(use_activation=False), use_tqdm=False)
     same([output.outputs.probs for output in raw], expected)
-    for level in (1, 2):  # the head comes back with the weights
+    for level in (1, 2):  # the head is restored with the weights
         llm.sleep(level)
         llm.wake_up()
         again = llm.classify(as_prompts(), pooling_params=PoolingParams(use_activation=False), use_tqdm=False)
@@ -262,7 +262,7 @@ def test_request_with_a_nan_or_a_passed_deadline_ends_alone(make: Make) -> None:
     ("kind", "options", "words"),
     [
         ("DebertaV2Model", {}, "of which 0 call the attention interface"),
-        ("AlbertForSequenceClassification", {"settings": {"embedding_size": 16}}, "a way of its own"),
+        ("AlbertForSequenceClassification", {"settings": {"embedding_size": 16}}, "its own pooling code"),
         ("BertModel", {"max_num_batched_tokens": 63}, "must be at least max_model_len, 64"),
         ("BertModel", {"max_model_len": 81}, "positions end at 80"),
         ("RobertaModel", {"max_model_len": 80}, "positions end at 78"),
@@ -283,7 +283,7 @@ def test_module_after_pooling_is_refused(make: Make) -> None:
     folder = make("BertModel", {"pooling_mode": "cls"})
     modules = json.loads((folder / "modules.json").read_text())
     (folder / "modules.json").write_text(json.dumps([*modules, {"type": "st.models.Dense", "path": "Dense"}]))
-    with pytest.raises(ValueError, match="has Dense behind the encoder"):
+    with pytest.raises(ValueError, match="has Dense after the encoder"):
         EngineArgs(model=str(folder)).create_engine_config()
 
 

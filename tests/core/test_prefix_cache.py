@@ -24,7 +24,7 @@ def tiny(tiny_llama) -> LLMEngine:
 
 
 def generate(engine: LLMEngine, finish, params, *prompts: list[int], **prompt):
-    """Return the outputs of prompts that are added together."""
+    """Add prompts together, and return their outputs."""
     for number, token_ids in enumerate(prompts):
         engine.add_request(number, {"prompt_token_ids": token_ids, **prompt}, params)
     last = finish(engine)
@@ -40,7 +40,7 @@ def test_repeated_prompt_is_read_from_the_cache(tiny, finish, tiny_params) -> No
     assert (first.num_cached_tokens, again.num_cached_tokens) == (0, 64)
     assert again.outputs[0].token_ids == first.outputs[0].token_ids
     [turn] = generate(tiny, finish, params, PROMPT + first.outputs[0].token_ids + [3])
-    assert turn.num_cached_tokens == 80  # of 90 tokens the last one was never computed
+    assert turn.num_cached_tokens == 80  # the last of 90 tokens was never computed
     labels = {"model_name": tiny.config.model_config.served_model_name[0], "engine": "0"}
     names = ("prefix_cache_queries", "prefix_cache_hits", "prompt_tokens", "prompt_tokens_cached")
     counted = {name: registry.get_sample_value(f"vllm:{name}_total", labels) for name in names}

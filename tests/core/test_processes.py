@@ -1,4 +1,4 @@
-"""The engine in plain scripts: errors of the start, and processes that end with it."""
+"""The engine in plain scripts: start-up errors, and the end of child processes."""
 
 import subprocess
 import sys
@@ -44,7 +44,7 @@ asyncio.run(main())
 
 
 def test_example_of_the_api_specification_runs_as_a_plain_script(smollm2: Path) -> None:
-    """Without a `__main__` guard or a shutdown, and it leaves no process."""
+    """The script has no `__main__` guard or shutdown, and leaves no process."""
     ended = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(smollm2)], capture_output=True, text=True, timeout=120
     )

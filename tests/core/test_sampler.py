@@ -34,7 +34,7 @@ def sample(logits: torch.Tensor, *requests: GenerationRequest) -> list[int]:
     return [token for result in results(logits, *requests) for token in result.tokens]
 
 
-def test_philox_gives_the_known_answers_of_random123() -> None:
+def test_philox_reproduces_the_known_answers_of_random123() -> None:
     """Compare with kat_vectors of Random123."""
     full = 0xFFFFFFFF
     known = [
@@ -90,7 +90,7 @@ def test_token_frequencies_follow_the_probabilities() -> None:
 
 
 def test_random_numbers_differ_between_choices() -> None:
-    """The choice and the token are words of the counter, so that every pair has its own number."""
+    """Choice and token are words of the counter, so that every pair has its own number."""
     numbers = uniform(
         [9] * 400, [number // 20 for number in range(400)], [number % 20 for number in range(400)]
     )
@@ -99,7 +99,7 @@ def test_random_numbers_differ_between_choices() -> None:
 
 
 def test_top_p_is_exact_where_the_nucleus_exceeds_the_partial_sort(monkeypatch) -> None:
-    """A few rows need all tokens sorted; all rows get what they get without the shortcut."""
+    """A few rows need a full sort; all rows get the same result as without the shortcut."""
     logits = torch.randn(3, 200, generator=torch.Generator().manual_seed(0)) * torch.tensor(
         [[0.1], [1.0], [9.0]]
     )
@@ -191,7 +191,7 @@ def test_greedy_takes_the_largest_logit() -> None:
 
 
 def test_half_precision_logits_give_the_tokens_of_their_float32_values() -> None:
-    """Ties give the first token in both."""
+    """Of tokens that tie, both draw the first."""
     logits = (8 + torch.randn(4, 5000, generator=torch.Generator().manual_seed(0)) / 8).bfloat16()
     assert (logits == logits.amax(-1, keepdim=True)).sum() > 4
     for params in ({"temperature": 0}, {"seed": 3, "top_p": 0.9}, {"temperature": 0, "logit_bias": {7: 9}}):
@@ -259,7 +259,7 @@ def test_processed_logprobs_of_a_greedy_request_have_no_temperature() -> None:
 
 
 class CountingPlatform(CpuPlatform):
-    """Counts the numbers that are copied to the device."""
+    """A CPU that counts the numbers copied to the device."""
 
     def __init__(self) -> None:
         super().__init__()

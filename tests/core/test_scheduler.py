@@ -1,4 +1,4 @@
-"""The scheduler and its block table without a model: invariants under any plan, and single rules."""
+"""The scheduler and its block table without a model: invariants under any plan, and individual rules."""
 
 import math
 import time
@@ -48,10 +48,10 @@ def request(name: str, prompt: int, output: int) -> GenerationRequest:
 
 
 class Device:
-    """A stand-in for a model: it writes a step's tokens to the cache, then reads all that each of them attends to.
+    """A fake model that writes a step's tokens to the cache, then reads every slot that each token attends to.
 
-    A slot's content is the tokens up to it, so that a read is right only if each of them was computed. Slots are found
-    by the block table on the device, which is given only the cells that changed.
+    A slot's content is the tokens up to it, so that a read is correct only if each of them was computed. Slots are
+    found by the block table on the device, which receives only changed cells.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -96,7 +96,7 @@ class Device:
 
 
 def content(one: Request, position: int) -> tuple[int, ...]:
-    """Return the rope's regime and all tokens up to a position. Every token in flight is going to be 7."""
+    """Return the rope's regime and all tokens up to a position. Every token in flight will be 7."""
     return one.rope_regime, *(7 if token == UNKNOWN else token for token in one.token_ids[: position + 1])
 
 
@@ -132,7 +132,7 @@ class Run:
         self.finish_reasons: dict[str, str] = {}
 
     def apply(self, number: int, operation: str, *details: Any) -> None:
-        """Carry out one operation of a plan; `number` makes its request's id and tokens its own."""
+        """Apply one operation of a plan; `number` makes its request's id and tokens unique."""
         scheduler = self.scheduler
         match operation, *details:
             case "add", shared, own, output, priority:
@@ -170,14 +170,14 @@ class Run:
         return requests[which % len(requests)]
 
     def step(self, failing: Collection[int] = ()) -> None:
-        """Launch a step, and collect the one before; of its sampled tokens, those at `failing` are errors."""
+        """Launch a step and collect the previous one; its sampled tokens at the indexes `failing` are errors."""
         scheduler = self.scheduler
         self.receive(scheduler.expire())
         batch = scheduler.schedule()
         assert num_tokens(batch) <= scheduler.config.max_num_batched_tokens
         assert all(scheduled.num_tokens > 0 for scheduled in batch)
         assert len(scheduler.running) <= scheduler.config.max_num_seqs
-        assert batch or self.in_flight or not scheduler.requests, "requests wait while none runs"
+        assert batch or self.in_flight or not scheduler.requests, "requests wait but none runs"
         self.device.run(batch)
         self.in_flight.append((batch, set(failing)))
         if len(self.in_flight) > self.overlapped:
@@ -213,7 +213,7 @@ def test_any_plan_leaks_no_block_and_ends_every_request(
     plan, num_blocks: int, budget: int, seats: int, chunked: bool, windows: list[int | None], caching: bool,
     overlapped: bool, threshold: int, max_partial: int, rope_limit: int | None,
 ) -> None:  # fmt: skip
-    """All prompts begin alike. Every token that is attended to was computed, and no request receives too much."""
+    """Prompts share a prefix. Every token that is attended to was computed, and no request receives too many tokens."""
     scheduler = make(
         num_blocks, budget if chunked else max(budget, LONGEST), seats, chunked, tuple(windows), caching,
         long_prefill_token_threshold=threshold, max_num_partial_prefills=max_partial,
@@ -250,7 +250,7 @@ def test_step_with_several_tokens_ends_a_request_at_its_limit() -> None:
     scheduler.check_integrity()
 
 
-def test_decode_runs_in_every_step_beside_a_long_prompt() -> None:
+def test_decode_runs_in_every_step_during_a_long_prefill() -> None:
     scheduler = make(num_blocks=40, budget=8, seats=4)
     scheduler.add(request("short", 2, 20))
     run(scheduler, scheduler.schedule())
@@ -343,7 +343,7 @@ def test_next_deadline_is_the_earliest_of_waiting_and_running_requests() -> None
 
 
 class CountingPool(BlockPool):
-    """Counts how often a block is looked for."""
+    """A pool that counts lookups of blocks."""
 
     lookups = 0
 
@@ -357,7 +357,7 @@ class CountingPool(BlockPool):
 
 
 def refused_prompt(chunked: bool, budget: int) -> tuple[Scheduler, CountingPool]:
-    """A cached prompt of 36 tokens that waits since another request runs."""
+    """Return a scheduler in which a cached prompt of 36 tokens waits because another request runs."""
     pool = CountingPool(10)
     config = SchedulerConfig(max_num_batched_tokens=budget, max_num_seqs=4, enable_chunked_prefill=chunked)
     table = BlockTable(pool, 4, LONGEST, BLOCK, [None])
@@ -472,5 +472,5 @@ def test_reset_of_prefix_cache_preempts_running_requests_when_asked_to(in_flight
     if in_flight:
         scheduler.update(batch, [StepResult([7])])
     batch = scheduler.schedule()
-    assert lengths(batch) == {"runs": 21}  # computed again, with the token that it had
+    assert lengths(batch) == {"runs": 21}  # computed again, including its output token
     scheduler.check_integrity()

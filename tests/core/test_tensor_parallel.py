@@ -1,4 +1,4 @@
-"""Tensor parallelism over two processes: the same output as one process, and one fate."""
+"""Tensor parallelism over two processes: the output of one process, and a common end."""
 
 import asyncio
 import gc
@@ -49,7 +49,7 @@ def test_two_ranks_give_the_output_of_one(tiny_llama: Path, finish, tiny_params)
     two.sleep(level=2)
     two.wake_up()
     assert without_values(answers(two, finish, greedy)) == expected
-    children = psutil.Process().children()  # those of other tests are among them
+    children = psutil.Process().children()  # includes those of other tests
     (worker,) = (one for one in children if MODULE in one.cmdline())
     del two
     gc.collect()

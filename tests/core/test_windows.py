@@ -1,4 +1,4 @@
-"""Layers with sliding windows beside layers without: greedy output in float32 equals transformers' own."""
+"""Models with and without sliding windows by layer: greedy output in float32 equals transformers' own."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three layers; the first and the last have a window of 20 tokens."""
+    """Save a model of three layers, the first and the last with a window of 20 tokens."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("mixed")
     config = Qwen2Config(

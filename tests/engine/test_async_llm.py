@@ -28,7 +28,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 class Watcher(StatLoggerBase):
-    """Keeps the last state that the core reported, and the reasons of ended requests."""
+    """A stat logger that keeps the core's latest state, and the finish reasons of ended requests."""
 
     def __init__(self) -> None:
         self.latest = None
@@ -68,7 +68,7 @@ def watcher(watched: Watcher) -> Watcher:
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def tiny(tiny_llama: Path, watched: Watcher) -> AsyncIterator[AsyncLLMEngine]:
-    """An engine for the tests that leave it without requests."""
+    """Return an engine for the tests that leave it without requests."""
     engine = await asyncio.to_thread(make, tiny_llama, stat_loggers={"watcher": watched})
     yield engine
     engine.shutdown()
@@ -77,7 +77,7 @@ async def tiny(tiny_llama: Path, watched: Watcher) -> AsyncIterator[AsyncLLMEngi
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def spare(tiny_llama: Path) -> list[AsyncLLMEngine]:
-    """A second engine, for the tests that stop it, hang it and drop it, in the order of this file."""
+    """Return a second engine, for the tests that stop it, hang it and drop it, in the order of this file."""
     return [await asyncio.to_thread(make, tiny_llama, hang_timeout=1.0, start_engine_loop=False)]
 
 
@@ -160,8 +160,8 @@ async def test_resumed_request_continues_after_the_given_tokens(tiny: AsyncLLMEn
     assert tiny.get_num_unfinished_requests() == 0
 
 
-async def test_beam_search_runs_beside_other_requests(tiny: AsyncLLMEngine, tiny_params) -> None:
-    """Its likeliest sequence is at least as likely as the greedy one."""
+async def test_beam_search_runs_concurrently_with_other_requests(tiny: AsyncLLMEngine, tiny_params) -> None:
+    """Its best sequence is at least as likely as the greedy one."""
     params = tiny_params(temperature=0, max_tokens=5, logprobs=0, ignore_eos=True)
     (found,), greedy = await asyncio.gather(
         drain(tiny.beam_search(prompt(9), "beams", BeamSearchParams(3, 5, ignore_eos=True))),
@@ -182,7 +182,7 @@ async def test_aborted_stream_ends_with_the_reason_abort(
             await tiny.abort("one")
     assert outputs[-1].finished and outputs[-1].outputs[0].finish_reason == "abort"
     assert not any(output.finished for output in outputs[:-1])
-    await tiny.abort("nobody")
+    await tiny.abort("unknown")
     await until_async(lambda: watcher.idle)
 
 
@@ -320,7 +320,7 @@ async def test_requests_continue_after_sleep_and_wake_up(
     assert (await late)[-1].outputs[0].token_ids == whole
 
 
-async def test_request_id_reused_right_after_an_abort_gets_nothing_of_the_aborted_request(
+async def test_request_with_the_id_of_an_aborted_request_gets_none_of_its_output(
     tiny: AsyncLLMEngine, watcher: Watcher, tiny_params
 ) -> None:
     params = tiny_params(temperature=0, max_tokens=6, ignore_eos=True)
@@ -358,7 +358,7 @@ async def test_requests_run_after_two_concurrent_pauses_in_mode_wait(
     stream = tiny.generate(prompt(20), tiny_params(max_tokens=60, ignore_eos=True), "before")
     await anext(stream)
     pauses, requests = [], []
-    for number in range(2):  # a request behind each pause
+    for number in range(2):  # a request during each pause
         pauses.append(asyncio.create_task(tiny.pause_generation(mode="wait")))
         await asyncio.sleep(0)
         generated = tiny.generate(prompt(20), tiny_params(max_tokens=3), f"held {number}")
@@ -389,7 +389,7 @@ async def test_resume_cancels_a_pause_that_still_waits(tiny: AsyncLLMEngine, tin
 async def test_beam_search_that_fails_leaves_no_request(
     tiny: AsyncLLMEngine, watcher: Watcher, tiny_params
 ) -> None:
-    """One beam's request id is taken, so that it is refused."""
+    """One beam's request id is in use, so that the beam is refused."""
     taken = tiny.generate(prompt(9), tiny_params(max_tokens=200, ignore_eos=True), "beams-1")
     await anext(taken)
     with pytest.raises(InvalidRequestError, match="'beams-1' is in flight"):
@@ -400,7 +400,7 @@ async def test_beam_search_that_fails_leaves_no_request(
 
 
 async def test_core_keeps_serving_after_sigterm(tiny: AsyncLLMEngine, tiny_params) -> None:
-    """As a service manager sends it to the whole process group; the parent drains first."""
+    """A service manager sends SIGTERM to the whole process group; the parent drains first."""
     os.kill(tiny.core_pid, signal.SIGTERM)
     params = tiny_params(max_tokens=20, ignore_eos=True)
     assert (await drain(tiny.generate(prompt(20), params, "drained")))[-1].outputs[
@@ -422,19 +422,19 @@ async def test_sleep_after_a_partial_wake_frees_everything_again(
     await tiny.sleep(second)
     other = ({"weights", "kv_cache"} - {awake}).pop()
     await tiny.wake_up([other])
-    assert await tiny.is_sleeping()  # else what was awake has not been put to sleep again
+    assert await tiny.is_sleeping()  # otherwise the awake part was not put to sleep again
     await tiny.wake_up()
     assert (await drain(tiny.generate(prompt(40), params, "again")))[-1].outputs[0].token_ids == whole
 
 
 async def test_operations_refuse_invalid_arguments_by_name(tiny: AsyncLLMEngine) -> None:
-    with pytest.raises(RuntimeError, match=r"sleep: level is 3; it takes 1 or 2"):
+    with pytest.raises(RuntimeError, match=r"sleep: level is 3; allowed are 1 and 2"):
         await tiny.sleep(3)
     with pytest.raises(RuntimeError, match=r"wake_up: there is no tag cache; tags are kv_cache, weights"):
         await tiny.wake_up(["cache"])
 
 
-async def test_failed_operation_raises_its_cause_and_the_engine_goes_on(tiny: AsyncLLMEngine) -> None:
+async def test_failed_operation_raises_its_cause_and_the_engine_keeps_serving(tiny: AsyncLLMEngine) -> None:
     with pytest.raises(RuntimeError, match=r"start_profile: .*torch_profiler_dir"):
         await tiny.start_profile()
     await tiny.check_health()
@@ -443,7 +443,7 @@ async def test_failed_operation_raises_its_cause_and_the_engine_goes_on(tiny: As
 async def test_stat_loggers_can_be_added_and_removed(tiny: AsyncLLMEngine, tiny_params) -> None:
     second = Watcher()
     tiny.add_logger("second", second)
-    with pytest.raises(KeyError, match="'second' is there already"):
+    with pytest.raises(KeyError, match="'second' already exists"):
         tiny.add_logger("second", Watcher())
     await drain(tiny.generate(prompt(3), tiny_params(max_tokens=1), "seen"))
     tiny.remove_logger("second")

@@ -13,7 +13,7 @@ EOS = 1
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[LlamaForCausalLM, LLMEngine]:
-    """A model of 16 tokens, so that beams end often."""
+    """Return a model with a vocabulary of 16 tokens, so that beams end often, and an engine with it."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("tiny-vocabulary")
     config = LlamaConfig(
@@ -32,7 +32,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[LlamaForCausalLM, L
 @pytest.mark.parametrize(
     "options", [{}, {"length_penalty": -1.0}, {"length_penalty": 2.0}, {"ignore_eos": True}]
 )
-def test_finds_the_sequences_that_transformers_finds(
+def test_beam_search_finds_the_sequences_that_transformers_finds(
     model: tuple[LlamaForCausalLM, LLMEngine], options: dict
 ) -> None:
     reference, engine = model
@@ -67,7 +67,9 @@ def test_end_of_sequence_is_left_out_unless_included(model: tuple[LlamaForCausal
         assert one.tokens == other.tokens + [EOS] * ended and one.cum_logprob == other.cum_logprob
 
 
-def test_invalid_parameters_are_refused_by_name(model: tuple[LlamaForCausalLM, LLMEngine]) -> None:
+def test_invalid_beam_search_parameters_are_refused_by_name(
+    model: tuple[LlamaForCausalLM, LLMEngine],
+) -> None:
     for options, name in (({"beam_width": 11}, "beam_width"), ({"temperature": 1.0}, "temperature")):
         with pytest.raises(InvalidRequestError, match=name):
             BeamSearchParams(**{"beam_width": 2, "max_tokens": 4, **options})
@@ -76,7 +78,7 @@ def test_invalid_parameters_are_refused_by_name(model: tuple[LlamaForCausalLM, L
     assert not model[1].has_unfinished_requests()
 
 
-def test_search_that_fails_leaves_no_request(
+def test_beam_search_that_raises_in_a_step_leaves_no_request(
     model: tuple[LlamaForCausalLM, LLMEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, engine = model

@@ -40,7 +40,7 @@ def tiny(tiny_llama: Path, request: pytest.FixtureRequest) -> LLMEngine:
 
 
 def run(engine: LLMEngine, params: SamplingParams, prompt: list[int] = PROMPT, **more) -> list:
-    """All outputs of one request."""
+    """Run one request, and return all its outputs."""
     engine.add_request("r", {"prompt_token_ids": prompt, **more}, params)
     outputs = []
     while engine.has_unfinished_requests():

@@ -24,7 +24,7 @@ TEXTS = ["The sea", "A much longer prompt, so that it is the last to be finished
 
 @pytest.fixture(scope="module")
 def llm(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> LLM:
-    """A tiny random model with SmolLM2's tokenizer."""
+    """Return an LLM with a tiny random model and SmolLM2's tokenizer."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("tiny-chat")
     config = LlamaConfig(vocab_size=49152, max_position_embeddings=256, initializer_range=0.3, **SMALL)
@@ -44,7 +44,7 @@ def idle(llm: LLM) -> bool:
     return not llm.llm_engine.has_unfinished_requests() and not core.has_work and core.table.pool.usage == 0
 
 
-def test_outputs_come_in_the_order_of_the_prompts(llm: LLM) -> None:
+def test_outputs_are_in_the_order_of_the_prompts(llm: LLM) -> None:
     params = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in (5, 1, 3, 2)]
     outputs = llm.generate(TEXTS, params, use_tqdm=False)
     assert [output.prompt for output in outputs] == TEXTS
@@ -110,7 +110,7 @@ def test_chat_generates_from_the_text_of_the_chat_template(llm: LLM) -> None:
 
 
 def test_prompt_embeds_give_the_same_output_as_their_tokens(llm: LLM) -> None:
-    """Beside tokens, in chunks, and twice, where the second run may find cached blocks."""
+    """Prompts run with token prompts, in chunks, and twice, so that the second run may find cached blocks."""
     model = LlamaForCausalLM.from_pretrained(llm.llm_engine.get_model_config().path)
     prompts = [list(range(7, 47)), list(range(300, 340)), [11]]
     expected = tokens(
@@ -212,7 +212,7 @@ def test_chat_joins_content_parts_for_a_template_that_takes_strings(llm: LLM) ->
         llm.chat([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], GREEDY)
 
 
-def test_beam_search_gives_the_same_with_a_concurrency_limit(llm: LLM) -> None:
+def test_beam_search_gives_the_same_result_with_a_concurrency_limit(llm: LLM) -> None:
     params = BeamSearchParams(beam_width=2, max_tokens=3)
     together = llm.beam_search(TEXTS[:3], params)
     limited = llm.beam_search(TEXTS[:3], params, concurrency_limit=1)
@@ -241,7 +241,7 @@ def test_get_metrics_reads_the_prometheus_metrics(llm: LLM) -> None:
     assert latency.count == latency.buckets["+Inf"] > 0 and latency.sum > 0
 
 
-def test_configs_have_vllms_names(llm: LLM) -> None:
+def test_configs_of_llm_have_the_names_of_vllm(llm: LLM) -> None:
     assert llm.model_config is llm.llm_engine.vllm_config.model_config
     assert llm.llm_engine.model_config.get_vocab_size() == 49152
 

@@ -22,7 +22,7 @@ from engine_server.engine.front_end import FrontEnd
 
 
 def assert_idle(engine: LLMEngine) -> None:
-    """Fail if the core has a request, or a block in use."""
+    """Assert that the core has no request and no block in use."""
     state = engine.debug_state()
     assert (state.running, state.waiting) == ((), ())
     assert state.num_free_blocks == state.num_blocks
@@ -76,8 +76,8 @@ def test_generation_ends_at_the_end_of_sequence_unless_ignored(engine: LLMEngine
 
 
 def test_generation_does_not_end_before_min_tokens(engine: LLMEngine, finish) -> None:
-    said = "What is the capital of France?<|im_end|>\n<|im_start|>assistant\nThe capital of France is Paris."
-    prompt = f"<|im_start|>user\n{said}"
+    text = "What is the capital of France?<|im_end|>\n<|im_start|>assistant\nThe capital of France is Paris."
+    prompt = f"<|im_start|>user\n{text}"
     engine.add_request("free", prompt, SamplingParams(temperature=0, max_tokens=8))
     engine.add_request("longer", prompt, SamplingParams(temperature=0, max_tokens=8, min_tokens=6))
     outputs = finish(engine)
@@ -135,18 +135,18 @@ def test_max_tokens_none_generates_to_the_end_of_the_context(tiny: LLMEngine, fi
     assert len(finish(tiny)["long"].outputs[0].token_ids) == 56
 
 
-def test_abort_frees_blocks_at_once_and_gives_no_output(tiny: LLMEngine, finish, tiny_params) -> None:
+def test_abort_frees_blocks_immediately_and_returns_no_output(tiny: LLMEngine, finish, tiny_params) -> None:
     for name in ("stays", "goes", "waits"):
         tiny.add_request(name, {"prompt_token_ids": [5] * 40}, tiny_params(max_tokens=20, ignore_eos=True))
     tiny.step()
-    tiny.abort_request(["goes", "waits", "nobody"])
+    tiny.abort_request(["goes", "waits", "unknown"])
     seen = finish(tiny)
     assert list(seen) == ["stays"]
     assert_idle(tiny)
 
 
 def test_random_requests_and_aborts_free_every_block(tiny: LLMEngine, tiny_params) -> None:
-    """Random arrivals, lengths and aborts: all end, and every block comes back."""
+    """After random arrivals, lengths and aborts all requests end, and every block is free."""
     choose = random.Random(0)
     waiting = [str(number) for number in range(200)]
     finished, aborted = set(), set()
@@ -282,7 +282,7 @@ def test_engine_runs_a_given_executor_class(tiny: LLMEngine, finish, tiny_params
             own.collective_rpc(method)
 
 
-def test_methods_of_vllm_are_there(tiny: LLMEngine, finish, tiny_params) -> None:
+def test_methods_of_vllm_exist(tiny: LLMEngine, finish, tiny_params) -> None:
     assert not tiny.has_unfinished_requests_for_virtual_engine(0)
     with pytest.raises(IndexError, match="only 0"):
         tiny.has_unfinished_requests_for_virtual_engine(1)

@@ -1,4 +1,4 @@
-"""Log-probabilities: how many, of which tokens, and in which form."""
+"""Log-probabilities: their number, tokens and form."""
 
 from pathlib import Path
 
@@ -41,7 +41,7 @@ def test_logprobs_beyond_max_logprobs_are_refused(limited: LLM) -> None:
     assert not limited.llm_engine.has_unfinished_requests()
 
 
-def test_prompt_logprobs_of_true_report_one_token(llm: LLM) -> None:
+def test_prompt_logprobs_set_to_true_report_one_token(llm: LLM) -> None:
     assert run(llm, prompt_logprobs=True).prompt_logprobs == run(llm, prompt_logprobs=1).prompt_logprobs
 
 
@@ -62,7 +62,7 @@ def test_logprobs_have_no_decoded_token_without_detokenization(llm: LLM) -> None
 
 
 def test_token_that_is_part_of_a_character_has_an_empty_decoded_token(llm: LLM) -> None:
-    """The vocabulary has every byte as a token, of which half are parts of characters."""
+    """The vocabulary has every byte as a token, half of which are parts of characters."""
 
     def decode(token: int) -> str:
         return llm.get_tokenizer().decode([token], skip_special_tokens=True)

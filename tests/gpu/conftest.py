@@ -16,7 +16,7 @@ def gpu() -> torch.device:
 
 @pytest.fixture(scope="session")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The configuration of a llama whose weights take 306 MiB in bfloat16, for load_format="dummy"."""
+    """Save the configuration of a llama whose weights take 306 MiB in bfloat16, for load_format="dummy"."""
     folder = tmp_path_factory.mktemp("llama")
     LlamaConfig(
         hidden_size=1024, intermediate_size=4096, num_hidden_layers=6, num_attention_heads=8, num_key_value_heads=4,

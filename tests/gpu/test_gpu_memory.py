@@ -1,4 +1,4 @@
-"""GPU memory that the engine takes and returns."""
+"""GPU memory that the engine allocates and returns."""
 
 import gc
 from pathlib import Path
@@ -11,7 +11,7 @@ from engine_server import EngineArgs, LLMEngine, SamplingParams
 MIB = 1 << 20
 CACHE = 512 * MIB
 WEIGHTS = 300 * MIB  # a little less than they take
-SLACK = 64 * MIB  # what libraries keep, and what is lost in between
+SLACK = 64 * MIB  # memory that libraries keep, and fragmentation
 PROMPT = {"prompt_token_ids": [place * 7 % 1000 + 3 for place in range(100)]}
 
 
@@ -57,18 +57,18 @@ def test_sleep_returns_memory_to_the_device(
 
 def test_kv_cache_fills_the_requested_share_of_memory(gpu: torch.device, llama: Path) -> None:
     before, (_, total) = free(), torch.cuda.mem_get_info()
-    share = (total - before + total // 8) / total  # as much as is taken, and an eighth
+    share = (total - before + total // 8) / total  # the memory in use, plus an eighth
     engine = make(llama, gpu_memory_utilization=share)
     answer(engine)
     used = 1 - torch.cuda.mem_get_info()[0] / total
     assert share - 0.03 < used < share + 0.01
 
 
-def test_error_names_what_does_not_fit(gpu: torch.device, llama: Path) -> None:
+def test_out_of_memory_error_names_the_stage_that_does_not_fit(gpu: torch.device, llama: Path) -> None:
     with pytest.raises(
         ValueError, match=r"KV cache: more than the \d+ MiB .* Tried to allocate .* Lower gpu_mem"
     ):
         make(llama, num_gpu_blocks_override=1 << 20)
     with pytest.raises(ValueError, match=r"one request of max_model_len 4096 needs .* raise gpu_memory_util"):
         make(llama, gpu_memory_utilization=0.001)
-    answer(make(llama, kv_cache_memory_bytes=CACHE))  # nothing of either is left
+    answer(make(llama, kv_cache_memory_bytes=CACHE))  # neither failed start keeps memory

@@ -1,4 +1,4 @@
-"""Triton's kernels on a GPU, or without one in Triton's interpreter: TRITON_INTERPRET=1 pytest tests/kernels."""
+"""Fixtures for Triton kernels, on a GPU or in Triton's interpreter: TRITON_INTERPRET=1 pytest tests/kernels."""
 
 import os
 from importlib.util import find_spec
@@ -18,7 +18,7 @@ elif INTERPRETED:
     convert_float = interpreter._convert_float
 
     def convert(numbers: np.ndarray, given: object, wanted: object, rounding: object) -> np.ndarray:
-        """The interpreter's own forgets what rounding to float8 carries into the exponent."""
+        """Round to float8 with the carry into the exponent, which the interpreter's own conversion loses."""
         if wanted != language.float8e4nv:
             return convert_float(numbers, given, wanted, rounding)
         return torch.from_numpy(numbers.view(np.float32)).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
@@ -26,8 +26,8 @@ elif INTERPRETED:
     interpreter._convert_float = convert
 
     class Numpy:
-        """In place of numpy in the interpreter: products whose rows don't depend on where in a tile they lie, as some
-        libraries' do, and no GPU's."""
+        """A replacement of numpy in the interpreter, with products whose rows don't depend on their index in a tile,
+        unlike in some CPU libraries, and as on every GPU."""
 
         def __getattr__(self, name: str) -> object:
             return getattr(np, name)

@@ -1,4 +1,4 @@
-"""Attention over the paged cache, against softmax written out in float32."""
+"""Attention over the paged cache, compared with an explicit softmax in float32."""
 
 from math import ceil
 from typing import NamedTuple
@@ -14,10 +14,10 @@ from engine_server.modeling.kernels.attention import decode, prefill
 from engine_server.modeling.kernels.work_list import CHUNK, plan_work, spare_chunks
 from engine_server.modeling.memory.cache_layout import FLOAT8, quantised
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # queries that only fill a tile see nothing
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # padding queries of a tile see no key
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
-# Tokens in the step, and in the cache; the last only fills the batch up.
+# Tokens in the step, and in the cache; the last entry is padding.
 RAGGED = [(1, 40), (1, 1), (1, 140), (5, 5), (36, 60), (1, 0)]
 
 
@@ -32,7 +32,8 @@ class Case(NamedTuple):
     heads: Heads = Heads()
     block_size: int = 16
     dtype: torch.dtype = torch.float32
-    float8: bool = False  # in the cache
+    # The cache is in float8.
+    float8: bool = False
     window: int | None = None
     softcap: float | None = None
     sinks: bool = False
@@ -117,7 +118,7 @@ LENGTH = 70
 def test_invariant_attention_is_bitwise_independent_of_batch_composition(
     device: torch.device, cuts: set[int], neighbours: list[tuple[int, int]], window: int | None, causal: bool
 ) -> None:
-    """A sequence in one piece, in chunks beside others, and its last token alone, as decode has it."""
+    """A sequence runs whole, in chunks with others, and with its last token alone, as in decode."""
     torch.manual_seed(0)
     ends = sorted({*cuts, LENGTH - 1, LENGTH}) if causal else [LENGTH]
     contexts = [LENGTH, *(tokens + cached for tokens, cached in neighbours)]
@@ -147,7 +148,7 @@ def test_invariant_attention_is_bitwise_independent_of_batch_composition(
 
 
 def decodes_of(contexts: list[int], device: torch.device) -> Tensor:
-    """Return sequences with one token in the step, as `decode` takes them."""
+    """Return the argument `sequences` of `decode`, with one token each in the step."""
     rows = [[row, row, 1, context] for row, context in enumerate(contexts)]
     return torch.tensor(rows, dtype=torch.int32, device=device)
 
@@ -182,7 +183,7 @@ def test_work_list_cuts_each_visible_key_into_exactly_one_chunk_of_one_size(
 
 
 def test_work_list_of_a_captured_size_shares_an_outlier_among_many_programs(device: torch.device) -> None:
-    """A captured launch has one grid and one buffer: only what is staged in it changes."""
+    """A captured launch has one grid and one buffer: only the staged content changes."""
     spare = spare_chunks(kv_heads=8, processors=132)
     staged = decodes_of([1000] * 255 + [0], device)
     before = plan_work(staged, None, spare)
@@ -200,7 +201,7 @@ def test_work_list_of_a_captured_size_shares_an_outlier_among_many_programs(devi
 
 
 def test_attention_kernel_equals_torch_for_an_outlier_among_short_contexts(device: torch.device) -> None:
-    """A long context is cut into many chunks, and joined; its neighbours have one each."""
+    """A long context is cut into many chunks and joined; the others have one chunk each."""
     ragged = [(1, 5), (1, 1900), (1, 0), (1, 130), (1, 64)]
     check(device, Case(Heads(4, 2), sinks=True), ragged, spares=(1, 17))
     work = plan_work(decodes_of([context for _, context in ragged], device), None, 17)
@@ -208,7 +209,7 @@ def test_attention_kernel_equals_torch_for_an_outlier_among_short_contexts(devic
 
 
 def check(device: torch.device, case: Case, ragged: list[tuple[int, int]], spares: tuple[int, ...]) -> None:
-    """Run both kernels on a batch of sequences; whatever they may not read is NaN."""
+    """Run both kernels on a batch of sequences, in which values that they must not read are NaN."""
     torch.manual_seed(0)
     heads, tokens, block_size = case.heads, sum(length for length, _ in ragged), case.block_size
     per_sequence = [-(-context // block_size) for _, context in ragged]
@@ -260,7 +261,7 @@ def check(device: torch.device, case: Case, ragged: list[tuple[int, int]], spare
 
 
 def attention(query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
-    """query: [n, heads, dim], the last n of the sequence's tokens; keys, values: [context, kv heads, dim]."""
+    """Attend for query [n, heads, dim], the last n tokens of a sequence; keys, values: [context, kv heads, dim]."""
     count, heads, _ = query.shape
     context, kv_heads, _ = keys.shape
     keys, values = (cached.float().repeat_interleave(heads // kv_heads, 1) for cached in (keys, values))

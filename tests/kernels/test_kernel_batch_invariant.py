@@ -1,4 +1,4 @@
-"""The whole engine in batch-invariant mode: log probabilities have the same bits, whatever shares a step."""
+"""The whole engine in batch-invariant mode: log-probabilities are bitwise independent of batch composition."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def start(model: Path, budget: int, seats: int) -> LLMEngine:
 
 
 def answer(engine: LLMEngine, prompts: list[list[int]]) -> list[tuple[list[int], float | None]]:
-    """Of each prompt, what follows, and its log probability."""
+    """Return each prompt's output tokens and their log-probability."""
     params = SamplingParams(temperature=0, max_tokens=3, min_tokens=3, detokenize=False, logprobs=0)
     for number, prompt in enumerate(prompts):
         engine.add_request(number, {"prompt_token_ids": prompt}, params)
@@ -43,7 +43,7 @@ def answer(engine: LLMEngine, prompts: list[list[int]]) -> list[tuple[list[int],
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's exponentials
 def test_batch_invariant_engine_gives_the_same_logprobs_in_any_batch(tmp_path: Path) -> None:
-    """One request after the other, each in one piece; all at once, in chunks; and with the cache that this leaves."""
+    """Requests run one by one, each whole; together, in chunks; and with the cache that this leaves."""
     torch.manual_seed(0)
     LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained(tmp_path)
     expected = answer(start(tmp_path, budget=64, seats=1), PROMPTS)
@@ -54,5 +54,5 @@ def test_batch_invariant_engine_gives_the_same_logprobs_in_any_batch(tmp_path: P
 
 def test_batch_invariant_engine_refuses_modules_with_an_unknown_order_of_sums(tmp_path: Path) -> None:
     MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=2)).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"order in which Mixtral.* of MixtralForCausalLM"):
+    with pytest.raises(ValueError, match=r"order of summation in Mixtral.* of MixtralForCausalLM"):
         start(tmp_path, budget=64, seats=1)

@@ -14,7 +14,7 @@ from engine_server.modeling.memory.cache_layout import FLOAT8, quantised
         (2, 64, 64, 16, torch.float32),
         (3, 80, 80, 32, torch.float16),
         (1, 192, 128, 48, torch.bfloat16),
-        (40, 128, 96, 16, torch.bfloat16),  # more heads than one program takes
+        (40, 128, 96, 16, torch.bfloat16),  # more heads than one program writes
         (3, 64, 48, 16, FLOAT8),
     ],
 )
@@ -24,12 +24,12 @@ def test_cache_write_kernel_writes_the_given_slots_alone(
     torch.manual_seed(0)
     given = torch.float32 if dtype == FLOAT8 else dtype  # no model computes in float8
     tokens, blocks = 7, 5
-    # As a model has them that computes q, k and v in one product: the heads of a token lie together, tokens apart.
+    # The layout of a model that computes q, k and v in one product: a token's heads are contiguous, tokens are not.
     joined = torch.randn(tokens, heads, key_dim + value_dim, device=device).to(given)
-    joined[0, 0] = 0  # of which no scale can be made
+    joined[0, 0] = 0  # a row without a scale
     key, value = joined[..., :key_dim], joined[..., key_dim:]
     slots = torch.randperm(blocks * block_size, device=device)[:tokens]
-    slots[2] = -1  # a token that only fills a batch up
+    slots[2] = -1  # a padding token
     caches, expected = [], []
     for new in (key, value):
         cache = torch.randn(blocks, block_size, heads, new.shape[2], device=device).to(dtype)

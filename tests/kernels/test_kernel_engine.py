@@ -1,4 +1,4 @@
-"""An engine on our kernels gives the greedy output in float32 that plain torch's attention gives."""
+"""Greedy output in float32 of an engine on our kernels, compared with that of plain torch's attention."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +14,7 @@ from engine_server import EngineArgs, LLMEngine, SamplingParams
 from engine_server.core import model_runner
 from engine_server.modeling.graphs import step_graphs as graphs
 
-# Of the first prompt; each other one gets one more than the prompt before it.
+# Output tokens of the first prompt; each following prompt gets one more.
 NEW_TOKENS = 3
 PROMPTS = [[(7 * place + length) % 126 + 2 for place in range(length)] for length in (1, 9, 20, 45)]
 SIZES = TINY | {"vocab_size": 128, "max_position_embeddings": 128, "eos_token_id": 1, "bos_token_id": 0}
@@ -34,13 +34,13 @@ def gemma2() -> PreTrainedModel:
 
 
 class RecordedStep:
-    """Stands in for a CUDA graph: computes again from what is staged, into the same buffers."""
+    """A fake CUDA graph that computes again from the staged inputs, into the same buffers."""
 
     replays: ClassVar[list[int]] = []
 
     def __init__(self, run: Callable[[int], None], size: int) -> None:
         self.run, self.size = run, size
-        assert run(size) is None, "results belong in buffers that all sizes share"
+        assert run(size) is None, "results must be in buffers that all sizes share"
 
     def replay(self) -> None:
         self.replays.append(self.size)
@@ -54,7 +54,7 @@ def record(run: Callable[[int], None], sizes: list[int]) -> Iterator[tuple[int, 
 
 @pytest.mark.parametrize("eager", [True, False])
 @pytest.mark.parametrize(("make", "dtype"), [(llama, "auto"), (gemma2, "fp8")])
-def test_engine_on_triton_kernels_generates_what_it_generates_on_torch(
+def test_engine_on_triton_kernels_generates_the_same_as_on_torch(
     make, dtype: str, eager: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""The passes over a model on a GPU with Triton: they leave its output as it is, and other models alone."""
+"""The passes over a model on a GPU with Triton, which must not change its output or unsupported modules."""
 
 from collections import Counter
 from functools import partial

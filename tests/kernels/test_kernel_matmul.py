@@ -1,4 +1,4 @@
-"""Linear layers by fixed tiles: right, and row for row the same whatever the other rows."""
+"""Linear layers with fixed tiles: correct, and each row bitwise independent of the others."""
 
 import pytest
 import torch

@@ -19,7 +19,7 @@ def expected(x: Tensor, weight: Tensor, offset: float) -> Tensor:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_norm_kernel_equals_torch(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    x, residual = (torch.randn(shape).to(dtype) / 30 for _ in range(2))  # so small that eps counts
+    x, residual = (torch.randn(shape).to(dtype) / 30 for _ in range(2))  # so small that eps matters
     weight = torch.randn(shape[-1]).to(dtype)
     given = [tensor.to(device) for tensor in (x, residual, weight)]
     close = {"atol": TOLERANCE[dtype], "rtol": TOLERANCE[dtype], "check_dtype": False}
@@ -29,12 +29,14 @@ def test_norm_kernel_equals_torch(device: torch.device, shape: tuple[int, ...], 
         assert normed.dtype == dtype
         torch.testing.assert_close(normed.cpu(), expected(x, weight, offset), **close)
         total, normed = rms_norm(given[0], given[2], 1e-3, offset, given[1])
-        torch.testing.assert_close(total.cpu(), x + residual, **close)  # the interpreter cuts bfloat16 off
+        torch.testing.assert_close(
+            total.cpu(), x + residual, **close
+        )  # the interpreter truncates to bfloat16
         torch.testing.assert_close(normed.cpu(), expected(total.cpu(), weight, offset), **close)
 
 
-def test_norm_kernel_takes_strided_rows(device: torch.device) -> None:
-    """The queries' heads in a product that has keys and values too; and with heads before tokens."""
+def test_norm_kernel_supports_strided_rows(device: torch.device) -> None:
+    """Heads of queries within a product of queries, keys and values; and heads before tokens."""
     torch.manual_seed(0)
     joined, weight = torch.randn(1, 5, 6, 96), torch.randn(96)
     for x in (

@@ -13,7 +13,7 @@ TOLERANCE = {torch.float32: 1e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
 def partial_llama(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> list[Tensor]:
-    """As GPT-NeoX turns the first of a head's dims."""
+    """Rotate the first dims of a head, as in GPT-NeoX."""
     width = cos.shape[-1]
     turned = llama(query[..., :width], key[..., :width], cos, sin)
     return [torch.cat([new, old[..., width:]], -1) for new, old in zip(turned, (query, key), strict=True)]
@@ -36,7 +36,7 @@ def test_rotary_kernel_equals_torch(
 ) -> None:
     torch.manual_seed(0)
     for tokens, heads, kv_heads in [(1, 1, 1), (3, 7, 3), (1, 40, 40)]:
-        # As one product gives queries and keys: a token's heads lie together, and others between them.
+        # The layout of one product of queries and keys: a token's heads are contiguous, with others in between.
         joined = torch.randn(1, tokens, heads + kv_heads + 1, dim).to(dtype)
         query, key = joined[:, :, :heads].transpose(1, 2), joined[:, :, heads:-1].transpose(1, 2)
         angles = 6 * torch.rand(1, tokens, pairs)

@@ -1,4 +1,4 @@
-"""Sampling by the kernels gives the tokens that plain torch gives for the same logits."""
+"""Sampling by the kernels, compared with plain torch for the same logits."""
 
 from collections.abc import Callable
 from functools import cache
@@ -18,7 +18,7 @@ from engine_server.core.scheduling.step_result import StepResult
 from engine_server.modeling.platform.cuda import TritonPlatform
 from engine_server.requests.sampling_params import SamplingParams
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # log(0) and the like, which are meant
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # intentional log(0) and similar
 
 ROWS = 8
 Kernels = Callable[[int], TestedSampler]
@@ -56,7 +56,7 @@ def tokens(sampler: TestedSampler, logits: Tensor, requests: list[GenerationRequ
 def check(
     kernels_of: Kernels, device: torch.device, logits: Tensor, requests: list[GenerationRequest]
 ) -> list[int]:
-    """Sample by the kernels and by plain torch, and return the tokens that both must give."""
+    """Sample by the kernels and by plain torch, and check that the tokens are equal, and return them."""
     vocabulary = logits.shape[1]
     expected = tokens(make_sampler(vocabulary, ROWS), logits, requests)
     assert tokens(kernels_of(vocabulary), logits.to(device), requests) == expected
@@ -89,7 +89,7 @@ def test_kernel_samples_the_tokens_of_plain_torch(
 
 
 def test_kernel_samples_from_a_large_vocabulary(kernels_of: Kernels, device: torch.device) -> None:
-    """Rows have more logits than a program compares at once, and are not aligned."""
+    """Rows have more logits than a program compares together, and are not aligned."""
     size = 5001 if device.type == "cpu" else 151_935
     logits = 3 * torch.randn(6, size, generator=torch.Generator().manual_seed(0)).bfloat16()
     options = [
@@ -104,7 +104,7 @@ def test_kernel_samples_from_a_large_vocabulary(kernels_of: Kernels, device: tor
 
 
 def test_kernel_keeps_all_tokens_that_tie_at_a_threshold(kernels_of: Kernels, device: torch.device) -> None:
-    """Greedy takes the first of the tokens that tie; 0.0 and -0.0 are equal."""
+    """Greedy sampling takes the first of the tokens that tie; 0.0 and -0.0 are equal."""
     for ties in (torch.tensor([2.0, 2.0, 2.0]), torch.tensor([0.0, -0.0, 0.0])):
         logits = torch.full((ROWS, 100), -3.0)
         logits[:, 10::30] = ties
@@ -168,7 +168,7 @@ def test_kernel_tokens_are_independent_of_other_rows_and_padding(
 def test_penalties_count_tokens_that_the_host_does_not_know(
     kernels_of: Kernels, device: torch.device
 ) -> None:
-    """A request that takes another's row of the tables starts with counts of its own tokens."""
+    """A request that reuses a row of the tables starts with counts of its own tokens."""
     penalties = [
         {"repetition_penalty": 1.8}, {"frequency_penalty": 1.5, "temperature": 0}, {"presence_penalty": 2.0},
         {"repetition_penalty": 0.6, "frequency_penalty": -0.4, "presence_penalty": -1.0, "logprobs": 2},

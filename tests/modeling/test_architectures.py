@@ -15,12 +15,12 @@ from engine_server.telemetry.stats import IterationStats
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 NEW_TOKENS = 6
 BLOCK_SIZE = 4
-# One that stays short beside the others, one that crosses windows and trained positions as it is answered, and one
-# that is long from the start.
+# A prompt that stays short, one whose output crosses windows and trained positions, and one that is long from the
+# start.
 LENGTHS = (3, 14, 37)
 
 WINDOW = 8
-ORIGINAL = 16  # positions of the training, where a rope is stretched
+ORIGINAL = 16  # trained positions of a stretched rope
 SIZES = TINY | {
     "vocab_size": 96,
     "bos_token_id": 0,
@@ -32,7 +32,8 @@ ALTERNATING = ["sliding_attention", "full_attention"]
 
 class Architecture(NamedTuple):
     name: str
-    model: str  # transformers' class
+    # Name of transformers' class.
+    model: str
     special: str
     settings: dict[str, Any] = {}  # noqa: RUF012 - never written to
 
@@ -171,7 +172,7 @@ def test_greedy_output_equals_that_of_transformers(
     torch.manual_seed(0)
     model_class = getattr(transformers, architecture.model)
     model = model_class(model_class.config_class(**SIZES | architecture.settings)).eval()
-    model.set_attn_implementation("eager")  # not all releases' default knows a softcap
+    model.set_attn_implementation("eager")  # the default of some releases ignores a softcap
     model.save_pretrained(tmp_path)
     prompts = [torch.randint(2, SIZES["vocab_size"], (1, length)) for length in LENGTHS]
     expected = [
@@ -180,7 +181,8 @@ def test_greedy_output_equals_that_of_transformers(
             attention_mask=torch.ones_like(prompt),
             max_new_tokens=NEW_TOKENS,
             do_sample=False,
-            use_cache=architecture.name != "phi 3",  # of which not all releases keep it right between factors
+            use_cache=architecture.name
+            != "phi 3",  # some releases keep wrong entries when the factors change
             eos_token_id=None,
             pad_token_id=0,
         )[0, prompt.shape[1] :].tolist()
@@ -227,12 +229,12 @@ def test_greedy_output_equals_that_of_transformers(
         (
             "Qwen2MoeForCausalLM",
             {**EXPERTS, "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},
-            "layer 0 of .* is of type sliding_attention, and tells attention of the window None",
+            "layer 0 of .* is of type sliding_attention, but attends with the window None",
         ),
         (
             "BartForCausalLM",
             {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4},
-            "doesn't look at position_ids",
+            "ignores position_ids",
         ),
         ("MptForCausalLM", {"d_model": 32}, "can't take one flat batch without a mask"),
         ("GPTNeoForCausalLM", {"attention_types": [[["global"], 2]]}, "its attention can't be replaced"),

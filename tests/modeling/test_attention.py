@@ -1,4 +1,4 @@
-"""The attention hook without an engine around it."""
+"""The attention hook without an engine."""
 
 import numpy as np
 import pytest
@@ -53,7 +53,7 @@ def test_relative_bias_is_refused_for_decoders_windows_and_alibi() -> None:
 
 @pytest.mark.parametrize("count", [3, 40])
 def test_decodes_in_bfloat16_are_close_to_float32(count: int) -> None:
-    """Few decodes and many take different ways; blocks are scattered, and contexts of all lengths up to 60."""
+    """Few and many decodes use different code paths; blocks are scattered, and contexts have all lengths up to 60."""
     generator = torch.Generator().manual_seed(count)
     layout = lay_out([LayerShape(kv_heads=2, key_dim=16, value_dim=16, window=None)], 64)
     backend = TorchAttention(layout, 4 * count, 16, torch.bfloat16, CpuPlatform())
@@ -68,7 +68,7 @@ def test_decodes_in_bfloat16_are_close_to_float32(count: int) -> None:
             *(part.float().transpose(0, 1)[None] for part in (query[-1:], key, value)), enable_gqa=True
         )
         wanted.append((query[-1:], key, value, exact[0].transpose(0, 1)))
-        for place in range(length - 1):  # as decodes of one
+        for place in range(length - 1):  # one decode at a time
             attend(backend, blocks[sequence : sequence + 1], [place], query[:1], *(
                 part[place : place + 1] for part in (key, value)
             ))  # fmt: skip
@@ -91,10 +91,10 @@ def test_decodes_in_bfloat16_are_close_to_float32(count: int) -> None:
     ids=["causal", "window", "alibi", "whole", "bias"],
 )
 def test_prompts_in_bfloat16_are_close_to_float32(options: dict) -> None:
-    """Scores are written down in bfloat16, some rows at a time; in float32 torch's kernel attends."""
+    """In bfloat16 scores are written to memory, some rows at a time; in float32 torch's kernel is used."""
     torch.manual_seed(0)
     scoring = Scoring(16**-0.5, **options)
-    cached = [] if scoring.relative_bias is not None else [(90, 300), (1, 5)]  # an encoder keeps nothing
+    cached = [] if scoring.relative_bias is not None else [(90, 300), (1, 5)]  # an encoder has no cache
     for tokens, context in [(300, 300), (128, 128), *cached]:
         tensors = [
             torch.randn(heads, length, 16).bfloat16()
@@ -109,7 +109,7 @@ def test_prompts_in_bfloat16_are_close_to_float32(options: dict) -> None:
 def attend(
     backend: TorchAttention, blocks: np.ndarray, positions: list[int], query, key, value
 ) -> torch.Tensor:
-    """One token of each sequence."""
+    """Compute attention for one token of each sequence."""
     at, ones = np.array(positions), np.ones(len(positions), dtype=np.int64)
     slots = blocks[np.arange(len(at)), at // 16].astype(np.int64) * 16 + at % 16
     starts = np.arange(len(at))
@@ -118,7 +118,7 @@ def attend(
 
 
 def flat(prompts: list[torch.Tensor]) -> StepInputs:
-    """Prompts that are not cut; nothing is cached."""
+    """Return a step of whole prompts, without a cache."""
     token_ids = torch.cat(prompts, 1)[0].numpy()
     starts = np.cumsum(LENGTHS) - LENGTHS
     positions = np.arange(len(token_ids)) - np.repeat(starts, LENGTHS)

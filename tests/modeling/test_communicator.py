@@ -1,4 +1,4 @@
-"""Ranks find each other and exchange tensors. The ranks are threads here, their collectives real."""
+"""Rendezvous and collectives of ranks, which are threads here; their collectives are real."""
 
 import socket
 from collections.abc import Iterator

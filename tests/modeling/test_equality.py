@@ -1,4 +1,4 @@
-"""Equality with transformers: in float32, greedy output is the same token for token, however requests are batched."""
+"""Equality with transformers: in float32, greedy output is the same for any batching."""
 
 from pathlib import Path
 
@@ -20,14 +20,14 @@ Prompts = dict[int, list[int]]  # by their length
 
 @pytest.fixture(scope="module")
 def prompts(smollm2: Path) -> Prompts:
-    """Real text, a different excerpt for each length."""
+    """Return excerpts of real text, a different one for each length."""
     token_ids = AutoTokenizer.from_pretrained(smollm2).encode(TEXT)
     return {length: token_ids[37 * number :][:length] for number, length in enumerate(LENGTHS)}
 
 
 @pytest.fixture(scope="module")
 def together(engine: LLMEngine, prompts: Prompts, finish) -> Prompts:
-    """The tokens after each prompt where all are added at once."""
+    """Add all prompts together, and return the output tokens of each."""
     return greedy(engine, prompts, LENGTHS, finish)
 
 
@@ -44,7 +44,7 @@ def greedy(
 def test_batched_prompts_get_the_tokens_of_transformers(
     smollm2: Path, prompts: Prompts, together: Prompts
 ) -> None:
-    """Compare with one forward over each prompt and its output: every token is the likeliest after those before it."""
+    """Compare with one forward over each prompt and its output: every token is the likeliest one at its position."""
     model = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
     for length, output in together.items():
         assert len(output) == NEW_TOKENS
@@ -89,7 +89,7 @@ class Preemptions(StatLoggerBase):
 def test_preempted_prompts_get_the_tokens_of_the_batch(
     smollm2: Path, prompts: Prompts, together: Prompts, finish
 ) -> None:
-    """The cache has blocks for the longest request alone, so the others are preempted and computed again."""
+    """The cache has blocks for the longest request only, so the others are preempted and computed again."""
     preemptions = Preemptions()
     scarce = LLMEngine.from_engine_args(
         EngineArgs(model=str(smollm2), dtype="float32", max_model_len=160, num_gpu_blocks_override=11),

@@ -28,14 +28,16 @@ def make(model: Path, cache_dtype: str, **options: object) -> LLMEngine:
 def test_logprobs_with_a_float8_cache_are_close_to_those_without(
     tiny_llama: Path, finish, tiny_params
 ) -> None:
-    """Of a prompt that came in chunks, so that most of it was seen through the cache."""
-    told = []
+    """The prompt runs in chunks, so that most of it is read from the cache."""
+    logprobs_by_cache = []
     for cache_dtype in ("auto", "fp8"):
         engine = make(tiny_llama, cache_dtype, dtype="float32", num_gpu_blocks_override=20)
         engine.add_request("0", {"prompt_token_ids": PROMPT}, tiny_params(prompt_logprobs=0, max_tokens=1))
         logprobs = finish(engine)["0"].prompt_logprobs
-        told.append(torch.tensor([logprobs[at][PROMPT[at]].logprob for at in range(1, len(PROMPT))]))
-    assert 0 < (told[0] - told[1]).std() < told[0].std() / 5
+        logprobs_by_cache.append(
+            torch.tensor([logprobs[at][PROMPT[at]].logprob for at in range(1, len(PROMPT))])
+        )
+    assert 0 < (logprobs_by_cache[0] - logprobs_by_cache[1]).std() < logprobs_by_cache[0].std() / 5
 
 
 def test_float8_cache_has_about_twice_as_many_blocks(tiny_llama: Path) -> None:
@@ -84,9 +86,9 @@ def test_float8_cache_is_refused_on_a_gpu_that_cannot_convert_it(
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "an A100")
     gpu = CudaPlatform(torch.device("cuda"))
     for capability, allowed in (((8, 0), False), ((8, 9), True), ((9, 0), True)):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, told=capability: told)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
         if allowed:
             assert kv_cache.cache_dtype(config.cache_config, torch.bfloat16, gpu) == FLOAT8
             continue
-        with pytest.raises(ValueError, match="kv_cache_dtype is fp8, for which an A100 is too old"):
+        with pytest.raises(ValueError, match="kv_cache_dtype is fp8, which an A100 doesn't support"):
             kv_cache.cache_dtype(config.cache_config, torch.bfloat16, gpu)

@@ -16,7 +16,7 @@ SIZES = [(48, 144), (576, 3072), (1536, 576), (2048, 512), (4096, 300)]
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), SIZES)
-def test_packed_row_has_the_same_bits_whatever_the_number_of_rows(inputs: int, outputs: int) -> None:
+def test_packed_row_is_bitwise_independent_of_the_number_of_rows(inputs: int, outputs: int) -> None:
     torch.manual_seed(0)
     linear = nn.Sequential(nn.Linear(inputs, outputs)).requires_grad_(False)
     rows = torch.randn(1, 70, inputs)

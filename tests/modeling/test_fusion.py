@@ -1,4 +1,4 @@
-"""Linear layers of one input, made into one product."""
+"""Fusion of linear layers of one input into one product."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ class ScaledMLP(MLP):
 @torch.inference_mode()
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
 @pytest.mark.parametrize("bias", [True, False])
-def test_projections_become_one_product_in_whatever_order_they_are_called(
+def test_projections_become_one_product_for_any_order_of_their_calls(
     order: tuple[int, ...], bias: bool
 ) -> None:
     layer = Attention((bias,) * 3)
@@ -53,7 +53,7 @@ def test_projections_become_one_product_in_whatever_order_they_are_called(
         for place in order:
             torch.testing.assert_close(layer.get_submodule(names[place])(values), outputs[place])
     assert report.replaced == {"Attention -> FusedLinear": 1}
-    assert layer.q_proj.fused.values is None  # nothing of a step outlives it
+    assert layer.q_proj.fused.values is None  # no data of a step is kept after it
     assert sum(parameter.numel() for parameter in layer.parameters()) == 20 * 8 + 20 * bias
 
 

@@ -1,4 +1,4 @@
-"""The kernels compile for a GPU, of which neither the interpreter nor this machine would tell."""
+"""Compilation of the kernels for a GPU, which the interpreter doesn't check."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ MULTIPROCESSOR_BYTES = 99 << 10  # of shared memory, on the smallest GPUs with b
 
 
 class Hopper:
-    """As much of a driver as compiling asks for."""
+    """A fake driver with the functions that compilation needs."""
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
@@ -40,7 +40,7 @@ class Hopper:
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list:
-    """What is launched is compiled and listed, and not run."""
+    """Compile launched kernels instead of running them, and return the list of them."""
     kernels = []
     run = JITFunction.run
 
@@ -58,7 +58,7 @@ def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 
 def test_attention_kernels_compile_for_hopper(compiled: list) -> None:
-    """With the heads of Llama 3 8B: prefill without options, decode with all of them, and a cache in float8."""
+    """Compile for the heads of Llama 3 8B: prefill without options, decode with all options, and a float8 cache."""
     plain, new = Pages(tensor(3, 16, 8, 128)), tensor(8, 8, 128)
     float8 = Pages(tensor(3, 16, 8, 128, dtype=FLOAT8), tensor(3, 16, 8, 1, dtype=torch.float32))
     query, out = tensor(8, 32, 128), tensor(8, 32, 128)
@@ -76,7 +76,7 @@ def test_attention_kernels_compile_for_hopper(compiled: list) -> None:
 
 
 def test_module_kernels_compile_for_hopper(compiled: list) -> None:
-    """With the sizes of Llama 3 8B, and of heads that are normed and turned as Qwen 3's and GLM's."""
+    """Compile for the sizes of Llama 3 8B, and for heads with the norms and rotations of Qwen 3 and GLM."""
     hidden, weight, joined = tensor(1, 8, 4096), tensor(4096), tensor(1, 8, 28672)
     rms_norm(hidden, weight, 1e-5)
     rms_norm(tensor(1, 8, 48, 128)[:, :, :32], tensor(128), 1e-6, 1.0)
@@ -91,7 +91,7 @@ def test_module_kernels_compile_for_hopper(compiled: list) -> None:
 
 
 def test_sampling_kernels_compile_for_hopper(compiled: list) -> None:
-    """With the vocabularies of GPT-2, whose rows begin anywhere, and of Gemma 3."""
+    """Compile for the vocabularies of GPT-2, whose rows are not aligned, and of Gemma 3."""
     for logits in (tensor(2, 50257), tensor(2, 262144, dtype=torch.float32)):
         sample(logits, torch.zeros(2, 8, dtype=torch.int32))
     assert len(compiled) == 4

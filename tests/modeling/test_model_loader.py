@@ -1,4 +1,4 @@
-"""The loading of weights, and the errors for those that cannot be loaded."""
+"""Loading of weights, and errors for weights that cannot be loaded."""
 
 import json
 import shutil
@@ -40,9 +40,7 @@ def test_each_dtype_generates_like_float32(tiny_llama: Path, finish, dtype: str,
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_batch_invariant_mode_is_refused_where_it_would_not_hold(
-    tiny_llama: Path, finish, dtype: str
-) -> None:
+def test_batch_invariant_mode_is_refused_without_a_gpu(tiny_llama: Path, finish, dtype: str) -> None:
     with pytest.raises(ValueError, match=r"takes one GPU with Triton and gcc; this is 1 cpu"):
         answer(tiny_llama, finish, dtype=dtype, batch_invariant=True)
 
@@ -101,11 +99,11 @@ def test_cpu_without_instructions_for_a_dtype_computes_in_float32_and_logs_it(
     AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=weights).save_pretrained(tmp_path)
     assert dtype_of(tmp_path, "auto") == computed
     name = str(weights).removeprefix("torch.")
-    told = [
+    warnings = [
         f"this CPU has no instructions for {name}: the model runs in float32" in line
         for line in caplog.messages
     ]
-    assert any(told) == (weights != computed)
+    assert any(warnings) == (weights != computed)
     caplog.clear()
     assert dtype_of(tmp_path, name) == weights and not caplog.messages
 

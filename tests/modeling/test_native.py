@@ -1,4 +1,4 @@
-"""The kernels in C++ for CPUs, each beside plain torch, compiled for every level of instructions that this CPU has."""
+"""The C++ kernels for CPUs, compared with plain torch at every instruction level that this CPU supports."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +27,7 @@ SLACK = {torch.float32: 2e-5, torch.bfloat16: 0.03}
 
 @pytest.fixture(autouse=True, params=KNOWN)
 def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Has the kernels of this level loaded."""
+    """Load the kernels of one instruction level."""
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: request.param)
     library.kernels.cache_clear()
     yield request.param
@@ -35,7 +35,7 @@ def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 class Cache:
-    """A backend, and what each of its sequences has been given: [context, kv heads, dim], in scattered blocks."""
+    """A backend, and the K and V written for each sequence: [context, kv heads, dim], in scattered blocks."""
 
     def __init__(
         self, kind: type, contexts: list[int], heads: tuple[int, int], dim: int, dtype, window=None
@@ -47,7 +47,7 @@ class Cache:
         width = -(-longest // 16)
         self.blocks = torch.randperm(width * len(contexts), generator=generator).view(-1, width).int().numpy()
         self.backend = kind(layout, self.blocks.size, 16, dtype, CPU)
-        for cache in self.backend.caches:  # as they are after others have used them
+        for cache in self.backend.caches:  # as if used by others before
             cache.fill_(torch.nan)
         self.query, self.key, self.value = (
             torch.randn(len(contexts), longest, count, dim, generator=generator).to(dtype)
@@ -74,7 +74,7 @@ class Cache:
         return int(self.blocks[sequence, position // 16]) * 16 + position % 16
 
     def decode(self, sequences: list[int], **options) -> torch.Tensor:
-        """[n, query heads, dim]: each sequence's last token over all of it."""
+        """Return [n, query heads, dim]: attention of each sequence's last token over the whole sequence."""
         own, contexts = np.array(sequences), self.contexts[sequences]
         starts, ones = np.arange(len(own)), np.ones(len(own), dtype=np.int64)
         slots = np.array([self.slots(s, self.contexts[s] - 1) for s in sequences])
@@ -145,7 +145,7 @@ def test_unsupported_scores_fall_back_to_torch(options: dict) -> None:
 @pytest.mark.parametrize("dim", [64, 100, 1536])
 @pytest.mark.parametrize("rows", [1, 70])
 def test_native_modules_equal_torch(rows: int, dim: int, dtype: torch.dtype) -> None:
-    """Also of a dtype, and of rows, which are left to torch."""
+    """A dtype and rows that the kernels don't support are computed by torch."""
     torch.manual_seed(0)
     x, residual = (torch.randn(1, rows, dim).mul(8).to(dtype) for _ in range(2))
     weight = torch.rand(dim).to(dtype)
@@ -161,7 +161,7 @@ def test_native_modules_equal_torch(rows: int, dim: int, dtype: torch.dtype) -> 
 @pytest.mark.parametrize("dtype", [*SLACK, torch.float16])
 @pytest.mark.parametrize("dim", [64, 80])
 def test_native_rotation_equals_torch(dim: int, dtype: torch.dtype) -> None:
-    """Also of a dtype, and of heads, which are left to torch."""
+    """A dtype and heads that the kernel doesn't support are computed by torch."""
     torch.manual_seed(0)
     query, key = (torch.randn(1, 33, heads, dim).to(dtype).transpose(1, 2) for heads in (9, 3))
     angles = torch.randn(1, 33, dim // 2).repeat(1, 1, 2)

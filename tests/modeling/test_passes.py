@@ -1,4 +1,4 @@
-"""The passes over a model: what they replace, how that is verified, and when layers take over their weights."""
+"""The passes over a model: replacements, their verification, and the loading of weights."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ def load(folder: Path, **options: Any) -> PreTrainedModel:
     return model_loader.load_model(config.model_config, config.load_config, CpuPlatform(), Communicator())
 
 
-def test_reports_name_what_each_pass_replaced() -> None:
+def test_pass_reports_name_the_replaced_modules() -> None:
     found = reports(tiny_model("LlamaForCausalLM", **SIZES))
     assert found["linear layers"] == "15 nn.Linear -> Linear"
     assert found["token embedding"] == "1 nn.Embedding -> Embedding"
@@ -57,7 +57,7 @@ def test_reports_of_a_mixture_of_experts_name_its_experts() -> None:
     assert found["gates"] == "2 MixtralExperts -> a gate kernel"
 
 
-def test_reports_give_the_reason_for_what_is_left() -> None:
+def test_reports_give_the_reason_for_modules_that_are_left() -> None:
     found = reports(tiny_model("GraniteForCausalLM", **SIZES, residual_multiplier=0.5))
     assert found["decoder layers"] == (
         "nothing replaced; left: 2 GraniteDecoderLayer (computes something else)"
@@ -77,7 +77,7 @@ def test_kernel_that_changes_the_output_of_the_copy_is_not_used(
     def wrong_with_residual(
         x: Tensor, weight: Tensor, eps: float, offset: float, residual: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Compute what is compared for a norm alone, and something else in a run."""
+        """Compute the correct result for a norm alone, and a wrong one with a residual."""
         total, normed = rms_norm(x, weight, eps, offset, residual)
         return total, normed if len(x.shape) == 3 and x.shape[1] == 3 else normed * 2
 

@@ -1,4 +1,4 @@
-"""The choice of a platform by the device that is asked for and the kernels that can run on it."""
+"""The choice of a platform by the requested device and the kernels that can run on it."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def test_gpu_that_torch_does_not_see_is_refused(monkeypatch: pytest.MonkeyPatch)
     assert choose_platform(DeviceConfig(device="auto")).device == torch.device("cpu")
 
 
-def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_rank_has_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert choose_platform(GPU, rank=1, ranks=2).device == torch.device("cuda", 1)

@@ -1,4 +1,4 @@
-"""Sharding: a model that several ranks share computes what it computes whole.
+"""Sharding: a model shared by several ranks computes the same as the whole model.
 
 The ranks are threads here, and their collectives are real.
 """
@@ -30,7 +30,7 @@ from engine_server.modeling.loading.weights import (
 
 TOKENS = torch.tensor([[3, 97, 1, 0, 50, 51, 98, 7]])
 SIZES = TINY | {
-    "vocab_size": 99,  # which no number of ranks divides
+    "vocab_size": 99,  # not divisible by any number of ranks
     "pad_token_id": 97,  # not in the first rank's part
 }
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
@@ -50,7 +50,7 @@ def attend(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention, grouped by the heads that there are, as our hook's, with sinks."""
+    """Compute causal attention like the hook, with sinks, grouped by the rank's own heads."""
     key, value = (part.repeat_interleave(query.shape[1] // key.shape[1], 1) for part in (key, value))
     scores = query @ key.mT * scaling
     scores = scores.masked_fill(torch.ones_like(scores).tril() == 0, -torch.inf)
@@ -70,12 +70,12 @@ def tiny(kind: str, **sizes: Any) -> PreTrainedModel:
     )
     for name, parameter in model.named_parameters():
         if name.endswith(("bias", "norm.weight", "sinks")):
-            nn.init.normal_(parameter, 1.0, 0.5)  # else it is all alike
+            nn.init.normal_(parameter, 1.0, 0.5)  # otherwise all values are equal
     return model.eval().requires_grad_(False)
 
 
 def part_of(model: PreTrainedModel, ranks: Communicator) -> PreTrainedModel:
-    """Return what one rank keeps of a copy of `model`."""
+    """Return one rank's part of a copy of `model`."""
     own = copy.deepcopy(model)
     replace_linears(own, as_loaded)
     replace_embedding(own)
@@ -144,11 +144,11 @@ def test_rank_keeps_only_its_part_of_the_weights() -> None:
         )
         attention = own.model.layers[0].self_attn
         assert all(attention.get_submodule(name).fused is not None for name in ("q_proj", "k_proj", "v_proj"))
-        assert own.lm_head.weight is own.model.embed_tokens.weight  # tied still
+        assert own.lm_head.weight is own.model.embed_tokens.weight  # still tied
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "size", "said"),
+    ("kind", "options", "size", "message"),
     [
         ("OPT", {}, 2, "size is 2; OPTForCausalLM has no tp_plan"),
         ("Llama", {}, 3, "size is 3, which doesn't divide the model's 4 attention heads"),
@@ -167,8 +167,8 @@ def test_rank_keeps_only_its_part_of_the_weights() -> None:
     ],
 )
 def test_model_that_ranks_cannot_share_equally_is_refused_with_both_numbers(
-    kind: str, options: dict[str, Any], size: int, said: str
+    kind: str, options: dict[str, Any], size: int, message: str
 ) -> None:
     ranks = Communicator(0, size, ProcessGroupGloo(HashStore(), 0, 1, timedelta(seconds=60)))
-    with pytest.raises(ValueError, match=f"tensor_parallel_{said}"):
+    with pytest.raises(ValueError, match=f"tensor_parallel_{message}"):
         part_of(tiny(kind, **options), ranks)

@@ -1,4 +1,4 @@
-"""OpenMP's threads: as many as the quota allows, and spinning only while each has a CPU of its own."""
+"""OpenMP threads: as many as the quota allows, spinning only while each has its own CPU."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ from engine_server.modeling.platform.spinning import FIRST_HOLD, INTERVAL, LONGE
 
 
 class Machine:
-    """A clock, and the time that this process's threads have waited for CPUs."""
+    """A fake clock, and the time that this process's threads have waited for CPUs."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.waited = 1000.0, 5.0
@@ -23,7 +23,7 @@ class Machine:
         monkeypatch.setattr(spinning, "seconds_waited", lambda: self.waited)
 
     def run(self, limit: SpinLimit, seconds: float, contended: bool) -> float:
-        """Take steps of 50 ms; return for how many seconds of them spinning was limited."""
+        """Run steps of 50 ms; return the number of seconds for which spinning was limited."""
         limited = 0.0
         for _ in range(round(seconds / 0.05)):
             self.now += 0.05
@@ -38,24 +38,24 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(monkeypatch)
 
 
-def test_threads_spin_while_each_has_a_cpu_of_its_own(machine: Machine) -> None:
+def test_threads_spin_while_each_has_its_own_cpu(machine: Machine) -> None:
     limit = SpinLimit()
     assert machine.run(limit, 60, contended=False) == 0
 
 
-def test_spinning_is_limited_within_two_looks_of_a_neighbour_and_then_rarely_lifted(machine: Machine) -> None:
+def test_spinning_is_limited_within_two_reads_of_contention_and_then_rarely_lifted(machine: Machine) -> None:
     limit = SpinLimit()
     limited = machine.run(limit, 300, contended=True)
     assert limited > 0.99 * 300
 
 
-def test_limit_is_lifted_once_the_neighbour_has_gone(machine: Machine) -> None:
+def test_spin_limit_is_lifted_once_the_other_process_has_ended(machine: Machine) -> None:
     limit = SpinLimit()
     machine.run(limit, 4 * INTERVAL, contended=True)
     assert limit.limited
     machine.run(limit, FIRST_HOLD + 1, contended=False)
     assert not limit.limited
-    machine.run(limit, 300, contended=True)  # now the limit is held for longer
+    machine.run(limit, 300, contended=True)  # the limit is now held longer
     machine.run(limit, LONGEST_HOLD + 1, contended=False)
     assert not limit.limited
 
@@ -93,7 +93,7 @@ def test_libgomp_manages_more_threads_than_cpus_while_spinning_is_limited() -> N
     ],
     ids=["ancestor's", "own", "none", "version 1", "version 1, none", "version 1, mounted in a container"],
 )
-def test_quota_is_the_least_of_the_control_groups(
+def test_quota_is_the_smallest_of_the_control_groups(
     tmp_path: Path, lines: str, files: dict[str, str], quota: float | None
 ) -> None:
     cgroups = tmp_path / "cgroup"
@@ -115,7 +115,7 @@ def test_available_cpus_are_the_quota_rounded_down_within_the_affinity(
 
 
 @pytest.mark.parametrize(("asked", "threads"), [(None, 1), ("2", 2)])
-def test_platform_takes_as_many_threads_as_the_quota_unless_the_user_says(
+def test_platform_uses_as_many_threads_as_the_quota_unless_the_user_sets_them(
     monkeypatch: pytest.MonkeyPatch, asked: str | None, threads: int
 ) -> None:
     before = torch.get_num_threads()

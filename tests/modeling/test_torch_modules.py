@@ -1,4 +1,4 @@
-"""The passes over a model on a CPU with plain torch: they leave its output as it is, and other modules alone."""
+"""The passes over a model on a CPU with plain torch, which must not change its output or unsupported modules."""
 
 import gc
 import weakref
@@ -23,7 +23,7 @@ CASES = {
     "LlamaForCausalLM": (5, 2, 2),
     "Qwen3ForCausalLM": (9, 2, 2),  # queries and keys have norms
     "Gemma2ForCausalLM": (0, 0, 2),  # weights around 0, gelu
-    "GlmForCausalLM": (5, 0, 0),  # gate and up in one, dims in pairs, half of them turned
+    "GlmForCausalLM": (5, 0, 0),  # gate and up in one projection, rotation of half of the dims in pairs
 }
 
 
@@ -38,7 +38,7 @@ def replaced(model: torch.nn.Module) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize(("name", "parts"), CASES.items())
-def test_replaced_modules_compute_what_transformers_modules_do(
+def test_replaced_modules_compute_the_same_as_those_of_transformers(
     name: str, parts: tuple[int, int, int]
 ) -> None:
     cpu = torch.device("cpu")

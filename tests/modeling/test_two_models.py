@@ -1,4 +1,4 @@
-"""Two models in one process, such as a target and its draft: forwards, device time, and progress are each one's own."""
+"""Two models in one process, such as a target and its draft, with separate forwards, device time and progress."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -52,11 +52,11 @@ def engines(tiny_llama: Path) -> dict[str, LLMEngine]:
 
 @pytest.fixture(scope="module")
 def alone(engines: dict[str, LLMEngine]) -> dict[str, dict[str, list[int]]]:
-    """Each engine's tokens while the other is idle."""
+    """Return each engine's tokens while the other is idle."""
     return {name: generate(engine, PROMPTS[name]) for name, engine in engines.items()}
 
 
-def test_interleaved_engines_generate_what_each_generates_alone(engines, alone) -> None:
+def test_interleaved_engines_generate_the_same_as_each_alone(engines, alone) -> None:
     for name, engine in engines.items():
         add(engine, PROMPTS[name])
     tokens: dict[str, dict[str, list[int]]] = {name: {} for name in engines}
@@ -66,7 +66,7 @@ def test_interleaved_engines_generate_what_each_generates_alone(engines, alone) 
     assert tokens == alone
 
 
-def test_engines_in_two_threads_generate_what_each_generates_alone(engines, alone) -> None:
+def test_engines_in_two_threads_generate_the_same_as_each_alone(engines, alone) -> None:
     with ThreadPoolExecutor(2) as pool:
         running = {name: pool.submit(generate, engine, PROMPTS[name]) for name, engine in engines.items()}
         assert {name: future.result() for name, future in running.items()} == alone
@@ -134,4 +134,4 @@ def test_forwards_of_one_model_do_not_nest(tiny_llama: Path) -> None:
     )
     with context.run(inputs), pytest.raises(AssertionError, match="do not nest"):
         forward(model, context, [1, 2])
-    assert torch.isfinite(forward(model, context, [1, 2])).all()  # and the context is free again
+    assert torch.isfinite(forward(model, context, [1, 2])).all()  # the context can be used again

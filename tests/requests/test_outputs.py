@@ -1,4 +1,4 @@
-"""Outputs as callers get them."""
+"""Outputs of requests."""
 
 import logging
 

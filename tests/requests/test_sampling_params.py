@@ -32,7 +32,7 @@ def test_clone_shares_nothing_with_the_original() -> None:
     assert params.stop == ["a"] and params.extra_args == {"key": [1]}
 
 
-def test_extra_args_reach_the_core_as_they_are() -> None:
+def test_extra_args_are_sent_to_the_core_unchanged() -> None:
     params = SamplingParams(extra_args={"a": [1, {"b": None}], "c": "text"})
     message = AddRequest("r", [1], params, max_tokens=1, arrival=0.0)
     decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=FrontEndMessage)

@@ -24,13 +24,13 @@ class Text(str):
 
 
 @pytest.mark.parametrize("value", [True, 1.0, "1", None, 2**64, -(2**63) - 1])
-def test_values_that_are_no_integer_of_64_bits_are_refused(value: object) -> None:
+def test_values_that_are_not_64_bit_integers_are_refused(value: object) -> None:
     with pytest.raises(InvalidRequestError, match="count is"):
         valid.integer("count", value)
 
 
 @pytest.mark.parametrize("value", [True, "1", None, math.nan, math.inf, 10**400])
-def test_values_that_are_no_finite_number_are_refused(value: object) -> None:
+def test_values_that_are_not_finite_numbers_are_refused(value: object) -> None:
     with pytest.raises(InvalidRequestError, match="share is"):
         valid.number("share", value)
 

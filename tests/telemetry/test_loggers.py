@@ -1,4 +1,4 @@
-"""Stat loggers, read as a Prometheus scraper and a log reader do."""
+"""Stat loggers, checked through Prometheus scrapes and log lines."""
 
 import logging
 import time
@@ -94,7 +94,7 @@ def key(name: str, engine: str = "0", **labels: str) -> tuple[str, tuple[tuple[s
     return f"vllm:{name}", tuple(sorted(labels.items()))
 
 
-def test_prometheus_exposes_what_was_recorded() -> None:
+def test_prometheus_exposes_recorded_statistics() -> None:
     registry = CollectorRegistry()
     logger = PrometheusStatLogger(a_config(), registry=registry)
     logger.log_engine_initialized()
@@ -267,7 +267,7 @@ def test_every_metric_reports_the_requests_that_were_sent(tiny_llama: Path, fini
         assert values[key(name, **labels)] == pytest.approx(expected), name
 
     def observed(name: str, *numbers: float) -> None:
-        """A histogram of exactly these numbers, bucket by bucket."""
+        """Check a histogram of exactly these numbers, bucket by bucket."""
         reports(f"{name}_count", len(numbers))
         reports(f"{name}_sum", sum(numbers))
         for sample, labels in values:
@@ -277,7 +277,7 @@ def test_every_metric_reports_the_requests_that_were_sent(tiny_llama: Path, fini
         seen.update((f"{name}_bucket", f"{name}_created"))
 
     def timed(name: str, count: int) -> None:
-        """A histogram of so many times, none longer than the whole."""
+        """Check a histogram of `count` durations, none longer than the whole run."""
         reports(f"{name}_count", count)
         assert 0 <= values[key(f"{name}_sum")] <= spent * count
         seen.update((f"{name}_sum", f"{name}_bucket", f"{name}_created"))

@@ -1,4 +1,4 @@
-"""Spans, as an OTLP collector receives them."""
+"""Spans that an OTLP collector receives."""
 
 import sys
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 @pytest.fixture
 def collector() -> Iterator[tuple[str, list]]:
-    """The collector's address, and the spans that it received."""
+    """Yield the collector's address, and the spans that it received."""
     with collecting() as (address, spans):
         yield address, spans
 

@@ -9,8 +9,8 @@ Key = tuple[int, bytes]
 class BlockPool:
     """Blocks 0 to `num_blocks` - 1, each held by any number of tables and free while none holds it.
 
-    A block whose content is known by a key is cached: it can be held once more, by any table, until it is allocated
-    for other content. Blank blocks are allocated first, then the cached block that has been free for longest.
+    A block whose content has a key is cached: any table can take another hold of it until it is allocated for other
+    content. Blank blocks are allocated first, then the cached block that has been free for longest.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -34,7 +34,7 @@ class BlockPool:
 
     @property
     def blank_blocks(self) -> tuple[int, ...]:
-        """The free blocks whose content is not known."""
+        """The free blocks without a key."""
         return tuple(self._blank)
 
     def __contains__(self, key: Key) -> bool:
@@ -57,7 +57,7 @@ class BlockPool:
         return block_ids
 
     def hold(self, key: Key) -> int:
-        """Return the cached block with this key, held once more."""
+        """Increment the hold count of the cached block with this key, and return its id."""
         block_id = self._blocks[key]
         self._cached.pop(block_id, None)
         self._holders[block_id] += 1
@@ -76,7 +76,7 @@ class BlockPool:
     def free(self, block_ids: list[int]) -> list[int]:
         """Release blocks once each, and return those that became blank.
 
-        The last is released first, so that it is allocated before the others: without them it is of no use.
+        The last is released first, so that it is allocated before the others, without which its content can't be used.
         """
         for block_id in reversed(block_ids):
             self._holders[block_id] -= 1
@@ -87,7 +87,7 @@ class BlockPool:
         return blanks
 
     def reset(self) -> bool:
-        """Remove all blocks from the index. Return False, with nothing done, while a block is held."""
+        """Remove all blocks from the index. Return False and change nothing while a block is held."""
         if self.num_free < self.num_blocks:
             return False
         self._blank += self._cached
@@ -101,7 +101,7 @@ class BlockPool:
         held: how often tables hold each block that they hold.
         """
         assert self._holders == [held.get(block_id, 0) for block_id in range(self.num_blocks)], (
-            "the counts of holders are not what the tables hold"
+            "the hold counts differ from the blocks in the tables"
         )
         assert sorted([*held, *self._blank, *self._cached]) == list(range(self.num_blocks)), (
             "a block is neither held nor free, or more than one of blank, cached and held"

@@ -1,4 +1,4 @@
-"""Block tables: which blocks of the KV cache hold the tokens of each running request."""
+"""Block tables: the KV-cache blocks that hold the tokens of each running request."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ class BlockTable:
     """The block ids of running requests: `ids` is int32 [kinds, rows, columns], with one row per request.
 
     A kind of attention is a window, or None for the whole context; layers of one kind share their blocks. Token t of
-    the request in row r lies in block `ids[kind, r, t // block_size]`, at offset t % block_size. Blocks that a window
-    has passed are released; their cells, and those of columns without a block, mean nothing.
+    the request in row r is stored in block `ids[kind, r, t // block_size]`, at offset t % block_size. Blocks that a
+    window has passed are released; their cells, and those of columns without a block, are undefined.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class BlockTable:
         return self._columns[kind][row]
 
     def num_cached(self, hashes: Sequence[bytes]) -> int:
-        """Return how many tokens are cached of the blocks with these hashes, from the first on.
+        """Return the number of tokens in the longest cached prefix of the blocks with these hashes.
 
-        Only blocks that the token after them attends to need be there.
+        Only blocks that the next token attends to must be cached.
         """
         longest = 0
         # By kind: the column from which on all blocks up to the present one are cached.
@@ -66,7 +66,7 @@ class BlockTable:
         return longest * self.block_size
 
     def num_missing(self, hashes: Sequence[bytes], cached: int, num_tokens: int, total: int) -> int:
-        """Return how many free blocks it takes to open a row with `cached` tokens and to grow it to `num_tokens`.
+        """Return the number of free blocks needed to open a row with `cached` tokens and grow it to `num_tokens`.
 
         The arguments are those of `open` and `grow`.
         """
@@ -92,7 +92,7 @@ class BlockTable:
     def grow(self, row: int, computed: int, num_tokens: int, total: int) -> bool:
         """Make room for the tokens from `computed` to `num_tokens`.
 
-        Return False, with nothing taken, if the pool has too few blocks.
+        Return False and take nothing if the pool has too few blocks.
         Kinds without a window get room for `total` tokens, so that a prompt that has begun can be finished.
         """
         if num_tokens <= self._unchanged_until[row]:
@@ -129,10 +129,10 @@ class BlockTable:
         return np.stack([*cells, self.ids[cells]]).astype(np.int32)
 
     def publish(self, row: int, hashes: Sequence[bytes], count: int) -> None:
-        """Let other requests hold the first `count` blocks of a row by their hashes, from this very step on.
+        """Let other requests hold the first `count` blocks of a row by their hashes, starting with this step.
 
         A request that holds them attends to them in this step at the earliest, and each layer writes K and V before it
-        attends.
+        computes attention.
         """
         for column in range(self._published[row], count):
             for kind, columns in enumerate(self._columns):
@@ -158,7 +158,7 @@ class BlockTable:
         return blanks
 
     def check_integrity(self) -> None:
-        """Assert that the pool's blocks are held as often as rows have them, and that free rows have none."""
+        """Assert that hold counts match the rows, and that free rows have no blocks."""
         held = Counter(
             block_id
             for kind, rows in enumerate(self._columns)

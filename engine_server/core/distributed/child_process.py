@@ -1,8 +1,8 @@
-"""Child processes that end with their parent, and whose end the parent notices at once.
+"""Child processes that end with their parent, and whose end the parent detects immediately.
 
-Parent and child hold one end each of a socket pair, the lifeline. The kernel closes it however a process ends, by
-SIGKILL too. A child that fails sends the reason over its lifeline. Its standard error is copied to the parent's, and
-the end of it is kept for error messages.
+Parent and child hold one end each of a socket pair, the lifeline. The kernel closes it when a process ends for any
+reason, SIGKILL included. A child that fails sends the reason over its lifeline. Its standard error is copied to the
+parent's, and its last lines are kept for error messages.
 """
 
 import logging
@@ -21,7 +21,8 @@ from typing import IO
 
 logger = logging.getLogger(__name__)
 
-EXIT_SECONDS = 1.0  # from the end of the lifeline to the exit status, and to the end of standard error
+# Time to wait for the exit status, and for the end of standard error, after the lifeline has closed.
+EXIT_SECONDS = 1.0
 LOG_BYTES = 16384
 LOG_LINES = 10
 # A terminal's Ctrl-C and a service manager's SIGTERM reach the whole process group; the parent decides what ends.
@@ -29,7 +30,7 @@ IGNORED = (signal.SIGINT, signal.SIGTERM)
 
 
 class Child:
-    """A child process that runs a module by `run`. Only the process that made it can end it, no fork of that."""
+    """A child process that runs a module by `run`. Only the process that created it can end it; its forks can't."""
 
     def __init__(self, name: str, module: str, *arguments: str) -> None:
         self.name = name
@@ -47,7 +48,7 @@ class Child:
 
     @property
     def owned(self) -> bool:
-        """False in a process that was forked from the one that made the child."""
+        """False in a fork of the process that created the child."""
         return os.getpid() == self._owner
 
     def close_lifeline(self) -> None:
@@ -64,9 +65,9 @@ class Child:
         self._log.join(EXIT_SECONDS)
 
     def death(self) -> str:
-        """Wait for the child's end; return its exit status, its reason, and below that its last log lines.
+        """Wait for the child's end; return its exit status, the reason that it sent, and its last log lines.
 
-        Every call returns the same, in any thread.
+        Every call, in any thread, returns the same text.
         """
         with self._lock:
             if self._death is None:
@@ -89,7 +90,7 @@ class Child:
 
 
 class LogTail:
-    """The end of a child's standard error, all of which is copied to ours by a thread."""
+    """The last lines of a child's standard error, which a thread copies to the parent's."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._tail = b""
@@ -108,20 +109,22 @@ class LogTail:
         with stream:
             while data := os.read(stream.fileno(), 65536):
                 self._tail = (self._tail + data)[-LOG_BYTES:]
-                with suppress(OSError):  # ours may be closed; the child must not block on a full pipe
+                with suppress(
+                    OSError
+                ):  # standard error may be closed; the child must not block on a full pipe
                     while data:
                         data = data[os.write(2, data) :]
 
 
 class Children:
-    """Several child processes of one module that work together: the first end is the `death` of all.
+    """Several child processes of one module that work together: `death` is the first one to end.
 
     Each gets its name and the folder as arguments. When this object is collected they are ended and the folder is
     removed.
     """
 
     def __init__(self, module: str, names: Iterable[str], folder: str) -> None:
-        # Set in another thread; cancelled when the children are ended on purpose.
+        # Set by another thread; cancelled when the children are ended deliberately.
         self.death: Future[str] = Future()
         children = [Child(name, module, name, folder) for name in names]
         weakref.finalize(self, Children.end, children, self.death, folder)
@@ -131,7 +134,7 @@ class Children:
     @staticmethod
     def watch(child: Child, death: "Future[str]") -> None:
         reason = child.death()
-        with suppress(InvalidStateError):  # another child was first, or they were ended on purpose
+        with suppress(InvalidStateError):  # another child ended first, or all were ended deliberately
             death.set_result(reason)
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The calls that the first rank's process sends to the others', as msgpack."""
+"""Calls that the first rank's process sends to those of the other ranks, as msgpack."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from engine_server.core.model_inputs import ModelInputs
 from engine_server.requests.messages import RawTensor
 
-# The methods of a ModelRunner that all ranks call, with the types of their arguments; none of them calls another.
+# The methods of a ModelRunner that all ranks call, with the types of their arguments. None of them calls another.
 ARGUMENT_TYPES: dict[str, Any] = {
     "capture_graphs": tuple[()],
     "forward": tuple[ModelInputs],
@@ -22,7 +22,7 @@ ARGUMENT_TYPES: dict[str, Any] = {
 
 
 class CallEncoder:
-    """Encodes calls of methods."""
+    """An encoder of method calls."""
 
     def __init__(self) -> None:
         self._encoder = msgspec.msgpack.Encoder(enc_hook=encode_array)
@@ -32,7 +32,7 @@ class CallEncoder:
 
 
 class CallDecoder:
-    """Decodes calls of the methods in `ARGUMENT_TYPES`."""
+    """A decoder of calls of the methods in `ARGUMENT_TYPES`."""
 
     def __init__(self) -> None:
         self._call = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
@@ -55,7 +55,7 @@ def encode_array(value: Any) -> Any:
 
 
 def decode_array(kind: Any, data: list[Any]) -> Any:
-    """Convert back what `encode_array` made. The result owns its memory and is writable."""
+    """Convert the result of `encode_array` back, to an array or tensor that owns its memory and is writable."""
     if kind is Tensor:
         return RawTensor(*data).tensor()
     dtype, shape, content = data

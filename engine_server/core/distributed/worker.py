@@ -1,4 +1,4 @@
-"""The process of a rank beside the first: `python -m engine_server.core.distributed.worker NAME FOLDER LIFELINE`."""
+"""The process of any rank but the first: `python -m engine_server.core.distributed.worker NAME FOLDER LIFELINE`."""
 
 import gc
 import pkgutil
@@ -26,7 +26,7 @@ def rendezvous_address(folder: str) -> str:
 
 
 def serve(folder: str, fail: Callable[[str], None]) -> None:
-    """Load this rank's part of the model, then carry out the first rank's calls in order, forever."""
+    """Load this rank's part of the model, then execute the first rank's calls in order until the process ends."""
     config = msgspec.msgpack.decode(Path(folder, CONFIG_FILE).read_bytes(), type=EngineConfig)
     rank, size = int(sys.argv[1].removeprefix("rank ")), config.parallel_config.tensor_parallel_size
     platform = choose_platform(config.device_config, rank, size)

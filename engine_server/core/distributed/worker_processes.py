@@ -1,4 +1,4 @@
-"""The processes of the ranks beside the first, which repeat its calls so that their collectives meet."""
+"""The processes of all ranks but the first, which repeat its calls so that their collectives match."""
 
 import tempfile
 from collections.abc import Callable, Sequence
@@ -19,9 +19,9 @@ from engine_server.requests.errors import EngineDeadError
 
 
 class WorkerProcesses:
-    """The other ranks' processes, as the first rank sees them. There may be none.
+    """The other ranks' processes, controlled by the first rank. There may be none.
 
-    Calls have no results: a worker that fails ends, and with it the engine.
+    Calls have no results. A worker that fails ends, which ends the engine.
 
     communicator: the first rank's.
     """
@@ -32,7 +32,7 @@ class WorkerProcesses:
         children: Children | None = None,
         sockets: Sequence["zmq.Socket[bytes]"] = (),
     ) -> None:
-        """sockets: one to each child, which takes encoded calls."""
+        """sockets: one for each child, which carries encoded calls."""
         self.communicator = communicator
         self._children = children
         self._sockets = sockets
@@ -56,7 +56,7 @@ class WorkerProcesses:
 def start_workers(config: EngineConfig, on_death: Callable[[str], None] | None = None) -> WorkerProcesses:
     """Start a process for each rank but the first, and connect the first to them.
 
-    on_death: called in another thread with the reason when the first worker ends.
+    on_death: called in another thread with the reason when any worker ends.
     Raises ValueError if there are too few GPUs, EngineDeadError if a worker cannot start.
     """
     size = config.parallel_config.tensor_parallel_size

@@ -12,7 +12,7 @@ from engine_server.core.scheduling.request import GenerationRequest
 UInt64 = npt.NDArray[np.uint64]
 Filter = Callable[[Tensor, Tensor], Tensor]
 
-# So many of the likeliest tokens nearly always reach top_p, and sorting all tokens takes far longer.
+# Number of likeliest tokens that nearly always reach top_p; sorting the whole vocabulary takes far longer.
 NUCLEUS = 1024
 
 
@@ -59,7 +59,7 @@ def draw(logits: Tensor, parameters: DrawParameters, token_indexes: Sequence[int
     targets = torch.minimum(targets, total.nextafter(torch.zeros_like(total)))
     # The first token whose cumulative probability exceeds the target is never one that was filtered out.
     drawn = torch.searchsorted(cumulative, targets, right=True).squeeze(1)
-    # A row of NaN has none.
+    # A row of NaN has no such token.
     return drawn.clamp(max=logits.shape[1] - 1)
 
 
@@ -69,7 +69,7 @@ def keep_min_p(logits: Tensor, share: Tensor) -> Tensor:
 
 
 def keep_top_k(logits: Tensor, k: Tensor) -> Tensor:
-    """Mask all but the k [n, 1] largest of each row, and what ties with the last of them."""
+    """Mask all but the k [n, 1] largest logits of each row and any that tie with the k-th."""
     thresholds = logits.topk(int(k.max())).values.gather(1, k - 1)
     return logits.masked_fill(logits < thresholds, -torch.inf)
 

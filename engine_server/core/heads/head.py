@@ -24,7 +24,7 @@ class HiddenStates(NamedTuple):
 
 
 class Pending(Protocol):
-    """Results on their way from the device."""
+    """Results that are being copied from the device."""
 
     def collect(self) -> list[StepResult]:
         """Wait for the device, and return a result for each request that samples, in the batch's order."""
@@ -38,7 +38,7 @@ class NoResults:
 
 
 class Head(Protocol):
-    """Computes results from hidden states."""
+    """The computation of results from hidden states."""
 
     def launch(self, states: HiddenStates, masks: list[TokenMask]) -> Pending:
         """Launch the computation on the device without waiting for it.

@@ -1,4 +1,4 @@
-"""Sampling by Triton kernels, from parameters that lie at the same place of the device in every step."""
+"""Sampling by Triton kernels, from parameters at fixed device addresses."""
 
 import numpy as np
 import torch
@@ -34,9 +34,9 @@ class KernelSampler:
         self.parameters[: len(requests)].copy_(self._platform.to_device(words))
 
     def sample(self, logits: Tensor, captured_size: int | None) -> tuple[Tensor, Tensor]:
-        """Return a token for each row of `logits` and a number that is as finite as its largest logit, [n] each.
+        """Return a token for each row of `logits`, and a number that is finite only if its largest logit is, [n] each.
 
-        captured_size: the rows lie in the buffer of captured steps, of so many sequences.
+        captured_size: number of sequences of the captured step whose buffer contains the rows; None for other rows.
         """
         if captured_size is None or self._graphs is None:
             return sample(logits, self.parameters)
@@ -54,7 +54,7 @@ class KernelSampler:
         self._graphs = StepGraphs(run, ladder(len(logits)))
 
     def release_graphs(self) -> None:
-        """Free what `capture` took."""
+        """Free the memory of the graphs that `capture` recorded."""
         self._graphs = None
 
 

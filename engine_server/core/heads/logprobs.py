@@ -18,7 +18,7 @@ def rank(logprobs: Tensor, tokens: Tensor, count: int) -> list[Tensor]:
 
 
 def token_logprobs(ranked: Sequence[Tensor], counts: Sequence[int]) -> list[TokenLogprobsArray]:
-    """Convert what `rank` returned, with as many of a row's likeliest tokens as its entry of `counts` says."""
+    """Convert the result of `rank`, keeping `counts[i]` of the likeliest tokens of row i."""
     return [
         TokenLogprobsArray([token, *ids[:count]], [value, *values[:count]], [rank, *range(1, count + 1)])
         for token, (value,), (rank,), ids, values, count in zip(

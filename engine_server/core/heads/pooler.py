@@ -21,7 +21,7 @@ from engine_server.requests.pooling_params import PoolingParams
 
 
 class PoolingModel(Protocol):
-    """Holds a model of transformers, whose weights may be loaded again."""
+    """The holder of a transformers model, whose weights may be reloaded."""
 
     @property
     def model(self) -> Any: ...
@@ -30,9 +30,9 @@ class PoolingModel(Protocol):
 class Reduction(NamedTuple):
     """The two parts of pooling a prompt that is computed in chunks."""
 
-    # From a chunk's states [tokens, hidden] to what is kept of them.
+    # Reduces a chunk's states [tokens, hidden] to the part that pooling needs.
     part: Callable[[Tensor], Tensor]
-    # From what was kept of all chunks and the prompt's length to the pooled states.
+    # Combines the reduced chunks, given the prompt's length, into the pooled states.
     whole: Callable[[list[Tensor], int], Tensor]
 
 
@@ -52,7 +52,7 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 
 
 class PendingVectors:
-    """A step's results on their way from the device."""
+    """A step's results that are being copied from the device."""
 
     def __init__(self, results: list[Tensor], platform: Platform) -> None:
         """Start the copies to the host."""
@@ -71,7 +71,7 @@ class PendingVectors:
 
 
 class Pooler:
-    """Keeps what the result needs of each chunk of a prompt, and computes the result once all are computed."""
+    """A head that reduces each chunk of a prompt, and computes the result once all chunks are computed."""
 
     def __init__(self, model: PoolingModel, config: PoolingConfig, platform: Platform) -> None:
         """Raise UnsupportedModelError for a classifier whose scores can't be computed from pooled states."""
@@ -83,7 +83,7 @@ class Pooler:
             state = torch.zeros(own.config.get_text_config().hidden_size, device=platform.device)
             if classify(own, state).shape != (config.num_labels,):
                 raise UnsupportedModelError(
-                    f"{type(own).__name__} pools in a way of its own, which isn't supported"
+                    f"{type(own).__name__} has its own pooling code, which isn't supported"
                 )
 
     @torch.inference_mode()

@@ -11,17 +11,17 @@ from engine_server.core.scheduling.batch import Batch
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.modeling.attention.interface import IntArray
 
-# Rows of logits that are computed at once.
+# Rows of logits that are computed together.
 ROWS = 256
 
 
 class PromptChunk(NamedTuple):
-    """Consecutive tokens of a prompt whose log-probabilities are asked for."""
+    """Consecutive tokens of a prompt whose log-probabilities are requested."""
 
     request: GenerationRequest
     # Position of the token before the first of them.
     first: int
-    # Tokens of the step whose logits give them: those of token t are computed at token t - 1.
+    # Indices within the step of the tokens whose logits predict them: token t is predicted at token t - 1.
     rows: IntArray
 
     def rank(self, logits: Tensor) -> list[Tensor]:
@@ -32,7 +32,7 @@ class PromptChunk(NamedTuple):
         return rank(logprobs, torch.tensor(token_ids, device=logprobs.device), count)
 
     def record(self, ranked: list[Tensor]) -> None:
-        """Add what `rank` returned, now on the host, to the request."""
+        """Add the result of `rank`, copied to the host, to the request."""
         if self.request.prompt_logprobs is None:
             return
         count = ranked[-1].shape[1]
@@ -42,7 +42,7 @@ class PromptChunk(NamedTuple):
 
 
 def prompt_chunks(batch: Batch, starts: IntArray) -> list[PromptChunk]:
-    """Return the prompt tokens of this step whose log-probabilities are asked for.
+    """Return the prompt tokens of this step whose log-probabilities are requested.
 
     starts: [S], index within the step of each sequence's first token.
     """

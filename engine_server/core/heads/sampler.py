@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 
 class LanguageModel(Protocol):
-    """The part of a model behind its hidden states."""
+    """The part of a model that follows its hidden states."""
 
     def logits(self, states: Tensor, captured_size: int | None = None) -> Tensor:
-        """Return logits [n, vocabulary], which may be changed, of hidden states [n, hidden]."""
+        """Return logits [n, vocabulary], which the caller may modify, of hidden states [n, hidden]."""
 
     def keep(self, tokens: Tensor) -> None:
         """Take the step's tokens, int64 [n] on the device, as inputs of the next step."""
 
 
 class PendingTokens:
-    """A step's tokens and log-probabilities on their way from the device."""
+    """A step's tokens and log-probabilities that are being copied from the device."""
 
     def __init__(
         self,
@@ -50,8 +50,8 @@ class PendingTokens:
     ) -> None:
         """Start the copies to the host.
 
-        tokens, largest: [n], a token and the largest logit of each row; errors: by row; ranked: what
-        `logprobs.rank` returned for the rows of `counts`; prompts: the same for chunks of prompts.
+        tokens, largest: [n], a token and the largest logit of each row; errors: by row; ranked: the
+        result of `logprobs.rank` for the rows of `counts`; prompts: the same for chunks of prompts.
         """
         self._errors = errors
         self._counts = counts
@@ -81,7 +81,7 @@ class PendingTokens:
 
 
 class Sampler:
-    """Takes the likeliest token, or draws one by temperature, filters and one random number a token."""
+    """A head that takes the likeliest token, or draws one by temperature, filters and one random number per token."""
 
     def __init__(
         self,
@@ -156,9 +156,9 @@ class Sampler:
     def _values(
         self, stage: str, logits: Tensor, rows: Tensor, counts: Mapping[int, int], sampling: Batch
     ) -> Tensor | None:
-        """Return what log-probabilities are taken from, float32 [rows, vocabulary]; None at the other stage.
+        """Return the values that logprobs are computed from, float32 [rows, vocabulary]; None at the other stage.
 
-        stage: "raw" before the logits processors, "processed" behind them; the latter with temperature and filters.
+        stage: "raw" before the logits processors, "processed" after them, with temperature and filters.
         """
         mode, _, kind = self._logprobs_mode.partition("_")
         if mode != stage:
@@ -183,7 +183,7 @@ def to_host(tensor: Tensor) -> Tensor:
 
 
 def find_error(largest: float) -> str | None:
-    """Return what is wrong with a row whose largest logit this is."""
+    """Return the error of a row with this largest logit, or None."""
     if math.isfinite(largest):
         return None
     return "no token is left to choose from" if largest == -math.inf else "the logits are not finite"

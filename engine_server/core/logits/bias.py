@@ -10,7 +10,7 @@ from engine_server.requests.sampling_params import SamplingParams
 
 
 class LogitBias:
-    """Adds to the logits of single tokens."""
+    """A processor that adds to the logits of single tokens."""
 
     def __init__(self, platform: Platform) -> None:
         self._platform = platform
@@ -26,7 +26,7 @@ class LogitBias:
         return {}
 
     def observe(self, tokens: Tensor) -> None:
-        """Nothing depends on the tokens."""
+        """Do nothing: the bias doesn't depend on drawn tokens."""
 
     def _build(self, request: GenerationRequest) -> tuple[Tensor, Tensor]:
         biases = request.params.logit_bias or {}

@@ -8,12 +8,12 @@ from engine_server.core.logits.processor import Row
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.requests.sampling_params import SamplingParams
 
-# From a request's tokens, prompt and output, and its row of logits [vocabulary] to the row to sample from.
+# Takes a request's tokens, prompt and output, and its row of logits [vocabulary]; returns the row to sample from.
 CustomProcessor = Callable[[list[int], Tensor], Tensor]
 
 
 class CustomProcessors:
-    """Calls each request's processors in the order in which it names them."""
+    """A processor that calls the processors named by each request, in their order."""
 
     def __init__(self, processors: Mapping[str, CustomProcessor]) -> None:
         """`processors` by their import paths."""
@@ -37,4 +37,4 @@ class CustomProcessors:
         return errors
 
     def observe(self, tokens: Tensor) -> None:
-        """Nothing depends on the tokens: the processors get them from the host."""
+        """Do nothing: the processors get drawn tokens from the host."""

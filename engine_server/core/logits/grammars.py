@@ -14,7 +14,7 @@ from engine_server.modeling.platform.interface import Platform
 
 
 class TokenMask(NamedTuple):
-    """The tokens that one row of logits may give, as int64 tensors on the device."""
+    """The tokens that may be drawn from one row of logits, as int64 tensors on the device."""
 
     # Index among the rows that sample.
     row: int
@@ -35,7 +35,7 @@ class TokenMask(NamedTuple):
 
 @dataclass(slots=True, frozen=True)
 class Rules:
-    """What one request's parameters say of its tokens. The tensors are on the device."""
+    """One request's constraints on its tokens. The tensors are on the device."""
 
     allowed: Tensor | None
     # Bad words of one token.
@@ -48,7 +48,7 @@ class Rules:
 
 
 class Grammars:
-    """Fills the token masks of a step, on the host. What depends on the request alone is built once."""
+    """The token masks of a step, filled on the host. The part that depends on the request alone is built once."""
 
     def __init__(self, eos_token_ids: Sequence[int], platform: Platform) -> None:
         self._eos_token_ids = list(eos_token_ids)
@@ -58,7 +58,7 @@ class Grammars:
     def fill(self, batch: Batch) -> list[TokenMask]:
         """Return a mask for each request that samples and may not draw any token.
 
-        Earlier steps' tokens must be known where `Request.needs_last_token` says so.
+        Earlier steps' tokens must be known for requests with `Request.needs_last_token`.
         """
         masks = []
         for row, scheduled in enumerate(sampled_part(batch)):

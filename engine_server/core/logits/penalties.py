@@ -13,14 +13,14 @@ IN_PROMPT = 1 << 30
 
 
 class Penalties:
-    """Counts the tokens of requests with penalties on the device, so that the host need not know a token in time.
+    """A processor of penalties that counts tokens on the device, so that the next step needn't wait for the host.
 
     A request's row of the tables is its row of the block table.
     """
 
     def __init__(self, max_num_seqs: int, max_model_len: int, vocabulary: int, platform: Platform) -> None:
         self._platform = platform
-        # Each request's tokens; beyond its length any of them.
+        # Each request's tokens; entries beyond its length are arbitrary token ids.
         self._token_ids = torch.empty(
             max_num_seqs, max_model_len + 1, dtype=torch.int32, device=platform.device
         )
@@ -47,7 +47,7 @@ class Penalties:
         own, kept = self._places[:2].unsqueeze(2)
         repetition, frequency, presence = self._parameters
         longest = max(scheduled.end for _, scheduled in rows)
-        # A token that a request has twice gets the same value twice.
+        # A token that occurs twice in a request is written twice with the same value.
         tokens = self._token_ids[kept[:, 0], :longest]
         values, seen = logits[own, tokens], self._counts[kept, tokens]
         repeated = torch.where(values > 0, values / repetition, values * repetition)

@@ -12,7 +12,7 @@ from engine_server.core.scheduling.request import GenerationRequest
 
 
 class LogitsPipeline:
-    """Applies token masks, then each processor to the rows of the requests that need it."""
+    """The application of token masks, then of each processor to the rows of the requests that need it."""
 
     def __init__(self, processors: Sequence[LogitsProcessor]) -> None:
         self._processors = processors

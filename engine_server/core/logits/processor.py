@@ -16,7 +16,7 @@ class Row(NamedTuple):
 
 
 class LogitsProcessor(Protocol):
-    """Changes rows of logits before tokens are drawn. What it needs of a request lies on the device between steps."""
+    """A change of logits before tokens are drawn. Data about a request stay on the device between steps."""
 
     def applies_to(self, params: SamplingParams) -> bool:
         """Return True if requests with these parameters need it."""

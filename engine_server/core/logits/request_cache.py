@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class RequestCache(Generic[T]):
-    """Keeps what `build` returns for a request until another request takes its row of the block table."""
+    """A cache of `build`'s result for each request, until another request takes its row of the block table."""
 
     def __init__(self, build: Callable[[GenerationRequest], T]) -> None:
         self._build = build

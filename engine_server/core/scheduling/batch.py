@@ -1,4 +1,4 @@
-"""The requests of one step, and the tokens that it computes of each."""
+"""The requests of one step, and their tokens in it."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ class Scheduled(NamedTuple):
     # Number of tokens that were computed before the step.
     start: int
     num_tokens: int
-    # True if the step reaches the request's last token, so that its head gives a result.
+    # True if the step reaches the request's last token, so that its head returns a result.
     samples: bool
 
     @property

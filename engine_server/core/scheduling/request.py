@@ -1,4 +1,4 @@
-"""A request as the scheduler sees it: a few counters, from which everything else is derived."""
+"""A request in the scheduler: a few counters, from which everything else is derived."""
 
 import hashlib
 import struct
@@ -29,13 +29,13 @@ class Request(ABC):
     _: KW_ONLY
     # Number of tokens whose K and V are in the cache, those of launched steps included.
     computed: int = 0
-    # Of `computed`, the tokens from which a later token has been received.
+    # Number of computed tokens that a received result proves valid.
     confirmed: int = 0
-    # Number of launched steps that will give the request a result.
+    # Number of launched steps that will return a result for the request.
     num_unknown: int = 0
     # Row of the block table; None while the request waits.
     row: int | None = None
-    # What the keys depend on besides the tokens, for a rope that depends on the sequence's length.
+    # The rope's regime, on which cached keys depend if the rope depends on the sequence's length.
     rope_regime: int = 0
     # Time of the first step, on the monotonic clock.
     scheduled: float | None = None
@@ -46,9 +46,9 @@ class Request(ABC):
     # On the monotonic clock.
     deadline: float | None = None
     cache_salt: str | None = None
-    # Hashes of the first full blocks, as many as were needed so far.
+    # Hashes of the first full blocks; extended when more are needed.
     hashes: list[bytes] = field(default_factory=list)
-    # Those of the prompt's full blocks, shared by the choices of one prompt.
+    # Hashes of the prompt's full blocks, shared by the choices of one prompt.
     prompt_hashes: list[bytes] = field(default_factory=list)
     # Prompt tokens that were found in the prefix cache when the request first ran.
     num_cached: int = 0
@@ -59,10 +59,10 @@ class Request(ABC):
 
     @classmethod
     def from_message(cls, message: AddRequest) -> "Request":
-        """Build the request that a front end's message asks for."""
+        """Build a request from a front end's message."""
         token_ids = list(
             message.prompt_token_ids
-        )  # grows; within one process the message's list has other holders
+        )  # a copy, since it grows; within one process the message's list is shared
         request: Request
         if message.pooling is not None:
             request = PoolingRequest(
@@ -105,7 +105,7 @@ class Request(ABC):
 
     @property
     def needs_last_token(self) -> bool:
-        """True if the host must know one token before the next one can be sampled."""
+        """True if the next token can't be sampled before the host has received the last one."""
         return False
 
     @property
@@ -115,7 +115,7 @@ class Request(ABC):
 
     @abstractmethod
     def expect_result(self) -> None:
-        """Count a result that a launched step will give."""
+        """Count a result that a launched step will return."""
 
     @abstractmethod
     def cancel_result(self) -> None:
@@ -123,7 +123,7 @@ class Request(ABC):
 
     @abstractmethod
     def accept(self, result: StepResult, eos_token_ids: Collection[int]) -> RequestStep:
-        """Take the oldest expected result, which has no error, and return what the front end gets of it."""
+        """Take the oldest expected result, which has no error, and return the part of it for the front end."""
 
     def hash_blocks(self, count: int, block_size: int) -> None:
         """Extend `hashes` to at least `count` blocks. Each block of a prompt is hashed once for all its choices."""
@@ -156,7 +156,7 @@ class Request(ABC):
         )
 
     def _root(self) -> bytes:
-        """Hash what must be equal besides the tokens for two requests to share blocks."""
+        """Hash everything but the tokens that must be equal for two requests to share blocks."""
         embeds = None if self.prompt_embeds is None else RawTensor.of(self.prompt_embeds)
         return hashlib.sha256(msgspec.msgpack.encode((self.cache_salt, self.rope_regime, embeds))).digest()
 
@@ -166,14 +166,14 @@ class GenerationRequest(Request):
     """A request for tokens."""
 
     params: SamplingParams
-    # Output tokens at most.
+    # Maximum number of output tokens.
     max_tokens: int
     _: KW_ONLY
     # Index among the n completions of one prompt.
     choice_index: int = 0
-    # Output tokens that the request arrived with.
+    # Number of output tokens that the request already had on arrival.
     num_resumed: int = 0
-    # Those of the prompt's tokens from the second on, as far as computed; None: not asked for, or delivered.
+    # Log-probabilities of the prompt's tokens from the second on, so far; None if not requested, or delivered already.
     prompt_logprobs: list[TokenLogprobsArray] | None = None
 
     @property
@@ -197,7 +197,7 @@ class GenerationRequest(Request):
         self.num_unknown -= 1
 
     def accept(self, result: StepResult, eos_token_ids: Collection[int]) -> RequestStep:
-        """Put tokens in their placeholder's position, up to one that ends the request."""
+        """Replace the oldest placeholder by the result's tokens, up to one that ends the request."""
         index = len(self.token_ids) - self.num_unknown
         self.num_unknown -= 1
         self.confirmed = index
@@ -230,9 +230,9 @@ class PoolingRequest(Request):
 
     params: PoolingParams
     _: KW_ONLY
-    # Index of each token's text, for a prompt of two texts.
+    # Index of the text of each token (token type), for a prompt of two texts.
     token_type_ids: list[int] | None = None
-    # What the pooler keeps of each computed chunk of the prompt.
+    # The pooler's reduction of each computed chunk of the prompt.
     chunks: list[Tensor] = field(default_factory=list)
 
     @property
@@ -253,5 +253,5 @@ class PoolingRequest(Request):
 
 
 def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """Hash a block's tokens and, by `parent`, all before them; equal in every process."""
+    """Hash a block's tokens and, through `parent`, all tokens before them. The hash is the same in every process."""
     return hashlib.sha256(parent + struct.pack(f"<{len(token_ids)}I", *token_ids)).digest()

@@ -20,25 +20,25 @@ from engine_server.requests.scheduler_stats import SchedulerStats
 by_queue_position = attrgetter("queue_position")
 
 
-# Attempts to compute a request whose steps run out of memory; each step is half as large as the one before.
+# Maximum number of attempts to compute a request whose steps run out of memory; each halves the step.
 MOST_RETRIES = 5
 
 
 class Refusal(NamedTuple):
-    """The need of the first waiting request when it was last refused.
+    """The resources that the first waiting request lacked when it was last refused.
 
-    It is recorded since computing it looks up every block of the prompt.
+    They are recorded since computing them looks up every block of the prompt.
     """
 
     request: Request
-    # Tokens that were not cached.
+    # Number of tokens that were not cached.
     num_tokens: int
-    # Free blocks that admission takes.
+    # Number of free blocks that admission takes.
     num_blocks: int
 
 
 class Scheduler:
-    """Chooses the requests of each step and their numbers of tokens (Orca, OSDI '22; vLLM, SOSP '23).
+    """The choice of each step's requests and their numbers of tokens (Orca, OSDI '22; vLLM, SOSP '23).
 
     A step has a budget of tokens. Decodes come first, so that a long prompt never stalls them; prompts take the rest,
     in chunks, by priority and then by arrival. When blocks run out, the running request that is last in this order is
@@ -47,7 +47,8 @@ class Scheduler:
 
     enable_prefix_caching: share blocks between requests with equal prefixes (vLLM's automatic prefix caching).
     erase: zeroes blocks whose content is arbitrary, before other requests use them.
-    rope_regime: returns what a request's keys depend on besides its tokens; when it changes, they are computed again.
+    rope_regime: returns the number that a request's keys depend on besides its tokens; when it changes, the keys are
+        computed again.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Scheduler:
         self._budget = config.max_num_batched_tokens
         self._refusal: Refusal | None = None
         self._arrivals = itertools.count()
-        # Since the last call of `stats`.
+        # Counts since the last call of `stats`.
         self._num_preemptions = self._num_queried = self._num_hit = 0
 
     def __contains__(self, request: Request) -> bool:
@@ -80,19 +81,19 @@ class Scheduler:
         return self.requests.get(request.request_id) is request
 
     def add(self, request: Request) -> None:
-        """Queue a request behind all of its priority."""
+        """Queue a request after all others of its priority."""
         request.queue_position = (request.priority, next(self._arrivals))
         if self.rope_regime is not None:
             request.rope_regime = self.rope_regime(request)
         if (
             isinstance(request, GenerationRequest) and request.choice_index and self.requests
-        ):  # the choices of a prompt arrive one after the other
+        ):  # the choices of a prompt arrive consecutively
             request.share_hashes(next(reversed(self.requests.values())))
         self.requests[request.request_id] = request
         insort(self.waiting, request, key=by_queue_position)
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Remove requests and free their blocks at once. Unknown ids are ignored."""
+        """Remove requests and free their blocks immediately. Unknown ids are ignored."""
         for request_id in request_ids:
             if request := self.requests.get(request_id):
                 self._finish(request)
@@ -106,12 +107,12 @@ class Scheduler:
         return [RequestStep(request.request_id, [], finish_reason="timeout") for request in late]
 
     def seconds_to_deadline(self) -> float:
-        """Return the seconds until the next request expires: infinite without deadlines, 0 for one that has passed."""
+        """Return the seconds until the next request expires: infinity without deadlines, 0 if one has passed."""
         deadlines = [one.deadline for one in self.requests.values() if one.deadline is not None]
         return max(0.0, min(deadlines, default=math.inf) - time.monotonic())
 
     def schedule(self) -> Batch:
-        """Choose the next step's tokens, count them as computed, and expect a result of each request that samples."""
+        """Choose the next step's tokens, count them as computed, and expect a result for each request that samples."""
         self._preempt_outdated_ropes()
         batch: Batch = []
         budget = self._budget = min(self._budget + 1, self.config.max_num_batched_tokens)
@@ -119,7 +120,7 @@ class Scheduler:
         for request in sorted(
             self.running, key=lambda request: (request.pending > 1, request.queue_position)
         ):
-            if request.row is None:  # preempted by an earlier one in this very loop
+            if request.row is None:  # preempted by an earlier iteration of this loop
                 continue
             if request.last_result_launched:
                 continue
@@ -127,7 +128,7 @@ class Scheduler:
             if count and self._make_room(request, count, batch):
                 self._take(request, count, batch)
                 budget -= count
-        # After a preemption nothing is admitted, or the request that gave its blocks back would take them again.
+        # After a preemption nothing is admitted, or the preempted request would take its blocks back.
         while self._num_preemptions == preempted and budget and self.waiting:
             if not self._admit(self.waiting[0], budget, batch):
                 break
@@ -149,7 +150,7 @@ class Scheduler:
         return [
             self._accept(scheduled.request, result)
             for scheduled, result in zip(sampled_part(batch), results, strict=True)
-            if scheduled.request in self  # else it ended in the meantime
+            if scheduled.request in self  # otherwise it has ended since
         ]
 
     def fail(self, request: Request, error: str) -> RequestStep:
@@ -164,8 +165,8 @@ class Scheduler:
     def retry(self, batch: Batch, error: str) -> list[RequestStep]:
         """Requeue a batch that did not fit into memory, for steps half as large; end requests that no size helps.
 
-        The batch is the last that was scheduled, and gives no results. Steps grow again by a token each, as TCP's
-        window does.
+        The batch is the last that was scheduled, and has no results. The limit then grows by a token with each step,
+        like TCP's congestion window.
         """
         chunked = self.config.enable_chunked_prefill
         if chunked:
@@ -186,7 +187,7 @@ class Scheduler:
         return ended
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget what blocks contain. Return False, with nothing done, while requests run.
+        """Empty the prefix cache. Return False and change nothing while requests run.
 
         reset_running_requests: preempt running requests first; they are computed again.
         """
@@ -200,7 +201,7 @@ class Scheduler:
             self._preempt(request, [])
 
     def stats(self) -> SchedulerStats:
-        """Return the present state, and the counts since the last call."""
+        """Return the current state, and the counts since the last call."""
         stats = SchedulerStats(
             num_running=len(self.running),
             num_waiting=len(self.waiting),
@@ -213,7 +214,7 @@ class Scheduler:
         return stats
 
     def debug_state(self) -> SchedulerState:
-        """Copy the state, for tests and reports of faults."""
+        """Copy the state, for tests and bug reports."""
         pool = self.table.pool
         return SchedulerState(
             tuple(request.request_id for request in self.running),
@@ -224,12 +225,12 @@ class Scheduler:
         )
 
     def check_integrity(self) -> None:
-        """Assert what holds between two calls: requests, rows and blocks agree. Takes time in proportion to blocks."""
+        """Assert that requests, rows and blocks agree between two calls. Takes time linear in the number of blocks."""
         self.table.check_integrity()
         queued = [*self.running, *self.waiting]
         assert len(queued) == len(self.requests), "a request is in no queue, or in more than one"
         assert all(self.requests.get(request.request_id) is request for request in queued), (
-            "a queue has a request that ended"
+            "a queue contains a request that has ended"
         )
         assert self.waiting == sorted(self.waiting, key=by_queue_position), "the queue is out of order"
         assert all(request.row is None and not request.computed for request in self.waiting), (
@@ -277,7 +278,7 @@ class Scheduler:
         return True
 
     def _is_refused_still(self, request: Request, budget: int, whole: bool) -> bool:
-        """Return True for a request that was refused and still lacks what it lacked then."""
+        """Return True for a request that was refused and whose needs still can't be met."""
         refusal = self._refusal
         if refusal is None or refusal.request is not request:
             return False
@@ -292,12 +293,12 @@ class Scheduler:
         return min(num_tokens, budget)
 
     def _must_run_whole(self, batch: Batch) -> bool:
-        """Return True where no further prompt may be computed in part."""
+        """Return True if the limit of partially computed prompts is reached."""
         limit = self.config.max_num_partial_prefills
         return not self.config.enable_chunked_prefill or 0 < limit <= self._num_partial_prefills(batch)
 
     def _num_partial_prefills(self, batch: Batch) -> int:
-        """Return how many running requests will be computed in part after this step."""
+        """Return how many running requests will be partially computed after this step."""
         taken = {scheduled.request.request_id: scheduled.num_tokens for scheduled in batch}
         return sum(request.pending - taken.get(request.request_id, 0) > 1 for request in self.running)
 
@@ -325,7 +326,7 @@ class Scheduler:
             self.table.publish(request.row, request.hashes, full)
 
     def _make_room(self, request: Request, num_tokens: int, batch: Batch) -> bool:
-        """Take blocks for a request's next tokens, preempting the last requests in order while blocks are short.
+        """Take blocks for a request's next tokens, preempting the last requests in order while there are too few.
 
         Return False if the request itself was preempted.
         """
@@ -341,7 +342,7 @@ class Scheduler:
     def _preempt(self, request: Request, batch: Batch) -> None:
         """Free a running request's blocks and queue it again; remove it from the batch."""
         batch[:] = [scheduled for scheduled in batch if scheduled.request is not request]
-        # What a step in flight writes may turn out to be NaN, so only confirmed tokens stay cached.
+        # A step in flight may write NaN, so only confirmed tokens stay cached.
         freed = self._release(request, request.confirmed if request.num_unknown else request.computed)
         if request.num_unknown:
             self.erase(freed)

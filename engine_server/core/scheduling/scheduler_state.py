@@ -1,4 +1,4 @@
-"""A copy of the scheduler's state, for tests and reports of faults."""
+"""A copy of the scheduler's state, for tests and bug reports."""
 
 from dataclasses import dataclass
 

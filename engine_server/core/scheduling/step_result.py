@@ -10,7 +10,7 @@ class StepResult(NamedTuple):
     """At least one token, a vector, or an error that ends this request alone."""
 
     tokens: Sequence[int] = ()
-    # For each token, where the request asked for log-probabilities.
+    # One for each token, if the request asked for log-probabilities.
     logprobs: list[TokenLogprobsArray] | None = None
     # float32: [dimensions] of an embedding, [labels] of a classifier, or [tokens, hidden] of the task encode.
     vector: RawTensor | None = None

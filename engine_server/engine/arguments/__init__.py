@@ -1,1 +1,1 @@
-"""From an engine's arguments to its configs: command-line flags, checks and the resolution of defaults."""
+"""Resolution of an engine's arguments to its configs: command-line flags, checks and defaults."""

@@ -48,7 +48,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def add_flags(parser: argparse.ArgumentParser, dataclass: type) -> argparse.ArgumentParser:
-    """Add a flag for each field of `dataclass`, whose type says what it takes; `model` is positional.
+    """Add a flag for each field of `dataclass`, parsed by the field's type; `model` is positional.
 
     A field's metadata holds `help` and `options` for argparse. Each flag may be spelled with underscores too.
     """

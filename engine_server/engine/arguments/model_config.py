@@ -32,12 +32,12 @@ SAMPLING_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """What is known of a model before it is loaded."""
+    """The properties of a model that are known before it is loaded."""
 
     config: ModelConfig
-    # Weights that each token is multiplied with, roughly.
+    # Approximate number of weights that each token is multiplied with.
     weights_per_token: int
-    # Torch's name of the type that is asked for, or else of the weights.
+    # Torch's name of the requested dtype, or of the weights' dtype if none is requested.
     dtype: str
 
 
@@ -80,7 +80,7 @@ def describe_model(args: "EngineArgs") -> ModelDescription:
 
 
 def resolve_folder(args: "EngineArgs") -> Path:
-    """Return the model's local folder, fetched first where it must be. Raises ValueError."""
+    """Return the model's local folder, after fetching the model if it is remote. Raises ValueError."""
     source, uri = locate(args.model), args.model
     if args.trust_remote_code and not isinstance(source, Path):
         raise ValueError(
@@ -104,13 +104,13 @@ def _positions(config: Any) -> int | None:
 
 
 def _embedding_size(config: Any) -> int:
-    """Return the size of a token's embedding: the hidden size, but for models that project from one to the other."""
+    """Return the size of a token's embedding: the hidden size, except in models that project one to the other."""
     names = ("word_embed_proj_dim", "embedding_size", "hidden_size")
     return int(next(filter(None, (getattr(config, name, None) for name in names))))
 
 
 def _context(asked: int | None, limit: int | None, advised: int | None) -> int:
-    """Return max_model_len: as asked, or the largest (None, or -1 before it is lowered to what the cache holds)."""
+    """Return max_model_len as given, or the largest (for None, and for -1 until it is lowered to the cache's size)."""
     if asked is None or asked == -1:
         return min((length for length in (limit, advised) if length), default=DEFAULT_CONTEXT)
     if limit is not None and asked > limit:
@@ -127,7 +127,7 @@ def _eos_token_ids(generation_config: dict[str, Any], config: Any) -> list[int]:
 
 
 def _sampling_defaults(source: str, model: Path) -> SamplingDefaults:
-    """Return the defaults that `source` names: auto, the model's own; vllm, none; or a folder's. Raises ValueError."""
+    """Return the defaults of `source`: auto (the model's), vllm (none), or a folder. Raises ValueError."""
     if source == "vllm":
         return SamplingDefaults()
     folder = model if source == "auto" else Path(source).expanduser()
@@ -141,12 +141,12 @@ def _sampling_defaults(source: str, model: Path) -> SamplingDefaults:
     try:
         SamplingParams.from_optional(**defaults)
     except ValueError as error:
-        raise ValueError(f"{file} gives wrong sampling parameters: {error}") from error
+        raise ValueError(f"{file} has wrong sampling parameters: {error}") from error
     return SamplingDefaults(**defaults)
 
 
 def _weights_per_token(config: Any) -> int:
-    """Estimate the weights of the layers that multiply one token: attention, and the experts that it is routed to."""
+    """Estimate the number of weights that multiply one token: attention's, and those of its routed experts."""
     hidden = int(getattr(config, "hidden_size", 0) or 0)
     layers = int(getattr(config, "num_hidden_layers", 0) or 0)
     heads = int(getattr(config, "num_attention_heads", 0) or 1)

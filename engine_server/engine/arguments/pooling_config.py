@@ -1,4 +1,4 @@
-"""Pooling settings of a model, from its config and from sentence-transformers' files beside it."""
+"""Pooling settings of a model, from its config and from sentence-transformers' files in its folder."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 POOLINGS: dict[str, Pooling] = {
     "cls": "CLS", "cls_token": "CLS", "mean": "MEAN", "mean_tokens": "MEAN", "lasttoken": "LAST",
 }  # fmt: skip
-# By a class of torch.nn, or a problem type of transformers.
+# Keyed by a class of torch.nn, or a problem type of transformers.
 ACTIVATIONS: dict[str, Activation] = {
     "Identity": "identity",
     "Sigmoid": "sigmoid",
@@ -41,7 +41,7 @@ def read_pooling_config(path: Path, config: Any, runner: str) -> PoolingConfig |
         *kinds.keys() - {"Transformer", "Pooling", "Normalize"},
         *["a decoder"] * config.is_encoder_decoder,
     ]:
-        raise ValueError(f"{path} has {unknown[0]} behind the encoder, which is not supported yet")
+        raise ValueError(f"{path} has {unknown[0]} after the encoder, which is not supported yet")
     whole = config.get_text_config().hidden_size if getattr(config, "is_matryoshka", False) else 0
     return PoolingConfig(
         pooling=pooling,

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-# A step of this many seconds is the longest gap that a prompt may cause between another request's tokens.
+# Duration of a step in seconds, the longest gap that a prompt may cause between another request's tokens.
 STEP_SECONDS = 0.3
 # Multiplications and additions per second that a step reaches on one CPU, measured with SmolLM2 on an EPYC with
 # AVX-512: 138e9 in bfloat16, half of that in float32; less a margin for other CPUs.
 HALF_PRECISION_FLOPS = 100e9
 FLOAT32_FLOPS = 50e9
-# Below this a step's fixed costs dominate; beyond the upper bound larger steps bring no more throughput.
+# Below the lower bound a step's fixed costs dominate; above the upper bound throughput no longer grows.
 SMALLEST, LARGEST = 64, 2048
 CPU_INFO = Path("/proc/cpuinfo")
 # Flags in /proc/cpuinfo, on x86 and on ARM.

@@ -1,4 +1,4 @@
-"""From checked arguments to an EngineConfig: the model is resolved and every default is chosen."""
+"""Resolution of checked arguments to an EngineConfig: the model and every default."""
 
 from importlib import import_module
 from pathlib import Path

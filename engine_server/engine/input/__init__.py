@@ -1,1 +1,1 @@
-"""From what a caller passes to a checked, tokenized request."""
+"""Checks and tokenization of a caller's input."""

@@ -1,4 +1,4 @@
-"""Checks of a request's arguments beside its prompt, so that nothing that is admitted fails on the way to the core."""
+"""Checks of a request's arguments other than its prompt, so that every admitted request can be sent to the core."""
 
 import time
 from collections.abc import Mapping
@@ -13,9 +13,9 @@ P = TypeVar("P", SamplingParams, PoolingParams)
 
 
 def check_params(params: object, kind: type[P]) -> P:
-    """Return a checked copy of a request's parameters, whatever was assigned to them since they were made.
+    """Return a checked copy of a request's parameters, since fields may have been assigned after construction.
 
-    The copy is of exactly `kind`, since a subclass has another tag in messages.
+    The copy is exactly a `kind`, since a subclass has a different tag in messages.
     """
     if not isinstance(params, kind):
         does = "generates" if kind is SamplingParams else "pools"

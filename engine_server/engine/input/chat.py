@@ -1,4 +1,4 @@
-"""From a conversation to a prompt, by a chat template."""
+"""Rendering of a conversation to a prompt by a chat template."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.prompts import TokensPrompt
 
 Conversation = Sequence[Mapping[str, Any]]
-# A text that shows whether a template renders the text of a content part, or Python's notation of the part.
+# Probe text, to detect if a template renders the text of a content part or the part's Python repr.
 PROBE = "content-part-probe"
 PART_NOTATION = "'type'"
 
 
 def render_chat(tokenizer: Any, conversation: Conversation, options: Mapping[str, Any]) -> TokensPrompt:
-    """Return a conversation as the prompt that the chat template writes.
+    """Render a conversation to a prompt by the chat template.
 
     tokenizer: transformers' own. options: arguments of its apply_chat_template. Contents may be lists of text
     parts; for a template that takes strings they are joined by newlines. Raises InvalidRequestError if the template
@@ -29,13 +29,13 @@ def render_chat(tokenizer: Any, conversation: Conversation, options: Mapping[str
         text: str = tokenizer.apply_chat_template(list(conversation), tokenize=False, **options)
     except (TemplateError, ValueError) as error:
         raise InvalidRequestError(f"the chat template refuses the messages: {error}", "messages") from error
-    # The template writes the special tokens itself.
+    # The template adds the special tokens itself.
     token_ids = tokenizer.encode(text, add_special_tokens=False)
     return TokensPrompt(prompt_token_ids=token_ids, prompt=text)
 
 
 def _fit_parts(tokenizer: Any, conversation: Conversation, options: Mapping[str, Any]) -> Conversation:
-    """Return the conversation with contents as the template takes them: lists of parts, or strings."""
+    """Return the conversation with contents in the form that the template expects: lists of parts, or strings."""
     probe = [{"role": "user", "content": [{"type": "text", "text": PROBE}]}]
     template = {"chat_template": options.get("chat_template")}
     try:
@@ -48,7 +48,7 @@ def _fit_parts(tokenizer: Any, conversation: Conversation, options: Mapping[str,
 
 
 def _joined_text(content: object) -> object:
-    """Return the text parts of a content as one string; other contents stay as they are."""
+    """Return the text parts of a content as one string; other contents are unchanged."""
     if not isinstance(content, list):
         return content
     texts = []

@@ -1,6 +1,6 @@
-"""From a caller's prompt and parameters to a checked request for the core.
+"""Conversion of a caller's prompt and parameters to a checked request for the core.
 
-Every error that can be known before the request runs is raised here.
+Every error that can be detected before the request runs is raised here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Processor:
-    """Validates and tokenizes requests. Every method raises InvalidRequestError for what can't be served."""
+    """Validation and tokenization of requests. Methods raise InvalidRequestError for requests that can't be served."""
 
     def __init__(self, config: ModelConfig, tokenizer: PreTrainedTokenizerBase | None) -> None:
         self.config = config
@@ -38,7 +38,7 @@ class Processor:
         params: SamplingParams | PoolingParams,
         arrival_time: float | None = None,
     ) -> tuple[AddRequest, str | None]:
-        """Return the core's request, and the prompt's text where it is known.
+        """Return the core's request, and the prompt's text if known.
 
         prompt: any of the forms of PromptType. arrival_time: seconds of the monotonic clock; None: now.
         """
@@ -86,7 +86,7 @@ class Processor:
         return request, fields.text
 
     def tokens(self, prompt: object, keep: int | None = None) -> tuple[str | None, list[int]]:
-        """Return the prompt's text where it is known, and the last `keep` of its tokens (-1: as many as fit)."""
+        """Return the prompt's text if known, and the last `keep` of its tokens (-1: as many as fit)."""
         fields = parse_prompt(prompt, None)
         token_ids = self._prompt_token_ids(fields, keep)
         self._room(token_ids)
@@ -118,7 +118,7 @@ class Processor:
         if keep is not None:
             token_ids = token_ids[max(0, len(token_ids) - keep) :]
         if fields.token_ids is not None:
-            self._room(token_ids)  # before each of what may be millions is looked at
+            self._room(token_ids)  # before each token is checked, of which there may be millions
             self._check_token_ids(token_ids, "prompt")
         return token_ids
 
@@ -147,7 +147,7 @@ class Processor:
             raise InvalidRequestError("resume_token_ids continues one completion; n must be 1", "n")
         if len(resumed) > room:
             raise InvalidRequestError(
-                f"resume_token_ids has {len(resumed)} tokens; {room} fit behind the prompt",
+                f"resume_token_ids has {len(resumed)} tokens; {room} fit after the prompt",
                 "resume_token_ids",
             )
         self._check_token_ids(resumed, "resume_token_ids")

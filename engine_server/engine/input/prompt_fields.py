@@ -57,7 +57,7 @@ def parse_prompt(prompt: object, embeds_size: int | None) -> PromptFields:
         fields.cache_salt = valid.text("cache_salt", prompt["cache_salt"])
     if prompt.get("prompt_embeds") is not None:
         embeds = fields.embeds = _embeds(prompt["prompt_embeds"], embeds_size)
-        # Placeholder tokens, whose blocks only requests with the same embeddings share.
+        # Placeholder tokens; the salt makes only requests with the same embeddings share their blocks.
         digest = hashlib.sha256(embeds.data).hexdigest()
         fields.token_ids = [0] * embeds.shape[0]
         fields.cache_salt = f"{digest} {embeds.dtype} {fields.cache_salt}"
@@ -75,7 +75,7 @@ def _token_ids(name: str, value: object) -> list[int]:
 
 
 def _embeds(embeds: Any, size: int | None) -> RawTensor:
-    import torch  # imported already by a caller who has a tensor
+    import torch  # already imported by a caller who has a tensor
 
     if size is None:
         raise InvalidRequestError("prompt_embeds needs an engine with enable_prompt_embeds", "prompt_embeds")

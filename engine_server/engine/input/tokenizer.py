@@ -37,7 +37,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase | None:
 
 
 def backend_of(tokenizer: PreTrainedTokenizerBase) -> Backend:
-    """Return the tokenizer of the `tokenizers` library behind transformers' own."""
+    """Return the tokenizer of the `tokenizers` library that transformers' tokenizer wraps."""
     backend: Backend = tokenizer.backend_tokenizer
     return backend
 

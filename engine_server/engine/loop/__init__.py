@@ -1,1 +1,1 @@
-"""Parts of the asynchronous engine that live on its event loop."""
+"""Parts of the asynchronous engine that run on its event loop."""

@@ -1,4 +1,4 @@
-"""New requests' messages to the core, and their delay while a pause waits for earlier requests."""
+"""The queue of new requests' messages to the core, which delays them while a pause waits for earlier requests."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -7,13 +7,13 @@ from engine_server.requests.messages import AddRequest
 
 
 class Barrier:
-    """One reason to hold requests back. `lifted` once all were let through before its end."""
+    """One reason to hold requests back. `lifted`: all requests were sent before the barrier's end."""
 
     lifted = False
 
 
 class AdmissionQueue:
-    """Sends requests at once, or in their order once no barrier stands any more."""
+    """A queue that sends requests immediately, or in order of arrival once the last barrier ends."""
 
     def __init__(self, send: Callable[[AddRequest], None]) -> None:
         self._send = send
@@ -49,7 +49,7 @@ class AdmissionQueue:
                 self._flush()
 
     def open(self) -> None:
-        """Lift every barrier and let all requests through."""
+        """Lift every barrier and send all held requests."""
         for barrier in self._barriers:
             barrier.lifted = True
         self._barriers.clear()

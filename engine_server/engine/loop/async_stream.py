@@ -1,4 +1,4 @@
-"""One request's outputs on their way to the caller."""
+"""The stream of one request's outputs to the caller."""
 
 import asyncio
 from typing import Any
@@ -8,7 +8,7 @@ from engine_server.requests.sampling_params import RequestOutputKind
 
 
 class AsyncStream:
-    """Holds one output at most: deltas that the caller is too slow to take are merged, so that memory is bounded."""
+    """A stream that holds one output at most: a slow caller's deltas are merged, so that memory is bounded."""
 
     def __init__(self, kind: RequestOutputKind) -> None:
         self._merges = kind == RequestOutputKind.DELTA
@@ -27,7 +27,7 @@ class AsyncStream:
             self.ended.set()
 
     def fail(self, error: BaseException) -> None:
-        """Raise `error` in the caller, once it has taken the output before."""
+        """Raise `error` in the caller once it has taken the previous output."""
         self._error = error
         self._changed.set()
         self.ended.set()

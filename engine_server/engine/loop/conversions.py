@@ -1,4 +1,4 @@
-"""Conversion of long prompts' log-probabilities in a thread, so that the event loop goes on."""
+"""Conversion of long prompts' log-probabilities in a thread, so that the event loop isn't blocked."""
 
 import asyncio
 import logging
@@ -8,11 +8,12 @@ from engine_server.requests.messages import RequestStep
 
 logger = logging.getLogger(__name__)
 
-MAX_INLINE = 4096  # log-probabilities that are converted on the event loop, in about 5 ms
+# Maximum number of log-probabilities that are converted on the event loop, in about 5 ms.
+MAX_INLINE = 4096
 
 
 class Conversions:
-    """Holds a request's steps back while its prompt log-probabilities are converted."""
+    """Conversions in progress, each of which holds its request's later steps back."""
 
     def __init__(
         self, convert: Callable[[RequestStep], None], process: Callable[[list[RequestStep]], None]
@@ -20,7 +21,7 @@ class Conversions:
         """convert: runs in a thread. process: called with a request's steps once they can be processed."""
         self._convert = convert
         self._process = process
-        # By the core's id: the steps since the one that is being converted, in order.
+        # By the core's id: the steps that follow the one being converted, in order.
         self._held: dict[str, list[RequestStep]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -42,7 +43,7 @@ class Conversions:
     async def _run(self, step: RequestStep) -> None:
         try:
             await asyncio.to_thread(self._convert, step)
-        except Exception:  # processing will raise it again, where it ends the request
+        except Exception:  # processing the step raises it again and ends the request
             logger.warning("prompt logprobs of request %s were not converted", step.request_id)
         finally:
             held = self._held.pop(step.request_id)
@@ -50,5 +51,5 @@ class Conversions:
 
 
 def num_logprobs(step: RequestStep) -> int:
-    """Return how many log-probabilities the prompt has: all its tokens have as many."""
+    """Return how many log-probabilities the prompt has; each of its tokens has the same number."""
     return len(step.prompt_logprobs) * len(step.prompt_logprobs[0].token_ids) if step.prompt_logprobs else 0

@@ -1,4 +1,4 @@
-"""An engine core in a child process: messages over ZMQ, and a lifeline that shows the core's end."""
+"""An engine core in a child process: messages over ZMQ, and a lifeline that signals the core's end."""
 
 import asyncio
 import itertools
@@ -22,14 +22,15 @@ from engine_server.requests.messages import Call, CallResult, CoreMessage, Front
 
 OnPhase = Callable[[str, float], None]
 
-LAST_MESSAGES_SECONDS = 0.2  # how long a message that the core sent just before its end may take to arrive
+# Maximum time for a message that the core sent just before its end to arrive.
+LAST_MESSAGES_SECONDS = 0.2
 POLL_MS = 100
 
 
 class CoreProcess:
-    """An engine core in a child process. May be made in any thread; then belongs to the first loop that receives.
+    """An engine core in a child process. It can be created in any thread, and belongs to the first loop that receives.
 
-    The child starts to import when this object is made, and to load the model when `configure` has sent it the
+    The child starts its imports when this object is created, and loads the model once `configure` has sent the
     configuration.
     """
 
@@ -47,8 +48,10 @@ class CoreProcess:
         self._child = Child("the engine core", "engine_server.core", self._folder)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(CoreMessage)
-        self._messages: deque[bytes] = deque()  # read from the socket, not received yet
-        self._changed = asyncio.Event()  # there are messages, or the core has ended
+        # Messages that were read from the socket but not received yet.
+        self._messages: deque[bytes] = deque()
+        # Set while there are messages, and once the core has ended.
+        self._changed = asyncio.Event()
         self._ended = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._calls: dict[int, asyncio.Future[CallResult]] = {}
@@ -60,7 +63,7 @@ class CoreProcess:
 
     @property
     def connected(self) -> bool:
-        """True while the core takes messages: from its import to its end."""
+        """True while the core receives messages: from the end of its imports to its own end."""
         return not self._input.closed and bool(self._input.poll(0, zmq.POLLOUT))
 
     def configure(self, config: EngineConfig) -> None:
@@ -88,7 +91,7 @@ class CoreProcess:
                     return ready
 
     def send(self, message: FrontEndMessage) -> None:
-        """Queue a message for the core without waiting. After the core's end, which `receive` raises, drop it."""
+        """Queue a message for the core without waiting. Drop it if the core has ended; `receive` raises the error."""
         if not self._input.closed:
             self._send(self._encoder.encode(message))
 
@@ -96,14 +99,14 @@ class CoreProcess:
         """Raise EngineDeadError if the core has ended, or made no progress for `hang_timeout` seconds."""
         if self._child.process.poll() is not None:
             raise EngineDeadError(self._child.death())
-        if self._calls:  # an operation may take any time
+        if self._calls:  # an operation may take arbitrarily long
             return
         stuck = time.monotonic() - self._progress.latest
         if stuck > hang_timeout:
             raise EngineDeadError(f"the engine core (process {self.pid}) made no progress for {stuck:.0f} s")
 
     async def call(self, method: str, *args: Any) -> Any:
-        """Run an operation of the core; return its result. Needs a task that receives meanwhile.
+        """Run an operation of the core; return its result. Another task must be receiving.
 
         Raises RuntimeError if the operation fails.
         """
@@ -142,7 +145,7 @@ class CoreProcess:
         message: CoreMessage = self._decoder.decode(self._messages.popleft())
         if isinstance(message, CallResult):
             answer = self._calls.get(message.call_id)
-            if answer is not None and not answer.done():  # else its caller was cancelled
+            if answer is not None and not answer.done():  # otherwise its caller was cancelled
                 answer.set_result(message)
         return message
 
@@ -168,7 +171,7 @@ class CoreProcess:
         await self._changed.wait()
 
     def _read_messages(self) -> None:
-        """Read until the socket is empty, as its descriptor only shows changes since the last read."""
+        """Read until the socket is empty, since its descriptor only signals changes after the last read."""
         with suppress(zmq.Again):
             while True:
                 self._messages.append(self._output.recv(zmq.NOBLOCK))

@@ -2,15 +2,15 @@
 
 import gc
 
-# Young objects before a collection, and collections before one of the next generation. With Python's own defaults a
-# collection runs for every few tokens.
+# Number of new objects that trigger a collection, and of collections that trigger one of the next generation. With
+# Python's defaults a collection runs every few tokens.
 THRESHOLDS = (10_000, 10, 50)
 
 
 def settle() -> None:
-    """Exclude everything that is loaded by now from garbage collection, which would stop the event loop for it.
+    """Exclude all current objects from garbage collection, which would block the event loop to traverse them.
 
-    Modules, the model's configuration and the tokenizer are hundreds of thousands of objects that stay for good.
+    Modules, the model's configuration and the tokenizer are hundreds of thousands of objects that are never freed.
     """
     gc.collect()
     gc.freeze()

@@ -9,7 +9,7 @@ PauseMode = Literal["abort", "wait", "keep"]
 
 
 class Operations:
-    """Calls the core by name. Each method needs a task that handles the core's messages meanwhile.
+    """Operations of the core, called by name. Another task must be handling the core's messages.
 
     Raises RuntimeError if the core refuses or fails, EngineDeadError if it ends.
     """
@@ -25,8 +25,8 @@ class Operations:
     async def pause(self, mode: PauseMode, clear_cache: bool) -> None:
         """Stop all steps until `resume`.
 
-        mode: abort the requests in flight, wait for their end, or keep them as they are. While it waits, new
-        requests are held back; if it is cancelled, or `resume` is called, they run as if there were no pause.
+        mode: abort the requests in flight, wait for their end, or keep them unchanged. New requests are held back
+        while the pause waits; if it is cancelled, or `resume` is called, they run as if there were no pause.
         """
         match mode:
             case "abort":
@@ -46,7 +46,7 @@ class Operations:
             await self.call("reset_prefix_cache")
 
     async def resume(self) -> None:
-        """Run again; every pause that still waits is given up."""
+        """Run steps again, and end every pause that is still waiting."""
         self.paused = False
         self._requests.queue.open()
         await self.call("resume")

@@ -11,7 +11,7 @@ from engine_server.requests.messages import StepOutputs
 
 
 class OutputLoop:
-    """Gives the core's messages to the requests. `dead_error` is set once the engine has ended, for good."""
+    """The loop that passes the core's messages to the requests. `dead_error` is set once the engine has ended."""
 
     def __init__(self, core: CoreProcess, requests: RequestStreams) -> None:
         self.dead_error: EngineDeadError | None = None
@@ -58,7 +58,7 @@ class OutputLoop:
             raise dead from error
 
     def end(self, error: EngineDeadError) -> None:
-        """Raise `error` in every stream and operation, now and from now on. Only the first error counts."""
+        """Raise `error` in every stream and operation, present or future. Later errors are ignored."""
         if self.dead_error is None:
             self.dead_error = error
             self._requests.fail(error)

@@ -20,11 +20,12 @@ from engine_server.requests.submission import Submission
 
 logger = logging.getLogger(__name__)
 
-MAX_INLINE = 20_000  # characters or tokens of a prompt that are processed on the event loop, in about 10 ms
+# Maximum number of characters or tokens of a prompt that are processed on the event loop, in about 10 ms.
+MAX_INLINE = 20_000
 
 
 class RequestStreams:
-    """Adds and aborts requests, and gives each its outputs. Used on one event loop."""
+    """The requests in flight and the streams of their outputs. Used on one event loop."""
 
     def __init__(self, front_end: FrontEnd, core: CoreProcess, log_requests: bool) -> None:
         self.queue = AdmissionQueue(core.send)
@@ -35,7 +36,7 @@ class RequestStreams:
         self._streams: dict[str, AsyncStream] = {}
         self._monitor = StallMonitor()
         self._conversions = Conversions(front_end.requests.convert_prompt_logprobs, self._process_late)
-        # One thread: a tokenizer that is used by several blocks those that change its settings.
+        # A single thread: a tokenizer blocks a thread that changes its settings while others use it.
         self._executor = ThreadPoolExecutor(1, "prepare")
         self._num_preparing = 0
 
@@ -74,11 +75,11 @@ class RequestStreams:
         else:
             self.abort(
                 [state.request_id]
-            )  # gives the last output, as the tokens that it resumes have ended it
+            )  # returns the last output, since the tokens that the request resumes already end it
         return stream
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """End requests at once, each with a last output. Unknown ids are ignored."""
+        """End requests immediately, each with a last output. Unknown ids are ignored."""
         known = [request_id for request_id in request_ids if request_id in self._streams]
         if not known:
             return
@@ -91,11 +92,11 @@ class RequestStreams:
         self.abort(list(self._streams))
 
     def process(self, message: StepOutputs) -> None:
-        """Give the outputs of a step to their streams."""
+        """Put the outputs of a step into their streams."""
         self._process(self._conversions.divert(message.steps), message.stats)
 
     def fail(self, error: EngineDeadError) -> None:
-        """Raise `error` in every stream, and forget them."""
+        """Raise `error` in every stream, and drop them."""
         self._monitor.stop()
         self._executor.shutdown(wait=False)
         streams, self._streams = self._streams, {}
@@ -103,7 +104,7 @@ class RequestStreams:
             stream.fail(error)
 
     async def wait_for_sent(self) -> None:
-        """Wait for the end of the requests that the core has by now."""
+        """Wait for the end of the requests that have been sent to the core."""
         for stream in [stream for name, stream in self._streams.items() if name not in self.queue]:
             await stream.ended.wait()
 
@@ -121,7 +122,7 @@ class RequestStreams:
     def _put(self, outputs: list[Output], aborts: list[str]) -> None:
         for output in outputs:
             stream = self._streams.get(output.request_id)
-            if stream is not None:  # else the engine died while its log-probabilities were converted
+            if stream is not None:  # otherwise the engine died while its log-probabilities were converted
                 if output.finished:
                     del self._streams[output.request_id]
                 stream.put(output)
@@ -130,7 +131,7 @@ class RequestStreams:
 
 
 def prompt_size(submission: Submission) -> tuple[int, bool]:
-    """Return a prompt's length, and whether it is text that must be tokenized. Wrong types have the length 0."""
+    """Return a prompt's length, and True if it is text that must be tokenized. Wrong types have length 0."""
     prompt: object = submission.prompt
     text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
     token_ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else prompt

@@ -2,12 +2,14 @@
 
 import asyncio
 
-INTERVAL = 0.01  # seconds between two timers; a stall is measured up to this much too short
-IDLE_TICKS = 100  # timers after the last call of `take`
+# Seconds between two timers; a measured stall is too short by up to this much.
+INTERVAL = 0.01
+# Number of timers after the last call of `take`.
+IDLE_TICKS = 100
 
 
 class StallMonitor:
-    """Runs a timer while the engine works, and measures how late it is."""
+    """A timer that runs while the engine works, and whose delay is measured."""
 
     def __init__(self) -> None:
         self._timer: asyncio.TimerHandle | None = None

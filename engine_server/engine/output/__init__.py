@@ -1,1 +1,1 @@
-"""From the core's tokens to text, log-probabilities and streams."""
+"""Conversion of the core's tokens to text, log-probabilities and outputs."""

@@ -11,7 +11,7 @@ from engine_server.requests.sampling_params import SamplingParams
 
 
 class Detokenizer:
-    """One completion's text. A possible beginning of a stop string is held back until it is known not to be one."""
+    """One completion's text. A possible beginning of a stop string is held back until following text rules it out."""
 
     def __init__(
         self,
@@ -27,15 +27,15 @@ class Detokenizer:
         self._min_tokens = params.min_tokens
         self._num_tokens = 0
         self._finished = False
-        # Text that was not taken yet, what is held back included.
+        # Text that was not taken yet, including text that is held back.
         self._pieces: deque[str] = deque()
         self._num_characters = 0
 
     def append(self, token_ids: Sequence[int], finished: bool) -> str | None:
-        """Decode new tokens; return the stop string that ends the text, if one does.
+        """Decode new tokens; return the stop string that ends the text, if any.
 
-        finished: no token follows, so that nothing is held back. Stop strings count from the token after the
-        first `min_tokens` on. What follows a stop string is dropped.
+        finished: no token follows, so nothing is held back. Stop strings are matched in the text after the first
+        `min_tokens` tokens. Text after a stop string is dropped.
         """
         for token_id in token_ids:
             self._num_tokens += 1

@@ -1,4 +1,4 @@
-"""Conversion of log-probabilities from the core's arrays to what callers see."""
+"""Conversion of log-probabilities from the core's arrays to outputs."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from engine_server.requests.messages import TokenLogprobsArray
 
 
 class LogprobsConverter:
-    """Adds each token's text, which it decodes once per token id. May be used by several threads.
+    """A converter that adds each token's text, decoded once per token id. May be used by several threads.
 
     tokenizer: None: tokens have no text.
     """
@@ -27,7 +27,7 @@ class LogprobsConverter:
         }
 
     def convert_prompt(self, tokens: Sequence[TokenLogprobsArray], flat: bool) -> PromptLogprobs:
-        """Return those of a prompt: None (empty if `flat`) for its first token, which nothing precedes."""
+        """Return a prompt's log-probabilities; its first token has None, or an empty entry if `flat`."""
         positions = [None, *map(self.convert, tokens)]
         return FlatLogprobs(positions) if flat else positions
 

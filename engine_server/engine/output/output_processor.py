@@ -1,4 +1,4 @@
-"""From the core's steps to outputs and statistics. One per engine, in the caller's process."""
+"""Conversion of the core's steps to outputs and statistics, in the caller's process."""
 
 import itertools
 import logging
@@ -36,7 +36,7 @@ class PreparedRequest(NamedTuple):
 
 
 class OutputProcessor:
-    """States of all requests in flight. A failure while one is processed ends that request alone."""
+    """The states of all requests in flight. An error while one is processed ends that request alone."""
 
     def __init__(self, tokenizer: Tokenizer | None, eos_token_ids: Iterable[int]) -> None:
         self._tokenizer = tokenizer
@@ -49,7 +49,7 @@ class OutputProcessor:
         self._states: dict[str, RequestState] = {}
         # By the core's id: completions that have not ended.
         self._running: dict[str, tuple[RequestState, Completion]] = {}
-        # By the caller's id: ended by the tokens that they resume, with no output yet.
+        # By the caller's id: requests that the tokens they resume have ended, with no output yet.
         self._ended: dict[str, RequestState] = {}
 
     def __contains__(self, request_id: str) -> bool:
@@ -59,7 +59,7 @@ class OutputProcessor:
         return len(self._states)
 
     def prepare(self, submission: Submission, request: AddRequest, prompt: str | None) -> PreparedRequest:
-        """Make a request's state and messages. Touches no request in flight, so that any thread may call it."""
+        """Build a request's state and messages. Changes no request in flight, so any thread may call it."""
         first = len(request.prompt_token_ids) - request.num_resumed
         prompt_token_ids, resumed = request.prompt_token_ids[:first], request.prompt_token_ids[first:]
         params = request.params
@@ -96,7 +96,7 @@ class OutputProcessor:
         return PreparedRequest(state, messages)
 
     def add(self, state: RequestState) -> bool:
-        """Keep a request's state; False if the tokens that it resumes have ended it."""
+        """Store a request's state; return False if the tokens that it resumes already end it."""
         self._states[state.request_id] = state
         for completion in state.completions:
             self._running[completion.core_id] = state, completion
@@ -141,14 +141,14 @@ class OutputProcessor:
         return outputs, aborts
 
     def convert_prompt_logprobs(self, step: RequestStep) -> None:
-        """Convert a step's prompt log-probabilities, so that `process` need not. Any thread may call it."""
+        """Convert a step's prompt log-probabilities, so that `process` needn't. Any thread may call it."""
         running = self._running.get(step.request_id)
         if running is not None and isinstance(state := running[0], GenerationState):
             state.take_prompt_logprobs(step.prompt_logprobs or [])
             step.prompt_logprobs = None
 
     def _replay(self, state: RequestState, resumed: Sequence[int], max_tokens: int) -> None:
-        """Take the tokens that a request resumes, up to the one that ended it, as reported already."""
+        """Add the tokens that a request resumes, up to one that ends it, as already reported."""
         (completion,) = state.completions
         for number, token_id in enumerate(resumed, 1):
             reason, stop = state.params.end(token_id, number, max_tokens, self._eos_token_ids)
@@ -159,12 +159,12 @@ class OutputProcessor:
         completion.num_reported, completion.text = len(completion.token_ids), completion.take_text()
 
     def _fail(self, state: RequestState, error: Exception) -> list[str]:
-        """End a request by what was raised while it was processed; return the core's ids to abort."""
+        """End a request with the error raised while it was processed; return the core's ids to abort."""
         logger.error("request %s failed", state.request_id, exc_info=error)
         return state.fail(f"{type(error).__name__}: {error}")
 
     def _outputs(self, states: Collection[RequestState], aborts: list[str]) -> list[Output]:
-        """Return the outputs that are due, and add to `aborts` the requests for which none can be made."""
+        """Return the outputs that are due, and add to `aborts` the requests whose outputs can't be built."""
         outputs = []
         for state in states:
             try:
@@ -191,7 +191,7 @@ class OutputProcessor:
 
 
 def fan_out(request: AddRequest) -> list[AddRequest]:
-    """Return a request for each completion that is to be made; the first one reports the prompt."""
+    """Return a request for each completion; only the first one reports the prompt."""
     params, replace = request.params, msgspec.structs.replace
     if params.num_children == 1:
         return [request]

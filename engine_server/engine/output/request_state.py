@@ -17,11 +17,11 @@ from engine_server.telemetry.stats import FinishedRequest
 
 @dataclass(slots=True)
 class Completion:
-    """One completion of a request, which is a request of its own to the core."""
+    """One completion of a request; the core handles each completion as a separate request."""
 
     # Unique among all admissions, unlike the caller's id.
     core_id: str
-    # The number among the request's completions, from 0.
+    # Index among the request's completions, from 0.
     index: int
     detokenizer: Detokenizer | None = None
     token_ids: list[int] = field(default_factory=list)
@@ -36,11 +36,11 @@ class Completion:
     first_token: float = 0.0
     last_token: float = 0.0
     num_cached_tokens: int = 0
-    # There is something that no output has had.
+    # True if there are tokens that no output has contained yet.
     changed: bool = False
-    # The number of tokens that outputs have had.
+    # Number of tokens that outputs have contained.
     num_reported: int = 0
-    # Set at the end.
+    # Set when the completion ends.
     stats: FinishedRequest | None = None
 
     def take_text(self) -> str:
@@ -71,11 +71,11 @@ class RequestState(ABC):
 
     @abstractmethod
     def output(self) -> Output | None:
-        """Return what the request's output kind shows now, if anything. May raise, which ends the request."""
+        """Return the output that is due by the request's output kind, or None. May raise, which ends the request."""
 
     @abstractmethod
     def last_output(self) -> Output:
-        """Return the bare reasons for which the request ended, after a failure of `append` or `output`."""
+        """Return an output with the finish reasons alone, after `append` or `output` raised."""
 
     def abort(self) -> list[str]:
         """End every completion that has not ended; return their ids in the core."""
@@ -110,7 +110,7 @@ class GenerationState(RequestState):
         if step.prompt_logprobs is not None:
             self.take_prompt_logprobs(step.prompt_logprobs)
         if completion.detokenizer is not None:
-            # An end of sequence or a stop token is no part of the text.
+            # An end-of-sequence or stop token is not part of the text.
             ended_by_token = step.finish_reason == "stop" and not self.params.include_stop_str_in_output
             shown = step.new_token_ids[:-1] if ended_by_token else step.new_token_ids
             if stop := completion.detokenizer.append(shown, bool(step.finish_reason)):
@@ -155,7 +155,7 @@ class GenerationState(RequestState):
         )  # fmt: skip
 
     def _delta(self, completion: Completion) -> CompletionOutput:
-        """Return what is new of a completion; from then on it counts as reported."""
+        """Return the part of a completion that is not reported yet, and count it as reported."""
         text, start = completion.take_text(), completion.num_reported
         completion.num_reported, completion.changed = len(completion.token_ids), False
         return self._completion_output(completion, text, start)

@@ -1,8 +1,8 @@
 """Incremental matching of stop strings: an Aho-Corasick automaton over characters.
 
 Source: A. V. Aho, M. J. Corasick, "Efficient string matching: an aid to bibliographic search", CACM 18(6), 1975.
-Building takes time linear in the total length of the stop strings; matching is linear in the text, however many stop
-strings there are and wherever the text is cut.
+Building takes time linear in the total length of the stop strings; matching is linear in the length of the text,
+for any number of stop strings and any division of the text into pieces.
 """
 
 from collections.abc import Sequence
@@ -82,7 +82,7 @@ class StopMatcher:
         return self._automaton.partial[self._state]
 
     def feed(self, piece: str) -> None:
-        """Read text in which no stop string counts."""
+        """Read text in which stop strings are not matched."""
         for character in piece:
             self._state = self._automaton.step(self._state, character)
 

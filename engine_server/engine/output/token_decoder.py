@@ -5,17 +5,18 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-# Tokens before the new ones that their text may depend on, such as by a space that is stripped from the beginning.
+# Number of preceding tokens that new tokens' text may depend on, such as by a stripped leading space.
 CONTEXT = 6
 # A character has up to four bytes, each of which may be a token.
 CHARACTER_TOKENS = 4
-# Tokens without text that are decoded again with each new one; beyond, they are decoded as they are.
+# Maximum number of tokens without text that are decoded again with each new one; beyond it, their text is final.
 MAX_PENDING = 32
-UNFINISHED = "\ufffd"  # what a decoder gives for bytes that are no character
+# A decoder's output for bytes that are not a valid character.
+UNFINISHED = "\ufffd"
 
 
 class TokenDecoder:
-    """Decodes one output token by token. Text of the prompt is never part of the result.
+    """A decoder of one output, token by token. Text of the prompt is never part of the result.
 
     A character that begins with the prompt's last bytes and ends with the output's first ones belongs to the output.
     """
@@ -25,7 +26,7 @@ class TokenDecoder:
     ) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
-        # Output tokens that have no text yet: bytes of a character that isn't whole.
+        # Output tokens that have no text yet: bytes of an incomplete character.
         self._pending: list[int] = []
         self._context: list[int] = []
         self._open(prompt_token_ids)
@@ -40,7 +41,7 @@ class TokenDecoder:
         self._pending.append(token_id)
         try:
             piece: str | None = self._stream.step(self._tokenizer, token_id)
-        except Exception:  # the text before changed, as byte fallback does it before an invalid byte
+        except Exception:  # the preceding text changed, as with byte fallback before an invalid byte
             return self._restart()
         if piece is None:
             return self._restart() if len(self._pending) > MAX_PENDING else ""
@@ -50,7 +51,7 @@ class TokenDecoder:
         return piece
 
     def flush(self) -> str:
-        """Return the text of the tokens that have none yet, at the end of the output."""
+        """Return the text of the pending tokens at the end of the output."""
         pending, self._pending = self._pending, []
         return self._text(pending) if pending else ""
 
@@ -70,7 +71,7 @@ class TokenDecoder:
         self._context = []
 
     def _feed(self, tail: Sequence[int]) -> None:
-        """Let the stream read the prompt's last tokens, and remember their text."""
+        """Feed the prompt's last tokens to the stream, and record their text."""
         if not tail:
             return
         shown = self._text(self._context)
@@ -81,12 +82,12 @@ class TokenDecoder:
                 self._prompt_tail = ""
 
     def _without_prompt(self, piece: str) -> str:
-        """Remove from the first text what the prompt's last tokens are on their own."""
+        """Remove the text of the prompt's last tokens from the first piece."""
         tail, self._prompt_tail = self._prompt_tail, ""
         return piece[len(tail) :] if piece.startswith(tail) else piece.removeprefix(tail.rstrip(UNFINISHED))
 
     def _restart(self) -> str:
-        """Decode the pending tokens after the last ones that had text, and go on with a new stream."""
+        """Decode the pending tokens after the last ones that had text, and continue with a new stream."""
         context, pending = self._context, self._pending
         shown = self._text(context)
         whole = self._text([*context, *pending])

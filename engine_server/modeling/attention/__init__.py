@@ -1,1 +1,1 @@
-"""Attention over the paged KV cache: the interface, its backends, and attention modules of ours."""
+"""Attention over the paged KV cache: the interface, its backends, and replacements of attention modules."""

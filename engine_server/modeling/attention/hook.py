@@ -1,7 +1,7 @@
 """The attention hook: the function by which a transformers model reaches the KV cache.
 
 A forward runs in its model's `ForwardContext`; every attention layer then calls `paged_attention` with the whole flat
-batch, and the context's backend does the rest. The model's own code stays as transformers wrote it.
+batch, which the context's backend computes. The model's own code stays unchanged.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from engine_server.modeling.progress import ProgressClock
 # The name under which transformers finds the hook.
 IMPLEMENTATION = "fairlead"
 
-# Options without an effect on the result here: positions are in the step's inputs, and the others ask for outputs.
+# Options that can't change the result: positions are in the step's inputs, and the others request extra outputs.
 HARMLESS = (
     "position_ids",
     "use_cache",
@@ -39,10 +39,10 @@ _running: "ContextVar[ForwardContext | None]" = ContextVar("forward context", de
 
 
 class ForwardContext:
-    """One model's forwards: its attention backend, and the inputs of the forward that runs.
+    """One model's forwards: its attention backend, and the inputs of the running forward.
 
     A context runs one forward at a time. Forwards of several models, such as a target and its draft, may interleave,
-    nest, and run in threads of their own.
+    nest, and run in different threads.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ForwardContext:
         timer: DeviceTimer | None = None,
         progress: ProgressClock | None = None,
     ) -> None:
-        """timer: counts the forwards' time; progress: ticks at every layer."""
+        """timer: measures the forwards' time; progress: ticks at every layer."""
         self.backend = backend
         self.timer = timer or DeviceTimer()
         self.progress = progress or ProgressClock()
@@ -59,7 +59,7 @@ class ForwardContext:
 
     @property
     def inputs(self) -> StepInputs:
-        """The inputs of the forward that runs."""
+        """The inputs of the running forward."""
         assert self._inputs is not None, "no forward is running"
         return self._inputs
 
@@ -101,7 +101,7 @@ def paged_attention(
     relative_bias: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attend as transformers' attention interface asks: [1, heads, T, dim] in, [1, T, heads, dim] out.
+    """Implement transformers' attention interface: [1, heads, T, dim] in, [1, T, heads, dim] out.
 
     Raises UnsupportedModelError for options that would change the result and are not supported.
     """
@@ -112,7 +112,7 @@ def paged_attention(
     layer = getattr(module, "layer_idx", None)
     if layer is None and causal:
         raise UnsupportedModelError(
-            f"{type(module).__name__} has no layer_idx, so its KV cache can't be told apart"
+            f"{type(module).__name__} has no layer_idx, which identifies a layer's KV cache"
         )
     if relative_bias is not None and (causal or sliding_window or alibi is not None):
         raise UnsupportedModelError(
@@ -127,11 +127,11 @@ def paged_attention(
 def refuse_unknown(module: nn.Module, mask: Tensor | None, options: dict[str, Any]) -> None:
     """Raise UnsupportedModelError for a mask, and for any option that might change the result."""
     if mask is not None:
-        raise UnsupportedModelError(f"{type(module).__name__} makes a mask of its own")
+        raise UnsupportedModelError(f"{type(module).__name__} passes its own attention mask")
     for name, option in options.items():
         if option is not None and name not in HARMLESS:
             raise UnsupportedModelError(
-                f"{type(module).__name__} asks for {name}, which attention doesn't know"
+                f"{type(module).__name__} passes the option {name}, which is not supported"
             )
 
 

@@ -1,4 +1,4 @@
-"""The interface of attention backends: what a step gives them, and what a layer asks of them."""
+"""The interface of attention backends: a step's inputs, and the description of a layer."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 class UnsupportedModelError(ValueError):
-    """A model that would be computed wrongly; the message says why."""
+    """A model that would be computed wrongly; the message states why."""
 
 
 class StepInputs(NamedTuple):
@@ -38,7 +38,7 @@ class StepInputs(NamedTuple):
     tables: Sequence[npt.NDArray[np.int32]]
     # [S], row of each sequence in `tables`.
     rows: IntArray
-    # [S], what a stretched rope depends on besides positions.
+    # [S], the regime of a stretched rope, on which it depends besides positions.
     regimes: IntArray | None = None
     # The same on the device.
     staged: "Staged | None" = None
@@ -59,14 +59,14 @@ class Staged(NamedTuple):
     decodes: Tensor
     # [kinds, R + 1, blocks a row], the whole block table.
     tables: Tensor
-    # [n], tokens of the step whose logits are wanted.
+    # [n], indices of the step's tokens whose logits are needed.
     logit_rows: Tensor
     # [n], the sequences' rows of the block table.
     sampling: Tensor
 
 
 class LayerShape(NamedTuple):
-    """Shape of what one attention layer keeps of each token."""
+    """Shape of one attention layer's K and V of a token."""
 
     kv_heads: int
     key_dim: int
@@ -76,7 +76,7 @@ class LayerShape(NamedTuple):
 
 
 class Scoring(NamedTuple):
-    """Scores of one attention layer: their scale, their bias, and which tokens are visible."""
+    """Scores of one attention layer: their scale, their bias, and the visible tokens."""
 
     scaling: float
     # Only the last `window` tokens are visible, the token itself included.
@@ -93,12 +93,12 @@ class Scoring(NamedTuple):
 
     @property
     def fused(self) -> bool:
-        """Return whether torch's fused attention takes these scores."""
+        """True if torch's fused attention supports these scores."""
         return self.softcap is None and self.sinks is None
 
 
 class Pages(NamedTuple):
-    """K, or V, of the layers that share a tensor. The layout of a block is the backend's."""
+    """K, or V, of the layers that share a tensor. Each backend defines the layout of a block."""
 
     # [blocks, ..., dim]
     data: Tensor
@@ -121,7 +121,7 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def begin(self, inputs: StepInputs) -> None:
-        """Prepare what all layers of a step share."""
+        """Prepare the data that all layers of a step share."""
 
     @abstractmethod
     def attend(
@@ -134,6 +134,6 @@ class AttentionBackend(ABC):
         """
 
     def erase(self, block_ids: list[int]) -> None:
-        """Zero these blocks: a NaN would spoil a weighted sum even with a weight of 0."""
+        """Zero these blocks: a NaN makes a weighted sum NaN even with a weight of 0."""
         for cache in self.caches:
             cache.view(torch.uint8)[block_ids] = 0  # by bytes: not every device indexes float8

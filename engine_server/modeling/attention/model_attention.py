@@ -104,7 +104,7 @@ class MPNetEncoder(modeling_mpnet.MPNetEncoder):
         return bias
 
 
-# The class that takes the place of each of transformers'; it has the same attributes.
+# The replacement of each of transformers' classes; it has the same attributes.
 OURS: dict[type[nn.Module], type[nn.Module]] = {
     modeling_bloom.BloomAttention: BloomAttention,
     modeling_falcon.FalconAttention: FalconAttention,

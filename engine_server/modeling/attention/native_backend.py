@@ -39,7 +39,7 @@ class NativeAttention(TorchAttention):
         return self._native[kind]
 
     def _takes(self, query: Tensor, values: Pages, scoring: Scoring) -> bool:
-        """Return whether the kernel supports a layer's cache and scoring."""
+        """Return True if the kernel supports a layer's cache and scoring."""
         dim, plain = query.shape[-1], scoring.fused and scoring.alibi is None
         known = query.dtype in DTYPES and values.data.dtype == query.dtype
         return (
@@ -54,7 +54,7 @@ class NativeAttention(TorchAttention):
         firsts, contexts = (of_all[sequences] for of_all in self._seen(inputs, kind))
         hidden = np.zeros_like(contexts) if window is None else np.maximum(contexts - window, 0)
         rows = np.stack([inputs.rows[sequences], firsts, hidden, contexts], 1).astype(np.int32)
-        tables = np.ascontiguousarray(inputs.tables[kind])  # which it is already where the table is staged
+        tables = np.ascontiguousarray(inputs.tables[kind])  # copies nothing if the table is staged
         tokens = selection(inputs.starts[sequences], self.device)
         return [Decodes(tokens, torch.from_numpy(rows), torch.from_numpy(tables))]
 
@@ -65,7 +65,7 @@ class Decodes:
 
     # Their indices in the step.
     tokens: slice | Tensor
-    # int32 [n, 4]: row of `tables`, first block, tokens from there that are hidden, and all tokens from there.
+    # int32 [n, 4]: row of `tables`, first block, and from there on the number of hidden tokens and of all tokens.
     rows: Tensor
     # int32 [R, blocks a row]
     tables: Tensor

@@ -1,4 +1,4 @@
-"""Paged attention in plain torch: gather the blocks of each context, then attend. It runs on every device."""
+"""Paged attention in plain torch: gather the blocks of each context, then attend. Runs on every device."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,14 +21,14 @@ from engine_server.modeling.attention.torch_scores import (
 from engine_server.modeling.memory.cache_layout import Layout, quantised
 from engine_server.modeling.platform.interface import Platform
 
-# From so many decodes of one width on, a CPU is faster in bfloat16 if scores are written to memory.
+# Number of decodes of one width from which a CPU is faster in bfloat16 if scores are written to memory.
 MANY_DECODES = 16
 
 
 class TorchAttention(AttentionBackend):
     """One K and one V tensor for each of the layout's: [blocks, kv heads, block size, dim].
 
-    The tokens of a head are contiguous, so that gathered blocks can be multiplied as they are.
+    The tokens of a head are contiguous, so that gathered blocks can be multiplied without a copy.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class TorchAttention(AttentionBackend):
         self.writes_scores = platform.writes_scores
         # In 16 bits, results need not be bitwise independent of batch composition.
         self.halved = dtype in (torch.bfloat16, torch.float16)
-        # Zeros: masked slots are multiplied by a weight of 0, which a NaN would survive.
+        # Zeroed: masked slots are multiplied by a weight of 0, and 0 * NaN is NaN.
         self.keys, self.values = layout.allocate(
             num_blocks, block_size, dtype, platform.zeros, heads_first=True
         )
@@ -62,7 +62,7 @@ class TorchAttention(AttentionBackend):
         self.write(kind, keys, key)
         self.write(kind, values, value)
         parts = self.parts(kind, query, values, scoring)
-        if len(parts) == 1:  # it has all tokens
+        if len(parts) == 1:  # it covers all tokens
             return parts[0].attend(query, keys, values, scoring)
         output = query.new_empty(*query.shape[:2], value.shape[-1])
         for part in parts:
@@ -80,7 +80,7 @@ class TorchAttention(AttentionBackend):
         pages.scales.flatten(0, 2).index_copy_(0, rows, scales)
 
     def parts(self, kind: int, query: Tensor, values: Pages, scoring: Scoring) -> list["Part"]:
-        """Return the parts of the step for layers of one kind of attention; together they have all its tokens."""
+        """Return the parts of the step for layers of one kind of attention; together they cover all its tokens."""
         if kind not in self._parts:
             self._parts[kind] = [*self._prefills(self._inputs, kind), *self._decodes(self._inputs, kind)]
         return self._parts[kind]
@@ -106,7 +106,7 @@ class TorchAttention(AttentionBackend):
         for most in np.unique(widths).tolist():
             members = sequences[widths == most]
             width = int(held[members].max()) if self.halved else most
-            # A width is rounded up with the sequence's own last block: a NaN in another's would survive the mask.
+            # A width is padded with the sequence's own last block: a NaN in another block would pass the mask.
             columns = np.minimum(np.arange(width), held[members, None] - 1) + firsts[members, None]
             blocks = inputs.tables[kind][inputs.rows[members, None], columns]
             yield DecodeGroup(
@@ -148,7 +148,7 @@ class Slots:
 
 @dataclass(slots=True)
 class Blocks:
-    """Blocks of some sequences, the same number of each."""
+    """Blocks of several sequences, the same number for each."""
 
     # [n, blocks]
     ids: Tensor
@@ -249,7 +249,7 @@ def rounded(blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def selection(places: npt.NDArray[np.int64], device: torch.device) -> slice | Tensor:
-    """Return an index for ascending places: a slice, which copies nothing, if they are consecutive."""
+    """Return an index for ascending `places`: a slice, which needs no copy, if they are consecutive."""
     first, last = int(places[0]), int(places[-1])
     if last - first == len(places) - 1:
         return slice(first, last + 1)

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from engine_server.modeling.attention.interface import Scoring
 
-# Scores that are held at once where they must be written to memory.
+# Maximum number of scores in memory at a time, if they must be written there.
 MOST_SCORES = 1 << 26
 # A CPU is up to twice as fast in bfloat16 if scores are written to memory: from this many scores of a prompt on, and
 # then of this many tokens at a time, so that they are still in the CPU's caches when they are used.
 MANY_SCORES = 1 << 12
 ROWS = 128
 
-# Masks by what they depend on: layers with the same visible tokens and biases share one.
+# Masks by the values that they depend on: layers with the same visible tokens and biases share one.
 Masks = dict[tuple[object, ...], Tensor]
 
 
@@ -70,7 +70,7 @@ class Sequence:
         return output
 
     def _plain(self, scoring: Scoring) -> bool:
-        """Return whether scores are hidden by causality at most, and have no bias."""
+        """Return True if scores have no mask other than causality, and no bias."""
         narrow = scoring.window is not None and scoring.window < self.context
         return not narrow and scoring.alibi is None and scoring.relative_bias is None
 
@@ -90,7 +90,7 @@ class Sequence:
 
 
 def may_write_scores(query: Tensor, scoring: Scoring) -> bool:
-    """Return whether scores may be written down; not in float32, where results are independent of batch composition."""
+    """Return True if scores may be written to memory; not in float32, which is independent of batch composition."""
     return scoring.fused and query.dtype != torch.float32
 
 
@@ -103,7 +103,7 @@ def future(count: int, dtype: torch.dtype) -> Tensor:
 def attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scoring: Scoring) -> Tensor:
     """Return [n, heads, tokens, dim] of query [n, heads, tokens, dim]; keys, values: [n, kv heads, context, dim].
 
-    `mask` is added to the scores [n, heads, tokens, context]; without one, causality alone or nothing hides tokens.
+    `mask` is added to the scores [n, heads, tokens, context]; without one, causality hides tokens or none are hidden.
     """
     if scoring.fused:
         return F.scaled_dot_product_attention(
@@ -136,7 +136,7 @@ def scores_of(query: Tensor, keys: Tensor, scaling: float) -> Tensor:
 
 
 def mask_out(own: Tensor, others: Tensor, scoring: Scoring, dtype: torch.dtype) -> Tensor:
-    """Return what is added to scores: -inf for hidden tokens, else 0, less with ALiBi.
+    """Return the term that is added to scores: -inf for hidden tokens, else 0 or ALiBi's negative bias.
 
     own: positions of the queries [n]; others: positions of the keys [width]; the result: [n, 1 or query heads, width].
     """

@@ -1,1 +1,1 @@
-"""Weight formats: how the weights of a layer lie in memory, and the products with them."""
+"""Weight formats: the memory layout of a layer's weights, and the products with them."""

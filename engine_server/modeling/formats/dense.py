@@ -1,4 +1,4 @@
-"""Weights as checkpoints in float32, bfloat16 or float16 have them."""
+"""Dense weights, as in checkpoints in float32, bfloat16 or float16."""
 
 from collections.abc import Sequence
 from typing import Self
@@ -44,7 +44,7 @@ class DenseFormat(WeightFormat):
 
 
 def as_parameter(tensor: Tensor) -> nn.Parameter:
-    """Return `tensor` itself if it is a parameter: layers that share one go on sharing it."""
+    """Return `tensor` itself if it is a parameter: layers that share one keep sharing it."""
     if isinstance(tensor, nn.Parameter):
         tensor.requires_grad_(False)
         return tensor

@@ -1,4 +1,4 @@
-"""Weights whose products have the same bits in every batch, on a GPU with Triton."""
+"""Weights whose products are bitwise independent of batch composition, on a GPU with Triton."""
 
 from torch import Tensor
 

@@ -30,7 +30,7 @@ class PackedFormat(WeightFormat):
 
 
 def pack(format: WeightFormat) -> WeightFormat:
-    """Return `format` packed, or as it is where oneDNN does not know its dtype."""
+    """Return `format` packed, or unchanged if oneDNN doesn't support its dtype."""
     return PackedFormat(format) if isinstance(format, DenseFormat) and can_pack(format) else format
 
 

@@ -24,6 +24,6 @@ class TiedFormat(WeightFormat):
 
 
 def tied(dense: DenseFormat, layout: WeightLayout) -> WeightFormat:
-    """Return `dense` in `layout`, with its rows where the layout gathers none."""
+    """Return `dense` in `layout`, and with `dense` for gathering rows if the layout can't."""
     product = layout(dense)
     return product if isinstance(product, DenseFormat) else TiedFormat(product, dense)

@@ -17,7 +17,7 @@ class Cut(NamedTuple):
     dim: int
     pieces: int
     piece: int
-    # The number of tensors that lie one behind another along `dim`, each of which is cut: gate and up of experts.
+    # Number of tensors concatenated along `dim`, each of which is cut separately: gate and up of experts.
     blocks: int = 1
 
     def of(self, whole: Tensor) -> Tensor:
@@ -36,9 +36,9 @@ class Cut(NamedTuple):
 class WeightFormat(ABC):
     """The weight of one layer, and its bias if it has one.
 
-    A format that checkpoints have is read (`load`), cut for a rank (`shard`) and joined with others of the same input
-    (`concat`). A `WeightLayout` may then make another of it, for one kind of device, that can only multiply (`apply`)
-    and gather rows (`gather`).
+    A checkpoint's format can be read (`load`), cut for a rank (`shard`) and joined with others of the same input
+    (`concat`). A `WeightLayout` may then convert it to another format, for one kind of device, that can only multiply
+    (`apply`) and gather rows (`gather`).
     """
 
     @classmethod
@@ -48,12 +48,12 @@ class WeightFormat(ABC):
 
     def shard(self, cut: Cut) -> Self:
         """Return one rank's part. Of a weight that is cut along its inputs, rank 0 alone keeps the bias."""
-        raise TypeError(f"{type(self).__name__} is made of what was cut already")
+        raise TypeError(f"{type(self).__name__} is built from weights that are already cut")
 
     @classmethod
     def concat(cls, formats: Sequence[Self]) -> Self:
         """Join formats of one input: the outputs of the result are theirs, one after another."""
-        raise TypeError(f"{cls.__name__} is made of what was joined already")
+        raise TypeError(f"{cls.__name__} is built from weights that are already joined")
 
     @abstractmethod
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -65,13 +65,13 @@ class WeightFormat(ABC):
 
     def gather(self, rows: Tensor) -> Tensor:
         """Return rows of the weight: int64 [...] to [..., in]."""
-        raise TypeError(f"{type(self).__name__} gathers no rows")
+        raise TypeError(f"{type(self).__name__} can't gather rows")
 
 
-# From a format that a checkpoint has to the one that multiplies fastest on a device, which may be the same.
+# Converts a checkpoint's format to the one that multiplies fastest on a device, which may be the same.
 WeightLayout = Callable[[WeightFormat], WeightFormat]
 
 
 def as_loaded(format: WeightFormat) -> WeightFormat:
-    """Return `format` itself, the layout of devices that multiply best what checkpoints have."""
+    """Return `format` itself, for devices on which the checkpoint's format is the fastest."""
     return format

@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 def ladder(most: int) -> list[int]:
-    """Return the batch sizes to capture, ascending: 1, 2, 4, 8, 16, then so close that padding is at most a fifth."""
+    """Return the batch sizes to capture, ascending: 1, 2, 4, 8, 16, then spaced so that padding is at most a fifth."""
     sizes = [1, 2, 4, 8, 16]
     while sizes[-1] < most:
         sizes.append(sizes[-1] + max(8, 1 << sizes[-1].bit_length() - 3))
@@ -21,12 +21,12 @@ def ladder(most: int) -> list[int]:
 class StepGraphs:
     """One part of a decode step, captured for several batch sizes.
 
-    run: launches the part for a batch size. What it reads and writes, besides the size, lies on the device at the same
-    place in each step, so that all sizes share their buffers.
+    run: launches the part for a batch size. It reads and writes buffers at fixed addresses on the device, which all
+    sizes share.
     """
 
     def __init__(self, run: Callable[[int], None], sizes: list[int]) -> None:
-        """Capture every size. Raises RuntimeError if the model waits for the device, or memory is short."""
+        """Capture every size. Raises RuntimeError if the model waits for the device, or memory runs out."""
         started, free = time.monotonic(), torch.cuda.mem_get_info()[0]
         self._sizes = sizes
         self._graphs = dict(capture(run, sizes))
@@ -40,7 +40,7 @@ class StepGraphs:
         return self._sizes[position] if position < len(self._sizes) else None
 
     def replay(self, size: int) -> None:
-        """Launch what `run(size)` launched."""
+        """Launch the graph of `run(size)`."""
         self._graphs[size].replay()
 
 
@@ -51,7 +51,7 @@ def capture(run: Callable[[int], None], sizes: list[int]) -> Iterator[tuple[int,
         run(size)  # kernels that are compiled or chosen at the first call can't be captured
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # NCCL's own thread queries the device meanwhile, which the default mode takes for an error.
+        # NCCL's own thread queries the device during the capture, which the default mode reports as an error.
         with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             run(size)
         yield size, graph

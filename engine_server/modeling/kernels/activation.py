@@ -8,7 +8,7 @@ from torch import Tensor
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]  # gelu by the error function, or by its approximation
 
-TILE = 1024  # elements that one program takes
+TILE = 1024  # elements per program
 
 
 def gated(activation: Activation, gate_up: Tensor) -> Tensor:

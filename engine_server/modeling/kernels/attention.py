@@ -1,8 +1,8 @@
 """Attention over the paged cache: ragged prefill, and decode in chunks of a work list, by one kernel.
 
-A program has a tile of queries, which is some tokens of one sequence times the query heads that share a KV head, and
-walks over keys of the sequence with an online softmax (FlashAttention-2, Dao 2023, arXiv 2307.08691). K and V are found
-token by token through the block table, so any block size does (PagedAttention, Kwon et al. 2023, arXiv 2309.06180).
+A program computes a tile of queries, some tokens of one sequence times the query heads that share a KV head, and
+iterates over the sequence's keys with an online softmax (FlashAttention-2, Dao 2023, arXiv 2307.08691). K and V are
+addressed per token through the block table, so any block size works (PagedAttention, Kwon et al. 2023, 2309.06180).
 In decode a program has one chunk of a sequence's keys (work_list.py), and a second kernel joins the results of those
 sequences that have several (flash-decoding, Dao et al. 2023, https://pytorch.org/blog/flash-decoding).
 """
@@ -38,7 +38,7 @@ def prefill(
     scoring: Scoring,
     invariant: bool = False,
 ) -> None:
-    """Attend for sequences with any number of tokens in this step, over what is cached of each.
+    """Attend for sequences with any number of tokens in this step, over the cached context of each.
 
     out: [T, query heads, value dim]; query: [T, query heads, key dim], of unit stride in the last;
     keys, values: [blocks, block size, kv heads, dim], contiguous, of any float type, with scales or without;
@@ -65,7 +65,7 @@ def decode(
     scoring: Scoring,
     work: WorkList,
 ) -> None:
-    """Attend as `prefill` does, for sequences with one token in this step; `work`: what `plan_work` gives for them."""
+    """Attend as `prefill` does, for sequences with one token in this step; `work`: `plan_work` of them."""
     launch = launch_for(DECODE, query, keys.data, values.data)
     parts = query.new_empty((work.num_rows, *out.shape[1:]), dtype=torch.float32)
     weights = parts.new_empty(parts.shape[:2])
@@ -129,7 +129,7 @@ def _attend(
     """Attend for one tile of queries, or one item of a work list (axis 0), of one KV head (axis 1).
 
     Scores are in powers of two: `scale` and SOFTCAP are multiplied by log2(e). Results go to out[token, head]; those of
-    an item with a row to parts[row, head], beside weights[row, head], the log2 of the sum of the scores' powers.
+    an item with a row to parts[row, head], and the log2 of the sum of the scores' powers to weights[row, head].
     """
     DECODE: tl.constexpr = items is not None
     TOKENS: tl.constexpr = 1 if DECODE else ROWS // GROUP
@@ -140,7 +140,7 @@ def _attend(
         if sequence < 0:
             return
     else:
-        # Sequence s has its tiles from place // TOKENS + s on: that is room enough for each, and some have no token.
+        # Tiles of sequence s start at place // TOKENS + s, which leaves enough tiles for each; some are empty.
         tile = tl.num_programs(0) - 1 - tile  # a sequence's last tokens see most keys: start with them
         low, high = 0, num_sequences
         while high - low > 1:
@@ -175,7 +175,7 @@ def _attend(
     dot_type: tl.constexpr = asked.dtype if DOT is None else DOT
     asked = asked.to(dot_type)
 
-    # The keys that any of these queries sees ...
+    # The range of keys that any of these queries sees ...
     begin, end = 0, context
     if WINDOW is not None:
         begin = max(position - WINDOW + 1, 0)
@@ -188,7 +188,7 @@ def _attend(
         chunk = tl.load(items + tile * 4 + 1)
         starts_sequence = chunk == begin
         begin, end = chunk, tl.load(items + tile * 4 + 2)
-    # ... and up to where all of them see all of it, so that nothing need be masked.
+    # ... and the part of it that all of them see, which needs no mask.
     seen_by_all = end
     if CAUSAL:
         seen_by_all = min(end, position + 1)
@@ -198,14 +198,14 @@ def _attend(
         seen_by_all = begin if begin < position + count - WINDOW else seen_by_all
     clear = begin + max(seen_by_all - begin, 0) // KEYS * KEYS
     earliest = begin
-    if INVARIANT:  # the same keys together, in the same way, whatever tile a query is in
+    if INVARIANT:  # the same groups of keys in the same order, in any tile
         begin = begin // KEYS * KEYS
         clear = begin
 
     most = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.full(
         [ROWS], 1.0, tl.float32
-    )  # of a sink, or nothing: the first key that is seen shrinks it to 0
+    )  # a sink's weight, or a placeholder that the first visible key scales to 0
     if sinks is not None:
         sink = tl.load(sinks + heads, mask=row_kept, other=0.0).to(tl.float32) * LOG2_E
         most = tl.where(starts_sequence, sink, most)
@@ -228,7 +228,7 @@ def _attend(
                 scores *= tl.load(key_scales + cached, mask=inside, other=0.0)[None, :]
             distance = own[:, None] - others[None, :]
             if SOFTCAP is not None:
-                scores = SOFTCAP - 2 * SOFTCAP / (tl.exp(2 / SOFTCAP * scores) + 1)  # that is SOFTCAP * tanh
+                scores = SOFTCAP - 2 * SOFTCAP / (tl.exp(2 / SOFTCAP * scores) + 1)  # equals SOFTCAP * tanh
             if alibi is not None:
                 scores -= slopes[:, None] * distance
             if MASKED:
@@ -239,7 +239,9 @@ def _attend(
                     seen &= (distance < WINDOW) & (distance > -WINDOW)
                 scores = tl.where(seen, scores, float("-inf"))
             most_now = tl.maximum(most, tl.max(scores, 1))
-            shift = tl.where(most_now == float("-inf"), 0, most_now)  # of a query that saw nothing yet
+            shift = tl.where(
+                most_now == float("-inf"), 0, most_now
+            )  # for a query without a visible key so far
             shrink = tl.exp2(most - shift)
             powers = tl.exp2(scores - shift[:, None])
             most, total = most_now, total * shrink + tl.sum(powers, 1)
@@ -271,7 +273,7 @@ def _join(
     out, parts, weights, sequences, rows, out_token, out_head,
     DIM: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """out[token, head] is the mean of parts[row, head] over a sequence's rows, weighed by powers of two."""
+    """Set out[token, head] to the mean of parts[row, head] over a sequence's rows, weighted by powers of two."""
     sequence, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     first, count = tl.load(rows + sequence * 2), tl.load(rows + sequence * 2 + 1)
     if count == 0:

@@ -7,7 +7,7 @@ from torch import Tensor
 from engine_server.modeling.attention.interface import Pages
 from engine_server.modeling.memory import cache_layout
 
-# Elements that one program moves at a time.
+# Elements that one program copies at a time.
 TILE = 4096
 LARGEST = tl.constexpr(cache_layout.LARGEST)
 SMALLEST = tl.constexpr(cache_layout.SMALLEST)
@@ -17,8 +17,8 @@ def write_cache(keys: Pages, values: Pages, key: Tensor, value: Tensor, slots: T
     """Write token t's K and V to slot `slots[t]` of the cache, in its dtype; with scales, as `quantised` does.
 
     keys, values: [blocks, block size, kv heads, dim], contiguous; key, value: [T, kv heads, dim], of unit stride in
-    dim; slots: int32 [T], block id * block size + offset, or -1 for a token that is not kept. K and V may have dims
-    of their own.
+    dim; slots: int32 [T], block id * block size + offset, or -1 for a token that is not kept. K and V may have
+    different dims.
     """
     tokens, heads, key_dim = key.shape
     value_dim = value.shape[2]

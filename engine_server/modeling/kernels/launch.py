@@ -11,7 +11,7 @@ class Launch(NamedTuple):
 
     # Queries of a tile: tokens * query heads of one KV head.
     rows: int
-    # Keys that are multiplied together.
+    # Keys per product.
     keys: int
     warps: int
     stages: int
@@ -31,7 +31,7 @@ DECODE = {
     512: Launch(16, 16, 4, 3),
 }
 MIN_DIM, MAX_DIM = min(PREFILL), max(PREFILL)
-# The least rows and columns of a tensor core's product.
+# Minimum number of rows and columns of a tensor core's product.
 MIN_TILE = 16
 
 
@@ -39,6 +39,6 @@ def launch_for(table: dict[int, Launch], query: Tensor, keys: Tensor, values: Te
     """Return the settings for heads of these shapes."""
     launch = table[max(MIN_DIM, triton.next_power_of_2(max(keys.shape[3], values.shape[3])))]
     group = query.shape[1] // keys.shape[2]
-    wide = query.dtype.itemsize // 2  # float32 takes twice the room
+    wide = query.dtype.itemsize // 2  # float32 takes twice the memory
     rows = max(MIN_TILE, launch.rows // wide, triton.next_power_of_2(group))
     return launch._replace(rows=rows, keys=max(MIN_TILE, launch.keys // wide))

@@ -1,8 +1,8 @@
 """Linear layers whose rows are bitwise independent of the other rows.
 
-A library's matrix product is chosen by its shape: with the number of rows change the tiles, the order of the sums and
-so their rounding. Here tiles and order are fixed, and an element is one running sum over K, as He and Thinking Machines
-Lab describe (Defeating Nondeterminism in LLM Inference, 2025,
+A library chooses its matrix product by shape, so that the tiles, the order of summation and the rounding depend on
+the number of rows. Here tiles and order are fixed, and an element is one running sum over K, as described by He and
+Thinking Machines Lab (Defeating Nondeterminism in LLM Inference, 2025,
 https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference).
 """
 
@@ -15,7 +15,7 @@ ROWS, COLUMNS, DEPTH_BYTES = 128, 64, 128  # of a tile: with 4 stages, 96 KiB of
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x @ weight.T + bias in x's dtype, summed in float32: each row is bitwise what it would be alone.
+    """Return x @ weight.T + bias in x's dtype, summed in float32: each row is bitwise independent of the others.
 
     x: [..., K]; weight: [N, K], contiguous; bias: [N]; all of one type: float16, bfloat16 or float32.
     """

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE = 2048  # elements that one program takes, where a row has fewer
+TILE = 2048  # elements per program, if rows are shorter
 
 
 def rms_norm(
@@ -12,8 +12,8 @@ def rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """Return y = x + residual, or x, and y / sqrt(mean(y * y) + eps) * (weight + offset), both in x's dtype.
 
-    x, residual: [..., dim]; weight: [dim]; offset: 1.0 in Gemma's form, whose weights lie around 0. The sum is rounded
-    to its type first; the rest is computed in float32. x may have any strides: a token's heads lie among others.
+    x, residual: [..., dim]; weight: [dim]; offset: 1.0 in Gemma's form, whose weights are around 0. The sum is rounded
+    to its type first; the rest is computed in float32. x may have any strides, as a slice of heads has.
     """
     x = x if x.stride(-1) == 1 else x.contiguous()
     dim, out = x.shape[-1], x.new_empty(x.shape)

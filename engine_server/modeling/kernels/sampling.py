@@ -1,10 +1,10 @@
-"""From logits to tokens, with no sort and one whole read of the logits: temperature, min-p, top-k, top-p, and a draw.
+"""Sampling with no sort and one full read of the logits: temperature, min-p, top-k, top-p, and a draw.
 
-The first kernel leaves the largest logit and the mass of each group of tokens. The k-th largest of those is at most
-the k-th largest of all, so that what top-k keeps lies in the groups that reach it, and likewise for top-p: one program
-a row finds these groups, reads them alone again, and draws. Thresholds are found by radix selection, some bits of the
-floats' ordered patterns at a time (Alabi et al. 2012, "Fast k-selection algorithms for graphics processing units").
-Sums have an order that depends on the row alone, so that no neighbour changes a token.
+The first kernel computes the largest logit and the mass of each group of tokens. The k-th largest of the group maxima
+is at most the k-th largest logit, so that every token that top-k keeps is in a group that reaches it, and likewise for
+top-p: one program per row finds these groups, reads only them again, and draws. Thresholds are found by radix
+selection, some bits of the floats' ordered patterns at a time (Alabi et al. 2012, "Fast k-selection algorithms for
+graphics processing units"). The order of sums depends on the row alone, so tokens are independent of other rows.
 """
 
 import numpy as np
@@ -13,15 +13,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Of a row. Temperature 0 is greedy, which wants min_p of 1; top_k 0 is all; index is the token's in the output.
+# Parameters of a row. Temperature 0 is greedy and needs min_p 1; top_k 0 is all; index is the token's in the output.
 PARAMETERS = np.dtype("f4, f4, f4, i4, u8, u4, u4")
 PARAMETERS.names = ("temperature", "min_p", "top_p", "top_k", "seed", "child", "index")
 WORDS = tl.constexpr(PARAMETERS.itemsize // 4)
 GROUP = tl.constexpr(32)  # tokens
-SURVEYED = 128  # groups that one program looks at
-CHUNK = 2048  # logits that a program compares at once
+SURVEYED = 128  # groups per program
+CHUNK = 2048  # logits that a program compares together
 DIGITS, BITS = tl.constexpr(16), tl.constexpr(4)  # a digit of a threshold, which has 32 bits
-LOWEST = tl.constexpr(-0x7F800001)  # minus infinity's place among the ordered patterns
+LOWEST = tl.constexpr(-0x7F800001)  # minus infinity as an ordered pattern
 
 
 def sample(logits: Tensor, parameters: Tensor) -> tuple[Tensor, Tensor]:
@@ -29,7 +29,7 @@ def sample(logits: Tensor, parameters: Tensor) -> tuple[Tensor, Tensor]:
 
     logits: [n, vocabulary] of any float type, of unit stride in the last; parameters: int32 [n or more, WORDS], rows
     of PARAMETERS. The token is the first whose cumulative probability exceeds the uniform number of (seed, child,
-    index); of what ties at a threshold all are kept, and the first of the likeliest is the greedy token.
+    index); all tokens that tie at a threshold are kept, and the first of the likeliest is the greedy token.
     """
     rows, vocabulary = logits.shape
     groups = triton.cdiv(vocabulary, GROUP.value)
@@ -97,10 +97,10 @@ def _draw(
     total = tl.sum(mass, 0)
     tl.store(largest + row, tl.where(total == total, top, total))
 
-    floor = top + tl.log(min_p)  # what is less is filtered out
+    floor = top + tl.log(min_p)  # smaller logits are filtered out
     filtered = (min_p > 0) | (top_k > 0) | (top_p < 1)
     if filtered:
-        cut, nucleus = floor, (top_p < 1) & (top_k == 0) & (min_p == 0)  # of all the row's mass
+        cut, nucleus = floor, (top_p < 1) & (top_k == 0) & (min_p == 0)  # of the row's total mass
         if (top_k > 0) | nucleus:
             target = tl.where(nucleus, top_p * total, top_k.to(tl.float32))
             cut = tl.maximum(
@@ -131,7 +131,7 @@ def _draw(
     place, rest = _pick(mass, number * total, WIDTH)
     if filtered:
         place = tl.load(chosen + tl.minimum(place, groups - 1))
-    place = tl.minimum(tl.maximum(place, 0), groups - 1)  # a row of NaN has none
+    place = tl.minimum(tl.maximum(place, 0), groups - 1)  # a row of NaN has no such group
     members = place * GROUP + tl.arange(0, GROUP)
     x = _scaled(logits, members, vocabulary, scale)
     place, _ = _pick(tl.where(x >= floor, tl.exp(x - shift), 0.0), rest, GROUP)
@@ -140,10 +140,10 @@ def _draw(
 
 @triton.jit
 def _threshold(values, chosen, count, size, scale, shift, target, counted, CHUNK: tl.constexpr):
-    """Return the largest t such that the x >= t are `target` many, if `counted`, or have that sum of e^(x - shift).
+    """Return the largest t at which the number of x >= t, if `counted`, or their sum of e^(x - shift) reaches `target`.
 
-    values: [size], of which are looked at the first `count`, or the members of the groups `chosen`; x: scale * value.
-    Minus infinity, if even all are too few.
+    x: scale * value, of the first `count` of values [size], or of the members of the groups `chosen`.
+    Minus infinity if all of them together don't reach it.
     """
     found = LOWEST
     digits = tl.arange(0, DIGITS)
@@ -158,7 +158,7 @@ def _threshold(values, chosen, count, size, scale, shift, target, counted, CHUNK
             x = _scaled(values, places, size, scale)
             weight = tl.where(counted, 1.0, tl.exp(x - shift))
             bits = x.to(tl.int32, bitcast=True)
-            ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # compares as x does
+            ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # has the order of x
             above += tl.where(ordered[:, None] >= pivots[None, :], weight[:, None], 0.0)
         reached = (tl.sum(above, 0) >= target) & (digits > 0)
         found += tl.sum(reached.to(tl.int32), 0) << bit
@@ -184,7 +184,7 @@ def _weigh(logits, chosen, count, vocabulary, scale, shift, floor, masses, CHUNK
 def _pick(weights, target, SIZE: tl.constexpr):
     """Return the index of the first weight with which the sum exceeds `target`, and `target` less the sum before it.
 
-    Rounding may put the target beyond all of them, or the sums out of order: what weighs nothing is never picked.
+    Rounding may put the target beyond the total, or the sums out of order; a weight of 0 is never picked.
     """
     cumulative = tl.where(weights > 0, tl.cumsum(weights, 0), 0.0)
     below = (tl.max(cumulative, 0).to(tl.int32, bitcast=True) - 1).to(tl.float32, bitcast=True)

@@ -1,8 +1,8 @@
-"""The work list of a decode step: which program attends to which chunk of which sequence's keys, made on the device.
+"""The work list of a decode step, built on the device: the chunk of a sequence's keys that each program attends to.
 
 All sequences are cut into chunks of one size, chosen so that the chunks of the longest contexts fill the device (as in
 FlashInfer's load-balanced scheduler, Ye et al. 2025, arXiv 2501.01005). The lengths are read on the device, so a CUDA
-graph that was captured for some number of sequences balances any contexts.
+graph captured for a number of sequences balances contexts of any lengths.
 """
 
 from typing import NamedTuple
@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Chunks have at least so many keys, and a multiple of it: with fewer, joining takes longer than sharing gains.
+# Number of keys of which a chunk's size is a multiple; with fewer, joining chunks costs more than it gains.
 CHUNK = 128
-# Items that one program of `_plan` makes.
+# Items per program of `_plan`.
 TILE = 16
 
 
@@ -30,7 +30,7 @@ class WorkList(NamedTuple):
 
 
 def spare_chunks(kv_heads: int, processors: int) -> int:
-    """Return how many chunks beyond one a sequence are worth while: two programs for each processor."""
+    """Return the number of chunks to add to one per sequence: two programs for each processor."""
     return -(-2 * processors // kv_heads)
 
 
@@ -51,13 +51,13 @@ def _plan(
     items, rows, sequences, count, num_items, spare,
     WINDOW: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Make TILE items, from all sequences' lengths; program 0 makes the rows too."""
+    """Build TILE items from all sequences' lengths; program 0 also builds the rows."""
     numbers = tl.arange(0, WIDTH)
     context = tl.load(sequences + numbers * 4 + 3, mask=numbers < count, other=0)
     visible = context
     if WINDOW is not None:
         visible = tl.minimum(context, WINDOW)
-    # A sum of n rounded-up quotients is at most n + total / size: no more than there are items.
+    # A sum of n rounded-up quotients is at most n + total / size: at most the number of items.
     total = tl.sum(visible.to(tl.int64), 0)
     size = (tl.cdiv(tl.cdiv(total, spare), CHUNK) * CHUNK).to(tl.int32)
     size = tl.maximum(size, CHUNK)
@@ -70,7 +70,7 @@ def _plan(
         tl.store(rows + numbers * 2 + 1, parts, mask=numbers < count)
 
     item = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    # Its sequence is the only one whose items begin at or before it and end behind it.
+    # An item's sequence is the only one whose items begin at or before it and end after it.
     own = (item[:, None] >= (ends - chunks)[None, :]) & (item[:, None] < ends[None, :])
     used = item < tl.sum(chunks, 0)
     sequence = tl.sum(tl.where(own, numbers[None, :], 0), 1)

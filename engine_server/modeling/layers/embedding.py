@@ -9,7 +9,7 @@ from engine_server.modeling.layers.weight_layer import WeightLayer, derived_clas
 
 
 class Embedding(WeightLayer, nn.Embedding):
-    """An embedding [...] to [..., hidden], which may share its format with a linear layer that is tied to it."""
+    """An embedding, [...] to [..., hidden]. It may share its format with a linear layer that is tied to it."""
 
     format: WeightFormat | None = None
     sharding: Sharding | None = None
@@ -35,7 +35,7 @@ class Embedding(WeightLayer, nn.Embedding):
 
 
 def receive_embeddings(embedding: nn.Embedding) -> Embedding:
-    """Make `embedding` an `Embedding`. If its class has a forward of its own, that goes on running around ours."""
+    """Make `embedding` an `Embedding`. If its class has its own forward, that still runs and calls ours."""
     kind = type(embedding)
     embedding.__class__ = Embedding if kind is nn.Embedding else derived_class((kind, Embedding), kind)
     assert isinstance(embedding, Embedding)

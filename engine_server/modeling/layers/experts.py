@@ -11,11 +11,11 @@ from engine_server.modeling.layers.weight_layer import WeightLayer, derived_clas
 
 
 class ReceivedParameters(WeightLayer):
-    """A module of transformers whose parameters are received, and cut where ranks share them."""
+    """A transformers module whose parameters are received, and cut if ranks share them."""
 
     # The part of each parameter that this rank keeps, by the parameter's name.
     cuts: dict[str, Cut]
-    # By the names of the parameters.
+    # Formats by the names of their parameters.
     formats: dict[str, WeightFormat]
 
     def receive(self, name: str, tensor: Tensor) -> None:
@@ -45,7 +45,7 @@ class Experts(ReceivedParameters):
 def receive_parameters(
     module: nn.Module, kind: type[ReceivedParameters] = ReceivedParameters
 ) -> ReceivedParameters:
-    """Give `module` a class that is also of `kind`, if it is none yet."""
+    """Change the class of `module` to one that derives from `kind` too, unless it does already."""
     if not isinstance(module, ReceivedParameters):
         module.__class__ = derived_class((kind, type(module)), original_class(module))
         assert isinstance(module, ReceivedParameters)

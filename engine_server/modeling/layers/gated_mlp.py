@@ -18,12 +18,12 @@ class GatedMLP(nn.Module):
         self.down_proj, self.act_fn = mlp.get_submodule("down_proj"), mlp.get_submodule("act_fn")
 
     def forward(self, values: Tensor) -> Tensor:
-        """[..., hidden] to [..., hidden]."""
+        """Compute the MLP: [..., hidden] to [..., hidden]."""
         output: Tensor = self.down_proj(self._apply_gate(self.gate_up(values)))
         return output
 
     def _apply_gate(self, gate_up: Tensor) -> Tensor:
-        """[..., 2 * dim] to [..., dim], by the name that transformers' experts have for it."""
+        """Compute act(gate) * up: [..., 2 * dim] to [..., dim]. The name is that of transformers' experts."""
         gate, up = gate_up.chunk(2, dim=-1)
         output: Tensor = self.act_fn(gate) * up
         return output

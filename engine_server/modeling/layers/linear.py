@@ -14,7 +14,7 @@ from engine_server.modeling.layers.weight_layer import WeightLayer
 
 
 class Linear(WeightLayer, nn.Linear):
-    """A linear layer, [..., in] to [..., out]. It is an nn.Linear so that transformers initializes it as one."""
+    """A linear layer, [..., in] to [..., out]. It derives from nn.Linear so that transformers initializes it as one."""
 
     def __init__(
         self, weight: nn.Parameter, bias: nn.Parameter | None, transposed: bool, layout: WeightLayout
@@ -25,7 +25,7 @@ class Linear(WeightLayer, nn.Linear):
         self.transposed = transposed
         self.layout = layout
         self.sharding: Sharding | None = None
-        # The product of which this layer is one part, and its place among the parts.
+        # The product that this layer is part of, and its index among the parts.
         self.fused: FusedLinear | None = None
         self.place = 0
         self.format: WeightFormat | None = None
@@ -57,7 +57,7 @@ class Linear(WeightLayer, nn.Linear):
             self.received = {}
 
     def take(self, whole: WeightFormat) -> None:
-        """Compute with `whole` from now on, or with this rank's part of it."""
+        """Use `whole`, or this rank's part of it, as the layer's weight."""
         own = whole if self.sharding is None else whole.shard(self.sharding.cut)
         if self.fused is not None:
             self.fused.take(self.place, own)
@@ -80,16 +80,16 @@ class Linear(WeightLayer, nn.Linear):
 
 
 class FusedLinear(WeightLayer):
-    """Several linear layers of one input as one product, of which each layer asks for its part once."""
+    """Several linear layers of one input as one product. Each layer requests its part of the output once."""
 
     def __init__(self, linears: Sequence[Linear]) -> None:
-        """Make the layers parts of this product. The formats of layers that have one are joined."""
+        """Make the layers parts of this product, and join the formats of those that are loaded."""
         super().__init__()
         self.layout = linears[0].layout
         self.sizes = [linear.out_features for linear in linears]
         self.parts: list[WeightFormat | None] = [None] * len(linears)
         self.format: WeightFormat | None = None
-        # The input of which some outputs were not asked for yet, and these outputs by their place.
+        # The latest input, and those of its outputs that were not requested yet, by layer index.
         self.values: Tensor | None = None
         self.outputs: dict[int, Tensor] = {}
         self.register_parameter("weight", None)
@@ -101,12 +101,12 @@ class FusedLinear(WeightLayer):
                 linear.format = None
 
     def forward(self, values: Tensor) -> Tensor:
-        """Return all outputs, one after another: [..., in] to [..., sum of out]."""
+        """Return all outputs, concatenated: [..., in] to [..., sum of out]."""
         assert self.format is not None
         return self.format.apply(values)
 
     def output(self, place: int, values: Tensor) -> Tensor:
-        """Return the outputs of the layer at `place`: [..., in] to [..., out]."""
+        """Return the outputs of layer number `place`: [..., in] to [..., out]."""
         if values is not self.values:
             self.values = values
             self.outputs = dict(enumerate(torch.split(self.forward(values), self.sizes, dim=-1)))
@@ -124,7 +124,7 @@ class FusedLinear(WeightLayer):
             self.parts = []
 
     def lacks(self, place: int) -> bool:
-        """Check that the layer at `place` has not given its weight yet."""
+        """Return True if layer number `place` has not passed on its weight yet."""
         return self.format is None and self.parts[place] is None
 
     def settle(self) -> None:

@@ -8,7 +8,7 @@ from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet
 class FusedRMSNorm(nn.Module):
     """RMSNorm (Zhang and Sennrich 2019, arXiv 1910.07467), [..., dim] to [..., dim].
 
-    offset: what is added to the weight: 1 where a model's weights lie around 0.
+    offset: added to the weight: 1 if a model's weights are around 0.
     """
 
     def __init__(self, kernels: KernelSet, weight: nn.Parameter, eps: float, offset: float) -> None:

@@ -1,4 +1,4 @@
-"""Rotary embeddings that depend on the longest position of a batch, made to depend on each sequence alone."""
+"""Rotary embeddings whose factors depend on a length, computed per sequence instead of per batch."""
 
 from typing import Any
 
@@ -12,8 +12,8 @@ from engine_server.modeling.attention.hook import running_forward
 class SequenceRope(nn.Module):
     """A rotary embedding whose factors change beyond the trained positions, chosen for each sequence.
 
-    longrope (LongRoPE, ICML '24): one set of factors within `limit` tokens, another beyond.
-    dynamic: factors for each length beyond; a token keeps those of the length at which it was computed.
+    longrope (LongRoPE, ICML '24): one set of factors up to `limit` tokens, another beyond it.
+    dynamic: separate factors for each length beyond; a token keeps those of the length at which it was computed.
     """
 
     def __init__(self, rope: Any, limit: int) -> None:
@@ -24,7 +24,7 @@ class SequenceRope(nn.Module):
         self.dynamic = rope.rope_type == "dynamic"
 
     def regime(self, num_prompt: int, num_tokens: int) -> int:
-        """Return the factors that a sequence's keys were made with, as a number: 0 within the trained positions.
+        """Return a number that identifies the factors of a sequence's keys: 0 within the trained positions.
 
         num_prompt: tokens of the prompt; num_tokens: of prompt and output.
         """
@@ -45,7 +45,7 @@ class SequenceRope(nn.Module):
             last = position_ids.new_full(
                 (1, 1), length - 1
             )  # the rope chooses its factors by the longest position
-            self.rope.max_seq_len_cached = 0  # drop what a dynamic rope cached for a longer sequence
+            self.rope.max_seq_len_cached = 0  # drop a dynamic rope's cache for a longer sequence
             rotations = self.rope(x, torch.cat([position_ids * own, last], 1))
             cos, sin = (
                 torch.where(own[:, None], new[:, :-1], old)
@@ -55,5 +55,5 @@ class SequenceRope(nn.Module):
 
 
 def sequence_rope(model: nn.Module) -> SequenceRope | None:
-    """Return one of the model's stretched rotary embeddings, which are all alike, or None if it has none."""
+    """Return one of the model's stretched rotary embeddings, which are all equal, or None."""
     return next((module for module in model.modules() if isinstance(module, SequenceRope)), None)

@@ -1,4 +1,4 @@
-"""Rotary position embeddings by a kernel that rotates as the model's own function does."""
+"""Rotary position embeddings by a kernel with the same results as the model's own function."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet, Rota
 
 
 class ChosenRotation:
-    """In place of an `apply_rotary_pos_emb`: the kernel that gives the same, chosen at the first call.
+    """A replacement of an `apply_rotary_pos_emb`: the kernel with the same results, chosen at the first call.
 
-    The choice takes real angles, whose layout differs between models; the passes make the first call on the
+    The choice needs real angles, whose layout differs between models; the passes make the first call on the
     two-layer copy.
     """
 
@@ -22,7 +22,7 @@ class ChosenRotation:
         self.chosen: Rotation | None = None
 
     def __call__(self, *tensors: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-        """query, key: [1, heads, T, dim]; cos, sin: [1, T, angles]."""
+        """Rotate query and key [1, heads, T, dim]; cos, sin: [1, T, angles]."""
         if options or [tensor.dim() for tensor in tensors] != [4, 4, 3, 3]:
             return self.original(*tensors, **options)
         if self.chosen is None:

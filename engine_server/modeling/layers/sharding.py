@@ -1,4 +1,4 @@
-"""The part of a layer that one rank computes, and how the ranks' results become the layer's.
+"""The part of a layer that one rank computes, and the combination of the ranks' results.
 
 Megatron-LM (Shoeybi et al., 2019, arXiv 1909.08053): of a column-parallel layer each rank computes some outputs; a
 row-parallel layer takes those as inputs, and its results are summed over the ranks.
@@ -21,43 +21,43 @@ class Sharding(Protocol):
         """The part of the weight that the rank keeps."""
 
     def compute(self, format: WeightFormat, values: Tensor) -> Tensor:
-        """Return the result of the layer, of whose weight `format` is this rank's part."""
+        """Return the result of the layer; `format` is this rank's part of its weight."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Each rank computes some outputs, and the next layer takes them as they are."""
+    """Column parallelism: each rank computes some outputs, which are its inputs of the next layer."""
 
     cut: Cut
 
     def compute(self, format: WeightFormat, values: Tensor) -> Tensor:
-        """[..., in] to [..., out / ranks]."""
+        """Return this rank's outputs: [..., in] to [..., out / ranks]."""
         return format.apply(values)
 
 
 @dataclass(frozen=True)
 class GatheredColumns:
-    """Each rank computes some of `width` outputs, and has all of them afterwards."""
+    """Column parallelism in which all ranks gather the `width` outputs."""
 
     cut: Cut
     ranks: Communicator
     width: int
 
     def compute(self, format: WeightFormat, values: Tensor) -> Tensor:
-        """[..., in] to [..., width]."""
+        """Return all outputs: [..., in] to [..., width]."""
         return self.ranks.gather(format.apply(values))[..., : self.width]
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Each rank takes `width` of the inputs; the results are summed."""
+    """Row parallelism: each rank takes `width` of the inputs, and the results are summed."""
 
     cut: Cut
     ranks: Communicator
     width: int
 
     def compute(self, format: WeightFormat, values: Tensor) -> Tensor:
-        """[..., in or in / ranks] to [..., out]."""
+        """Return the sum over the ranks: [..., in or in / ranks] to [..., out]."""
         if values.shape[-1] != self.width:
             values = values.narrow(-1, self.ranks.rank * self.width, self.width)
         return self.ranks.sum(format.apply(values))
@@ -65,14 +65,14 @@ class Rows:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Each rank has the embeddings of `width` tokens; the results are summed."""
+    """Vocabulary parallelism: each rank has the embeddings of `width` tokens, and the results are summed."""
 
     cut: Cut
     ranks: Communicator
     width: int
 
     def compute(self, format: WeightFormat, token_ids: Tensor) -> Tensor:
-        """[...] to [..., hidden]."""
+        """Return the embeddings: [...] to [..., hidden]."""
         rows = token_ids - self.ranks.rank * self.width
         elsewhere = (rows < 0) | (rows >= self.width)
         states = format.gather(rows.masked_fill(elsewhere, 0))

@@ -14,7 +14,7 @@ from engine_server.modeling.formats.weight_format import WeightFormat
 class WeightLayer(nn.Module):
     """A layer whose parameters are placeholders on the meta device until their weights are received."""
 
-    # Whether weights stay plain parameters until `settle`: transformers ties them to others after the loading.
+    # True if weights stay plain parameters until `settle`, since transformers ties them to others after the loading.
     deferred = False
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
@@ -22,7 +22,7 @@ class WeightLayer(nn.Module):
         if not self.deferred and param is not None and is_loaded(param) and name in self._parameters:
             placeholder = self._parameters[name]
             if placeholder is not None:
-                placeholder._is_hf_initialized = True  # type: ignore[attr-defined]  # to be left as it is
+                placeholder._is_hf_initialized = True  # type: ignore[attr-defined]  # the loader must not initialize it
             self.receive(name, param.detach())
         else:
             super().register_parameter(name, param)
@@ -32,7 +32,7 @@ class WeightLayer(nn.Module):
         raise NotImplementedError
 
     def settle(self) -> None:
-        """Take over whatever was not received, and drop the placeholders."""
+        """Take over the parameters that were not received, and drop the placeholders."""
         raise NotImplementedError
 
     def hold(self, format: WeightFormat) -> None:
@@ -43,7 +43,7 @@ class WeightLayer(nn.Module):
 
 
 def is_loaded(parameter: nn.Parameter) -> bool:
-    """Check that transformers read a parameter from a checkpoint."""
+    """Return True if transformers read a parameter from a checkpoint."""
     return not parameter.is_meta and getattr(parameter, "_is_hf_initialized", False)
 
 
@@ -51,7 +51,7 @@ _classes: dict[tuple[type, ...], Any] = {}
 
 
 def derived_class(bases: tuple[type, ...], original: type) -> Any:
-    """Return a class of `bases`, by the name of `original`, the same one each time."""
+    """Return the class with these bases and the name of `original`, creating it at the first call."""
     if bases not in _classes:
         names = {"original": original, "__module__": original.__module__}
         _classes[bases] = type(original.__name__, bases, names)

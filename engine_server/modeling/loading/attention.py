@@ -16,7 +16,7 @@ def implementation_for(config: PreTrainedConfig) -> str:
 
 
 def replace_attention(model: PreTrainedModel) -> PassReport:
-    """Give attention modules that don't call the hook the class of ours that does, with their weights."""
+    """Replace the class of attention modules that don't call the hook by ours that does, and keep their weights."""
     tally = Tally("attention")
     if model.config.model_type in OWN_ATTENTION:
         from engine_server.modeling.attention.model_attention import OURS  # imports these models' code

@@ -1,4 +1,4 @@
-"""The pass that makes linear layers of one input one product: fewer and larger products, and one read of the input."""
+"""The pass that fuses linear layers of one input: fewer and larger products, and one read of the input."""
 
 from collections.abc import Sequence
 from typing import TypeGuard
@@ -10,7 +10,7 @@ from engine_server.modeling.layers.linear import FusedLinear, Linear
 from engine_server.modeling.layers.sharding import Columns
 from engine_server.modeling.loading.report import PassReport, Tally
 
-# The projections of one attention layer's input, by the names that models have for them.
+# The projections of one attention layer's input, by the names that models use.
 PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"))
 GATED_MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 
@@ -32,7 +32,7 @@ def fuse_projections(model: nn.Module) -> PassReport:
 
 
 def fuse_mlps(model: nn.Module, verified: frozenset[type]) -> PassReport:
-    """Replace gated MLPs whose classes are `verified` to compute what GatedMLP does."""
+    """Replace gated MLPs whose classes are `verified` to compute the same as GatedMLP."""
     tally = Tally("fuse gate and up")
     for parent in list(model.modules()):
         for name, mlp in list(parent.named_children()):
@@ -49,12 +49,12 @@ def fuse_mlps(model: nn.Module, verified: frozenset[type]) -> PassReport:
 
 
 def is_gated_mlp(module: nn.Module) -> bool:
-    """Check the names of a module's children."""
+    """Return True if a module has the children of a gated MLP."""
     return module._modules.keys() == GATED_MLP and not isinstance(module, GatedMLP)
 
 
 def alike(linears: Sequence[nn.Module]) -> TypeGuard[Sequence[Linear]]:
-    """Check for linear layers that differ in their number of outputs at most."""
+    """Return True for linear layers that differ in their number of outputs only."""
     kinds = {
         (one.in_features, one.bias is None, one.weight.dtype, one.transposed)
         for one in linears

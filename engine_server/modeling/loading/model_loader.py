@@ -27,7 +27,7 @@ from engine_server.models.hf_config import read_hf_config
 
 T = TypeVar("T")
 SECONDS_BETWEEN_LINES = 5.0
-# The environment variable by which transformers is told not to read weights ahead.
+# The environment variable that stops transformers from reading weights ahead.
 NO_READING_AHEAD = "HF_DEACTIVATE_ASYNC_LOAD"
 logger = logging.getLogger(__name__)
 
@@ -37,14 +37,15 @@ def load_model(
 ) -> PreTrainedModel:
     """Return the model of `config.path`, from safetensors or with random weights, on the platform's device.
 
-    transformers makes the model on the meta device; our passes replace its modules (see loading/passes.py); then
-    transformers reads, converts and renames the weights, and each layer takes its own over at once: it cuts them for
-    this rank, joins them with those of other layers and packs them. Raises ValueError for what can't be loaded.
+    transformers builds the model on the meta device; our passes replace its modules (see loading/passes.py); then
+    transformers reads, converts and renames the weights, and each layer immediately takes over its own: it cuts them
+    for this rank, joins them with those of other layers and packs them. Raises ValueError if the model can't be
+    loaded.
     """
     if config.batch_invariant and (ranks.size > 1 or not platform.batch_invariant):
         raise ValueError(
             f"batch_invariant takes one GPU with Triton and gcc; this is {ranks.size} {platform.device.type}. "
-            "On a CPU dtype float32 comes near: results differ by its rounding alone"
+            "On a CPU, use dtype float32: results then differ by its rounding only"
         )
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     hook = transformers.utils.logging.set_tqdm_hook(show_progress)
@@ -92,10 +93,10 @@ def empty_model(
 
 
 def replaced_class(original: type[PreTrainedModel], plan: LoadPlan) -> Any:
-    """Return the class of a model with our passes at the end of its construction.
+    """Return a subclass of a model's class that runs our passes at the end of its constructor.
 
-    That is where modules can be replaced between transformers' construction of a model on the meta device and its
-    reading of the weights.
+    At this point modules can be replaced after transformers has built the model on the meta device, and before it
+    reads the weights.
     """
 
     def construct(model: PreTrainedModel, *args: Any, **options: Any) -> None:
@@ -109,7 +110,7 @@ def read_model(
     config: ModelConfig, settings: PreTrainedConfig, dtype: torch.dtype | None, kind: Any, plan: LoadPlan
 ) -> PreTrainedModel:
     """Return a model of class `kind` with the weights of its files, which are mapped and copied once at most."""
-    on_device = plan.platform.asynchronous and plan.ranks.size == 1  # the host cuts what ranks share
+    on_device = plan.platform.asynchronous and plan.ranks.size == 1  # the host cuts weights that ranks share
     with nullcontext() if on_device else one_weight_at_a_time():
         model: PreTrainedModel = kind.from_pretrained(
             config.path,
@@ -125,7 +126,7 @@ def read_model(
 
 @contextmanager
 def one_weight_at_a_time() -> Iterator[None]:
-    """Let transformers read a weight when it is due, not all of them ahead by threads: layers free what they pack."""
+    """Make transformers read each weight when it is needed, not ahead in threads: layers free packed weights."""
     before = os.environ.get(NO_READING_AHEAD)
     os.environ[NO_READING_AHEAD] = "1"
     try:
@@ -151,7 +152,7 @@ def random_model(
 
 
 def log(*reports: PassReport) -> None:
-    """Log what passes replaced, in a line for each."""
+    """Log the report of each pass in one line."""
     for report in reports:
         logger.info("%s", report)
 
@@ -192,12 +193,12 @@ def progress(items: Collection[T], what: str) -> Iterator[T]:
 
 
 def show_progress(factory: Any, args: Any, options: Any) -> Any:
-    """Return transformers' progress bar, or lines of the log in place of one with a description."""
+    """Return transformers' progress bar, or log lines instead of a bar with a description."""
     return progress(args[0], options["desc"]) if "desc" in options else factory(*args, **options)
 
 
 def first_position(model: nn.Module, max_model_len: int) -> int:
-    """Return the first position, which in some tables (RoBERTa's) follows that of the padding.
+    """Return the first position, which in some tables (RoBERTa's) follows the padding's.
 
     Raises ValueError if the table ends before `max_model_len`.
     """

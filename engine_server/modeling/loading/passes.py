@@ -38,14 +38,14 @@ from engine_server.modeling.loading.weights import (
 )
 from engine_server.modeling.platform.interface import Platform
 
-# Layers of which each row's result depends on that row alone, in a fixed order of summation.
+# Layers in which each row's result depends on that row alone, with a fixed order of summation.
 ROW_BY_ROW = (Linear, FusedLinear, Embedding, FusedRMSNorm, nn.LayerNorm, nn.Embedding)
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """What the passes are to do."""
+    """The inputs of the passes: device, ranks and options."""
 
     platform: Platform
     ranks: Communicator
@@ -82,24 +82,24 @@ def replace_modules(model: PreTrainedModel, plan: LoadPlan) -> list[PassReport]:
 
 
 def verified_choices(model: PreTrainedModel, platform: Platform) -> Choices:
-    """Return the replacements that leave the output of a two-layer copy of `model` as it is.
+    """Return the replacements that don't change the output of a two-layer copy of `model`.
 
-    model: on the meta device, as transformers made it.
+    model: on the meta device, as transformers built it.
     """
     copy = sample_copy(model, platform.device)
     replace_attention(copy)
     try:
         return Trial(copy, platform.module_kernels, platform.device).choose()
     except UnsupportedModelError as error:
-        logger.warning("modules stay as they are: a two-layer copy of the model can't run: %s", error)
+        logger.warning("no modules are replaced: a two-layer copy of the model can't run: %s", error)
         return Choices()
 
 
 def check_sums(model: nn.Module, batch_invariant: bool) -> PassReport:
-    """Raise UnsupportedModelError for weights that may be summed in another order in another batch."""
+    """Raise UnsupportedModelError for weights whose order of summation may depend on the batch."""
     tally = Tally("fixed order of sums")
     for module in model.modules() if batch_invariant else ():
         if list(module.parameters(recurse=False)) and not isinstance(module, ROW_BY_ROW):
             names = f"{type(module).__name__} of {type(model).__name__}"
-            raise UnsupportedModelError(f"batch_invariant: the order in which {names} adds up isn't known")
+            raise UnsupportedModelError(f"batch_invariant: the order of summation in {names} is unknown")
     return tally.report()

@@ -1,4 +1,4 @@
-"""The first forward: does every layer call our hook, and what does each keep?"""
+"""The first forward, which checks that every layer calls the attention hook, and records its cache shape."""
 
 from collections import Counter
 
@@ -19,7 +19,7 @@ from engine_server.modeling.attention.step_attention import StepAttention
 
 
 class Probe(StepAttention):
-    """Notes what each layer would cache."""
+    """Attention that records the shapes that each layer would cache."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ def probe(
     encoder: bool = False,
     first_position: int = 0,
 ) -> list[LayerShape]:
-    """Run `num_tokens` tokens, better 4 than 2, through the model; the layers' shapes in order, none of an encoder.
+    """Run `num_tokens` tokens through the model; return the layers' shapes in order, none for an encoder.
 
     Raises UnsupportedModelError for a model that would be computed wrongly.
     """
@@ -71,32 +71,32 @@ def probe(
     for layer, kind in enumerate((getattr(config, "layer_types", None) or [])[: len(shapes)]):
         if kind not in windows or windows[kind] != shapes[layer].window:
             raise UnsupportedModelError(
-                f"layer {layer} of {name} is of type {kind}, and tells attention of the window {shapes[layer].window}; "
+                f"layer {layer} of {name} is of type {kind}, but attends with the window {shapes[layer].window}; "
                 "it would be computed wrongly"
             )
     if not seen.alibi and torch.equal(output, run(model, Probe(), positions[::-1].copy(), device, options)):
-        raise UnsupportedModelError(f"{name} doesn't look at position_ids; it would be computed wrongly")
+        raise UnsupportedModelError(f"{name} ignores position_ids; it would be computed wrongly")
     return shapes
 
 
 def largest_step(
     model: PreTrainedModel, num_tokens: int, longest: int, num_logits: int, device: torch.device, first_position: int
 ) -> None:  # fmt: skip
-    """Run as many tokens as a step may have, of prompts of `longest`, and what a sampler does with all its logits.
+    """Run the maximum number of tokens of a step, in prompts of `longest` tokens, and a sampler's work on its logits.
 
-    num_logits: rows; 0 for a model that has none.
+    num_logits: rows of logits; 0 for a model without logits.
     """
     positions = np.resize(np.arange(longest), num_tokens) + first_position
     output = run(model, Probe(), positions, device, {"logits_to_keep": num_logits} if num_logits else {})
     if num_logits:
-        output.float().softmax(-1).sort(-1)  # its filters need no more
+        output.float().softmax(-1).sort(-1)  # a sampler's filters need no more memory
 
 
 @torch.inference_mode()
 def run(
     model: PreTrainedModel, backend: Probe, positions: IntArray, device: torch.device, options: dict[str, int]
 ) -> Tensor:
-    """Logits, or hidden states, of tokens at `positions`; a sequence begins wherever the first comes again."""
+    """Return logits, or hidden states, of tokens at `positions`; each occurrence of the first begins a sequence."""
     count = len(positions)
     starts = np.flatnonzero(positions == positions[0])
     lengths, blocks = np.diff(starts, append=count), np.zeros((len(starts), 1), dtype=np.int32)

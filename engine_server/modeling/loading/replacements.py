@@ -1,6 +1,6 @@
-"""The passes that give modules of transformers our kernels, each by its class.
+"""The passes that replace parts of transformers' modules by our kernels, by the modules' classes.
 
-A class is given a kernel only where `Choices` has one for it, found and verified on a two-layer copy of the model.
+A class gets a kernel only if `Choices` has one for it, found and verified on a two-layer copy of the model.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ from engine_server.modeling.layers.rotation import ChosenRotation
 from engine_server.modeling.layers.weight_layer import original_class
 from engine_server.modeling.loading.report import PassReport, Tally
 
-# The attributes in which norms keep their eps.
+# The attributes that norms use for their eps.
 EPS = ("variance_epsilon", "eps")
 # The types of ropes whose factors depend on the longest position of a batch.
 STRETCHED = ("longrope", "dynamic")
@@ -31,16 +31,16 @@ GateKind = tuple[type, type]
 
 @dataclass(frozen=True)
 class Choices:
-    """The replacements that were verified, by the class of what they replace."""
+    """Verified replacements, by the class that they replace."""
 
-    # Gated MLPs that compute what GatedMLP does.
+    # Classes of gated MLPs that compute the same as GatedMLP.
     mlps: frozenset[type] = frozenset()
-    # The offset of the weight.
+    # The weight's offset, by class of norm.
     norms: Mapping[type, float] = field(default_factory=dict)
     gates: Mapping[GateKind, Gate] = field(default_factory=dict)
-    # By a model's own function.
+    # By the model's own rotation function.
     rotations: Mapping[Any, ChosenRotation] = field(default_factory=dict)
-    # Decoder layers that compute what `fused_layer` does.
+    # Classes of decoder layers that compute the same as `fused_layer`.
     layers: frozenset[type] = frozenset()
 
 
@@ -61,7 +61,7 @@ def replace_norms(model: nn.Module, kernels: KernelSet, offsets: Mapping[type, f
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Check for what an RMSNorm has: one weight of one dimension, an eps, and one input."""
+    """Return True if a module has the parts of an RMSNorm: one weight of one dimension, an eps, and one input."""
     weights = dict(module.named_parameters())
     return (
         not isinstance(module, FusedRMSNorm)
@@ -78,7 +78,7 @@ def eps_of(norm: nn.Module) -> float:
 
 
 def replace_gates(model: nn.Module, gates: Mapping[GateKind, Gate]) -> PassReport:
-    """Give gated MLPs and experts the kernel that makes one of gate and up."""
+    """Set the kernel of gated MLPs and experts that computes act(gate) * up."""
     tally = Tally("gates")
     for module in model.modules():
         kind = gate_kind(module)
@@ -100,7 +100,7 @@ def gate_kind(module: nn.Module) -> GateKind | None:
 
 
 def replace_rotations(model: nn.Module, rotations: Mapping[Any, ChosenRotation]) -> PassReport:
-    """Give attention a forward of its own, in which the name of the rotation means our kernel's."""
+    """Replace attention's forward by a copy in which the rotation's name refers to our kernel."""
     tally = Tally("rotations")
     classes: dict[type, Any] = {}
     for module in model.modules():
@@ -141,19 +141,19 @@ def with_global(function: Any, name: str, value: object) -> Any:
 
 
 def class_with_forward(module: nn.Module, forward: Callable[..., Any]) -> Any:
-    """Return the class of a module with another forward.
+    """Return a subclass of a module's class with another forward.
 
-    As a bound method, the forward would hold the module, whose weights would then outlive their last user.
+    A bound method would hold a reference to the module and keep its weights alive.
     """
     kind = type(module)
     names = {"original": original_class(module), "__module__": kind.__module__}
     own: Any = type(kind.__name__, (kind,), names)
-    own.forward = forward  # transformers wraps for training what a class is defined with
+    own.forward = forward  # set afterwards: transformers wraps the forward in a class body for training
     return own
 
 
 def replace_ropes(model: nn.Module) -> PassReport:
-    """Let rotary embeddings that stretch beyond the trained positions do so for each sequence."""
+    """Replace rotary embeddings that stretch beyond the trained positions by ones that do so per sequence."""
     tally = Tally("stretched ropes")
     for parent in list(model.modules()):
         for name, child in parent.named_children():
@@ -166,7 +166,7 @@ def replace_ropes(model: nn.Module) -> PassReport:
 
 
 def replace_layers(model: nn.Module, verified: frozenset[type]) -> PassReport:
-    """Let decoder layers add what attention gives and norm the sum with one kernel."""
+    """Make decoder layers add attention's output and normalize the sum with one kernel."""
     tally = Tally("decoder layers")
     classes: dict[type, Any] = {}
     for module in model.modules():
@@ -183,7 +183,7 @@ def replace_layers(model: nn.Module, verified: frozenset[type]) -> PassReport:
 
 
 def is_layer(module: nn.Module) -> bool:
-    """Check for a decoder layer with the children of Llama's, and a norm that adds."""
+    """Return True for a decoder layer with the children of Llama's, and a norm that adds the residual."""
     return (
         module._modules.keys() == CHILDREN
         and isinstance(module._modules["post_attention_layernorm"], FusedRMSNorm)

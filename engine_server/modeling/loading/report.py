@@ -10,9 +10,9 @@ class PassReport:
     """The result of one pass."""
 
     name: str
-    # Numbers of modules by what they were and became: "LlamaRMSNorm -> FusedRMSNorm".
+    # Numbers of modules by original and replacement: "LlamaRMSNorm -> FusedRMSNorm".
     replaced: Mapping[str, int]
-    # Numbers of modules that the pass looked at and left, by their class and the reason.
+    # Numbers of modules that the pass examined and left, by their class and the reason.
     left: Mapping[str, int]
 
     def __str__(self) -> str:
@@ -34,7 +34,7 @@ class Tally:
         self._replaced[f"{name_of(original)} -> {replacement}"] += 1
 
     def left(self, original: type, reason: str) -> None:
-        """Count a module that was left as it is."""
+        """Count a module that was left unchanged."""
         self._left[f"{name_of(original)} ({reason})"] += 1
 
     def report(self) -> PassReport:
@@ -43,5 +43,5 @@ class Tally:
 
 
 def name_of(kind: type) -> str:
-    """Return the name of a class, of torch's with nn."""
+    """Return the name of a class, with the prefix nn for torch's."""
     return f"nn.{kind.__name__}" if kind.__module__.startswith("torch.nn.") else kind.__name__

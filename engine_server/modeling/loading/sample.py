@@ -1,8 +1,8 @@
 """The two-layer random copy of a model on which replacements are verified.
 
-The copy has the model's own config and classes, and as many layers as show every kind of layer: two in most models.
-Its linear layers have one number in each row and its experts none, so that it is made and run in milliseconds
-whatever the size of the model.
+The copy has the model's own config and classes, and enough layers to include every kind: two in most models. Its
+linear layers have one non-zero weight per row and its experts none, so that it is built and run in milliseconds for
+any size of model.
 """
 
 from collections.abc import Sequence
@@ -19,23 +19,23 @@ from engine_server.modeling.layers.linear import Linear
 from engine_server.modeling.layers.weight_layer import derived_class, original_class
 from engine_server.modeling.loading.weights import replace_linears
 
-# Rows of the copy's embeddings: more than the token ids and positions of a run.
+# Rows of the copy's embeddings, more than the token ids and positions of a run need.
 NUM_ROWS = 64
 # Elements of a parameter that is random throughout; a larger one repeats its last dimension.
 MOST_RANDOM = 1 << 22
 
 
 class SampleFormat(WeightFormat):
-    """A matrix with one number in each row: an output is an input with a factor."""
+    """A matrix with one non-zero weight per row: each output is one input times a factor."""
 
     def __init__(self, columns: Tensor, factors: Tensor) -> None:
-        """columns: int64 [out], where the numbers are; factors: [out], the numbers."""
+        """columns: int64 [out], the weights' columns; factors: [out], the weights."""
         self.columns = columns
         self.factors = factors
 
     @classmethod
     def of(cls, linear: Linear, number: int, device: torch.device) -> Self:
-        """Return a matrix for the shape of `linear`, another one for each `number`."""
+        """Return a matrix with the shape of `linear`, a different one for each `number`."""
         rows = torch.arange(linear.out_features, device=device)
         factors = torch.cos(rows + number).to(linear.weight.dtype)
         return cls((rows * 7919 + number) % linear.in_features, factors)
@@ -72,7 +72,7 @@ def sample_copy(model: PreTrainedModel, device: torch.device) -> PreTrainedModel
             module.__class__ = derived_class((SampleExperts, type(module)), type(module))
         else:
             materialize(module, device)
-    copy.initialize_weights()  # type: ignore[no-untyped-call]  # it computes the buffers
+    copy.initialize_weights()  # type: ignore[no-untyped-call]  # computes the buffers
     generator = torch.Generator().manual_seed(0)
     for parameter in copy.parameters():
         if not parameter.is_meta:
@@ -84,7 +84,7 @@ def sample_copy(model: PreTrainedModel, device: torch.device) -> PreTrainedModel
 
 
 def sample_config(model: PreTrainedModel) -> PreTrainedConfig:
-    """Return the config of a copy with one layer of each kind at least."""
+    """Return the config of a copy with at least one layer of each kind."""
     config = deepcopy(model.config)
     text, count = config.get_text_config(), num_layers(model)
     kinds = getattr(text, "layer_types", None)
@@ -95,7 +95,7 @@ def sample_config(model: PreTrainedModel) -> PreTrainedConfig:
 
 
 def num_layers(model: PreTrainedModel) -> int:
-    """Return the number of the first layers among which there is one of each kind."""
+    """Return the smallest number of first layers that include each kind."""
     total: int = model.config.get_text_config().num_hidden_layers
     stacks = (
         module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == total
@@ -108,7 +108,7 @@ def num_layers(model: PreTrainedModel) -> int:
 
 
 def materialize(module: nn.Module, device: torch.device) -> None:
-    """Give a module's own parameters and buffers memory, of embeddings for a few rows."""
+    """Allocate a module's own parameters and buffers; those of embeddings get a few rows only."""
     if isinstance(module, nn.Embedding):
         rows = min(module.num_embeddings, NUM_ROWS)
         module.weight = nn.Parameter(module.weight[:rows])

@@ -1,4 +1,4 @@
-"""The pass that leaves of a model what one rank computes, by the model's own `tp_plan`."""
+"""The pass that reduces a model to the part that one rank computes, by the model's own `tp_plan`."""
 
 import re
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from engine_server.modeling.loading.report import PassReport, Tally
 
 
 def shard(model: PreTrainedModel, ranks: Communicator) -> PassReport:
-    """Tell each layer which part of it this rank computes.
+    """Set the part of each layer that this rank computes.
 
     Raises UnsupportedModelError for a model without a plan, and ValueError with both numbers for a size that the
     number of ranks doesn't divide.
@@ -29,7 +29,7 @@ def shard(model: PreTrainedModel, ranks: Communicator) -> PassReport:
     name, plan = type(model).__name__, dict(model.tp_plan)
     if not any("*" in path for path in plan):
         raise UnsupportedModelError(
-            f"tensor_parallel_size is {ranks.size}; {name} has no tp_plan, by which GPUs could share it"
+            f"tensor_parallel_size is {ranks.size}; {name} has no tp_plan, which sharing it among GPUs needs"
         )
     share(model.config.get_text_config().num_attention_heads, ranks.size, "attention heads")
     paths = {module: path for path, module in model.named_modules()}
@@ -37,7 +37,7 @@ def shard(model: PreTrainedModel, ranks: Communicator) -> PassReport:
     unknown = set(plan.values()) - STYLES.keys() - WHOLE
     if unknown:
         raise UnsupportedModelError(
-            f"the tp_plan of {name} says {', '.join(sorted(unknown))}; it isn't known"
+            f"the tp_plan of {name} contains {', '.join(sorted(unknown))}, which is not supported"
         )
     for module, path in paths.items():
         for child in (*module._parameters, *module._modules):
@@ -56,13 +56,13 @@ def share(count: int, size: int, what: str) -> int:
 
 
 class Styles:
-    """The styles of a plan, each applied to a child of a module: a layer or a parameter."""
+    """The styles of a plan, one method for each, applied to a child of a module: a layer or a parameter."""
 
     def __init__(self, ranks: Communicator) -> None:
         self.ranks = ranks
 
     def columns(self, module: nn.Module, child: str) -> None:
-        """Give each rank some outputs, of attention whole heads. Fewer KV heads than ranks are copied."""
+        """Give each rank some outputs, of attention whole heads. KV heads are copied if there are fewer than ranks."""
         layer, size = getattr(module, child), self.ranks.size
         if not isinstance(layer, nn.Module):
             return self.split(module, child, max(layer.ndim - 2, 0))
@@ -78,7 +78,7 @@ class Styles:
         linear.sharding, linear.out_features = Columns(cut), cut.width(linear.out_features)
 
     def gathered_columns(self, module: nn.Module, child: str) -> None:
-        """Give each rank some outputs, of which all are gathered. The last rank's are padded."""
+        """Give each rank some outputs, which are then gathered. The last rank's are padded."""
         linear, cut = linear_of(module, child), self._cut(0)
         linear.sharding = GatheredColumns(cut, self.ranks, linear.out_features)
         linear.out_features = cut.width(linear.out_features)
@@ -93,14 +93,14 @@ class Styles:
         linear.sharding = Rows(self._cut(1), self.ranks, linear.in_features)
 
     def split(self, module: nn.Module, name: str, dim: int, blocks: int = 1) -> None:
-        """Give each rank an equal part of a parameter; of gate and up of experts, which are `blocks`, of each."""
+        """Give each rank an equal part of each of a parameter's `blocks`, such as gate and up of experts."""
         parameter = getattr(module, name)
         share(parameter.shape[dim] // blocks, self.ranks.size, f"features of {name}")
         cut = self._cut(dim % parameter.ndim)._replace(blocks=blocks)
         receive_parameters(module).cuts[name] = cut
 
     def summed(self, module: nn.Module, child: str) -> None:
-        """Sum the results of experts of which each rank has a part."""
+        """Sum the results of experts over the ranks, each of which has a part."""
         experts = getattr(module, child)
         if not isinstance(experts, Experts):
             raise UnsupportedModelError(
@@ -113,12 +113,12 @@ class Styles:
         """Give each rank some tokens. The last rank's are padded."""
         embedding, cut = getattr(module, child), self._cut(0)
         assert isinstance(embedding, Embedding)
-        embedding.padding_idx = None  # it may be another rank's
+        embedding.padding_idx = None  # the token may belong to another rank
         embedding.num_embeddings = cut.width(embedding.num_embeddings)
         embedding.sharding = Vocabulary(cut, self.ranks, embedding.num_embeddings)
 
     def _cut(self, dim: int, pieces: int | None = None) -> Cut:
-        """Return this rank's piece; of fewer pieces than ranks, neighbouring ranks have the same."""
+        """Return this rank's piece; if there are fewer pieces than ranks, neighbouring ranks have the same."""
         pieces = pieces or self.ranks.size
         return Cut(dim, pieces, self.ranks.rank * pieces // self.ranks.size)
 
@@ -131,7 +131,7 @@ def linear_of(module: nn.Module, child: str) -> Linear:
     return linear
 
 
-# Of these every rank has all.
+# Styles of layers that every rank has whole.
 WHOLE = frozenset(("local_params", "mla_kv_a_proj", "replicate", "replicated_with_grad_allreduce"))
 STYLES: dict[str, Callable[[Styles, nn.Module, str], None]] = {
     "all_reduce": Styles.summed,

@@ -32,13 +32,13 @@ from engine_server.modeling.loading.replacements import (
 )
 
 NUM_TOKENS = 5
-# What a model raises whose module was replaced by one that takes or gives something else.
+# Errors of a model in which a module was replaced by one with other inputs or outputs.
 MISFITS = (TypeError, ValueError, AttributeError, IndexError, RuntimeError)
 logger = logging.getLogger(__name__)
 
 
 class Trial:
-    """Finds the replacements that leave the output of a two-layer copy as it is."""
+    """A search for the replacements that don't change the output of a two-layer copy."""
 
     def __init__(self, copy: PreTrainedModel, kernels: KernelSet, device: torch.device) -> None:
         """copy: see `sample_copy`, with attention that calls our hook. Raises UnsupportedModelError if it can't run."""
@@ -48,7 +48,7 @@ class Trial:
         self._expected = self._run(copy)
 
     def choose(self) -> Choices:
-        """Return what can be replaced, found one kind of replacement after another."""
+        """Return the possible replacements, found one kind after another."""
         choices = Choices()
         steps: tuple[tuple[str, Callable[[Choices], Any]], ...] = (
             ("mlps", self._mlps),
@@ -86,7 +86,7 @@ class Trial:
     def _rotations(self, choices: Choices) -> dict[Any, ChosenRotation]:
         originals = {rotation_of(module) for module in self._plain.modules()} - {None}
         found = {original: ChosenRotation(self.kernels, original) for original in originals if original}
-        self._agrees(replace(choices, rotations=found))  # each chooses when it is called first
+        self._agrees(replace(choices, rotations=found))  # each chooses its kernel at its first call
         return {
             original: rotation
             for original, rotation in found.items()
@@ -119,16 +119,18 @@ class Trial:
 
     def _run(self, copy: PreTrainedModel) -> Tensor:
         """Return the hidden states of some tokens."""
-        positions = np.arange(NUM_TOKENS) + 2  # some tables of positions keep the first two rows for padding
+        positions = (
+            np.arange(NUM_TOKENS) + 2
+        )  # some tables of positions reserve the first two rows for padding
         base: Any = copy.base_model
         return run(base, Probe(), positions, self.device, {})
 
 
 @torch.inference_mode()
 def offset_of(norm: nn.Module, kernels: KernelSet) -> float | None:
-    """Return the offset with which FusedRMSNorm computes what `norm` does, or None if it does with none."""
+    """Return the offset with which FusedRMSNorm computes the same as `norm`, or None."""
     weight = norm.get_parameter("weight")
-    # Not around 0, as a LayerNorm would make it, and once so small that eps counts.
+    # Rows with a mean other than 0, which a LayerNorm would remove, and one so small that eps matters.
     sample = torch.linspace(-1, 2, len(weight)) * torch.tensor([1e-3, 1, 30])[:, None]
     sample = sample[None].to(weight)
     expected = norm(sample)
@@ -140,7 +142,7 @@ def offset_of(norm: nn.Module, kernels: KernelSet) -> float | None:
 
 @torch.inference_mode()
 def kernel_of_gate(module: Any, kernels: KernelSet, device: torch.device) -> Gate | None:
-    """Return the kernel that computes what a module's gate does, if there is one."""
+    """Return the kernel that computes the same as a module's gate, or None."""
     sample = torch.linspace(-20, 20, 400, device=device).view(2, -1)
     expected = module._apply_gate(sample)
     for gate in kernels.gates:

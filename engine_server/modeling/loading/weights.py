@@ -1,4 +1,4 @@
-"""The passes that give layers their weights: before the loading, layers that receive them; after it, what is left."""
+"""The passes that give layers their weights: layers that receive them before the loading, and completion after it."""
 
 from collections import defaultdict
 
@@ -17,7 +17,7 @@ from engine_server.modeling.loading.report import PassReport, Tally
 
 
 def replace_linears(model: nn.Module, layout: WeightLayout) -> PassReport:
-    """Replace every nn.Linear and Conv1D. Subclasses compute in ways of their own and stay."""
+    """Replace every nn.Linear and Conv1D. Subclasses are kept, since they compute differently."""
     tally = Tally("linear layers")
     for parent in list(model.modules()):
         for name, child in parent.named_children():
@@ -30,7 +30,7 @@ def replace_linears(model: nn.Module, layout: WeightLayout) -> PassReport:
 
 
 def replace_embedding(model: PreTrainedModel) -> PassReport:
-    """Replace the embedding of the input tokens. Other tables stay: nothing is tied to them or cuts them."""
+    """Replace the embedding of the input tokens. Other tables are kept, since they are neither tied nor cut."""
     tally = Tally("token embedding")
     embedding = model.get_input_embeddings()
     if isinstance(embedding, nn.Embedding):
@@ -42,7 +42,7 @@ def replace_embedding(model: PreTrainedModel) -> PassReport:
 
 
 def replace_experts(model: nn.Module) -> PassReport:
-    """Let every module with 3-D weights receive them."""
+    """Make every module with 3-D weights receive them."""
     tally = Tally("experts")
     for module in list(model.modules()):
         if has_experts(module):
@@ -52,7 +52,7 @@ def replace_experts(model: nn.Module) -> PassReport:
 
 
 def defer_tied(model: PreTrainedModel) -> PassReport:
-    """Let layers that may be tied keep their whole weights until `settle`, for transformers to tie them."""
+    """Make layers that may be tied keep their whole weights until `settle`, so that transformers can tie them."""
     tally = Tally("tied weights kept until the end")
     for name in {*model.all_tied_weights_keys, *model.all_tied_weights_keys.values()}:
         layer = model.get_submodule(name.rpartition(".")[0])
@@ -80,13 +80,13 @@ def settle(model: nn.Module) -> PassReport:
                 tally.replaced(original_class(linear), "the format of the embedding")
             else:
                 tally.left(original_class(linear), "another part of the weight, or a bias")
-    for layer in sorted(layers, key=lambda layer: isinstance(layer, FusedLinear)):  # whose parts come first
+    for layer in sorted(layers, key=lambda layer: isinstance(layer, FusedLinear)):  # after its parts
         layer.settle()
     return tally.report()
 
 
 def tie(embedding: Embedding, linear: Linear) -> bool:
-    """Let both compute with one format, unless this rank has different parts of their weight."""
+    """Give both one format, unless this rank has different parts of their weight."""
     rows = embedding.format
     same = (embedding.sharding and embedding.sharding.cut) == (linear.sharding and linear.sharding.cut)
     if not isinstance(rows, DenseFormat) or linear.bias is not None or linear.transposed or not same:

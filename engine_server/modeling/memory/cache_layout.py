@@ -1,4 +1,4 @@
-"""Layout of the KV cache: its tensors, and which of them each layer uses."""
+"""Layout of the KV cache: its tensors and their use by the layers."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -9,20 +9,20 @@ from torch import Tensor
 
 from engine_server.modeling.attention.interface import LayerShape, Pages
 
-# The dtype of a quantised cache, which keeps a float32 scale for each head of each token beside.
+# The dtype of a quantised cache, which also stores a float32 scale for each head of each token.
 FLOAT8 = torch.float8_e4m3fn
 # The largest magnitude of FLOAT8, and the magnitude below which a row counts as zero.
 LARGEST, SMALLEST = torch.finfo(FLOAT8).max, 1e-30
 
-# Allocates zeros on a device: `Platform.zeros`.
+# Allocates a zeroed tensor on a device: `Platform.zeros`.
 Zeros = Callable[[Sequence[int], torch.dtype], Tensor]
 
 
 class Layout(NamedTuple):
-    """Tensors of the cache, and which of them each layer uses.
+    """The tensors of the cache, and the tensor that each layer uses.
 
     A block belongs to one kind of attention at a time, so layers of different kinds can share a tensor: the n-th layers
-    of each kind do, if their K and V have one shape. All kinds take their blocks from the same pool.
+    of each kind do if their K and V have the same shape. All kinds take their blocks from the same pool.
     """
 
     # Window of each kind of attention, in tokens.
@@ -44,7 +44,7 @@ class Layout(NamedTuple):
     def allocate(
         self, num_blocks: int, block_size: int, dtype: torch.dtype, zeros: Zeros, heads_first: bool = False
     ) -> tuple[list[Pages], list[Pages]]:  # fmt: skip
-        """Return K and V of each tensor, zeros.
+        """Return K and V of each tensor, zeroed.
 
         Their shape is [blocks, block size, kv heads, dim]; with heads_first [blocks, kv heads, block size, dim].
         """

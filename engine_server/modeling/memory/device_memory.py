@@ -1,4 +1,4 @@
-"""Accounting of device memory while the engine starts: how much each stage takes, and advice where it is too little."""
+"""Accounting of device memory while the engine starts: usage by stage, and advice if it runs out."""
 
 import logging
 from collections.abc import Iterator
@@ -8,11 +8,11 @@ import torch
 
 from engine_server.modeling.platform.interface import Platform
 
-# Advice by stage, for the message when it runs out of memory.
+# Advice for the error message of a stage that runs out of memory.
 ADVICE = {
-    "weights": "Take a smaller model or dtype, or more GPUs by tensor_parallel_size",
+    "weights": "Use a smaller model or dtype, or more GPUs by tensor_parallel_size",
     "largest step": "Lower max_num_batched_tokens or max_num_seqs",
-    "KV cache": "Lower gpu_memory_utilization, or what sets the cache's size",
+    "KV cache": "Lower gpu_memory_utilization, or the setting of the cache's size",
 }
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ def measured_memory(stage: str, platform: Platform) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        # The first three sentences: the allocation that failed, the device's memory, and how much of it is free.
+        # The first three sentences: the failed allocation, the device's memory, and its free part.
         reason = ". ".join(str(error).split(". ")[:3])
         raise ValueError(
             f"{stage}: more than the {before >> 20} MiB of {platform.device} memory that were free. {reason}. "

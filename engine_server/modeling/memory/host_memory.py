@@ -1,4 +1,4 @@
-"""The host's memory: how much is free, and how glibc keeps what steps allocate and free."""
+"""The host's memory: the free amount, and glibc's reuse of memory that steps allocate and free."""
 
 import ctypes
 from pathlib import Path
@@ -13,7 +13,7 @@ CGROUP_FILES = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
 )
-# Page cache that the kernel drops under pressure, which usage includes.
+# Page cache, which counts as used but which the kernel drops under pressure.
 RECLAIMABLE = ("active_file", "inactive_file")
 
 libc = ctypes.CDLL(None)
@@ -34,10 +34,10 @@ def free_host_memory() -> int:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep up to 512 MiB of freed memory in this process, except for single pieces of 128 MiB or more.
+    """Make glibc keep up to 512 MiB of freed memory in this process, except for allocations of 128 MiB or more.
 
-    Steps allocate the same memory again and again. By default most of it returns to the kernel each time, which clears
-    every page before it hands it out again: a seventh of a small model's prefill time.
+    Every step allocates the same memory. By default most of it is returned to the kernel each time, which zeroes
+    every page before reuse: a seventh of a small model's prefill time.
     """
     if hasattr(libc, "mallopt"):
         libc.mallopt(TRIM_THRESHOLD, KEPT)
@@ -45,6 +45,6 @@ def keep_freed_memory() -> None:
 
 
 def return_freed_memory() -> None:
-    """Return to the kernel what glibc keeps."""
+    """Return the memory that glibc keeps to the kernel."""
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)

@@ -1,4 +1,4 @@
-"""The size of the KV cache: as configured, or as the free memory allows."""
+"""The size of the KV cache: as configured, or from the free memory."""
 
 import torch
 
@@ -21,7 +21,7 @@ def cache_dtype(config: CacheConfig, computing: torch.dtype, platform: Platform)
 def num_blocks(
     config: CacheConfig, layout: Layout, dtype: torch.dtype, platform: Platform, longest: int
 ) -> int:
-    """Return how many blocks fit, each for all kinds of attention; 0 for layers that keep nothing.
+    """Return how many blocks fit, each for all kinds of attention; 0 for layers without a cache.
 
     Raises ValueError, with both sizes, if one request of `longest` tokens does not fit.
     """

@@ -1,6 +1,6 @@
 // Attention of sequences with one new token each over the paged KV cache, read in place (PagedAttention, arXiv
-// 2309.06180). A context is cut into pieces that are joined by their largest scores and sums (FlashDecoding): a
-// piece's bounds follow from its own context alone, so a result's bits do not depend on what else a step computes.
+// 2309.06180). A context is cut into pieces that are joined by their largest scores and sums (FlashDecoding). A
+// piece's bounds depend on its own context alone, so results are bitwise independent of batch composition.
 
 #include <algorithm>
 #include <cstring>
@@ -12,21 +12,21 @@
 namespace {
 
 constexpr int PIECE = 128;          // tokens
-constexpr float HIDDEN = -1e30f;    // a score that weighs nothing
-constexpr int HEADER = LANES;       // of what is kept of a piece: its largest score, the sum of its weights, its values
+constexpr float HIDDEN = -1e30f;    // a score with a weight of 0
+constexpr int HEADER = LANES;       // of a piece's result: its largest score, the sum of its weights, its values
 
 struct Sequence {
     int32_t row;      // of the block tables
-    int32_t first;    // place in that row, from where on blocks are read
-    int32_t begin;    // tokens from there on that the new one does not see
-    int32_t context;  // tokens from there on
+    int32_t first;    // index in that row of the first block to read
+    int32_t begin;    // number of tokens from there on that are hidden from the new one
+    int32_t context;  // number of tokens from there on
 };
 
 struct Piece {
     int32_t sequence, start, stop;  // tokens
 };
 
-// What all pieces have in common. Strides count elements.
+// Arguments that all pieces share. Strides count elements.
 struct Step {
     const int32_t* tables;
     int64_t table_stride, query_token, query_head;
@@ -103,7 +103,7 @@ void attend(const Step& step, const Sequence& sequence, const Piece& piece, cons
         for (int p = 0; p < PARTS; p++) store(kept + g * (HEADER + DIM) + HEADER + p * LANES, output[g][p]);
 }
 
-// `group` query heads, as many at a time as the CPU's registers hold the sums of.
+// `group` query heads, in groups whose sums fit into the CPU's registers.
 template <typename T, int DIM, int GROUP = std::clamp(REGISTERS * 3 / 4 / (DIM / LANES), 1, 4)>
 void attend_group(int group, const Step& step, const Sequence& sequence, const Piece& piece, const T* query,
                   const T* keys, const T* values, float* kept) {
@@ -113,7 +113,7 @@ void attend_group(int group, const Step& step, const Sequence& sequence, const P
         if (group) attend_group<T, DIM, GROUP - 1>(group, step, sequence, piece, query, keys, values, kept);
 }
 
-// One head's `count` pieces, `stride` floats apart, made one.
+// Joins one head's `count` pieces, `stride` floats apart.
 template <typename T, int DIM>
 void join(T* out, const float* kept, int count, int64_t stride) {
     float most = kept[0];
@@ -134,7 +134,7 @@ void decode(T* out, const T* query, const T* keys, const T* values, const Sequen
     const int group = step.heads / step.kv_heads;
     const int64_t row = HEADER + DIM;
     std::vector<Piece> pieces;
-    std::vector<int> firsts;  // each sequence's first piece, and how many there are
+    std::vector<int> firsts;  // each sequence's first piece, and the total number
     for (int s = 0; s < count; s++) {
         firsts.push_back(int(pieces.size()));
         for (int start = 0; start < sequences[s].context; start += PIECE)
@@ -191,10 +191,10 @@ extern "C" void decode(int is_bfloat16, void* out, const void* query, int64_t qu
     (is_bfloat16 ? decode<bfloat16> : decode<float>)(out, query, keys, values, sequences, count, step);
 }
 
-// Puts the K or V of `tokens` tokens where their slots (block id * block size + offset) say. Strides count bytes.
+// Writes the K or V of `tokens` tokens to their slots (block id * block size + offset). Strides count bytes.
 extern "C" void write_cache(char* cache, const char* given, int64_t token_stride, int64_t head_stride,
                             const int64_t* slots, int64_t tokens, int kv_heads, int block_size, int64_t row_bytes) {
-    #pragma omp parallel for if (tokens * kv_heads > 16)  // each row is a miss of its own
+    #pragma omp parallel for if (tokens * kv_heads > 16)  // each row is a separate cache miss
     for (int64_t token = 0; token < tokens; token++) {
         const int64_t block = slots[token] / block_size, offset = slots[token] % block_size;
         for (int head = 0; head < kv_heads; head++)

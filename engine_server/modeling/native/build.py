@@ -1,8 +1,8 @@
-"""Compile the CPU kernels: one library for each instruction level, beside the sources.
+"""Compile the CPU kernels: one library for each instruction level, in the sources' folder.
 
     python -m engine_server.modeling.native.build
 
-This needs g++ 11 or later; Clang has another vector syntax. The kernels share OpenMP's threads with torch, since both
+This needs g++ 11 or later; Clang's vector syntax differs. The kernels share OpenMP's threads with torch, since both
 are linked to libgomp.so.1.
 """
 
@@ -16,7 +16,7 @@ from shutil import which
 FOLDER = Path(__file__).parent
 # Instruction levels of g++, by torch's name of a CPU's capability.
 LEVELS = {"AVX512": "x86-64-v4", "AVX2": "x86-64-v3"}
-# The oldest g++ with these levels.
+# The oldest supported version of g++.
 OLDEST = 11
 FLAGS = (
     "-std=c++20", "-O3", "-shared", "-fPIC", "-fopenmp", "-ffp-contract=fast", "-fno-trapping-math", "-fno-math-errno",

@@ -9,7 +9,7 @@ import torch
 from engine_server.modeling.native.build import library_file
 
 POINTER, LONG, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
-# Arguments of each function, as its source declares them.
+# Argument types of each function, as declared in its source.
 SIGNATURES = {
     "decode": [INT, *[POINTER] * 2, *[LONG] * 2, *[POINTER] * 3, LONG, POINTER, *[INT] * 5, FLOAT],
     "write_cache": [*[POINTER] * 2, *[LONG] * 2, POINTER, LONG, *[INT] * 2, LONG],
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def loads() -> bool:
-    """Return whether kernels were compiled that this machine can load; the log says why not."""
+    """Return True if compiled kernels can be loaded on this machine; log the reason if not."""
     try:
         kernels()
     except OSError as error:

@@ -1,4 +1,4 @@
-// What lies between a model's products, each in one pass. Computes in float; rows have the same bits whatever their
+// Operations between a model's products, each in one pass. Computes in float; rows are bitwise independent of their
 // number.
 
 #include <cmath>
@@ -7,7 +7,7 @@
 
 namespace {
 
-constexpr int64_t WORTH_THREADS = 1 << 13;  // elements: less is done before another thread has begun
+constexpr int64_t WORTH_THREADS = 1 << 13;  // elements: a smaller amount is done before another thread has started
 
 template <typename T>
 void norm(T* total, T* out, const T* x, const T* residual, const T* weight, int64_t rows, int64_t dim, float eps) {
@@ -33,7 +33,7 @@ void gate(T* out, const T* gate_up, int64_t rows, int64_t dim) {
         for (int64_t d = 0; d < dim; d += LANES) {
             const T* place = gate_up + 2 * row * dim + d;
             const floats value = load(place), magnitude = (floats)((words)value & 0x7fffffff);
-            const floats small = exponential(-magnitude);  // of which nothing overflows
+            const floats small = exponential(-magnitude);  // of values <= 0, which can't overflow
             const floats sigmoid = (value < 0 ? small : floats{} + 1) / (1 + small);
             store(out + row * dim + d, value * sigmoid * load(place + dim));
         }

@@ -11,13 +11,13 @@ constexpr int LANES = 8, REGISTERS = 16;
 constexpr int BYTES = 4 * LANES;
 
 struct bfloat16 {
-    uint16_t bits;  // the upper half of a float's
+    uint16_t bits;  // the upper half of a float's bits
 };
 
 typedef float floats __attribute__((vector_size(BYTES)));
 typedef int32_t ints __attribute__((vector_size(BYTES)));
 typedef uint32_t words __attribute__((vector_size(BYTES)));
-typedef float any_floats __attribute__((vector_size(BYTES), aligned(4), may_alias));  // wherever they lie
+typedef float any_floats __attribute__((vector_size(BYTES), aligned(4), may_alias));  // at any address
 typedef uint16_t any_halves __attribute__((vector_size(BYTES / 2), aligned(2), may_alias));
 
 inline floats load(const float* from) { return *(const any_floats*)from; }
@@ -42,7 +42,7 @@ inline float sum(floats values) {
     return total;
 }
 
-// e to the power of what is 0 or less; 0 below -87. Cephes' expf: a polynomial between powers of two, to 2 ulp.
+// e to the power of x <= 0; 0 below -87. Cephes' expf: a polynomial between powers of two, to 2 ulp.
 inline floats exponential(floats x) {
     ints kept = (x >= -87.0f) | (x != x);
     x = (floats)((ints)x & kept);

@@ -1,4 +1,4 @@
 """Platforms: a device, the operations on it, and the kernels that can run there.
 
-No other module asks for a device's type.
+No other module checks a device's type.
 """

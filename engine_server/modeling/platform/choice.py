@@ -1,4 +1,4 @@
-"""The choice of a platform: which device, and which kernels can run on it."""
+"""The choice of a platform: the device, and the kernels that can run on it."""
 
 import logging
 import os
@@ -42,5 +42,5 @@ def choose_device(config: DeviceConfig, rank: int, ranks: int) -> torch.device:
 
 
 def triton_compiles() -> bool:
-    """Return whether Triton and a C compiler are installed; torch's CUDA builds bring only the former."""
+    """Return True if Triton and a C compiler are installed; torch's CUDA builds include only the former."""
     return find_spec("triton") is not None and bool("CC" in os.environ or which("gcc") or which("clang"))

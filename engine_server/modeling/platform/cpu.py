@@ -68,7 +68,7 @@ class CpuPlatform(Platform):
         name = str(weights).removeprefix("torch.")
         logger.warning(
             "this CPU has no instructions for %s: the model runs in float32, which is faster and takes twice the "
-            "memory; --dtype %s keeps it as it is", name, name,
+            "memory; --dtype %s keeps the weights' dtype", name, name,
         )  # fmt: skip
         return torch.float32
 
@@ -76,7 +76,7 @@ class CpuPlatform(Platform):
         """Do nothing: torch converts float8 on every CPU."""
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Allocate zeros, whose pages are cleared one by one at their first write: 2 GiB at once take seconds."""
+        """Allocate zeroed memory, whose pages the kernel clears at their first write: clearing 2 GiB takes seconds."""
         memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)
 
@@ -100,7 +100,7 @@ class CpuPlatform(Platform):
         return None
 
     def release_cached_memory(self) -> None:
-        """Do nothing: torch keeps no memory of a CPU."""
+        """Do nothing: torch caches no CPU memory."""
 
     def memory_stats(self, caches: Iterable[Tensor]) -> dict[str, int]:
         return {}
@@ -133,6 +133,6 @@ class NativePlatform(CpuPlatform):
 
 
 def has_instructions(dtype: torch.dtype) -> bool:
-    """Return whether this CPU multiplies `dtype` natively; without, a product takes several times float32's time."""
+    """Return True if this CPU multiplies `dtype` natively; otherwise products are several times slower than float32."""
     capabilities = torch.cpu.get_capabilities()
     return dtype == torch.float32 or any(capabilities.get(name) for name in INSTRUCTIONS[dtype])

@@ -8,10 +8,10 @@ MOUNT = Path("/sys/fs/cgroup")
 
 
 def available_cpus() -> int:
-    """Return how many CPUs this process may keep busy: its affinity, or its quota rounded down; at least 1.
+    """Return the number of CPUs for this process's threads: its affinity, or its quota rounded down; at least 1.
 
-    A quota's fraction is left over: a thread more would use the quota up, and all threads then stop until the next
-    period, up to 100 ms later.
+    A quota's fraction stays unused: an extra thread would exhaust the quota, and all threads would then be stopped
+    until the next period, up to 100 ms later.
     """
     affinity = len(os.sched_getaffinity(0))
     quota = cpu_quota()
@@ -19,7 +19,7 @@ def available_cpus() -> int:
 
 
 def cpu_quota(cgroups: Path = CGROUPS, mount: Path = MOUNT) -> float | None:
-    """Return the least quota in CPUs of this process's control groups and their ancestors; None without one."""
+    """Return the smallest quota in CPUs of this process's control groups and their ancestors; None without one."""
     quotas = []
     for line in cgroups.read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -48,7 +48,7 @@ def read_v2(folder: Path) -> float | None:
 
 
 def read_v1(folder: Path) -> float | None:
-    """Return the quota in CPUs of one group; -1 stands for none."""
+    """Return the quota in CPUs of one group; -1 means no quota."""
     file = folder / "cpu.cfs_quota_us"
     if not file.is_file():
         return None

@@ -51,8 +51,8 @@ class CudaPlatform(Platform):
     def check_float8(self, setting: str) -> None:
         if torch.cuda.get_device_capability(self.device) < FLOAT8_CAPABILITY:
             raise ValueError(
-                f"kv_cache_dtype is {setting}, for which {torch.cuda.get_device_name(self.device)} is too old: "
-                "it takes compute capability 8.9 or more"
+                f"kv_cache_dtype is {setting}, which {torch.cuda.get_device_name(self.device)} doesn't support: "
+                "it needs compute capability 8.9 or higher"
             )
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -94,7 +94,7 @@ class CudaPlatform(Platform):
         return event
 
     def follow_load(self) -> None:
-        """Do nothing: steps wait for the device, not for OpenMP's threads."""
+        """Do nothing: steps wait for the device, not for OpenMP threads."""
 
     def process_group(self, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
         torch.cuda.set_device(self.device)

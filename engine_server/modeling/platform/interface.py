@@ -1,4 +1,4 @@
-"""The platform interface: every question whose answer depends on the kind of device or on compiled kernels."""
+"""The platform interface: everything that depends on the kind of device or on compiled kernels."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -17,17 +17,17 @@ from engine_server.modeling.memory.cache_layout import Layout
 class Platform(ABC):
     """One rank's device with the kernels that can run on it. Two models may share one."""
 
-    # The device computes on its own while the host goes on, so steps can overlap.
+    # The device computes asynchronously, so steps can overlap.
     asynchronous: ClassVar[bool]
-    # Decode steps can be captured as CUDA graphs, since none of our kernels asks the host for anything.
+    # Decode steps can be captured as CUDA graphs, since none of our kernels needs the host.
     captures_graphs: ClassVar[bool] = False
     # Tokens are drawn by kernels/sampling.py, which a graph can capture.
     samples_by_kernel: ClassVar[bool] = False
-    # There are kernels whose results are bitwise independent of batch composition.
+    # Kernels with results bitwise independent of batch composition are available.
     batch_invariant: ClassVar[bool] = False
     # Attention in 16 bits is faster with its scores written to memory than by torch's fused kernel.
     writes_scores: ClassVar[bool] = False
-    # The setting to raise where the KV cache is too small.
+    # The setting to raise if the KV cache is too small.
     cache_setting: ClassVar[str]
 
     def __init__(self, device: torch.device) -> None:
@@ -38,7 +38,7 @@ class Platform(ABC):
     @property
     @abstractmethod
     def module_kernels(self) -> KernelSet:
-        """Return the kernels for norms, gates and rotations, of which the passes over a model choose."""
+        """Return the kernels for norms, gates and rotations from which the passes over a model choose."""
 
     @property
     @abstractmethod
@@ -48,17 +48,19 @@ class Platform(ABC):
     @property
     def fixed_order_layout(self) -> WeightLayout:
         """Return the layout whose products are bitwise independent of batch composition."""
-        raise TypeError(f"{type(self).__name__} has no such products")
+        raise TypeError(
+            f"{type(self).__name__} has no products that are bitwise independent of batch composition"
+        )
 
     @abstractmethod
     def paged_attention(
         self, layout: Layout, num_blocks: int, block_size: int, dtype: torch.dtype
     ) -> AttentionBackend:
-        """Allocate a KV cache of `dtype` and return the backend that attends over it."""
+        """Allocate a KV cache of `dtype` and return its attention backend."""
 
     @abstractmethod
     def computing_dtype(self, weights: torch.dtype, asked: bool) -> torch.dtype:
-        """Return the dtype to compute in; `asked`: the user named `weights`, rather than the model's files."""
+        """Return the dtype to compute in; `asked`: `weights` comes from the user, not from the model's files."""
 
     @abstractmethod
     def check_float8(self, setting: str) -> None:
@@ -68,7 +70,7 @@ class Platform(ABC):
 
     @abstractmethod
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Allocate zeros on the device."""
+        """Allocate a zeroed tensor on the device."""
 
     @abstractmethod
     def to_device(self, values: Any, dtype: torch.dtype | None = None) -> Tensor:
@@ -95,15 +97,15 @@ class Platform(ABC):
 
     @abstractmethod
     def transient_memory(self) -> int | None:
-        """Return the peak bytes since `reset_peak_memory` beyond what is still allocated; None if not measured."""
+        """Return the peak since `reset_peak_memory` minus the allocated memory, in bytes; None if not measured."""
 
     @abstractmethod
     def release_cached_memory(self) -> None:
-        """Return memory that the allocator keeps for reuse."""
+        """Return memory that the allocator keeps for reuse to the device."""
 
     @abstractmethod
     def memory_stats(self, caches: Iterable[Tensor]) -> dict[str, int]:
-        """Return the memory fields of SchedulerStats in bytes; empty where the device has no memory of its own."""
+        """Return the memory fields of SchedulerStats in bytes; empty if the device has no separate memory."""
 
     # Time
 
@@ -113,13 +115,13 @@ class Platform(ABC):
 
     @abstractmethod
     def record_event(self, timed: bool = False) -> torch.Event | None:
-        """Record an event behind all work that the device was given; None where work is done when a call returns."""
+        """Record an event after all launched work; None if work is complete when a call returns."""
 
     # Load
 
     @abstractmethod
     def follow_load(self) -> None:
-        """Adapt to what else runs on the host's CPUs. To be called every step."""
+        """Adapt to the load of the host's CPUs. To be called every step."""
 
     # Ranks
 

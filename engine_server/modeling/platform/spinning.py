@@ -1,12 +1,12 @@
 """The spinning of OpenMP's threads, which follows the load of the CPUs.
 
-A thread of libgomp that waits for the others spins for milliseconds before it sleeps. While every thread has a CPU of
-its own this saves the wake-ups, a sixth of a small model's decode step. When another process needs a CPU, the thread
-that shares it waits for whole time slices, and the others spin away the CPU time that could have been the neighbour's.
+A thread of libgomp that waits for the others spins for milliseconds before it sleeps. While every thread has its own
+CPU this saves the wake-ups, a sixth of a small model's decode step. When another process needs a CPU, the thread that
+shares it waits for whole time slices, and the other threads waste CPU time that the process could use.
 
 libgomp spins for about a microsecond (100 iterations) once it manages more threads than there are CPUs (its manual,
-GOMP_SPINCOUNT). That is the only limit that can be changed while it runs, so `SpinLimit` has it manage some more, which
-sleep, as long as the CPUs are contended.
+GOMP_SPINCOUNT). That is the only limit that can be changed while it runs, so `SpinLimit` starts additional threads,
+which sleep, while the CPUs are contended.
 """
 
 import ctypes
@@ -20,17 +20,17 @@ from pathlib import Path
 import torch
 
 TASKS = Path("/proc/self/task")
-# Seconds between two looks at the scheduler's statistics.
+# Seconds between two reads of the scheduler's statistics.
 INTERVAL = 0.1
-# CPUs' worth of time that threads were ready to run and did not: from here on they are contended.
+# Average number of threads that are ready to run without a CPU from which CPUs count as contended.
 CONTENDED = 0.2
-# Seconds for which spinning stays limited before the load is looked at again; doubled while it is still there.
+# Seconds for which spinning stays limited before the load is read again; doubled while it persists.
 FIRST_HOLD, LONGEST_HOLD = 8.0, 64.0
 logger = logging.getLogger(__name__)
 
 
 class SpinLimit:
-    """Limits the spinning of this process's OpenMP threads while other processes compete for their CPUs."""
+    """A limit on the spinning of this process's OpenMP threads while other processes compete for their CPUs."""
 
     def __init__(self) -> None:
         self._openmp = find_openmp()
@@ -41,11 +41,11 @@ class SpinLimit:
 
     @property
     def limited(self) -> bool:
-        """Return whether spinning is limited now."""
+        """True while spinning is limited."""
         return self._team is not None
 
     def follow_load(self) -> None:
-        """Limit spinning, or lift the limit, by the load since the last look at it. To be called every step."""
+        """Limit spinning, or lift the limit, by the load since its last reading. To be called every step."""
         now = time.monotonic()
         elapsed = now - self._checked
         if self._openmp is None or elapsed < INTERVAL or now < self._limited_until:
@@ -67,7 +67,7 @@ class SpinLimit:
 
 
 class ExtraTeam:
-    """A team of sleeping OpenMP threads, so many that there are more of them than CPUs."""
+    """A team of sleeping OpenMP threads, more than there are CPUs."""
 
     def __init__(self, openmp: ctypes.CDLL) -> None:
         self._openmp = openmp
@@ -94,7 +94,7 @@ def find_openmp() -> ctypes.CDLL | None:
         library = ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         (TASKS.parent / "schedstat").read_text()
     except OSError as error:
-        logger.info("OpenMP's threads spin however loaded the CPUs are: %s", error)
+        logger.info("OpenMP threads always spin, even if CPUs are contended: %s", error)
         return None
     library.GOMP_parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
     library.GOMP_parallel.restype = None
@@ -102,10 +102,10 @@ def find_openmp() -> ctypes.CDLL | None:
 
 
 def seconds_waited() -> float:
-    """Return for how long this process's threads, all together, have been ready to run while other tasks ran."""
+    """Return the total seconds for which this process's threads were ready to run while other tasks ran."""
     nanoseconds = 0
     for task in TASKS.iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended meanwhile
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
             # Nanoseconds on a CPU, nanoseconds in the queue for one, and the number of time slices.
             nanoseconds += int((task / "schedstat").read_text().split()[1])
     return nanoseconds / 1e9

@@ -17,7 +17,7 @@ def parse(*flags: str) -> EngineArgs:
 
 
 def copy_model(model: Path, folder: Path, **settings: object) -> Path:
-    """A copy of a model's folder with other settings in config.json."""
+    """Copy a model's folder and change settings in its config.json."""
     shutil.copytree(model, folder, dirs_exist_ok=True)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | settings))
@@ -78,7 +78,7 @@ def test_argument_without_effect_or_with_a_wrong_value_is_refused_by_name(
         EngineArgs(model=str(tiny_llama), **options).create_engine_config()
 
 
-def test_vllms_defaults_are_accepted(tiny_llama: Path) -> None:
+def test_default_values_of_vllm_are_accepted(tiny_llama: Path) -> None:
     config = EngineArgs(
         model=str(tiny_llama), tokenizer_mode="auto", runner="auto", convert="auto", compilation_config=None,
         attention_config=None, distributed_executor_backend="mp", quantization=None, swap_space=4, seed=None,

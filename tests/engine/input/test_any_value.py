@@ -16,7 +16,7 @@ from engine_server import AsyncEngineArgs, AsyncLLM, InvalidRequestError, Sampli
 
 PROMPT = {"prompt_token_ids": [5, 9, 40]}
 REFUSALS = (ValueError, TypeError)  # InvalidRequestError is a ValueError
-# A bound for counts, so that a served example takes milliseconds; far larger numbers are drawn too, and refused.
+# A bound for counts, so that a served example takes milliseconds; much larger numbers are drawn too, and refused.
 SERVED_COUNT = 3
 
 
@@ -25,7 +25,7 @@ class Text(str):
 
 
 class SubclassedParams(SamplingParams):
-    """Parameters whose tag in a message would be another."""
+    """Parameters with a different tag in messages."""
 
 
 numbers = st.one_of(
@@ -87,7 +87,7 @@ class Engine:
         self.engine = AsyncLLM.from_engine_args(args)
 
     def request(self, prompt: Any, params: Any, **options: Any) -> bool:
-        """Return whether a request was served rather than refused. Any other exception is raised."""
+        """Return True if a request was served, False if it was refused. Any other exception is raised."""
 
         async def run() -> bool:
             options.setdefault("request_id", "r")
@@ -221,5 +221,5 @@ def test_abort_takes_callers_ids_alone(engine: Engine) -> None:
         engine.runner.run(abort(True))
 
 
-def test_configs_have_vllms_names(engine: Engine) -> None:
+def test_configs_of_async_engine_have_the_names_of_vllm(engine: Engine) -> None:
     assert engine.engine.model_config is engine.engine.vllm_config.model_config

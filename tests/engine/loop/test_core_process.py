@@ -27,7 +27,7 @@ def arguments(folder: Path) -> AsyncEngineArgs:
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def core(tiny_llama: Path) -> AsyncIterator[CoreProcess]:
-    """A core that is ready. The last test of this file ends it."""
+    """Return a core that is ready. The last test of this file ends it."""
     core = CoreProcess()
     core.configure(arguments(tiny_llama).create_engine_config())
     await asyncio.to_thread(core.wait_until_ready, None)
@@ -44,7 +44,7 @@ async def test_start_raises_the_cause_when_the_core_dies_before_it_connects(
         AsyncLLMEngine.from_engine_args(arguments(tiny_llama))
 
 
-async def test_a_cancelled_receive_loses_no_message(core: CoreProcess) -> None:
+async def test_cancelled_receive_loses_no_message(core: CoreProcess) -> None:
     async def receive_with_cancellations(count: int) -> int:
         received = 0
         while received < count:

@@ -52,7 +52,7 @@ async def last_output(engine: AsyncLLMEngine, prompt: Any, request_id: str, **op
 
 
 def record_threads(monkeypatch: pytest.MonkeyPatch, owner: type, method: str) -> dict[Any, bool]:
-    """Record for each call, by its request's id or its number, whether it ran on the event loop's thread."""
+    """Record for each call, by its request's id or its number, if it ran on the event loop's thread."""
     threads: dict[Any, bool] = {}
     original = getattr(owner, method)
 
@@ -78,7 +78,7 @@ async def test_long_prompts_are_tokenized_in_a_thread(
     assert on_loop == {"long": False, "short": True}
 
 
-async def test_short_prompts_follow_a_long_one_into_its_thread(
+async def test_short_prompts_are_tokenized_in_the_thread_while_a_long_one_is(
     engine: AsyncLLMEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A tokenizer in use blocks a change of its settings, which another prompt may need."""
@@ -106,7 +106,7 @@ async def test_many_prompt_logprobs_are_converted_in_a_thread_with_the_same_resu
     assert late.outputs == inline.outputs
 
 
-async def test_a_failed_conversion_ends_its_request_alone(
+async def test_failed_logprobs_conversion_ends_its_request_alone(
     engine: AsyncLLMEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(conversions, "MAX_INLINE", 100)
@@ -121,7 +121,7 @@ async def test_a_failed_conversion_ends_its_request_alone(
     assert engine.get_num_unfinished_requests() == 0
 
 
-async def test_a_request_aborted_while_its_logprobs_are_converted_is_gone(
+async def test_request_aborted_during_logprobs_conversion_is_removed(
     engine: AsyncLLMEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started, released = threading.Event(), threading.Event()
@@ -152,7 +152,9 @@ async def test_stalls_of_the_event_loop_are_recorded_under_load(
     assert all(stall >= 0 for stall in recorder.stalls)
 
 
-async def test_what_is_loaded_at_the_start_is_left_out_of_garbage_collections(engine: AsyncLLMEngine) -> None:
+async def test_objects_loaded_at_the_start_are_excluded_from_garbage_collection(
+    engine: AsyncLLMEngine,
+) -> None:
     assert gc.get_freeze_count() > 100_000
     assert gc.get_threshold()[0] >= 10_000
     assert gc.isenabled()

@@ -7,7 +7,7 @@ from waiting import until_async
 from engine_server.engine.loop.stall_monitor import StallMonitor
 
 
-async def test_reports_the_longest_stall_since_the_last_call() -> None:
+async def test_stall_monitor_reports_the_longest_stall_since_the_last_call() -> None:
     monitor = StallMonitor()
     assert monitor.take() == []
     started = time.monotonic()

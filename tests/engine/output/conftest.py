@@ -15,7 +15,7 @@ def byte_level(smollm2: Path) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def byte_fallback() -> Tokenizer:
-    """As Llama 2's: 256 bytes, whose ids are their values plus 1, then WORDS; the first space is stripped."""
+    """Build a tokenizer like Llama 2's: 256 bytes with their values plus 1 as ids, then WORDS; it strips a space."""
     names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *WORDS]
     vocabulary = {name: token_id for token_id, name in enumerate(names)}
     merges = [("▁", "a"), ("▁", "b"), ("a", "b"), ("▁a", "b")]

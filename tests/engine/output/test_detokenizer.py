@@ -1,4 +1,4 @@
-"""Text as it comes: the pieces make the whole, and a stop string ends it wherever token borders fall."""
+"""Incremental text: the pieces add up to the whole, and a stop string ends it across any token boundaries."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +23,7 @@ def tokenizer(smollm2: Path) -> Tokenizer:
 def stream(
     tokenizer: Tokenizer, token_ids: list[int], params: SamplingParams
 ) -> tuple[list[str], str | None]:
-    """What is shown after each token, and the stop string that was found."""
+    """Return the visible text after each token, and the stop string that was found."""
     stops = StopAutomaton(params.stop_strings) if params.stop_strings else None
     detokenizer, shown = Detokenizer(tokenizer, [], params, stops), []
     for number, token_id in enumerate(token_ids):
@@ -36,7 +36,7 @@ def stream(
 
 @settings(max_examples=200, deadline=None)
 @given(text=TEXTS)
-def test_deltas_of_tokenized_text_make_the_text(tokenizer: Tokenizer, text: str) -> None:
+def test_deltas_of_tokenized_text_add_up_to_the_text(tokenizer: Tokenizer, text: str) -> None:
     token_ids = tokenizer.encode(text, add_special_tokens=False).ids
     shown, _ = stream(tokenizer, token_ids, SamplingParams())
     assert shown[-1] == text
@@ -45,8 +45,10 @@ def test_deltas_of_tokenized_text_make_the_text(tokenizer: Tokenizer, text: str)
 
 @settings(max_examples=50, deadline=None)
 @given(token_ids=st.lists(st.integers(3, 49151), min_size=1, max_size=12))
-def test_text_of_any_tokens_is_what_the_tokenizer_decodes(tokenizer: Tokenizer, token_ids: list[int]) -> None:
-    """Cut characters, too: nothing is swallowed at the end."""
+def test_text_of_any_tokens_equals_the_text_that_the_tokenizer_decodes(
+    tokenizer: Tokenizer, token_ids: list[int]
+) -> None:
+    """The tokens may end inside a character, whose bytes must not be lost."""
     shown, _ = stream(tokenizer, token_ids, SamplingParams())
     whole = tokenizer.decode(token_ids)
     assert shown[-1].replace("\ufffd", "") == whole.replace("\ufffd", "")
@@ -77,7 +79,7 @@ def test_stop_string_is_kept_with_include_stop_str_in_output(tokenizer: Tokenize
     assert (shown[-1], found) == ("one two th", "wo th")
 
 
-def test_stop_strings_do_not_count_before_min_tokens(tokenizer: Tokenizer) -> None:
+def test_stop_strings_are_not_matched_before_min_tokens(tokenizer: Tokenizer) -> None:
     token_ids = tokenizer.encode("a b a b a b", add_special_tokens=False).ids
     shown, found = stream(tokenizer, token_ids, SamplingParams(stop="b", min_tokens=3))
     assert (shown[-1], found) == ("a b a ", "b")

@@ -1,4 +1,4 @@
-"""A failure while one request's output is processed ends that request alone."""
+"""Isolation of requests: an error while one request's output is processed ends that request alone."""
 
 import logging
 from collections.abc import Callable
@@ -17,7 +17,7 @@ COMMON = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
 
 
 def fails_after(calls: int, method: Callable[..., Any]) -> Callable[..., Any]:
-    """The same method, which raises after so many calls."""
+    """Return `method`, changed to raise after `calls` calls."""
     count = 0
 
     def failing(*arguments: Any) -> Any:
@@ -42,7 +42,7 @@ def fails_after(calls: int, method: Callable[..., Any]) -> Callable[..., Any]:
     ids=["detokenizing", "stop matching", "logprobs", "prompt logprobs", "output"],
 )
 @pytest.mark.parametrize("n", [1, 2])
-def test_a_failure_ends_its_request_alone(
+def test_error_in_output_processing_ends_its_request_alone(
     writer: LLMEngine,
     finish: Callable[[LLMEngine], dict[str, Any]],
     monkeypatch: pytest.MonkeyPatch,
@@ -84,7 +84,7 @@ class Recorder(StatLoggerBase):
         pass
 
 
-def test_a_stat_logger_that_raises_harms_no_request_and_no_other_logger(
+def test_stat_logger_that_raises_affects_no_request_and_no_other_logger(
     writer: LLMEngine, finish: Callable[[LLMEngine], dict[str, Any]], caplog: pytest.LogCaptureFixture
 ) -> None:
     broken, sound = Recorder(broken=True), Recorder(broken=False)
@@ -100,7 +100,7 @@ def test_a_stat_logger_that_raises_harms_no_request_and_no_other_logger(
     assert [record.getMessage() for record in caplog.records] == ["stat logger 'broken' failed"]
 
 
-def test_a_stat_logger_that_cannot_start_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
+def test_stat_logger_that_cannot_start_affects_no_other_logger(caplog: pytest.LogCaptureFixture) -> None:
     class Unable(Recorder):
         def log_engine_initialized(self) -> None:
             raise RuntimeError("broken on purpose")

@@ -1,4 +1,4 @@
-"""Incremental stop matching against a naive search, and its work."""
+"""Incremental stop matching, compared with a naive search, and its complexity."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ TEXT = st.text("abc", max_size=30)
 
 
 def first_match(text: str, stops: Sequence[str]) -> StopMatch | None:
-    """The longest stop string that ends at the first character where any ends."""
+    """Return the longest stop string that ends at the first character at which any ends."""
     for end in range(1, len(text) + 1):
         if found := [stop for stop in stops if text[:end].endswith(stop)]:
             return StopMatch(max(found, key=len), end)
@@ -21,7 +21,7 @@ def first_match(text: str, stops: Sequence[str]) -> StopMatch | None:
 
 
 def longest_partial(text: str, stops: Sequence[str]) -> int:
-    """The length of the longest end of the text that is the beginning of a stop string, but not all of it."""
+    """Return the length of the longest suffix of the text that is a proper prefix of a stop string."""
     ends = (len(text) - start for start in range(len(text)))
     return max(
         (size for size in ends if any(s != text[-size:] and s.startswith(text[-size:]) for s in stops)),
@@ -30,7 +30,7 @@ def longest_partial(text: str, stops: Sequence[str]) -> int:
 
 
 @given(text=TEXT, stops=STOPS, cuts=st.sets(st.integers(0, 30)))
-def test_finds_what_a_naive_search_finds_wherever_the_text_is_cut(
+def test_stop_matcher_equals_a_naive_search_for_any_division_of_the_text(
     text: str, stops: list[str], cuts: set[int]
 ) -> None:
     matcher, found, start = StopMatcher(StopAutomaton(stops)), None, 0
@@ -44,7 +44,7 @@ def test_finds_what_a_naive_search_finds_wherever_the_text_is_cut(
 
 
 @given(text=TEXT, stops=STOPS)
-def test_text_in_which_nothing_counts_still_begins_later_matches(text: str, stops: list[str]) -> None:
+def test_text_that_is_fed_without_matching_still_begins_later_matches(text: str, stops: list[str]) -> None:
     matcher = StopMatcher(StopAutomaton(stops))
     matcher.feed(text)
     assert matcher.partial == longest_partial(text, stops)
@@ -57,7 +57,7 @@ def test_text_in_which_nothing_counts_still_begins_later_matches(text: str, stop
 
 
 class CountingTable(dict[str, int]):
-    """A state's transitions, which count how often they are read."""
+    """A state's transitions, which count their lookups."""
 
     reads = 0
 
@@ -79,7 +79,9 @@ class CountingTable(dict[str, int]):
     ],
     ids=["one long stop string", "restarts", "many stop strings", "a full tree"],
 )
-def test_work_is_linear_in_the_text(stops: list[str], text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_matching_takes_time_linear_in_the_text(
+    stops: list[str], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     automaton = StopAutomaton(stops)
     automaton.next = [CountingTable(table) for table in automaton.next]
     monkeypatch.setattr(CountingTable, "reads", 0)
@@ -89,6 +91,6 @@ def test_work_is_linear_in_the_text(stops: list[str], text: str, monkeypatch: py
     assert CountingTable.reads <= 2 * len(text)
 
 
-def test_size_is_linear_in_the_stop_strings() -> None:
+def test_stop_automaton_size_is_linear_in_the_stop_strings() -> None:
     stops = ["a" * 2000 + "b", "a" * 1000 + "c"]
     assert len(StopAutomaton(stops).next) <= sum(map(len, stops)) + 1

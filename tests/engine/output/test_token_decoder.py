@@ -34,7 +34,9 @@ def test_spaces_are_kept_after_an_invalid_byte(byte_fallback: Tokenizer) -> None
 
 @many
 @given(data=st.data())
-def test_every_cut_into_deltas_makes_the_same_text(any_tokenizer: Tokenizer, data: st.DataObject) -> None:
+def test_every_division_into_deltas_gives_the_same_text(
+    any_tokenizer: Tokenizer, data: st.DataObject
+) -> None:
     tokens = st.integers(0, any_tokenizer.get_vocab_size() - 1)
     output = data.draw(st.lists(tokens, min_size=1, max_size=16))
     cuts = sorted(data.draw(st.sets(st.integers(1, len(output)))) | {len(output)})
@@ -58,7 +60,7 @@ def test_every_cut_into_deltas_makes_the_same_text(any_tokenizer: Tokenizer, dat
 @many
 @given(text=st.text(alphabet="ab é漢🦙字", min_size=1, max_size=20), data=st.data())
 @pytest.mark.parametrize("name", ["byte_level", "byte_fallback"])
-def test_prompt_and_output_make_the_whole_text_wherever_the_prompt_ends(
+def test_prompt_and_output_add_up_to_the_whole_text_at_any_end_of_the_prompt(
     request: pytest.FixtureRequest, name: str, text: str, data: st.DataObject
 ) -> None:
     """A character that the prompt begins and the output ends belongs to the output."""
@@ -66,9 +68,7 @@ def test_prompt_and_output_make_the_whole_text_wherever_the_prompt_ends(
     token_ids = tokenizer.encode(text.strip() or "a", add_special_tokens=False).ids
     end = data.draw(st.integers(0, len(token_ids) - 1))
     prompt_text = tokenizer.decode(token_ids[:end])
-    if (
-        name == "byte_fallback"
-    ):  # bytes that are no character spoil the valid ones before them, so decode without
+    if name == "byte_fallback":  # invalid bytes invalidate the valid ones before them, so decode without them
         for tail in range(4):
             prompt_text = tokenizer.decode(token_ids[: max(0, end - tail)])
             if not prompt_text.endswith(UNFINISHED):
@@ -78,7 +78,7 @@ def test_prompt_and_output_make_the_whole_text_wherever_the_prompt_ends(
 
 
 @pytest.mark.parametrize("name", ["byte_level", "byte_fallback"])
-def test_a_prompt_that_ends_inside_a_character_is_not_repeated(
+def test_prompt_that_ends_inside_a_character_is_not_repeated_in_the_output(
     request: pytest.FixtureRequest, name: str
 ) -> None:
     tokenizer: Tokenizer = request.getfixturevalue(name)

@@ -1,1 +1,1 @@
-"""Kernel sets: for each kind of device, the kernels that modules of transformers can be given."""
+"""Kernel sets: the kernels that can replace modules of transformers, for each kind of device."""

@@ -1,4 +1,4 @@
-"""The comparison by which a kernel is found to compute what a module of transformers does."""
+"""The comparison of a kernel's results with those of a transformers module."""
 
 import torch
 from torch import Tensor

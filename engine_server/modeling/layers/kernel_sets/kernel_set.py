@@ -1,23 +1,23 @@
-"""The kernels that modules of transformers can be given on one kind of device."""
+"""The kernels that can replace modules of transformers on one kind of device."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
 
-# query, key [1, heads, T, dim], cos, sin [1, T, angles] to the rotated query and key.
+# Takes query, key [1, heads, T, dim] and cos, sin [1, T, angles]; returns the rotated query and key.
 Rotation = Callable[..., tuple[Tensor, Tensor]]
 # [..., 2 * dim] to [..., dim]; may overwrite its input.
 Gate = Callable[[Tensor], Tensor]
 
 
 class KernelSet(NamedTuple):
-    """Kernels of which the passes choose the ones that compute what a model's own modules do."""
+    """Kernels from which the passes choose those with the same results as a model's own modules."""
 
-    # (x, weight, eps, offset, residual) to the sum and its norm: see kernels/norm.py.
+    # Takes (x, weight, eps, offset, residual); returns the sum and its norm: see kernels/norm.py.
     rms_norm: Callable[..., tuple[Tensor, Tensor]]
-    # The offsets of the weight that `rms_norm` knows.
+    # The offsets of the weight that `rms_norm` supports.
     offsets: Sequence[float]
     gates: Sequence[Gate]
-    # From a token's number of angles and the size of a head to the rotations that could be meant.
+    # Takes a token's number of angles and the size of a head; returns the candidate rotations.
     rotations: Callable[[int, int], Sequence[Rotation]]

@@ -1,6 +1,6 @@
 """The kernel set of a CPU for which our C++ kernels were compiled.
 
-Inputs that a kernel does not take (another dtype, rows that do not fill vectors) are computed by plain torch.
+Inputs that a kernel doesn't support (another dtype, rows that don't fill vectors) are computed by plain torch.
 """
 
 from functools import partial
@@ -14,7 +14,7 @@ from engine_server.modeling.native.library import DTYPES, VECTOR, kernels
 
 
 def fits(*tensors: Tensor) -> bool:
-    """Check for one dtype that the kernels know, and for rows that are contiguous."""
+    """Return True for contiguous rows of one dtype that the kernels support."""
     dtypes = {tensor.dtype for tensor in tensors}
     return len(dtypes) == 1 and dtypes <= set(DTYPES) and all(tensor.stride(-1) == 1 for tensor in tensors)
 
@@ -22,7 +22,7 @@ def fits(*tensors: Tensor) -> bool:
 def rms_norm(
     x: Tensor, weight: Tensor, eps: float, offset: float, residual: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """See kernels/norm.py. offset: 0."""
+    """Compute the norm of kernels/norm.py. offset: 0."""
     dim = x.shape[-1]
     given = [x] if residual is None else [x, residual]
     if dim % VECTOR or not fits(*given, weight) or not all(part.is_contiguous() for part in given):
@@ -49,7 +49,7 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
 
 
 def rotations(width: int, dim: int) -> list[Rotation]:
-    """Return the one rotation that is known, of whole heads."""
+    """Return the only supported rotation, of whole heads."""
     plain = plain_torch.rotations(width, dim)
     return [partial(_rotate_pair, one) for one in plain] if dim % (2 * VECTOR) == 0 else [*plain]
 
@@ -57,7 +57,7 @@ def rotations(width: int, dim: int) -> list[Rotation]:
 def _rotate_pair(
     plain: Rotation, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """query, key: [1, heads, T, dim]; cos, sin: [1, T, dim], each angle twice."""
+    """Rotate query and key [1, heads, T, dim]; cos, sin: [1, T, dim], each angle twice."""
     if not fits(query, key, cos, sin) or not cos.is_contiguous() or not sin.is_contiguous():
         return plain(query, key, cos, sin)
     return _rotate(query, cos, sin), _rotate(key, cos, sin)

@@ -1,4 +1,4 @@
-"""The kernel set of any CPU: plain torch, in fewer passes over memory than transformers' modules make."""
+"""The kernel set of any CPU: plain torch, in fewer passes over memory than transformers' modules need."""
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet
 def rms_norm(
     x: Tensor, weight: Tensor, eps: float, offset: float, residual: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """See kernels/norm.py. offset: 0."""
+    """Compute the norm of kernels/norm.py. offset: 0."""
     total = x if residual is None else x + residual
     return total, F.rms_norm(total, weight.shape, weight, eps)
 
@@ -24,14 +24,14 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
 class HalfRotation:
     """Rotary position embeddings (RoFormer, arXiv 2104.09864) of dims i and pairs + i, as GPT-NeoX pairs them.
 
-    The pair (a, b) becomes (a cos - b sin, b cos + a sin): x * cos + rolled x * sin, its first half with minus signs.
+    The pair (a, b) becomes (a cos - b sin, b cos + a sin): x * cos + rolled x * sin, with half of the sines negated.
     """
 
-    # The step's sines, from which the tensors that all of its layers share were made.
+    # The step's sines, from which the tensors shared by all its layers were computed.
     sin: Tensor | None = None
 
     def __call__(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """query, key: [1, heads, T, dim]; cos, sin: [1, T, dim], each angle twice."""
+        """Rotate query and key [1, heads, T, dim]; cos, sin: [1, T, dim], each angle twice."""
         if sin is not self.sin:
             self.sin, self.cos = sin, cos.unsqueeze(1)
             first, second = sin.unsqueeze(1).chunk(2, -1)
@@ -43,7 +43,7 @@ class HalfRotation:
 
 
 def rotations(width: int, dim: int) -> list[HalfRotation]:
-    """Return the one rotation that is known, of whole heads."""
+    """Return the only supported rotation, of whole heads."""
     return [HalfRotation()] if width == dim else []
 
 

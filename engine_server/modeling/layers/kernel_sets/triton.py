@@ -13,8 +13,8 @@ from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet, Rota
 
 
 def rotations(width: int, dim: int) -> list[Rotation]:
-    """Return `rotate` with every layout of the angles, of which each model has one."""
-    # The places of the angles among `width`, each angle once.
+    """Return `rotate` with every layout of the angles that a model may use."""
+    # The indexes of the angles among `width`, each angle once.
     once = [slice(width // 2), slice(0, width, 2), *[slice(width)] * (2 * width <= dim)]
     return [partial(_rotate, *form) for form in product(once, (False, True))]
 
