@@ -23,7 +23,7 @@ from engine_server.engine.front_end import FrontEnd
 
 def assert_idle(engine: LLMEngine) -> None:
     """Fail if the core has a request, or a block in use."""
-    state = engine.debug_state()
+    state = engine.debug_state().scheduler
     assert (state.running, state.waiting) == ((), ())
     assert state.num_free_blocks == state.num_blocks
 

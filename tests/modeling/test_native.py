@@ -185,7 +185,7 @@ def test_engine_uses_native_attention_where_the_library_loads(
             )
         )
 
-    assert type(start()._core.executor.runner.backend) is NativeAttention
+    assert start().debug_state().attention == NativeAttention.__name__
     library.kernels.cache_clear()
     monkeypatch.setattr(library, "library_file", lambda capability: Path("/nowhere/kernels.so"))
-    assert type(start()._core.executor.runner.backend) is TorchAttention
+    assert start().debug_state().attention == TorchAttention.__name__

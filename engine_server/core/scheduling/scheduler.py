@@ -213,7 +213,7 @@ class Scheduler:
         return stats
 
     def debug_state(self) -> SchedulerState:
-        """Copy the state, for tests and reports of faults."""
+        """Copy the state, for tests and bug reports."""
         pool = self.table.pool
         return SchedulerState(
             tuple(request.request_id for request in self.running),
