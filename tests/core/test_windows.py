@@ -7,8 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from engine_server import EngineArgs, LLMEngine
-from engine_server.modeling.attention.interface import LayerShape
-from engine_server.modeling.memory.cache_layout import lay_out
+from engine_server.modeling.memory.cache_layout import LayerShape, lay_out
 
 WINDOW = 20
 NEW_TOKENS = 12

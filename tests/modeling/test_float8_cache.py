@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from engine_server import EngineArgs, LLMEngine
-from engine_server.modeling.attention.interface import LayerShape
 from engine_server.modeling.attention.torch_backend import TorchAttention
 from engine_server.modeling.memory import kv_cache
-from engine_server.modeling.memory.cache_layout import FLOAT8, lay_out, quantised
+from engine_server.modeling.memory.cache_layout import FLOAT8, LayerShape, lay_out, quantised
 from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.modeling.platform.cuda import CudaPlatform
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine_server.modeling.attention.interface import Scoring
+from engine_server.modeling.scoring import Scoring
 
 # Scores that are held at once where they must be written to memory.
 MOST_SCORES = 1 << 26
