@@ -101,14 +101,13 @@ class EngineCore:
         return bool(self.scheduler.requests) and not self.operations.halted
 
     def step(self) -> list[RequestStep]:
-        """Compute one step of all running requests, and return what it gave each of them."""
-        batch = self._batch = self.scheduler.schedule()  # who runs, how many tokens each; counted as computed
-        states = self.executor.forward(batch)  # one flat forward, launched on the device and not awaited
+        """Compute one step of the running requests, and return the result of each."""
+        batch = self._batch = self.scheduler.schedule()  # requests and numbers of tokens, counted as computed
+        states = self.executor.forward(batch)  # one flat forward, launched and not awaited
         masks = self.grammars.fill(batch)  # host work while the device computes
         pending = self.executor.head(states, masks)  # logits processors and sampling, or pooling
-        return self.scheduler.update(
-            batch, pending.collect()
-        )  # tokens, a vector or an error for each request
+        # k >= 1 tokens, a vector or an error for each request
+        return self.scheduler.update(batch, pending.collect())
 
     def outputs(self) -> StepOutputs:
         """Compute a step if there is work; return its results with the state that it leaves."""
