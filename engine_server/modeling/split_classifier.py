@@ -1,6 +1,6 @@
 """A classifier in two parts: from tokens to hidden states, and from a pooled state to scores."""
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -25,12 +25,13 @@ class SplitClassifier:
         first_position: position of a sequence's first token.
         """
         self._model: Any = model
+        self._base = cast(PreTrainedModel, model.base_model)
         # The forward reads its arguments' shapes; the base model, which would read their values, doesn't run.
         self._any_token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
         position = np.array([first_position])
         expected = run(model, Probe(), position, model.device, {})
-        self._held = hold_output(model.base_model)
-        states = run(model.base_model, Probe(), position, model.device, {})
+        self._held = hold_output(self._base)
+        states = run(self._base, Probe(), position, model.device, {})
         scores = self.scores(states[0, 0])
         if scores.shape != (num_labels,) or not torch.allclose(
             scores, expected[0].float(), rtol=1e-2, atol=1e-2, equal_nan=True
@@ -43,7 +44,7 @@ class SplitClassifier:
     def scores(self, pooled: Tensor) -> Tensor:
         """Return the scores, float32 [labels], of a pooled state [hidden]."""
         state = pooled.to(self._model.dtype).view(1, 1, -1)
-        pooler = getattr(self._model.base_model, "pooler", None)
+        pooler = getattr(self._base, "pooler", None)
         self._held.output = BaseModelOutputWithPoolingAndCrossAttentions(
             last_hidden_state=state, pooler_output=pooler(state) if pooler else None
         )
