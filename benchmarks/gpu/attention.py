@@ -21,12 +21,12 @@ from torch import Tensor
 from benchmarks.gpu.limits import DEVICE, DTYPE, Limits, seconds
 from benchmarks.gpu.report import Row, beside
 from benchmarks.gpu.shapes import SHAPES
-from engine_server.modeling.attention.interface import Pages, Scoring
 from engine_server.modeling.kernels import launch
 from engine_server.modeling.kernels.attention import decode, prefill
 from engine_server.modeling.kernels.cache_write import write_cache
 from engine_server.modeling.kernels.work_list import plan_work, spare_chunks
-from engine_server.modeling.memory.cache_layout import quantised
+from engine_server.modeling.memory.cache_layout import Pages, quantised
+from engine_server.modeling.scoring import Scoring
 
 BLOCK_SIZE = 16
 

@@ -28,12 +28,14 @@ class DebugState:
     requests: list[RequestState]
     # True if a step is in flight.
     in_flight: bool
+    # Class of the attention backend.
+    attention: str
 
 
-def debug_state(scheduler: Scheduler, in_flight: bool) -> DebugState:
+def debug_state(scheduler: Scheduler, in_flight: bool, attention: str) -> DebugState:
     """Copy the state of a scheduler and its blocks."""
     requests = [_request_state(request) for request in scheduler.requests.values()]
-    return DebugState(scheduler.debug_state(), requests, in_flight)
+    return DebugState(scheduler.debug_state(), requests, in_flight, attention)
 
 
 def _request_state(request: Request) -> RequestState:

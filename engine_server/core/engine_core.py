@@ -138,7 +138,12 @@ class EngineCore:
 
     def debug_state(self) -> DebugState:
         """Return a copy of the core's state, for tests and bug reports."""
-        return debug_state(self.scheduler, self._in_flight is not None)
+        attention = type(self.executor.runner.backend).__name__
+        return debug_state(self.scheduler, self._in_flight is not None, attention)
+
+    def check_integrity(self) -> None:
+        """Assert that requests, rows and blocks agree between two steps, for tests."""
+        self.scheduler.check_integrity()
 
     def _guarded_step(self) -> list[RequestStep]:
         """Compute a step; if it fails, end or requeue its requests and keep the others."""

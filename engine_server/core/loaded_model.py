@@ -12,11 +12,12 @@ from engine_server.modeling.layers.rope import SequenceRope, sequence_rope
 from engine_server.modeling.loading.model_loader import first_position, load_model
 from engine_server.modeling.memory.device_memory import measured_memory
 from engine_server.modeling.platform.interface import Platform
+from engine_server.modeling.split_classifier import SplitClassifier
 from engine_server.modeling.split_model import SplitModel
 
 
 class LoadedModel:
-    """A transformers model that computes hidden states and, if it generates, logits. Its weights can be unloaded."""
+    """A model of transformers that gives hidden states and logits or scores. Its weights can be unloaded."""
 
     def __init__(self, config: EngineConfig, platform: Platform, ranks: Communicator) -> None:
         """Load the model, or this rank's part of it."""
@@ -26,6 +27,7 @@ class LoadedModel:
         self.generates = config.model_config.pooling is None
         self._model: PreTrainedModel | None = None
         self._split: SplitModel | None = None
+        self._classifier: SplitClassifier | None = None
         self.rope: SequenceRope | None = None
         # Position of a sequence's first token.
         self.first_position = 0
@@ -57,14 +59,18 @@ class LoadedModel:
             self._model = load_model(config.model_config, config.load_config, self._platform, self._ranks)
         self.rope = sequence_rope(self._model)
         self.first_position = first_position(self._model, config.model_config.max_model_len)
-        self._split = SplitModel(self._model, self.first_position) if self.generates else None
+        pooling = config.model_config.pooling
+        if pooling is None:
+            self._split = SplitModel(self._model, self.first_position)
+        elif pooling.num_labels is not None:
+            self._classifier = SplitClassifier(self._model, pooling.num_labels, self.first_position)
 
     def unload(self, keep_on_host: bool) -> None:
         """Free the weights' device memory; `restore` needs the copy on the host, `load` doesn't."""
         if keep_on_host:
             nn.Module.to(self.model, "cpu")  # transformers' own is not typed
         else:
-            self._model = self._split = None
+            self._model = self._split = self._classifier = None
 
     def restore(self) -> None:
         """Copy the weights from the host back to the device."""
@@ -80,3 +86,8 @@ class LoadedModel:
             return self.split.states(arguments)
         states: Tensor = self.body(**arguments).last_hidden_state[0]
         return states
+
+    def scores(self, pooled: Tensor) -> Tensor:
+        """Return a classifier's scores, float32 [labels], of a pooled state [hidden]."""
+        assert self._classifier is not None, "the model doesn't classify, or its weights are unloaded"
+        return self._classifier.scores(pooled)

@@ -22,9 +22,9 @@ from engine_server.config import (
     SpeculativeConfig,
     UsageContext,
 )
+from engine_server.core.debug_state import DebugState
 from engine_server.core.engine_core import EngineCore
 from engine_server.core.model_runner import ModelRunner
-from engine_server.core.scheduling.scheduler_state import SchedulerState
 from engine_server.engine.compat import one_prompt, refuse, request_key, request_keys, rpc_arguments
 from engine_server.engine.engine_args import EngineArgs
 from engine_server.engine.front_end import FrontEnd
@@ -223,9 +223,13 @@ class LLMEngine:
     def check_health(self) -> None:
         """Do nothing: the core runs in the caller's process."""
 
-    def debug_state(self) -> SchedulerState:
-        """Return a copy of the scheduler's state, for tests and bug reports."""
-        return self._core.scheduler.debug_state()
+    def debug_state(self) -> DebugState:
+        """Return a copy of the core's state, for tests and bug reports."""
+        return self._core.debug_state()
+
+    def check_integrity(self) -> None:
+        """Assert that the core's requests, rows and blocks agree, for tests."""
+        self._core.check_integrity()
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Empty the prefix cache. Returns False and changes nothing while requests hold blocks.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from engine_server.modeling.platform.interface import Platform
+from engine_server.modeling.device import Device
 
 # Time that a rank waits for another one that is still loading.
 TIMEOUT = timedelta(hours=1)
@@ -55,7 +55,7 @@ class Communicator:
 
 
 def connect(
-    address: str, rank: int, size: int, platform: Platform, check: Callable[[], None] = lambda: None
+    address: str, rank: int, size: int, platform: Device, check: Callable[[], None] = lambda: None
 ) -> Communicator:
     """Meet the other ranks and return this rank's communicator: NCCL between GPUs, Gloo between CPUs.
 

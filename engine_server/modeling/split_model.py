@@ -1,28 +1,18 @@
 """A causal language model in two parts: the decoder up to its hidden states, and the rest up to logits."""
 
-import weakref
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from engine_server.modeling.attention.interface import UnsupportedModelError
+from engine_server.modeling.held_output import hold_output
 from engine_server.modeling.loading.probe import Probe, run
 
 # Tokens for comparing the two parts with the whole model.
 VERIFIED_TOKENS = 2
-
-
-@dataclass(slots=True)
-class HeldOutput:
-    """The output that a decoder returns instead of computing it; None: it computes."""
-
-    output: Any = None
-    # Class of the outputs that the decoder computes.
-    kind: Any = None
 
 
 class SplitModel:
@@ -39,12 +29,11 @@ class SplitModel:
         """
         self._model: Any = model
         self._decoder = find_decoder(model)
-        self._held = HeldOutput()
         # The forward reads its arguments' shapes; the decoder, which would read their values, doesn't run.
         self._any_token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
         positions = np.arange(VERIFIED_TOKENS) + first_position
         expected = run(model, Probe(), positions, model.device, {})[0]
-        hold_output(self._decoder, self._held)
+        self._held = hold_output(self._decoder)
         states = run(self._decoder, Probe(), positions, model.device, {})
         logits = self.logits(states[0])
         if not torch.allclose(logits.float(), expected.float(), rtol=1e-2, atol=1e-2, equal_nan=True):
@@ -78,18 +67,3 @@ def find_decoder(model: PreTrainedModel) -> PreTrainedModel:
     if len(parts) != 1:
         raise UnsupportedModelError(f"{type(model).__name__} has no decoder that can run separately")
     return parts[0]
-
-
-def hold_output(module: nn.Module, held: HeldOutput) -> None:
-    """Make a module's forward return `held.output` if it is set, without a reference cycle through the module."""
-    compute = type(module).forward
-    own = weakref.ref(module)
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        if held.output is not None:
-            return held.output
-        output = compute(own(), *args, **kwargs)
-        held.kind = type(output)
-        return output
-
-    module.forward = forward

@@ -5,7 +5,7 @@ import numpy.typing as npt
 import torch
 
 from engine_server.modeling.attention.interface import IntArray, Staged, StepInputs
-from engine_server.modeling.platform.interface import Platform
+from engine_server.modeling.device import Device
 
 # Changed cells of the block table, [4, n]: kind, row, column and block id.
 TableChanges = npt.NDArray[np.int32]
@@ -23,7 +23,7 @@ class Staging:
     tables: the copy on the host, int32 [kinds, rows + 1, columns], for backends that read it on the host.
     """
 
-    def __init__(self, max_tokens: int, table: tuple[int, ...], platform: Platform) -> None:
+    def __init__(self, max_tokens: int, table: tuple[int, ...], platform: Device) -> None:
         """table: the shape of the scheduler's block table, [kinds, rows, columns]."""
         kinds, rows, columns = table
         self.rows = rows

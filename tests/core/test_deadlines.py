@@ -56,3 +56,43 @@ async def test_waiting_request_expires_while_engine_sleeps(engine: AsyncLLMEngin
     await engine.wake_up()
     params = tiny_params(max_tokens=2, ignore_eos=True)
     assert await finish_reason(engine, "runs afterwards", params) == "length"
+
+
+async def test_request_held_back_by_a_waiting_pause_expires(engine: AsyncLLMEngine, tiny_params) -> None:
+    """The pause waits until the first request ends, so that the core doesn't get the others before."""
+    first = engine.generate(
+        {"prompt_token_ids": [5, 6, 7]}, tiny_params(max_tokens=250, ignore_eos=True), "first"
+    )
+    await anext(first)
+    await engine.pause_generation(mode="keep")  # the first request stays in flight
+    pause = asyncio.create_task(engine.pause_generation(mode="wait"))
+    await asyncio.sleep(0)  # so that it begins
+    one, two = tiny_params(timeout=0.05, max_tokens=10), tiny_params(timeout=0.05, max_tokens=10, n=2)
+    reasons = await asyncio.gather(finish_reason(engine, "one", one), finish_reason(engine, "two", two))
+    assert reasons == ["timeout", "timeout"] and not pause.done()
+    assert engine.get_num_unfinished_requests() == 1
+    await engine.resume_generation()
+    await pause
+    await engine.abort("first")
+    assert [output async for output in first][-1].finished
+    params = tiny_params(max_tokens=2, ignore_eos=True)
+    assert await finish_reason(engine, "one", params) == "length"
+
+
+async def test_held_request_that_is_let_through_expires_in_the_core(
+    engine: AsyncLLMEngine, tiny_params
+) -> None:
+    """Its timer ends with the delay, so that the request has one last output."""
+    first = engine.generate(
+        {"prompt_token_ids": [5, 6, 7]}, tiny_params(max_tokens=250, ignore_eos=True), "first"
+    )
+    await anext(first)
+    pause = asyncio.create_task(engine.pause_generation(mode="wait"))
+    await asyncio.sleep(0)  # so that it begins
+    params = tiny_params(timeout=1.0, max_tokens=250, ignore_eos=True)
+    held = asyncio.create_task(finish_reason(engine, "held", params))
+    await engine.abort("first")
+    assert [output async for output in first][-1].finished
+    await pause
+    assert await held == "timeout"
+    await engine.resume_generation()

@@ -76,8 +76,8 @@ def test_step_that_runs_out_of_memory_is_retried_in_smaller_steps(
     ]  # half, plus a token per step; repeated sizes are listed once
     assert len(failed) == 2
     assert left == [[], []]
-    small._core.scheduler.check_integrity()
-    assert small._core.table.pool.usage == 0
+    small.check_integrity()
+    assert small.debug_state().scheduler.num_used_blocks == 0
 
 
 def test_request_that_no_step_size_fits_ends_with_an_error(
@@ -93,7 +93,7 @@ def test_request_that_no_step_size_fits_ends_with_an_error(
     monkeypatch.undo()
     small.add_request("next", {"prompt_token_ids": PROMPTS[0]}, params)
     assert finish(small)["next"].outputs[0].finish_reason == "length"
-    small._core.scheduler.check_integrity()
+    small.check_integrity()
 
 
 def test_request_survives_any_number_of_failed_steps_between_its_tokens(
@@ -103,11 +103,11 @@ def test_request_survives_any_number_of_failed_steps_between_its_tokens(
     params = tiny_params(temperature=0, max_tokens=2 * MOST_RETRIES, ignore_eos=True)
     small.add_request("long", {"prompt_token_ids": PROMPTS[1]}, params)
     forward, failures = SmallRunner.forward, []
-    [request] = small._core.scheduler.requests.values()
 
     def failing_before_each_token(self: SmallRunner, inputs: ModelInputs) -> ForwardOutput:
         output = forward(self, inputs)
-        tokens = len(request.token_ids) - len(inputs.sampling)  # without the placeholder of this step's token
+        [request] = small.debug_state().requests
+        tokens = request.num_output - len(inputs.sampling)  # without the placeholder of this step's token
         if tokens not in failures:
             failures.append(tokens)
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")

@@ -99,5 +99,5 @@ def test_tokens_are_independent_of_batch_composition(
     arrivals = data.draw(st.lists(st.integers(0, 5), min_size=len(questions), max_size=len(questions)))
     for _ in range(1 + options["enable_prefix_caching"]):  # the second run reads a filled cache
         assert answer(engine, questions, arrivals) == [alone[dtype, question] for question in questions]
-        engine._core.scheduler.check_integrity()
-        assert engine._core.table.pool.usage == 0
+        engine.check_integrity()
+        assert engine.debug_state().scheduler.num_used_blocks == 0

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams
-from engine_server.modeling.attention.interface import LayerShape, UnsupportedModelError
+from engine_server.modeling.attention.interface import UnsupportedModelError
 from engine_server.modeling.attention.step_attention import StepAttention
 from engine_server.modeling.loading.probe import largest_step
 from engine_server.modeling.memory import device_memory as memory
-from engine_server.modeling.memory.cache_layout import lay_out
+from engine_server.modeling.memory.cache_layout import LayerShape, lay_out
 from engine_server.modeling.memory.device_memory import measured_memory
 from engine_server.modeling.memory.kv_cache import num_blocks
 from engine_server.modeling.platform.cpu import CpuPlatform

@@ -7,6 +7,7 @@ from sampling import COUNTED
 
 from engine_server import EngineArgs, LLMEngine, RequestOutput, SamplingParams
 from engine_server.core.heads.sampler import PendingTokens
+from engine_server.core.model_runner import ModelRunner
 from engine_server.core.scheduling.step_result import StepResult
 
 OPTIONS = [
@@ -57,18 +58,17 @@ def test_next_step_is_launched_before_the_results_of_the_last_are_collected(tiny
     params = SamplingParams(max_tokens=3, ignore_eos=True, detokenize=False)
     engine.add_request("r", {"prompt_token_ids": [5, 6]}, params)
     assert engine.step() == []
-    assert engine._core.debug_state().in_flight
+    assert engine.debug_state().in_flight
     [first] = engine.step()
     assert len(first.outputs[0].token_ids) == 1
-    [request] = engine._core.debug_state().requests
+    [request] = engine.debug_state().requests
     assert request.num_output == 2, (
         "the second token's step was launched before the first token was delivered"
     )
     engine.abort_request("r")
     assert engine.step() == []
     assert not engine.has_unfinished_requests()
-    state = engine._core.scheduler.debug_state()
-    assert state.num_free_blocks == state.num_blocks
+    assert engine.debug_state().scheduler.num_used_blocks == 0
 
 
 def test_forward_of_a_request_with_a_logits_processor_overlaps_and_its_sampling_waits(
@@ -80,9 +80,10 @@ def test_forward_of_a_request_with_a_logits_processor_overlaps_and_its_sampling_
         max_tokens=6, ignore_eos=True, detokenize=False, logits_processors=["sampling:count_tokens"]
     )
     calls: list[str] = []
-    runner = engine._core.executor.runner
-    forward, collect = runner.forward, PendingTokens.collect
-    monkeypatch.setattr(runner, "forward", lambda inputs: (calls.append("forward"), forward(inputs))[1])
+    forward, collect = ModelRunner.forward, PendingTokens.collect
+    monkeypatch.setattr(
+        ModelRunner, "forward", lambda self, inputs: (calls.append("forward"), forward(self, inputs))[1]
+    )
     monkeypatch.setattr(PendingTokens, "collect", lambda self: (calls.append("collect"), collect(self))[1])
     COUNTED.clear()
     engine.add_request("r", {"prompt_token_ids": [5, 6]}, params)

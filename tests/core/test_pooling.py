@@ -21,6 +21,7 @@ from engine_server import (
     PoolingParams,
     SamplingParams,
 )
+from engine_server.core.engine_core import EngineCore
 
 TINY = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -143,7 +144,8 @@ def test_encoder_embeddings_equal_transformers(make: Make, kind: str, settings: 
     raw = PoolingParams(normalize=False)
     same(embeddings(llm.embed(as_prompts(), pooling_params=raw, use_tqdm=False)), pooled)
     same([output.outputs.data for output in llm.encode(as_prompts(), use_tqdm=False)], whole)
-    assert llm.llm_engine.step() == [] and llm.llm_engine._core.step() == []
+    assert llm.llm_engine.step() == []
+    assert EngineCore(llm.llm_engine.config, lambda *_: None).step() == []
 
 
 @pytest.mark.parametrize("kind", ["Qwen3Model", "LlamaForCausalLM"])
@@ -162,12 +164,12 @@ def test_decoder_embeddings_are_equal_in_chunks_and_after_preemption(
     for number, prompt in enumerate(as_prompts()):
         engine.add_request(str(number), prompt, PoolingParams())
     early = {output.request_id: output for _ in range(2) for output in engine.step()}
-    assert [request.computed for request in engine._core.scheduler.running] == [7]  # of 40
+    assert [one.computed for one in engine.debug_state().requests if one.computed] == [7]  # of 40
     llm.sleep()
     llm.wake_up()
     outputs = early | finish(engine)
     same(embeddings([outputs[str(number)] for number in range(len(PROMPTS))]), expected)
-    assert engine._core.table.pool.usage == 0
+    assert engine.debug_state().scheduler.num_used_blocks == 0
 
 
 def test_decoder_embeds_with_runner_pooling(make: Make) -> None:

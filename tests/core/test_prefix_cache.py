@@ -57,8 +57,7 @@ def test_equal_prompts_share_blocks_within_one_step(tiny, finish, tiny_params) -
     for number in range(8):
         tiny.add_request(number, {"prompt_token_ids": PROMPT}, params)
     tiny.step()
-    state = tiny._core.scheduler.debug_state()
-    assert state.num_blocks - state.num_free_blocks == 4 + 8
+    assert tiny.debug_state().scheduler.num_used_blocks == 4 + 8
     last = finish(tiny)
     assert [last[str(number)].num_cached_tokens for number in range(8)] == [0] + [64] * 7
     assert len({tuple(output.outputs[0].token_ids) for output in last.values()}) == 1
@@ -74,12 +73,11 @@ def test_prompts_with_different_salts_share_no_blocks(tiny, finish, tiny_params)
 
 
 def test_reset_empties_the_cache_unless_a_request_runs(tiny, finish, tiny_params) -> None:
-    scheduler = tiny._core.scheduler
     tiny.add_request("runs", {"prompt_token_ids": PROMPT}, tiny_params(max_tokens=2, ignore_eos=True))
     tiny.step()
-    assert not scheduler.reset_prefix_cache()
+    assert not tiny.reset_prefix_cache()
     finish(tiny)
-    assert scheduler.reset_prefix_cache()
+    assert tiny.reset_prefix_cache()
     assert generate(tiny, finish, tiny_params(max_tokens=1), PROMPT)[0].num_cached_tokens == 0
 
 

@@ -43,9 +43,9 @@ def test_two_ranks_give_the_output_of_one(tiny_llama: Path, finish, tiny_params)
     greedy = tiny_params(temperature=0.0, max_tokens=12, ignore_eos=True, prompt_logprobs=1)
     expected = without_values(answers(one, finish, greedy))
     assert without_values(answers(two, finish, greedy)) == expected
-    assert two._call("collective_rpc", "erase", [[]], {}) == [None, None]
+    assert two.collective_rpc("erase", args=([],)) == [None, None]
     with pytest.raises(RuntimeError, match=r"rank 0: AttributeError: .*; rank 1: AttributeError"):
-        two._call("collective_rpc", "unknown_method", [], {})
+        two.collective_rpc("unknown_method")
     two.sleep(level=2)
     two.wake_up()
     assert without_values(answers(two, finish, greedy)) == expected

@@ -1,10 +1,13 @@
 """Admission and order of requests: queue limit, priorities, deadlines, and isolated failures."""
 
+import time
+
 import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
 from engine_server import EngineArgs, LLMEngine, QueueFullError
+from engine_server.core.model_runner import ModelRunner
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.telemetry.loggers import PrometheusStatLogger
 
@@ -60,7 +63,7 @@ def test_priority_is_refused_under_fcfs(make, tiny_params) -> None:
         make().add_request("x", {"prompt_token_ids": PROMPT}, tiny_params(), priority=1)
 
 
-def test_deadline_ends_running_and_waiting_requests(make, tiny_params) -> None:
+def test_deadline_ends_running_and_waiting_requests(make, tiny_params, monkeypatch) -> None:
     engine = make(max_num_seqs=1)
     params = tiny_params(timeout=1000.0, max_tokens=100, ignore_eos=True)
     for name in ("runs", "waits"):
@@ -74,16 +77,15 @@ def test_deadline_ends_running_and_waiting_requests(make, tiny_params) -> None:
         "timeout",
         [],
     )
-    scheduler = engine._core.scheduler
-    for request in scheduler.requests.values():
-        request.deadline = 0.0
+    clock = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + 1000.0)
     outputs = {output.request_id: output.outputs[0] for output in engine.step()}
     assert {name: output.finish_reason for name, output in outputs.items()} == {
         "runs": "timeout",
         "waits": "timeout",
     }
     assert len(outputs["runs"].token_ids) == 2
-    assert scheduler.table.pool.usage == 0
+    assert engine.debug_state().scheduler.num_used_blocks == 0
 
 
 def test_request_with_nan_logits_fails_alone(make, tiny_params, finish) -> None:
@@ -100,7 +102,7 @@ def test_request_with_nan_logits_fails_alone(make, tiny_params, finish) -> None:
     expected = answers()
     with torch.no_grad():
         embeddings[3] = torch.nan
-    engine._core.scheduler.reset_prefix_cache()
+    assert engine.reset_prefix_cache()
     engine.add_request("nan", {"prompt_token_ids": [3] * 37}, params)
     outputs = answers()
     assert outputs == {**expected, "nan": []}
@@ -113,10 +115,10 @@ def test_failed_step_ends_its_batch_and_caches_nothing(make, tiny_params, finish
     for name in ("one", "two", "waits"):
         engine.add_request(name, {"prompt_token_ids": PROMPT}, params)
     with monkeypatch.context() as patch:
-        patch.setattr(engine._core.executor.runner, "forward", lambda inputs: 1 / 0)
+        patch.setattr(ModelRunner, "forward", lambda self, inputs: 1 / 0)
         failed = {output.request_id: output.outputs[0] for output in engine.step()}
     assert {name: output.finish_reason for name, output in failed.items()} == {"one": "error", "two": "error"}
     assert failed["one"].stop_reason == "ZeroDivisionError: division by zero"
     assert finish(engine)["waits"].num_cached_tokens == 0
-    engine._core.scheduler.check_integrity()
-    assert engine._core.table.pool.usage == 0
+    engine.check_integrity()
+    assert engine.debug_state().scheduler.num_used_blocks == 0

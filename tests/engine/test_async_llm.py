@@ -1,78 +1,28 @@
-"""The asynchronous engine: streams, aborts, pauses, sleep, and the death of its core."""
+"""The asynchronous engine: streams, aborts, sleep, and the death of its core."""
 
 import asyncio
 import gc
 import os
 import random
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
 import pytest
 import pytest_asyncio
+from async_engines import Watcher, drain, make, prompt
 from waiting import until_async
 
 from engine_server import (
-    AsyncEngineArgs,
     AsyncLLMEngine,
     BeamSearchParams,
     EngineDeadError,
     InvalidRequestError,
     RequestOutputKind,
     SamplingParams,
-    StatLoggerBase,
 )
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-class Watcher(StatLoggerBase):
-    """A stat logger that keeps the core's latest state, and the finish reasons of ended requests."""
-
-    def __init__(self) -> None:
-        self.latest = None
-        self.finished: list[str] = []
-
-    def record(self, scheduler_stats, iteration_stats) -> None:
-        self.latest = scheduler_stats or self.latest
-        self.finished += [request.reason for request in iteration_stats.finished]
-
-    def log_engine_initialized(self) -> None:
-        pass
-
-    @property
-    def idle(self) -> bool:
-        state = self.latest
-        return state is not None and (state.num_running, state.num_waiting, state.kv_cache_usage) == (0, 0, 0)
-
-
-def make(folder: Path, hang_timeout: float = 300.0, **options) -> AsyncLLMEngine:
-    arguments = AsyncEngineArgs(
-        model=str(folder), dtype="float32", skip_tokenizer_init=True, num_gpu_blocks_override=64,
-        max_num_batched_tokens=64, max_num_seqs=8, disable_log_stats=True, hang_timeout=hang_timeout,
-    )  # fmt: skip
-    return AsyncLLMEngine.from_engine_args(arguments, **options)
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def watched() -> Watcher:
-    return Watcher()
-
-
-@pytest.fixture
-def watcher(watched: Watcher) -> Watcher:
-    watched.finished.clear()
-    return watched
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def tiny(tiny_llama: Path, watched: Watcher) -> AsyncIterator[AsyncLLMEngine]:
-    """Return an engine for the tests that leave it without requests."""
-    engine = await asyncio.to_thread(make, tiny_llama, stat_loggers={"watcher": watched})
-    yield engine
-    engine.shutdown()
-    assert engine.is_stopped and not psutil.pid_exists(engine.core_pid)
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -84,10 +34,6 @@ async def spare(tiny_llama: Path) -> list[AsyncLLMEngine]:
 @pytest.fixture
 def second(spare: list[AsyncLLMEngine]) -> AsyncLLMEngine:
     return spare[0]
-
-
-def prompt(length: int) -> dict:
-    return {"prompt_token_ids": [7] * length}
 
 
 async def test_deltas_and_cumulative_outputs_hold_the_same_tokens(tiny: AsyncLLMEngine, tiny_params) -> None:
@@ -242,63 +188,6 @@ async def test_invalid_requests_raise_before_anything_is_queued(tiny: AsyncLLMEn
     assert tiny.get_num_unfinished_requests() == 0
 
 
-async def drain(stream) -> list:
-    return [output async for output in stream]
-
-
-async def test_pause_in_mode_keep_continues_requests_after_resume(
-    tiny: AsyncLLMEngine, watcher: Watcher, tiny_params
-) -> None:
-    params = tiny_params(max_tokens=40, ignore_eos=True, seed=1)
-    whole = (await drain(tiny.generate(prompt(20), params, "whole")))[-1].outputs[0].token_ids
-    kept = tiny.generate(prompt(20), params, "kept")
-    await anext(kept)
-    await tiny.pause_generation(mode="keep")
-    assert await tiny.is_paused()
-    late = asyncio.create_task(drain(tiny.generate(prompt(20), params, "late")))
-    await until_async(lambda: watcher.latest.num_waiting == 1)
-    assert watcher.latest.num_running == 1 and tiny.get_num_unfinished_requests() == 2
-    await tiny.resume_generation()
-    assert (await drain(kept))[-1].outputs[0].token_ids == whole
-    assert (await late)[-1].outputs[0].token_ids == whole
-
-
-async def test_pause_in_mode_wait_finishes_requests_and_holds_new_ones(
-    tiny: AsyncLLMEngine, watcher: Watcher, tiny_params
-) -> None:
-    stream = tiny.generate(prompt(20), tiny_params(max_tokens=100, ignore_eos=True), "before")
-    await anext(stream)
-    pause = asyncio.create_task(tiny.pause_generation(mode="wait"))
-    await asyncio.sleep(0)  # so that it begins
-    held = asyncio.create_task(drain(tiny.generate(prompt(20), tiny_params(max_tokens=3), "held")))
-    gone = asyncio.create_task(drain(tiny.generate(prompt(20), tiny_params(max_tokens=3), "gone")))
-    assert (await drain(stream))[-1].outputs[0].finish_reason == "length"
-    await tiny.abort("gone")
-    assert (await gone)[-1].outputs[0].finish_reason == "abort"
-    await pause
-    await until_async(lambda: (watcher.latest.num_running, watcher.latest.num_waiting) == (0, 1))
-    await tiny.resume_generation()
-    await tiny.wait_for_requests_to_drain()
-    assert (await held)[-1].finished
-
-
-async def test_pause_in_mode_abort_ends_requests_and_keeps_new_ones_waiting(
-    tiny: AsyncLLMEngine, watcher: Watcher, tiny_params
-) -> None:
-    stream = tiny.generate(prompt(20), tiny_params(max_tokens=200, ignore_eos=True), "cut")
-    await anext(stream)
-    await tiny.pause_generation()
-    assert (await drain(stream))[-1].outputs[0].finish_reason == "abort"
-    with pytest.raises(ValueError, match="abort, wait or keep"):
-        await tiny.pause_generation(mode="stop")
-    late = asyncio.create_task(drain(tiny.generate(prompt(20), tiny_params(max_tokens=2), "late")))
-    await until_async(lambda: watcher.latest.num_waiting == 1)
-    with pytest.raises(TimeoutError):
-        await tiny.wait_for_requests_to_drain(drain_timeout=0)
-    await tiny.resume_generation()
-    assert (await late)[-1].finished
-
-
 @pytest.mark.parametrize("level", [1, 2])
 async def test_requests_continue_after_sleep_and_wake_up(
     tiny: AsyncLLMEngine, watcher: Watcher, tiny_params, level: int
@@ -334,56 +223,6 @@ async def test_request_with_the_id_of_an_aborted_request_gets_none_of_its_output
         assert reused.token_ids == expected.token_ids
         await old.aclose()
     await until_async(lambda: watcher.idle)
-
-
-async def test_requests_run_after_a_pause_in_mode_wait_is_cancelled(
-    tiny: AsyncLLMEngine, tiny_params
-) -> None:
-    stream = tiny.generate(prompt(20), tiny_params(max_tokens=200, ignore_eos=True), "before")
-    await anext(stream)
-    pause = asyncio.create_task(tiny.pause_generation(mode="wait"))
-    await asyncio.sleep(0)  # so that it begins
-    held = asyncio.create_task(drain(tiny.generate(prompt(20), tiny_params(max_tokens=3), "held")))
-    await until_async(lambda: tiny.get_num_unfinished_requests() == 2)
-    pause.cancel()
-    assert (await held)[-1].finished
-    assert (await drain(tiny.generate(prompt(5), tiny_params(max_tokens=2), "later")))[-1].finished
-    assert not await tiny.is_paused()
-    await stream.aclose()
-
-
-async def test_requests_run_after_two_concurrent_pauses_in_mode_wait(
-    tiny: AsyncLLMEngine, watcher: Watcher, tiny_params
-) -> None:
-    stream = tiny.generate(prompt(20), tiny_params(max_tokens=60, ignore_eos=True), "before")
-    await anext(stream)
-    pauses, requests = [], []
-    for number in range(2):  # a request during each pause
-        pauses.append(asyncio.create_task(tiny.pause_generation(mode="wait")))
-        await asyncio.sleep(0)
-        generated = tiny.generate(prompt(20), tiny_params(max_tokens=3), f"held {number}")
-        requests.append(asyncio.create_task(drain(generated)))
-    assert (await drain(stream))[-1].outputs[0].finish_reason == "length"
-    await asyncio.gather(*pauses)
-    await until_async(lambda: (watcher.latest.num_running, watcher.latest.num_waiting) == (0, 2))
-    await tiny.resume_generation()
-    assert all(outputs[-1].finished for outputs in await asyncio.gather(*requests))
-
-
-async def test_resume_cancels_a_pause_that_still_waits(tiny: AsyncLLMEngine, tiny_params) -> None:
-    stream = tiny.generate(prompt(20), tiny_params(max_tokens=200, ignore_eos=True), "before")
-    await anext(stream)
-    pause = asyncio.create_task(tiny.pause_generation(mode="wait"))
-    await asyncio.sleep(0)  # so that it begins
-    held = asyncio.create_task(drain(tiny.generate(prompt(20), tiny_params(max_tokens=3), "held")))
-    await until_async(lambda: tiny.get_num_unfinished_requests() == 2)
-    await tiny.resume_generation()
-    assert (await held)[-1].finished
-    await tiny.abort("before")
-    await drain(stream)
-    await pause
-    assert not await tiny.is_paused()
-    assert (await drain(tiny.generate(prompt(5), tiny_params(max_tokens=2), "later")))[-1].finished
 
 
 async def test_beam_search_that_fails_leaves_no_request(

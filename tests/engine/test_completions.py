@@ -83,13 +83,13 @@ def test_request_for_several_completions_counts_as_one_request(tiny: LLMEngine, 
     params = tiny_params(n=3, max_tokens=50, ignore_eos=True)
     tiny.add_request("r", {"prompt_token_ids": PROMPT}, params)
     tiny.step()
-    assert tiny.get_num_unfinished_requests() == 1 and len(tiny._core.scheduler.requests) == 3
+    assert tiny.get_num_unfinished_requests() == 1 and len(tiny.debug_state().requests) == 3
     with pytest.raises(InvalidRequestError, match="'r' is in flight"):
         tiny.add_request("r", {"prompt_token_ids": PROMPT}, tiny_params())
     tiny.add_request("1_r", {"prompt_token_ids": PROMPT}, tiny_params())  # no completion of "r" has this id
     assert tiny.get_num_unfinished_requests() == 2
     tiny.abort_request(["r", "1_r"])
-    assert not tiny.has_unfinished_requests() and not tiny._core.scheduler.requests
+    assert not tiny.has_unfinished_requests() and not tiny.debug_state().requests
 
 
 def test_best_of_returns_the_likeliest_completions_at_the_end(tiny: LLMEngine, tiny_params) -> None:
@@ -138,8 +138,7 @@ def test_prompt_logprobs_in_chunks_are_complete_after_preemption(
     alone = run(tiny, params, prompt)[-1].prompt_logprobs
     tiny.add_request("r", {"prompt_token_ids": prompt}, params)
     tiny.step()
-    scheduler = tiny._core.scheduler
-    scheduler._preempt(scheduler.running[0], [])
+    assert tiny.reset_prefix_cache(reset_running_requests=True)  # preempts it within its prompt
     outputs = []
     while tiny.has_unfinished_requests():
         outputs += tiny.step()
@@ -224,7 +223,7 @@ def test_failing_logits_processor_ends_only_its_request(tiny: LLMEngine, tiny_pa
     assert (last["seven"].finish_reason, len(last["seven"].token_ids)) == ("error", 2)
     assert last["seven"].stop_reason == f"{SEVEN}: RuntimeError: seven"
     assert last["none"].finish_reason == "error" and "no token is left" in last["none"].stop_reason
-    assert tiny._core.table.pool.usage == 0
+    assert tiny.debug_state().scheduler.num_used_blocks == 0
     with pytest.raises(InvalidRequestError, match="was started with tests"):
         tiny.add_request("r", {"prompt_token_ids": PROMPT}, tiny_params(logits_processors=["os:system"]))
 

@@ -40,8 +40,9 @@ def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
 
 
 def idle(llm: LLM) -> bool:
-    core = llm.llm_engine._core
-    return not llm.llm_engine.has_unfinished_requests() and not core.has_work and core.table.pool.usage == 0
+    engine, state = llm.llm_engine, llm.llm_engine.debug_state()
+    in_core = state.requests or state.in_flight or state.scheduler.num_used_blocks
+    return not engine.has_unfinished_requests() and not in_core
 
 
 def test_outputs_are_in_the_order_of_the_prompts(llm: LLM) -> None:

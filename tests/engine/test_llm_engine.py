@@ -22,8 +22,8 @@ from engine_server.engine.front_end import FrontEnd
 
 
 def assert_idle(engine: LLMEngine) -> None:
-    """Assert that the core has no request and no block in use."""
-    state = engine.debug_state()
+    """Fail if the core has a request, or a block in use."""
+    state = engine.debug_state().scheduler
     assert (state.running, state.waiting) == ((), ())
     assert state.num_free_blocks == state.num_blocks
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine_server.modeling.attention.interface import Pages, Scoring
 from engine_server.modeling.kernels.attention import decode, prefill
 from engine_server.modeling.kernels.work_list import CHUNK, plan_work, spare_chunks
-from engine_server.modeling.memory.cache_layout import FLOAT8, quantised
+from engine_server.modeling.memory.cache_layout import FLOAT8, Pages, quantised
+from engine_server.modeling.scoring import Scoring
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # padding queries of a tile see no key
 

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from engine_server.modeling.attention.interface import Pages
 from engine_server.modeling.kernels.cache_write import write_cache
-from engine_server.modeling.memory.cache_layout import FLOAT8, quantised
+from engine_server.modeling.memory.cache_layout import FLOAT8, Pages, quantised
 
 
 @pytest.mark.parametrize(

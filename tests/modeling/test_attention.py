@@ -7,17 +7,13 @@ import torch.nn.functional as F
 from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertModel
 
 from engine_server.modeling.attention.hook import IMPLEMENTATION, ForwardContext, paged_attention
-from engine_server.modeling.attention.interface import (
-    LayerShape,
-    Scoring,
-    StepInputs,
-    UnsupportedModelError,
-)
+from engine_server.modeling.attention.interface import StepInputs, UnsupportedModelError
 from engine_server.modeling.attention.step_attention import StepAttention
 from engine_server.modeling.attention.torch_backend import TorchAttention
 from engine_server.modeling.attention.torch_scores import Sequence
-from engine_server.modeling.memory.cache_layout import lay_out
+from engine_server.modeling.memory.cache_layout import LayerShape, lay_out
 from engine_server.modeling.platform.cpu import CpuPlatform
+from engine_server.modeling.scoring import Scoring
 
 LENGTHS = np.array([5, 1, 9])
 

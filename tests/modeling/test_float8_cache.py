@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from engine_server import EngineArgs, LLMEngine
-from engine_server.modeling.attention.interface import LayerShape
 from engine_server.modeling.attention.torch_backend import TorchAttention
 from engine_server.modeling.memory import kv_cache
-from engine_server.modeling.memory.cache_layout import FLOAT8, lay_out, quantised
+from engine_server.modeling.memory.cache_layout import FLOAT8, LayerShape, lay_out, quantised
 from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.modeling.platform.cuda import CudaPlatform
 
@@ -46,7 +45,7 @@ def test_float8_cache_has_about_twice_as_many_blocks(tiny_llama: Path) -> None:
     assert heads.block_bytes(16, FLOAT8) == 16 * 8 * 2 * (128 + 4)  # a scale has 4 bytes
     blocks = {
         cache_dtype: make(tiny_llama, cache_dtype, dtype="bfloat16", kv_cache_memory_bytes=1 << 16)
-        ._core.num_blocks
+        .config.cache_config.num_gpu_blocks
         for cache_dtype in ("auto", "fp8_e4m3")
     }  # fmt: skip
     assert blocks == {

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine_server.modeling.attention.interface import Pages, Scoring
-from engine_server.modeling.memory.cache_layout import FLOAT8
+from engine_server.modeling.memory.cache_layout import FLOAT8, Pages
+from engine_server.modeling.scoring import Scoring
 
 triton = pytest.importorskip("triton")
 

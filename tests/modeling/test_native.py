@@ -9,13 +9,14 @@ import torch
 import torch.nn.functional as F
 
 from engine_server import EngineArgs, LLMEngine
-from engine_server.modeling.attention.interface import LayerShape, Scoring, StepInputs
+from engine_server.modeling.attention.interface import StepInputs
 from engine_server.modeling.attention.native_backend import NativeAttention
 from engine_server.modeling.attention.torch_backend import TorchAttention
 from engine_server.modeling.layers.kernel_sets import native, plain
-from engine_server.modeling.memory.cache_layout import lay_out
+from engine_server.modeling.memory.cache_layout import LayerShape, lay_out
 from engine_server.modeling.native import library
 from engine_server.modeling.platform.cpu import NativePlatform
+from engine_server.modeling.scoring import Scoring
 
 pytestmark = pytest.mark.skipif(
     not library.loads(), reason="the CPU kernels are not compiled: that takes Linux on x86-64 and g++"
@@ -185,7 +186,7 @@ def test_engine_uses_native_attention_where_the_library_loads(
             )
         )
 
-    assert type(start()._core.executor.runner.backend) is NativeAttention
+    assert start().debug_state().attention == NativeAttention.__name__
     library.kernels.cache_clear()
     monkeypatch.setattr(library, "library_file", lambda capability: Path("/nowhere/kernels.so"))
-    assert type(start()._core.executor.runner.backend) is TorchAttention
+    assert start().debug_state().attention == TorchAttention.__name__

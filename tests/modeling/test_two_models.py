@@ -12,8 +12,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams
 from engine_server.modeling.attention.hook import IMPLEMENTATION, ForwardContext, running_forward
-from engine_server.modeling.attention.interface import Scoring, StepInputs
+from engine_server.modeling.attention.interface import StepInputs
 from engine_server.modeling.attention.step_attention import StepAttention
+from engine_server.modeling.scoring import Scoring
 
 PROMPTS = {"target": [[5, 77, 31, 8, 120], [9, 4, 11]], "draft": [[63, 2, 90], [17, 40, 101, 33]]}
 

@@ -1,12 +1,11 @@
 """The head that pools: from hidden states to a vector, scores, or the states themselves for each request."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 
 from engine_server.config import Activation, PoolingConfig
 from engine_server.core.heads.head import HiddenStates
@@ -14,17 +13,16 @@ from engine_server.core.heads.sampler import to_host
 from engine_server.core.logits.grammars import TokenMask
 from engine_server.core.scheduling.request import PoolingRequest
 from engine_server.core.scheduling.step_result import StepResult
-from engine_server.modeling.attention.interface import UnsupportedModelError
 from engine_server.modeling.platform.interface import Platform
 from engine_server.requests.messages import RawTensor
 from engine_server.requests.pooling_params import PoolingParams
 
 
 class PoolingModel(Protocol):
-    """The holder of a transformers model, whose weights may be reloaded."""
+    """The model's part of pooling, for a classifier."""
 
-    @property
-    def model(self) -> Any: ...
+    def scores(self, pooled: Tensor) -> Tensor:
+        """Return the scores, float32 [labels], of a pooled state [hidden]."""
 
 
 class Reduction(NamedTuple):
@@ -74,17 +72,9 @@ class Pooler:
     """A head that reduces each chunk of a prompt, and computes the result once all chunks are computed."""
 
     def __init__(self, model: PoolingModel, config: PoolingConfig, platform: Platform) -> None:
-        """Raise UnsupportedModelError for a classifier whose scores can't be computed from pooled states."""
         self._model = model
         self._config = config
         self._platform = platform
-        if config.num_labels is not None:
-            own = model.model
-            state = torch.zeros(own.config.get_text_config().hidden_size, device=platform.device)
-            if classify(own, state).shape != (config.num_labels,):
-                raise UnsupportedModelError(
-                    f"{type(own).__name__} has its own pooling code, which isn't supported"
-                )
 
     @torch.inference_mode()
     def launch(self, states: HiddenStates, masks: list[TokenMask]) -> PendingVectors:
@@ -111,23 +101,5 @@ class Pooler:
             case "embed":
                 vector = pooled.float()[: params.dimensions]
                 return F.normalize(vector, dim=0) if params.normalize else vector
-        scores = classify(self._model.model, pooled)
+        scores = self._model.scores(pooled)
         return ACTIVATIONS[self._config.activation](scores) if params.use_activation else scores
-
-
-@torch.inference_mode()
-def classify(model: Any, pooled: Tensor) -> Tensor:
-    """Compute the scores, float32 [labels], of a pooled state [hidden] by a ...ForSequenceClassification model.
-
-    The model's own forward runs, while its base model returns the given state.
-    """
-    base, state = model.base_model, pooled.to(model.dtype).view(1, 1, -1)
-    pooler = getattr(base, "pooler", None)
-    base.forward = lambda *_, **__: BaseModelOutputWithPoolingAndCrossAttentions(
-        last_hidden_state=state, pooler_output=pooler(state) if pooler else None
-    )
-    try:
-        scores: Tensor = model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=state.device)).logits[0]
-        return scores.float()
-    finally:
-        del base.forward

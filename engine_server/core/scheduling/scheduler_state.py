@@ -14,3 +14,7 @@ class SchedulerState:
     num_blocks: int
     num_free_blocks: int
     num_free_rows: int
+
+    @property
+    def num_used_blocks(self) -> int:
+        return self.num_blocks - self.num_free_blocks

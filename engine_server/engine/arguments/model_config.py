@@ -3,18 +3,16 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engine_server.config import ModelConfig, SamplingDefaults
 from engine_server.contract.model_uri import HubRepository
+from engine_server.engine.arguments.fields import Arguments
 from engine_server.engine.arguments.pooling_config import longest_prompt, read_pooling_config
 from engine_server.models import resolve
 from engine_server.models.hf_config import read_hf_config
 from engine_server.models.source import locate
 from engine_server.requests.sampling_params import SamplingParams
-
-if TYPE_CHECKING:
-    from engine_server.engine.engine_args import EngineArgs
 
 GENERATION_CONFIG = "generation_config.json"
 # The context of a model whose config names no limit.
@@ -41,7 +39,7 @@ class ModelDescription:
     dtype: str
 
 
-def describe_model(args: "EngineArgs") -> ModelDescription:
+def describe_model(args: Arguments) -> ModelDescription:
     """Resolve `args.model` to a folder and read its settings. Raises ValueError."""
     path = resolve_folder(args)
     config = read_hf_config(path, args.hf_overrides, args.trust_remote_code)
@@ -79,8 +77,8 @@ def describe_model(args: "EngineArgs") -> ModelDescription:
     return ModelDescription(model, _weights_per_token(text_config), dtype)
 
 
-def resolve_folder(args: "EngineArgs") -> Path:
-    """Return the model's local folder, after fetching the model if it is remote. Raises ValueError."""
+def resolve_folder(args: Arguments) -> Path:
+    """Return the model's local folder, fetched first where it must be. Raises ValueError."""
     source, uri = locate(args.model), args.model
     if args.trust_remote_code and not isinstance(source, Path):
         raise ValueError(

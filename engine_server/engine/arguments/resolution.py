@@ -3,7 +3,7 @@
 from importlib import import_module
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Literal, get_args, get_origin, get_type_hints
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -16,20 +16,18 @@ from engine_server.config import (
     ParallelConfig,
     SchedulerConfig,
 )
+from engine_server.engine.arguments.fields import Arguments
 from engine_server.engine.arguments.flags import full_dtype
 from engine_server.engine.arguments.model_config import ModelDescription, describe_model
 from engine_server.engine.arguments.prefill_budget import cpu_budget, multiplies_in_half_precision
 from engine_server.modeling.platform.cpu_quota import available_cpus
-
-if TYPE_CHECKING:
-    from engine_server.engine.engine_args import EngineArgs
 
 GPU_BUDGET = 8192
 BLOCK_SIZE = 16
 MAX_NUM_SEQS = 256
 
 
-def resolve_config(args: "EngineArgs") -> EngineConfig:
+def resolve_config(args: Arguments) -> EngineConfig:
     """Resolve the model and every default. Raises ValueError, which names the argument."""
     check_types(args)
     if not args.model:
@@ -69,7 +67,7 @@ def resolve_config(args: "EngineArgs") -> EngineConfig:
     )
 
 
-def check_types(args: "EngineArgs") -> None:
+def check_types(args: Arguments) -> None:
     """Check each argument against its field's type. Raises ValueError, which names the argument."""
     args.dtype = full_dtype(args.dtype)  # type: ignore[assignment]
     for name, hint in get_type_hints(type(args), include_extras=True).items():
@@ -87,7 +85,7 @@ def check_types(args: "EngineArgs") -> None:
             raise ValueError(f"{name} is {value!r}: {expected}") from None
 
 
-def _scheduler_config(args: "EngineArgs", description: ModelDescription) -> SchedulerConfig:
+def _scheduler_config(args: Arguments, description: ModelDescription) -> SchedulerConfig:
     model = description.config
     chunked = args.enable_chunked_prefill and not model.is_encoder
     budget = args.max_num_batched_tokens
@@ -115,5 +113,5 @@ def _scheduler_config(args: "EngineArgs", description: ModelDescription) -> Sche
     )
 
 
-def _uses_gpu(args: "EngineArgs") -> bool:
+def _uses_gpu(args: Arguments) -> bool:
     return args.device == "cuda" or (args.device == "auto" and Path("/dev/nvidiactl").exists())

@@ -1,7 +1,10 @@
 """The queue of new requests' messages to the core, which delays them while a pause waits for earlier requests."""
 
+import asyncio
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from engine_server.requests.messages import AddRequest
 
@@ -12,14 +15,26 @@ class Barrier:
     lifted = False
 
 
-class AdmissionQueue:
-    """A queue that sends requests immediately, or in order of arrival once the last barrier ends."""
+class HeldRequest(NamedTuple):
+    """A request's messages to the core, one for each completion."""
 
-    def __init__(self, send: Callable[[AddRequest], None]) -> None:
+    messages: Sequence[AddRequest]
+    # Ends the request at its deadline, if it has one.
+    timer: asyncio.TimerHandle | None
+
+
+class AdmissionQueue:
+    """Sends requests at once, or in their order once no barrier stands any more. Used on one event loop."""
+
+    def __init__(
+        self, send: Callable[[AddRequest], None], expire: Callable[[Sequence[AddRequest]], None]
+    ) -> None:
+        """expire: called with the messages of a request that is dropped because its deadline has passed."""
         self._send = send
+        self._expire = expire
         self._barriers: set[Barrier] = set()
         # By the caller's id.
-        self._held: dict[str, Sequence[AddRequest]] = {}
+        self._held: dict[str, HeldRequest] = {}
 
     def __contains__(self, request_id: str) -> bool:
         """Return True for a request that is held back."""
@@ -27,14 +42,16 @@ class AdmissionQueue:
 
     def put(self, request_id: str, messages: Sequence[AddRequest]) -> None:
         if self._barriers:
-            self._held[request_id] = messages
+            self._held[request_id] = HeldRequest(messages, self._timer(request_id, messages[0].deadline))
         else:
             for message in messages:
                 self._send(message)
 
     def withdraw(self, request_id: str) -> None:
         """Drop a request if it is held back."""
-        self._held.pop(request_id, None)
+        held = self._held.pop(request_id, None)
+        if held is not None and held.timer is not None:
+            held.timer.cancel()
 
     @contextmanager
     def closed(self) -> Iterator[Barrier]:
@@ -56,7 +73,17 @@ class AdmissionQueue:
         self._flush()
 
     def _flush(self) -> None:
-        held, self._held = self._held, {}
-        for messages in held.values():
-            for message in messages:
+        for request_id, held in list(self._held.items()):
+            self.withdraw(request_id)
+            for message in held.messages:
                 self._send(message)
+
+    def _timer(self, request_id: str, deadline: float | None) -> asyncio.TimerHandle | None:
+        """Start a timer that ends a request at its deadline, a time of the monotonic clock."""
+        if deadline is None:
+            return None
+        delay = max(0.0, deadline - time.monotonic())
+        return asyncio.get_running_loop().call_later(delay, self._end, request_id)
+
+    def _end(self, request_id: str) -> None:
+        self._expire(self._held.pop(request_id).messages)

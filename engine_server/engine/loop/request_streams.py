@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from engine_server.engine.front_end import FrontEnd
@@ -13,7 +13,7 @@ from engine_server.engine.loop.core_process import CoreProcess
 from engine_server.engine.loop.stall_monitor import StallMonitor
 from engine_server.engine.output.output_processor import PreparedRequest
 from engine_server.requests.errors import EngineDeadError
-from engine_server.requests.messages import AbortRequests, RequestStep, StepOutputs
+from engine_server.requests.messages import AbortRequests, AddRequest, RequestStep, StepOutputs
 from engine_server.requests.outputs import Output
 from engine_server.requests.scheduler_stats import SchedulerStats
 from engine_server.requests.submission import Submission
@@ -28,7 +28,7 @@ class RequestStreams:
     """The requests in flight and the streams of their outputs. Used on one event loop."""
 
     def __init__(self, front_end: FrontEnd, core: CoreProcess, log_requests: bool) -> None:
-        self.queue = AdmissionQueue(core.send)
+        self.queue = AdmissionQueue(core.send, self._expire)
         self._front_end = front_end
         self._core = core
         self._log_requests = log_requests
@@ -100,7 +100,8 @@ class RequestStreams:
         self._monitor.stop()
         self._executor.shutdown(wait=False)
         streams, self._streams = self._streams, {}
-        for stream in streams.values():
+        for request_id, stream in streams.items():
+            self.queue.withdraw(request_id)
             stream.fail(error)
 
     async def wait_for_sent(self) -> None:
@@ -112,6 +113,12 @@ class RequestStreams:
         """Wait until no request is in flight."""
         while self._streams:
             await next(iter(self._streams.values())).ended.wait()
+
+    def _expire(self, messages: Sequence[AddRequest]) -> None:
+        """End a request whose deadline has passed before the core had it, as the core does."""
+        self._process(
+            [RequestStep(message.request_id, [], finish_reason="timeout") for message in messages], None
+        )
 
     def _process_late(self, steps: list[RequestStep]) -> None:
         self._process(steps, None)

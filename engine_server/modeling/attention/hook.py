@@ -12,14 +12,10 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from engine_server.modeling.attention.interface import (
-    AttentionBackend,
-    Scoring,
-    StepInputs,
-    UnsupportedModelError,
-)
+from engine_server.modeling.attention.interface import AttentionBackend, StepInputs, UnsupportedModelError
 from engine_server.modeling.device_time import DeviceTimer
 from engine_server.modeling.progress import ProgressClock
+from engine_server.modeling.scoring import Scoring
 
 # The name under which transformers finds the hook.
 IMPLEMENTATION = "fairlead"

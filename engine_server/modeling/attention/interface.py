@@ -9,6 +9,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from engine_server.modeling.memory.cache_layout import Pages
+from engine_server.modeling.scoring import Scoring
+
 IntArray = npt.NDArray[np.int64]
 
 
@@ -63,47 +66,6 @@ class Staged(NamedTuple):
     logit_rows: Tensor
     # [n], the sequences' rows of the block table.
     sampling: Tensor
-
-
-class LayerShape(NamedTuple):
-    """Shape of one attention layer's K and V of a token."""
-
-    kv_heads: int
-    key_dim: int
-    value_dim: int
-    # Only the last `window` tokens are visible, the token itself included.
-    window: int | None = None
-
-
-class Scoring(NamedTuple):
-    """Scores of one attention layer: their scale, their bias, and the visible tokens."""
-
-    scaling: float
-    # Only the last `window` tokens are visible, the token itself included.
-    window: int | None = None
-    # Scores become softcap * tanh(scores / softcap).
-    softcap: float | None = None
-    # [query heads], scores of a token without a value (gpt-oss).
-    sinks: Tensor | None = None
-    # [query heads], subtracted from a score for each token in between (ALiBi).
-    alibi: Tensor | None = None
-    causal: bool = True
-    # [1, query heads, n, n], added to the scores of up to n tokens.
-    relative_bias: Tensor | None = None
-
-    @property
-    def fused(self) -> bool:
-        """True if torch's fused attention supports these scores."""
-        return self.softcap is None and self.sinks is None
-
-
-class Pages(NamedTuple):
-    """K, or V, of the layers that share a tensor. Each backend defines the layout of a block."""
-
-    # [blocks, ..., dim]
-    data: Tensor
-    # float32 [blocks, ..., 1], of a cache in FLOAT8: see `quantised`.
-    scales: Tensor | None = None
 
 
 class AttentionBackend(ABC):

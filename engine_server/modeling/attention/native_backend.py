@@ -6,9 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine_server.modeling.attention.interface import Pages, Scoring, StepInputs
+from engine_server.modeling.attention.interface import StepInputs
 from engine_server.modeling.attention.torch_backend import Part, TorchAttention, selection
+from engine_server.modeling.memory.cache_layout import Pages
 from engine_server.modeling.native.library import DTYPES, VECTOR, kernels
+from engine_server.modeling.scoring import Scoring
 
 # Dims of heads for which attention.cpp is compiled.
 DIMS = (64, 80, 96, 128, 256)

@@ -2,8 +2,9 @@
 
 from torch import Tensor
 
-from engine_server.modeling.attention.interface import AttentionBackend, Scoring, StepInputs
+from engine_server.modeling.attention.interface import AttentionBackend, StepInputs
 from engine_server.modeling.attention.torch_scores import Sequence
+from engine_server.modeling.scoring import Scoring
 
 
 class StepAttention(AttentionBackend):

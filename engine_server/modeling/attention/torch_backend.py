@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine_server.modeling.attention.interface import AttentionBackend, IntArray, Pages, Scoring, StepInputs
+from engine_server.modeling.attention.interface import AttentionBackend, IntArray, StepInputs
 from engine_server.modeling.attention.torch_scores import (
     Masks,
     Sequence,
@@ -18,8 +18,9 @@ from engine_server.modeling.attention.torch_scores import (
     may_write_scores,
     scores_of,
 )
-from engine_server.modeling.memory.cache_layout import Layout, quantised
-from engine_server.modeling.platform.interface import Platform
+from engine_server.modeling.device import Device
+from engine_server.modeling.memory.cache_layout import Layout, Pages, quantised
+from engine_server.modeling.scoring import Scoring
 
 # Number of decodes of one width from which a CPU is faster in bfloat16 if scores are written to memory.
 MANY_DECODES = 16
@@ -32,7 +33,7 @@ class TorchAttention(AttentionBackend):
     """
 
     def __init__(
-        self, layout: Layout, num_blocks: int, block_size: int, dtype: torch.dtype, platform: Platform
+        self, layout: Layout, num_blocks: int, block_size: int, dtype: torch.dtype, platform: Device
     ) -> None:
         self.layout = layout
         self.block_size = block_size
@@ -211,7 +212,7 @@ class DecodeGroup:
     blocks: Blocks
     # Tokens of the blocks.
     width: int
-    # See `Platform`.
+    # See `Device`.
     writes_scores: bool
     masks: Masks = field(default_factory=dict)
 

@@ -3,18 +3,14 @@
 import torch
 from torch import Tensor
 
-from engine_server.modeling.attention.interface import (
-    AttentionBackend,
-    Scoring,
-    StepInputs,
-    UnsupportedModelError,
-)
+from engine_server.modeling.attention.interface import AttentionBackend, StepInputs, UnsupportedModelError
+from engine_server.modeling.device import Device
 from engine_server.modeling.kernels.attention import decode, prefill
 from engine_server.modeling.kernels.cache_write import write_cache
 from engine_server.modeling.kernels.launch import MAX_DIM
 from engine_server.modeling.kernels.work_list import WorkList, plan_work, spare_chunks
 from engine_server.modeling.memory.cache_layout import Layout
-from engine_server.modeling.platform.interface import Platform
+from engine_server.modeling.scoring import Scoring
 
 
 class TritonAttention(AttentionBackend):
@@ -26,7 +22,7 @@ class TritonAttention(AttentionBackend):
         num_blocks: int,
         block_size: int,
         dtype: torch.dtype,
-        platform: Platform,
+        platform: Device,
         processors: int,
     ) -> None:
         """Allocate the cache. Raises UnsupportedModelError for heads that are too large.

@@ -12,7 +12,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine_server.modeling.attention.interface import Pages, Scoring
 from engine_server.modeling.kernels.launch import (
     DECODE,
     MIN_TILE,
@@ -21,6 +20,8 @@ from engine_server.modeling.kernels.launch import (
     launch_for,
 )
 from engine_server.modeling.kernels.work_list import WorkList
+from engine_server.modeling.memory.cache_layout import Pages
+from engine_server.modeling.scoring import Scoring
 
 INTERPRETED = triton.knobs.runtime.interpret
 LOG2_E = tl.constexpr(1.4426950408889634)

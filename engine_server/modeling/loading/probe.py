@@ -8,14 +8,10 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from engine_server.modeling.attention.hook import ForwardContext
-from engine_server.modeling.attention.interface import (
-    IntArray,
-    LayerShape,
-    Scoring,
-    StepInputs,
-    UnsupportedModelError,
-)
+from engine_server.modeling.attention.interface import IntArray, StepInputs, UnsupportedModelError
 from engine_server.modeling.attention.step_attention import StepAttention
+from engine_server.modeling.memory.cache_layout import LayerShape
+from engine_server.modeling.scoring import Scoring
 
 
 class Probe(StepAttention):

@@ -7,15 +7,32 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine_server.modeling.attention.interface import LayerShape, Pages
-
-# The dtype of a quantised cache, which also stores a float32 scale for each head of each token.
+# The dtype of a quantised cache, which keeps a float32 scale for each head of each token beside.
 FLOAT8 = torch.float8_e4m3fn
 # The largest magnitude of FLOAT8, and the magnitude below which a row counts as zero.
 LARGEST, SMALLEST = torch.finfo(FLOAT8).max, 1e-30
 
-# Allocates a zeroed tensor on a device: `Platform.zeros`.
+# Allocates zeros on a device: `Device.zeros`.
 Zeros = Callable[[Sequence[int], torch.dtype], Tensor]
+
+
+class LayerShape(NamedTuple):
+    """Shape of what one attention layer keeps of each token."""
+
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    # Only the last `window` tokens are visible, the token itself included.
+    window: int | None = None
+
+
+class Pages(NamedTuple):
+    """K, or V, of the layers that share a tensor. The layout of a block is the backend's."""
+
+    # [blocks, ..., dim]
+    data: Tensor
+    # float32 [blocks, ..., 1], of a cache in FLOAT8: see `quantised`.
+    scales: Tensor | None = None
 
 
 class Layout(NamedTuple):

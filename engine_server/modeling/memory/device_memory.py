@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import torch
 
-from engine_server.modeling.platform.interface import Platform
+from engine_server.modeling.device import Device
 
 # Advice for the error message of a stage that runs out of memory.
 ADVICE = {
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def measured_memory(stage: str, platform: Platform) -> Iterator[None]:
+def measured_memory(stage: str, platform: Device) -> Iterator[None]:
     """Log the device memory that a stage of ADVICE takes. Raises ValueError with sizes and advice if it runs out."""
     before = platform.free_memory()
     platform.reset_peak_memory()

@@ -3,11 +3,11 @@
 import torch
 
 from engine_server.config import CacheConfig
+from engine_server.modeling.device import Device
 from engine_server.modeling.memory.cache_layout import FLOAT8, Layout
-from engine_server.modeling.platform.interface import Platform
 
 
-def cache_dtype(config: CacheConfig, computing: torch.dtype, platform: Platform) -> torch.dtype:
+def cache_dtype(config: CacheConfig, computing: torch.dtype, platform: Device) -> torch.dtype:
     """Return the dtype of K and V in the cache; `computing` is the model's.
 
     Raises ValueError for float8 on a device that cannot convert it.
@@ -19,7 +19,7 @@ def cache_dtype(config: CacheConfig, computing: torch.dtype, platform: Platform)
 
 
 def num_blocks(
-    config: CacheConfig, layout: Layout, dtype: torch.dtype, platform: Platform, longest: int
+    config: CacheConfig, layout: Layout, dtype: torch.dtype, platform: Device, longest: int
 ) -> int:
     """Return how many blocks fit, each for all kinds of attention; 0 for layers without a cache.
 

@@ -12,7 +12,7 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 from starlette.responses import Response
 
-from engine_server.requests.sampling_params import MAX_LOGPROBS
+from engine_server.requests.validation import MAX_INT32
 from engine_server.server.api.answers import LOWEST_LOGPROB, AnswerHead, ChunkEncoder, StopReason, Usage
 from engine_server.server.api.fields import message_text, only
 from engine_server.server.api.generation_request import GenerationRequest
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from engine_server.requests.logprobs import Logprob, TokenLogprobs
     from engine_server.requests.sampling_params import SamplingParams
     from engine_server.server.engine_host import EngineHost, TraceHeaders
+
+
+# The fields from which the engine's parameters are made, where their names differ.
+ENGINE_PARAMETERS = {"prompt": "messages", "logprobs": "top_logprobs"}
 
 
 class Message(BaseModel):
@@ -55,7 +59,7 @@ class ChatRequest(GenerationRequest):
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
@@ -162,7 +166,7 @@ async def create_chat_completion(
     params = request.sampling_params(host.sampling_defaults)
     prompt = await tokenize_chat(host.engine, request.turns())
     request_id, created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
-    generation = Generation(request_id, [prompt], params, trace_headers, prompt_field="messages")
+    generation = Generation(request_id, [prompt], params, trace_headers, ENGINE_PARAMETERS)
     events = generate(host.engine, generation)
     top = request.top_logprobs or 0
     if request.stream:

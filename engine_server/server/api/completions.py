@@ -80,7 +80,7 @@ async def create_completion(
     params = request.sampling_params(host.sampling_defaults)
     prompts = [await tokenize_prompt(host.engine, prompt) for prompt in request.prompt]
     head = AnswerHead(f"cmpl-{uuid.uuid4().hex}", "text_completion", int(time.time()), request.model)
-    events = generate(host.engine, Generation(head.id, prompts, params, trace_headers, prompt_field="prompt"))
+    events = generate(host.engine, Generation(head.id, prompts, params, trace_headers))
     if request.stream:
         return stream_response(events, CompletionStream(ChunkEncoder(head, request.include_usage)))
     return await body_response(events, partial(completion_body, head))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine_server.contract.errors import ErrorCode
@@ -29,8 +29,8 @@ class Generation:
     prompts: list[TokensPrompt]
     params: SamplingParams
     trace_headers: TraceHeaders
-    # The field of the client's request that errors about a prompt name.
-    prompt_field: str
+    # The client's field for an engine's parameter, where their names differ.
+    fields: Mapping[str, str] = field(default_factory=dict)
 
 
 async def generate(engine: AsyncLLMEngine, generation: Generation) -> AsyncGenerator[GenerationEvent, None]:
@@ -68,8 +68,14 @@ async def run_prompt(
                     raise_if_failed(output)
                     yield index * params.n + output.index, output
         except InvalidRequestError as error:
-            param = generation.prompt_field if error.parameter == "prompt" else error.parameter
-            raise ApiError(400, str(error), param=param) from None
+            raise refusal(error, generation.fields) from None
+
+
+def refusal(error: InvalidRequestError, fields: Mapping[str, str]) -> ApiError:
+    """Return the engine's error as one of the client's field."""
+    param = fields.get(error.parameter or "", error.parameter)
+    message = str(error) if param == error.parameter else f"{param}: {error}"
+    return ApiError(400, message, param=param)
 
 
 def raise_if_failed(output: CompletionOutput) -> None:

@@ -88,6 +88,17 @@ def test_logprobs_have_the_requested_alternatives(client: openai.OpenAI, stream:
         assert token.top_logprobs[0].logprob >= token.top_logprobs[1].logprob >= token.top_logprobs[2].logprob
 
 
+def test_top_logprobs_are_limited_by_max_logprobs_of_the_engine(client: openai.OpenAI) -> None:
+    """The server was started with max_logprobs 25."""
+    request = {**GREEDY, "max_tokens": 1, "logprobs": True}
+    (choice,) = client.chat.completions.create(**request, top_logprobs=25).choices
+    assert [len(token.top_logprobs) for token in choice.logprobs.content] == [25]
+    for count in (26, 2**40):
+        with pytest.raises(openai.BadRequestError, match="top_logprobs") as refused:
+            client.chat.completions.create(**request, top_logprobs=count)
+        assert refused.value.param == "top_logprobs"
+
+
 def test_logprobs_without_top_logprobs_have_no_alternatives(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(**GREEDY, max_tokens=2, logprobs=True)
     assert answer.choices[0].logprobs

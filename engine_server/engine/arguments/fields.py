@@ -1,0 +1,141 @@
+"""Fields of the engine's arguments: one definition for Python callers and for the command line's flags."""
+
+import argparse
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from engine_server.config import LogprobsMode
+from engine_server.engine.arguments.flags import context_length, full_dtype, json_object, parse_size
+from engine_server.requests.sampling_params import MAX_LOGPROBS
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Amount = Annotated[int, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+
+
+def argument(default: Any, text: str, **options: Any) -> Any:
+    """Return a dataclass field that is also a command-line flag, parsed by its type. `options` go to argparse."""
+    return field(default=default, metadata={"help": text, "options": options})
+
+
+def _unsupported(default: Any, **options: Any) -> Any:
+    """Return a field for a parameter of vLLM that has no effect here: it takes vLLM's default only, and has no help."""
+    return argument(default, argparse.SUPPRESS, **options)
+
+
+@dataclass(kw_only=True)
+class Arguments:
+    """The fields of EngineArgs, which it resolves to an EngineConfig."""
+
+    model: str = argument("", "a folder, a .gguf file, org/name, hf://org/name[@revision] or pypi://package")
+    revision: str | None = argument(
+        None, "branch, tag or commit of a model on the hub (default: its main branch)"
+    )
+    hf_overrides: dict[str, Any] | None = argument(
+        None, "settings to replace in the model's config.json, as a JSON object", type=json_object
+    )
+    trust_remote_code: bool = argument(
+        False, "run Python code that the model's folder brings; takes a model in a local folder"
+    )
+    tokenizer: str | None = argument(None, "a folder or a hub's name (default: the model's own)")
+    skip_tokenizer_init: bool = argument(False, "accept and return token ids only")
+    enable_prompt_embeds: bool = argument(False, "take embeddings in place of a prompt's tokens")
+    runner: Literal["auto", "generate", "pooling"] = argument(
+        "auto", "generate text, or pool to vectors and scores; auto: the model's own task"
+    )
+    served_model_name: list[str] | str | None = argument(
+        None, "the model's names in the API; may be repeated (default: the model as given)", metavar="NAME"
+    )
+    generation_config: str = argument(
+        "auto",
+        "default sampling parameters: auto: from the model's generation_config.json; vllm: none; or a folder with "
+        "such a file",
+    )
+    logits_processors: list[str] | None = argument(
+        None,
+        "package.module:callable, which requests may name: called with the prompt's and the output's token ids and "
+        "the logits [vocabulary], it returns the logits; may be repeated",
+        metavar="NAME",
+    )
+    max_logprobs: Annotated[int, msgspec.Meta(ge=-1)] = argument(
+        MAX_LOGPROBS,
+        "the most log-probabilities a request may ask for at a position; -1: the whole vocabulary",
+    )
+    logprobs_mode: LogprobsMode = argument(
+        "raw_logprobs",
+        "log-probabilities or logits, before (raw) or after (processed) penalties and temperature",
+    )
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = argument(
+        "auto", "the weights' type; auto: unchanged", type=full_dtype
+    )
+    load_format: Literal["auto", "safetensors", "gguf", "dummy"] = argument(
+        "auto", "weights to load; auto: safetensors or gguf, whichever is there; dummy: random weights"
+    )
+    seed: Int64 | None = argument(0, "the seed from which requests without one draw theirs (None: 0)")
+    batch_invariant: bool = argument(
+        False, "on a GPU, make results bitwise independent of batch composition; slower"
+    )
+    max_model_len: Annotated[int, msgspec.Meta(ge=-1)] | None = argument(
+        None, "the longest prompt and output together, in tokens; -1: the longest that the KV cache holds",
+        type=context_length,
+    )  # fmt: skip
+    block_size: Count | None = argument(16, "tokens per block of the KV cache (None: 16)")
+    gpu_memory_utilization: Share = argument(0.9, "the share of a GPU's memory to use")
+    kv_cache_memory_bytes: Count | None = argument(
+        None, "the KV cache's size, as 512MiB or 4GiB (default: from free memory)", type=parse_size
+    )
+    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = argument(
+        "auto",
+        "the KV cache's type; fp8: half the bytes, with computed scales; auto: the type that the model computes in",
+    )
+    num_gpu_blocks_override: Count | None = argument(
+        None, "the number of blocks, regardless of the free memory"
+    )
+    enable_prefix_caching: bool = argument(True, "share KV-cache blocks between requests with equal prefixes")
+    prefix_caching_hash_algo: Literal["sha256"] = argument("sha256", "the hash that identifies equal blocks")
+    max_num_batched_tokens: Count | None = argument(
+        None, "token budget of a step (default: 8192 on a GPU; on a CPU, what takes at most about 300 ms)"
+    )
+    max_num_seqs: Count | None = argument(256, "the maximum number of running requests (None: 256)")
+    max_queue: Amount | None = argument(
+        None, "the maximum number of waiting requests; more are refused (default: any number)"
+    )
+    scheduling_policy: Literal["fcfs", "priority"] = argument(
+        "fcfs", "the order in which requests run: by arrival, or by priority and then arrival"
+    )
+    enable_chunked_prefill: bool = argument(
+        True, "compute long prompts in chunks, in steps shared with other requests"
+    )
+    max_num_partial_prefills: Amount = argument(
+        0, "prompts that may be partially computed at the same time; 0: any number"
+    )
+    long_prefill_token_threshold: Amount = argument(
+        0, "the maximum number of tokens of one prompt in a step; 0: no limit"
+    )
+    enforce_eager: bool = argument(False, "launch every kernel from the host: no CUDA graphs of decode steps")
+    async_scheduling: bool | None = argument(
+        None, "prepare a step while the device computes the one before (default: on a GPU)"
+    )
+    device: Literal["auto", "cpu", "cuda"] = argument(
+        "auto", "the device that runs the model; auto: a GPU if there is one"
+    )
+    tensor_parallel_size: Count = argument(1, "GPUs that share the model; on a CPU, processes")
+    disable_log_stats: bool = argument(False, "no line of statistics every 10 seconds")
+    hang_timeout: Seconds = argument(300.0, "seconds without progress after which the engine is unhealthy")
+    torch_profiler_dir: str | None = argument(None, "the folder for traces of start_profile")
+    otlp_traces_endpoint: str | None = argument(
+        None, "the URL that receives spans of requests with trace headers, as http://collector:4318/v1/traces"
+    )
+    tokenizer_mode: Literal["auto"] = _unsupported("auto")
+    convert: Literal["auto"] = _unsupported("auto")
+    compilation_config: None = _unsupported(None)
+    attention_config: None = _unsupported(None)
+    quantization: None = _unsupported(None)
+    # Ranks always run as processes on this machine.
+    distributed_executor_backend: Literal["mp"] | None = _unsupported(None)
+    # GiB; 4 is vLLM's default. No block is ever swapped.
+    swap_space: Literal[0, 4] | None = _unsupported(None)

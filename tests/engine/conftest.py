@@ -1,0 +1,32 @@
+"""An asynchronous engine that the tests of a module share."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+import pytest_asyncio
+from async_engines import Watcher, make
+
+from engine_server import AsyncLLMEngine
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def watched() -> Watcher:
+    return Watcher()
+
+
+@pytest.fixture
+def watcher(watched: Watcher) -> Watcher:
+    watched.finished.clear()
+    return watched
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def tiny(tiny_llama: Path, watched: Watcher) -> AsyncIterator[AsyncLLMEngine]:
+    """An engine for the tests that leave it without requests."""
+    engine = await asyncio.to_thread(make, tiny_llama, stat_loggers={"watcher": watched})
+    yield engine
+    engine.shutdown()
+    assert engine.is_stopped and not psutil.pid_exists(engine.core_pid)

@@ -1,0 +1,114 @@
+"""Pauses of the asynchronous engine, in every mode."""
+
+import asyncio
+
+import pytest
+from async_engines import Watcher, drain, prompt
+from waiting import until_async
+
+from engine_server import AsyncLLMEngine
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def test_pause_in_mode_keep_continues_requests_after_resume(
+    tiny: AsyncLLMEngine, watcher: Watcher, tiny_params
+) -> None:
+    params = tiny_params(max_tokens=40, ignore_eos=True, seed=1)
+    whole = (await drain(tiny.generate(prompt(20), params, "whole")))[-1].outputs[0].token_ids
+    kept = tiny.generate(prompt(20), params, "kept")
+    await anext(kept)
+    await tiny.pause_generation(mode="keep")
+    assert await tiny.is_paused()
+    late = asyncio.create_task(drain(tiny.generate(prompt(20), params, "late")))
+    await until_async(lambda: watcher.latest.num_waiting == 1)
+    assert watcher.latest.num_running == 1 and tiny.get_num_unfinished_requests() == 2
+    await tiny.resume_generation()
+    assert (await drain(kept))[-1].outputs[0].token_ids == whole
+    assert (await late)[-1].outputs[0].token_ids == whole
+
+
+async def test_pause_in_mode_wait_finishes_requests_and_holds_new_ones(
+    tiny: AsyncLLMEngine, watcher: Watcher, tiny_params
+) -> None:
+    stream = tiny.generate(prompt(20), tiny_params(max_tokens=100, ignore_eos=True), "before")
+    await anext(stream)
+    pause = asyncio.create_task(tiny.pause_generation(mode="wait"))
+    await asyncio.sleep(0)  # so that it begins
+    held = asyncio.create_task(drain(tiny.generate(prompt(20), tiny_params(max_tokens=3), "held")))
+    gone = asyncio.create_task(drain(tiny.generate(prompt(20), tiny_params(max_tokens=3), "gone")))
+    assert (await drain(stream))[-1].outputs[0].finish_reason == "length"
+    await tiny.abort("gone")
+    assert (await gone)[-1].outputs[0].finish_reason == "abort"
+    await pause
+    await until_async(lambda: (watcher.latest.num_running, watcher.latest.num_waiting) == (0, 1))
+    await tiny.resume_generation()
+    await tiny.wait_for_requests_to_drain()
+    assert (await held)[-1].finished
+
+
+async def test_pause_in_mode_abort_ends_requests_and_keeps_new_ones_waiting(
+    tiny: AsyncLLMEngine, watcher: Watcher, tiny_params
+) -> None:
+    stream = tiny.generate(prompt(20), tiny_params(max_tokens=200, ignore_eos=True), "cut")
+    await anext(stream)
+    await tiny.pause_generation()
+    assert (await drain(stream))[-1].outputs[0].finish_reason == "abort"
+    with pytest.raises(ValueError, match="abort, wait or keep"):
+        await tiny.pause_generation(mode="stop")
+    late = asyncio.create_task(drain(tiny.generate(prompt(20), tiny_params(max_tokens=2), "late")))
+    await until_async(lambda: watcher.latest.num_waiting == 1)
+    with pytest.raises(TimeoutError):
+        await tiny.wait_for_requests_to_drain(drain_timeout=0)
+    await tiny.resume_generation()
+    assert (await late)[-1].finished
+
+
+async def test_requests_run_after_a_pause_in_mode_wait_is_cancelled(
+    tiny: AsyncLLMEngine, tiny_params
+) -> None:
+    stream = tiny.generate(prompt(20), tiny_params(max_tokens=200, ignore_eos=True), "before")
+    await anext(stream)
+    pause = asyncio.create_task(tiny.pause_generation(mode="wait"))
+    await asyncio.sleep(0)  # so that it begins
+    held = asyncio.create_task(drain(tiny.generate(prompt(20), tiny_params(max_tokens=3), "held")))
+    await until_async(lambda: tiny.get_num_unfinished_requests() == 2)
+    pause.cancel()
+    assert (await held)[-1].finished
+    assert (await drain(tiny.generate(prompt(5), tiny_params(max_tokens=2), "later")))[-1].finished
+    assert not await tiny.is_paused()
+    await stream.aclose()
+
+
+async def test_requests_run_after_two_concurrent_pauses_in_mode_wait(
+    tiny: AsyncLLMEngine, watcher: Watcher, tiny_params
+) -> None:
+    stream = tiny.generate(prompt(20), tiny_params(max_tokens=60, ignore_eos=True), "before")
+    await anext(stream)
+    pauses, requests = [], []
+    for number in range(2):  # a request behind each pause
+        pauses.append(asyncio.create_task(tiny.pause_generation(mode="wait")))
+        await asyncio.sleep(0)
+        generated = tiny.generate(prompt(20), tiny_params(max_tokens=3), f"held {number}")
+        requests.append(asyncio.create_task(drain(generated)))
+    assert (await drain(stream))[-1].outputs[0].finish_reason == "length"
+    await asyncio.gather(*pauses)
+    await until_async(lambda: (watcher.latest.num_running, watcher.latest.num_waiting) == (0, 2))
+    await tiny.resume_generation()
+    assert all(outputs[-1].finished for outputs in await asyncio.gather(*requests))
+
+
+async def test_resume_cancels_a_pause_that_still_waits(tiny: AsyncLLMEngine, tiny_params) -> None:
+    stream = tiny.generate(prompt(20), tiny_params(max_tokens=200, ignore_eos=True), "before")
+    await anext(stream)
+    pause = asyncio.create_task(tiny.pause_generation(mode="wait"))
+    await asyncio.sleep(0)  # so that it begins
+    held = asyncio.create_task(drain(tiny.generate(prompt(20), tiny_params(max_tokens=3), "held")))
+    await until_async(lambda: tiny.get_num_unfinished_requests() == 2)
+    await tiny.resume_generation()
+    assert (await held)[-1].finished
+    await tiny.abort("before")
+    await drain(stream)
+    await pause
+    assert not await tiny.is_paused()
+    assert (await drain(tiny.generate(prompt(5), tiny_params(max_tokens=2), "later")))[-1].finished
