@@ -19,7 +19,7 @@ from engine_server.config import (
 from engine_server.engine.arguments.fields import Arguments
 from engine_server.engine.arguments.flags import full_dtype
 from engine_server.engine.arguments.model_config import ModelDescription, describe_model
-from engine_server.engine.arguments.prefill_budget import cpu_budget, multiplies_in_half_precision
+from engine_server.engine.arguments.prefill_budget import cpu_budget, prefill_flops
 from engine_server.modeling.platform.cpu_quota import available_cpus
 
 GPU_BUDGET = 8192
@@ -92,8 +92,8 @@ def _scheduler_config(args: Arguments, description: ModelDescription) -> Schedul
     if budget is None:
         budget = GPU_BUDGET
         if not _uses_gpu(args):
-            half_precision = multiplies_in_half_precision(description.dtype)
-            budget = cpu_budget(description.weights_per_token, half_precision, available_cpus())
+            flops = prefill_flops(description.dtype)
+            budget = cpu_budget(description.weights_per_token, flops, available_cpus())
         if not chunked:
             budget = max(budget, model.max_model_len)
     if not chunked and budget < model.max_model_len:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine_server import AsyncEngineArgs, EngineArgs, UsageContext
-from engine_server.engine.arguments.prefill_budget import LARGEST, SMALLEST, cpu_budget
+from engine_server.engine.arguments.prefill_budget import LARGEST, SMALLEST, cpu_budget, prefill_flops
 
 
 def parse(*flags: str) -> EngineArgs:
@@ -137,11 +137,16 @@ def test_code_outside_the_models_folder_is_never_run(tiny_llama: Path, tmp_path:
 
 def test_budget_of_a_step_follows_the_models_size_and_the_cpus(tiny_llama: Path) -> None:
     small, large = 106_000_000, 7_000_000_000
-    assert cpu_budget(small, half_precision=False, cpus=2) == 128
-    assert cpu_budget(small, half_precision=True, cpus=2) == 256
-    assert cpu_budget(small, half_precision=False, cpus=4) > cpu_budget(small, half_precision=False, cpus=2)
-    assert cpu_budget(large, half_precision=False, cpus=2) == SMALLEST
-    assert cpu_budget(1, half_precision=False, cpus=64) == LARGEST
+    float32 = prefill_flops("float32", "flags: avx512_bf16")
+    avx512 = prefill_flops("bfloat16", "flags: avx512_bf16")
+    amx = prefill_flops("bfloat16", "flags: avx512_bf16 amx_bf16")
+    assert prefill_flops("bfloat16", "flags: avx2") == float32
+    assert cpu_budget(small, float32, cpus=2) == 128
+    assert cpu_budget(small, avx512, cpus=2) == 256
+    assert cpu_budget(small, amx, cpus=2) == 832
+    assert cpu_budget(small, float32, cpus=4) > cpu_budget(small, float32, cpus=2)
+    assert cpu_budget(large, float32, cpus=2) == SMALLEST
+    assert cpu_budget(1, float32, cpus=64) == LARGEST
     config = EngineArgs(model=str(tiny_llama), device="cpu").create_engine_config()
     assert config.scheduler_config.max_num_batched_tokens == LARGEST
 
