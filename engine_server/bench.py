@@ -239,12 +239,13 @@ def mean(values: Sequence[int]) -> float:
     return round(statistics.fmean(values), 1) if values else 0.0
 
 
-def percentile(values: Sequence[float], percent: int) -> float:
+def percentile(values: Sequence[float], percent: float) -> float:
     """Return the smallest value that `percent` of the values do not exceed; 0 without values."""
     if not values:
         return 0.0
     ordered = sorted(values)
-    return round(ordered[max(0, -(-len(ordered) * percent // 100) - 1)], 2)
+    rank = int(-(-len(ordered) * percent // 100))
+    return round(ordered[max(0, rank - 1)], 2)
 
 
 COLUMNS: tuple[tuple[str, Callable[[Measurement], str]], ...] = (
