@@ -10,19 +10,21 @@ from typing import TYPE_CHECKING
 
 from engine_server.contract.errors import ErrorCode
 from engine_server.requests.errors import InvalidRequestError
+from engine_server.requests.outputs import CompletionOutput
 from engine_server.server.generation.answer_parser import ParserFactory, plain_text
 from engine_server.server.generation.events import (
     ChoiceDelta,
     Finish,
     GenerationEvent,
     GenerationFinished,
+    Resumed,
     Usage,
 )
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
+    from engine_server.contract.continuation import Resume
     from engine_server.engine.async_llm import AsyncLLMEngine
-    from engine_server.requests.outputs import CompletionOutput
     from engine_server.requests.prompts import TokensPrompt
     from engine_server.requests.sampling_params import SamplingParams
     from engine_server.server.engine_host import TraceHeaders
@@ -39,6 +41,8 @@ class Generation:
     # The client's field for an engine's parameter, where their names differ.
     fields: Mapping[str, str] = field(default_factory=dict)
     parser: ParserFactory = plain_text
+    # The state of the stream that this generation continues; only for a single choice.
+    resume: Resume | None = None
 
 
 async def generate(engine: AsyncLLMEngine, generation: Generation) -> AsyncGenerator[GenerationEvent, None]:
@@ -48,13 +52,16 @@ async def generate(engine: AsyncLLMEngine, generation: Generation) -> AsyncGener
     """
     choices: dict[int, ChoiceReader] = {}
     usage = Usage(sum(len(prompt["prompt_token_ids"]) for prompt in generation.prompts), 0)
-    several = len(generation.prompts) > 1
+    resume, several = generation.resume, len(generation.prompts) > 1
     outputs = merge_prompts(engine, generation) if several else run_prompt(engine, generation, 0)
     async with aclosing(outputs):
         async for choice, output in outputs:
             reader = choices.get(choice)
             if reader is None:
                 reader = choices[choice] = ChoiceReader(choice, generation.parser)
+                if resume is not None:
+                    usage = usage._replace(completion_tokens=len(resume.token_ids))
+                    yield Resumed(reader.replay(resume.token_ids, output.resumed_text, usage), resume.events)
             usage = usage._replace(completion_tokens=usage.completion_tokens + len(output.token_ids))
             if delta := reader.read(output, usage):
                 yield delta
@@ -69,6 +76,15 @@ class ChoiceReader:
         self._parser = parser(choice)
         # Tokens of outputs without an event.
         self._token_ids: list[int] = []
+
+    def replay(self, token_ids: list[int], texts: list[str], usage: Usage) -> list[ChoiceDelta]:
+        """Return the events of resumed tokens, of which each made a text visible."""
+        outputs = [
+            CompletionOutput(0, text, [token_id]) for token_id, text in zip(token_ids, texts, strict=True)
+        ]
+        deltas = [delta for output in outputs if (delta := self.read(output, usage))]
+        self._token_ids.clear()  # reported as well
+        return deltas
 
     def read(self, output: CompletionOutput, usage: Usage) -> ChoiceDelta | None:
         """Return the event for the choice's next output; None if there is nothing to report yet."""

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from engine_server.contract.errors import ErrorCode
-from engine_server.server.http.errors import ApiError
+from engine_server.server.http.errors import ApiError, shutting_down
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -74,7 +74,5 @@ class Gate:
         if host.death is not None:
             return ApiError(503, "the engine is dead", code=ErrorCode.ENGINE_DEAD, retry_after=1, close=True)
         if self.drain is Drain.CLOSED:
-            return ApiError(
-                503, "the server is shutting down", code=ErrorCode.DRAINING, retry_after=1, close=True
-            )
+            return shutting_down()
         return None
