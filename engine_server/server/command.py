@@ -22,6 +22,7 @@ from engine_server.requests.errors import EngineDeadError
 from engine_server.server.application import build_application
 from engine_server.server.engine_host import EngineHost
 from engine_server.server.http.gate import Gate
+from engine_server.server.http.protocol import Connection
 from engine_server.server.shutdown import Shutdown
 
 logger = logging.getLogger(__name__)
@@ -101,7 +102,7 @@ async def _serve(host: EngineHost, listener: socket.socket, drain_timeout: float
     server = _Server(
         uvicorn.Config(
             app,
-            http="httptools",
+            http=Connection,
             ws="none",
             lifespan="off",
             log_config=None,
