@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 from starlette.responses import Response
 
-from engine_server.server.generation.events import GenerationFinished
+from engine_server.server.generation.events import Usage
 
 # vLLM's field: the stop string or token id, present only beside the finish_reason.
 StopReason = int | str | None | msgspec.UnsetType
@@ -13,7 +13,7 @@ StopReason = int | str | None | msgspec.UnsetType
 LOWEST_LOGPROB = -9999.0
 
 
-class Usage(msgspec.Struct, frozen=True):
+class UsageBody(msgspec.Struct, frozen=True):
     """Numbers of tokens."""
 
     prompt_tokens: int
@@ -21,9 +21,9 @@ class Usage(msgspec.Struct, frozen=True):
     total_tokens: int
 
     @classmethod
-    def of(cls, event: GenerationFinished) -> "Usage":
-        total = event.prompt_tokens + event.completion_tokens
-        return cls(event.prompt_tokens, event.completion_tokens, total)
+    def of(cls, usage: Usage) -> "UsageBody":
+        total = usage.prompt_tokens + usage.completion_tokens
+        return cls(usage.prompt_tokens, usage.completion_tokens, total)
 
 
 class AnswerHead(msgspec.Struct, frozen=True):
@@ -47,11 +47,11 @@ class ChunkEncoder:
     def choice(self, choice: msgspec.Struct) -> bytes:
         return self._start + self._encode(choice) + self._end
 
-    def usage(self, event: GenerationFinished) -> bytes:
+    def usage(self, usage: Usage) -> bytes:
         """Return the last chunk, which carries the usage; b"" unless the client asked for it."""
         if not self._include_usage:
             return b""
-        return self._start + b'],"usage":' + self._encode(Usage.of(event)) + b"}\n\n"
+        return self._start + b'],"usage":' + self._encode(UsageBody.of(usage)) + b"}\n\n"
 
 
 def json_response(answer: msgspec.Struct) -> Response:

@@ -5,21 +5,22 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+from fastapi import APIRouter, Request
 from pydantic import Field, PlainValidator
 from starlette.responses import Response
 
-from engine_server.server.api.answers import LOWEST_LOGPROB, AnswerHead, ChunkEncoder, StopReason, Usage
+from engine_server.server.api.answers import LOWEST_LOGPROB, AnswerHead, ChunkEncoder, StopReason, UsageBody
 from engine_server.server.api.fields import MAX_CHOICES, only, prompt_list
-from engine_server.server.api.generation_request import GenerationRequest
+from engine_server.server.api.generation_request import GenerationRequest, parse_request
 from engine_server.server.api.models import check_model
-from engine_server.server.generation.events import ChoiceDelta, GenerationEvent, GenerationFinished
+from engine_server.server.generation.events import ChoiceDelta, GenerationEvent, GenerationFinished, Usage
 from engine_server.server.generation.generate import Generation, generate
 from engine_server.server.generation.prompts import tokenize_prompt
-from engine_server.server.generation.render import body_response, stream_response
+from engine_server.server.generation.render import respond
+from engine_server.server.http.event_stream import OpenAIStream
 
 if TYPE_CHECKING:
     from engine_server.requests.logprobs import TokenLogprobs
@@ -70,7 +71,18 @@ class Completion(AnswerHead, frozen=True):
     """A whole answer."""
 
     choices: list[Choice]
-    usage: Usage
+    usage: UsageBody
+
+
+def routes(host: EngineHost) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/completions", response_model=None)
+    async def post_completions(request: Request) -> Response:
+        body = parse_request(CompletionRequest, await request.body())
+        return await create_completion(host, body, host.trace_headers(request.headers))
+
+    return router
 
 
 async def create_completion(
@@ -81,40 +93,38 @@ async def create_completion(
     prompts = [await tokenize_prompt(host.engine, prompt) for prompt in request.prompt]
     head = AnswerHead(f"cmpl-{uuid.uuid4().hex}", "text_completion", int(time.time()), request.model)
     events = generate(host.engine, Generation(head.id, prompts, params, trace_headers))
-    if request.stream:
-        return stream_response(events, CompletionStream(ChunkEncoder(head, request.include_usage)))
-    return await body_response(events, partial(completion_body, head))
+    return await respond(events, CompletionRenderer(head, request.include_usage), bool(request.stream))
 
 
-class CompletionStream:
-    """Renders a streamed answer."""
+class CompletionRenderer(OpenAIStream):
+    """Renders an answer, streamed or whole."""
 
-    def __init__(self, encoder: ChunkEncoder) -> None:
-        self._encoder = encoder
+    def __init__(self, head: AnswerHead, include_usage: bool) -> None:
+        self._head = head
+        self._encoder = ChunkEncoder(head, include_usage)
         # Where the next token's text starts, by choice; only kept where log-probabilities are asked for.
         self._offsets: dict[int, int] = {}
 
-    def render(self, event: GenerationEvent) -> bytes:
+    def event(self, event: GenerationEvent) -> bytes:
         if isinstance(event, GenerationFinished):
-            return self._encoder.usage(event)
+            return self._encoder.usage(event.usage)
         offset = self._offsets.get(event.choice, 0)
         choice = to_choice(event, offset)
         if choice.logprobs is not None:
             self._offsets[event.choice] = offset + sum(map(len, choice.logprobs.tokens))
         return self._encoder.choice(choice)
 
-
-def completion_body(head: AnswerHead, choices: list[ChoiceDelta], finished: GenerationFinished) -> bytes:
-    """Render an answer that is not streamed."""
-    answer = Completion(
-        head.id,
-        head.object,
-        head.created,
-        head.model,
-        choices=[to_choice(delta, offset=0) for delta in choices],
-        usage=Usage.of(finished),
-    )
-    return msgspec.json.encode(answer)
+    def body(self, choices: list[ChoiceDelta], usage: Usage) -> bytes:
+        head = self._head
+        answer = Completion(
+            head.id,
+            head.object,
+            head.created,
+            head.model,
+            choices=[to_choice(delta, offset=0) for delta in choices],
+            usage=UsageBody.of(usage),
+        )
+        return msgspec.json.encode(answer)
 
 
 def to_choice(delta: ChoiceDelta, offset: int) -> Choice:

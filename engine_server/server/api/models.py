@@ -6,8 +6,11 @@ import time
 from typing import TYPE_CHECKING
 
 import msgspec
+from fastapi import APIRouter
+from starlette.responses import Response
 
 from engine_server.contract.errors import ErrorCode
+from engine_server.server.api.answers import json_response
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
@@ -34,6 +37,20 @@ class ModelList(msgspec.Struct):
 
     data: list[ModelCard]
     object: str = "list"
+
+
+def routes(host: EngineHost) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/v1/models", response_model=None)
+    async def get_models() -> Response:
+        return json_response(model_list(host))
+
+    @router.get("/v1/models/{name:path}", response_model=None)
+    async def get_model(name: str) -> Response:
+        return json_response(model_card(host, name))
+
+    return router
 
 
 def model_card(host: EngineHost, name: str) -> ModelCard:

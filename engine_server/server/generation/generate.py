@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 
 from engine_server.contract.errors import ErrorCode
 from engine_server.requests.errors import InvalidRequestError
-from engine_server.server.generation.events import ChoiceDelta, Finish, GenerationEvent, GenerationFinished
+from engine_server.server.generation.answer_parser import ParserFactory, plain_text
+from engine_server.server.generation.events import (
+    ChoiceDelta,
+    Finish,
+    GenerationEvent,
+    GenerationFinished,
+    Usage,
+)
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
@@ -31,6 +38,7 @@ class Generation:
     trace_headers: TraceHeaders
     # The client's field for an engine's parameter, where their names differ.
     fields: Mapping[str, str] = field(default_factory=dict)
+    parser: ParserFactory = plain_text
 
 
 async def generate(engine: AsyncLLMEngine, generation: Generation) -> AsyncGenerator[GenerationEvent, None]:
@@ -38,17 +46,42 @@ async def generate(engine: AsyncLLMEngine, generation: Generation) -> AsyncGener
 
     Raises ApiError for a request that the engine refuses or fails.
     """
-    prompt_tokens = sum(len(prompt["prompt_token_ids"]) for prompt in generation.prompts)
-    completion_tokens = 0
+    choices: dict[int, ChoiceReader] = {}
+    usage = Usage(sum(len(prompt["prompt_token_ids"]) for prompt in generation.prompts), 0)
     several = len(generation.prompts) > 1
     outputs = merge_prompts(engine, generation) if several else run_prompt(engine, generation, 0)
     async with aclosing(outputs):
         async for choice, output in outputs:
-            completion_tokens += len(output.token_ids)
-            finish = Finish(output.finish_reason, output.stop_reason) if output.finish_reason else None
-            if output.text or output.logprobs or finish:
-                yield ChoiceDelta(choice, output.text, output.logprobs, finish)
-    yield GenerationFinished(prompt_tokens, completion_tokens)
+            reader = choices.get(choice)
+            if reader is None:
+                reader = choices[choice] = ChoiceReader(choice, generation.parser)
+            usage = usage._replace(completion_tokens=usage.completion_tokens + len(output.token_ids))
+            if delta := reader.read(output, usage):
+                yield delta
+    yield GenerationFinished(usage)
+
+
+class ChoiceReader:
+    """Turns the outputs of one choice into events."""
+
+    def __init__(self, choice: int, parser: ParserFactory) -> None:
+        self._choice = choice
+        self._parser = parser(choice)
+        # Tokens of outputs without an event.
+        self._token_ids: list[int] = []
+
+    def read(self, output: CompletionOutput, usage: Usage) -> ChoiceDelta | None:
+        """Return the event for the choice's next output; None if there is nothing to report yet."""
+        parts = self._parser.feed(output.text)
+        finish = None
+        if output.finish_reason:
+            finish = Finish(output.finish_reason, output.stop_reason)
+            parts = parts + self._parser.end()
+        self._token_ids += output.token_ids
+        if not parts and not output.logprobs and finish is None:
+            return None
+        token_ids, self._token_ids = self._token_ids, []
+        return ChoiceDelta(self._choice, parts, token_ids, output.logprobs, finish, usage)
 
 
 async def run_prompt(

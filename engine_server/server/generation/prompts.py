@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jinja2 import TemplateError
@@ -25,11 +25,15 @@ T = TypeVar("T")
 class ChatTurns:
     """A conversation as a chat template takes it."""
 
-    messages: list[dict[str, str]]
+    messages: list[dict[str, Any]]
     # Append the beginning of an assistant's message.
     open_answer: bool
     # Leave the last message open, so that the answer continues it.
     continue_last: bool
+    # The tools' definitions, in the form of OpenAI's chat API.
+    tools: list[dict[str, Any]] | None = None
+    # Further variables of the template.
+    variables: Mapping[str, Any] = field(default_factory=dict)
 
 
 async def tokenize_prompt(engine: AsyncLLMEngine, prompt: str | list[int]) -> TokensPrompt:
@@ -54,6 +58,8 @@ def render_chat(tokenizer: Any, turns: ChatTurns) -> TokensPrompt:
             tokenize=False,
             add_generation_prompt=turns.open_answer,
             continue_final_message=turns.continue_last,
+            tools=turns.tools,
+            **turns.variables,
         )
     except (TemplateError, ValueError) as error:
         message = f"messages don't fit the model's chat template: {error}"

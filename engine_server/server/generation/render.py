@@ -8,46 +8,41 @@ from typing import Protocol
 
 from starlette.responses import Response
 
-from engine_server.server.generation.events import ChoiceDelta, GenerationEvent, GenerationFinished
-from engine_server.server.http.event_stream import EventStream
+from engine_server.server.generation.events import ChoiceDelta, GenerationEvent, Usage
+from engine_server.server.http.event_stream import EventStream, StreamFormat
 
 
-class StreamRenderer(Protocol):
-    """Renders one streamed answer; it may keep state between events."""
+class Renderer(StreamFormat, Protocol):
+    """Renders one answer of an API; it may keep state between events."""
 
-    def render(self, event: GenerationEvent) -> bytes:
+    def event(self, event: GenerationEvent) -> bytes:
         """Return the server-sent events for `event`; b"" for none."""
 
-
-class BodyRenderer(Protocol):
-    """Renders one answer that is not streamed."""
-
-    def __call__(self, choices: list[ChoiceDelta], finished: GenerationFinished) -> bytes:
-        """Return the JSON body. choices: one delta for each choice, in order."""
+    def body(self, choices: list[ChoiceDelta], usage: Usage) -> bytes:
+        """Return the JSON body of an answer that is not streamed. choices: one delta for each choice, in order."""
 
 
-async def stream_events(
-    events: AsyncGenerator[GenerationEvent, None], renderer: StreamRenderer
-) -> AsyncGenerator[bytes, None]:
-    async with aclosing(events):
-        async for event in events:
-            if rendered := renderer.render(event):
-                yield rendered
-
-
-def stream_response(events: AsyncGenerator[GenerationEvent, None], renderer: StreamRenderer) -> Response:
-    """Return the response that sends events while they happen."""
-    return EventStream(stream_events(events, renderer))
-
-
-async def body_response(events: AsyncGenerator[GenerationEvent, None], renderer: BodyRenderer) -> Response:
-    """Wait for the last event and return the whole answer."""
+async def respond(
+    events: AsyncGenerator[GenerationEvent, None], renderer: Renderer, stream: bool
+) -> Response:
+    """Return the response that streams the events, or the whole answer after the last one."""
+    if stream:
+        return EventStream(stream_events(events, renderer), renderer)
     choices: list[ChoiceDelta] = []
     async with aclosing(events):
         async for event in events:
             if isinstance(event, ChoiceDelta):
                 choices.append(event)
             else:
-                finished = event
+                usage = event.usage
     choices.sort(key=lambda delta: delta.choice)
-    return Response(renderer(choices, finished), media_type="application/json")
+    return Response(renderer.body(choices, usage), media_type="application/json")
+
+
+async def stream_events(
+    events: AsyncGenerator[GenerationEvent, None], renderer: Renderer
+) -> AsyncGenerator[bytes, None]:
+    async with aclosing(events):
+        async for event in events:
+            if rendered := renderer.event(event):
+                yield rendered

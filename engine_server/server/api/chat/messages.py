@@ -1,0 +1,27 @@
+"""The messages of a conversation, as clients send them and as chat templates take them."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, PlainValidator
+
+from engine_server.server.api.fields import message_text, only
+
+
+class Message(BaseModel):
+    """One message of the conversation."""
+
+    model_config = ConfigDict(strict=True)
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[str, PlainValidator(message_text)]
+    name: str | None = None
+
+    tool_calls: Annotated[Any, only([])] = None
+    function_call: Annotated[Any, only()] = None
+    audio: Annotated[Any, only()] = None
+
+    def template_message(self) -> dict[str, str]:
+        """Return the message as chat templates know it; they know "developer" by its older name."""
+        role = "system" if self.role == "developer" else self.role
+        message = {"role": role, "content": self.content}
+        return message if self.name is None else message | {"name": self.name}
