@@ -18,7 +18,7 @@ from engine_server.server.api.generation_request import GenerationRequest, parse
 from engine_server.server.api.models import check_model
 from engine_server.server.generation.events import ChoiceDelta, GenerationEvent, GenerationFinished, Usage
 from engine_server.server.generation.generate import Generation, generate
-from engine_server.server.generation.prompts import tokenize_prompt
+from engine_server.server.generation.prompts import tokenize_prompts
 from engine_server.server.generation.render import respond
 from engine_server.server.http.event_stream import OpenAIStream
 
@@ -90,7 +90,7 @@ async def create_completion(
 ) -> Response:
     check_model(host, request.model)
     params = request.sampling_params(host.sampling_defaults)
-    prompts = [await tokenize_prompt(host.engine, prompt) for prompt in request.prompt]
+    prompts = await tokenize_prompts(host.engine, request.prompt)
     head = AnswerHead(f"cmpl-{uuid.uuid4().hex}", "text_completion", int(time.time()), request.model)
     events = generate(host.engine, Generation(head.id, prompts, params, trace_headers))
     return await respond(events, CompletionRenderer(head, request.include_usage), bool(request.stream))

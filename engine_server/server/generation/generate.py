@@ -18,6 +18,7 @@ from engine_server.server.generation.events import (
     GenerationFinished,
     Usage,
 )
+from engine_server.server.generation.work import check_work
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ async def generate(engine: AsyncLLMEngine, generation: Generation) -> AsyncGener
 
     Raises ApiError for a request that the engine refuses or fails.
     """
+    check_work(engine, generation.prompts, generation.params)
     choices: dict[int, ChoiceReader] = {}
     usage = Usage(sum(len(prompt["prompt_token_ids"]) for prompt in generation.prompts), 0)
     several = len(generation.prompts) > 1

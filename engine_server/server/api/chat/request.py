@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
+from engine_server.contract import bounds
 from engine_server.requests.validation import MAX_INT32
 from engine_server.server.api.chat.messages import Message
 from engine_server.server.api.fields import only
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 class ChatRequest(GenerationRequest):
     """The body of a request."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=bounds.MESSAGES.limit)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
