@@ -64,9 +64,7 @@ def serve(folder: str, fail: Callable[[str], None]) -> None:
         for request_id, count in list(made.items()):
             finished = count + 1 == limits[request_id]
             token_id = TOKEN_IDS[count % len(TOKEN_IDS)]
-            steps.append(
-                RequestStep(request_id, [token_id], finish_reason="length" if finished else None)
-            )
+            steps.append(RequestStep(request_id, [token_id], finish_reason="length" if finished else None))
             if finished:
                 del made[request_id]
             else:
