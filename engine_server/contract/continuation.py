@@ -10,6 +10,8 @@ import msgspec
 
 # The beginning of a report's line.
 REPORT_PREFIX = b": fairlead "
+# The field of a request's body with the router's fields.
+ROUTER_FIELD = "fairlead"
 
 
 class ReportedUsage(msgspec.Struct, frozen=True):

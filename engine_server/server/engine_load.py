@@ -8,15 +8,15 @@ from engine_server.requests.scheduler_stats import SchedulerStats
 from engine_server.telemetry.loggers import StatLoggerBase
 
 if TYPE_CHECKING:
-    from engine_server.config import EngineConfig
     from engine_server.telemetry.stats import IterationStats
 
 
 class EngineLoad(StatLoggerBase):
     """The load after the latest step."""
 
-    def __init__(self, config: EngineConfig, engine_index: int = 0) -> None:
-        self._max_num_seqs = config.scheduler_config.max_num_seqs
+    def __init__(self) -> None:
+        # Requests that can run at the same time.
+        self.max_num_seqs = 0
         self._stats = SchedulerStats()
 
     def record(self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats | None) -> None:
@@ -29,7 +29,7 @@ class EngineLoad(StatLoggerBase):
     def header(self) -> str:
         """Return the value of the header Fairlead-Load."""
         stats = self._stats
-        room = max(0, self._max_num_seqs - stats.num_running - stats.num_waiting)
+        room = max(0, self.max_num_seqs - stats.num_running - stats.num_waiting)
         return (
             f"running={stats.num_running}, waiting={stats.num_waiting}, room={room}, "
             f"kv={stats.kv_cache_usage:.3f}"

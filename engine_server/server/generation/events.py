@@ -97,4 +97,4 @@ class GenerationFinished(msgspec.Struct, frozen=True):
     usage: Usage
 
 
-GenerationEvent = Resumed | ChoiceDelta | GenerationFinished
+GenerationEvent = ChoiceDelta | GenerationFinished

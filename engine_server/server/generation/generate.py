@@ -63,7 +63,9 @@ class Generation:
         return self.params.n if self.beams is None else self.beams.beam_width
 
 
-async def generate(engine: AsyncLLMEngine, generation: Generation) -> AsyncGenerator[GenerationEvent, None]:
+async def generate(
+    engine: AsyncLLMEngine, generation: Generation
+) -> AsyncGenerator[Resumed | GenerationEvent, None]:
     """Yield the events of all prompts as they happen. Closing the generator aborts what is still running.
 
     Raises ApiError for a request that the engine refuses or fails.
@@ -122,12 +124,13 @@ class ChoiceReader:
         return 0 if self._prompt_only else len(output.token_ids)
 
     def replay(self, token_ids: list[int], texts: list[str], usage: Usage) -> list[ChoiceDelta]:
-        """Return the events of resumed tokens, of which each made a text visible."""
+        """Return the events of resumed tokens, of which each made a text visible; at least one event."""
         outputs = [
             CompletionOutput(0, text, [token_id]) for token_id, text in zip(token_ids, texts, strict=True)
         ]
         deltas = [delta for output in outputs if (delta := self.read(output, usage))]
-        self._token_ids.clear()  # reported as well
+        if self._token_ids or not deltas:
+            deltas.append(self._delta([], None, None, usage))
         return deltas
 
     def read(self, output: CompletionOutput, usage: Usage) -> ChoiceDelta | None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from engine_server.contract.continuation import ReportedUsage, TokenReport
 from engine_server.server.generation.events import ChoiceDelta, GenerationEvent, GenerationFinished
 
-if TYPE_CHECKING:
-    from engine_server.server.generation.render import Renderer
+
+class EventRenderer(Protocol):
+    """The part of an API's renderer that streams need."""
+
+    # Follows the last event.
+    end: bytes
+
+    def event(self, event: GenerationEvent) -> bytes: ...
 
 
 class TokenReports:
@@ -18,7 +24,7 @@ class TokenReports:
     forwarded the other, so that nothing remains to be continued.
     """
 
-    def __init__(self, renderer: Renderer, seed: int) -> None:
+    def __init__(self, renderer: EventRenderer, seed: int) -> None:
         self._renderer = renderer
         self._seed = seed
         # The last step, until the generation's end follows.

@@ -29,7 +29,7 @@ class AnswerHeaders:
         async def add_and_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 added = MutableHeaders(scope=message)
-                added[headers.LOAD] = self._host.load.header()
+                added[headers.LOAD] = self._host.engine_load.header()
                 added[headers.MODEL] = self._host.fingerprint
             await send(message)
 

@@ -31,6 +31,7 @@ class OpenAIStream:
     """The stream format of OpenAI's completions and chat APIs."""
 
     end = b"data: [DONE]\n\n"
+    num_events = 0
 
     def error(self, error: ApiError) -> bytes:
         return b"data: " + error.body() + b"\n\n"
