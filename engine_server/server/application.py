@@ -13,6 +13,7 @@ from starlette.routing import Route
 from engine_server.server.api import completions, models
 from engine_server.server.api.chat import endpoint as chat
 from engine_server.server.api.health import health, readiness
+from engine_server.server.api.messages import endpoint as messages
 from engine_server.server.http.access_log import AccessLog
 from engine_server.server.http.errors import add_error_handlers
 from engine_server.server.http.gate import Gate
@@ -30,7 +31,7 @@ def build_application(host: EngineHost, max_body_bytes: int) -> tuple[ASGIApp, G
     add_error_handlers(app)
     gate = Gate(RequestBody(app, max_body_bytes), host)
 
-    for api in (chat, completions, models):
+    for api in (chat, completions, messages, models):
         app.include_router(api.routes(host))
 
     @app.get("/health")

@@ -1,0 +1,102 @@
+"""The body of a request of Anthropic's messages API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator
+
+from engine_server.server.api.fields import only, stop_strings
+from engine_server.server.api.generation_request import GenerationRequest
+from engine_server.server.api.messages.blocks import TextBlock, TextContent
+from engine_server.server.api.messages.tools import CustomTool, ToolChoice
+from engine_server.server.api.messages.turns import Message, template_messages
+from engine_server.server.generation.prompts import ChatTurns
+from engine_server.server.http.errors import ApiError
+
+if TYPE_CHECKING:
+    from engine_server.requests.sampling_params import SamplingParams
+
+
+class Thinking(BaseModel):
+    """The reasoning before the answer."""
+
+    model_config = ConfigDict(strict=True)
+
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    # Accepted, but no limit: models here decide themselves when to stop.
+    budget_tokens: Annotated[int, Field(ge=1)] | None = None
+    # "omitted" leaves the reasoning's text out of the answer.
+    display: Literal["summarized", "omitted"] | None = None
+
+    def template_variables(self) -> dict[str, bool]:
+        """Return the variables by which templates switch reasoning, under both of its names."""
+        enabled = self.type != "disabled"
+        return {"enable_thinking": enabled, "thinking": enabled}
+
+
+class MessagesRequest(GenerationRequest):
+    """The body of a request."""
+
+    model_config = ConfigDict(strict=True)
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_tokens: int
+    system: TextContent | None = None
+    stop: Annotated[list[str], PlainValidator(stop_strings)] = Field(
+        default_factory=list, alias="stop_sequences"
+    )
+    tools: list[CustomTool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    # They do nothing here.
+    metadata: dict[str, Any] | None = None
+    cache_control: dict[str, Any] | None = None
+    service_tier: str | None = None
+
+    n: Annotated[Any, only(1)] = None
+    container: Annotated[Any, only()] = None
+    mcp_servers: Annotated[Any, only([])] = None
+
+    def check_combinations(self) -> None:
+        super().check_combinations()
+        choice = self.tool_choice
+        if choice is None or choice.type in ("auto", "none"):
+            return
+        names = [tool.name for tool in self.tools or []]
+        if choice.type == "any" and not names:
+            raise ApiError(400, "tool_choice: the type any needs tools", param="tool_choice")
+        if choice.type == "tool" and choice.name not in names:
+            message = f"tool_choice: there is no tool of this name; tools: {', '.join(names) or 'none'}"
+            raise ApiError(400, message, param="tool_choice.name")
+
+    def sampling_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
+        return self.to_sampling_params(defaults, self.max_tokens, None)
+
+    def turns(self) -> ChatTurns:
+        turns = template_messages(self.system or [], self.messages)
+        prefilled = self.messages[-1].role == "assistant"
+        if prefilled and not isinstance(self.last_block, TextBlock):
+            message = (
+                "messages: the answer can continue a last message of the assistant only if it ends with text"
+            )
+            raise ApiError(400, message, param="messages")
+        tools = [tool.definition() for tool in self.tools] if self.tools else None
+        variables = self.thinking.template_variables() if self.thinking else {}
+        return ChatTurns(turns, not prefilled, prefilled, tools, variables)
+
+    @property
+    def last_block(self) -> Any:
+        content = self.messages[-1].content
+        return content[-1] if content else None
+
+    @property
+    def shows_thinking(self) -> bool:
+        return self.thinking is None or self.thinking.display != "omitted"
+
+
+class CountTokensRequest(MessagesRequest):
+    """The body of a request to count tokens: the same fields, of which those for the answer do nothing."""
+
+    max_tokens: int | None = None  # type: ignore[assignment]
