@@ -14,6 +14,7 @@ from engine_server.server.api import completions, models
 from engine_server.server.api.chat import endpoint as chat
 from engine_server.server.api.health import health, readiness
 from engine_server.server.api.messages import endpoint as messages
+from engine_server.server.api.responses import endpoint as responses
 from engine_server.server.http.access_log import AccessLog
 from engine_server.server.http.errors import add_error_handlers
 from engine_server.server.http.gate import Gate
@@ -31,7 +32,7 @@ def build_application(host: EngineHost, max_body_bytes: int) -> tuple[ASGIApp, G
     add_error_handlers(app)
     gate = Gate(RequestBody(app, max_body_bytes), host)
 
-    for api in (chat, completions, messages, models):
+    for api in (chat, completions, messages, responses, models):
         app.include_router(api.routes(host))
 
     @app.get("/health")

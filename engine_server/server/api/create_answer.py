@@ -7,9 +7,10 @@ import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from engine_server.requests.errors import InvalidRequestError
 from engine_server.server.api.answers import AnswerIdentity
 from engine_server.server.api.models import check_model
-from engine_server.server.generation.generate import Generation, generate
+from engine_server.server.generation.generate import Generation, generate, refusal
 from engine_server.server.generation.render import Renderer, respond
 from engine_server.server.http.errors import ApiError
 
@@ -67,7 +68,10 @@ class AnswerRequest(Protocol):
 async def create_answer(host: EngineHost, request: AnswerRequest, headers: Mapping[str, str]) -> Response:
     """Return the answer to a request, whole or as a stream. Raises ApiError and InvalidRequestError."""
     check_model(host, request.model)
-    params = request.sampling_params(host.sampling_defaults)
+    try:
+        params = request.sampling_params(host.sampling_defaults)
+    except InvalidRequestError as error:
+        raise refusal(error, request.ENGINE_FIELDS) from None
     params.timeout = deadline(params.timeout, headers)
     beams = request.beam_search_params(host.sampling_defaults)
     prompts = await request.prompts(host)

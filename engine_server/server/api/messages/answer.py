@@ -67,8 +67,8 @@ class UsageBody(msgspec.Struct):
     output_tokens_details: OutputTokensDetails
 
     @classmethod
-    def of(cls, usage: Usage) -> UsageBody:
-        cached = usage.cached_tokens or 0
+    def of(cls, usage: Usage, report_cached: bool) -> UsageBody:
+        cached = (usage.cached_tokens or 0) if report_cached else 0
         thinking = OutputTokensDetails(usage.reasoning_tokens)
         return cls(usage.prompt_tokens - cached, 0, cached, usage.completion_tokens, thinking)
 
@@ -119,11 +119,12 @@ class MessagesRenderer:
     end = b""
 
     def __init__(
-        self, message_id: str, model: str, request_id: str | None, max_tokens: int, show_thinking: bool
+        self, message_id: str, model: str, max_tokens: int, *, show_thinking: bool, report_cached: bool
     ) -> None:
-        self._id, self._model, self._request_id = message_id, model, request_id
+        self._id, self._model = message_id, model
         self._max_tokens = max_tokens
         self._show_thinking = show_thinking
+        self._report_cached = report_cached
         self._started = False
         # Index and first part of the open block; None between blocks.
         self._index = -1
@@ -135,7 +136,10 @@ class MessagesRenderer:
         if isinstance(event, GenerationFinished):
             assert self._finish is not None, "the choice ends before the generation"
             stop = to_stop(self._finish, event.usage, self._max_tokens, self._calls)
-            return sse("message_delta", MessageDelta(stop, UsageBody.of(event.usage))) + MESSAGE_STOP
+            return (
+                sse("message_delta", MessageDelta(stop, UsageBody.of(event.usage, self._report_cached)))
+                + MESSAGE_STOP
+            )
         events = b""
         if not self._started:
             self._started = True
@@ -160,10 +164,12 @@ class MessagesRenderer:
         return encode(message)
 
     def error(self, error: ApiError) -> bytes:
-        return b"event: error\ndata: " + error.anthropic_body(self._request_id) + b"\n\n"
+        return b"event: error\ndata: " + error.anthropic_body(None) + b"\n\n"
 
     def _message(self, blocks: list[Block], usage: Usage) -> Message:
-        return Message(id=self._id, model=self._model, content=blocks, usage=UsageBody.of(usage))
+        return Message(
+            id=self._id, model=self._model, content=blocks, usage=UsageBody.of(usage, self._report_cached)
+        )
 
     def _block(self, part: Part) -> Block:
         """Return the block of a whole part."""
@@ -233,6 +239,8 @@ def continues(first: Part | None, part: Part) -> bool:
 
 def to_stop(finish: Finish, usage: Usage, max_tokens: int, calls: int) -> Stop:
     """Return the end of an answer with this number of tool calls."""
+    if finish.reason == "timeout":
+        return Stop("max_tokens")  # the closest of Anthropic's reasons
     if finish.reason == "length":
         limit = "max_tokens" if usage.completion_tokens >= max_tokens else "model_context_window_exceeded"
         return Stop(limit)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
-from engine_server.server.api.fields import only, stop_strings
-from engine_server.server.api.generation_request import GenerationRequest
+from engine_server.server.api.conversation_request import ConversationRequest
+from engine_server.server.api.fields import Ignored, only, stop_strings
+from engine_server.server.api.messages.answer import MessagesRenderer
 from engine_server.server.api.messages.blocks import TextBlock, TextContent
 from engine_server.server.api.messages.tools import CustomTool, ToolChoice
 from engine_server.server.api.messages.turns import Message, template_messages
@@ -17,6 +18,8 @@ from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
     from engine_server.requests.sampling_params import SamplingParams
+    from engine_server.server.api.answers import AnswerIdentity
+    from engine_server.server.engine_host import EngineHost
 
 
 class Thinking(BaseModel):
@@ -36,10 +39,11 @@ class Thinking(BaseModel):
         return {"enable_thinking": enabled, "thinking": enabled}
 
 
-class MessagesRequest(GenerationRequest):
+class MessagesRequest(ConversationRequest):
     """The body of a request."""
 
-    model_config = ConfigDict(strict=True)
+    ID_PREFIX: ClassVar[str] = "msg_"
+    ENGINE_FIELDS: ClassVar[Mapping[str, str]] = {"prompt": "messages", "stop": "stop_sequences"}
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_tokens: int
@@ -50,12 +54,12 @@ class MessagesRequest(GenerationRequest):
     tools: list[CustomTool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
-    # They do nothing here.
-    metadata: dict[str, Any] | None = None
-    cache_control: dict[str, Any] | None = None
-    service_tier: str | None = None
 
-    n: Annotated[Any, only(1)] = None
+    # Every prompt's prefix is cached anyway.
+    cache_control: Ignored = None
+    inference_geo: Ignored = None
+    speed: Ignored = None
+
     container: Annotated[Any, only()] = None
     mcp_servers: Annotated[Any, only([])] = None
 
@@ -91,9 +95,15 @@ class MessagesRequest(GenerationRequest):
         content = self.messages[-1].content
         return content[-1] if content else None
 
-    @property
-    def shows_thinking(self) -> bool:
-        return self.thinking is None or self.thinking.display != "omitted"
+    def renderer(self, host: EngineHost, identity: AnswerIdentity) -> MessagesRenderer:
+        show_thinking = self.thinking is None or self.thinking.display != "omitted"
+        return MessagesRenderer(
+            identity.id,
+            identity.model,
+            self.max_tokens,
+            show_thinking=show_thinking,
+            report_cached=host.settings.enable_prompt_tokens_details,
+        )
 
 
 class CountTokensRequest(MessagesRequest):

@@ -35,8 +35,8 @@ PARTS: list[Part] = [
 ]
 
 
-def renderer(show_thinking: bool = True) -> MessagesRenderer:
-    return MessagesRenderer("msg_1", "m", "request-1", 100, show_thinking)
+def renderer(show_thinking: bool = True, report_cached: bool = True) -> MessagesRenderer:
+    return MessagesRenderer("msg_1", "m", 100, show_thinking=show_thinking, report_cached=report_cached)
 
 
 def stream(events: list[ChoiceDelta], usage: Usage = USAGE, **options: Any) -> list[dict[str, Any]]:
@@ -109,6 +109,8 @@ def test_usage_adds_up_to_the_prompt_and_counts_thinking() -> None:
     answer = whole(PARTS)
     usage = answer.usage
     assert usage.cache_read_input_tokens == 16 and usage.cache_creation_input_tokens == 0
+    unreported = whole(PARTS, report_cached=False).usage
+    assert (unreported.input_tokens, unreported.cache_read_input_tokens) == (20, 0)
     assert usage.input_tokens == 4
     assert usage.output_tokens == 9
     assert usage.output_tokens_details and usage.output_tokens_details.thinking_tokens == 4
@@ -123,6 +125,7 @@ def test_usage_adds_up_to_the_prompt_and_counts_thinking() -> None:
         ([Text("a")], Finish("stop", 2), 5, "end_turn", None),
         ([Text("a")], Finish("stop", "END"), 5, "stop_sequence", "END"),
         ([Text("a")], Finish("length", None), 100, "max_tokens", None),
+        ([Text("a")], Finish("timeout", None), 5, "max_tokens", None),
         ([Text("a")], Finish("length", None), 99, "model_context_window_exceeded", None),
         (PARTS, STOP, 5, "tool_use", None),
         (PARTS, Finish("tool_calls", None), 5, "tool_use", None),
@@ -158,5 +161,4 @@ def test_failure_in_mid_stream_is_an_error_event() -> None:
     assert json.loads(data.removeprefix("data: ")) == {
         "type": "error",
         "error": {"type": "overloaded_error", "message": "the server is shutting down"},
-        "request_id": "request-1",
     }

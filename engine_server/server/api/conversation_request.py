@@ -1,0 +1,59 @@
+"""The request fields that the APIs with one answer to one conversation share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import AfterValidator
+
+from engine_server.server.api.chat.template_variables import check_variables
+from engine_server.server.api.fields import Ignored, only
+from engine_server.server.api.generation_request import GenerationRequest
+from engine_server.server.generation.prompts import ChatTurns, tokenize_chat
+from engine_server.server.http.errors import ApiError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from engine_server.engine.beam_search import BeamSearchParams
+    from engine_server.requests.prompts import TokensPrompt
+    from engine_server.server.engine_host import EngineHost
+
+
+class ConversationRequest(GenerationRequest):
+    """A request of Anthropic's messages API or of OpenAI's responses API. Both have vLLM's sampling fields too."""
+
+    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(check_variables)] | None = None
+    metadata: Ignored = None
+    service_tier: Ignored = None
+
+    # Their answers have no place for these.
+    n: Annotated[Any, only(1)] = None
+    best_of: Annotated[Any, only(1)] = None
+    use_beam_search: Annotated[Any, only(False)] = None
+    prompt_logprobs: Annotated[Any, only()] = None
+    detokenize: Annotated[Any, only(True)] = None
+    return_token_ids: Annotated[Any, only(False)] = None
+    return_tokens_as_token_ids: Annotated[Any, only(False)] = None
+
+    def turns(self) -> ChatTurns:
+        """Return the conversation as the template takes it."""
+        raise NotImplementedError
+
+    async def prompts(self, host: EngineHost) -> list[TokensPrompt]:
+        return [await self.prompt(host)]
+
+    async def prompt(self, host: EngineHost) -> TokensPrompt:
+        turns = self.turns()
+        defaults = host.settings.default_chat_template_kwargs or {}
+        variables = {**defaults, **turns.variables, **(self.chat_template_kwargs or {})}
+        try:
+            prompt = await tokenize_chat(host.engine, replace(turns, variables=variables))
+        except ApiError as error:
+            error.param = self.ENGINE_FIELDS["prompt"]
+            raise
+        return self.finish_prompt(prompt, host.max_model_len)
+
+    def beam_search_params(self, defaults: Mapping[str, Any]) -> BeamSearchParams | None:
+        return None

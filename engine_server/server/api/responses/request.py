@@ -1,0 +1,190 @@
+"""The body of a request of the responses API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from engine_server.requests.validation import MAX_INT32
+from engine_server.server.api.conversation_request import ConversationRequest
+from engine_server.server.api.fields import UNSUPPORTED, Ignored
+from engine_server.server.api.generation_request import cut
+from engine_server.server.api.responses.answer import ResponseRenderer
+from engine_server.server.api.responses.body import RequestEcho
+from engine_server.server.api.responses.items import Input, MessageItem, template_messages
+from engine_server.server.api.responses.tools import AllowedTools, NamedFunction, Tool, ToolChoice
+from engine_server.server.generation.prompts import ChatTurns
+from engine_server.server.http.errors import ApiError
+
+if TYPE_CHECKING:
+    from engine_server.requests.prompts import TokensPrompt
+    from engine_server.requests.sampling_params import SamplingParams
+    from engine_server.server.api.answers import AnswerIdentity
+    from engine_server.server.engine_host import EngineHost
+
+LOGPROBS = "message.output_text.logprobs"
+STATELESS = "answers are not stored here: send the whole input, with the items of earlier answers"
+
+
+def stateless(value: object) -> object:
+    """Refuse a field that needs stored answers."""
+    if value:
+        raise PydanticCustomError(UNSUPPORTED, "is not supported: " + STATELESS, {})
+    return value
+
+
+NeedsStore = Annotated[Any, AfterValidator(stateless)]
+
+
+class StreamOptions(BaseModel):
+    """Options of a streamed answer. Its events are never obfuscated."""
+
+    include_obfuscation: Ignored = None
+
+
+class ReasoningOptions(BaseModel):
+    """The reasoning before the answer."""
+
+    model_config = ConfigDict(strict=True)
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    # There are no summaries: the reasoning itself is in the answer.
+    summary: Literal["auto", "concise", "detailed"] | None = None
+
+    def template_variables(self) -> dict[str, Any]:
+        """Return the variables by which templates switch reasoning, under all of their names."""
+        if self.effort is None:
+            return {}
+        enabled = self.effort != "none"
+        return {"enable_thinking": enabled, "thinking": enabled, "reasoning_effort": self.effort}
+
+
+class TextFormat(BaseModel):
+    """The form of the answer's text."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: Literal["text", "json_object", "json_schema"]
+
+
+class TextOptions(BaseModel):
+    """Options of the answer's text."""
+
+    model_config = ConfigDict(strict=True)
+
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ResponsesRequest(ConversationRequest):
+    """The body of a request."""
+
+    ID_PREFIX: ClassVar[str] = "resp_"
+    ENGINE_FIELDS: ClassVar[Mapping[str, str]] = {
+        "prompt": "input",
+        "max_tokens": "max_output_tokens",
+        "logprobs": "top_logprobs",
+    }
+
+    input: Annotated[Input, Field(min_length=1)]
+    instructions: str | None = None
+    max_tokens: int | None = Field(default=None, alias="max_output_tokens")
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    include: list[str] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    metadata: dict[str, str] | None = None
+    user: str | None = None
+    stream_options: StreamOptions | None = None  # type: ignore[assignment]
+
+    previous_response_id: NeedsStore = None
+    conversation: NeedsStore = None
+    background: NeedsStore = None
+    prompt_template: NeedsStore = Field(default=None, alias="prompt")
+    # Always false in the answer.
+    store: Ignored = None
+    # It limits tools that the server runs.
+    max_tool_calls: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_options: Ignored = None
+    prompt_cache_retention: Ignored = None
+    safety_identifier: Ignored = None
+
+    def check_combinations(self) -> None:
+        super().check_combinations()
+        names = {tool.name for tool in self.tools or []}
+        match self.tool_choice:
+            case "required" if not names:
+                raise ApiError(400, "tool_choice: required needs tools", param="tool_choice")
+            case NamedFunction(name=name):
+                chosen = [name]
+            case AllowedTools(tools=tools):
+                chosen = [tool.name for tool in tools]
+            case _:
+                return
+        for name in chosen:
+            if name not in names:
+                message = f"tool_choice: there is no tool of the name {name[:64]!r} in tools"
+                raise ApiError(400, message, param="tool_choice")
+
+    def sampling_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
+        max_tokens = defaults.get("max_tokens") if self.max_tokens is None else self.max_tokens
+        return self.to_sampling_params(defaults, max_tokens, self._logprobs)
+
+    def finish_prompt(self, prompt: TokensPrompt, context: int) -> TokensPrompt:
+        if self.truncation == "auto":
+            answer = min(self.max_tokens or context // 4, context - 1)
+            prompt = cut(prompt, context - answer, "left", context)
+        return super().finish_prompt(prompt, context)
+
+    @property
+    def _logprobs(self) -> int | None:
+        wanted = self.top_logprobs or LOGPROBS in (self.include or [])
+        return (self.top_logprobs or 0) if wanted else None
+
+    def turns(self) -> ChatTurns:
+        last = self.input[-1]
+        continues = isinstance(last, MessageItem) and last.is_open
+        tools = [tool.definition() for tool in self.tools] if self.tools else None
+        variables = self.reasoning.template_variables() if self.reasoning else {}
+        turns = template_messages(self.instructions, self.input)
+        return ChatTurns(turns, not continues, continues, tools, variables)
+
+    def renderer(self, host: EngineHost, identity: AnswerIdentity) -> ResponseRenderer:
+        echo = self._echo(host.sampling_defaults)
+        return ResponseRenderer(identity.id, identity.created, identity.model, echo, self.top_logprobs or 0)
+
+    def _echo(self, defaults: Mapping[str, Any]) -> RequestEcho:
+        """Return the fields that the answer repeats, with the values in force."""
+        text = self.text or TextOptions()
+        given = {"temperature": self.temperature, "top_p": self.top_p}
+        sampling = {
+            name: defaults.get(name, 1.0) if value is None else value for name, value in given.items()
+        }
+        tools = [tool.model_dump() for tool in self.tools or []]
+        choice = self.tool_choice
+        return RequestEcho(
+            instructions=self.instructions,
+            max_output_tokens=self.max_tokens,
+            metadata=self.metadata or {},
+            parallel_tool_calls=self.parallel_tool_calls is not False,
+            reasoning=(self.reasoning or ReasoningOptions()).model_dump(),
+            temperature=sampling["temperature"],
+            text={
+                "format": (text.format or TextFormat(type="text")).model_dump(),
+                "verbosity": text.verbosity or "medium",
+            },
+            tool_choice=choice.model_dump() if isinstance(choice, BaseModel) else choice or "auto",
+            tools=tools,
+            top_logprobs=self.top_logprobs or 0,
+            top_p=sampling["top_p"],
+            truncation=self.truncation or "disabled",
+            user=self.user,
+        )
