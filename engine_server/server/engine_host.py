@@ -138,7 +138,7 @@ class EngineHost:
         self.tokenizer = engine.tokenizer
         if template is not None and self.tokenizer is not None:
             self.tokenizer.chat_template = template
-        self.fingerprint = fingerprint(engine.config, self.tokenizer)
+        self.fingerprint = fingerprint(engine.config, getattr(self.tokenizer, "chat_template", None))
 
     def _settle(self, engine: AsyncLLMEngine | None, error: BaseException | None) -> None:
         if self._loaded.done():  # the server was stopped during the start

@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from engine_server.config import EngineConfig
 
 WEIGHT_FILES = ("*.safetensors", "*.gguf")
@@ -29,8 +27,11 @@ SAMPLE_BYTES = 4096
 LENGTH = 32
 
 
-def fingerprint(config: EngineConfig, tokenizer: PreTrainedTokenizerBase | None) -> str:
-    """Return the fingerprint of the model that an engine serves. Reads about 5 MiB of each file with weights."""
+def fingerprint(config: EngineConfig, chat_template: object) -> str:
+    """Return the fingerprint of the model that an engine serves. Reads about 5 MiB of each file with weights.
+
+    chat_template: plain data, as tokenizers have it.
+    """
     model = config.model_config
     digest = hashlib.sha256()
     settings = {
@@ -39,7 +40,7 @@ def fingerprint(config: EngineConfig, tokenizer: PreTrainedTokenizerBase | None)
         "device": device_kind(config.device_config.device),
         "hf_overrides": model.hf_overrides,
         "batch_invariant": model.batch_invariant,
-        "chat_template": getattr(tokenizer, "chat_template", None),
+        "chat_template": chat_template,
     }
     add(digest, json.dumps(settings, sort_keys=True).encode())
     for folder in dict.fromkeys((Path(model.path), Path(model.tokenizer))):

@@ -45,6 +45,7 @@ class ChatFields(GenerationRequest):
     metadata: Ignored = None
     prediction: Ignored = None
     prompt_cache_key: Ignored = None
+    prompt_cache_options: Ignored = None
     prompt_cache_retention: Ignored = None
     safety_identifier: Ignored = None
     service_tier: Ignored = None
@@ -57,6 +58,7 @@ class ChatFields(GenerationRequest):
     function_call: Annotated[Any, only("none", "auto")] = None
     reasoning_effort: Annotated[Any, only()] = None
     include_reasoning: Annotated[Any, only(True)] = None
+    moderation: Annotated[Any, only()] = None
     modalities: Annotated[Any, only(["text"])] = None
     audio: Annotated[Any, only()] = None
     web_search_options: Annotated[Any, only()] = None
