@@ -27,11 +27,14 @@ class ConversationRequest(GenerationRequest):
     chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(check_variables)] | None = None
     metadata: Ignored = None
     service_tier: Ignored = None
+    # A stream always ends with the usage.
+    stream_options: Ignored = None
 
     # Their answers have no place for these.
     n: Annotated[Any, only(1)] = None
     best_of: Annotated[Any, only(1)] = None
     use_beam_search: Annotated[Any, only(False)] = None
+    length_penalty: Annotated[Any, only(1.0)] = None
     prompt_logprobs: Annotated[Any, only()] = None
     detokenize: Annotated[Any, only(True)] = None
     return_token_ids: Annotated[Any, only(False)] = None

@@ -33,10 +33,28 @@ class Thinking(BaseModel):
     # "omitted" leaves the reasoning's text out of the answer.
     display: Literal["summarized", "omitted"] | None = None
 
-    def template_variables(self) -> dict[str, bool]:
+    def template_variables(self) -> dict[str, Any]:
         """Return the variables by which templates switch reasoning, under both of its names."""
         enabled = self.type != "disabled"
         return {"enable_thinking": enabled, "thinking": enabled}
+
+
+class JsonFormat(BaseModel):
+    """JSON that follows a schema."""
+
+    model_config = ConfigDict(strict=True)
+
+    type: Literal["json_schema"]
+    json_schema: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(BaseModel):
+    """The form of the answer, and the effort of its reasoning."""
+
+    model_config = ConfigDict(strict=True)
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: JsonFormat | None = None
 
 
 class MessagesRequest(ConversationRequest):
@@ -54,14 +72,23 @@ class MessagesRequest(ConversationRequest):
     tools: list[CustomTool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
 
     # Every prompt's prefix is cached anyway.
     cache_control: Ignored = None
     inference_geo: Ignored = None
     speed: Ignored = None
+    billing_policy: Ignored = None
+    diagnostics: Ignored = None
+    fallbacks: Ignored = None
+    fallback_credit_token: Ignored = None
+    # It would only save tokens.
+    context_management: Ignored = None
 
+    compaction: Annotated[Any, only()] = None
     container: Annotated[Any, only()] = None
     mcp_servers: Annotated[Any, only([])] = None
+    thread: Annotated[Any, only()] = None
 
     def check_combinations(self) -> None:
         super().check_combinations()
@@ -88,6 +115,8 @@ class MessagesRequest(ConversationRequest):
             raise ApiError(400, message, param="messages")
         tools = [tool.definition() for tool in self.tools] if self.tools else None
         variables = self.thinking.template_variables() if self.thinking else {}
+        if self.output_config and self.output_config.effort:
+            variables["reasoning_effort"] = self.output_config.effort
         return ChatTurns(turns, not prefilled, prefilled, tools, variables)
 
     @property

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from engine_server.requests.validation import MAX_INT32
 from engine_server.server.api.conversation_request import ConversationRequest
-from engine_server.server.api.fields import UNSUPPORTED, Ignored
+from engine_server.server.api.fields import UNSUPPORTED, Ignored, Unsupported, only
 from engine_server.server.api.generation_request import cut
 from engine_server.server.api.responses.answer import ResponseRenderer
 from engine_server.server.api.responses.body import RequestEcho
@@ -36,13 +36,7 @@ def stateless(value: object) -> object:
     return value
 
 
-NeedsStore = Annotated[Any, AfterValidator(stateless)]
-
-
-class StreamOptions(BaseModel):
-    """Options of a streamed answer. Its events are never obfuscated."""
-
-    include_obfuscation: Ignored = None
+NeedsStore = Annotated[Any, Unsupported(stateless)]
 
 
 class ReasoningOptions(BaseModel):
@@ -65,9 +59,14 @@ class ReasoningOptions(BaseModel):
 class TextFormat(BaseModel):
     """The form of the answer's text."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
+    model_config = ConfigDict(strict=True)
 
     type: Literal["text", "json_object", "json_schema"]
+    # For the type "json_schema".
+    name: str | None = None
+    description: str | None = None
+    json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
 
 
 class TextOptions(BaseModel):
@@ -102,7 +101,6 @@ class ResponsesRequest(ConversationRequest):
     truncation: Literal["auto", "disabled"] | None = None
     metadata: dict[str, str] | None = None
     user: str | None = None
-    stream_options: StreamOptions | None = None  # type: ignore[assignment]
 
     previous_response_id: NeedsStore = None
     conversation: NeedsStore = None
@@ -116,9 +114,18 @@ class ResponsesRequest(ConversationRequest):
     prompt_cache_options: Ignored = None
     prompt_cache_retention: Ignored = None
     safety_identifier: Ignored = None
+    access_programs: Ignored = None
+    background_options: Ignored = None
+    image: Ignored = None
+
+    context_management: Annotated[Any, only([])] = None
+    moderation: Annotated[Any, only()] = None
 
     def check_combinations(self) -> None:
         super().check_combinations()
+        form = self.text and self.text.format
+        if form and form.type == "json_schema" and form.json_schema is None:
+            raise ApiError(400, "text.format needs a schema", param="text.format.schema")
         names = {tool.name for tool in self.tools or []}
         match self.tool_choice:
             case "required" if not names:
@@ -178,7 +185,9 @@ class ResponsesRequest(ConversationRequest):
             reasoning=(self.reasoning or ReasoningOptions()).model_dump(),
             temperature=sampling["temperature"],
             text={
-                "format": (text.format or TextFormat(type="text")).model_dump(),
+                "format": (text.format or TextFormat(type="text")).model_dump(
+                    by_alias=True, exclude_none=True
+                ),
                 "verbosity": text.verbosity or "medium",
             },
             tool_choice=choice.model_dump() if isinstance(choice, BaseModel) else choice or "auto",
