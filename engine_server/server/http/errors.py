@@ -19,6 +19,7 @@ from engine_server.contract.errors import (
     has_anthropic_errors,
     server_error_type,
 )
+from engine_server.contract.quoting import shorten
 from engine_server.requests.errors import EngineDeadError, InvalidRequestError, QueueFullError
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
 logger = logging.getLogger(__name__)
+
+# In characters: a message's own words, and a quotation of the client's input.
+MAX_MESSAGE = 1000
 
 
 class ApiError(Exception):
@@ -52,12 +56,14 @@ class ApiError(Exception):
 
     def body(self) -> bytes:
         """Return the JSON body of OpenAI's API, which is also the data of an error event in a stream."""
-        detail = ErrorDetail(self.message, server_error_type(self.status), self.param, self.code)
+        message, param = shorten(self.message, MAX_MESSAGE), self.param and shorten(self.param)
+        detail = ErrorDetail(message, server_error_type(self.status), param, self.code)
         return ErrorBody(detail).encode()
 
     def anthropic_body(self, request_id: str | None) -> bytes:
         """Return the JSON body of Anthropic's API, which is also the data of an error event in a stream."""
-        detail = AnthropicErrorDetail(anthropic_error_type(self.status), self.message, self.code)
+        message = shorten(self.message, MAX_MESSAGE)
+        detail = AnthropicErrorDetail(anthropic_error_type(self.status), message, self.code)
         return AnthropicErrorBody(detail, request_id).encode()
 
     def response(self) -> Response:
@@ -108,7 +114,7 @@ async def answer_error(_: Request, error: Exception) -> Response:
 
 async def answer_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    path = f"{request.method} {request.url.path}"
+    path = f"{request.method} {shorten(request.url.path)}"
     match error.status_code:
         case 404:
             message = f"there is no {path}"
