@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parsers.formats import CALLS, FORMATS, RECORDINGS, TOOLS, Recording, our_format
+from server.parsers.recorded_answers import CALLS, FORMATS, RECORDINGS, TOOLS, our_format
 
 from engine_server.server.generation.events import Part, Reasoning, Text, ToolCall
 from engine_server.server.parsers.answer import TemplateParser, merge
@@ -62,7 +62,7 @@ def test_splits_reasoning_content_and_calls(name: str, whole: bool) -> None:
 
 @pytest.mark.parametrize("name", FORMAT_NAMES)
 @pytest.mark.parametrize("whole", [False, True])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(places=st.lists(st.integers(0, 10_000), max_size=40), end=st.integers(0, 10_000))
 def test_parts_do_not_depend_on_the_division_into_deltas(
     name: str, whole: bool, places: list[int], end: int
@@ -82,7 +82,7 @@ def fragments(name: str) -> st.SearchStrategy[str]:
 
 
 @pytest.mark.parametrize("name", FORMAT_NAMES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data(), whole=st.booleans())
 def test_malformed_text_raises_nothing_and_is_split_alike(name: str, data: st.DataObject, whole: bool) -> None:
     text = data.draw(fragments(name))

@@ -1,6 +1,7 @@
 """Our formats, each with an answer as a model of that format writes it."""
 
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -87,6 +88,7 @@ RECORDINGS = {
 }
 
 
+@cache
 def our_format(name: str) -> ModelFormat:
     found = FORMATS[name]
     call = CallForm(**found["call"]) if "call" in found else None
