@@ -34,14 +34,34 @@ class ChatTurns:
     tools: list[dict[str, Any]] | None = None
     # Further variables of the template.
     variables: Mapping[str, Any] = field(default_factory=dict)
+    # In place of the model's own template.
+    template: str | None = None
+    # Add special tokens to those that the template writes itself.
+    add_special_tokens: bool = False
 
 
-async def tokenize_prompt(engine: AsyncLLMEngine, prompt: str | list[int]) -> TokensPrompt:
+async def tokenize_prompt(
+    engine: AsyncLLMEngine, prompt: str | list[int], add_special_tokens: bool = True
+) -> TokensPrompt:
     if isinstance(prompt, list):
         return {"prompt_token_ids": prompt}
     tokenizer = await engine.get_tokenizer()
-    token_ids = await run_by_size(len(prompt), lambda: tokenizer(prompt).input_ids)
+    token_ids = await run_by_size(
+        len(prompt), lambda: tokenizer(prompt, add_special_tokens=add_special_tokens).input_ids
+    )
     return {"prompt_token_ids": token_ids, "prompt": prompt}
+
+
+async def decode_prompt(engine: AsyncLLMEngine, prompt: TokensPrompt) -> TokensPrompt:
+    """Return a prompt with its text, decoded from its tokens where it has none."""
+    token_ids = prompt["prompt_token_ids"]
+    if "prompt" in prompt or not token_ids:
+        return prompt
+    tokenizer = await engine.get_tokenizer()
+    if min(token_ids) < 0 or max(token_ids) >= engine.model_config.vocab_size:
+        return prompt  # the engine refuses it
+    text = await run_by_size(len(token_ids), lambda: str(tokenizer.decode(token_ids)))
+    return {**prompt, "prompt": text}
 
 
 async def tokenize_chat(engine: AsyncLLMEngine, turns: ChatTurns) -> TokensPrompt:
@@ -59,13 +79,14 @@ def render_chat(tokenizer: Any, turns: ChatTurns) -> TokensPrompt:
             add_generation_prompt=turns.open_answer,
             continue_final_message=turns.continue_last,
             tools=turns.tools,
+            chat_template=turns.template,
             **turns.variables,
         )
     except (TemplateError, ValueError) as error:
         message = f"messages don't fit the model's chat template: {error}"
         raise ApiError(400, message, param="messages") from None
-    # The template writes the special tokens itself.
-    return {"prompt_token_ids": tokenizer(text, add_special_tokens=False).input_ids, "prompt": text}
+    token_ids = tokenizer(text, add_special_tokens=turns.add_special_tokens).input_ids
+    return {"prompt_token_ids": token_ids, "prompt": text}
 
 
 async def run_by_size(size: int, work: Callable[[], T]) -> T:
