@@ -89,7 +89,7 @@ class Call(Message):
 class Vocabulary(Message):
     """The text of each token, for grammars."""
 
-    # By token id, up to the model's vocabulary size: the bytes that a token adds to the text, of a special token its name.
+    # By token id, for each of the model's logits: the bytes that a token adds to the text; of a special token its name.
     tokens: list[bytes]
     special_token_ids: list[int]
     eos_token_ids: list[int]

@@ -186,10 +186,10 @@ class SamplingParams(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True)
             self.logits_processors = valid.items(
                 "logits_processors", self.logits_processors, valid.nonempty_text
             )
-        if self.structured_outputs is not None and not isinstance(
-            self.structured_outputs, StructuredOutputsParams
-        ):
-            valid.refuse_type("structured_outputs", self.structured_outputs, "StructuredOutputsParams")
+        if self.structured_outputs is not None:
+            if not isinstance(self.structured_outputs, StructuredOutputsParams):
+                valid.refuse_type("structured_outputs", self.structured_outputs, "StructuredOutputsParams")
+            self.structured_outputs = msgspec.structs.replace(self.structured_outputs)  # checks it again
 
     def _check_combinations(self) -> None:
         if self.num_children < self.n:

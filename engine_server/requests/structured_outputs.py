@@ -11,7 +11,7 @@ from engine_server.requests.errors import InvalidRequestError
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 # The parameters that change a JSON schema.
 JSON_OPTIONS = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
-# Maximum size of a grammar's description, of a JSON schema as compact JSON.
+# Maximum size of a request's grammar, in bytes.
 MAX_BYTES = 128 << 10
 
 
@@ -58,18 +58,25 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, tag=True, omit_defau
         if self.starts_after is not None:
             self.starts_after = valid.tokens("starts_after", self.starts_after) or None
 
+    def check_size(self) -> None:
+        """Raise InvalidRequestError for a description that is too large."""
+        size = len(msgspec.msgpack.encode(self))
+        if size > MAX_BYTES:
+            raise InvalidRequestError(
+                f"the grammar has {size} bytes; at most {MAX_BYTES} are allowed", "structured_outputs"
+            )
+
     def _check_kind(self) -> None:
         if isinstance(self.json, dict):
             self.json = to_json("json", self.json)
         for name in ("json", "regex", "grammar", "structural_tag"):
             value = getattr(self, name)
             if value is not None:
-                check_size(name, valid.text(name, value))
+                valid.text(name, value)
         if self.choice is not None:
             self.choice = valid.items("choice", self.choice, valid.text)
             if not self.choice:
                 valid.refuse_value("choice", self.choice, "`list` of length >= 1")
-            check_size("choice", "".join(self.choice))
         if self.json_object is not None:
             valid.flag("json_object", self.json_object)
 
@@ -78,13 +85,16 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, tag=True, omit_defau
         valid.flag("disable_any_whitespace", self.disable_any_whitespace)
         valid.flag("disable_additional_properties", self.disable_additional_properties)
         if self.whitespace_pattern is not None:
-            check_size("whitespace_pattern", valid.nonempty_text("whitespace_pattern", self.whitespace_pattern))
+            valid.nonempty_text("whitespace_pattern", self.whitespace_pattern)
         for name in JSON_OPTIONS:
             if getattr(self, name) and kind not in ("json", "json_object"):
-                raise InvalidRequestError(f"{name} takes effect with json and json_object, not with {kind}", name)
+                raise InvalidRequestError(
+                    f"{name} takes effect with json and json_object, not with {kind}", name
+                )
         if self.disable_any_whitespace and self.whitespace_pattern is not None:
             raise InvalidRequestError(
-                "whitespace_pattern is given with disable_any_whitespace; give one of them", "whitespace_pattern"
+                "whitespace_pattern is given with disable_any_whitespace; give one of them",
+                "whitespace_pattern",
             )
 
 
@@ -94,10 +104,3 @@ def to_json(name: str, value: object) -> str:
         return msgspec.json.encode(value).decode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequestError(f"{name} can't be written as JSON: {error}", name) from error
-
-
-def check_size(name: str, text: str) -> None:
-    """Raise InvalidRequestError for a description that is too large."""
-    size = len(text.encode())
-    if size > MAX_BYTES:
-        raise InvalidRequestError(f"{name} has {size} bytes; at most {MAX_BYTES} are allowed", name)

@@ -1,7 +1,6 @@
 """Compilation of grammars by llguidance."""
 
 import threading
-from concurrent.futures import Executor, ThreadPoolExecutor
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
@@ -53,11 +52,6 @@ class Tokens:
     def __call__(self, text: str | bytes) -> list[int]:
         """Return no tokens: with `no_forcing` no grammar needs tokens of a text."""
         return []
-
-
-def compiling_threads(count: int) -> Executor:
-    """Return a pool of threads with `STACK_BYTES` of stack each."""
-    return ThreadPoolExecutor(count, "grammar", initializer=lambda: None)
 
 
 def start_with_stack(thread: threading.Thread) -> None:

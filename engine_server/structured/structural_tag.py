@@ -149,11 +149,11 @@ def _triggered(format: TriggeredTags, literals: Literals) -> str:
             raise GrammarError("structural_tag has a tag that begins with none of its triggers")
         body = literals.tag(tag, format.triggers[found[0]])
         rules.append(f"tag_{number}: trigger_{found[0]} {body}")
-    tag = f"({' | '.join(_names(format.tags))})"
+    any_tag = f"({' | '.join(_names(format.tags))})"
     if format.stop_after_first:
-        start = tag if format.at_least_one else f"{tag} | TEXT"
+        start = any_tag if format.at_least_one else f"{any_tag} | TEXT"
     else:
-        start = f"{tag}{'+' if format.at_least_one else '*'} TEXT"
+        start = f"{any_tag}{'+' if format.at_least_one else '*'} TEXT"
     return "\n".join([f"start: {start}", *rules])
 
 

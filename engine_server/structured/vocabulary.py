@@ -19,9 +19,7 @@ def read_vocabulary(tokenizer: Tokenizer, size: int, eos_token_ids: Sequence[int
     """
     names = [tokenizer.id_to_token(token_id) or "" for token_id in range(size)]
     added = {
-        token_id: token
-        for token_id, token in tokenizer.get_added_tokens_decoder().items()
-        if token_id < size
+        token_id: token for token_id, token in tokenizer.get_added_tokens_decoder().items() if token_id < size
     }
     if "ByteLevel" in decoder_types(tokenizer):
         tokens = [byte_level(name) for name in names]
@@ -46,7 +44,11 @@ def byte_level(name: str) -> bytes:
 
 def byte_characters() -> dict[str, int]:
     """Return GPT-2's mapping of characters to bytes: printable bytes are themselves, the others follow from 256 on."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    printable = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {
         chr(256 + number): byte for number, byte in enumerate(others)
