@@ -82,7 +82,7 @@ def render_chat(tokenizer: Any, turns: ChatTurns) -> TokensPrompt:
             chat_template=turns.template,
             **turns.variables,
         )
-    except (TemplateError, ValueError) as error:
+    except (TemplateError, ValueError, TypeError) as error:
         message = f"messages don't fit the model's chat template: {error}"
         raise ApiError(400, message, param="messages") from None
     token_ids = tokenizer(text, add_special_tokens=turns.add_special_tokens).input_ids

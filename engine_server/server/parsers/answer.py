@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from transformers.utils.chat_parsing.response_templates import ResponseTemplate
@@ -19,6 +19,7 @@ from engine_server.server.parsers.call_events import (
 )
 from engine_server.server.parsers.call_format import Properties, ReaderFactory
 from engine_server.server.parsers.json_text import is_json_object
+from engine_server.server.parsers.reasoning_tokens import ReasoningTokens
 from engine_server.server.parsers.regions import Body, Closed, Event, Opened, RegionScanner
 
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
@@ -43,10 +44,17 @@ class ParsedAnswer:
     whole: bool = False
     include_reasoning: bool = True
     short_call_ids: bool = False
+    # Token ids of the reasoning's delimiters.
+    reasoning_start: tuple[int, ...] = ()
+    reasoning_end: tuple[int, ...] = ()
 
     def call_id(self, choice: int, index: int) -> str:
         digest = hashlib.blake2b(f"{self.answer_id}/{choice}/{index}".encode()).hexdigest()
-        return digest[:SHORT_CALL_ID_CHARACTERS] if self.short_call_ids else f"call_{digest[:CALL_ID_CHARACTERS]}"
+        return (
+            digest[:SHORT_CALL_ID_CHARACTERS]
+            if self.short_call_ids
+            else f"call_{digest[:CALL_ID_CHARACTERS]}"
+        )
 
     def parser(self, choice: int) -> TemplateParser:
         return TemplateParser(self, choice)
@@ -78,6 +86,9 @@ class TemplateParser:
         for event in self._scanner.prefix_events:
             self._read(event)
         self._parts, self._space, self._reader = [], [], None
+        self._reasoning_tokens = ReasoningTokens(
+            answer.reasoning_start, answer.reasoning_end, self._scanner.field in REASONING_FIELDS
+        )
 
     def feed(self, text: str) -> list[Part]:
         return self._take(self._scanner.feed(text)) if text else []
@@ -87,6 +98,9 @@ class TemplateParser:
         if self._space:
             parts.append(Text("".join(self._space)))
         return parts
+
+    def count_reasoning(self, token_ids: Sequence[int]) -> int:
+        return self._reasoning_tokens.count(token_ids)
 
     def _take(self, events: list[Event]) -> list[Part]:
         for event in events:

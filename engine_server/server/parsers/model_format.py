@@ -16,7 +16,9 @@ import yaml
 from transformers.utils.chat_parsing.response_templates import ResponseTemplate, load_response_template
 
 from engine_server.server.parsers.answer import REASONING_FIELDS, ParsedAnswer
+from engine_server.server.parsers.call_form import CallForm
 from engine_server.server.parsers.call_format import ReaderFactory, reader_factory
+from engine_server.server.parsers.regions import RegionScanner
 
 TEMPLATES = "response_templates.yaml"
 # The format of models whose chat template takes no tools: they are described in the system's message.
@@ -24,19 +26,6 @@ FALLBACK = "hermes"
 CALL_FIELD = "tool_calls"
 # Unlimited white space at a delimiter's edge would make the search quadratic.
 WHITESPACE_LIMIT = (r"\s*", r"\s{0,64}")
-
-
-@dataclass(frozen=True, slots=True)
-class CallForm:
-    """A call as the model writes it, with NAME and ARGUMENTS in the places of both."""
-
-    text: str
-    before: str = ""
-    separator: str = ""
-    after: str = ""
-    # The form of one argument, with KEY and VALUE, where arguments are not JSON.
-    tag: str | None = None
-    at_most_one: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,12 +39,14 @@ class ModelFormat:
     call: CallForm | None
     short_call_ids: bool
     # The chat template has a place for tools.
-    takes_tools: bool
+    takes_tools: bool = True
+    # The chat template takes the arguments of earlier calls as JSON text.
+    text_arguments: bool = False
     # Special tokens that the template needs to see.
-    marker_token_ids: tuple[int, ...]
+    marker_token_ids: tuple[int, ...] = ()
     # Token ids of the delimiters of reasoning.
-    reasoning_start: tuple[int, ...]
-    reasoning_end: tuple[int, ...]
+    reasoning_start: tuple[int, ...] = ()
+    reasoning_end: tuple[int, ...] = ()
 
     @property
     def calls_tools(self) -> bool:
@@ -94,8 +85,18 @@ class ModelFormat:
             prompt,
             {tool["function"]["name"]: argument_schemas(tool) for tool in tools or ()},
             short_call_ids=self.short_call_ids,
+            reasoning_start=self.reasoning_start,
+            reasoning_end=self.reasoning_end,
             **options,
         )
+
+    def reasoning_end_after(self, prompt: str) -> list[int] | None:
+        """Return the tokens that end the reasoning of an answer to `prompt`; None if the prompt leaves no reasoning."""
+        if self.template is None or not self.reasoning_end:
+            return None
+        scanner = RegionScanner(self.template, prompt)
+        reasoned = any(event.field in REASONING_FIELDS for event in scanner.prefix_events)
+        return None if reasoned and scanner.field not in REASONING_FIELDS else list(self.reasoning_end)
 
 
 def argument_schemas(tool: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -120,13 +121,16 @@ def find_format(tokenizer: Any, file: Path | None) -> ModelFormat:
             template = {**template, "fields": fields}
     call = CallForm(**ours["call"]) if "call" in ours else None
     loaded = None if template is None else load_template(name, template)
-    reasoning = next((loaded.fields[key] for key in REASONING_FIELDS if loaded and key in loaded.fields), None)
+    reasoning = next(
+        (loaded.fields[key] for key in REASONING_FIELDS if loaded and key in loaded.fields), None
+    )
     return ModelFormat(
         name,
         loaded,
         call,
         ours.get("call_id") == "short",
         takes_tools,
+        takes_tools and needs_text_arguments(tokenizer),
         marker_tokens(tokenizer, template),
         literal_tokens(tokenizer, reasoning.open_literals if reasoning else None),
         literal_tokens(tokenizer, reasoning.close_literals if reasoning else None),
@@ -148,6 +152,26 @@ def template_variables(chat_template: str) -> set[str]:
         return jinja2.meta.find_undeclared_variables(environment.parse(text))
     except jinja2.TemplateError:
         return {"tools"} if "tools" in chat_template else set()
+
+
+def needs_text_arguments(tokenizer: Any) -> bool:
+    """Return whether the chat template writes arguments as JSON only if they are text. Most do so with objects."""
+    function = {"name": "probe", "arguments": {"probe": "value"}}
+    messages = [
+        {"role": "user", "content": "probe"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "probe1234", "type": "function", "function": function}],
+        },
+    ]
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False)
+    except jinja2.TemplateError:
+        return False
+    except TypeError:
+        return True
+    return "{'probe'" in text
 
 
 def our_format(chat_template: str, takes_tools: bool) -> tuple[str, dict[str, Any]]:

@@ -61,6 +61,11 @@ class RegionScanner(ResponseParser):  # type: ignore[misc]
         return self.initial_events  # type: ignore[no-any-return]
 
     @property
+    def field(self) -> str | None:
+        """The field in which the text is."""
+        return self._current
+
+    @property
     def retained_characters(self) -> int:
         """The number of characters that are kept."""
         return len(self._buffer)

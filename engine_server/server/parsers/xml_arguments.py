@@ -70,7 +70,9 @@ class XmlArguments:
                 case Opened(captures={"key": key}):
                     self._open = True
                     self._types = schema_types(self._properties.get(key.strip()))
-                    pieces.append(("{" if self._first else ", ") + json.dumps(key.strip(), ensure_ascii=False))
+                    pieces.append(
+                        ("{" if self._first else ", ") + json.dumps(key.strip(), ensure_ascii=False)
+                    )
                     pieces.append(': "' if self._streams else ": ")
                     self._first = False
                 case Body(text=text) if self._streams:

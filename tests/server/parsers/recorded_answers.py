@@ -7,7 +7,8 @@ from typing import Any
 
 import yaml
 
-from engine_server.server.parsers.model_format import TEMPLATES, CallForm, ModelFormat, load_template
+from engine_server.server.parsers.call_form import CallForm
+from engine_server.server.parsers.model_format import TEMPLATES, ModelFormat, load_template
 
 FORMATS: dict[str, Any] = yaml.safe_load(
     files("engine_server.server.parsers").joinpath(TEMPLATES).read_text("utf-8")
@@ -93,4 +94,4 @@ def our_format(name: str) -> ModelFormat:
     found = FORMATS[name]
     call = CallForm(**found["call"]) if "call" in found else None
     short_ids = found.get("call_id") == "short"
-    return ModelFormat(name, load_template(name, found["template"]), call, short_ids, True, (), (), ())
+    return ModelFormat(name, load_template(name, found["template"]), call, short_ids)

@@ -47,7 +47,9 @@ def cut(text: str, places: list[int]) -> list[str]:
 
 
 def test_every_format_has_a_recording() -> None:
-    assert set(RECORDINGS) == {name for name, found in FORMATS.items() if "tool_calls" in found["template"]["fields"]}
+    assert set(RECORDINGS) == {
+        name for name, found in FORMATS.items() if "tool_calls" in found["template"]["fields"]
+    }
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -77,14 +79,20 @@ def test_parts_do_not_depend_on_the_division_into_deltas(
 def fragments(name: str) -> st.SearchStrategy[str]:
     """Return text made of random characters and of pieces of the format's recording."""
     text = RECORDINGS[name].text
-    piece = st.builds(lambda start, length: text[start : start + length], st.integers(0, len(text)), st.integers(1, 40))
-    return st.lists(piece | st.text(max_size=5) | st.sampled_from(list('{}[]",:<>\\ \n')), max_size=12).map("".join)
+    piece = st.builds(
+        lambda start, length: text[start : start + length], st.integers(0, len(text)), st.integers(1, 40)
+    )
+    return st.lists(piece | st.text(max_size=5) | st.sampled_from(list('{}[]",:<>\\ \n')), max_size=12).map(
+        "".join
+    )
 
 
 @pytest.mark.parametrize("name", FORMAT_NAMES)
 @settings(max_examples=50, deadline=None)
 @given(data=st.data(), whole=st.booleans())
-def test_malformed_text_raises_nothing_and_is_split_alike(name: str, data: st.DataObject, whole: bool) -> None:
+def test_malformed_text_raises_nothing_and_is_split_alike(
+    name: str, data: st.DataObject, whole: bool
+) -> None:
     text = data.draw(fragments(name))
     at_once = parse(parser(name, whole=whole), text)
     assert parse(parser(name, whole=whole), *text) == at_once
