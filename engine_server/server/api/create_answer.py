@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from engine_server.requests.errors import InvalidRequestError
+from engine_server.server.api.answer_format import with_parser
 from engine_server.server.api.answers import AnswerIdentity
 from engine_server.server.api.models import check_model
 from engine_server.server.generation.generate import Generation, generate, refusal
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from engine_server.requests.prompts import TokensPrompt
     from engine_server.requests.sampling_params import SamplingParams
     from engine_server.server.engine_host import EngineHost
-    from engine_server.server.generation.answer_parser import ParserFactory
+    from engine_server.server.parsers.tool_use import AnswerStyle
 
 # Seconds after which a request ends with the tokens so far.
 TIMEOUT_HEADER = "x-request-timeout"
@@ -60,7 +61,9 @@ class AnswerRequest(Protocol):
 
     async def prompts(self, host: EngineHost) -> list[TokensPrompt]: ...
 
-    def parser(self, host: EngineHost) -> ParserFactory: ...
+    @property
+    def answer_style(self) -> AnswerStyle | None:
+        """What the answer may have besides text; None for plain text."""
 
     def renderer(self, host: EngineHost, identity: AnswerIdentity) -> Renderer: ...
 
@@ -83,11 +86,13 @@ async def create_answer(host: EngineHost, request: AnswerRequest, headers: Mappi
         params=params,
         trace_headers=host.trace_headers(headers),
         fields=request.ENGINE_FIELDS,
-        parser=request.parser(host),
         priority=request.queue_priority,
         beams=beams,
         prompt_only=request.prompt_only,
     )
+    style = request.answer_style
+    if style is not None:
+        generation = with_parser(generation, host.answer_format, style, identity.id, request.streams)
     renderer = request.renderer(host, identity)
     return await respond(generate(host.engine, generation), renderer, request.streams)
 

@@ -87,7 +87,10 @@ async def generate(engine: AsyncLLMEngine, generation: Generation) -> AsyncGener
                 if reader is None:
                     reader = choices[choice] = ChoiceReader(choice, generation, prompts[index])
                 usage = Usage(
-                    prompt_tokens, usage.completion_tokens + reader.count(output), usage.cached_tokens
+                    prompt_tokens,
+                    usage.completion_tokens + reader.count(output),
+                    usage.cached_tokens,
+                    usage.reasoning_tokens + reader.count_reasoning(output),
                 )
                 if delta := reader.read(output, usage):
                     yield delta
@@ -110,6 +113,10 @@ class ChoiceReader:
     def count(self, output: CompletionOutput) -> int:
         """Return how many tokens an output adds to the completion."""
         return 0 if self._prompt_only else len(output.token_ids)
+
+    def count_reasoning(self, output: CompletionOutput) -> int:
+        """Return how many of an output's tokens belong to the reasoning."""
+        return 0 if self._prompt_only else self._parser.count_reasoning(output.token_ids)
 
     def read(self, output: CompletionOutput, usage: Usage) -> ChoiceDelta | None:
         """Return the event for the choice's next output; None if there is nothing to report yet."""
