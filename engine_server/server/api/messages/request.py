@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
+from engine_server.contract import bounds
+from engine_server.server.api.chat.tools import tool_use
 from engine_server.server.api.conversation_request import ConversationRequest
 from engine_server.server.api.fields import Ignored, only, stop_strings
 from engine_server.server.api.messages.answer import MessagesRenderer
 from engine_server.server.api.messages.blocks import TextBlock, TextContent
-from engine_server.server.api.messages.tools import CustomTool, ToolChoice
+from engine_server.server.api.messages.tools import ToolChoice, Tools
 from engine_server.server.api.messages.turns import Message, template_messages
 from engine_server.server.generation.prompts import ChatTurns
 from engine_server.server.http.errors import ApiError
+from engine_server.server.parsers.tool_use import ToolUse
 
 if TYPE_CHECKING:
     from engine_server.requests.sampling_params import SamplingParams
@@ -63,13 +66,13 @@ class MessagesRequest(ConversationRequest):
     ID_PREFIX: ClassVar[str] = "msg_"
     ENGINE_FIELDS: ClassVar[Mapping[str, str]] = {"prompt": "messages", "stop": "stop_sequences"}
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=bounds.MESSAGES.limit)]
     max_tokens: int
     system: TextContent | None = None
     stop: Annotated[list[str], PlainValidator(stop_strings)] = Field(
         default_factory=list, alias="stop_sequences"
     )
-    tools: list[CustomTool] | None = None
+    tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -90,17 +93,18 @@ class MessagesRequest(ConversationRequest):
     mcp_servers: Annotated[Any, only([])] = None
     thread: Annotated[Any, only()] = None
 
-    def check_combinations(self) -> None:
-        super().check_combinations()
+    @property
+    def tool_use(self) -> ToolUse | None:
+        tools = [tool.chat_tool() for tool in self.tools or []]
         choice = self.tool_choice
-        if choice is None or choice.type in ("auto", "none"):
-            return
-        names = [tool.name for tool in self.tools or []]
-        if choice.type == "any" and not names:
-            raise ApiError(400, "tool_choice: the type any needs tools", param="tool_choice")
-        if choice.type == "tool" and choice.name not in names:
-            message = f"tool_choice: there is no tool of this name; tools: {', '.join(names) or 'none'}"
-            raise ApiError(400, message, param="tool_choice.name")
+        if choice is None:
+            return tool_use(tools, None, None)
+        return tool_use(tools, choice.chat_choice(), not choice.disable_parallel_tool_use)
+
+    @property
+    def response_form(self) -> dict[str, Any] | None:
+        form = self.output_config and self.output_config.format
+        return {"type": "json_schema", "json_schema": {"schema": form.json_schema}} if form else None
 
     def sampling_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
         return self.to_sampling_params(defaults, self.max_tokens, None)
@@ -113,11 +117,10 @@ class MessagesRequest(ConversationRequest):
                 "messages: the answer can continue a last message of the assistant only if it ends with text"
             )
             raise ApiError(400, message, param="messages")
-        tools = [tool.definition() for tool in self.tools] if self.tools else None
         variables = self.thinking.template_variables() if self.thinking else {}
         if self.output_config and self.output_config.effort:
             variables["reasoning_effort"] = self.output_config.effort
-        return ChatTurns(turns, not prefilled, prefilled, tools, variables)
+        return ChatTurns(turns, not prefilled, prefilled, variables=variables)
 
     @property
     def last_block(self) -> Any:

@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
+from engine_server.contract import bounds
 from engine_server.requests.validation import MAX_INT32
+from engine_server.server.api.chat.tools import NamedTool, tool_use
 from engine_server.server.api.conversation_request import ConversationRequest
 from engine_server.server.api.fields import UNSUPPORTED, Ignored, Unsupported, only
 from engine_server.server.api.generation_request import cut
 from engine_server.server.api.responses.answer import ResponseRenderer
 from engine_server.server.api.responses.body import RequestEcho
 from engine_server.server.api.responses.items import Input, MessageItem, template_messages
-from engine_server.server.api.responses.tools import AllowedTools, NamedFunction, Tool, ToolChoice
+from engine_server.server.api.responses.tools import AllowedTools, NamedFunction, ToolChoice, Tools
 from engine_server.server.generation.prompts import ChatTurns
 from engine_server.server.http.errors import ApiError
+from engine_server.server.parsers.tool_use import ToolUse
 
 if TYPE_CHECKING:
     from engine_server.requests.prompts import TokensPrompt
@@ -88,10 +91,10 @@ class ResponsesRequest(ConversationRequest):
         "logprobs": "top_logprobs",
     }
 
-    input: Annotated[Input, Field(min_length=1)]
+    input: Annotated[Input, Field(min_length=1, max_length=bounds.MESSAGES.limit)]
     instructions: str | None = None
     max_tokens: int | None = Field(default=None, alias="max_output_tokens")
-    tools: list[Tool] | None = None
+    tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
@@ -126,20 +129,30 @@ class ResponsesRequest(ConversationRequest):
         form = self.text and self.text.format
         if form and form.type == "json_schema" and form.json_schema is None:
             raise ApiError(400, "text.format needs a schema", param="text.format.schema")
-        names = {tool.name for tool in self.tools or []}
+
+    @property
+    def tool_use(self) -> ToolUse | None:
+        tools = [tool.chat_tool() for tool in self.tools or []]
         match self.tool_choice:
-            case "required" if not names:
-                raise ApiError(400, "tool_choice: required needs tools", param="tool_choice")
             case NamedFunction(name=name):
-                chosen = [name]
-            case AllowedTools(tools=tools):
-                chosen = [tool.name for tool in tools]
-            case _:
-                return
-        for name in chosen:
-            if name not in names:
-                message = f"tool_choice: there is no tool of the name {name[:64]!r} in tools"
-                raise ApiError(400, message, param="tool_choice")
+                return tool_use(tools, NamedTool(name=name), self.parallel_tool_calls)
+            case AllowedTools(mode=mode, tools=allowed):
+                names = {tool.name for tool in allowed}
+                if missing := names - {tool.function.name for tool in tools}:
+                    message = f"tool_choice: there is no tool {min(missing)}"
+                    raise ApiError(400, message, param="tool_choice")
+                return tool_use(
+                    [tool for tool in tools if tool.function.name in names], mode, self.parallel_tool_calls
+                )
+            case choice:
+                return tool_use(tools, choice, self.parallel_tool_calls)
+
+    @property
+    def response_form(self) -> dict[str, Any] | None:
+        form = self.text and self.text.format
+        if not form or form.type == "text":
+            return None
+        return {"type": form.type, "json_schema": {"schema": form.json_schema}}
 
     def sampling_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
         max_tokens = defaults.get("max_tokens") if self.max_tokens is None else self.max_tokens
@@ -159,10 +172,9 @@ class ResponsesRequest(ConversationRequest):
     def turns(self) -> ChatTurns:
         last = self.input[-1]
         continues = isinstance(last, MessageItem) and last.is_open
-        tools = [tool.definition() for tool in self.tools] if self.tools else None
         variables = self.reasoning.template_variables() if self.reasoning else {}
         turns = template_messages(self.instructions, self.input)
-        return ChatTurns(turns, not continues, continues, tools, variables)
+        return ChatTurns(turns, not continues, continues, variables=variables)
 
     def renderer(self, host: EngineHost, identity: AnswerIdentity) -> ResponseRenderer:
         echo = self._echo(host.sampling_defaults)

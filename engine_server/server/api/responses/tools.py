@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field
 from pydantic_core import PydanticCustomError
 
+from engine_server.contract import bounds
+from engine_server.server.api.chat import tools as chat
+from engine_server.server.api.chat.tools import ToolName, check_schema, check_tools
 from engine_server.server.api.fields import UNSUPPORTED
 
 
@@ -28,20 +31,31 @@ class FunctionTool(BaseModel):
     model_config = ConfigDict(strict=True)
 
     type: Literal["function"]
-    name: Annotated[str, Field(min_length=1, max_length=128)]
+    name: ToolName
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Annotated[dict[str, Any], AfterValidator(check_schema)] | None = None
     # The arguments follow the schema.
     strict: bool | None = None
 
-    def definition(self) -> dict[str, Any]:
-        """Return the definition in the form of the chat API, which chat templates take."""
-        fields = {name: value for name, value in self.model_dump().items() if value is not None}
-        del fields["type"]
-        return {"type": "function", "function": fields}
+    def chat_tool(self) -> chat.Tool:
+        """Return the tool in the form of the chat API, which chat templates take."""
+        function = chat.Function(
+            name=self.name, description=self.description, parameters=self.parameters, strict=self.strict
+        )
+        return chat.Tool(type="function", function=function)
 
 
-Tool = Annotated[FunctionTool, BeforeValidator(function_tool)]
+def check_together(tools: list[FunctionTool]) -> list[FunctionTool]:
+    """Check what concerns the tools together."""
+    check_tools([tool.chat_tool() for tool in tools])
+    return tools
+
+
+Tools = Annotated[
+    list[Annotated[FunctionTool, BeforeValidator(function_tool)]],
+    Field(max_length=bounds.TOOLS.limit),
+    AfterValidator(check_together),
+]
 
 
 class NamedFunction(BaseModel):
@@ -50,7 +64,7 @@ class NamedFunction(BaseModel):
     model_config = ConfigDict(strict=True)
 
     type: Literal["function"]
-    name: str
+    name: ToolName
 
 
 class AllowedTools(BaseModel):
