@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field
 
+from engine_server.contract import bounds
 from engine_server.requests.validation import MAX_INT32
 from engine_server.server.api.answer_format import with_tools
 from engine_server.server.api.chat.answer import ChatRenderer, Opening
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from engine_server.server.api.answers import AnswerIdentity
     from engine_server.server.engine_host import EngineHost
     from engine_server.server.settings import ApiSettings
+
+
+Conversation = Annotated[list[Message], Field(min_length=1, max_length=bounds.MESSAGES.limit)]
 
 
 class ChatFields(GenerationRequest):
@@ -156,7 +160,7 @@ class ChatFields(GenerationRequest):
 class ChatRequest(ChatFields):
     """The body of a request with one conversation."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Conversation
 
     @property
     def conversations(self) -> list[list[Message]]:
@@ -166,7 +170,7 @@ class ChatRequest(ChatFields):
 class BatchChatRequest(ChatFields):
     """The body of a request with several conversations, each of which gets one choice of a whole answer."""
 
-    messages: Annotated[list[Annotated[list[Message], Field(min_length=1)]], Field(min_length=1)]
+    messages: Annotated[list[Conversation], Field(min_length=1, max_length=bounds.PROMPTS.limit)]
 
     stream: Annotated[Any, only(False)] = None
     n: Annotated[Any, only(1)] = None
