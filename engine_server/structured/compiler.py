@@ -7,12 +7,14 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from engine_server.requests.messages import Vocabulary
 from engine_server.structured.errors import GrammarError
 
-# Stack of a thread that compiles: the library's recursion follows the grammar's.
-STACK_BYTES = 16 << 20
-# Limits of one mask's computation, which takes about 20 ms at most, and of the memory of a matcher. A matcher that
+# Stack of a thread that compiles: the library's recursion follows the grammar's. A trial has half of it, so that what
+# passes never overflows the stack elsewhere.
+STACK_BYTES = 32 << 20
+TRIAL_STACK_BYTES = STACK_BYTES // 2
+# Limits of one mask's computation, which takes about 30 ms at most, and of the memory of a matcher. A matcher that
 # exceeds one reports an error.
 LIMITS = LLParserLimits(
-    max_items_in_row=1000,
+    max_items_in_row=500,
     step_max_items=10_000,
     step_lexer_fuel=50_000,
     max_lexer_states=50_000,
@@ -54,9 +56,9 @@ class Tokens:
         return []
 
 
-def start_with_stack(thread: threading.Thread) -> None:
-    """Start a thread with `STACK_BYTES` of stack."""
-    before = threading.stack_size(STACK_BYTES)
+def start_with_stack(thread: threading.Thread, stack_bytes: int) -> None:
+    """Start a thread with a stack of this size."""
+    before = threading.stack_size(stack_bytes)
     try:
         thread.start()
     finally:

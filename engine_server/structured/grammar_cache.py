@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from llguidance import LLMatcher
 
 from engine_server.requests.messages import Vocabulary
-from engine_server.structured.compiler import Compiler, start_with_stack
+from engine_server.structured.compiler import STACK_BYTES, Compiler, start_with_stack
 
 # Maximum number of compiled grammars that are kept; each may take as much memory as a trial allows.
 MAX_GRAMMARS = 64
@@ -21,7 +21,8 @@ class GrammarCache:
         self._compiler = Compiler(vocabulary)
         self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
         self._queue: queue.SimpleQueue[tuple[str, Future[LLMatcher]]] = queue.SimpleQueue()
-        start_with_stack(threading.Thread(target=self._compile_all, name="grammars", daemon=True))
+        thread = threading.Thread(target=self._compile_all, name="grammars", daemon=True)
+        start_with_stack(thread, STACK_BYTES)
 
     def get(self, lark: str) -> Future[LLMatcher]:
         """Return a grammar's matcher at its start, of which each completion takes a copy."""

@@ -20,7 +20,7 @@ import msgspec
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.messages import Vocabulary
 from engine_server.requests.structured_outputs import StructuredOutputsParams
-from engine_server.structured.compiler import STACK_BYTES, Compiler, start_with_stack
+from engine_server.structured.compiler import TRIAL_STACK_BYTES, Compiler, start_with_stack
 from engine_server.structured.description import lark_grammar
 from engine_server.structured.errors import GrammarError
 
@@ -149,10 +149,10 @@ class Trials:
                 verdict.lark, verdict.error = None, str(error)
 
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # of a crash
-        limit_memory(STACK_BYTES + BYTES)
+        limit_memory(TRIAL_STACK_BYTES + BYTES)
         signal.setitimer(signal.ITIMER_PROF, SECONDS)  # kills the process
         thread = threading.Thread(target=compile_grammar)
-        start_with_stack(thread)
+        start_with_stack(thread, TRIAL_STACK_BYTES)
         thread.join()
         signal.setitimer(signal.ITIMER_PROF, 0)
         if verdict.lark is None and verdict.error is None:

@@ -30,8 +30,14 @@ class Rules:
     # The same without the tokens that end a request, which are not allowed before output token `min_tokens`.
     before_min_tokens: Bits
     min_tokens: int
+    # True if `allowed` excludes a token.
+    excludes: bool
     # Bad words of several tokens, by the last token but one: the tokens before the last, and the last.
     phrases: dict[int, list[tuple[list[int], int]]]
+
+    def apply_to(self, output_index: int) -> bool:
+        """Return True if the output token at an index may be limited."""
+        return self.excludes or bool(self.phrases) or output_index < self.min_tokens
 
 
 class Grammars:
@@ -73,6 +79,8 @@ class Grammars:
             if not isinstance(scheduled.request, GenerationRequest):
                 continue
             rules, matcher = self._rules.get(scheduled), scheduled.request.matcher
+            if rules is not None and not rules.apply_to(scheduled.output_index):
+                rules = None
             if matcher is not None:
                 matcher.read(scheduled.request.token_ids, scheduled.end)
                 if matcher.error is not None:
@@ -130,7 +138,8 @@ class Grammars:
             allowed = bits_of(params.allowed_token_ids, self._size)
         allowed &= ~bits_of([word[0] for word in words if len(word) == 1], self._size)
         ends = bits_of(self._eos_token_ids + (params.stop_token_ids or []), self._size)
-        return Rules(allowed, allowed & ~ends, params.min_tokens, phrases)
+        excludes = params.allowed_token_ids is not None or any(len(word) == 1 for word in words)
+        return Rules(allowed, allowed & ~ends, params.min_tokens, excludes, phrases)
 
 
 class MaskedRow(NamedTuple):
