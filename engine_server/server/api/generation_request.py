@@ -25,6 +25,7 @@ from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
     from engine_server.requests.prompts import TokensPrompt
+    from engine_server.server.parsers.tool_use import AnswerStyle
     from engine_server.server.settings import ApiSettings
 
 # Fields that SamplingParams has by the same name.

@@ -37,9 +37,8 @@ def reader_factory(field: ResponseTemplateField) -> ReaderFactory:
         make: ReaderFactory | None = None
         if name == CAPTURED_NAME and arguments == WHOLE_CONTENT:
             make = captured_name_reader
-        elif name_key := content_key(name, field.transform_each):
-            if arguments_key := content_key(arguments, field.transform_each):
-                make = lambda captures, properties: JsonCalls(name_key, arguments_key)  # noqa: E731
+        elif keys := call_keys(field):
+            make = lambda captures, properties: JsonCalls(*keys)  # noqa: E731
         if make is not None:
             return in_dialect(make, field.content_args)
     elif field.content == "xml-inline" and name == CAPTURED_NAME and arguments == WHOLE_CONTENT:
@@ -62,6 +61,12 @@ def call_places(field: ResponseTemplateField) -> tuple[str | None, str | None]:
         return None, None
     name, arguments = function.get("name"), function.get("arguments")
     return name if isinstance(name, str) else None, arguments if isinstance(arguments, str) else None
+
+
+def call_keys(field: ResponseTemplateField) -> tuple[str, str] | None:
+    """Return the keys of the name and the arguments in a call's JSON object; None if they are elsewhere."""
+    name, arguments = (content_key(place, field.transform_each) for place in call_places(field))
+    return (name, arguments) if name and arguments else None
 
 
 def content_key(placeholder: str | None, each: bool) -> str | None:

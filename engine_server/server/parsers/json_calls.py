@@ -94,6 +94,9 @@ class JsonCalls:
             self._name, self._started, self._has_arguments, self._held = None, False, False, []
             self._step = self._member
         elif text[place] not in SEPARATORS:
+            if self._any_call:  # such as the beginning of a delimiter, where the answer was cut
+                self._failed = True
+                return len(text)
             return self._fail(events, text)
         return place + 1
 

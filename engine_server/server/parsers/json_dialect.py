@@ -32,7 +32,7 @@ class Dialect:
     """
 
     def __init__(self, delimiters: Sequence[Sequence[str]], bare_keys: bool) -> None:
-        self._opening = {opening: closing for opening, closing in delimiters}
+        self._opening = {pair[0]: pair[1] for pair in delimiters}
         self._bare_keys = bare_keys
         # The end of the text so far, which may be the beginning of a delimiter.
         self._held = ""

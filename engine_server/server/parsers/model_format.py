@@ -111,7 +111,8 @@ def find_format(tokenizer: Any, file: Path | None) -> ModelFormat:
     takes_tools = "tools" in template_variables(chat_template)
     name, ours = our_format(chat_template, takes_tools)
     if file is not None:
-        name, template = str(file), read_template(file)
+        name = str(file)
+        template: dict[str, Any] | None = read_template(file)
     elif getattr(tokenizer, "response_template", None):
         name, template = "the tokenizer's own", tokenizer.response_template
     else:
@@ -157,13 +158,10 @@ def template_variables(chat_template: str) -> set[str]:
 def needs_text_arguments(tokenizer: Any) -> bool:
     """Return whether the chat template writes arguments as JSON only if they are text. Most do so with objects."""
     function = {"name": "probe", "arguments": {"probe": "value"}}
+    call = {"id": "probe1234", "type": "function", "function": function}
     messages = [
         {"role": "user", "content": "probe"},
-        {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [{"id": "probe1234", "type": "function", "function": function}],
-        },
+        {"role": "assistant", "content": "", "tool_calls": [call]},
     ]
     try:
         text = tokenizer.apply_chat_template(messages, tokenize=False)
@@ -195,7 +193,7 @@ def read_template(file: Path) -> dict[str, Any]:
     return template
 
 
-def load_template(name: str, template: Mapping[str, Any]) -> ResponseTemplate:
+def load_template(name: str, template: dict[str, Any]) -> ResponseTemplate:
     fields = template.get("fields")
     if isinstance(fields, dict):
         template = {**template, "fields": {key: bounded(field) for key, field in fields.items()}}

@@ -18,7 +18,7 @@ class ReasoningTokens:
         self._latest: deque[int] = deque(maxlen=max(len(start), len(end), 1))
 
     def count(self, token_ids: Sequence[int]) -> int:
-        """Return how many of the next tokens belong to the reasoning, less those that turn out to be the delimiter's."""
+        """Return how many of the next tokens belong to the reasoning, less those of the delimiter."""
         if not self._end:
             return 0
         count = 0

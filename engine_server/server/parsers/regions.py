@@ -42,7 +42,7 @@ class Closed:
 Event = Opened | Body | Closed
 
 
-class RegionScanner(ResponseParser):  # type: ignore[misc]
+class RegionScanner(ResponseParser):
     """transformers' parser of a response template, with typed events and in linear time.
 
     Its search for delimiters is used as it is. Its handling of what it finds is replaced: it gives neither a
@@ -58,7 +58,8 @@ class RegionScanner(ResponseParser):  # type: ignore[misc]
     @property
     def prefix_events(self) -> list[Event]:
         """The events of the assistant message's beginning in the prompt."""
-        return self.initial_events  # type: ignore[no-any-return]
+        events: list[Any] = self.initial_events
+        return events
 
     @property
     def field(self) -> str | None:
@@ -70,10 +71,10 @@ class RegionScanner(ResponseParser):  # type: ignore[misc]
         """The number of characters that are kept."""
         return len(self._buffer)
 
-    def feed(self, text: str) -> list[Event]:
+    def feed(self, text: str) -> list[Event]:  # type: ignore[override]
         """Return the events that `text` completes; a possible beginning of a delimiter is held back."""
         self._buffer += text
-        events: list[Event] = []
+        events: list[Any] = []
         self._process(events, eos=False)
         if self._pos > CONSUMED_CHARACTERS:
             consumed = self._pos - LOOKBEHIND
@@ -84,7 +85,7 @@ class RegionScanner(ResponseParser):  # type: ignore[misc]
 
     def finish(self) -> list[Event]:
         """Return the events that were held back; no text follows."""
-        events: list[Event] = []
+        events: list[Any] = []
         self._process(events, eos=True)
         return events
 

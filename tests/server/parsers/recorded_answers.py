@@ -77,7 +77,8 @@ RECORDINGS = {
     "gpt_oss": Recording(
         "<|channel|>analysis<|message|>I need the weather.<|end|>"
         f"<|start|>assistant<|channel|>commentary<|message|>{CONTENT}<|end|>"
-        f"<|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{ARGUMENTS}<|call|>"
+        "<|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+        f"{ARGUMENTS}<|call|>"
         "<|start|>assistant to=functions.now<|channel|>commentary json<|message|>{}<|call|>"
     ),
     "llama3": Recording(
