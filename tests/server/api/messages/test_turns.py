@@ -104,13 +104,36 @@ def test_last_message_of_the_assistant_is_continued() -> None:
 def test_tools_have_the_form_of_the_chat_api() -> None:
     schema = {"type": "object", "properties": {"city": {"type": "string"}}}
     tool = {"name": "get_weather", "description": "Weather of a city", "input_schema": schema}
+    function = {"name": "get_weather", "description": "Weather of a city", "parameters": schema}
     for fields in ({}, {"type": "custom"}, {"cache_control": {"type": "ephemeral"}}):
-        assert turns([user("Hi")], tools=[tool | fields]).tools == [
-            {
-                "type": "function",
-                "function": {"name": "get_weather", "description": "Weather of a city", "parameters": schema},
-            }
-        ]
+        use = request([user("Hi")], tools=[tool | fields]).tool_use
+        assert use and use.definitions == [{"type": "function", "function": function}]
+    assert request([user("Hi")]).tool_use is None
+
+
+@pytest.mark.parametrize(
+    ("choice", "mode", "name", "parallel"),
+    [
+        ({"type": "auto"}, "auto", None, True),
+        ({"type": "any", "disable_parallel_tool_use": True}, "required", None, False),
+        ({"type": "tool", "name": "f"}, "required", "f", True),
+        ({"type": "none"}, "none", None, True),
+    ],
+)
+def test_tool_choice_becomes_that_of_the_chat_api(
+    choice: dict[str, Any], mode: str, name: str | None, parallel: bool
+) -> None:
+    tools = [{"name": "f", "input_schema": {"type": "object"}}]
+    use = request([user("Hi")], tools=tools, tool_choice=choice).tool_use
+    assert use and (use.choice, use.name, use.parallel) == (mode, name, parallel)
+
+
+def test_output_config_has_a_schema_and_an_effort() -> None:
+    schema = {"type": "object"}
+    config = {"effort": "high", "format": {"type": "json_schema", "schema": schema}}
+    body = request([user("Hi")], output_config=config)
+    assert body.response_form == {"type": "json_schema", "json_schema": {"schema": schema}}
+    assert body.turns().variables["reasoning_effort"] == "high"
 
 
 @pytest.mark.parametrize(
@@ -126,6 +149,7 @@ def test_thinking_switches_the_templates_reasoning(thinking: dict[str, Any], ena
     assert turns([user("Hi")]).variables == {}
 
 
+TOOL = {"name": "f", "input_schema": {"type": "object"}}
 IMAGE = {"type": "image", "source": {"type": "url", "url": "https://example.com/a.png"}}
 
 
@@ -150,8 +174,23 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "https://example.com/
             "web_search_20250305",
         ),
         ({"tools": [{"name": "f"}]}, "tools.0.input_schema", "missing"),
-        ({"tool_choice": {"type": "any"}}, "tool_choice", "needs tools"),
-        ({"tool_choice": {"type": "tool", "name": "f"}}, "tool_choice.name", "no tool"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice", "no tools"),
+        ({"tool_choice": {"type": "tool"}}, "tool_choice", "needs a name"),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}},
+            "tool_choice",
+            "no tool g",
+        ),
+        ({"tools": [TOOL, TOOL]}, "tools", "twice"),
+        ({"tools": [TOOL | {"input_schema": {"type": "string"}}]}, "tools.0.input_schema", "object"),
+        (
+            {
+                "tools": [TOOL | {"strict": True}],
+                "output_config": {"format": {"type": "json_schema", "schema": {}}},
+            },
+            "tools",
+            "exclude each other",
+        ),
         ({"n": 2}, "n", "not supported"),
         ({"mcp_servers": [{"url": "https://example.com"}]}, "mcp_servers", "not supported"),
     ],

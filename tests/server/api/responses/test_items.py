@@ -15,9 +15,13 @@ OUTPUT = {"type": "function_call_output", "call_id": "call_1", "output": "18 deg
 TOOL = {"type": "function", "name": "get_weather", "parameters": {"type": "object"}}
 
 
-def turns(input: Any = "Hi", **fields: Any) -> ChatTurns:
+def request(input: Any = "Hi", **fields: Any) -> ResponsesRequest:
     body = {"model": "m", "input": input, **fields}
-    return parse_request(ResponsesRequest, json.dumps(body).encode()).turns()
+    return parse_request(ResponsesRequest, json.dumps(body).encode())
+
+
+def turns(input: Any = "Hi", **fields: Any) -> ChatTurns:
+    return request(input, **fields).turns()
 
 
 def test_string_is_a_message_of_the_user_after_the_instructions() -> None:
@@ -95,17 +99,57 @@ def test_incomplete_message_at_the_end_is_continued(status: str, continues: bool
 
 
 def test_tools_have_the_form_of_the_chat_api() -> None:
-    assert turns(tools=[TOOL | {"strict": True, "description": "d"}]).tools == [
-        {
-            "type": "function",
-            "function": {
-                "name": "get_weather",
-                "description": "d",
-                "parameters": {"type": "object"},
-                "strict": True,
+    use = request(tools=[TOOL | {"strict": True, "description": "d"}]).tool_use
+    function = {
+        "name": "get_weather",
+        "description": "d",
+        "parameters": {"type": "object"},
+        "strict": True,
+    }
+    assert use and use.definitions == [{"type": "function", "function": function}]
+    assert request().tool_use is None
+
+
+@pytest.mark.parametrize(
+    ("choice", "mode", "name", "callable"),
+    [
+        ("auto", "auto", None, ["get_weather", "get_time"]),
+        ("none", "none", None, []),
+        ("required", "required", None, ["get_weather", "get_time"]),
+        ({"type": "function", "name": "get_time"}, "required", "get_time", ["get_time"]),
+        (
+            {
+                "type": "allowed_tools",
+                "mode": "required",
+                "tools": [{"type": "function", "name": "get_time"}],
             },
-        }
-    ]
+            "required",
+            None,
+            ["get_time"],
+        ),
+    ],
+)
+def test_tool_choice_becomes_that_of_the_chat_api(
+    choice: Any, mode: str, name: str | None, callable: list[str]
+) -> None:
+    use = request(tools=[TOOL, TOOL | {"name": "get_time"}], tool_choice=choice).tool_use
+    assert use and (use.choice, use.name) == (mode, name)
+    assert [tool["function"]["name"] for tool in use.callable] == callable
+
+
+@pytest.mark.parametrize(
+    ("format", "form"),
+    [
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, {"type": "json_object", "json_schema": {"schema": None}}),
+        (
+            {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True},
+            {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}},
+        ),
+    ],
+)
+def test_text_format_becomes_that_of_the_chat_api(format: Any, form: Any) -> None:
+    assert request(text={"format": format}).response_form == form
 
 
 def test_effort_switches_the_templates_reasoning() -> None:
@@ -130,8 +174,9 @@ def test_effort_switches_the_templates_reasoning() -> None:
         ({"input": [CALL | {"arguments": "{"}]}, "input.0.function_call.arguments", "JSON object"),
         ({"input": [CALL | {"arguments": "[]"}]}, "input.0.function_call.arguments", "JSON object"),
         ({"tools": [{"type": "web_search"}]}, "tools.0", "web_search"),
-        ({"tool_choice": "required"}, "tool_choice", "needs tools"),
-        ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "'f'"),
+        ({"tool_choice": "required"}, "tool_choice", "no tools"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "no tool f"),
+        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema", "schema"),
         ({"tool_choice": {"type": "mcp", "server_label": "s"}}, "tool_choice", "mcp"),
         ({"previous_response_id": "resp_1"}, "previous_response_id", "send the whole input"),
         ({"conversation": "conv_1"}, "conversation", "send the whole input"),
