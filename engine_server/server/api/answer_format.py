@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine_server.requests.structured_outputs import StructuredOutputsParams
 from engine_server.server.generation.answer_parser import AnswerParser, PlainText
 from engine_server.server.generation.prompts import ChatTurns
 from engine_server.server.http.errors import ApiError
@@ -72,15 +71,12 @@ def with_parser(
         answer = answers[choice // generation.choices_per_prompt]
         return PlainText() if answer is None else answer.parser(choice)
 
-    if use is not None and (use.choice == "required" or use.strict):
-        if format.call is None:
-            what = "tool_choice" if use.choice == "required" else "strict"
-            message = f"{what} is not supported for the form of this model's tool calls"
-            raise ApiError(400, message, param="tool_choice" if what == "tool_choice" else "tools")
-        params.structured_outputs = StructuredOutputsParams(
-            structural_tag=call_grammar(format.call, use),
-            starts_after=format.reasoning_end_after(generation.prompts[0].get("prompt") or ""),
-        )
+    if use is not None and use.choice == "required" and format.call is None:
+        message = "a tool call can't be demanded in the form of this model's calls; use the tool_choice auto"
+        raise ApiError(400, message, param="tool_choice")
+    if use is not None and format.call is not None and (use.choice == "required" or use.strict):
+        reasoning_end = format.reasoning_end_after(generation.prompts[0].get("prompt") or "")
+        params.structured_outputs = call_grammar(format.call, use, reasoning_end)
     if any(answer is not None for answer in answers):
         params.visible_special_token_ids = list(format.marker_token_ids)
     return replace(generation, parser=parser)

@@ -22,11 +22,13 @@ def tool_grammar(
     separator: str = "",
     parallel: bool = True,
     starts_after: list[int] | None = None,
+    trigger: str = "",
 ) -> StructuredOutputsParams:
     """Return the grammar of an answer with tool calls, each of which is valid.
 
-    calls: one for each tool that may be called. auto: text with any number of calls, where text that all calls begin
-    with starts one. required: at least one call, and nothing else. named: one call, and nothing else.
+    calls: one for each tool that may be called. auto: text with any number of calls, where `trigger`, by default the
+    text that all calls begin with, starts one. required: at least one call, and nothing else. named: one call, and
+    nothing else.
     separator: the text between two calls without text between them. parallel: allow more than one call.
     starts_after: the tokens that end the reasoning.
     """
@@ -35,7 +37,7 @@ def tool_grammar(
     ]
     format: dict[str, Any]
     if choice == "auto":
-        trigger = common_prefix([one.begin for one in calls])
+        trigger = trigger or common_prefix([one.begin for one in calls])
         format = {"type": "triggered_tags", "triggers": [trigger], "tags": tags}
     else:
         format = {"type": "tags_with_separator", "separator": separator, "tags": tags, "at_least_one": True}

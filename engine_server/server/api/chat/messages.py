@@ -6,23 +6,19 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
-from engine_server.server.api.fields import message_text, only
+from engine_server.server.api.fields import check_depth, message_text, only
 
 
 def arguments_object(text: str) -> str:
     """Check that the arguments of a call are a JSON object."""
     try:
-        is_object = isinstance(json.loads(text), dict)
+        arguments = json.loads(text)
     except (ValueError, RecursionError):
-        is_object = False
-    if not is_object:
+        arguments = None
+    if not isinstance(arguments, dict):
         raise PydanticCustomError("arguments", "is not the JSON text of an object")
+    check_depth(arguments)
     return text
-
-
-def optional_text(value: object) -> str:
-    """Return the text of a message's content, which some roles may leave out."""
-    return "" if value is None else message_text(value)
 
 
 class FunctionCall(BaseModel):
@@ -57,7 +53,7 @@ class Message(BaseModel):
 
     # Roles beyond OpenAI's are for the chat template to accept or refuse.
     role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: Annotated[str, PlainValidator(optional_text)] = ""
+    content: Annotated[str, PlainValidator(message_text)] = ""
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None

@@ -8,14 +8,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from engine_server.server.api.fields import UNSUPPORTED
+from engine_server.contract import bounds
+from engine_server.server.api.fields import UNSUPPORTED, check_bound, check_depth
 from engine_server.server.http.errors import ApiError
 from engine_server.server.parsers.tool_use import ToolUse
-
-MAX_TOOLS = 128
-# Of all definitions together.
-MAX_TOOL_BYTES = 512 << 10
-MAX_SCHEMA_DEPTH = 64
 
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 
@@ -24,18 +20,8 @@ def check_schema(schema: dict[str, Any]) -> dict[str, Any]:
     """Check that a schema is one of an object, and not deeper than its users can recurse."""
     if schema.get("type", "object") != "object":
         raise PydanticCustomError("schema", 'is a JSON schema of the type "object"')
-    level: list[Any] = [schema]
-    for _ in range(MAX_SCHEMA_DEPTH):
-        level = [item for value in level for item in children(value)]
-        if not level:
-            return schema
-    raise PydanticCustomError("schema", "is nested more than {depth} deep", {"depth": MAX_SCHEMA_DEPTH})
-
-
-def children(value: Any) -> list[Any]:
-    """Return the objects and arrays within an object or array."""
-    inner = value.values() if isinstance(value, dict) else value
-    return [item for item in inner if isinstance(item, dict | list)]
+    check_depth(schema)
+    return schema
 
 
 class Function(BaseModel):
@@ -67,15 +53,11 @@ def check_tools(tools: list[Tool]) -> list[Tool]:
     names = [tool.function.name for tool in tools]
     if repeated := next((name for name in names if names.count(name) > 1), None):
         raise PydanticCustomError("tools", "has the name {name} twice", {"name": repeated})
-    size = sum(len(json.dumps(tool.definition())) for tool in tools)
-    if size > MAX_TOOL_BYTES:
-        raise PydanticCustomError(
-            "tools", "has {size} bytes; at most {limit} are allowed", {"size": size, "limit": MAX_TOOL_BYTES}
-        )
+    check_bound(bounds.TOOL_BYTES, sum(len(json.dumps(tool.definition())) for tool in tools))
     return tools
 
 
-Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS), AfterValidator(check_tools)]
+Tools = Annotated[list[Tool], Field(max_length=bounds.TOOLS.limit), AfterValidator(check_tools)]
 
 
 class NamedTool(BaseModel):
