@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from engine_server.server.generation.answer_parser import AnswerParser, PlainText
 from engine_server.server.generation.prompts import ChatTurns
 from engine_server.server.http.errors import ApiError
@@ -74,9 +76,13 @@ def with_parser(
     if use is not None and use.choice == "required" and format.call is None:
         message = "a tool call can't be demanded in the form of this model's calls; use the tool_choice auto"
         raise ApiError(400, message, param="tool_choice")
+    reasoning_end = format.reasoning_end_after(generation.prompts[0].get("prompt") or "")
     if use is not None and format.call is not None and (use.choice == "required" or use.strict):
-        reasoning_end = format.reasoning_end_after(generation.prompts[0].get("prompt") or "")
         params.structured_outputs = call_grammar(format.call, use, reasoning_end)
+    elif params.structured_outputs is not None:
+        params.structured_outputs = msgspec.structs.replace(
+            params.structured_outputs, starts_after=reasoning_end
+        )
     if any(answer is not None for answer in answers):
         params.visible_special_token_ids = list(format.marker_token_ids)
     return replace(generation, parser=parser)

@@ -1,4 +1,4 @@
-"""Joining of an answer's parts, for answers that are not streamed."""
+"""Joining of an answer's parts."""
 
 from collections.abc import Iterable
 

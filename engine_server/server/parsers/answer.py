@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from transformers.utils.chat_parsing.response_templates import ResponseTemplate
 
 from engine_server.server.generation.events import Part, Reasoning, Text, ToolCall
+from engine_server.server.generation.parts import join_parts
 from engine_server.server.parsers.call_events import (
     ArgumentText,
     CallEnded,
@@ -106,7 +107,7 @@ class TemplateParser:
         for event in events:
             self._read(event)
         parts, self._parts = self._parts, []
-        return merge(parts)
+        return join_parts(parts)
 
     def _read(self, event: Event) -> None:
         make = self._answer.readers.get(event.field)
@@ -189,20 +190,3 @@ class TemplateParser:
 
 def arguments_of(call: list[ToolCall]) -> str:
     return "".join(part.arguments for part in call)
-
-
-def merge(parts: list[Part]) -> list[Part]:
-    """Join consecutive parts of one kind, and of one call."""
-    merged: list[Part] = []
-    for part in parts:
-        last = merged[-1] if merged else None
-        match last, part:
-            case Text(before), Text(text):
-                merged[-1] = Text(before + text)
-            case Reasoning(before), Reasoning(text):
-                merged[-1] = Reasoning(before + text)
-            case ToolCall(), ToolCall() if last.index == part.index:
-                merged[-1] = ToolCall(last.index, last.id, last.name, last.arguments + part.arguments)
-            case _:
-                merged.append(part)
-    return merged
