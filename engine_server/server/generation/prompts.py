@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from jinja2 import TemplateError
-
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
@@ -82,7 +80,7 @@ def render_chat(tokenizer: Any, turns: ChatTurns) -> TokensPrompt:
             chat_template=turns.template,
             **turns.variables,
         )
-    except (TemplateError, ValueError) as error:
+    except Exception as error:  # a template may raise any, given data that it doesn't expect
         message = f"messages don't fit the model's chat template: {error}"
         raise ApiError(400, message, param="messages") from None
     token_ids = tokenizer(text, add_special_tokens=turns.add_special_tokens).input_ids
