@@ -280,6 +280,13 @@ class AsyncLLM:
             raise self._loop.dead_error
         self._core.check(self.config.observability_config.hang_timeout)
 
+    def check_room(self, num_completions: int = 1) -> None:
+        """Raise QueueFullError if so many more completions don't fit the queue of `max_queue`.
+
+        Raises InvalidRequestError if they would not fit an empty one either.
+        """
+        self._front_end.check_room(num_completions)
+
     async def pause_generation(self, *, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
         """Run no step until `resume_generation`; new requests wait.
 

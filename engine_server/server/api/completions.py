@@ -14,7 +14,7 @@ from engine_server.server.api.completion_answer import CompletionRenderer
 from engine_server.server.api.create_answer import create_answer
 from engine_server.server.api.fields import only, prompt_list
 from engine_server.server.api.generation_request import GenerationRequest, parse_request
-from engine_server.server.generation.prompts import decode_prompt, tokenize_prompt
+from engine_server.server.generation.prompts import decode_prompts, tokenize_prompts
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
@@ -66,14 +66,14 @@ class CompletionRequest(GenerationRequest):
         return 1 if self.prompt_only else self.max_tokens
 
     async def prompts(self, host: EngineHost) -> list[TokensPrompt]:
-        special = self.add_special_tokens is not False
-        prompts = []
-        for given in self.prompt:
-            prompt = self.finish_prompt(
-                await tokenize_prompt(host.engine, given, special), host.max_model_len
-            )
-            prompts.append(await decode_prompt(host.engine, prompt) if self.echo else prompt)
-        return prompts
+        tokenized = await tokenize_prompts(
+            host.engine,
+            self.prompt,
+            add_special_tokens=self.add_special_tokens is not False,
+            cut=self.truncate_prompt_tokens is not None,
+        )
+        prompts = [self.finish_prompt(prompt, host.max_model_len) for prompt in tokenized]
+        return await decode_prompts(host.engine, prompts) if self.echo else prompts
 
     def renderer(self, host: EngineHost, identity: AnswerIdentity) -> CompletionRenderer:
         return CompletionRenderer(

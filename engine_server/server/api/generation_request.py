@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationError
 from pydantic_core import ErrorDetails
 
+from engine_server.contract import bounds
 from engine_server.contract.errors import ErrorCode
+from engine_server.contract.quoting import shorten
 from engine_server.engine.beam_search import BeamSearchParams
 from engine_server.requests.sampling_params import RequestOutputKind, SamplingParams
 from engine_server.requests.validation import MAX_INT32, MAX_INT64, MIN_INT64
 from engine_server.server.api import fields
 from engine_server.server.api.answers import AnswerOptions
-from engine_server.server.api.fields import MAX_CHOICES, Ignored, only, stop_strings
+from engine_server.server.api.fields import MAX_CHOICES, Ignored, only, stop_strings, token_biases
 from engine_server.server.api.unknown_fields import unknown_fields
 from engine_server.server.generation.answer_parser import ParserFactory, plain_text
 from engine_server.server.http.errors import ApiError
@@ -73,7 +75,7 @@ class GenerationRequest(ApiRequest):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
+    logit_bias: Annotated[dict[int, float] | None, PlainValidator(token_biases)] = None
     user: Ignored = None
 
     # Beyond OpenAI's API, with vLLM's names.
@@ -83,11 +85,17 @@ class GenerationRequest(ApiRequest):
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    bad_words: list[str] | None = None
-    allowed_token_ids: list[int] | None = None
+    bad_words: (
+        Annotated[
+            list[Annotated[str, Field(max_length=bounds.BAD_WORD_CHARACTERS.limit)]],
+            Field(max_length=bounds.BAD_WORDS.limit),
+        ]
+        | None
+    ) = None
+    allowed_token_ids: Annotated[list[int], Field(max_length=bounds.ALLOWED_TOKENS.limit)] | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=bounds.STOP_TOKENS.limit)] | None = None
     detokenize: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
@@ -250,7 +258,7 @@ def parse_request(kind: type[R], body: bytes) -> R:
 
 
 def to_api_error(error: ErrorDetails) -> ApiError:
-    field = ".".join(str(step) for step in error["loc"])
+    field = shorten(".".join(str(step) for step in error["loc"]))
     match error["type"]:
         case "json_invalid":
             return ApiError(400, f"the body is not JSON: {error['msg']}", code=ErrorCode.INVALID_JSON)
@@ -261,4 +269,6 @@ def to_api_error(error: ErrorDetails) -> ApiError:
         case "model_type" if not field:
             return ApiError(400, "the body is not a JSON object")
         case _:
-            return ApiError(400, f"{field}: {error['msg']}", param=field, code=ErrorCode.INVALID_VALUE)
+            return ApiError(
+                400, f"{field}: {shorten(error['msg'])}", param=field, code=ErrorCode.INVALID_VALUE
+            )

@@ -21,6 +21,7 @@ from engine_server.server.generation.events import (
     Prompt,
     Usage,
 )
+from engine_server.server.generation.work import check_work
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ async def generate(engine: AsyncLLMEngine, generation: Generation) -> AsyncGener
     Raises ApiError for a request that the engine refuses or fails.
     """
     width = generation.choices_per_prompt
+    params = generation.params
+    check_work(engine, generation.prompts, params, max(width, params.num_children))
     choices: dict[int, ChoiceReader] = {}
     prompts: dict[int, Prompt] = {}
     prompt_tokens = sum(len(prompt["prompt_token_ids"]) for prompt in generation.prompts)

@@ -38,7 +38,8 @@ def test_echo_has_log_probabilities_and_offsets_of_the_prompt(
 ) -> None:
     text = "<|im_start|>user\nName Paris.<|im_end|>\n"
     prompt = text if form == "text" else tokenizer.encode(text).ids
-    (choice,) = post(server, prompt=prompt, echo=True, logprobs=2)["choices"]
+    shown = {"echo": True, "logprobs": 2, "skip_special_tokens": False}
+    (choice,) = post(server, prompt=prompt, **shown)["choices"]
     logprobs = choice["logprobs"]
     ids = tokenizer.encode(text).ids
     assert logprobs["token_logprobs"][0] is None and logprobs["top_logprobs"][0] is None

@@ -9,7 +9,10 @@ from streams import events
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 HELLO = [{"role": "user", "content": "Hello"}]
-TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}<{{ style }}|{{ (documents or []) | length }}>"
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "<{{ style }}|{{ (documents or []) | length }}>"
+)
 
 
 @pytest.fixture(scope="module")

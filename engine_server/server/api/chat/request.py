@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field
 
+from engine_server.contract import bounds
 from engine_server.requests.validation import MAX_INT32
 from engine_server.server.api.chat.answer import ChatRenderer, Opening
 from engine_server.server.api.chat.messages import Message
 from engine_server.server.api.chat.template_variables import check_variables
 from engine_server.server.api.fields import Ignored, only
 from engine_server.server.api.generation_request import GenerationRequest
-from engine_server.server.generation.prompts import ChatTurns, tokenize_chat
+from engine_server.server.generation.prompts import ChatTurns, tokenize_chats
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from engine_server.server.api.answers import AnswerIdentity
     from engine_server.server.engine_host import EngineHost
     from engine_server.server.settings import ApiSettings
+
+
+Conversation = Annotated[list[Message], Field(min_length=1, max_length=bounds.MESSAGES.limit)]
 
 
 class ChatFields(GenerationRequest):
@@ -98,7 +102,7 @@ class ChatFields(GenerationRequest):
 
     async def prompts(self, host: EngineHost) -> list[TokensPrompt]:
         turns = [self.turns(messages, host.settings) for messages in self.conversations]
-        prompts = [await tokenize_chat(host.engine, one) for one in turns]
+        prompts = await tokenize_chats(host.engine, turns)
         return [self.finish_prompt(prompt, host.max_model_len) for prompt in prompts]
 
     def turns(self, messages: list[Message], settings: ApiSettings) -> ChatTurns:
@@ -139,7 +143,7 @@ class ChatFields(GenerationRequest):
 class ChatRequest(ChatFields):
     """The body of a request with one conversation."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Conversation
 
     @property
     def conversations(self) -> list[list[Message]]:
@@ -149,7 +153,7 @@ class ChatRequest(ChatFields):
 class BatchChatRequest(ChatFields):
     """The body of a request with several conversations, each of which gets one choice of a whole answer."""
 
-    messages: Annotated[list[Annotated[list[Message], Field(min_length=1)]], Field(min_length=1)]
+    messages: Annotated[list[Conversation], Field(min_length=1, max_length=bounds.PROMPTS.limit)]
 
     stream: Annotated[Any, only(False)] = None
     n: Annotated[Any, only(1)] = None
