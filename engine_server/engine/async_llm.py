@@ -356,6 +356,11 @@ class AsyncLLM:
     def get_num_unfinished_requests(self) -> int:
         return len(self._requests)
 
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """The tokenizer; None if the engine was made without one."""
+        return self._front_end.tokenizer
+
     async def get_tokenizer(self, lora_request: LoRARequest | None = None) -> PreTrainedTokenizerBase:
         """Return the tokenizer. Raises ValueError if the engine was made without one."""
         return self._front_end.require_tokenizer(lora_request)

@@ -18,6 +18,7 @@ import uvloop
 from engine_server.contract.bounds import CHOICES
 from engine_server.contract.drain import DEFAULT_DRAIN_TIMEOUT_SECONDS
 from engine_server.contract.labels import ENGINE_PORT
+from engine_server.engine.arguments.flags import add_flags
 from engine_server.engine.engine_args import AsyncEngineArgs, parse_size
 from engine_server.requests.errors import EngineDeadError
 from engine_server.server.application import build_application
@@ -25,6 +26,7 @@ from engine_server.server.engine_host import EngineHost
 from engine_server.server.http.gate import Gate
 from engine_server.server.http.protocol import Connection
 from engine_server.server.open_files import raise_open_files_limit
+from engine_server.server.settings import ApiSettings
 from engine_server.server.shutdown import Shutdown
 
 logger = logging.getLogger(__name__)
@@ -61,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="SIZE",
         help="limit of a request's body (default: 32MiB)",
     )
+    add_flags(parser.add_argument_group("answers"), ApiSettings)
     AsyncEngineArgs.add_cli_args(parser)
     return parser
 
@@ -80,7 +83,7 @@ def main(argv: list[str]) -> int:
     except OSError as error:
         print(f"fairlead engine: can't listen on {options.host}:{options.port}: {error}", file=sys.stderr)
         return 1
-    host = EngineHost(AsyncEngineArgs.from_cli_args(options), started)
+    host = EngineHost(AsyncEngineArgs.from_cli_args(options), ApiSettings.of(options), started)
     status = uvloop.run(_serve(host, listener, options.drain_timeout, options.max_body_bytes))
     if host.thread_runs:
         # The interpreter's exit would wait for the start's thread, which can't be interrupted.

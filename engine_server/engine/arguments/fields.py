@@ -55,6 +55,12 @@ class Arguments:
         "default sampling parameters: auto: from the model's generation_config.json; vllm: none; or a folder with "
         "such a file",
     )
+    override_generation_config: dict[str, Any] | None = argument(
+        None,
+        'settings to replace in generation_config, as {"temperature": 0.5}; with vllm these alone are the defaults',
+        type=json_object,
+        metavar="JSON",
+    )
     logits_processors: list[str] | None = argument(
         None,
         "package.module:callable, which requests may name: called with the prompt's and the output's token ids and "

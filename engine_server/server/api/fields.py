@@ -1,6 +1,9 @@
 """Request fields with rules that pydantic's types don't express."""
 
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
@@ -12,21 +15,43 @@ from engine_server.contract.quoting import quote
 # OpenAI's limit.
 MAX_CHOICES = 128
 UNSUPPORTED = "unsupported"
+REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
-def only(*neutral: object) -> AfterValidator:
+@dataclass(frozen=True)
+class Unsupported(AfterValidator):
+    """The validator of a field that `only` declares."""
+
+
+@dataclass(frozen=True)
+class IgnoredMark:
+    """The mark of a field that is known and has no effect."""
+
+
+# A hint that can't change an answer, of any type.
+Ignored = Annotated[Any, IgnoredMark()]
+
+
+def only(*neutral: object) -> Unsupported:
     """Return a validator for a known field that isn't supported: it accepts null and the values that ask for nothing.
 
     Declaring such a field means that a client which relies on it gets an error and not silently another answer.
     """
 
     def check(value: object) -> object:
-        if value is None or value in neutral:
+        if value is None or any(type(value) is type(one) and value == one for one in neutral):
             return value
         allowed = f"; only {neutral[0]!r} is" if neutral else ""
         raise PydanticCustomError(UNSUPPORTED, "is not supported{allowed}", {"allowed": allowed})
 
-    return AfterValidator(check)
+    return Unsupported(check)
+
+
+def request_id(value: str) -> str:
+    """Check a client's id of its request, which becomes a part of the answer's id."""
+    if not REQUEST_ID.fullmatch(value):
+        raise PydanticCustomError("request_id", "takes 1 to 128 printable ASCII characters without spaces")
+    return value
 
 
 def stop_strings(value: object) -> list[str]:
@@ -85,7 +110,9 @@ def prompt_list(value: object) -> list[str] | list[list[int]]:
 
 
 def message_text(value: object) -> str:
-    """Return the text of a message's content; text parts are joined by line ends."""
+    """Return the text of a message's content; text parts are joined by line ends, and null is no text."""
+    if value is None:
+        return ""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):

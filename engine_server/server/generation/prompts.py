@@ -38,33 +38,75 @@ class ChatTurns:
     tools: list[dict[str, Any]] | None = None
     # Further variables of the template.
     variables: Mapping[str, Any] = field(default_factory=dict)
+    # In place of the model's own template.
+    template: str | None = None
+    # Add special tokens to those that the template writes itself.
+    add_special_tokens: bool = False
 
 
-async def tokenize_prompts(engine: AsyncLLMEngine, prompts: Sequence[str | list[int]]) -> list[TokensPrompt]:
-    """Tokenize the prompts of a request. Raises ApiError 400 for a text that can't fit the context."""
+async def tokenize_prompts(
+    engine: AsyncLLMEngine,
+    prompts: Sequence[str | list[int]],
+    add_special_tokens: bool = True,
+    truncates: bool = False,
+) -> list[TokensPrompt]:
+    """Tokenize the prompts of a request. Raises ApiError 400 for a text that can't fit the context.
+
+    truncates: the tokens are cut afterwards, so that any text fits.
+    """
     processor = await engine.get_input_preprocessor()
+
+    def tokenize(prompt: str | list[int]) -> TokensPrompt:
+        if isinstance(prompt, list):
+            return {"prompt_token_ids": prompt}
+        if not truncates:
+            check_length(processor, prompt, "prompt")
+        assert processor.tokenizer is not None
+        token_ids = processor.tokenizer(prompt, add_special_tokens=add_special_tokens).input_ids
+        return {"prompt_token_ids": token_ids, "prompt": prompt}
+
     size = sum(len(prompt) + ITEM_OVERHEAD for prompt in prompts if isinstance(prompt, str))
-    return await run_by_size(size, lambda: [tokens_prompt(processor, prompt) for prompt in prompts])
+    return await run_by_size(size, lambda: [tokenize(prompt) for prompt in prompts])
 
 
-def tokens_prompt(processor: Processor, prompt: str | list[int]) -> TokensPrompt:
-    if isinstance(prompt, list):
-        return {"prompt_token_ids": prompt}
-    check_length(processor, prompt, "prompt")
-    assert processor.tokenizer is not None
-    return {"prompt_token_ids": processor.tokenizer(prompt).input_ids, "prompt": prompt}
+async def decode_prompts(engine: AsyncLLMEngine, prompts: Sequence[TokensPrompt]) -> list[TokensPrompt]:
+    """Return prompts with their text, decoded from their tokens where they have none."""
+    tokenizer = await engine.get_tokenizer()
+    model = engine.model_config
+
+    def decode(prompt: TokensPrompt) -> TokensPrompt:
+        token_ids = prompt["prompt_token_ids"]
+        if "prompt" in prompt or not 0 < len(token_ids) <= model.max_model_len:
+            return prompt
+        if min(token_ids) < 0 or max(token_ids) >= model.vocab_size:
+            return prompt  # the engine refuses it
+        return {**prompt, "prompt": str(tokenizer.decode(token_ids))}
+
+    size = sum(len(prompt["prompt_token_ids"]) for prompt in prompts)
+    return await run_by_size(size, lambda: [decode(prompt) for prompt in prompts])
 
 
 def check_length(processor: Processor, text: str, param: str) -> None:
+    """Raise ApiError 400 for a text that can't fit the context."""
     if error := processor.too_long(text):
-        raise ApiError(400, f"{param}: {error}" if param != "prompt" else error, param=param)
+        raise ApiError(400, error if param == "prompt" else f"{param}: {error}", param=param)
 
 
-async def tokenize_chat(engine: AsyncLLMEngine, turns: ChatTurns) -> TokensPrompt:
-    """Render the chat template and tokenize the result. Raises ApiError 400 where the template refuses the messages."""
+async def tokenize_chats(
+    engine: AsyncLLMEngine, conversations: Sequence[ChatTurns], truncates: bool = False
+) -> list[TokensPrompt]:
+    """Render the chat template for each conversation, and tokenize the result.
+
+    truncates: the tokens are cut afterwards, so that any text fits. Raises ApiError 400 for messages that the
+    template refuses, or that can't fit the context.
+    """
     processor = await engine.get_input_preprocessor()
-    size = sum(num_characters(part) for part in (turns.messages, turns.tools, dict(turns.variables)))
-    return await run_by_size(size, lambda: render_chat(processor, turns))
+    size = sum(
+        num_characters([turns.messages, turns.tools, dict(turns.variables)]) for turns in conversations
+    )
+    return await run_by_size(
+        size, lambda: [render_chat(processor, turns, truncates) for turns in conversations]
+    )
 
 
 def num_characters(value: object) -> int:
@@ -78,7 +120,7 @@ def num_characters(value: object) -> int:
     return 1
 
 
-def render_chat(processor: Processor, turns: ChatTurns) -> TokensPrompt:
+def render_chat(processor: Processor, turns: ChatTurns, truncates: bool) -> TokensPrompt:
     tokenizer: Any = processor.tokenizer
     try:
         text: str = tokenizer.apply_chat_template(
@@ -87,14 +129,16 @@ def render_chat(processor: Processor, turns: ChatTurns) -> TokensPrompt:
             add_generation_prompt=turns.open_answer,
             continue_final_message=turns.continue_last,
             tools=turns.tools,
+            chat_template=turns.template,
             **turns.variables,
         )
     except (TemplateError, ValueError) as error:
         message = f"messages don't fit the model's chat template: {shorten(str(error))}"
         raise ApiError(400, message, param="messages") from None
-    check_length(processor, text, "messages")
-    # The template writes the special tokens itself.
-    return {"prompt_token_ids": tokenizer(text, add_special_tokens=False).input_ids, "prompt": text}
+    if not truncates:
+        check_length(processor, text, "messages")
+    token_ids = tokenizer(text, add_special_tokens=turns.add_special_tokens).input_ids
+    return {"prompt_token_ids": token_ids, "prompt": text}
 
 
 async def run_by_size(size: int, work: Callable[[], T]) -> T:

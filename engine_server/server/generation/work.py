@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from engine_server.requests.sampling_params import SamplingParams
 
 
-def check_work(engine: AsyncLLMEngine, prompts: Sequence[TokensPrompt], params: SamplingParams) -> None:
+def check_work(
+    engine: AsyncLLMEngine, prompts: Sequence[TokensPrompt], params: SamplingParams, choices_per_prompt: int
+) -> None:
     """Raise ApiError 400 for more work than is allowed, QueueFullError if the choices don't fit the queue."""
     model = engine.model_config
-    choices = len(prompts) * params.num_children
+    choices = len(prompts) * max(params.num_children, choices_per_prompt)
     check(bounds.CHOICES, choices, "n")
     max_tokens = min(params.max_tokens or model.max_model_len, model.max_model_len)
     output_logprobs = choices * max_tokens * reported(params.logprobs, model.vocab_size)
