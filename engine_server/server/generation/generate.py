@@ -64,7 +64,8 @@ async def generate(engine: AsyncLLMEngine, generation: Generation) -> AsyncGener
     Raises ApiError for a request that the engine refuses or fails.
     """
     width = generation.choices_per_prompt
-    check_work(engine, generation.prompts, generation.params, width)
+    params = generation.params
+    check_work(engine, generation.prompts, params, max(width, params.num_children))
     choices: dict[int, ChoiceReader] = {}
     prompts: dict[int, Prompt] = {}
     prompt_tokens = sum(len(prompt["prompt_token_ids"]) for prompt in generation.prompts)

@@ -92,6 +92,12 @@ def check_length(processor: Processor, text: str, param: str) -> None:
         raise ApiError(400, error if param == "prompt" else f"{param}: {error}", param=param)
 
 
+async def tokenize_chat(engine: AsyncLLMEngine, turns: ChatTurns, truncates: bool = False) -> TokensPrompt:
+    """Do the same for one conversation as `tokenize_chats` does for several."""
+    (prompt,) = await tokenize_chats(engine, [turns], truncates)
+    return prompt
+
+
 async def tokenize_chats(
     engine: AsyncLLMEngine, conversations: Sequence[ChatTurns], truncates: bool = False
 ) -> list[TokensPrompt]:

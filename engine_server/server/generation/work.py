@@ -17,11 +17,14 @@ if TYPE_CHECKING:
 
 
 def check_work(
-    engine: AsyncLLMEngine, prompts: Sequence[TokensPrompt], params: SamplingParams, choices_per_prompt: int
+    engine: AsyncLLMEngine, prompts: Sequence[TokensPrompt], params: SamplingParams, width: int
 ) -> None:
-    """Raise ApiError 400 for more work than is allowed, QueueFullError if the choices don't fit the queue."""
+    """Raise ApiError 400 for more work than is allowed, QueueFullError if the choices don't fit the queue.
+
+    width: choices of each prompt that run at the same time.
+    """
     model = engine.model_config
-    choices = len(prompts) * max(params.num_children, choices_per_prompt)
+    choices = len(prompts) * width
     check(bounds.CHOICES, choices, "n")
     max_tokens = min(params.max_tokens or model.max_model_len, model.max_model_len)
     output_logprobs = choices * max_tokens * reported(params.logprobs, model.vocab_size)

@@ -10,7 +10,7 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 HELLO = [{"role": "user", "content": "Hello"}]
 # In seconds, for a refusal or a health check on a busy machine.
-HANG = 5
+HANG = 30.0
 MAX_MESSAGE = 400
 MILLION = 1_000_000
 

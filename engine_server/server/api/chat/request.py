@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from engine_server.server.settings import ApiSettings
 
 
+Conversation = Annotated[list[Message], Field(min_length=1, max_length=bounds.MESSAGES.limit)]
+
+
 class ChatFields(GenerationRequest):
     """The fields of a request besides its messages."""
 
@@ -140,7 +143,7 @@ class ChatFields(GenerationRequest):
 class ChatRequest(ChatFields):
     """The body of a request with one conversation."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=bounds.MESSAGES.limit)]
+    messages: Conversation
 
     @property
     def conversations(self) -> list[list[Message]]:
@@ -150,10 +153,7 @@ class ChatRequest(ChatFields):
 class BatchChatRequest(ChatFields):
     """The body of a request with several conversations, each of which gets one choice of a whole answer."""
 
-    messages: Annotated[
-        list[Annotated[list[Message], Field(min_length=1, max_length=bounds.MESSAGES.limit)]],
-        Field(min_length=1, max_length=bounds.PROMPTS.limit),
-    ]
+    messages: Annotated[list[Conversation], Field(min_length=1, max_length=bounds.PROMPTS.limit)]
 
     stream: Annotated[Any, only(False)] = None
     n: Annotated[Any, only(1)] = None
