@@ -45,6 +45,22 @@ def test_full_queue_refuses_a_request_and_counts_the_rejection(make, tiny_params
     assert list(finish(engine)) == ["more"]
 
 
+def test_full_queue_counts_each_completion_of_a_request(make, tiny_params, finish) -> None:
+    engine = make(max_num_seqs=2, max_queue=3)
+    engine.add_request("three", {"prompt_token_ids": PROMPT}, tiny_params(max_tokens=2, n=3, temperature=1))
+    with pytest.raises(QueueFullError, match="3 completions are in flight"):
+        engine.add_request("more", {"prompt_token_ids": PROMPT}, tiny_params(n=3, temperature=1))
+    engine.add_request("two", {"prompt_token_ids": PROMPT}, tiny_params(max_tokens=2, n=2, temperature=1))
+    assert sorted(finish(engine)) == ["three", "two"]
+
+
+def test_more_completions_than_the_queue_ever_holds_are_refused_by_name(make, tiny_params) -> None:
+    engine = make(max_num_seqs=2, max_queue=3)
+    with pytest.raises(InvalidRequestError, match="takes 5 at a time") as refused:
+        engine.add_request("many", {"prompt_token_ids": PROMPT}, tiny_params(n=6, temperature=1))
+    assert refused.value.parameter == "n"
+
+
 def test_request_with_the_lowest_priority_number_runs_first(make, tiny_params) -> None:
     engine = make(max_num_seqs=1, scheduling_policy="priority")
     for name, priority in (("running", 5), ("low", 9), ("later", 2), ("high", -1), ("latest", 2)):

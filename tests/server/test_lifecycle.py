@@ -16,6 +16,7 @@ STORY: dict[str, Any] = {
     "stream": True,
     "extra_body": {"ignore_eos": True},
 }
+HELLO = {"model": "smollm2", "prompt": "Hello", "max_tokens": 1}
 
 
 def test_refuses_requests_while_loading_and_finishes_them_while_draining(
@@ -56,17 +57,28 @@ def test_refuses_requests_while_loading_and_finishes_them_while_draining(
         server.get("/health")
 
 
-def test_health_fails_for_a_hung_core_and_process_exits_for_a_dead_one(
+def test_health_fails_for_a_hung_core_under_load_and_process_exits_for_a_dead_one(
     start_server: Callable[..., Any],
 ) -> None:
     server = start_server("--hang-timeout=2")
     server.wait_for_line("^phase ready ")
     server.core.send_signal(signal.SIGSTOP)
+    statuses: list[int] = []
+    posts = [
+        threading.Thread(target=lambda: statuses.append(server.post("/v1/completions", HELLO).status))
+        for _ in range(100)
+    ]
+    for post in posts:
+        post.start()
     until(lambda: server.get("/health").status == 503)
     assert "no progress" in server.get("/health").json["reason"]
     assert server.get("/ready").json == {"status": "unhealthy"}
+    assert not statuses
     server.core.send_signal(signal.SIGCONT)
     until(lambda: server.get("/health").status == 200)
+    for post in posts:
+        post.join(60)
+    assert statuses == [200] * 100
     errors: list[openai.APIError] = []
     whole: list[openai.InternalServerError] = []
 

@@ -66,12 +66,8 @@ class CompletionRequest(GenerationRequest):
         return 1 if self.prompt_only else self.max_tokens
 
     async def prompts(self, host: EngineHost) -> list[TokensPrompt]:
-        tokenized = await tokenize_prompts(
-            host.engine,
-            self.prompt,
-            add_special_tokens=self.add_special_tokens is not False,
-            cut=self.truncate_prompt_tokens is not None,
-        )
+        special = self.add_special_tokens is not False
+        tokenized = await tokenize_prompts(host.engine, self.prompt, special, self.truncates)
         prompts = [self.finish_prompt(prompt, host.max_model_len) for prompt in tokenized]
         return await decode_prompts(host.engine, prompts) if self.echo else prompts
 

@@ -140,6 +140,10 @@ class GenerationRequest(ApiRequest):
         return bool(self.stream)
 
     @property
+    def truncates(self) -> bool:
+        return self.truncate_prompt_tokens is not None
+
+    @property
     def own_id(self) -> str | None:
         return self.request_id
 

@@ -45,71 +45,72 @@ class ChatTurns:
 async def tokenize_prompts(
     engine: AsyncLLMEngine,
     prompts: Sequence[str | list[int]],
-    add_special_tokens: bool,
-    cut: bool,
+    add_special_tokens: bool = True,
+    truncates: bool = False,
 ) -> list[TokensPrompt]:
     """Tokenize the prompts of a request. Raises ApiError 400 for a text that can't fit the context.
 
-    cut: prompts that are too long are cut later.
+    truncates: the tokens are cut afterwards, so that any text fits.
     """
     processor = await engine.get_input_preprocessor()
+
+    def tokenize(prompt: str | list[int]) -> TokensPrompt:
+        if isinstance(prompt, list):
+            return {"prompt_token_ids": prompt}
+        if not truncates:
+            check_length(processor, prompt, "prompt")
+        assert processor.tokenizer is not None
+        token_ids = processor.tokenizer(prompt, add_special_tokens=add_special_tokens).input_ids
+        return {"prompt_token_ids": token_ids, "prompt": prompt}
+
     size = sum(len(prompt) + ITEM_OVERHEAD for prompt in prompts if isinstance(prompt, str))
-    return await run_by_size(
-        size, lambda: [tokens_prompt(processor, prompt, add_special_tokens, cut) for prompt in prompts]
-    )
-
-
-def tokens_prompt(
-    processor: Processor, prompt: str | list[int], add_special_tokens: bool, cut: bool
-) -> TokensPrompt:
-    if isinstance(prompt, list):
-        return {"prompt_token_ids": prompt}
-    if not cut:
-        check_length(processor, prompt, "prompt")
-    assert processor.tokenizer is not None
-    token_ids = processor.tokenizer(prompt, add_special_tokens=add_special_tokens).input_ids
-    return {"prompt_token_ids": token_ids, "prompt": prompt}
-
-
-def check_length(processor: Processor, text: str, param: str) -> None:
-    if error := processor.too_long(text):
-        raise ApiError(400, f"{param}: {error}" if param != "prompt" else error, param=param)
+    return await run_by_size(size, lambda: [tokenize(prompt) for prompt in prompts])
 
 
 async def decode_prompts(engine: AsyncLLMEngine, prompts: Sequence[TokensPrompt]) -> list[TokensPrompt]:
-    """Return prompts with their texts, decoded from the tokens of those that have none."""
-    processor = await engine.get_input_preprocessor()
-    size = sum(
-        len(prompt["prompt_token_ids"]) + ITEM_OVERHEAD for prompt in prompts if "prompt" not in prompt
-    )
-    return await run_by_size(size, lambda: [decoded_prompt(processor, prompt) for prompt in prompts])
+    """Return prompts with their text, decoded from their tokens where they have none."""
+    tokenizer = await engine.get_tokenizer()
+    model = engine.model_config
+
+    def decode(prompt: TokensPrompt) -> TokensPrompt:
+        token_ids = prompt["prompt_token_ids"]
+        if "prompt" in prompt or not 0 < len(token_ids) <= model.max_model_len:
+            return prompt
+        if min(token_ids) < 0 or max(token_ids) >= model.vocab_size:
+            return prompt  # the engine refuses it
+        return {**prompt, "prompt": str(tokenizer.decode(token_ids))}
+
+    size = sum(len(prompt["prompt_token_ids"]) for prompt in prompts)
+    return await run_by_size(size, lambda: [decode(prompt) for prompt in prompts])
 
 
-def decoded_prompt(processor: Processor, prompt: TokensPrompt) -> TokensPrompt:
-    token_ids = prompt["prompt_token_ids"]
-    if "prompt" in prompt or not token_ids:
-        return prompt
-    if min(token_ids) < 0 or max(token_ids) >= processor.config.vocab_size:
-        return prompt  # the engine refuses it
-    tokenizer: Any = processor.tokenizer
-    return {**prompt, "prompt": tokenizer.decode(token_ids)}
+def check_length(processor: Processor, text: str, param: str) -> None:
+    """Raise ApiError 400 for a text that can't fit the context."""
+    if error := processor.too_long(text):
+        raise ApiError(400, error if param == "prompt" else f"{param}: {error}", param=param)
 
 
-async def tokenize_chat(engine: AsyncLLMEngine, turns: ChatTurns) -> TokensPrompt:
-    """Render the chat template and tokenize the result. Raises ApiError 400 where the template refuses the messages."""
-    (prompt,) = await tokenize_chats(engine, [turns])
+async def tokenize_chat(engine: AsyncLLMEngine, turns: ChatTurns, truncates: bool = False) -> TokensPrompt:
+    """Do the same for one conversation as `tokenize_chats` does for several."""
+    (prompt,) = await tokenize_chats(engine, [turns], truncates)
     return prompt
 
 
-async def tokenize_chats(engine: AsyncLLMEngine, chats: Sequence[ChatTurns]) -> list[TokensPrompt]:
-    """Render and tokenize several conversations, as `tokenize_chat` does one."""
+async def tokenize_chats(
+    engine: AsyncLLMEngine, conversations: Sequence[ChatTurns], truncates: bool = False
+) -> list[TokensPrompt]:
+    """Render the chat template for each conversation, and tokenize the result.
+
+    truncates: the tokens are cut afterwards, so that any text fits. Raises ApiError 400 for messages that the
+    template refuses, or that can't fit the context.
+    """
     processor = await engine.get_input_preprocessor()
     size = sum(
-        num_characters(part)
-        for turns in chats
-        for part in (turns.messages, turns.tools, dict(turns.variables))
+        num_characters([turns.messages, turns.tools, dict(turns.variables)]) for turns in conversations
     )
-    return await run_by_size(size, lambda: [render_chat(processor, turns) for turns in chats])
+    return await run_by_size(
+        size, lambda: [render_chat(processor, turns, truncates) for turns in conversations]
+    )
 
 
 def num_characters(value: object) -> int:
@@ -123,7 +124,7 @@ def num_characters(value: object) -> int:
     return 1
 
 
-def render_chat(processor: Processor, turns: ChatTurns) -> TokensPrompt:
+def render_chat(processor: Processor, turns: ChatTurns, truncates: bool) -> TokensPrompt:
     tokenizer: Any = processor.tokenizer
     try:
         text: str = tokenizer.apply_chat_template(
@@ -138,7 +139,8 @@ def render_chat(processor: Processor, turns: ChatTurns) -> TokensPrompt:
     except Exception as error:  # a template may raise any, given data that it doesn't expect
         message = f"messages don't fit the model's chat template: {shorten(str(error))}"
         raise ApiError(400, message, param="messages") from None
-    check_length(processor, text, "messages")
+    if not truncates:
+        check_length(processor, text, "messages")
     token_ids = tokenizer(text, add_special_tokens=turns.add_special_tokens).input_ids
     return {"prompt_token_ids": token_ids, "prompt": text}
 

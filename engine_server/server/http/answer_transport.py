@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable
 from typing import Any
 
 logger = logging.getLogger(__name__)
 
+# Bytes that the kernel keeps for a client that does not read; by itself it would take up to 4 MiB.
+UNSENT_BYTES = 128 << 10
 # Checks of a client's progress within the time that it may take.
 CHECKS = 4
 
@@ -23,6 +26,7 @@ class AnswerTransport(asyncio.Transport):
         """
         super().__init__()
         self._transport = transport
+        limit_unsent(transport.get_extra_info("socket"))
         self._read_seconds = read_seconds
         self._close = close
         self._loop = asyncio.get_running_loop()
@@ -66,3 +70,9 @@ class AnswerTransport(asyncio.Transport):
             self._transport.abort()
         else:
             self._start_timer()
+
+
+def limit_unsent(connection: socket.socket) -> None:
+    """Limit the unsent bytes in the kernel, where that is possible."""
+    if connection.family != socket.AF_UNIX and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)

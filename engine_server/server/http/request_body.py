@@ -70,7 +70,7 @@ class RequestBody:
         return ApiError(503, message, code=ErrorCode.QUEUE_FULL, retry_after=1, close=True)
 
 
-def check_structure(body: bytearray) -> None:
+def check_structure(body: bytes | bytearray) -> None:
     """Raise ApiError 400 for JSON with too many values, since a parser creates an object for each and blocks others."""
     brackets = body.count(b"[") + body.count(b"{")
     error = JSON_BRACKETS.exceeded(brackets) or JSON_COMMAS.exceeded(body.count(b","))

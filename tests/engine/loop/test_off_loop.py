@@ -78,6 +78,16 @@ async def test_long_prompts_are_tokenized_in_a_thread(
     assert on_loop == {"long": False, "short": True}
 
 
+async def test_many_bad_words_are_tokenized_in_a_thread(
+    engine: AsyncLLMEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_loop = record_threads(monkeypatch, FrontEnd, "prepare")
+    words = [f"word{number}" for number in range(400)]
+    assert (await last_output(engine, "import", "many", max_tokens=1, bad_words=words)).finished
+    assert (await last_output(engine, "import", "few", max_tokens=1, bad_words=words[:3])).finished
+    assert on_loop == {"many": False, "few": True}
+
+
 async def test_short_prompts_are_tokenized_in_the_thread_while_a_long_one_is(
     engine: AsyncLLMEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

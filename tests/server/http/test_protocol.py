@@ -16,11 +16,13 @@ import uvloop
 from waiting import until
 
 from engine_server.server.http.protocol import Connection, ConnectionLimits
+from engine_server.server.open_files import raise_open_files_limit
 
 SECONDS = 30
 POST = b"POST /echo HTTP/1.1\r\nHost: a\r\n"
 GET = b"GET /echo HTTP/1.1\r\nHost: a\r\n\r\n"
 LARGE = 64 << 20
+PIECE = bytes(64 << 10)
 
 
 class Application:
@@ -28,10 +30,11 @@ class Application:
 
     def __init__(self) -> None:
         self.running = 0
-        self.release = threading.Event()
+        self.num_started = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self.running += 1
+        self.num_started += 1
         try:
             await self._answer(scope, receive, send)
         finally:
@@ -44,6 +47,11 @@ class Application:
             return
         if path == "/large":
             await self._send(send, 200, bytes(LARGE))
+            return
+        if path == "/long":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            for _ in range(500):
+                await send({"type": "http.response.body", "body": PIECE, "more_body": True})
             return
         body, more = b"", True
         while more:
@@ -428,3 +436,27 @@ def test_random_bytes_are_answered_or_closed(service: Service) -> None:
                     received += piece
             assert not received or received.startswith(b"HTTP/1.1 ")
     until(lambda: service.num_connections == 0 and service.app.running == 0)
+
+
+def test_a_thousand_clients_that_stop_reading_leave_nothing() -> None:
+    raise_open_files_limit()
+    process = psutil.Process()
+    descriptors, memory = process.num_fds(), process.memory_info().rss
+    with serving(read_seconds=2) as service:
+        clients = []
+        for _ in range(1000):
+            client = socket.socket()
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(service.listener.getsockname())
+            client.sendall(b"GET /long HTTP/1.1\r\n\r\n")
+            clients.append(client)
+        until(lambda: service.num_connections == 0 and service.app.num_started == 1000)
+        assert service.app.running == 0
+        assert process.memory_info().rss - memory < 300 << 20
+        with service.connect() as connection:
+            connection.sendall(GET)
+            assert read_answer(connection)[0] == 200
+        for client in clients:
+            client.close()
+    service.listener.close()
+    until(lambda: process.num_fds() <= descriptors + 1)

@@ -118,7 +118,7 @@ class ChatFields(GenerationRequest):
             with_tools(self.turns(messages, host.settings), host.answer_format, use)
             for messages in self.conversations
         ]
-        prompts = await tokenize_chats(host.engine, turns)
+        prompts = await tokenize_chats(host.engine, turns, self.truncates)
         return [self.finish_prompt(prompt, host.max_model_len) for prompt in prompts]
 
     def turns(self, messages: list[Message], settings: ApiSettings) -> ChatTurns:

@@ -1,0 +1,109 @@
+"""Request bodies: their limit, and the memory that all of them share."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from waiting import until_async
+
+from engine_server.server.http.body_budget import BodyBudget
+from engine_server.server.http.errors import ApiError
+from engine_server.server.http.request_body import RequestBody, check_structure
+
+SCOPE = {"type": "http", "method": "POST", "path": "/", "headers": []}
+
+
+class Client:
+    """One request to a middleware, whose pieces of a body the test sends."""
+
+    def __init__(self, middleware: RequestBody) -> None:
+        self._incoming: asyncio.Queue[Any] = asyncio.Queue()
+        self.messages: list[Any] = []
+        self.task = asyncio.create_task(middleware(dict(SCOPE), self._incoming.get, self._record))
+
+    async def _record(self, message: Any) -> None:
+        self.messages.append(message)
+
+    async def send(self, piece: bytes, more: bool) -> None:
+        self._incoming.put_nowait({"type": "http.request", "body": piece, "more_body": more})
+        await until_async(self._incoming.empty)
+
+    async def disconnect(self) -> None:
+        self._incoming.put_nowait({"type": "http.disconnect"})
+        await self.task
+
+    @property
+    def status(self) -> int:
+        return int(self.messages[0]["status"])
+
+
+async def echo(scope: Any, receive: Any, send: Any) -> None:
+    message = await receive()
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": message["body"]})
+
+
+async def test_bodies_together_are_bounded() -> None:
+    budget = BodyBudget(100)
+    middleware = RequestBody(echo, 80, budget)
+    first, second = Client(middleware), Client(middleware)
+    await first.send(bytes(60), more=True)
+    await second.send(bytes(30), more=True)
+    await second.send(bytes(20), more=True)
+    await second.task
+    assert second.status == 503
+    assert json.loads(second.messages[1]["body"])["error"]["code"] == "queue_full"
+    assert (b"connection", b"close") in second.messages[0]["headers"]
+    await first.send(b"end", more=False)
+    await first.task
+    assert first.messages[1]["body"] == bytes(60) + b"end"
+    assert budget.free == 100
+
+
+async def test_body_is_counted_until_its_request_ends() -> None:
+    release = asyncio.Event()
+
+    async def wait(scope: Any, receive: Any, send: Any) -> None:
+        await release.wait()
+        await echo(scope, receive, send)
+
+    budget = BodyBudget(100)
+    middleware = RequestBody(wait, 80, budget)
+    running = Client(middleware)
+    await running.send(bytes(70), more=False)
+    late = Client(middleware)
+    await late.send(bytes(40), more=False)
+    await late.task
+    assert late.status == 503
+    release.set()
+    await running.task
+    assert (running.status, budget.free) == (200, 100)
+
+
+async def test_disconnect_in_a_body_returns_its_memory() -> None:
+    budget = BodyBudget(100)
+    client = Client(RequestBody(echo, 80, budget))
+    await client.send(bytes(50), more=True)
+    await client.disconnect()
+    assert budget.free == 100
+
+
+async def test_body_over_its_own_limit_closes_the_connection() -> None:
+    budget = BodyBudget(100)
+    client = Client(RequestBody(echo, 80, budget))
+    await client.send(bytes(81), more=True)
+    await client.task
+    assert client.status == 413
+    assert (b"connection", b"close") in client.messages[0]["headers"]
+    assert budget.free == 100
+
+
+@pytest.mark.parametrize("body", [b"[" * 300_000, b'{"a":' * 300_000, b"1," * 5_000_000])
+def test_structure_that_takes_long_to_parse_is_refused(body: bytes) -> None:
+    with pytest.raises(ApiError, match="at most"):
+        check_structure(body)
+
+
+def test_long_text_is_accepted() -> None:
+    check_structure(b'{"prompt": "' + b"a" * (30 << 20) + b'"}')
