@@ -58,7 +58,7 @@ def write(child: Child, tmp_path: Path) -> Callable[[str, str], None]:
             except OSError:  # nobody reads
                 return None
 
-        with open(until(open_pipe), "w") as pipe:
+        with os.fdopen(until(open_pipe), "w") as pipe:
             pipe.write(text)
 
     return write
