@@ -1,11 +1,9 @@
-"""A core process: its death before and after it connects, forks, and cancelled reads."""
+"""A core process: its death before and after it connects, and cancelled reads."""
 
 import asyncio
 import os
 import select
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -62,34 +60,6 @@ async def test_cancelled_receive_loses_no_message(core: CoreProcess) -> None:
             for _ in range(2 - num_received):  # the result, and the report of a core without work
                 await core.receive()
             assert await call is False
-
-
-FORK = """
-import asyncio, os, sys
-from engine_server import AsyncEngineArgs, AsyncLLMEngine, SamplingParams
-
-args = AsyncEngineArgs(model=sys.argv[1], skip_tokenizer_init=True, num_gpu_blocks_override=16)
-engine = AsyncLLMEngine.from_engine_args(args)
-if (fork := os.fork()) == 0:
-    sys.exit(0)  # runs what is registered for a normal exit
-_, status = os.waitpid(fork, 0)
-
-async def main():
-    params = SamplingParams(max_tokens=3, detokenize=False, ignore_eos=True)
-    async for output in engine.generate({"prompt_token_ids": [5]}, params, "after"):
-        pass
-    print(status, len(output.outputs[0].token_ids))
-
-asyncio.run(main())
-"""
-
-
-async def test_exit_of_a_forked_process_leaves_the_core_of_its_parent_running(tiny_llama: Path) -> None:
-    command = [sys.executable, "-W", "ignore", "-c", FORK, str(tiny_llama)]
-    ended = await asyncio.to_thread(
-        subprocess.run, command, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert ended.stdout.split() == ["0", "3"], ended.stderr
 
 
 async def test_sends_after_the_end_are_dropped_and_receive_raises_the_cause(core: CoreProcess) -> None:
