@@ -31,7 +31,7 @@ from engine_server.engine.loop.operations import Operations, PauseMode
 from engine_server.engine.loop.output_loop import OutputLoop
 from engine_server.engine.loop.request_streams import RequestStreams
 from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
-from engine_server.requests.errors import EngineDeadError
+from engine_server.requests.errors import EngineDeadError, EngineShutDownError
 from engine_server.requests.outputs import CompletionOutput, Output, PoolingRequestOutput, RequestOutput
 from engine_server.requests.pooling_params import PoolingParams
 from engine_server.requests.prompts import INPUT_REGISTRY, InputRegistry, PromptType
@@ -280,6 +280,13 @@ class AsyncLLM:
             raise self._loop.dead_error
         self._core.check(self.config.observability_config.hang_timeout)
 
+    def check_room(self, num_completions: int = 1) -> None:
+        """Raise QueueFullError if so many more completions don't fit the queue of `max_queue`.
+
+        Raises InvalidRequestError if they would not fit an empty one either.
+        """
+        self._front_end.check_room(num_completions)
+
     async def pause_generation(self, *, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
         """Run no step until `resume_generation`; new requests wait.
 
@@ -349,6 +356,11 @@ class AsyncLLM:
     def get_num_unfinished_requests(self) -> int:
         return len(self._requests)
 
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """The tokenizer; None if the engine was made without one."""
+        return self._front_end.tokenizer
+
     async def get_tokenizer(self, lora_request: LoRARequest | None = None) -> PreTrainedTokenizerBase:
         """Return the tokenizer. Raises ValueError if the engine was made without one."""
         return self._front_end.require_tokenizer(lora_request)
@@ -398,7 +410,7 @@ class AsyncLLM:
     def shutdown(self, timeout: float = 10.0) -> None:
         """End the core, by force after `timeout` seconds. Streams of requests in flight raise EngineDeadError."""
         self._loop.stop()
-        self._loop.end(EngineDeadError("the engine was shut down"))
+        self._loop.end(EngineShutDownError("the engine was shut down"))
         if self._finalizer.detach():
             self._core.shutdown(timeout)
 

@@ -7,17 +7,14 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from engine_server.server.api.answers import json_response
-from engine_server.server.api.chat import ChatRequest, create_chat_completion
-from engine_server.server.api.completions import CompletionRequest, create_completion
-from engine_server.server.api.generation_request import parse_request
+from engine_server.server.api import completions, models
+from engine_server.server.api.chat import endpoint as chat
 from engine_server.server.api.health import health, readiness
-from engine_server.server.api.models import model_card, model_list
 from engine_server.server.http.access_log import AccessLog
+from engine_server.server.http.answer_headers import AnswerHeaders
 from engine_server.server.http.errors import add_error_handlers
 from engine_server.server.http.gate import Gate
 from engine_server.server.http.request_body import RequestBody
@@ -34,23 +31,8 @@ def build_application(host: EngineHost, max_body_bytes: int) -> tuple[ASGIApp, G
     add_error_handlers(app)
     gate = Gate(RequestBody(app, max_body_bytes), host)
 
-    @app.post("/v1/chat/completions")
-    async def post_chat_completions(request: Request) -> Response:
-        body = parse_request(ChatRequest, await request.body())
-        return await create_chat_completion(host, body, host.trace_headers(request.headers))
-
-    @app.post("/v1/completions")
-    async def post_completions(request: Request) -> Response:
-        body = parse_request(CompletionRequest, await request.body())
-        return await create_completion(host, body, host.trace_headers(request.headers))
-
-    @app.get("/v1/models")
-    async def get_models() -> Response:
-        return json_response(model_list(host))
-
-    @app.get("/v1/models/{name:path}")
-    async def get_model(name: str) -> Response:
-        return json_response(model_card(host, name))
+    for api in (chat, completions, models):
+        app.include_router(api.routes(host))
 
     @app.get("/health")
     async def get_health() -> Response:
@@ -68,5 +50,6 @@ def build_application(host: EngineHost, max_body_bytes: int) -> tuple[ASGIApp, G
     async def get_version() -> Response:
         return JSONResponse({"version": version("fairlead")})
 
-    # A request passes the access log, the gate and the body's middleware, in this order.
-    return AccessLog(gate, [route.path for route in app.routes if isinstance(route, Route)]), gate
+    paths = [route.path for route in app.routes if isinstance(route, Route)]
+    # A request passes the access log, the answer's headers, the gate and the body's middleware, in this order.
+    return AccessLog(AnswerHeaders(gate, host), paths), gate

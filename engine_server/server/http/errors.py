@@ -10,13 +10,22 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from engine_server.contract.errors import ErrorBody, ErrorCode, ErrorDetail, server_error_type
-from engine_server.requests.errors import EngineDeadError, InvalidRequestError, QueueFullError
+from engine_server.contract.quoting import shorten
+from engine_server.requests.errors import (
+    EngineDeadError,
+    EngineShutDownError,
+    InvalidRequestError,
+    QueueFullError,
+)
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
     from starlette.requests import Request
 
 logger = logging.getLogger(__name__)
+
+# In characters: a message's own words, and a quotation of the client's input.
+MAX_MESSAGE = 1000
 
 
 class ApiError(Exception):
@@ -42,7 +51,8 @@ class ApiError(Exception):
 
     def body(self) -> bytes:
         """Return the JSON body, which is also the data of an error event in a stream."""
-        detail = ErrorDetail(self.message, server_error_type(self.status), self.param, self.code)
+        message, param = shorten(self.message, MAX_MESSAGE), self.param and shorten(self.param)
+        detail = ErrorDetail(message, server_error_type(self.status), param, self.code)
         return ErrorBody(detail).encode()
 
     def response(self) -> Response:
@@ -64,6 +74,8 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(400, str(error), param=error.parameter)
         case QueueFullError():
             return ApiError(503, str(error), code=ErrorCode.QUEUE_FULL, retry_after=1)
+        case EngineShutDownError():
+            return shutting_down()
         case EngineDeadError():
             # Nothing was sent yet, so 503 lets a router retry on another replica.
             message = f"the engine is dead: {error.cause}"
@@ -73,13 +85,19 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(500, "internal error; the server's log has it", code=ErrorCode.INTERNAL_ERROR)
 
 
+def shutting_down() -> ApiError:
+    """Return the error of a request that the server's shutdown refuses or ends; another replica can take it."""
+    message = "the server is shutting down"
+    return ApiError(503, message, code=ErrorCode.DRAINING, retry_after=1, close=True)
+
+
 async def answer_error(_: Request, error: Exception) -> Response:
     return as_api_error(error).response()
 
 
 async def answer_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    path = f"{request.method} {request.url.path}"
+    path = f"{request.method} {shorten(request.url.path)}"
     match error.status_code:
         case 404:
             message = f"there is no {path}"

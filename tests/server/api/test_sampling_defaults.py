@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from engine_server.server.api.chat import ChatRequest
+from engine_server.server.api.chat.request import ChatRequest
 from engine_server.server.api.completions import CompletionRequest
 from engine_server.server.api.generation_request import parse_request
 

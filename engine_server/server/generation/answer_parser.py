@@ -1,0 +1,39 @@
+"""The seam between generated text and the parts of an answer."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from engine_server.server.generation.events import Part, Text
+
+
+class AnswerParser(Protocol):
+    """Splits the text of one choice into parts.
+
+    The parts joined depend on the text alone and not on its division into calls, so that a continued stream and an
+    answer that is not streamed equal a streamed one.
+    """
+
+    def feed(self, text: str) -> list[Part]:
+        """Return the parts that `text`, which follows the text of earlier calls, completes."""
+
+    def end(self) -> list[Part]:
+        """Return the parts that were held back; no text follows."""
+
+
+# Makes the parser of the choice with this index.
+ParserFactory = Callable[[int], AnswerParser]
+
+
+class PlainText:
+    """The parser of an answer without reasoning and tool calls."""
+
+    def feed(self, text: str) -> list[Part]:
+        return [Text(text)] if text else []
+
+    def end(self) -> list[Part]:
+        return []
+
+
+def plain_text(choice: int) -> AnswerParser:
+    """Return a parser for which all text is the answer proper."""
+    return PlainText()
