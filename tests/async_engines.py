@@ -1,6 +1,9 @@
 """Asynchronous engines of a tiny model, and what they report."""
 
+import asyncio
 from pathlib import Path
+
+from waiting import PATIENCE
 
 from engine_server import AsyncEngineArgs, AsyncLLMEngine, StatLoggerBase
 
@@ -38,4 +41,6 @@ def prompt(length: int) -> dict:
 
 
 async def drain(stream) -> list:
-    return [output async for output in stream]
+    """Return the outputs of a stream that ends before the time limit of a hung test."""
+    async with asyncio.timeout(PATIENCE):
+        return [output async for output in stream]

@@ -17,6 +17,7 @@ GROUPS = (
     ("tests/local/",),
     ("tests/models/",),
     ("tests/modeling/test_equality.py",),
+    ("tests/engine/test_async_llm.py", "tests/engine/test_pause.py", "tests/engine/test_deadlines.py"),
 )
 
 

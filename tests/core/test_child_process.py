@@ -46,9 +46,20 @@ def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Child]:
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Callable[[str, str], None]:
+def write(child: Child, tmp_path: Path) -> Callable[[str, str], None]:
+    """Return a function that writes to a FIFO once the child reads it; the test fails if the child ends before."""
+
     def write(name: str, text: str) -> None:
-        (tmp_path / name).write_text(text)
+        def open_pipe() -> int | None:
+            if child.process.poll() is not None:
+                pytest.fail(f"the child ended with status {child.process.returncode} before it read {name}")
+            try:
+                return os.open(tmp_path / name, os.O_WRONLY | os.O_NONBLOCK)
+            except OSError:  # nobody reads
+                return None
+
+        with os.fdopen(until(open_pipe), "w") as pipe:
+            pipe.write(text)
 
     return write
 

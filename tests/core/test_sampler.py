@@ -76,8 +76,9 @@ def test_top_k_and_top_p_draw_only_the_likeliest_tokens(top_k: int, top_p: float
     logits = torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(seed))
     probabilities, order = logits[0].softmax(-1).sort(descending=True)
     nucleus = order[: int((probabilities.cumsum(-1) < top_p - 1e-6).sum()) + 1].tolist()
-    by_k = [sample(logits, request(index, seed=seed, top_k=top_k))[0] for index in range(20)]
-    by_p = [sample(logits, request(index, seed=seed, top_p=top_p))[0] for index in range(20)]
+    rows = logits.expand(20, VOCABULARY)
+    by_k = sample(rows, *[request(index, seed=seed, top_k=top_k) for index in range(20)])
+    by_p = sample(rows, *[request(index, seed=seed, top_p=top_p) for index in range(20)])
     assert set(by_k) <= set(order[:top_k].tolist())
     assert set(by_p) <= set(nucleus)
 
@@ -117,7 +118,8 @@ def test_min_p_is_relative_to_the_likeliest_token(min_p: float, seed: int) -> No
     logits = torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(seed))
     probabilities = logits[0].softmax(-1)
     allowed = (probabilities >= min_p * probabilities.max() * (1 - 1e-5)).nonzero().flatten().tolist()
-    assert {sample(logits, request(index, seed=seed, min_p=min_p))[0] for index in range(20)} <= set(allowed)
+    requests = [request(index, seed=seed, min_p=min_p) for index in range(20)]
+    assert set(sample(logits.expand(20, VOCABULARY), *requests)) <= set(allowed)
 
 
 @settings(max_examples=40, deadline=None)

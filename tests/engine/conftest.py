@@ -1,4 +1,4 @@
-"""An asynchronous engine that the tests of a module share."""
+"""An asynchronous engine that several files share."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,7 +12,7 @@ from async_engines import Watcher, make
 from engine_server import AsyncLLMEngine
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
+@pytest_asyncio.fixture(loop_scope="session", scope="session")
 async def watched() -> Watcher:
     return Watcher()
 
@@ -23,7 +23,7 @@ def watcher(watched: Watcher) -> Watcher:
     return watched
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
+@pytest_asyncio.fixture(loop_scope="session", scope="session")
 async def tiny(tiny_llama: Path, watched: Watcher) -> AsyncIterator[AsyncLLMEngine]:
     """An engine for the tests that leave it without requests."""
     engine = await asyncio.to_thread(make, tiny_llama, stat_loggers={"watcher": watched})

@@ -1,13 +1,12 @@
 """The asynchronous engine: streams, aborts, sleep, and the death of its core."""
 
 import asyncio
-import gc
 import os
 import random
 import signal
+from collections.abc import AsyncIterator
 from pathlib import Path
 
-import psutil
 import pytest
 import pytest_asyncio
 from async_engines import Watcher, drain, make, prompt
@@ -22,18 +21,15 @@ from engine_server import (
     SamplingParams,
 )
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def spare(tiny_llama: Path) -> list[AsyncLLMEngine]:
-    """Return a second engine, for the tests that stop it, hang it and drop it, in the order of this file."""
-    return [await asyncio.to_thread(make, tiny_llama, hang_timeout=1.0, start_engine_loop=False)]
-
-
-@pytest.fixture
-def second(spare: list[AsyncLLMEngine]) -> AsyncLLMEngine:
-    return spare[0]
+@pytest_asyncio.fixture(loop_scope="session", scope="module")
+async def second(tiny_llama: Path) -> AsyncIterator[AsyncLLMEngine]:
+    """Return a second engine, for the tests that stop it, hang it and kill its core, in the order of this file."""
+    engine = await asyncio.to_thread(make, tiny_llama, hang_timeout=1.0, start_engine_loop=False)
+    yield engine
+    engine.shutdown()
 
 
 async def test_deltas_and_cumulative_outputs_hold_the_same_tokens(tiny: AsyncLLMEngine, tiny_params) -> None:
@@ -337,25 +333,19 @@ async def test_check_health_reports_a_hung_core_until_it_recovers(
     assert (await drain(second.generate(prompt(3), tiny_params(max_tokens=2), "on")))[-1].finished
 
 
-async def test_core_ends_when_its_engine_is_garbage_collected(spare: list[AsyncLLMEngine]) -> None:
-    core = psutil.Process(spare[0].core_pid)
-    spare.clear()
-    await until_async(lambda: gc.collect() is not None and not core.is_running())
-
-
 async def test_every_stream_raises_the_cause_when_the_core_is_killed(
-    tiny: AsyncLLMEngine, tiny_params
+    second: AsyncLLMEngine, tiny_params
 ) -> None:
-    """The last test, since the engine is dead after it."""
+    """The last test of the second engine, since it is dead afterwards."""
     streams = [
-        tiny.generate(prompt(20), tiny_params(max_tokens=200, ignore_eos=True), name) for name in "abc"
+        second.generate(prompt(20), tiny_params(max_tokens=200, ignore_eos=True), name) for name in "abc"
     ]
     await asyncio.gather(*(anext(stream) for stream in streams))
-    os.kill(tiny.core_pid, signal.SIGKILL)
+    os.kill(second.core_pid, signal.SIGKILL)
     results = await asyncio.gather(*(drain(stream) for stream in streams), return_exceptions=True)
     assert all(isinstance(result, EngineDeadError) and "SIGKILL" in str(result) for result in results)
-    assert tiny.errored and not tiny.is_running
+    assert second.errored and not second.is_running
     with pytest.raises(EngineDeadError, match="SIGKILL"):
-        await tiny.check_health()
+        await second.check_health()
     with pytest.raises(EngineDeadError):
-        await anext(tiny.generate(prompt(3), tiny_params(), "after"))
+        await anext(second.generate(prompt(3), tiny_params(), "after"))

@@ -8,7 +8,7 @@ from waiting import until_async
 
 from engine_server import AsyncLLMEngine
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def test_pause_in_mode_keep_continues_requests_after_resume(

@@ -11,7 +11,7 @@ from engine_server import EngineArgs, LLMEngine, SamplingParams, StatLoggerBase
 NEW_TOKENS = 5
 LENGTHS = (
     *(1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 14, 15, 16, 17, 18),
-    *(20, 22, 24, 28, 31, 32, 33, 40, 47, 48, 49, 63, 64, 65, 129, 900),
+    *(20, 22, 24, 28, 31, 32, 33, 40, 47, 48, 49, 63, 64, 65, 129, 400),
 )
 TEXT = (Path(__file__).parents[2] / "LICENSE").read_text()
 

@@ -101,7 +101,7 @@ class Relay(Wait):
     def flush(self) -> None:
         if self.pending and not self.held:
             self.exchange.client.write(b"".join(self.pending))
-            self.pending = []
+            self.pending.clear()
             if self.lifecycle.time_to_first_byte is None:
                 self.lifecycle.record_answer(self.status)
         if self.held or self.outcome is not None:

@@ -3,12 +3,13 @@
 import asyncio
 import gc
 import threading
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import pytest_asyncio
+from waiting import until_async
 
 from engine_server import AsyncEngineArgs, AsyncLLMEngine, SamplingParams, StatLoggerBase
 from engine_server.engine.front_end import FrontEnd
@@ -35,15 +36,21 @@ async def recorder() -> StallRecorder:
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def engine(tiny_writer: Path, recorder: StallRecorder) -> AsyncIterator[AsyncLLMEngine]:
+async def held(tiny_writer: Path, recorder: StallRecorder) -> list[AsyncLLMEngine]:
+    """Return an engine in the only lasting reference to it, which the last test drops."""
     arguments = AsyncEngineArgs(
         model=str(tiny_writer), dtype="float32", num_gpu_blocks_override=64, disable_log_stats=True
     )
-    engine = await asyncio.to_thread(
-        AsyncLLMEngine.from_engine_args, arguments, stat_loggers={"recorder": recorder}
-    )
-    yield engine
-    engine.shutdown()
+    return [
+        await asyncio.to_thread(
+            AsyncLLMEngine.from_engine_args, arguments, stat_loggers={"recorder": recorder}
+        )
+    ]
+
+
+@pytest.fixture
+def engine(held: list[AsyncLLMEngine]) -> AsyncLLMEngine:
+    return held[0]
 
 
 async def last_output(engine: AsyncLLMEngine, prompt: Any, request_id: str, **options: Any) -> Any:
@@ -168,3 +175,9 @@ async def test_objects_loaded_at_the_start_are_excluded_from_garbage_collection(
     assert gc.get_freeze_count() > 100_000
     assert gc.get_threshold()[0] >= 10_000
     assert gc.isenabled()
+
+
+async def test_core_ends_when_its_engine_is_garbage_collected(held: list[AsyncLLMEngine]) -> None:
+    core = psutil.Process(held[0].core_pid)
+    held.clear()
+    await until_async(lambda: gc.collect() is not None and not core.is_running())
