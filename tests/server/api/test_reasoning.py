@@ -49,7 +49,9 @@ def test_reasoning_is_streamed_as_it_is_generated(reasoning_server: Any) -> None
 
 
 def test_reasoning_is_left_out_on_request(reasoning_server: Any) -> None:
-    message = reasoning_server.post(PATH, {**REQUEST, "include_reasoning": False}).json["choices"][0]["message"]
+    message = reasoning_server.post(PATH, {**REQUEST, "include_reasoning": False}).json["choices"][0][
+        "message"
+    ]
     assert "reasoning" not in message
     assert not message["content"]
 
