@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from engine_server.contract.quoting import quote
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.structured_outputs import StructuredOutputsParams, to_json
 
@@ -45,7 +46,7 @@ def _of_response_format(value: object) -> StructuredOutputsParams | None:
     kind = value.get("type") if isinstance(value, dict) else None
     if not isinstance(value, dict) or kind not in RESPONSE_FORMATS:
         raise InvalidRequestError(
-            f"response_format has the type {str(kind)[:200]!r}; it takes an object with a type of "
+            f"response_format has the type {quote(kind)}; it takes an object with a type of "
             f"{', '.join(RESPONSE_FORMATS)}",
             "response_format",
         )
@@ -73,7 +74,7 @@ def _of_parameters(value: object) -> StructuredOutputsParams:
     unknown = [name for name in given if name not in allowed]
     if unknown:
         raise InvalidRequestError(
-            f"structured_outputs has {unknown[0][:200]!r}; it takes {', '.join(allowed)}",
+            f"structured_outputs has {quote(unknown[0])}; it takes {', '.join(allowed)}",
             "structured_outputs",
         )
     if isinstance(given.get("structural_tag"), dict):
