@@ -57,9 +57,14 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, tag=True, omit_defau
         if self.starts_after is not None:
             self.starts_after = valid.tokens("starts_after", self.starts_after) or None
 
+    @property
+    def size(self) -> int:
+        """The number of bytes of the grammar's description."""
+        return len(msgspec.msgpack.encode(self))
+
     def check_size(self) -> None:
         """Raise InvalidRequestError for a description that is too large."""
-        if message := SCHEMA_BYTES.exceeded(len(msgspec.msgpack.encode(self))):
+        if message := SCHEMA_BYTES.exceeded(self.size):
             raise InvalidRequestError(message, "structured_outputs")
 
     def _check_kind(self) -> None:

@@ -149,4 +149,4 @@ def test_ambiguous_grammar_becomes_an_error_instead_of_ever_slower() -> None:
         own.read(token_ids, end)
         if own.error is not None:
             break
-    assert own.error is not None and "ambiguous" in own.error or "items" in str(own.error)
+    assert (own.error is not None and "ambiguous" in own.error) or "items" in str(own.error)
