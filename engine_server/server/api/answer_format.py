@@ -75,8 +75,12 @@ def with_parser(
         message = "a tool call can't be demanded in the form of this model's calls; use the tool_choice auto"
         raise ApiError(400, message, param="tool_choice")
     if use is not None and format.call is not None and (use.choice == "required" or use.strict):
+        if generation.beams is not None:
+            message = "a beam search takes no tool_choice but auto and none, and no strict tools"
+            raise ApiError(400, message, param="use_beam_search")
         reasoning_end = format.reasoning_end_after(generation.prompts[0].get("prompt") or "")
         params.structured_outputs = call_grammar(format.call, use, reasoning_end)
     if any(answer is not None for answer in answers):
-        params.visible_special_token_ids = list(format.marker_token_ids)
+        tokens = format.marker_token_ids if use and use.callable else format.text_marker_token_ids
+        params.visible_special_token_ids = list(tokens)
     return replace(generation, parser=parser)

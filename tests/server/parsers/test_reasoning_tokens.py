@@ -1,6 +1,6 @@
 """The number of tokens that belong to the reasoning."""
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine_server.server.parsers.reasoning_tokens import ReasoningTokens
@@ -29,6 +29,7 @@ def test_incomplete_delimiter_opens_nothing() -> None:
     assert count([7, 1, 8, 2]) == 0
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.integers(6, 10)), st.integers(1, 5))
 def test_count_does_not_depend_on_the_division_of_the_tokens(tokens: list[int], pieces: int) -> None:
     assert count(tokens, pieces=pieces) == count(tokens, pieces=1 + len(tokens))
