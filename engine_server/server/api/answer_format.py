@@ -78,11 +78,15 @@ def with_parser(
         raise ApiError(400, message, param="tool_choice")
     reasoning_end = format.reasoning_end_after(generation.prompts[0].get("prompt") or "")
     if use is not None and format.call is not None and (use.choice == "required" or use.strict):
+        if generation.beams is not None:
+            message = "a beam search takes no tool_choice but auto and none, and no strict tools"
+            raise ApiError(400, message, param="use_beam_search")
         params.structured_outputs = call_grammar(format.call, use, reasoning_end)
     elif params.structured_outputs is not None:
         params.structured_outputs = msgspec.structs.replace(
             params.structured_outputs, starts_after=reasoning_end
         )
     if any(answer is not None for answer in answers):
-        params.visible_special_token_ids = list(format.marker_token_ids)
+        tokens = format.marker_token_ids if use and use.callable else format.text_marker_token_ids
+        params.visible_special_token_ids = list(tokens)
     return replace(generation, parser=parser)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -129,8 +129,8 @@ class ChoiceReader:
         """Return how many tokens an output adds to the completion."""
         return 0 if self._prompt_only else len(output.token_ids)
 
-    def count_reasoning(self, token_ids: list[int]) -> int:
-        """Return how many of the choice's next tokens belong to the reasoning."""
+    def count_reasoning(self, token_ids: Sequence[int]) -> int:
+        """Return how many of the next tokens belong to the reasoning."""
         return 0 if self._prompt_only else self._parser.count_reasoning(token_ids)
 
     def replay(self, token_ids: list[int], texts: list[str], usage: Usage) -> list[ChoiceDelta]:

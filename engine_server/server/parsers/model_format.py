@@ -42,8 +42,9 @@ class ModelFormat:
     takes_tools: bool = True
     # The chat template takes the arguments of earlier calls as JSON text.
     text_arguments: bool = False
-    # Special tokens that the template needs to see.
+    # Special tokens in the template's delimiters, and without those of calls.
     marker_token_ids: tuple[int, ...] = ()
+    text_marker_token_ids: tuple[int, ...] = ()
     # Token ids of the delimiters of reasoning.
     reasoning_start: tuple[int, ...] = ()
     reasoning_end: tuple[int, ...] = ()
@@ -118,8 +119,7 @@ def find_format(tokenizer: Any, file: Path | None) -> ModelFormat:
     else:
         template = ours.get("template")
         if template and ours.get("reasoning_mark", "\0") not in chat_template:
-            fields = {key: value for key, value in template["fields"].items() if key != "reasoning_content"}
-            template = {**template, "fields": fields}
+            template = without_field(template, "reasoning_content")
     call = CallForm(**ours["call"]) if "call" in ours else None
     loaded = None if template is None else load_template(name, template)
     reasoning = next(
@@ -133,9 +133,14 @@ def find_format(tokenizer: Any, file: Path | None) -> ModelFormat:
         takes_tools,
         takes_tools and needs_text_arguments(tokenizer),
         marker_tokens(tokenizer, template),
+        marker_tokens(tokenizer, template and without_field(template, CALL_FIELD)),
         literal_tokens(tokenizer, reasoning.open_literals if reasoning else None),
         literal_tokens(tokenizer, reasoning.close_literals if reasoning else None),
     )
+
+
+def without_field(template: dict[str, Any], name: str) -> dict[str, Any]:
+    return {**template, "fields": {key: field for key, field in template["fields"].items() if key != name}}
 
 
 def chat_template_text(tokenizer: Any) -> str:

@@ -10,6 +10,8 @@ from transformers.utils.chat_parsing.response_templates import ResponseTemplate,
 
 # Consumed text is dropped once it has this many characters, so that a long answer costs linear time.
 CONSUMED_CHARACTERS = 4096
+# Every delimiter is searched for in all of the text that is there, after each region anew.
+PIECE_CHARACTERS = 1024
 # Consumed characters that are kept for a pattern that looks behind.
 LOOKBEHIND = 64
 
@@ -73,14 +75,12 @@ class RegionScanner(ResponseParser):
 
     def feed(self, text: str) -> list[Event]:  # type: ignore[override]
         """Return the events that `text` completes; a possible beginning of a delimiter is held back."""
-        self._buffer += text
         events: list[Any] = []
-        self._process(events, eos=False)
-        if self._pos > CONSUMED_CHARACTERS:
-            consumed = self._pos - LOOKBEHIND
-            self._buffer = self._buffer[consumed:]
-            self._pos -= consumed
-            self._body_end -= consumed
+        for start in range(0, len(text), PIECE_CHARACTERS):
+            self._buffer += text[start : start + PIECE_CHARACTERS]
+            self._process(events, eos=False)
+            if self._pos > CONSUMED_CHARACTERS:
+                self._drop(self._pos - LOOKBEHIND)
         return events
 
     def finish(self) -> list[Event]:
@@ -88,6 +88,11 @@ class RegionScanner(ResponseParser):
         events: list[Any] = []
         self._process(events, eos=True)
         return events
+
+    def _drop(self, consumed: int) -> None:
+        self._buffer = self._buffer[consumed:]
+        self._pos -= consumed
+        self._body_end -= consumed
 
     def _accumulate(self, events: list[Any], text: str) -> None:
         self._body_end = self._pos + len(text)
