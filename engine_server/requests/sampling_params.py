@@ -83,6 +83,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True)
     include_stop_str_in_output: bool = False
     detokenize: bool = True
     skip_special_tokens: bool = True
+    visible_special_token_ids: list[int] | None = None
     spaces_between_special_tokens: bool = True
     logits_processors: list[str] | None = None
     truncate_prompt_tokens: int | None = None
@@ -151,6 +152,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True)
         )
         self.detokenize = valid.flag("detokenize", self.detokenize)
         self.skip_special_tokens = valid.flag("skip_special_tokens", self.skip_special_tokens)
+        if self.visible_special_token_ids is not None:
+            name = "visible_special_token_ids"
+            self.visible_special_token_ids = valid.tokens(name, self.visible_special_token_ids)
         self.spaces_between_special_tokens = valid.flag(
             "spaces_between_special_tokens", self.spaces_between_special_tokens
         )

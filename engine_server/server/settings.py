@@ -15,6 +15,11 @@ class ApiSettings:
     chat_template: str | None = argument(
         None, "file with a chat template in place of the model's own", metavar="FILE"
     )
+    response_template: str | None = argument(
+        None,
+        "file with transformers' response_template, JSON or YAML, in place of the format that is found for the model",
+        metavar="FILE",
+    )
     trust_request_chat_template: bool = argument(
         False, "take a chat template from a request: clients then run templates of their own in the server"
     )
@@ -27,6 +32,9 @@ class ApiSettings:
     enable_prompt_tokens_details: bool = argument(False, "report cached prompt tokens in an answer's usage")
     enable_force_include_usage: bool = argument(
         False, "end every stream with the usage, whether or not it is asked for"
+    )
+    sse_keep_alive_interval: float = argument(
+        15.0, "seconds without a byte after which a stream gets a comment", metavar="SECONDS"
     )
     return_tokens_as_token_ids: bool = argument(
         False, "name tokens token_id:NUMBER in log-probabilities, unless a request sets it"

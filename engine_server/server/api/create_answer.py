@@ -7,10 +7,13 @@ import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from engine_server.requests.errors import InvalidRequestError
+from engine_server.server.api.answer_format import with_parser
 from engine_server.server.api.answers import AnswerIdentity
+from engine_server.server.api.continuation import apply_resume, first_report, resumed_stream
 from engine_server.server.api.models import check_model
-from engine_server.server.generation.generate import Generation, generate
-from engine_server.server.generation.render import Renderer, respond
+from engine_server.server.generation.generate import Generation, generate, refusal
+from engine_server.server.generation.render import Renderer, stream_answer, whole_answer
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
     from engine_server.requests.prompts import TokensPrompt
     from engine_server.requests.sampling_params import SamplingParams
     from engine_server.server.engine_host import EngineHost
-    from engine_server.server.generation.answer_parser import ParserFactory
+    from engine_server.server.parsers.tool_use import AnswerStyle
 
 # Seconds after which a request ends with the tokens so far.
 TIMEOUT_HEADER = "x-request-timeout"
@@ -31,16 +34,22 @@ class AnswerRequest(Protocol):
 
     # The beginning of the answer's id.
     ID_PREFIX: ClassVar[str]
+    # The request's field for an engine's parameter, where their names differ.
+    ENGINE_FIELDS: ClassVar[Mapping[str, str]]
 
     @property
     def model(self) -> str: ...
+
+    @property
+    def model_extra(self) -> dict[str, Any] | None:
+        """The fields that the API doesn't have."""
 
     @property
     def streams(self) -> bool: ...
 
     @property
     def engine_fields(self) -> Mapping[str, str]:
-        """The request's field for an engine's parameter, where their names differ."""
+        """ENGINE_FIELDS with the field that asks for a grammar."""
 
     @property
     def own_id(self) -> str | None:
@@ -61,33 +70,50 @@ class AnswerRequest(Protocol):
 
     async def prompts(self, host: EngineHost) -> list[TokensPrompt]: ...
 
-    def parser(self, host: EngineHost) -> ParserFactory: ...
+    @property
+    def answer_style(self) -> AnswerStyle | None:
+        """What the answer may have besides text; None for plain text."""
 
     def renderer(self, host: EngineHost, identity: AnswerIdentity) -> Renderer: ...
 
 
 async def create_answer(host: EngineHost, request: AnswerRequest, headers: Mapping[str, str]) -> Response:
     """Return the answer to a request, whole or as a stream. Raises ApiError and InvalidRequestError."""
-    check_model(host, request.model)
-    params = request.sampling_params(host.sampling_defaults)
+    check_model(host, request.model, headers)
+    resume = resumed_stream(headers, request.model_extra or {}, host.fingerprint)
+    try:
+        params = request.sampling_params(host.sampling_defaults)
+    except InvalidRequestError as error:
+        raise refusal(error, request.ENGINE_FIELDS) from None
     params.timeout = deadline(params.timeout, headers)
     beams = request.beam_search_params(host.sampling_defaults)
     prompts = await request.prompts(host)
     unique = uuid.uuid4().hex
-    identity = AnswerIdentity(request.ID_PREFIX + (request.own_id or unique), int(time.time()), request.model)
+    answer_id, created = request.ID_PREFIX + (request.own_id or unique), int(time.time())
+    if resume is not None:
+        answer_id, created = resume.id, resume.created
+    identity = AnswerIdentity(answer_id, created, request.model)
     generation = Generation(
-        request_id=f"{identity.id}-{unique}" if request.own_id else identity.id,
+        request_id=identity.id if identity.id.endswith(unique) else f"{identity.id}-{unique}",
         prompts=prompts,
         params=params,
         trace_headers=host.trace_headers(headers),
         fields=request.engine_fields,
-        parser=request.parser(host),
         priority=request.queue_priority,
         beams=beams,
         prompt_only=request.prompt_only,
     )
+    style = request.answer_style
+    if style is not None:
+        generation = with_parser(generation, host.answer_format, style, identity.id, request.streams)
+    if resume is not None:
+        generation = apply_resume(generation, resume, request.streams)
+    report = first_report(headers, generation, identity, request.streams)
     renderer = request.renderer(host, identity)
-    return await respond(generate(host.engine, generation), renderer, request.streams)
+    events = generate(host.engine, generation)
+    if request.streams:
+        return stream_answer(events, renderer, host.settings.sse_keep_alive_interval, report)
+    return await whole_answer(events, renderer)
 
 
 def deadline(timeout: float | None, headers: Mapping[str, str]) -> float | None:

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidato
 from pydantic_core import ErrorDetails
 
 from engine_server.contract import bounds
+from engine_server.contract.continuation import ROUTER_FIELD
 from engine_server.contract.errors import ErrorCode
 from engine_server.contract.quoting import shorten
 from engine_server.engine.beam_search import BeamSearchParams
@@ -22,14 +23,13 @@ from engine_server.server.api import fields
 from engine_server.server.api.answers import AnswerOptions
 from engine_server.server.api.fields import MAX_CHOICES, Ignored, only, stop_strings, token_biases
 from engine_server.server.api.unknown_fields import unknown_fields
-from engine_server.server.generation.answer_parser import ParserFactory, plain_text
 from engine_server.server.generation.response_format import FIELDS as GRAMMAR_FIELDS
 from engine_server.server.generation.response_format import RequestedGrammar, requested_grammar
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
     from engine_server.requests.prompts import TokensPrompt
-    from engine_server.server.engine_host import EngineHost
+    from engine_server.server.parsers.tool_use import AnswerStyle
     from engine_server.server.settings import ApiSettings
 
 # Fields that SamplingParams has by the same name.
@@ -155,8 +155,9 @@ class GenerationRequest(ApiRequest):
     def prompt_only(self) -> bool:
         return False
 
-    def parser(self, host: EngineHost) -> ParserFactory:
-        return plain_text
+    @property
+    def answer_style(self) -> AnswerStyle | None:
+        return None
 
     def answer_options(self, settings: ApiSettings) -> AnswerOptions:
         """Return what the answer reports."""
@@ -200,11 +201,17 @@ class GenerationRequest(ApiRequest):
     @cached_property
     def grammar(self) -> RequestedGrammar | None:
         """The grammar of the answer. Raises InvalidRequestError."""
-        return requested_grammar({name: getattr(self, name) for name in GRAMMAR_FIELDS})
+        fields = {name: getattr(self, name) for name in GRAMMAR_FIELDS}
+        return requested_grammar({**fields, "response_format": self.response_form})
+
+    @property
+    def response_form(self) -> Any:
+        """The form of the answer's text, as the chat API's response_format."""
+        return self.response_format
 
     @property
     def engine_fields(self) -> Mapping[str, str]:
-        """The fields from which the engine's parameters are made, where their names differ."""
+        """ENGINE_FIELDS with the field that asks for a grammar."""
         return {**self.ENGINE_FIELDS, "structured_outputs": self.grammar.field if self.grammar else ""}
 
     def to_sampling_params(
@@ -268,7 +275,7 @@ def parse_request(kind: type[R], body: bytes) -> R:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         raise to_api_error(first) from None
     if request.model_extra:
-        unknown_fields.warn(request.model_extra)
+        unknown_fields.warn(name for name in request.model_extra if name != ROUTER_FIELD)
     request.check_combinations()
     return request
 

@@ -1,4 +1,4 @@
-"""Error responses in the shape of OpenAI's API."""
+"""Error responses, in the shape of the API that the request's path belongs to."""
 
 from __future__ import annotations
 
@@ -9,13 +9,28 @@ from typing import TYPE_CHECKING
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from engine_server.contract.errors import ErrorBody, ErrorCode, ErrorDetail, server_error_type
+from engine_server.contract.errors import (
+    AnthropicErrorBody,
+    AnthropicErrorDetail,
+    ErrorBody,
+    ErrorCode,
+    ErrorDetail,
+    anthropic_error_type,
+    has_anthropic_errors,
+    server_error_type,
+)
 from engine_server.contract.quoting import shorten
-from engine_server.requests.errors import EngineDeadError, InvalidRequestError, QueueFullError
+from engine_server.requests.errors import (
+    EngineDeadError,
+    EngineShutDownError,
+    InvalidRequestError,
+    QueueFullError,
+)
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
     from starlette.requests import Request
+    from starlette.types import Receive, Scope, Send
 
 logger = logging.getLogger(__name__)
 
@@ -45,10 +60,16 @@ class ApiError(Exception):
         self.close = close
 
     def body(self) -> bytes:
-        """Return the JSON body, which is also the data of an error event in a stream."""
+        """Return the JSON body of OpenAI's API, which is also the data of an error event in a stream."""
         message, param = shorten(self.message, MAX_MESSAGE), self.param and shorten(self.param)
         detail = ErrorDetail(message, server_error_type(self.status), param, self.code)
         return ErrorBody(detail).encode()
+
+    def anthropic_body(self, request_id: str | None) -> bytes:
+        """Return the JSON body of Anthropic's API, which is also the data of an error event in a stream."""
+        message = shorten(self.message, MAX_MESSAGE)
+        detail = AnthropicErrorDetail(anthropic_error_type(self.status), message, self.code)
+        return AnthropicErrorBody(detail, request_id).encode()
 
     def response(self) -> Response:
         """Return the whole HTTP response."""
@@ -57,7 +78,21 @@ class ApiError(Exception):
             headers["Retry-After"] = str(self.retry_after)
         if self.close:
             headers["Connection"] = "close"
-        return Response(self.body(), self.status, headers, media_type="application/json")
+        return ErrorResponse(self, headers)
+
+
+class ErrorResponse(Response):
+    """The response for an error, in the shape of the API that the request's path belongs to."""
+
+    def __init__(self, error: ApiError, headers: dict[str, str]) -> None:
+        super().__init__(error.body(), error.status, headers, media_type="application/json")
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if has_anthropic_errors(scope["path"]):
+            self.body = self._error.anthropic_body(scope.get("state", {}).get("request_id"))
+            self.headers["Content-Length"] = str(len(self.body))
+        await super().__call__(scope, receive, send)
 
 
 def as_api_error(error: Exception) -> ApiError:
@@ -69,6 +104,8 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(400, str(error), param=error.parameter)
         case QueueFullError():
             return ApiError(503, str(error), code=ErrorCode.QUEUE_FULL, retry_after=1)
+        case EngineShutDownError():
+            return shutting_down()
         case EngineDeadError():
             # Nothing was sent yet, so 503 lets a router retry on another replica.
             message = f"the engine is dead: {error.cause}"
@@ -76,6 +113,12 @@ def as_api_error(error: Exception) -> ApiError:
         case _:
             logger.error("a request failed", exc_info=error)
             return ApiError(500, "internal error; the server's log has it", code=ErrorCode.INTERNAL_ERROR)
+
+
+def shutting_down() -> ApiError:
+    """Return the error of a request that the server's shutdown refuses or ends; another replica can take it."""
+    message = "the server is shutting down"
+    return ApiError(503, message, code=ErrorCode.DRAINING, retry_after=1, close=True)
 
 
 async def answer_error(_: Request, error: Exception) -> Response:
