@@ -122,9 +122,11 @@ class Sampler:
         values = None if rows is None else self._values("raw", logits, rows, counts, sampling)
         adjusted = self._pipeline.rows(sampling)
         errors: dict[int, str] = {}
-        if adjusted or masks is not None:
+        if masks is not None:
+            errors = self._pipeline.mask(logits, masks)
+        if adjusted:
             logits = logits.float()
-            errors = self._pipeline.apply(logits, adjusted, masks)
+            errors |= self._pipeline.apply(logits, adjusted)
         if rows is not None and values is None:
             values = self._values("processed", logits, rows, counts, sampling)
         with self._timer.measure():

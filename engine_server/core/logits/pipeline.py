@@ -32,12 +32,14 @@ class LogitsPipeline:
                 rows[position].append(Row(index, scheduled))
         return rows
 
-    def apply(self, logits: Tensor, rows: list[list[Row]], masks: TokenMasks | None) -> dict[int, str]:
+    def mask(self, logits: Tensor, masks: TokenMasks) -> dict[int, str]:
+        """Mask logits [n, vocabulary] in place; return an error for each row that can't be sampled."""
+        masks.apply(logits, self._blocked)
+        return masks.errors
+
+    def apply(self, logits: Tensor, rows: list[list[Row]]) -> dict[int, str]:
         """Change float32 logits [n, vocabulary] in place; return an error for each row that can't be sampled."""
         errors: dict[int, str] = {}
-        if masks is not None:
-            masks.apply(logits, self._blocked)
-            errors |= masks.errors
         for processor, own in zip(self._processors, rows, strict=False):
             if own:
                 errors |= processor.apply(logits, own)

@@ -12,7 +12,6 @@ from engine_server.server.api.chat.template_variables import check_variables
 from engine_server.server.api.fields import Ignored, only
 from engine_server.server.api.generation_request import GenerationRequest
 from engine_server.server.generation.prompts import ChatTurns, tokenize_chat
-from engine_server.server.generation.response_format import structured_outputs
 from engine_server.server.http.errors import ApiError
 from engine_server.server.parsers.tool_use import AnswerStyle, ToolUse
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
     from engine_server.engine.beam_search import BeamSearchParams
     from engine_server.requests.prompts import TokensPrompt
-    from engine_server.requests.sampling_params import SamplingParams
     from engine_server.server.engine_host import EngineHost
 
 
@@ -43,6 +41,7 @@ class ConversationRequest(GenerationRequest):
     detokenize: Annotated[Any, only(True)] = None
     return_token_ids: Annotated[Any, only(False)] = None
     return_tokens_as_token_ids: Annotated[Any, only(False)] = None
+    response_format: Annotated[Any, only({"type": "text"})] = None
 
     @property
     def tool_use(self) -> ToolUse | None:
@@ -69,12 +68,9 @@ class ConversationRequest(GenerationRequest):
             message = "a form of the answer's text and calls that follow a schema exclude each other"
             raise ApiError(400, message, param="tools")
 
-    def to_sampling_params(
-        self, defaults: Mapping[str, Any], max_tokens: int | None, logprobs: int | None
-    ) -> SamplingParams:
-        params = super().to_sampling_params(defaults, max_tokens, logprobs)
-        params.structured_outputs = structured_outputs(self.response_form, None, {})
-        return params
+    @property
+    def engine_fields(self) -> Mapping[str, str]:
+        return self.ENGINE_FIELDS
 
     async def prompts(self, host: EngineHost) -> list[TokensPrompt]:
         return [await self.prompt(host)]

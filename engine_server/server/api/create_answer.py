@@ -34,6 +34,8 @@ class AnswerRequest(Protocol):
 
     # The beginning of the answer's id.
     ID_PREFIX: ClassVar[str]
+    # The request's field for an engine's parameter, where their names differ.
+    ENGINE_FIELDS: ClassVar[Mapping[str, str]]
 
     @property
     def model(self) -> str: ...
@@ -47,7 +49,7 @@ class AnswerRequest(Protocol):
 
     @property
     def engine_fields(self) -> Mapping[str, str]:
-        """The request's field for an engine's parameter, where their names differ."""
+        """ENGINE_FIELDS with the field that asks for a grammar."""
 
     @property
     def own_id(self) -> str | None:

@@ -205,11 +205,17 @@ class GenerationRequest(ApiRequest):
     @cached_property
     def grammar(self) -> RequestedGrammar | None:
         """The grammar of the answer. Raises InvalidRequestError."""
-        return requested_grammar({name: getattr(self, name) for name in GRAMMAR_FIELDS})
+        fields = {name: getattr(self, name) for name in GRAMMAR_FIELDS}
+        return requested_grammar({**fields, "response_format": self.response_form})
+
+    @property
+    def response_form(self) -> Any:
+        """The form of the answer's text, as the chat API's response_format."""
+        return self.response_format
 
     @property
     def engine_fields(self) -> Mapping[str, str]:
-        """The fields from which the engine's parameters are made, where their names differ."""
+        """ENGINE_FIELDS with the field that asks for a grammar."""
         return {**self.ENGINE_FIELDS, "structured_outputs": self.grammar.field if self.grammar else ""}
 
     def to_sampling_params(
