@@ -41,9 +41,10 @@ TOKEN_RULES = Bound("token rules (choices x entries of the lists of tokens and w
 
 SCHEMA_BYTES = Bound("bytes in a schema or grammar", 1 << 18)
 SCHEMA_DEPTH = Bound("levels of containers in a schema", 64)
+GRAMMAR_BYTES = Bound("bytes of grammars (choices x bytes)", 1 << 24)
 
 BOUNDS = (
     JSON_BRACKETS, JSON_COMMAS, PROMPTS, MESSAGES, TOOLS, TOOL_BYTES, STOP_STRINGS, STOP_STRING_CHARACTERS,
     STOP_TOKENS, BAD_WORDS, BAD_WORD_CHARACTERS, ALLOWED_TOKENS, BIASED_TOKENS, CHOICES, OUTPUT_LOGPROBS,
-    PROMPT_LOGPROBS, TOKEN_RULES, SCHEMA_BYTES, SCHEMA_DEPTH,
+    PROMPT_LOGPROBS, TOKEN_RULES, SCHEMA_BYTES, SCHEMA_DEPTH, GRAMMAR_BYTES,
 )  # fmt: skip

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from engine_server.contract.bounds import SCHEMA_BYTES
 from engine_server.requests import validation as valid
 from engine_server.requests.errors import InvalidRequestError
 
@@ -11,8 +12,6 @@ from engine_server.requests.errors import InvalidRequestError
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 # The parameters that change a JSON schema.
 JSON_OPTIONS = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
-# Maximum size of a request's grammar, in bytes.
-MAX_BYTES = 128 << 10
 
 
 class StructuredOutputsParams(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True):
@@ -58,13 +57,15 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, tag=True, omit_defau
         if self.starts_after is not None:
             self.starts_after = valid.tokens("starts_after", self.starts_after) or None
 
+    @property
+    def size(self) -> int:
+        """The number of bytes of the grammar's description."""
+        return len(msgspec.msgpack.encode(self))
+
     def check_size(self) -> None:
         """Raise InvalidRequestError for a description that is too large."""
-        size = len(msgspec.msgpack.encode(self))
-        if size > MAX_BYTES:
-            raise InvalidRequestError(
-                f"the grammar has {size} bytes; at most {MAX_BYTES} are allowed", "structured_outputs"
-            )
+        if message := SCHEMA_BYTES.exceeded(self.size):
+            raise InvalidRequestError(message, "structured_outputs")
 
     def _check_kind(self) -> None:
         if isinstance(self.json, dict):

@@ -11,16 +11,19 @@ from engine_server.structured.errors import GrammarError
 # passes never overflows the stack elsewhere.
 STACK_BYTES = 32 << 20
 TRIAL_STACK_BYTES = STACK_BYTES // 2
-# Limits of one mask's computation, which takes about 30 ms at most, and of the memory of a matcher. A matcher that
-# exceeds one reports an error.
+# Limits of one mask's computation and of a matcher's memory. A matcher that exceeds one reports an error.
 LIMITS = LLParserLimits(
-    max_items_in_row=500,
+    max_items_in_row=2000,
     step_max_items=10_000,
     step_lexer_fuel=50_000,
     max_lexer_states=50_000,
     max_grammar_size=200_000,
     verbose_errors=False,
 )
+
+
+# Tokens of an output that a trial generates.
+WALKED_TOKENS = 8
 
 
 class Compiler:
@@ -40,6 +43,17 @@ class Compiler:
         if matcher.is_error():
             raise GrammarError(matcher.get_error())
         return matcher
+
+    def walk(self, start: LLMatcher) -> None:
+        """Follow a grammar for a few tokens, to find limits that it exceeds from the beginning. Raises GrammarError."""
+        matcher = start.deep_copy()
+        for _ in range(WALKED_TOKENS):
+            bits = int.from_bytes(matcher.compute_bitmask(), "little")
+            if matcher.is_stopped() or not bits:
+                break
+            matcher.consume_token((bits & -bits).bit_length() - 1)  # the lowest of the allowed tokens
+        if matcher.is_error():
+            raise GrammarError(matcher.get_error())
 
 
 class Tokens:

@@ -2,8 +2,8 @@
 
 import re
 
-# Maximum number of characters of a message, which quotes the client's input.
-MESSAGE_CHARACTERS = 200
+from engine_server.contract.quoting import shorten
+
 # The library's excerpt of the grammar, with line numbers, and its state.
 EXCERPT = re.compile(r"\n\s*\d+ \| |\n?<state>| ?<non-verbose/>")
 
@@ -14,5 +14,4 @@ class GrammarError(ValueError):
     def __init__(self, message: str) -> None:
         if message.startswith("NoExtension"):  # the library's name for an empty set of tokens
             message = "no text matches the grammar"
-        line = " ".join(EXCERPT.split(message)[0].split())
-        super().__init__(line if len(line) <= MESSAGE_CHARACTERS else line[: MESSAGE_CHARACTERS - 3] + "...")
+        super().__init__(shorten(" ".join(EXCERPT.split(message)[0].split())))

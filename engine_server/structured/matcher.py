@@ -1,11 +1,15 @@
 """One completion's position in its grammar."""
 
+import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 
 from llguidance import LLMatcher
 
 from engine_server.structured.errors import GrammarError
+
+# CPU time to move by one token; usually it takes a few microseconds, and a mask a few times as long.
+TOKEN_SECONDS = 0.01
 
 
 class Matcher:
@@ -75,5 +79,8 @@ class Matcher:
         if ends and self._started:
             self._ended, token_ids = True, token_ids[: ends[0]]
         if token_ids:
+            started = time.thread_time()
             self._matcher.consume_tokens(token_ids)
+            if time.thread_time() - started > TOKEN_SECONDS * len(token_ids):
+                self.error = f"the grammar is too ambiguous: a token takes more than {TOKEN_SECONDS:g} s"
         self.check()

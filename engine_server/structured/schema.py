@@ -5,10 +5,9 @@ from typing import Any
 
 import msgspec
 
+from engine_server.contract.bounds import SCHEMA_DEPTH
 from engine_server.structured.errors import GrammarError
 
-# Maximum nesting depth of a schema's objects and arrays.
-MAX_DEPTH = 64
 # The whitespace between two tokens of JSON. The limit keeps a model from generating nothing else.
 WHITESPACE = r"[ \t\n\r]{1,40}"
 
@@ -33,8 +32,8 @@ def parse_json(text: str, name: str) -> Any:
     level, depth = [value], 0
     while level := [child for one in level for child in children(one)]:
         depth += 1
-        if depth > MAX_DEPTH:
-            raise GrammarError(f"{name} is nested deeper than {MAX_DEPTH} levels")
+        if depth > SCHEMA_DEPTH.limit:
+            raise GrammarError(f"{name} is nested deeper than {SCHEMA_DEPTH.limit} {SCHEMA_DEPTH.things}")
     return value
 
 

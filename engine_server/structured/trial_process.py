@@ -144,7 +144,7 @@ class Trials:
         def compile_grammar() -> None:
             try:
                 verdict.lark = lark_grammar(trial.params, self._special)
-                self._compiler.compile(verdict.lark)
+                self._compiler.walk(self._compiler.compile(verdict.lark))
             except GrammarError as error:
                 verdict.lark, verdict.error = None, str(error)
 

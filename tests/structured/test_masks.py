@@ -140,3 +140,13 @@ def test_token_that_the_grammar_excludes_is_an_error_and_other_copies_continue()
     second.read([5], 1)
     assert first.error is not None and first.position is None
     assert second.error is None and second.position is not None
+
+
+def test_ambiguous_grammar_becomes_an_error_instead_of_ever_slower() -> None:
+    own = matcher("byte level", StructuredOutputsParams(grammar='start: e\ne: e e e e | e e e | e e | "a"'))
+    token_ids = [5] + [TOKENIZERS["byte level"].token_to_id("a")] * 2000
+    for end in range(1, len(token_ids)):
+        own.read(token_ids, end)
+        if own.error is not None:
+            break
+    assert (own.error is not None and "ambiguous" in own.error) or "items" in str(own.error)

@@ -37,6 +37,10 @@ OLDER_TAG = {
     "structures": [{"begin": "<f>", "schema": {}, "end": "</f>"}],
     "triggers": ["<f"],
 }
+SIMILAR = [
+    {"type": "object", "properties": {key: {} for key in ("a", "b", "c", "d", "e", f"key{number}")}}
+    for number in range(300)
+]
 UNTRIGGERED = [{"type": "tag", "begin": "y", "content": INTEGER, "end": ""}]
 GOOD = {
     "schema": {"json": {"type": "integer"}},
@@ -46,7 +50,7 @@ GOOD = {
     "Lark": {"grammar": 'start: "a" /[0-9]+/'},
     "GBNF": {"grammar": 'root ::= "a" item+\nitem ::= [0-9] | "x"'},
     "oneOf": {"json": {"oneOf": [{"type": "integer"}, {"type": "string"}]}},
-    "2,000 values": {"json": {"enum": [f"value {number}" for number in range(2000)]}},
+    "10,000 values": {"json": {"enum": [f"value {number}" for number in range(10_000)]}},
     "recursive schema": {"json": RECURSIVE},
     "older structural tag": {"structural_tag": json.dumps(OLDER_TAG)},
     "structural tag with a special token": {
@@ -65,6 +69,7 @@ BAD = {
     "unknown rule": ({"grammar": "start: nope"}, "nope"),
     "endless rule": ({"grammar": "start: start"}, "no text matches"),
     "unknown GBNF rule": ({"grammar": "root ::= nope"}, "nope"),
+    "300 similar objects": ({"json": {"anyOf": SIMILAR}}, "items"),
     "nested groups": ({"grammar": "start: " + "(" * 60_000}, "nested"),
     "nested regex": ({"regex": "(" * 5000 + "a" + ")" * 5000}, "invalid regex"),
     "structural tag without tags": ({"structural_tag": tag(type="tags_with_separator", tags=[])}, "no tags"),

@@ -34,8 +34,6 @@ class AnswerRequest(Protocol):
 
     # The beginning of the answer's id.
     ID_PREFIX: ClassVar[str]
-    # The request's field for an engine's parameter, where their names differ.
-    ENGINE_FIELDS: ClassVar[Mapping[str, str]]
 
     @property
     def model(self) -> str: ...
@@ -46,6 +44,10 @@ class AnswerRequest(Protocol):
 
     @property
     def streams(self) -> bool: ...
+
+    @property
+    def engine_fields(self) -> Mapping[str, str]:
+        """The request's field for an engine's parameter, where their names differ."""
 
     @property
     def own_id(self) -> str | None:
@@ -94,7 +96,7 @@ async def create_answer(host: EngineHost, request: AnswerRequest, headers: Mappi
         prompts=prompts,
         params=params,
         trace_headers=host.trace_headers(headers),
-        fields=request.ENGINE_FIELDS,
+        fields=request.engine_fields,
         priority=request.queue_priority,
         beams=beams,
         prompt_only=request.prompt_only,

@@ -6,6 +6,7 @@ Known fields that aren't supported are declared with `only`. Unknown ones are ac
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationError
@@ -22,6 +23,8 @@ from engine_server.server.api import fields
 from engine_server.server.api.answers import AnswerOptions
 from engine_server.server.api.fields import MAX_CHOICES, Ignored, only, stop_strings, token_biases
 from engine_server.server.api.unknown_fields import unknown_fields
+from engine_server.server.generation.response_format import FIELDS as GRAMMAR_FIELDS
+from engine_server.server.generation.response_format import RequestedGrammar, requested_grammar
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
@@ -115,14 +118,15 @@ class GenerationRequest(ApiRequest):
     session_id: Ignored = None
     return_mm_kwargs: Ignored = None
 
-    response_format: Annotated[Any, only({"type": "text"})] = None
-    structured_outputs: Annotated[Any, only()] = None
-    guided_json: Annotated[Any, only()] = None
-    guided_regex: Annotated[Any, only()] = None
-    guided_choice: Annotated[Any, only()] = None
-    guided_grammar: Annotated[Any, only()] = None
-    guided_decoding_backend: Annotated[Any, only()] = None
-    guided_whitespace_pattern: Annotated[Any, only()] = None
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    guided_whitespace_pattern: Any = None
+
+    guided_decoding_backend: Annotated[Any, only("auto")] = None
     thinking_token_budget: Annotated[Any, only(-1)] = None
     watermarking: Annotated[Any, only(False)] = None
     early_stopping: Annotated[Any, only(False)] = None
@@ -184,6 +188,7 @@ class GenerationRequest(ApiRequest):
         """Raise ApiError for a field that has no effect on a beam search."""
         defaults = SamplingParams()
         given = [name for name in ("stop", "priority") if getattr(self, name)]
+        given += [self.grammar.field] if self.grammar else []
         given += [
             name
             for name in SAMPLING_FIELDS
@@ -192,6 +197,16 @@ class GenerationRequest(ApiRequest):
         ]
         if given:
             raise ApiError(400, f"{given[0]} has no effect on a beam search; leave it out", param=given[0])
+
+    @cached_property
+    def grammar(self) -> RequestedGrammar | None:
+        """The grammar of the answer. Raises InvalidRequestError."""
+        return requested_grammar({name: getattr(self, name) for name in GRAMMAR_FIELDS})
+
+    @property
+    def engine_fields(self) -> Mapping[str, str]:
+        """The fields from which the engine's parameters are made, where their names differ."""
+        return {**self.ENGINE_FIELDS, "structured_outputs": self.grammar.field if self.grammar else ""}
 
     def to_sampling_params(
         self, defaults: Mapping[str, Any], max_tokens: int | None, logprobs: int | None
@@ -206,6 +221,7 @@ class GenerationRequest(ApiRequest):
             "stop": self.stop,
             "max_tokens": max_tokens,
             "logprobs": logprobs,
+            "structured_outputs": self.grammar.params if self.grammar else None,
             "output_kind": RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY,
         }
         return SamplingParams(**parameters)

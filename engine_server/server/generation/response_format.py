@@ -1,8 +1,9 @@
 """Translation of the request fields that constrain an answer to the engine's parameters."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+from engine_server.contract.quoting import quote
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.structured_outputs import StructuredOutputsParams, to_json
 
@@ -14,29 +15,33 @@ GUIDED = {
     "guided_grammar": "grammar",
     "guided_whitespace_pattern": "whitespace_pattern",
 }
+FIELDS = ("response_format", "structured_outputs", *GUIDED)
 RESPONSE_FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 
 
-def structured_outputs(
-    response_format: object, structured: object, guided: Mapping[str, Any]
-) -> StructuredOutputsParams | None:
-    """Return the grammar that a request asks for, or None. Raises InvalidRequestError.
+class RequestedGrammar(NamedTuple):
+    """The grammar that a request asks for, and the field that does."""
 
-    response_format: OpenAI's field; structured: vLLM's structured_outputs; guided: the fields of `GUIDED`. At most one
-    of the three may ask for a grammar.
+    field: str
+    params: StructuredOutputsParams
+
+
+def requested_grammar(fields: Mapping[str, Any]) -> RequestedGrammar | None:
+    """Return the grammar that a request asks for, if any. Raises InvalidRequestError.
+
+    fields: those of `FIELDS` that the request has.
     """
-    older = {name: value for name, value in guided.items() if value is not None}
+    guided = {name: fields[name] for name in GUIDED if fields.get(name) is not None}
     found = {
-        "response_format": _of_response_format(response_format),
-        "structured_outputs": None if structured is None else _of_parameters(structured),
-        next(iter(older), "guided_json"): _of_guided(older),
+        "response_format": _of_response_format(fields.get("response_format")),
+        "structured_outputs": _of_parameters(fields.get("structured_outputs")),
+        next(iter(guided), "guided_json"): _of_guided(guided),
     }
-    given = {name: value for name, value in found.items() if value is not None}
+    given = [RequestedGrammar(name, params) for name, params in found.items() if params is not None]
     if len(given) > 1:
-        raise InvalidRequestError(
-            f"{' and '.join(given)} are given; an answer has one format", list(given)[1]
-        )
-    return next(iter(given.values()), None)
+        names = " and ".join(one.field for one in given)
+        raise InvalidRequestError(f"{names} are given; an answer has one format", given[1].field)
+    return given[0] if given else None
 
 
 def _of_response_format(value: object) -> StructuredOutputsParams | None:
@@ -45,27 +50,29 @@ def _of_response_format(value: object) -> StructuredOutputsParams | None:
     kind = value.get("type") if isinstance(value, dict) else None
     if not isinstance(value, dict) or kind not in RESPONSE_FORMATS:
         raise InvalidRequestError(
-            f"response_format has the type {str(kind)[:200]!r}; it takes an object with a type of "
+            f"response_format has the type {quote(kind)}; it takes an object with a type of "
             f"{', '.join(RESPONSE_FORMATS)}",
             "response_format",
         )
     if kind == "text":
         return None
     if kind == "json_object":
-        return StructuredOutputsParams(json_object=True)
+        return _grammar("response_format", json_object=True)
     if kind == "structural_tag":
-        return StructuredOutputsParams(structural_tag=to_json("response_format", value))
+        return _grammar("response_format", structural_tag=to_json("response_format", value))
     described = value.get("json_schema")
     schema = described.get("schema") if isinstance(described, dict) else None
     if not isinstance(schema, dict):
         raise InvalidRequestError(
             "response_format needs json_schema, an object with a schema", "response_format.json_schema"
         )
-    return StructuredOutputsParams(json=schema)
+    return _grammar("response_format", json=schema)
 
 
-def _of_parameters(value: object) -> StructuredOutputsParams:
+def _of_parameters(value: object) -> StructuredOutputsParams | None:
     """Return the parameters that a JSON object names."""
+    if value is None:
+        return None
     if not isinstance(value, dict):
         raise InvalidRequestError("structured_outputs takes an object", "structured_outputs")
     given = {name: own for name, own in value.items() if own is not None}
@@ -73,15 +80,27 @@ def _of_parameters(value: object) -> StructuredOutputsParams:
     unknown = [name for name in given if name not in allowed]
     if unknown:
         raise InvalidRequestError(
-            f"structured_outputs has {unknown[0][:200]!r}; it takes {', '.join(allowed)}",
+            f"structured_outputs has {quote(unknown[0])}; it takes {', '.join(allowed)}",
             "structured_outputs",
         )
     if isinstance(given.get("structural_tag"), dict):
         given["structural_tag"] = to_json("structured_outputs", given["structural_tag"])
-    return StructuredOutputsParams(**given)
+    return _grammar("structured_outputs", **given)
 
 
 def _of_guided(older: Mapping[str, Any]) -> StructuredOutputsParams | None:
     if not older:
         return None
-    return StructuredOutputsParams(**{GUIDED[name]: value for name, value in older.items()})
+    if set(older) == {"guided_whitespace_pattern"}:
+        raise InvalidRequestError(
+            "guided_whitespace_pattern takes effect with guided_json", "guided_whitespace_pattern"
+        )
+    return _grammar(next(iter(older)), **{GUIDED[name]: value for name, value in older.items()})
+
+
+def _grammar(field: str, **parameters: Any) -> StructuredOutputsParams:
+    """Make the parameters; an error names the client's field."""
+    try:
+        return StructuredOutputsParams(**parameters)
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"{field}: {error}", field) from None

@@ -19,16 +19,15 @@ class CallFormat(NamedTuple):
 def tool_grammar(
     calls: Sequence[CallFormat],
     choice: Literal["auto", "required", "named"],
+    trigger: str,
     separator: str = "",
     parallel: bool = True,
     starts_after: list[int] | None = None,
-    trigger: str = "",
 ) -> StructuredOutputsParams:
     """Return the grammar of an answer with tool calls, each of which is valid.
 
-    calls: one for each tool that may be called. auto: text with any number of calls, where `trigger`, by default the
-    text that all calls begin with, starts one. required: at least one call, and nothing else. named: one call, and
-    nothing else.
+    calls: one for each tool that may be called. auto: text with any number of calls; `trigger`, with which all
+    of them begin, always starts one. required: at least one call, and nothing else. named: one call, and nothing else.
     separator: the text between two calls without text between them. parallel: allow more than one call.
     starts_after: the tokens that end the reasoning.
     """
@@ -37,7 +36,6 @@ def tool_grammar(
     ]
     format: dict[str, Any]
     if choice == "auto":
-        trigger = trigger or common_prefix([one.begin for one in calls])
         format = {"type": "triggered_tags", "triggers": [trigger], "tags": tags}
     else:
         format = {"type": "tags_with_separator", "separator": separator, "tags": tags, "at_least_one": True}
@@ -48,12 +46,3 @@ def tool_grammar(
 
 def _content(schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": schema}
-
-
-def common_prefix(texts: Sequence[str]) -> str:
-    """Return the longest text that all texts begin with."""
-    first, last = min(texts), max(texts)
-    length = next(
-        (index for index, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), None
-    )
-    return first[:length]

@@ -35,6 +35,8 @@ def check_work(
         check(bounds.PROMPT_LOGPROBS, prompt_logprobs, "prompt_logprobs")
     lists = (params.stop_token_ids, params.allowed_token_ids, params.bad_words, params.logit_bias)
     check(bounds.TOKEN_RULES, choices * sum(len(entries or ()) for entries in lists), "n")
+    if params.structured_outputs is not None:
+        check(bounds.GRAMMAR_BYTES, choices * params.structured_outputs.size, "n")
     engine.check_room(choices)
 
 

@@ -80,8 +80,8 @@ class TemplateParser:
         self._at_border = False
         # The reader of the region of calls in which the text is; None outside and after a malformed call.
         self._reader: CallReader | None = None
-        # The text of that region, until a call of it was sent.
-        self._raw: list[str] = []
+        # The text of that region; None once a call of it was sent.
+        self._raw: list[str] | None = None
         # The calls in it, each with its fragments.
         self._region: list[list[ToolCall]] = []
         for event in self._scanner.prefix_events:
@@ -99,6 +99,12 @@ class TemplateParser:
         if self._space:
             parts.append(Text("".join(self._space)))
         return parts
+
+    @property
+    def retained_characters(self) -> int:
+        """The number of characters that are kept until a delimiter is found."""
+        held = [*(self._raw or ()), *self._space]
+        return self._scanner.retained_characters + sum(map(len, held))
 
     def count_reasoning(self, token_ids: Sequence[int]) -> int:
         return self._reasoning_tokens.count(token_ids)
@@ -119,12 +125,12 @@ class TemplateParser:
                     self._region = []
                     self._reader = make(captures, self._answer.properties)
             case Body(text=text) if self._reader is not None:
-                self._raw.append(text)
+                self._keep(text)
                 self._read_calls(self._reader.feed(text))
             case Body(field=field, text=text):
                 self._add_text(field, text)
             case Closed(text=text) if self._reader is not None:
-                self._raw.append(text)
+                self._keep(text)
                 self._read_calls(self._reader.close(bool(text)))
                 if self._reader is not None and self._answer.whole:
                     self._parts += [part for call in self._region for part in call if self._is_wanted(part)]
@@ -175,17 +181,21 @@ class TemplateParser:
             self._region[-1].append(part)
         elif self._is_wanted(part):
             self._parts.append(part)
-            self._raw = []
+            self._raw = None
 
     def _is_wanted(self, call: ToolCall) -> bool:
         return call.index == 0 or not self._answer.one_call
+
+    def _keep(self, text: str) -> None:
+        if self._raw is not None:
+            self._raw.append(text)
 
     def _return_region(self) -> None:
         """Return the region's text as the answer's, and what follows in it."""
         self._calls -= len(self._region)
         self._region, self._reader = [], None
-        self._parts.append(Text("".join(self._raw)))
-        self._raw, self._at_border = [], False
+        self._parts.append(Text("".join(self._raw or ())))
+        self._raw, self._at_border = None, False
 
 
 def arguments_of(call: list[ToolCall]) -> str:

@@ -27,24 +27,20 @@ def call_grammar(
             return None
         grammar = tagged_calls(form, form.tag, use.callable, several=use.parallel and use.name is None)
         return StructuredOutputsParams(grammar=grammar, starts_after=reasoning_end)
+    trigger = form.before + form.text.partition("NAME")[0]
     if use.choice == "required":
         alone = (
             use.name is not None or not use.parallel or form.at_most_one or bool(form.before or form.after)
         )
         calls = call_formats(form, use.callable, alone)
-        return tool_grammar(calls, "required", form.separator, parallel=not alone, starts_after=reasoning_end)
+        return tool_grammar(calls, "required", trigger, form.separator, not alone, reasoning_end)
     # A tool that isn't strict has any arguments.
     tools = [
         tool if tool in use.strict else {"function": {"name": tool["function"]["name"]}}
         for tool in use.callable
     ]
-    return tool_grammar(
-        call_formats(form, tools, alone=True),
-        "auto",
-        parallel=use.parallel,
-        starts_after=reasoning_end,
-        trigger=form.before + form.text.partition("NAME")[0],
-    )
+    calls = call_formats(form, tools, alone=True)
+    return tool_grammar(calls, "auto", trigger, parallel=use.parallel, starts_after=reasoning_end)
 
 
 def call_formats(form: CallForm, tools: Sequence[dict[str, Any]], alone: bool) -> list[CallFormat]:

@@ -104,3 +104,13 @@ def test_undecodable_tokens_are_decoded_a_bounded_number_of_times(byte_level: To
     for _ in range(1000):
         decoder.decode(continuation_byte)
         assert decoder.num_pending <= MAX_PENDING
+
+
+def test_visible_special_token_has_text_although_special_tokens_are_skipped(byte_level: Tokenizer) -> None:
+    start, end = (byte_level.token_to_id(name) for name in ("<|im_start|>", "<|im_end|>"))
+    words = byte_level.encode("Hello world").ids
+    decoder = TokenDecoder(byte_level, [], skip_special_tokens=True, visible_special=[start])
+    text = (
+        "".join(decoder.decode(token_id) for token_id in [end, *words, start, *words, end]) + decoder.flush()
+    )
+    assert text == "Hello world<|im_start|>Hello world"

@@ -60,7 +60,7 @@ def user(content: Any) -> dict[str, Any]:
         (COMPLETIONS, {"presence_penalty": 2.5}, "presence_penalty"),
         # known, and not supported
         (COMPLETIONS, {"suffix": "end"}, "suffix"),
-        (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
+        (CHAT, {"response_format": {"type": "xml"}}, "response_format"),
         (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         (CHAT, {"tool_choice": "required"}, "tool_choice"),
         (CHAT, {"messages": []}, "messages"),

@@ -98,3 +98,134 @@ def test_malformed_text_raises_nothing_and_is_split_alike(
     assert parse(parser(name, whole=whole), *text) == at_once
     if whole:
         calls_of(at_once)
+
+
+def hermes_call(arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "get_weather", "arguments": {arguments}}}\n</tool_call>'
+
+
+LONG = "line of code\n" * 1400
+LONG_CALLS = {
+    "hermes": (hermes_call(json.dumps({"city": LONG})), json.dumps({"city": LONG})),
+    "qwen3_coder": (
+        f"<tool_call>\n<function=get_weather>\n<parameter=city>\n{LONG}\n</parameter>\n</function>\n</tool_call>",
+        json.dumps({"city": LONG}),
+    ),
+    "gemma4": (
+        f'<|tool_call>call:get_weather{{city:<|"|>{LONG}<|"|>}}<tool_call|>',
+        json.dumps({"city": LONG}, separators=(",", ":")),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LONG_CALLS)
+def test_long_argument_is_streamed_while_it_is_generated(name: str) -> None:
+    text, arguments = LONG_CALLS[name]
+    reader = parser(name)
+    sent, behind = "", []
+    for start in range(0, len(text), 4):
+        for part in reader.feed(text[start : start + 4]):
+            assert isinstance(part, ToolCall)
+            sent += part.arguments
+        behind.append(start + 4 - len(sent))
+    assert sent + "".join(part.arguments for part in reader.end() if isinstance(part, ToolCall)) == arguments
+    assert max(behind) < 120, "only the markup and the name are not sent"
+
+
+@pytest.mark.parametrize("name", FORMAT_NAMES)
+def test_text_of_an_unclosed_region_is_not_kept(name: str) -> None:
+    recording = RECORDINGS[name]
+    reader = parser(name, recording.prompt)
+    opening = recording.text[: recording.text.index("days")]
+    reader.feed(opening)
+    for _ in range(20_000):
+        reader.feed("abcd")
+    assert reader.retained_characters < 10_000
+
+
+BROKEN_CALLS = {
+    "cut": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Par',
+    "not JSON": hermes_call('{"city": Paris}'),
+    "no object": hermes_call('["Paris"]'),
+    "no name": '<tool_call>\n{"arguments": {}}\n</tool_call>',
+    "no arguments": '<tool_call>\n{"name": "now"}\n</tool_call>',
+    "no call": "<tool_call>\nget_weather(Paris)\n</tool_call>",
+}
+
+
+@pytest.mark.parametrize("case", BROKEN_CALLS)
+def test_malformed_call_is_content_of_a_whole_answer(case: str) -> None:
+    text = f"Let me see.\n{BROKEN_CALLS[case]}"
+    assert parse(parser("hermes", whole=True), text) == [Text(text)]
+
+
+def test_text_after_a_malformed_call_is_content_and_later_calls_are_calls() -> None:
+    text = f"{BROKEN_CALLS['no call']}\nOh.\n{hermes_call('{}')}"
+    for whole in (False, True):
+        parts = parse(parser("hermes", whole=whole), text)
+        assert text_of(parts, Text) == f"{BROKEN_CALLS['no call']}\nOh."
+        assert calls_of(parts) == [("get_weather", {})]
+
+
+def test_cut_call_of_a_stream_keeps_the_fragments_that_were_sent() -> None:
+    (part,) = parse(parser("hermes"), BROKEN_CALLS["cut"])
+    assert isinstance(part, ToolCall)
+    assert (part.name, part.arguments) == ("get_weather", '{"city": "Par')
+
+
+def test_call_is_complete_although_its_closing_delimiter_is_cut() -> None:
+    text = hermes_call("{}")
+    for end in range(1, len("\n</tool_call>") + 1):
+        for whole in (False, True):
+            assert calls_of(parse(parser("hermes", whole=whole), text[:-end])) == [("get_weather", {})]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_only_the_first_call_is_kept_where_one_is_allowed(whole: bool) -> None:
+    for name in FORMAT_NAMES:
+        parts = parse(
+            parser(name, RECORDINGS[name].prompt, whole=whole, one_call=True), RECORDINGS[name].text
+        )
+        assert calls_of(parts) == CALLS[:1]
+
+
+def test_reasoning_is_left_out_on_request() -> None:
+    parts = parse(parser("hermes", include_reasoning=False), RECORDINGS["hermes"].text)
+    assert text_of(parts, Reasoning) == ""
+    assert text_of(parts, Text) == RECORDINGS["hermes"].content
+
+
+def test_calls_are_text_without_tools() -> None:
+    text = hermes_call("{}")
+    answer = our_format("hermes").answer("chatcmpl-1", "", None)
+    assert answer is not None
+    assert parse(answer.parser(0), text) == [Text(text)]
+
+
+def test_prompt_that_closed_the_reasoning_starts_with_content() -> None:
+    prompt = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    assert parse(parser("hermes", prompt), "Hello") == [Text("Hello")]
+
+
+def test_tags_in_earlier_turns_of_the_prompt_do_not_open_the_reasoning() -> None:
+    assert parse(parser("hermes", "What is <think>?"), "Hello") == [Text("Hello")]
+
+
+def test_ids_of_calls_depend_on_answer_choice_and_index_alone() -> None:
+    text = RECORDINGS["hermes"].text
+
+    def ids(answer_id: str, choice: int) -> list[str]:
+        answer = our_format("hermes").answer(answer_id, "", TOOLS)
+        assert answer is not None
+        return [
+            part.id for part in parse(answer.parser(choice), *text) if isinstance(part, ToolCall) and part.id
+        ]
+
+    assert ids("chatcmpl-1", 0) == ids("chatcmpl-1", 0)
+    assert len({*ids("chatcmpl-1", 0), *ids("chatcmpl-1", 1), *ids("chatcmpl-2", 0)}) == 6
+
+
+def test_ids_have_the_length_that_the_template_of_mistral_demands() -> None:
+    parts = parse(parser("mistral"), RECORDINGS["mistral"].text)
+    ids = [part.id for part in parts if isinstance(part, ToolCall)]
+    assert all(one is not None and len(one) == 9 and one.isalnum() for one in ids)

