@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator
 
+from engine_server.requests.errors import InvalidRequestError
 from engine_server.server.api.answer_format import with_tools
 from engine_server.server.api.chat.template_variables import check_variables
 from engine_server.server.api.fields import Ignored, only
 from engine_server.server.api.generation_request import GenerationRequest
+from engine_server.server.generation.generate import refusal
 from engine_server.server.generation.prompts import ChatTurns, tokenize_chat
-from engine_server.server.generation.response_format import structured_outputs
+from engine_server.server.generation.response_format import FIELDS as GRAMMAR_FIELDS
+from engine_server.server.generation.response_format import RequestedGrammar, requested_grammar
 from engine_server.server.http.errors import ApiError
 from engine_server.server.parsers.tool_use import AnswerStyle, ToolUse
 
@@ -34,6 +38,8 @@ class ConversationRequest(GenerationRequest):
     # A stream always ends with the usage.
     stream_options: Ignored = None
 
+    # Each has a field of its own for it.
+    response_format: Annotated[Any, only()] = None
     # Their answers have no place for these.
     n: Annotated[Any, only(1)] = None
     best_of: Annotated[Any, only(1)] = None
@@ -62,19 +68,25 @@ class ConversationRequest(GenerationRequest):
     def answer_style(self) -> AnswerStyle:
         return AnswerStyle(self.tool_use)
 
+    @cached_property
+    def grammar(self) -> RequestedGrammar | None:
+        fields = {name: getattr(self, name) for name in GRAMMAR_FIELDS}
+        return requested_grammar({**fields, "response_format": self.response_form})
+
     def check_combinations(self) -> None:
         super().check_combinations()
         use = self.tool_use
-        if use is not None and self.response_form is not None and (use.choice == "required" or use.strict):
+        if use is not None and (use.choice == "required" or use.strict) and self.grammar is not None:
             message = "a form of the answer's text and calls that follow a schema exclude each other"
             raise ApiError(400, message, param="tools")
 
     def to_sampling_params(
         self, defaults: Mapping[str, Any], max_tokens: int | None, logprobs: int | None
     ) -> SamplingParams:
-        params = super().to_sampling_params(defaults, max_tokens, logprobs)
-        params.structured_outputs = structured_outputs(self.response_form, None, {})
-        return params
+        try:
+            return super().to_sampling_params(defaults, max_tokens, logprobs)
+        except InvalidRequestError as error:
+            raise refusal(error, self.ENGINE_FIELDS) from None
 
     async def prompts(self, host: EngineHost) -> list[TokensPrompt]:
         return [await self.prompt(host)]

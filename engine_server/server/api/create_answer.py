@@ -7,12 +7,11 @@ import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from engine_server.requests.errors import InvalidRequestError
 from engine_server.server.api.answer_format import with_parser
 from engine_server.server.api.answers import AnswerIdentity
 from engine_server.server.api.continuation import apply_resume, reported_seed, resumed_stream
 from engine_server.server.api.models import check_model
-from engine_server.server.generation.generate import Generation, generate, refusal
+from engine_server.server.generation.generate import Generation, generate
 from engine_server.server.generation.render import Renderer, stream_answer, whole_answer
 from engine_server.server.http.errors import ApiError
 
@@ -79,10 +78,7 @@ async def create_answer(host: EngineHost, request: AnswerRequest, headers: Mappi
     """Return the answer to a request, whole or as a stream. Raises ApiError and InvalidRequestError."""
     check_model(host, request.model, headers)
     resume = resumed_stream(headers, request.model_extra or {}, host.fingerprint)
-    try:
-        params = request.sampling_params(host.sampling_defaults)
-    except InvalidRequestError as error:
-        raise refusal(error, request.ENGINE_FIELDS) from None
+    params = request.sampling_params(host.sampling_defaults)
     params.timeout = deadline(params.timeout, headers)
     beams = request.beam_search_params(host.sampling_defaults)
     prompts = await request.prompts(host)

@@ -117,6 +117,7 @@ class MessagesRenderer:
     """Renders an answer; a streamed one has a start, deltas and a stop for each block, in order."""
 
     end = b""
+    num_events = 0
 
     def __init__(
         self, message_id: str, model: str, max_tokens: int, *, show_thinking: bool, report_cached: bool

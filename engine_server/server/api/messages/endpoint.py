@@ -36,7 +36,7 @@ def routes(host: EngineHost) -> APIRouter:
     @router.post("/v1/messages/count_tokens", response_model=None)
     async def post_count_tokens(request: Request) -> Response:
         body = parse_request(CountTokensRequest, await request.body())
-        check_model(host, body.model)
+        check_model(host, body.model, request.headers)
         prompt = await body.prompt(host)
         return json_response(TokenCount(len(prompt["prompt_token_ids"])))
 

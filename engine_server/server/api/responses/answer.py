@@ -70,7 +70,7 @@ class ResponseRenderer:
         self._echo = b"," + encode(echo)[1:]
         self._top_logprobs = top_logprobs
         # The number of the next event.
-        self.sequence_number = 0
+        self.num_events = 0
         # The items so far, of which the last one may be open.
         self._items: list[OutputItem] = []
         self._open: ItemStream | None = None
@@ -81,7 +81,7 @@ class ResponseRenderer:
             body = self._end_body(self._items, event.usage)
             return self._send(self._response_event(f"response.{body.status}", body))
         events = b""
-        if self.sequence_number == 0:
+        if self.num_events == 0:
             body = self._body()
             events += self._send(self._response_event("response.created", body))
             events += self._send(self._response_event("response.in_progress", body))
@@ -92,7 +92,7 @@ class ResponseRenderer:
             assert self._open is not None
             # The log-probabilities of an event belong to its text.
             found, logprobs = (logprobs, []) if isinstance(part, Text) else ([], logprobs)
-            events += self._send(self._open.delta(part, found, self.sequence_number))
+            events += self._send(self._open.delta(part, found, self.num_events))
         if event.finish is not None:
             self._finish = event.finish
             events += self._close(item_status(event.finish))
@@ -115,7 +115,7 @@ class ResponseRenderer:
     def error(self, error: ApiError) -> bytes:
         """Return the error, and the response's failure, which newer clients wait for."""
         event = ErrorEvent(
-            sequence_number=self.sequence_number, code=error.code, message=error.message, param=error.param
+            sequence_number=self.num_events, code=error.code, message=error.message, param=error.param
         )
         if self._open is not None:
             self._open.join("incomplete")
@@ -154,7 +154,7 @@ class ResponseRenderer:
         self._items.append(item)
         self._open = ItemStream(item, index, part)
         bare = msgspec.structs.replace(item, content=[]) if hasattr(item, "content") else item
-        events = self._send(ItemEvent("response.output_item.added", self.sequence_number, index, bare))
+        events = self._send(ItemEvent("response.output_item.added", self.num_events, index, bare))
         if content := self._open.content:
             events += self._send(self._part_event("response.content_part.added", content))
         return events
@@ -165,11 +165,11 @@ class ResponseRenderer:
             return b""
         stream = self._open
         stream.join(status)
-        events = self._send(stream.done(self.sequence_number))
+        events = self._send(stream.done(self.num_events))
         if content := stream.content:
             events += self._send(self._part_event("response.content_part.done", content))
         events += self._send(
-            ItemEvent("response.output_item.done", self.sequence_number, stream.index, stream.item)
+            ItemEvent("response.output_item.done", self.num_events, stream.index, stream.item)
         )
         self._open = None
         return events
@@ -178,20 +178,20 @@ class ResponseRenderer:
         assert self._open is not None
         return PartEvent(
             type=kind,
-            sequence_number=self.sequence_number,
+            sequence_number=self.num_events,
             item_id=self._open.item.id,
             output_index=self._open.index,
             part=content,
         )
 
     def _response_event(self, kind: str, body: ResponseBody) -> ResponseEvent:
-        return ResponseEvent(kind, self.sequence_number, msgspec.Raw(self._encode(body)))
+        return ResponseEvent(kind, self.num_events, msgspec.Raw(self._encode(body)))
 
     def _encode(self, body: ResponseBody) -> bytes:
         return encode(body)[:-1] + self._echo
 
     def _send(self, event: StreamEvent) -> bytes:
-        self.sequence_number += 1
+        self.num_events += 1
         return b"event: %b\ndata: %b\n\n" % (event.type.encode(), encode(event))
 
 

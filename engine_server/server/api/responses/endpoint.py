@@ -38,7 +38,7 @@ def routes(host: EngineHost) -> APIRouter:
     @router.post("/v1/responses/input_tokens", response_model=None)
     async def post_input_tokens(request: Request) -> Response:
         body = parse_request(ResponsesRequest, await request.body())
-        check_model(host, body.model)
+        check_model(host, body.model, request.headers)
         prompt = await body.prompt(host)
         return json_response(InputTokens(len(prompt["prompt_token_ids"])))
 
