@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from engine_server.server.api.answer_format import with_parser
 from engine_server.server.api.answers import AnswerIdentity
-from engine_server.server.api.continuation import apply_resume, reported_seed, resumed_stream
+from engine_server.server.api.continuation import apply_resume, first_report, resumed_stream
 from engine_server.server.api.models import check_model
 from engine_server.server.generation.generate import Generation, generate
 from engine_server.server.generation.render import Renderer, stream_answer, whole_answer
@@ -102,11 +102,11 @@ async def create_answer(host: EngineHost, request: AnswerRequest, headers: Mappi
         generation = with_parser(generation, host.answer_format, style, identity.id, request.streams)
     if resume is not None:
         generation = apply_resume(generation, resume, request.streams)
-    seed = reported_seed(headers, generation, request.streams)
+    report = first_report(headers, generation, identity, request.streams)
     renderer = request.renderer(host, identity)
     events = generate(host.engine, generation)
     if request.streams:
-        return stream_answer(events, renderer, host.settings.sse_keep_alive_interval, seed)
+        return stream_answer(events, renderer, host.settings.sse_keep_alive_interval, report)
     return await whole_answer(events, renderer)
 
 
