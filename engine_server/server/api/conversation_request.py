@@ -32,6 +32,8 @@ class ConversationRequest(GenerationRequest):
     # A stream always ends with the usage.
     stream_options: Ignored = None
 
+    # Each has a field of its own for it.
+    response_format: Annotated[Any, only()] = None
     # Their answers have no place for these.
     n: Annotated[Any, only(1)] = None
     best_of: Annotated[Any, only(1)] = None
@@ -41,7 +43,6 @@ class ConversationRequest(GenerationRequest):
     detokenize: Annotated[Any, only(True)] = None
     return_token_ids: Annotated[Any, only(False)] = None
     return_tokens_as_token_ids: Annotated[Any, only(False)] = None
-    response_format: Annotated[Any, only({"type": "text"})] = None
 
     @property
     def tool_use(self) -> ToolUse | None:
@@ -64,13 +65,9 @@ class ConversationRequest(GenerationRequest):
     def check_combinations(self) -> None:
         super().check_combinations()
         use = self.tool_use
-        if use is not None and self.response_form is not None and (use.choice == "required" or use.strict):
+        if use is not None and (use.choice == "required" or use.strict) and self.grammar is not None:
             message = "a form of the answer's text and calls that follow a schema exclude each other"
             raise ApiError(400, message, param="tools")
-
-    @property
-    def engine_fields(self) -> Mapping[str, str]:
-        return self.ENGINE_FIELDS
 
     async def prompts(self, host: EngineHost) -> list[TokensPrompt]:
         return [await self.prompt(host)]

@@ -17,6 +17,7 @@ from engine_server.contract.continuation import ROUTER_FIELD
 from engine_server.contract.errors import ErrorCode
 from engine_server.contract.quoting import shorten
 from engine_server.engine.beam_search import BeamSearchParams
+from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.sampling_params import RequestOutputKind, SamplingParams
 from engine_server.requests.validation import MAX_INT32, MAX_INT64, MIN_INT64
 from engine_server.server.api import fields
@@ -216,7 +217,11 @@ class GenerationRequest(ApiRequest):
     @property
     def engine_fields(self) -> Mapping[str, str]:
         """ENGINE_FIELDS with the field that asks for a grammar."""
-        return {**self.ENGINE_FIELDS, "structured_outputs": self.grammar.field if self.grammar else ""}
+        try:
+            field = self.grammar.field if self.grammar else ""
+        except InvalidRequestError:  # which names its own field
+            return self.ENGINE_FIELDS
+        return {**self.ENGINE_FIELDS, "structured_outputs": self.ENGINE_FIELDS.get(field, field)}
 
     def to_sampling_params(
         self, defaults: Mapping[str, Any], max_tokens: int | None, logprobs: int | None

@@ -19,6 +19,7 @@ class CallFormat(NamedTuple):
 def tool_grammar(
     calls: Sequence[CallFormat],
     choice: Literal["auto", "required", "named"],
+    trigger: str,
     separator: str = "",
     parallel: bool = True,
     starts_after: list[int] | None = None,
@@ -45,12 +46,3 @@ def tool_grammar(
 
 def _content(schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": schema}
-
-
-def common_prefix(texts: Sequence[str]) -> str:
-    """Return the longest text that all texts begin with."""
-    first, last = min(texts), max(texts)
-    length = next(
-        (index for index, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), None
-    )
-    return first[:length]

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from server.parsers.recorded_answers import CALLS, FORMATS, RECORDINGS, TOOLS, our_format
 
 from engine_server.server.generation.events import Part, Reasoning, Text, ToolCall
-from engine_server.server.parsers.answer import TemplateParser, merge
+from engine_server.server.generation.parts import join_parts
+from engine_server.server.parsers.answer import TemplateParser
 
 FORMAT_NAMES = sorted(RECORDINGS)
 
@@ -22,7 +23,7 @@ def parser(name: str, prompt: str = "", **options: bool) -> TemplateParser:
 
 def parse(reader: TemplateParser, *pieces: str) -> list[Part]:
     parts = [part for piece in pieces for part in reader.feed(piece)]
-    return merge(parts + reader.end())
+    return join_parts(parts + reader.end())
 
 
 def text_of(parts: list[Part], kind: type[Text] | type[Reasoning]) -> str:

@@ -64,7 +64,11 @@ class MessagesRequest(ConversationRequest):
     """The body of a request."""
 
     ID_PREFIX: ClassVar[str] = "msg_"
-    ENGINE_FIELDS: ClassVar[Mapping[str, str]] = {"prompt": "messages", "stop": "stop_sequences"}
+    ENGINE_FIELDS: ClassVar[Mapping[str, str]] = {
+        "prompt": "messages",
+        "stop": "stop_sequences",
+        "response_format": "output_config.format",
+    }
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=bounds.MESSAGES.limit)]
     max_tokens: int

@@ -89,6 +89,7 @@ class ResponsesRequest(ConversationRequest):
         "prompt": "input",
         "max_tokens": "max_output_tokens",
         "logprobs": "top_logprobs",
+        "response_format": "text.format",
     }
 
     input: Annotated[Input, Field(min_length=1, max_length=bounds.MESSAGES.limit)]

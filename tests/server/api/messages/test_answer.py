@@ -105,6 +105,17 @@ def test_streamed_blocks_join_to_those_of_the_whole_answer() -> None:
     assert blocks[0]["signature"]
 
 
+@pytest.mark.parametrize("forwarded", range(len(PARTS) + 2))
+def test_stream_continues_with_the_same_bytes_after_any_event(forwarded: int) -> None:
+    """Another engine replays the deltas that the client has."""
+    first, second = renderer(), renderer()
+    events = [*deltas(PARTS), GenerationFinished(USAGE)]
+    sent = [first.event(event) for event in events]
+    for event in events[:forwarded]:
+        second.event(event)
+    assert [second.event(event) for event in events[forwarded:]] == sent[forwarded:]
+
+
 def test_usage_adds_up_to_the_prompt_and_counts_thinking() -> None:
     answer = whole(PARTS)
     usage = answer.usage

@@ -131,11 +131,15 @@ def test_events_of_an_item_have_its_id_and_index() -> None:
     assert list(ids) == [0, 1, 2, 3] and len(set(ids.values())) == 4
 
 
-def test_same_answer_has_the_same_bytes() -> None:
-    """A stream that another replica continues depends on it."""
+@pytest.mark.parametrize("forwarded", range(len(PARTS) + 2))
+def test_stream_continues_with_the_same_bytes_after_any_event(forwarded: int) -> None:
+    """Another engine replays the deltas that the client has, and is told the number of their events."""
     first, second = renderer(), renderer()
-    for event in deltas(PARTS):
-        assert first.event(event) == second.event(event)
+    sent = [first.event(event) for event in deltas(PARTS)]
+    for event in deltas(PARTS)[:forwarded]:
+        second.event(event)
+    second.num_events = b"".join(sent[:forwarded]).count(b"\n\n")
+    assert [second.event(event) for event in deltas(PARTS)[forwarded:]] == sent[forwarded:]
 
 
 def test_answer_that_reaches_the_limit_is_incomplete() -> None:
