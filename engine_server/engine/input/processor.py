@@ -14,6 +14,7 @@ import msgspec
 from engine_server.config import ModelConfig
 from engine_server.engine.input.admission import check_arrival_time, check_params
 from engine_server.engine.input.prompt_fields import PromptFields, parse_prompt
+from engine_server.engine.input.tokenizer import Truncation, encode_texts
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.messages import AddRequest
 from engine_server.requests.pooling_params import PoolingParams
@@ -106,7 +107,7 @@ class Processor:
         """Tokenize a text to at most `keep` tokens, with the special tokens around them."""
         if keep is None or self.tokenizer is None or fields.token_ids is not None:
             return
-        fields.token_ids = self.tokenizer.encode(fields.text or "", truncation=True, max_length=keep)
+        (fields.token_ids,) = encode_texts(self.tokenizer, [fields.text or ""], Truncation(keep))
 
     def _prompt_token_ids(self, fields: PromptFields, keep: int | None) -> list[int]:
         """Return the last `keep` token ids of a prompt, inside the vocabulary."""
