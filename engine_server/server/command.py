@@ -56,6 +56,11 @@ def parser() -> argparse.ArgumentParser:
         metavar="SIZE",
         help="limit of a request's body (default: 32MiB)",
     )
+    server.add_argument(
+        "--enable-tokenizer-info-endpoint",
+        action="store_true",
+        help="publish the tokenizer's settings and chat template at /tokenizer_info",
+    )
     AsyncEngineArgs.add_cli_args(parser)
     return parser
 
@@ -73,7 +78,7 @@ def main(argv: list[str]) -> int:
         print(f"fairlead engine: can't listen on {options.host}:{options.port}: {error}", file=sys.stderr)
         return 1
     host = EngineHost(AsyncEngineArgs.from_cli_args(options), started)
-    status = uvloop.run(_serve(host, listener, options.drain_timeout, options.max_body_bytes))
+    status = uvloop.run(_serve(host, listener, options))
     if host.thread_runs:
         # The interpreter's exit would wait for the start's thread, which can't be interrupted.
         sys.stderr.flush()
@@ -96,8 +101,8 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _serve(host: EngineHost, listener: socket.socket, drain_timeout: float, max_body_bytes: int) -> int:
-    app, gate = build_application(host, max_body_bytes)
+async def _serve(host: EngineHost, listener: socket.socket, options: argparse.Namespace) -> int:
+    app, gate = build_application(host, options.max_body_bytes, options.enable_tokenizer_info_endpoint)
     server = _Server(
         uvicorn.Config(
             app,
@@ -113,7 +118,7 @@ async def _serve(host: EngineHost, listener: socket.socket, drain_timeout: float
             timeout_graceful_shutdown=int(FLUSH_SECONDS),
         )
     )
-    shutdown = Shutdown(gate, drain_timeout, host.shut_down)
+    shutdown = Shutdown(gate, options.drain_timeout, host.shut_down)
     http = asyncio.create_task(server.serve(sockets=[listener]))
     stop = asyncio.create_task(shutdown.run())
     engine = asyncio.create_task(host.run())

@@ -35,6 +35,8 @@ class EngineHost:
         self.phase: str | None = "import"
         self.served_names: list[str] = []
         self.max_model_len = 0
+        # "generate", or those of a pooling model.
+        self.tasks: tuple[str, ...] = ()
         # Sampling parameters by name, for fields that a request leaves out.
         self.sampling_defaults: dict[str, Any] = {}
         self._traces = False
@@ -79,14 +81,11 @@ class EngineHost:
         self._thread.start()
         engine = self._engine = await self._loaded
         model = await engine.get_model_config()
-        if model.pooling is not None:
-            raise ValueError(
-                f"{model.model} is a pooling model, which this server doesn't serve; use LLM or AsyncLLM in Python"
-            )
         if not engine.is_running:
             engine.start_background_loop()  # detects the core's death before the first request
         self.served_names = model.served_model_name
         self.max_model_len = model.max_model_len
+        self.tasks = await engine.get_supported_tasks()
         self.sampling_defaults = model.get_diff_sampling_param()
         self._traces = await engine.is_tracing_enabled()
         self.phase = None

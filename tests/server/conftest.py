@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,12 +122,11 @@ def start_server() -> Iterator[StartServer]:
     """Start a server; it is listening when this returns, and loads its model then."""
     servers: list[Server] = []
 
-    def start(*flags: str, model: str = MODEL) -> Server:
+    def start(*flags: str, model: str = MODEL, names: Sequence[str] = (NAME, "second-name")) -> Server:
         command = [sys.executable, "-m", "engine_server.cli", "engine", model, "--host=127.0.0.1", "--port=0"]
         command += [
             "--served-model-name",
-            NAME,
-            "second-name",
+            *names,
             "--dtype=float32",
             f"--max-model-len={CONTEXT}",
         ]

@@ -55,7 +55,7 @@ class Truncation(NamedTuple):
     longest: int | None = None
     # The side from which tokens are removed.
     side: Literal["left", "right"] = "right"
-    # Of the first text of a pair, and of the second.
+    # Of the first text of a pair, or of an only text, and of the second, without special tokens.
     longest_first: int | None = None
     longest_second: int | None = None
 
@@ -77,6 +77,7 @@ def encode_texts(
     room = _room(truncation.longest, backend.num_special_tokens_to_add(False) if add_special_tokens else 0)
     encodings = backend.encode_batch_fast(list(texts), add_special_tokens=False)
     for encoding in encodings:
+        _truncate(encoding, truncation.longest_first, truncation.side)
         _truncate(encoding, room, truncation.side)
     return [backend.post_process(one, add_special_tokens=add_special_tokens).ids for one in encodings]
 

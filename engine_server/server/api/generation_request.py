@@ -25,6 +25,15 @@ SAMPLING_FIELDS = (
 )  # fmt: skip
 
 
+class ApiRequest(BaseModel):
+    """A request's body. Null means the default, everywhere."""
+
+    model_config = ConfigDict(strict=True)
+
+    def check_combinations(self) -> None:
+        """Raise ApiError for fields that exclude each other."""
+
+
 class StreamOptions(BaseModel):
     """Options of a streamed answer."""
 
@@ -34,10 +43,8 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: Annotated[Any, only(False)] = None
 
 
-class GenerationRequest(BaseModel):
-    """The shared fields. Null means the default, everywhere."""
-
-    model_config = ConfigDict(strict=True)
+class GenerationRequest(ApiRequest):
+    """The shared fields."""
 
     model: str
     stream: bool | None = None
@@ -80,7 +87,6 @@ class GenerationRequest(BaseModel):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     def check_combinations(self) -> None:
-        """Raise ApiError for fields that exclude each other."""
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options needs stream to be true", param="stream_options")
 
@@ -102,7 +108,7 @@ class GenerationRequest(BaseModel):
         return SamplingParams(**parameters)
 
 
-R = TypeVar("R", bound=GenerationRequest)
+R = TypeVar("R", bound=ApiRequest)
 
 
 def parse_request(kind: type[R], body: bytes) -> R:

@@ -62,6 +62,14 @@ def model_list(host: EngineHost) -> ModelList:
     return ModelList([model_card(host, name) for name in host.served_names])
 
 
+def served_name(host: EngineHost, name: str | None) -> str:
+    """Return the model of a request that may leave it out. Raises ApiError 404 for one that isn't served here."""
+    if name is None:
+        return host.served_names[0]
+    check_model(host, name)
+    return name
+
+
 def check_model(host: EngineHost, name: str) -> None:
     """Raise ApiError 404 for a model that isn't served here."""
     if name not in host.served_names:

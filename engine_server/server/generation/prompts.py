@@ -34,6 +34,8 @@ class ChatTurns:
     tools: list[dict[str, Any]] | None = None
     # Further variables of the template.
     variables: Mapping[str, Any] = field(default_factory=dict)
+    # Add special tokens to those that the template writes itself.
+    add_special_tokens: bool = False
 
 
 async def tokenize_prompt(engine: AsyncLLMEngine, prompt: str | list[int]) -> TokensPrompt:
@@ -64,8 +66,8 @@ def render_chat(tokenizer: Any, turns: ChatTurns) -> TokensPrompt:
     except (TemplateError, ValueError) as error:
         message = f"messages don't fit the model's chat template: {error}"
         raise ApiError(400, message, param="messages") from None
-    # The template writes the special tokens itself.
-    return {"prompt_token_ids": tokenizer(text, add_special_tokens=False).input_ids, "prompt": text}
+    token_ids = tokenizer(text, add_special_tokens=turns.add_special_tokens).input_ids
+    return {"prompt_token_ids": token_ids, "prompt": text}
 
 
 async def run_by_size(size: int, work: Callable[[], T]) -> T:

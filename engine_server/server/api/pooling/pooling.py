@@ -1,0 +1,90 @@
+"""POST /pooling: the numbers of any task, by default each token's hidden state."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+from fastapi import APIRouter, Request
+
+from engine_server.contract.errors import ErrorCode
+from engine_server.requests.pooling_params import PoolingParams, PoolingTask
+from engine_server.server.api.answers import PromptUsage, json_response
+from engine_server.server.api.bounds import MAX_STATES
+from engine_server.server.api.generation_request import parse_request
+from engine_server.server.api.models import served_name
+from engine_server.server.api.pooling.embeddings import VectorRequest
+from engine_server.server.api.pooling.encode import Batch, encode
+from engine_server.server.api.pooling.prompts import input_prompts
+from engine_server.server.api.pooling.vectors import encode_numbers
+from engine_server.server.api.tasks import needs_task
+from engine_server.server.http.errors import ApiError
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+
+    from engine_server.server.engine_host import EngineHost, TraceHeaders
+
+
+class PooledRequest(VectorRequest):
+    """The body of a request."""
+
+    task: PoolingTask | None = None
+
+    def pooling_params(self) -> PoolingParams:
+        return PoolingParams(
+            task=self.task or "encode",
+            dimensions=self.dimensions,
+            use_activation=self.use_activation,
+            timeout=self.timeout,
+        )
+
+
+class Pooled(msgspec.Struct):
+    """The numbers of one input: for the task encode a list for each token; or base64."""
+
+    index: int
+    data: msgspec.Raw
+    object: Literal["pooling"] = "pooling"
+
+
+class PooledList(msgspec.Struct):
+    """An answer."""
+
+    id: str
+    created: int
+    model: str
+    data: list[Pooled]
+    usage: PromptUsage
+    object: Literal["list"] = "list"
+
+
+def routes(host: EngineHost) -> APIRouter:
+    router = APIRouter(dependencies=[needs_task(host, "encode")])
+
+    @router.post("/pooling", response_model=None)
+    async def post_pooling(request: Request) -> Response:
+        body = parse_request(PooledRequest, await request.body())
+        return await create_pooled(host, body, host.trace_headers(request.headers))
+
+    return router
+
+
+async def create_pooled(host: EngineHost, request: PooledRequest, trace_headers: TraceHeaders) -> Response:
+    model, params = served_name(host, request.model), request.pooling_params()
+    request_id, created = f"pool-{uuid.uuid4().hex}", int(time.time())
+    prompts = await input_prompts(host, request)
+    batch = Batch(request_id, prompts, params, request.priority or 0, trace_headers)
+    if params.task == "encode" and len(prompts) > 1 and batch.num_tokens > MAX_STATES:
+        raise ApiError(
+            400,
+            f"the inputs have {batch.num_tokens} tokens; hidden states of {MAX_STATES} fit one answer",
+            param="input",
+            code=ErrorCode.INVALID_VALUE,
+        )
+    outputs = await encode(host.engine, batch)
+    numbers = await encode_numbers(outputs, request.encoding_format or "float")
+    data = [Pooled(index, one) for index, one in enumerate(numbers)]
+    return json_response(PooledList(request_id, created, model, data, PromptUsage.of(batch.num_tokens)))
