@@ -157,7 +157,10 @@ def collector() -> Iterator[tuple[str, list[Any]]]:
 def server(start_server: StartServer, collector: tuple[str, list[Any]]) -> Server:
     """A ready server that all tests share; none of them may end it."""
     server = start_server(
-        "--max-body-bytes=1MiB", "--max-logprobs=25", f"--otlp-traces-endpoint={collector[0]}"
+        "--max-body-bytes=1MiB",
+        "--max-logprobs=25",
+        "--enable-tokenizer-info-endpoint",
+        f"--otlp-traces-endpoint={collector[0]}",
     )
     server.wait_for_line("^phase ready ")
     return server
