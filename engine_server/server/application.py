@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 OPERATIONAL = ("/health", "/ping", "/ready", "/metrics", "/version", "/load")
 
 
-def build_application(
-    host: EngineHost, max_body_bytes: int, tokenizer_info: bool = False
-) -> tuple[ASGIApp, Gate]:
+def build_application(host: EngineHost, max_body_bytes: int) -> tuple[ASGIApp, Gate]:
     """Return the application, and its gate, which a shutdown closes."""
     app = FastAPI(openapi_url=None)
     add_error_handlers(app)
@@ -39,9 +37,8 @@ def build_application(
 
     for generating in (chat, completions):
         app.include_router(generating.routes(host), dependencies=[needs_task(host, "generate")])
-    for api in (classification, embeddings, invocations, models, pooling, ranking):
+    for api in (classification, embeddings, invocations, models, pooling, ranking, tokenization):
         app.include_router(api.routes(host))
-    app.include_router(tokenization.routes(host, tokenizer_info))
     app.include_router(service.routes(host, gate))
 
     @app.get("/health")

@@ -15,13 +15,18 @@ from collections.abc import Iterator
 import uvicorn
 import uvloop
 
+from engine_server.contract.bounds import CHOICES
 from engine_server.contract.drain import DEFAULT_DRAIN_TIMEOUT_SECONDS
 from engine_server.contract.labels import ENGINE_PORT
+from engine_server.engine.arguments.flags import add_flags
 from engine_server.engine.engine_args import AsyncEngineArgs, parse_size
 from engine_server.requests.errors import EngineDeadError
 from engine_server.server.application import build_application
 from engine_server.server.engine_host import EngineHost
 from engine_server.server.http.gate import Gate
+from engine_server.server.http.protocol import Connection
+from engine_server.server.open_files import raise_open_files_limit
+from engine_server.server.settings import ApiSettings
 from engine_server.server.shutdown import Shutdown
 
 logger = logging.getLogger(__name__)
@@ -29,6 +34,8 @@ logger = logging.getLogger(__name__)
 # Longer than the idle timeout of routers and load balancers, so that the server never closes a connection on which a
 # request is just arriving.
 KEEP_ALIVE_SECONDS = 90
+# The default of --max-queue as a multiple of --max-num-seqs.
+QUEUED_BATCHES = 8
 # The time for writing the rest of the answers once all requests have ended.
 FLUSH_SECONDS = 1.0
 
@@ -56,11 +63,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="SIZE",
         help="limit of a request's body (default: 32MiB)",
     )
-    server.add_argument(
-        "--enable-tokenizer-info-endpoint",
-        action="store_true",
-        help="publish the tokenizer's settings and chat template at /tokenizer_info",
-    )
+    add_flags(parser.add_argument_group("answers"), ApiSettings)
     AsyncEngineArgs.add_cli_args(parser)
     return parser
 
@@ -71,19 +74,27 @@ def main(argv: list[str]) -> int:
     options = arguments.parse_args(argv)
     if not options.model:
         arguments.error("the following arguments are required: model")
+    if options.max_queue is None:
+        options.max_queue = default_max_queue(options.max_num_seqs)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    raise_open_files_limit()
     try:
         listener = _listen(options.host, options.port)
     except OSError as error:
         print(f"fairlead engine: can't listen on {options.host}:{options.port}: {error}", file=sys.stderr)
         return 1
-    host = EngineHost(AsyncEngineArgs.from_cli_args(options), started)
-    status = uvloop.run(_serve(host, listener, options))
+    host = EngineHost(AsyncEngineArgs.from_cli_args(options), ApiSettings.of(options), started)
+    status = uvloop.run(_serve(host, listener, options.drain_timeout, options.max_body_bytes))
     if host.thread_runs:
         # The interpreter's exit would wait for the start's thread, which can't be interrupted.
         sys.stderr.flush()
         os._exit(status)
     return status
+
+
+def default_max_queue(max_num_seqs: int | None) -> int:
+    """Return the default of --max-queue: several batches, and any single request in an idle server."""
+    return max(QUEUED_BATCHES * (max_num_seqs or 0), CHOICES.limit)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -101,12 +112,12 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _serve(host: EngineHost, listener: socket.socket, options: argparse.Namespace) -> int:
-    app, gate = build_application(host, options.max_body_bytes, options.enable_tokenizer_info_endpoint)
+async def _serve(host: EngineHost, listener: socket.socket, drain_timeout: float, max_body_bytes: int) -> int:
+    app, gate = build_application(host, max_body_bytes)
     server = _Server(
         uvicorn.Config(
             app,
-            http="httptools",
+            http=Connection,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -118,7 +129,7 @@ async def _serve(host: EngineHost, listener: socket.socket, options: argparse.Na
             timeout_graceful_shutdown=int(FLUSH_SECONDS),
         )
     )
-    shutdown = Shutdown(gate, options.drain_timeout, host.shut_down)
+    shutdown = Shutdown(gate, drain_timeout, host.shut_down)
     http = asyncio.create_task(server.serve(sockets=[listener]))
     stop = asyncio.create_task(shutdown.run())
     engine = asyncio.create_task(host.run())

@@ -5,7 +5,7 @@ import json
 import re
 from dataclasses import Field, fields
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 DTYPE_ALIASES = {
     "half": "float16",
@@ -16,6 +16,9 @@ DTYPE_ALIASES = {
 }
 SIZE_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 POSITIONAL = "model"
+
+# A parser, or a group of one.
+P = TypeVar("P", bound="argparse._ActionsContainer")
 
 
 def parse_size(text: str) -> int:
@@ -47,7 +50,7 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
-def add_flags(parser: argparse.ArgumentParser, dataclass: type) -> argparse.ArgumentParser:
+def add_flags(parser: P, dataclass: type) -> P:
     """Add a flag for each field of `dataclass`, parsed by the field's type; `model` is positional.
 
     A field's metadata holds `help` and `options` for argparse. Each flag may be spelled with underscores too.
@@ -62,7 +65,7 @@ def add_flags(parser: argparse.ArgumentParser, dataclass: type) -> argparse.Argu
     return parser
 
 
-def _add_flag(parser: argparse.ArgumentParser, item: Field[Any], options: dict[str, Any]) -> None:
+def _add_flag(parser: "argparse._ActionsContainer", item: Field[Any], options: dict[str, Any]) -> None:
     flag = "--" + item.name.replace("_", "-")
     parser.add_argument(flag, **options)
     underscored = f"--{item.name}"

@@ -9,13 +9,14 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
+from engine_server.contract.bounds import DETOKENIZED_TOKENS, TOKENIZED_CHARACTERS
 from engine_server.contract.errors import ErrorCode
 from engine_server.engine.input.tokenizer import encode_texts
 from engine_server.server.api.answers import json_response
-from engine_server.server.api.bounds import MAX_DETOKENIZED_TOKENS, MAX_TOKENIZED_CHARACTERS
 from engine_server.server.api.chat.input import ChatInput
 from engine_server.server.api.generation_request import ApiRequest, parse_request
 from engine_server.server.api.models import served_name
+from engine_server.server.api.tokenizer import require_tokenizer
 from engine_server.server.generation.prompts import run_by_size, tokenize_chat
 from engine_server.server.http.errors import ApiError
 
@@ -30,7 +31,7 @@ class TokenizeRequest(ChatInput):
     """The body of a request for the tokens of a text, or of a conversation."""
 
     model: str | None = None
-    prompt: Annotated[str, Field(max_length=MAX_TOKENIZED_CHARACTERS)] | None = None
+    prompt: Annotated[str, Field(max_length=TOKENIZED_CHARACTERS.limit)] | None = None
     return_token_strs: bool | None = None
 
     def check_combinations(self) -> None:
@@ -54,7 +55,7 @@ class DetokenizeRequest(ApiRequest):
     """The body of a request for the text of tokens."""
 
     model: str | None = None
-    tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MAX_DETOKENIZED_TOKENS)]
+    tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=DETOKENIZED_TOKENS.limit)]
 
 
 class Detokenized(msgspec.Struct):
@@ -63,8 +64,7 @@ class Detokenized(msgspec.Struct):
     prompt: str
 
 
-def routes(host: EngineHost, tokenizer_info: bool) -> APIRouter:
-    """tokenizer_info: publish the tokenizer's settings, the chat template among them."""
+def routes(host: EngineHost) -> APIRouter:
     router = APIRouter()
 
     @router.post("/tokenize", response_model=None)
@@ -75,21 +75,23 @@ def routes(host: EngineHost, tokenizer_info: bool) -> APIRouter:
     async def post_detokenize(request: Request) -> Response:
         return json_response(await detokenize(host, parse_request(DetokenizeRequest, await request.body())))
 
-    if tokenizer_info:
+    if host.settings.enable_tokenizer_info_endpoint:
 
         @router.get("/tokenizer_info", response_model=None)
         async def get_tokenizer_info() -> Response:
-            return JSONResponse(public_settings(await host.engine.get_tokenizer()))
+            return JSONResponse(public_settings(require_tokenizer(host)))
 
     return router
 
 
 async def tokenize(host: EngineHost, request: TokenizeRequest) -> Tokens:
     served_name(host, request.model)
-    tokenizer = await host.engine.get_tokenizer()
+    tokenizer = require_tokenizer(host)
     prompt, special = request.prompt, request.add_special_tokens is not False
     if prompt is None:
-        token_ids = (await tokenize_chat(host.engine, request.turns(open_answer=True)))["prompt_token_ids"]
+        token_ids = (await tokenize_chat(host.engine, request.turns(host.settings, open_answer=True)))[
+            "prompt_token_ids"
+        ]
     else:
         (token_ids,) = await run_by_size(
             len(prompt), lambda: encode_texts(tokenizer, [prompt], add_special_tokens=special)
@@ -104,8 +106,15 @@ async def detokenize(host: EngineHost, request: DetokenizeRequest) -> Detokenize
     if request.tokens and max(request.tokens) >= size:
         message = f"tokens has {max(request.tokens)}; tokens are integers from 0 to {size - 1}"
         raise ApiError(400, message, param="tokens", code=ErrorCode.INVALID_VALUE)
-    tokenizer = await host.engine.get_tokenizer()
-    return Detokenized(await run_by_size(len(request.tokens), lambda: str(tokenizer.decode(request.tokens))))
+    tokenizer = require_tokenizer(host)
+    return Detokenized(await run_by_size(len(request.tokens), lambda: decode(tokenizer, request.tokens)))
+
+
+def decode(tokenizer: Any, token_ids: list[int]) -> str:
+    """Return the text of tokens, special tokens included. Other threads run meanwhile, unlike in `decode` itself."""
+    text: str
+    (text,) = tokenizer.backend_tokenizer.decode_batch([token_ids], skip_special_tokens=False)
+    return tokenizer.clean_up_tokenization(text) if tokenizer.clean_up_tokenization_spaces else text
 
 
 def public_settings(tokenizer: Any) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -11,6 +12,7 @@ from fastapi import APIRouter, Request
 
 from engine_server.requests.pooling_params import PoolingParams
 from engine_server.server.api.answers import PromptUsage, json_response
+from engine_server.server.api.create_answer import deadline
 from engine_server.server.api.generation_request import parse_request
 from engine_server.server.api.models import served_name
 from engine_server.server.api.pooling.encode import Batch, encode
@@ -21,7 +23,7 @@ from engine_server.server.api.tasks import needs_task
 if TYPE_CHECKING:
     from starlette.responses import Response
 
-    from engine_server.server.engine_host import EngineHost, TraceHeaders
+    from engine_server.server.engine_host import EngineHost
 
 
 class ClassificationRequest(InputRequest):
@@ -56,19 +58,21 @@ def routes(host: EngineHost) -> APIRouter:
     @router.post("/classify", response_model=None)
     async def post_classify(request: Request) -> Response:
         body = parse_request(ClassificationRequest, await request.body())
-        return await create_classification(host, body, host.trace_headers(request.headers))
+        return await create_classification(host, body, request.headers)
 
     return router
 
 
 async def create_classification(
-    host: EngineHost, request: ClassificationRequest, trace_headers: TraceHeaders
+    host: EngineHost, request: ClassificationRequest, headers: Mapping[str, str]
 ) -> Response:
     model = served_name(host, request.model)
-    params = PoolingParams(task="classify", use_activation=request.use_activation, timeout=request.timeout)
+    params = PoolingParams(
+        task="classify", use_activation=request.use_activation, timeout=deadline(request.timeout, headers)
+    )
     request_id, created = f"classify-{uuid.uuid4().hex}", int(time.time())
     prompts = await input_prompts(host, request)
-    batch = Batch(request_id, prompts, params, request.priority or 0, trace_headers)
+    batch = Batch(request_id, prompts, params, request.priority or 0, host.trace_headers(headers))
     outputs = await encode(host.engine, batch)
     data = [to_classification(host, index, output.outputs.probs) for index, output in enumerate(outputs)]
     return json_response(

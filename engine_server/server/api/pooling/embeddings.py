@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -11,6 +12,7 @@ from fastapi import APIRouter, Request
 
 from engine_server.requests.pooling_params import PoolingParams
 from engine_server.server.api.answers import PromptUsage, json_response
+from engine_server.server.api.create_answer import deadline
 from engine_server.server.api.fields import only
 from engine_server.server.api.generation_request import parse_request
 from engine_server.server.api.models import served_name
@@ -23,7 +25,7 @@ from engine_server.server.api.tasks import needs_task
 if TYPE_CHECKING:
     from starlette.responses import Response
 
-    from engine_server.server.engine_host import EngineHost, TraceHeaders
+    from engine_server.server.engine_host import EngineHost
 
 
 class VectorRequest(InputRequest):
@@ -43,13 +45,13 @@ class EmbeddingRequest(VectorRequest):
     # The older name of use_activation.
     normalize: bool | None = None
 
-    def pooling_params(self) -> PoolingParams:
+    def pooling_params(self, headers: Mapping[str, str]) -> PoolingParams:
         return PoolingParams(
             task="embed",
             dimensions=self.dimensions,
             normalize=self.normalize,
             use_activation=self.use_activation,
-            timeout=self.timeout,
+            timeout=deadline(self.timeout, headers),
         )
 
 
@@ -78,18 +80,18 @@ def routes(host: EngineHost) -> APIRouter:
     @router.post("/v1/embeddings", response_model=None)
     async def post_embeddings(request: Request) -> Response:
         body = parse_request(EmbeddingRequest, await request.body())
-        return await create_embeddings(host, body, host.trace_headers(request.headers))
+        return await create_embeddings(host, body, request.headers)
 
     return router
 
 
 async def create_embeddings(
-    host: EngineHost, request: EmbeddingRequest, trace_headers: TraceHeaders
+    host: EngineHost, request: EmbeddingRequest, headers: Mapping[str, str]
 ) -> Response:
-    model, params = served_name(host, request.model), request.pooling_params()
+    model, params = served_name(host, request.model), request.pooling_params(headers)
     request_id, created = f"embd-{uuid.uuid4().hex}", int(time.time())
     prompts = await input_prompts(host, request)
-    batch = Batch(request_id, prompts, params, request.priority or 0, trace_headers)
+    batch = Batch(request_id, prompts, params, request.priority or 0, host.trace_headers(headers))
     outputs = await encode(host.engine, batch)
     vectors = await encode_numbers(outputs, request.encoding_format or "float")
     data = [Embedding(index, vector) for index, vector in enumerate(vectors)]

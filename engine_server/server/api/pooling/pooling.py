@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 from fastapi import APIRouter, Request
 
+from engine_server.contract.bounds import POOLED_TOKENS
 from engine_server.contract.errors import ErrorCode
 from engine_server.requests.pooling_params import PoolingParams, PoolingTask
 from engine_server.server.api.answers import PromptUsage, json_response
-from engine_server.server.api.bounds import MAX_STATES
+from engine_server.server.api.create_answer import deadline
 from engine_server.server.api.generation_request import parse_request
 from engine_server.server.api.models import served_name
 from engine_server.server.api.pooling.embeddings import VectorRequest
@@ -25,7 +27,7 @@ from engine_server.server.http.errors import ApiError
 if TYPE_CHECKING:
     from starlette.responses import Response
 
-    from engine_server.server.engine_host import EngineHost, TraceHeaders
+    from engine_server.server.engine_host import EngineHost
 
 
 class PooledRequest(VectorRequest):
@@ -33,12 +35,12 @@ class PooledRequest(VectorRequest):
 
     task: PoolingTask | None = None
 
-    def pooling_params(self) -> PoolingParams:
+    def pooling_params(self, headers: Mapping[str, str]) -> PoolingParams:
         return PoolingParams(
             task=self.task or "encode",
             dimensions=self.dimensions,
             use_activation=self.use_activation,
-            timeout=self.timeout,
+            timeout=deadline(self.timeout, headers),
         )
 
 
@@ -67,23 +69,19 @@ def routes(host: EngineHost) -> APIRouter:
     @router.post("/pooling", response_model=None)
     async def post_pooling(request: Request) -> Response:
         body = parse_request(PooledRequest, await request.body())
-        return await create_pooled(host, body, host.trace_headers(request.headers))
+        return await create_pooled(host, body, request.headers)
 
     return router
 
 
-async def create_pooled(host: EngineHost, request: PooledRequest, trace_headers: TraceHeaders) -> Response:
-    model, params = served_name(host, request.model), request.pooling_params()
+async def create_pooled(host: EngineHost, request: PooledRequest, headers: Mapping[str, str]) -> Response:
+    model, params = served_name(host, request.model), request.pooling_params(headers)
     request_id, created = f"pool-{uuid.uuid4().hex}", int(time.time())
     prompts = await input_prompts(host, request)
-    batch = Batch(request_id, prompts, params, request.priority or 0, trace_headers)
-    if params.task == "encode" and len(prompts) > 1 and batch.num_tokens > MAX_STATES:
-        raise ApiError(
-            400,
-            f"the inputs have {batch.num_tokens} tokens; hidden states of {MAX_STATES} fit one answer",
-            param="input",
-            code=ErrorCode.INVALID_VALUE,
-        )
+    batch = Batch(request_id, prompts, params, request.priority or 0, host.trace_headers(headers))
+    several = params.task == "encode" and len(prompts) > 1
+    if several and (message := POOLED_TOKENS.exceeded(batch.num_tokens)):
+        raise ApiError(400, f"input: {message}", param="input", code=ErrorCode.INVALID_VALUE)
     outputs = await encode(host.engine, batch)
     numbers = await encode_numbers(outputs, request.encoding_format or "float")
     data = [Pooled(index, one) for index, one in enumerate(numbers)]

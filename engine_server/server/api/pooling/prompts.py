@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from engine_server.contract.errors import ErrorCode
 from engine_server.engine.input.tokenizer import Truncation, encode_pairs, encode_texts
 from engine_server.requests.prompts import TokensPrompt
+from engine_server.server.api.tokenizer import require_tokenizer
 from engine_server.server.generation.prompts import run_by_size, tokenize_chat
 from engine_server.server.http.errors import ApiError
 
@@ -31,11 +32,12 @@ async def input_prompts(host: EngineHost, request: InputRequest) -> list[NamedPr
     """Return the prompts of `input`, or the one of `messages`. Raises ApiError for one that is too long or empty."""
     truncation = request.truncation(host.max_model_len)
     if request.input is None:
-        chat = await tokenize_chat(host.engine, request.turns(open_answer=False))
+        require_tokenizer(host)
+        chat = await tokenize_chat(host.engine, request.turns(host.settings, open_answer=False))
         prompts = [NamedPrompt(tokens(truncate(chat["prompt_token_ids"], truncation)), "messages")]
     else:
         special = request.add_special_tokens is not False
-        token_ids = await input_tokens(host, request.input, truncation, special)
+        token_ids = await input_tokens(host, request.input, "input", truncation, special)
         prompts = [NamedPrompt(tokens(ids), entry("input", token_ids, i)) for i, ids in enumerate(token_ids)]
     check_lengths(host, prompts)
     return prompts
@@ -44,14 +46,24 @@ async def input_prompts(host: EngineHost, request: InputRequest) -> list[NamedPr
 async def input_tokens(
     host: EngineHost,
     inputs: Sequence[str] | Sequence[list[int]],
+    field: str,
     truncation: Truncation,
     add_special_tokens: bool = True,
 ) -> list[list[int]]:
-    """Return the token ids of texts, or the given token ids, truncated."""
+    """Return the token ids of texts, or the given token ids, truncated. field: the field of the inputs.
+
+    Raises ApiError for a text that is too long by its number of characters, without tokenizing it.
+    """
     texts = [one for one in inputs if isinstance(one, str)]
     if not texts:
         return [truncate(one, truncation) for one in inputs if isinstance(one, list)]
-    tokenizer = await host.engine.get_tokenizer()
+    tokenizer = require_tokenizer(host)
+    processor = await host.engine.get_input_preprocessor()
+    if truncation.longest is None and truncation.longest_first is None:
+        for index, text in enumerate(texts):
+            if error := processor.too_long(text):
+                name = entry(field, texts, index)
+                raise ApiError(400, f"{name}: {error}", param=name, code=ErrorCode.INVALID_VALUE)
     size = sum(map(len, texts))
     return await run_by_size(size, lambda: encode_texts(tokenizer, texts, truncation, add_special_tokens))
 
@@ -60,7 +72,7 @@ async def pair_prompts(
     host: EngineHost, pairs: Sequence[tuple[str, str]], truncation: Truncation, field: str
 ) -> list[NamedPrompt]:
     """Return a prompt for each pair of texts. field: the field of the second texts."""
-    tokenizer = await host.engine.get_tokenizer()
+    tokenizer = require_tokenizer(host)
     size = sum(len(first) + len(second) for first, second in pairs)
     encoded = await run_by_size(size, lambda: encode_pairs(tokenizer, pairs, truncation))
     prompts = [NamedPrompt(prompt, entry(field, encoded, index)) for index, prompt in enumerate(encoded)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -11,13 +12,16 @@ from fastapi import APIRouter, Request
 from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
+from engine_server.contract.bounds import PROMPTS
 from engine_server.contract.errors import ErrorCode
 from engine_server.engine.input.tokenizer import Truncation
 from engine_server.requests.validation import MAX_INT32
 from engine_server.server.api.answers import PromptUsage, json_response
+from engine_server.server.api.create_answer import deadline
+from engine_server.server.api.fields import check_bound
 from engine_server.server.api.generation_request import parse_request
 from engine_server.server.api.models import served_name
-from engine_server.server.api.pooling.request import PoolingRequest, check_number
+from engine_server.server.api.pooling.request import PoolingRequest
 from engine_server.server.api.pooling.scoring import Scores, Scoring, score
 from engine_server.server.api.tasks import needs_task
 from engine_server.server.http.errors import ApiError
@@ -25,7 +29,7 @@ from engine_server.server.http.errors import ApiError
 if TYPE_CHECKING:
     from starlette.responses import Response
 
-    from engine_server.server.engine_host import EngineHost, TraceHeaders
+    from engine_server.server.engine_host import EngineHost
 
 # The names of the two texts, in vLLM's API.
 SCORE_FIELDS = (("queries", "documents"), ("text_1", "text_2"), ("data_1", "data_2"), ("queries", "items"))
@@ -43,7 +47,10 @@ def text_list(value: object) -> list[str] | None:
     """Return one text or several as a list."""
     if value is None:
         return None
-    return [text(one) for one in value] if isinstance(value, list) else [text(value)]
+    if not isinstance(value, list):
+        return [text(value)]
+    check_bound(PROMPTS, len(value))
+    return [text(one) for one in value]
 
 
 Text = Annotated[str, PlainValidator(text)]
@@ -100,7 +107,6 @@ class ScoreRequest(ScoringRequest):
                 param=names[0],
                 code=ErrorCode.INVALID_VALUE,
             )
-        check_number(names[1], len(second))
 
 
 class RerankRequest(ScoringRequest):
@@ -116,7 +122,6 @@ class RerankRequest(ScoringRequest):
         if not self.documents:
             message = "documents is empty; it takes at least one text"
             raise ApiError(400, message, param="documents", code=ErrorCode.INVALID_VALUE)
-        check_number("documents", len(self.documents))
 
 
 class Score(msgspec.Struct):
@@ -169,19 +174,19 @@ def routes(host: EngineHost) -> APIRouter:
     @router.post("/v1/score", response_model=None)
     async def post_score(request: Request) -> Response:
         body = parse_request(ScoreRequest, await request.body())
-        return await create_scores(host, body, host.trace_headers(request.headers))
+        return await create_scores(host, body, request.headers)
 
     @router.post("/rerank", response_model=None)
     @router.post("/v1/rerank", response_model=None)
     @router.post("/v2/rerank", response_model=None)
     async def post_rerank(request: Request) -> Response:
         body = parse_request(RerankRequest, await request.body())
-        return await create_ranking(host, body, host.trace_headers(request.headers))
+        return await create_ranking(host, body, request.headers)
 
     return router
 
 
-async def create_scores(host: EngineHost, request: ScoreRequest, trace_headers: TraceHeaders) -> Response:
+async def create_scores(host: EngineHost, request: ScoreRequest, headers: Mapping[str, str]) -> Response:
     model, created = served_name(host, request.model), int(time.time())
     first, second = request.fields()
     scoring = Scoring(
@@ -191,9 +196,9 @@ async def create_scores(host: EngineHost, request: ScoreRequest, trace_headers: 
         (first, second),
         request.limits(host.max_model_len),
         request.use_activation,
-        request.timeout,
+        deadline(request.timeout, headers),
         request.priority or 0,
-        trace_headers,
+        host.trace_headers(headers),
     )
     scores = await score(host, scoring)
     data = [Score(index, value) for index, value in enumerate(scores.values)]
@@ -202,7 +207,7 @@ async def create_scores(host: EngineHost, request: ScoreRequest, trace_headers: 
     )
 
 
-async def create_ranking(host: EngineHost, request: RerankRequest, trace_headers: TraceHeaders) -> Response:
+async def create_ranking(host: EngineHost, request: RerankRequest, headers: Mapping[str, str]) -> Response:
     model, documents = served_name(host, request.model), request.documents or []
     scoring = Scoring(
         f"rerank-{uuid.uuid4().hex}",
@@ -211,9 +216,9 @@ async def create_ranking(host: EngineHost, request: RerankRequest, trace_headers
         ("query", "documents"),
         request.limits(host.max_model_len),
         request.use_activation,
-        request.timeout,
+        deadline(request.timeout, headers),
         request.priority or 0,
-        trace_headers,
+        host.trace_headers(headers),
     )
     scores = await score(host, scoring)
     results = rank(scores, documents, request)

@@ -9,9 +9,8 @@ from pydantic import Field, PlainValidator
 from engine_server.contract.errors import ErrorCode
 from engine_server.engine.input.tokenizer import Truncation
 from engine_server.requests.validation import MAX_INT32
-from engine_server.server.api.bounds import MAX_INPUTS
 from engine_server.server.api.chat.input import ChatInput
-from engine_server.server.api.fields import only, prompt_list
+from engine_server.server.api.fields import Ignored, only, prompt_list
 from engine_server.server.api.generation_request import ApiRequest
 from engine_server.server.http.errors import ApiError
 
@@ -22,8 +21,7 @@ class PoolingRequest(ApiRequest):
     """The fields that all have. Without a model, the served one is meant."""
 
     model: str | None = None
-    # A hint for abuse detection, which does nothing here.
-    user: Any = None
+    user: Ignored = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
     truncation_side: Literal["left", "right"] | None = None
     priority: int | None = None
@@ -59,11 +57,3 @@ class InputRequest(ChatInput, PoolingRequest):
             raise ApiError(400, "input is missing", param="input", code=ErrorCode.MISSING_FIELD)
         if self.input is not None and self.messages is not None:
             raise ApiError(400, "input and messages exclude each other", param="messages")
-        check_number("input", len(self.input or ()))
-
-
-def check_number(field: str, count: int) -> None:
-    """Raise ApiError 400 for more inputs than one request may have."""
-    if count > MAX_INPUTS:
-        message = f"{field} has {count} entries; a request may have {MAX_INPUTS}"
-        raise ApiError(400, message, param=field, code=ErrorCode.INVALID_VALUE)

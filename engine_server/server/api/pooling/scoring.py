@@ -86,5 +86,5 @@ async def cosines(host: EngineHost, scoring: Scoring) -> Scores:
 async def text_prompts(
     host: EngineHost, texts: list[str], field: str, truncation: Truncation
 ) -> list[NamedPrompt]:
-    token_ids = await input_tokens(host, texts, truncation)
+    token_ids = await input_tokens(host, texts, field, truncation)
     return [NamedPrompt(tokens(ids), entry(field, texts, index)) for index, ids in enumerate(token_ids)]

@@ -75,7 +75,7 @@ def test_pooling_takes_any_task_of_the_model(classifier_server: Any) -> None:
 def test_hidden_states_of_too_many_tokens_are_refused(classifier_server: Any) -> None:
     answer = classifier_server.post("/pooling", {"input": [[5] * 128] * 257})
     assert (answer.status, answer.error["param"]) == (400, "input")
-    assert "hidden states of 32768" in answer.error["message"]
+    assert "at most 32,768 are allowed" in answer.error["message"]
 
 
 @pytest.mark.parametrize(
@@ -89,6 +89,7 @@ def test_hidden_states_of_too_many_tokens_are_refused(classifier_server: Any) ->
             "continue_final_message",
         ),
         ({"input": ""}, "input"),
+        ({"input": ["a", "a" * 1_000_000]}, "input.1"),
     ],
 )
 def test_invalid_request_is_refused_and_names_the_field(

@@ -151,7 +151,7 @@ def test_truncation_in_one_request_cuts_no_other_request(minilm_server: Any, tok
         ({"input": []}, "input", "empty"),
         ({"input": [[5], []]}, "input.1", "empty"),
         ({"input": [[5], [-1]]}, "input.1", "from 0 to 30521"),
-        ({"input": ["a"] * 1025}, "input", "may have 1024"),
+        ({"input": ["a"] * 1025}, "input", "1,025 prompts"),
         ({"input": "a", "encoding_format": "bytes"}, "encoding_format", "'float' or 'base64'"),
         ({"input": "a", "embed_dtype": "float16"}, "embed_dtype", "not supported"),
         ({"input": "a", "dimensions": "32"}, "dimensions", "valid integer"),
