@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field
 from engine_server.contract import bounds
 from engine_server.server.api.chat.messages import Message
 from engine_server.server.api.chat.template_variables import check_variables
+from engine_server.server.api.fields import only
 from engine_server.server.api.generation_request import ApiRequest
 from engine_server.server.generation.prompts import ChatTurns
 from engine_server.server.http.errors import ApiError
@@ -30,6 +31,8 @@ class ChatInput(ApiRequest):
     chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(check_variables)] | None = None
     chat_template: str | None = None
     tools: Annotated[list[dict[str, Any]], Field(max_length=bounds.TOOLS.limit)] | None = None
+
+    media_io_kwargs: Annotated[Any, only({})] = None
 
     def check_combinations(self) -> None:
         super().check_combinations()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
@@ -70,7 +69,7 @@ async def create_classification(
     params = PoolingParams(
         task="classify", use_activation=request.use_activation, timeout=deadline(request.timeout, headers)
     )
-    request_id, created = f"classify-{uuid.uuid4().hex}", int(time.time())
+    request_id, created = request.answer_id("classify-"), int(time.time())
     prompts = await input_prompts(host, request)
     batch = Batch(request_id, prompts, params, request.priority or 0, host.trace_headers(headers))
     outputs = await encode(host.engine, batch)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -89,7 +88,7 @@ async def create_embeddings(
     host: EngineHost, request: EmbeddingRequest, headers: Mapping[str, str]
 ) -> Response:
     model, params = served_name(host, request.model), request.pooling_params(headers)
-    request_id, created = f"embd-{uuid.uuid4().hex}", int(time.time())
+    request_id, created = request.answer_id("embd-"), int(time.time())
     prompts = await input_prompts(host, request)
     batch = Batch(request_id, prompts, params, request.priority or 0, host.trace_headers(headers))
     outputs = await encode(host.engine, batch)

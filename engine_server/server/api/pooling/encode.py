@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -50,24 +51,28 @@ async def encode(engine: AsyncLLMEngine, batch: Batch) -> list[PoolingRequestOut
     """
     outputs: dict[int, PoolingRequestOutput[Any]] = {}
     waiting = iter(range(len(batch.prompts)))
+    # Clients may give the same id to several requests.
+    key = f"{batch.request_id}-{uuid.uuid4().hex}"
 
     async def work(number: int) -> None:
         for _ in range(number // BURST):
             await asyncio.sleep(0)
         for index in waiting:
-            outputs[index] = await encode_one(engine, batch, index)
+            outputs[index] = await encode_one(engine, batch, index, f"{key}-{index}")
 
     await all_or_none(work(number) for number in range(min(len(batch.prompts), CONCURRENCY)))
     return [outputs[index] for index in range(len(batch.prompts))]
 
 
-async def encode_one(engine: AsyncLLMEngine, batch: Batch, index: int) -> PoolingRequestOutput[Any]:
+async def encode_one(
+    engine: AsyncLLMEngine, batch: Batch, index: int, request_id: str
+) -> PoolingRequestOutput[Any]:
     """Return the output of the prompt at `index`."""
     prompt, field = batch.prompts[index]
     results = engine.encode(
         prompt,
         batch.params,
-        f"{batch.request_id}-{index}",
+        request_id,
         trace_headers=batch.trace_headers,
         priority=batch.priority,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
@@ -76,7 +75,7 @@ def routes(host: EngineHost) -> APIRouter:
 
 async def create_pooled(host: EngineHost, request: PooledRequest, headers: Mapping[str, str]) -> Response:
     model, params = served_name(host, request.model), request.pooling_params(headers)
-    request_id, created = f"pool-{uuid.uuid4().hex}", int(time.time())
+    request_id, created = request.answer_id("pool-"), int(time.time())
     prompts = await input_prompts(host, request)
     batch = Batch(request_id, prompts, params, request.priority or 0, host.trace_headers(headers))
     several = params.task == "encode" and len(prompts) > 1

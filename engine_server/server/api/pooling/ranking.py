@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -190,7 +189,7 @@ async def create_scores(host: EngineHost, request: ScoreRequest, headers: Mappin
     model, created = served_name(host, request.model), int(time.time())
     first, second = request.fields()
     scoring = Scoring(
-        f"score-{uuid.uuid4().hex}",
+        request.answer_id("score-"),
         getattr(request, first),
         getattr(request, second),
         (first, second),
@@ -210,7 +209,7 @@ async def create_scores(host: EngineHost, request: ScoreRequest, headers: Mappin
 async def create_ranking(host: EngineHost, request: RerankRequest, headers: Mapping[str, str]) -> Response:
     model, documents = served_name(host, request.model), request.documents or []
     scoring = Scoring(
-        f"rerank-{uuid.uuid4().hex}",
+        request.answer_id("rerank-"),
         [request.query],
         documents,
         ("query", "documents"),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainValidator
+from pydantic import AfterValidator, Field, PlainValidator
 
 from engine_server.contract.errors import ErrorCode
 from engine_server.engine.input.tokenizer import Truncation
 from engine_server.requests.validation import MAX_INT32
+from engine_server.server.api import fields
 from engine_server.server.api.chat.input import ChatInput
 from engine_server.server.api.fields import Ignored, only, prompt_list
 from engine_server.server.api.generation_request import ApiRequest
@@ -26,6 +28,9 @@ class PoolingRequest(ApiRequest):
     truncation_side: Literal["left", "right"] | None = None
     priority: int | None = None
     timeout: float | None = None
+    request_id: Annotated[str, AfterValidator(fields.request_id)] | None = None
+    # No prompt of a pooling model shares cached blocks with another.
+    cache_salt: Ignored = None
 
     padding: Annotated[Any, only("do_not_pad")] = None
     mm_processor_kwargs: Annotated[Any, only({})] = None
@@ -35,6 +40,10 @@ class PoolingRequest(ApiRequest):
         if self.truncate_prompt_tokens == 0:
             message = "truncate_prompt_tokens is 0; it takes a positive number, or -1 for the model's context"
             raise ApiError(400, message, param="truncate_prompt_tokens", code=ErrorCode.INVALID_VALUE)
+
+    def answer_id(self, prefix: str) -> str:
+        """Return the answer's id: the prefix and the client's own id, or a random one."""
+        return prefix + (self.request_id or uuid.uuid4().hex)
 
     def truncation(self, context: int) -> Truncation:
         """Return the limits of a prompt. context: the model's, in tokens."""

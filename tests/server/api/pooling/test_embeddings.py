@@ -88,6 +88,18 @@ def test_model_may_be_left_out(minilm_server: Any) -> None:
     assert (answer.status, answer.json["model"]) == (200, "minilm")
 
 
+def test_clients_own_id_is_a_part_of_the_answers_id(minilm_server: Any) -> None:
+    answer = minilm_server.post("/v1/embeddings", {"input": ["a", "b"], "request_id": "mine"})
+    assert (answer.status, answer.json["id"]) == (200, "embd-mine")
+
+
+def test_request_that_passes_its_deadline_ends_with_a_timeout(minilm_server: Any) -> None:
+    body = json.dumps({"input": [[5] * 250] * 200}).encode()
+    answer = minilm_server.request("POST", "/v1/embeddings", body, {"X-Request-Timeout": "0.01"})
+    assert (answer.status, answer.error["param"]) == (504, "timeout")
+    until(lambda: minilm_server.metric(WAITING) == 0)
+
+
 def test_dimensions_cut_the_embedding_to_a_trained_length(minilm: openai.OpenAI) -> None:
     answer = minilm.embeddings.create(model="minilm", input=SENTENCES[0], dimensions=32)
     cut = EMBEDDINGS[0][:32]
