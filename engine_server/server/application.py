@@ -15,6 +15,7 @@ from engine_server.server.api.health import health, readiness
 from engine_server.server.api.pooling import classification, embeddings, pooling, ranking
 from engine_server.server.api.tasks import needs_task
 from engine_server.server.http.access_log import AccessLog
+from engine_server.server.http.answer_headers import AnswerHeaders
 from engine_server.server.http.errors import add_error_handlers
 from engine_server.server.http.gate import Gate
 from engine_server.server.http.request_body import RequestBody
@@ -53,5 +54,6 @@ def build_application(host: EngineHost, max_body_bytes: int) -> tuple[ASGIApp, G
     async def get_metrics() -> Response:
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
-    # A request passes the access log, the gate and the body's middleware, in this order.
-    return AccessLog(gate, [route.path for route in app.routes if isinstance(route, Route)]), gate
+    paths = [route.path for route in app.routes if isinstance(route, Route)]
+    # A request passes the access log, the answer's headers, the gate and the body's middleware, in this order.
+    return AccessLog(AnswerHeaders(gate, host), paths), gate

@@ -69,11 +69,15 @@ def routes(host: EngineHost) -> APIRouter:
 
     @router.post("/tokenize", response_model=None)
     async def post_tokenize(request: Request) -> Response:
-        return json_response(await tokenize(host, parse_request(TokenizeRequest, await request.body())))
+        body = parse_request(TokenizeRequest, await request.body())
+        served_name(host, body.model, request.headers)
+        return json_response(await tokenize(host, body))
 
     @router.post("/detokenize", response_model=None)
     async def post_detokenize(request: Request) -> Response:
-        return json_response(await detokenize(host, parse_request(DetokenizeRequest, await request.body())))
+        body = parse_request(DetokenizeRequest, await request.body())
+        served_name(host, body.model, request.headers)
+        return json_response(await detokenize(host, body))
 
     if host.settings.enable_tokenizer_info_endpoint:
 
@@ -85,7 +89,6 @@ def routes(host: EngineHost) -> APIRouter:
 
 
 async def tokenize(host: EngineHost, request: TokenizeRequest) -> Tokens:
-    served_name(host, request.model)
     tokenizer = require_tokenizer(host)
     prompt, special = request.prompt, request.add_special_tokens is not False
     if prompt is None:
@@ -101,7 +104,6 @@ async def tokenize(host: EngineHost, request: TokenizeRequest) -> Tokens:
 
 
 async def detokenize(host: EngineHost, request: DetokenizeRequest) -> Detokenized:
-    served_name(host, request.model)
     size = host.engine.model_config.vocab_size
     if request.tokens and max(request.tokens) >= size:
         message = f"tokens has {max(request.tokens)}; tokens are integers from 0 to {size - 1}"

@@ -11,7 +11,12 @@ from starlette.responses import Response
 
 from engine_server.contract.errors import ErrorBody, ErrorCode, ErrorDetail, server_error_type
 from engine_server.contract.quoting import shorten
-from engine_server.requests.errors import EngineDeadError, InvalidRequestError, QueueFullError
+from engine_server.requests.errors import (
+    EngineDeadError,
+    EngineShutDownError,
+    InvalidRequestError,
+    QueueFullError,
+)
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -69,6 +74,8 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(400, str(error), param=error.parameter)
         case QueueFullError():
             return ApiError(503, str(error), code=ErrorCode.QUEUE_FULL, retry_after=1)
+        case EngineShutDownError():
+            return shutting_down()
         case EngineDeadError():
             # Nothing was sent yet, so 503 lets a router retry on another replica.
             message = f"the engine is dead: {error.cause}"
@@ -76,6 +83,12 @@ def as_api_error(error: Exception) -> ApiError:
         case _:
             logger.error("a request failed", exc_info=error)
             return ApiError(500, "internal error; the server's log has it", code=ErrorCode.INTERNAL_ERROR)
+
+
+def shutting_down() -> ApiError:
+    """Return the error of a request that the server's shutdown refuses or ends; another replica can take it."""
+    message = "the server is shutting down"
+    return ApiError(503, message, code=ErrorCode.DRAINING, retry_after=1, close=True)
 
 
 async def answer_error(_: Request, error: Exception) -> Response:

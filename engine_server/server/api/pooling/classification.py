@@ -65,7 +65,7 @@ def routes(host: EngineHost) -> APIRouter:
 async def create_classification(
     host: EngineHost, request: ClassificationRequest, headers: Mapping[str, str]
 ) -> Response:
-    model = served_name(host, request.model)
+    model = served_name(host, request.model, headers)
     params = PoolingParams(
         task="classify", use_activation=request.use_activation, timeout=deadline(request.timeout, headers)
     )

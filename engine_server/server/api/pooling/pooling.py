@@ -74,7 +74,7 @@ def routes(host: EngineHost) -> APIRouter:
 
 
 async def create_pooled(host: EngineHost, request: PooledRequest, headers: Mapping[str, str]) -> Response:
-    model, params = served_name(host, request.model), request.pooling_params(headers)
+    model, params = served_name(host, request.model, headers), request.pooling_params(headers)
     request_id, created = request.answer_id("pool-"), int(time.time())
     prompts = await input_prompts(host, request)
     batch = Batch(request_id, prompts, params, request.priority or 0, host.trace_headers(headers))

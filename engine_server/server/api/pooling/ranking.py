@@ -186,7 +186,7 @@ def routes(host: EngineHost) -> APIRouter:
 
 
 async def create_scores(host: EngineHost, request: ScoreRequest, headers: Mapping[str, str]) -> Response:
-    model, created = served_name(host, request.model), int(time.time())
+    model, created = served_name(host, request.model, headers), int(time.time())
     first, second = request.fields()
     scoring = Scoring(
         request.answer_id("score-"),
@@ -207,7 +207,7 @@ async def create_scores(host: EngineHost, request: ScoreRequest, headers: Mappin
 
 
 async def create_ranking(host: EngineHost, request: RerankRequest, headers: Mapping[str, str]) -> Response:
-    model, documents = served_name(host, request.model), request.documents or []
+    model, documents = served_name(host, request.model, headers), request.documents or []
     scoring = Scoring(
         request.answer_id("rerank-"),
         [request.query],
