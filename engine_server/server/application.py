@@ -10,9 +10,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from engine_server.server.api import completions, invocations, models, service, tokenization
+from engine_server.server.api.answer_format import load_format
 from engine_server.server.api.chat import endpoint as chat
 from engine_server.server.api.health import health, readiness
+from engine_server.server.api.messages import endpoint as messages
 from engine_server.server.api.pooling import classification, embeddings, pooling, ranking
+from engine_server.server.api.responses import endpoint as responses
 from engine_server.server.api.tasks import needs_task
 from engine_server.server.http.access_log import AccessLog
 from engine_server.server.http.answer_headers import AnswerHeaders
@@ -34,9 +37,10 @@ def build_application(host: EngineHost, max_body_bytes: int) -> tuple[ASGIApp, G
     """Return the application, and its gate, which a shutdown closes."""
     app = FastAPI(openapi_url=None)
     add_error_handlers(app)
+    host.on_loaded.append(load_format)
     gate = Gate(RequestBody(app, max_body_bytes), host, OPERATIONAL)
 
-    for generating in (chat, completions):
+    for generating in (chat, completions, messages, responses):
         app.include_router(generating.routes(host), dependencies=[needs_task(host, "generate")])
     for api in (classification, embeddings, invocations, models, pooling, ranking, tokenization):
         app.include_router(api.routes(host))
