@@ -21,12 +21,21 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
     encoder: bool
     # Labels of a classifier; None: the vector is an embedding.
     num_labels: int | None
+    # A classifier's names of its labels, in the order of its scores.
+    labels: list[str]
     # Activation of a classifier's scores.
     activation: Activation
     # Lengths to which an embedding may be cut.
     dimensions: list[int]
     # Number of token types, which distinguish the texts of one prompt; 0: none.
     num_token_types: int
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Return the tasks that a request may name, the default first."""
+        if self.num_labels is None:
+            return ("embed", "encode")
+        return ("classify", "encode", "score") if self.num_labels == 1 else ("classify", "encode")
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -82,6 +91,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def runner(self) -> str:
         return "generate" if self.pooling is None else "pooling"
+
+    @property
+    def supported_tasks(self) -> tuple[str, ...]:
+        return ("generate",) if self.pooling is None else self.pooling.tasks
 
     @property
     def is_encoder(self) -> bool:

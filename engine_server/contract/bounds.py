@@ -39,6 +39,10 @@ OUTPUT_LOGPROBS = Bound("log-probabilities (choices x max_tokens x (logprobs + 1
 PROMPT_LOGPROBS = Bound("log-probabilities of prompts (prompt tokens x (prompt_logprobs + 1))", 1 << 22)
 TOKEN_RULES = Bound("token rules (choices x entries of the lists of tokens and words)", 1 << 20)
 
+POOLED_TOKENS = Bound("tokens in all inputs of a request for the states of each", 1 << 15)
+TOKENIZED_CHARACTERS = Bound("characters in a prompt to tokenize", 1 << 22)
+DETOKENIZED_TOKENS = Bound("tokens to convert to text", 1 << 18)
+
 SCHEMA_BYTES = Bound("bytes in a schema or grammar", 1 << 18)
 SCHEMA_DEPTH = Bound("levels of containers in a schema", 64)
 GRAMMAR_BYTES = Bound("bytes of grammars (choices x bytes)", 1 << 24)
@@ -46,5 +50,6 @@ GRAMMAR_BYTES = Bound("bytes of grammars (choices x bytes)", 1 << 24)
 BOUNDS = (
     JSON_BRACKETS, JSON_COMMAS, PROMPTS, MESSAGES, TOOLS, TOOL_BYTES, STOP_STRINGS, STOP_STRING_CHARACTERS,
     STOP_TOKENS, BAD_WORDS, BAD_WORD_CHARACTERS, ALLOWED_TOKENS, BIASED_TOKENS, CHOICES, OUTPUT_LOGPROBS,
-    PROMPT_LOGPROBS, TOKEN_RULES, SCHEMA_BYTES, SCHEMA_DEPTH, GRAMMAR_BYTES,
+    PROMPT_LOGPROBS, TOKEN_RULES, POOLED_TOKENS, TOKENIZED_CHARACTERS, DETOKENIZED_TOKENS, SCHEMA_BYTES, SCHEMA_DEPTH,
+    GRAMMAR_BYTES,
 )  # fmt: skip

@@ -379,6 +379,10 @@ class AsyncLLM:
     async def get_model_config(self) -> ModelConfig:
         return self.config.model_config
 
+    async def get_supported_tasks(self) -> tuple[str, ...]:
+        """Return ("generate",), or the pooling tasks that the model can."""
+        return self.config.model_config.supported_tasks
+
     async def get_parallel_config(self) -> ParallelConfig:
         return self.config.parallel_config
 

@@ -12,7 +12,7 @@ from engine_server.engine.beam_search import BeamSearchOutput, BeamSearchParams,
 from engine_server.engine.compat import refuse
 from engine_server.engine.engine_args import EngineArgs
 from engine_server.engine.input.chat import Conversation, render_chat
-from engine_server.engine.input.tokenizer import text_pair
+from engine_server.engine.input.tokenizer import Truncation, encode_pairs
 from engine_server.engine.llm_engine import LLMEngine
 from engine_server.requests import validation as valid
 from engine_server.requests.adapters import LoRARequest
@@ -181,9 +181,8 @@ class LLM:
         firsts = one_each("data_1", data_1[0] if len(data_1) == 1 else data_1, len(seconds))
         context = self.model_config.max_model_len
         longest = context if truncate_prompt_tokens == -1 else truncate_prompt_tokens
-        pairs = [
-            text_pair(self.get_tokenizer(), *texts, longest) for texts in zip(firsts, seconds, strict=True)
-        ]
+        texts = list(zip(firsts, seconds, strict=True))
+        pairs = encode_pairs(self.get_tokenizer(), texts, Truncation(longest))
         scores: list[Any] = self.encode(pairs, **options, pooling_task="score")
         return scores
 

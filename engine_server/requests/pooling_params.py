@@ -1,6 +1,6 @@
 """Parameters of a request to a pooling model."""
 
-from typing import ClassVar, Literal, Self, get_args
+from typing import ClassVar, Literal, Self, cast, get_args
 
 import msgspec
 
@@ -53,11 +53,9 @@ class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     def resolve(self, config: PoolingConfig) -> Self:
         """Return a copy with every default of the model filled in. Raises InvalidRequestError if the model can't."""
-        embeds = config.num_labels is None
-        tasks = ["embed" if embeds else "classify", "encode", *(["score"] if config.num_labels == 1 else [])]
-        task = self.task or tasks[0]
-        if task not in tasks:
-            raise InvalidRequestError(f"task is {task!r}; this model can {', '.join(tasks)}", "task")
+        task = cast(PoolingTask, self.task or config.tasks[0])
+        if task not in config.tasks:
+            raise InvalidRequestError(f"task is {task!r}; this model can {', '.join(config.tasks)}", "task")
         if self.dimensions is not None and self.dimensions not in config.dimensions:
             raise InvalidRequestError(
                 f"dimensions is {self.dimensions}; the model wasn't trained for embeddings of that length",

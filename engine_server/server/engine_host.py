@@ -43,6 +43,8 @@ class EngineHost:
         self.phase: str | None = "import"
         self.served_names: list[str] = []
         self.max_model_len = 0
+        # "generate", or those of a pooling model.
+        self.tasks: tuple[str, ...] = ()
         # Sampling parameters by name, for fields that a request leaves out.
         self.sampling_defaults: dict[str, Any] = {}
         # Identifies all that an answer depends on besides its request.
@@ -96,14 +98,11 @@ class EngineHost:
         self._thread.start()
         engine = self._engine = await self._loaded
         model = await engine.get_model_config()
-        if model.pooling is not None:
-            raise ValueError(
-                f"{model.model} is a pooling model, which this server doesn't serve; use LLM or AsyncLLM in Python"
-            )
         if not engine.is_running:
             engine.start_background_loop()  # detects the core's death before the first request
         self.served_names = model.served_model_name
         self.max_model_len = model.max_model_len
+        self.tasks = await engine.get_supported_tasks()
         self.sampling_defaults = model.get_diff_sampling_param()
         logger.info("sampling defaults: %s", self.sampling_defaults or "none")
         self._traces = await engine.is_tracing_enabled()

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -146,12 +146,11 @@ def start_server() -> Iterator[StartServer]:
     """Start a server; it is listening when this returns, and loads its model then."""
     servers: list[Server] = []
 
-    def start(*flags: str, model: str = MODEL) -> Server:
+    def start(*flags: str, model: str = MODEL, names: Sequence[str] = (NAME, "second-name")) -> Server:
         command = [sys.executable, "-m", "engine_server.cli", "engine", model, "--host=127.0.0.1", "--port=0"]
         command += [
             "--served-model-name",
-            NAME,
-            "second-name",
+            *names,
             "--dtype=float32",
             f"--max-model-len={CONTEXT}",
         ]
@@ -182,7 +181,10 @@ def collector() -> Iterator[tuple[str, list[Any]]]:
 def server(start_server: StartServer, collector: tuple[str, list[Any]]) -> Server:
     """A ready server that all tests share; none of them may end it."""
     server = start_server(
-        "--max-logprobs=25", "--scheduling-policy=priority", f"--otlp-traces-endpoint={collector[0]}"
+        "--max-logprobs=25",
+        "--scheduling-policy=priority",
+        "--enable-tokenizer-info-endpoint",
+        f"--otlp-traces-endpoint={collector[0]}",
     )
     server.wait_for_line("^phase ready ")
     return server

@@ -42,12 +42,14 @@ def read_pooling_config(path: Path, config: Any, runner: str) -> PoolingConfig |
         *["a decoder"] * config.is_encoder_decoder,
     ]:
         raise ValueError(f"{path} has {unknown[0]} after the encoder, which is not supported yet")
+    classifies = architecture.endswith("ForSequenceClassification")
     whole = config.get_text_config().hidden_size if getattr(config, "is_matryoshka", False) else 0
     return PoolingConfig(
         pooling=pooling,
         normalize=not modules or "Normalize" in kinds,
         encoder=encoder,
-        num_labels=config.num_labels if architecture.endswith("ForSequenceClassification") else None,
+        num_labels=config.num_labels if classifies else None,
+        labels=[str(config.id2label[index]) for index in range(config.num_labels)] if classifies else [],
         activation=_activation(config),
         dimensions=getattr(config, "matryoshka_dimensions", None) or list(range(1, whole + 1)),
         num_token_types=getattr(config, "type_vocab_size", 0),

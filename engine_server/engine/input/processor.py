@@ -17,7 +17,7 @@ from engine_server.contract.quoting import quote
 from engine_server.engine.input.admission import check_arrival_time, check_params
 from engine_server.engine.input.prompt_fields import PromptFields, parse_prompt
 from engine_server.engine.input.text_length import LONG_TEXT, TokenSpan, token_span
-from engine_server.engine.input.tokenizer import backend_of
+from engine_server.engine.input.tokenizer import Truncation, backend_of, encode_texts
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.messages import AddRequest
 from engine_server.requests.pooling_params import PoolingParams
@@ -112,7 +112,7 @@ class Processor:
         """Tokenize a text to at most `keep` tokens, with the special tokens around them."""
         if keep is None or self.tokenizer is None or fields.token_ids is not None:
             return
-        fields.token_ids = self.tokenizer.encode(fields.text or "", truncation=True, max_length=keep)
+        (fields.token_ids,) = encode_texts(self.tokenizer, [fields.text or ""], Truncation(keep))
 
     def _prompt_token_ids(self, fields: PromptFields, keep: int | None) -> list[int]:
         """Return the last `keep` token ids of a prompt, inside the vocabulary."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
 from engine_server.config import ModelConfig
+from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.messages import Vocabulary
 from engine_server.requests.prompts import TokensPrompt
 from engine_server.structured.vocabulary import read_vocabulary
@@ -35,6 +38,9 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase | None:
         raise ValueError(f"no tokenizer can be loaded from {config.tokenizer}: {error}") from error
     if not isinstance(getattr(tokenizer, "backend_tokenizer", None), Backend):
         raise ValueError(f"{type(tokenizer).__name__} in {config.tokenizer} is not backed by `tokenizers`")
+    # Files of embedding models may set both; here each request sets its limit.
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
     return tokenizer
 
 
@@ -51,12 +57,94 @@ def model_vocabulary(tokenizer: PreTrainedTokenizerBase | None, config: ModelCon
     return read_vocabulary(backend_of(tokenizer), config.vocab_size, config.eos_token_ids)
 
 
-def text_pair(
-    tokenizer: PreTrainedTokenizerBase, first: str, second: str, longest: int | None = None
-) -> TokensPrompt:
-    """Return two texts as one prompt, as cross-encoders read them, cut to `longest` tokens in all."""
-    encoded = tokenizer(first, second, truncation=longest is not None, max_length=longest)
-    prompt = TokensPrompt(prompt_token_ids=encoded["input_ids"])
-    if "token_type_ids" in encoded:
-        prompt["token_type_ids"] = encoded["token_type_ids"]
-    return prompt
+class Truncation(NamedTuple):
+    """Limits of a prompt's length in tokens; None: no limit."""
+
+    # Of the whole prompt, special tokens included.
+    longest: int | None = None
+    # The side from which tokens are removed.
+    side: Literal["left", "right"] = "right"
+    # Of the first text of a pair, or of an only text, and of the second, without special tokens.
+    longest_first: int | None = None
+    longest_second: int | None = None
+
+
+WHOLE = Truncation()
+
+
+def encode_texts(
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[str],
+    truncation: Truncation = WHOLE,
+    add_special_tokens: bool = True,
+) -> list[list[int]]:
+    """Return the token ids of each text.
+
+    No setting of the tokenizer is changed, so any thread may call this; other threads run while it tokenizes.
+    """
+    backend = backend_of(tokenizer)
+    room = _room(truncation.longest, backend.num_special_tokens_to_add(False) if add_special_tokens else 0)
+    encodings = backend.encode_batch_fast(list(texts), add_special_tokens=False)
+    for encoding in encodings:
+        _truncate(encoding, truncation.longest_first, truncation.side)
+        _truncate(encoding, room, truncation.side)
+    return [backend.post_process(one, add_special_tokens=add_special_tokens).ids for one in encodings]
+
+
+def encode_pairs(
+    tokenizer: PreTrainedTokenizerBase,
+    pairs: Sequence[tuple[str, str]],
+    truncation: Truncation = WHOLE,
+) -> list[TokensPrompt]:
+    """Return a prompt for each pair of texts, as cross-encoders read them; the longer text is cut first.
+
+    Like `encode_texts`, any thread may call this.
+    """
+    backend = backend_of(tokenizer)
+    room, side = _room(truncation.longest, backend.num_special_tokens_to_add(True)), truncation.side
+    firsts, seconds = (
+        backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        for texts in ([first for first, _ in pairs], [second for _, second in pairs])
+    )
+    has_types = "token_type_ids" in tokenizer.model_input_names
+    prompts = []
+    for first, second in zip(firsts, seconds, strict=True):
+        _truncate(first, truncation.longest_first, side)
+        _truncate(second, truncation.longest_second, side)
+        if room is not None:
+            lengths = _longest_first(len(first), len(second), room)
+            _truncate(first, lengths[0], side)
+            _truncate(second, lengths[1], side)
+        encoding = backend.post_process(first, second)
+        prompt = TokensPrompt(prompt_token_ids=encoding.ids)
+        if has_types:
+            prompt["token_type_ids"] = encoding.type_ids
+        prompts.append(prompt)
+    return prompts
+
+
+def _room(longest: int | None, num_special: int) -> int | None:
+    """Return how many tokens of text fit beside the special tokens. Raises InvalidRequestError if none fits."""
+    if longest is None:
+        return None
+    if longest < num_special:
+        raise InvalidRequestError(
+            f"truncate_prompt_tokens is {longest}; the model's special tokens alone are {num_special}",
+            "truncate_prompt_tokens",
+        )
+    return longest - num_special
+
+
+def _truncate(encoding: Encoding, longest: int | None, side: str) -> None:
+    if longest is not None and len(encoding) > longest:
+        encoding.truncate(longest, direction=side)
+
+
+def _longest_first(first: int, second: int, room: int) -> tuple[int, int]:
+    """Return the lengths to which two texts are cut so that both fit: the longer one gives way to half of the room."""
+    half = room // 2
+    if first > second:
+        second = min(second, half)
+        return min(first, room - second), second
+    first = min(first, half)
+    return first, min(second, room - first)

@@ -74,6 +74,17 @@ class UsageBody(msgspec.Struct, frozen=True):
         )
 
 
+class PromptUsage(msgspec.Struct, frozen=True):
+    """Numbers of tokens of an answer without generated text."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+    @classmethod
+    def of(cls, prompt_tokens: int) -> "PromptUsage":
+        return cls(prompt_tokens, prompt_tokens)
+
+
 class AnswerHead(msgspec.Struct, frozen=True):
     """The fields that a whole answer and every chunk of a streamed one begin with."""
 

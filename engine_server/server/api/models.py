@@ -65,6 +65,14 @@ def model_list(host: EngineHost) -> ModelList:
     return ModelList([model_card(host, name) for name in host.served_names])
 
 
+def served_name(host: EngineHost, name: str | None, headers: Mapping[str, str]) -> str:
+    """Return the model of a request that may leave it out. Raises ApiError 404 for one that isn't served here."""
+    if name is None:
+        name = host.served_names[0]
+    check_model(host, name, headers)
+    return name
+
+
 def check_model(host: EngineHost, name: str, headers: Mapping[str, str]) -> None:
     """Raise ApiError 404 for a model, or for a deployment or an adapter of the router's, that isn't served here.
 

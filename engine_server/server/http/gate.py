@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -27,11 +28,15 @@ class Drain(Enum):
 
 
 class Gate:
-    """ASGI middleware over the API that admits requests and counts those in flight."""
+    """ASGI middleware that admits API requests and counts those in flight.
 
-    def __init__(self, app: ASGIApp, host: EngineHost) -> None:
+    Every request is one, unknown paths included, except those for the `operational` paths, which answer at any time.
+    """
+
+    def __init__(self, app: ASGIApp, host: EngineHost, operational: Collection[str] = ()) -> None:
         self._app = app
         self._host = host
+        self._operational = frozenset(operational)
         self._in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -50,7 +55,7 @@ class Gate:
         await self._idle.wait()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not scope["path"].startswith("/v1/"):
+        if scope["path"] in self._operational:
             await self._app(scope, receive, send)
             return
         refusal = self._refusal(scope["method"])

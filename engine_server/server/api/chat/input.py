@@ -1,0 +1,58 @@
+"""The fields of a conversation in requests that don't generate: embeddings of chats, and their tokenization."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import AfterValidator, Field
+
+from engine_server.contract import bounds
+from engine_server.server.api.chat.messages import Message
+from engine_server.server.api.chat.template_variables import check_variables
+from engine_server.server.api.fields import only
+from engine_server.server.api.generation_request import ApiRequest
+from engine_server.server.generation.prompts import ChatTurns
+from engine_server.server.http.errors import ApiError
+
+if TYPE_CHECKING:
+    from engine_server.server.settings import ApiSettings
+
+
+Conversation = Annotated[list[Message], Field(min_length=1, max_length=bounds.MESSAGES.limit)]
+
+
+class ChatInput(ApiRequest):
+    """A conversation, and the options of its chat template."""
+
+    messages: Conversation | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(check_variables)] | None = None
+    chat_template: str | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=bounds.TOOLS.limit)] | None = None
+
+    media_io_kwargs: Annotated[Any, only({})] = None
+
+    def check_combinations(self) -> None:
+        super().check_combinations()
+        if self.continue_final_message and self.add_generation_prompt:
+            message = "continue_final_message and add_generation_prompt can't both be true"
+            raise ApiError(400, message, param="continue_final_message")
+
+    def turns(self, settings: ApiSettings, open_answer: bool) -> ChatTurns:
+        """Return the conversation. open_answer: the default of add_generation_prompt."""
+        if self.chat_template is not None and not settings.trust_request_chat_template:
+            message = "chat_template needs a server that was started with --trust-request-chat-template"
+            raise ApiError(400, message, param="chat_template")
+        if self.add_generation_prompt is not None:
+            open_answer = self.add_generation_prompt
+        return ChatTurns(
+            [message.template_message() for message in self.messages or ()],
+            open_answer=open_answer and not self.continue_final_message,
+            continue_last=bool(self.continue_final_message),
+            tools=self.tools,
+            variables=(settings.default_chat_template_kwargs or {}) | (self.chat_template_kwargs or {}),
+            template=self.chat_template,
+            add_special_tokens=bool(self.add_special_tokens),
+        )

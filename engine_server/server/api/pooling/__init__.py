@@ -1,0 +1,1 @@
+"""The APIs of pooling models: embeddings, scores, classification and hidden states."""

@@ -1,0 +1,86 @@
+"""POST /classify."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+from fastapi import APIRouter, Request
+
+from engine_server.requests.pooling_params import PoolingParams
+from engine_server.server.api.answers import PromptUsage, json_response
+from engine_server.server.api.create_answer import deadline
+from engine_server.server.api.generation_request import parse_request
+from engine_server.server.api.models import served_name
+from engine_server.server.api.pooling.encode import Batch, encode
+from engine_server.server.api.pooling.prompts import input_prompts
+from engine_server.server.api.pooling.request import InputRequest
+from engine_server.server.api.tasks import needs_task
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+
+    from engine_server.server.engine_host import EngineHost
+
+
+class ClassificationRequest(InputRequest):
+    """The body of a request."""
+
+    use_activation: bool | None = None
+
+
+class Classification(msgspec.Struct):
+    """The scores of one input, and the label of the highest."""
+
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class ClassificationList(msgspec.Struct):
+    """An answer."""
+
+    id: str
+    created: int
+    model: str
+    data: list[Classification]
+    usage: PromptUsage
+    object: Literal["list"] = "list"
+
+
+def routes(host: EngineHost) -> APIRouter:
+    router = APIRouter(dependencies=[needs_task(host, "classify")])
+
+    @router.post("/classify", response_model=None)
+    async def post_classify(request: Request) -> Response:
+        body = parse_request(ClassificationRequest, await request.body())
+        return await create_classification(host, body, request.headers)
+
+    return router
+
+
+async def create_classification(
+    host: EngineHost, request: ClassificationRequest, headers: Mapping[str, str]
+) -> Response:
+    model = served_name(host, request.model, headers)
+    params = PoolingParams(
+        task="classify", use_activation=request.use_activation, timeout=deadline(request.timeout, headers)
+    )
+    request_id, created = request.answer_id("classify-"), int(time.time())
+    prompts = await input_prompts(host, request)
+    batch = Batch(request_id, prompts, params, request.priority or 0, host.trace_headers(headers))
+    outputs = await encode(host.engine, batch)
+    data = [to_classification(host, index, output.outputs.probs) for index, output in enumerate(outputs)]
+    return json_response(
+        ClassificationList(request_id, created, model, data, PromptUsage.of(batch.num_tokens))
+    )
+
+
+def to_classification(host: EngineHost, index: int, probs: list[float]) -> Classification:
+    pooling = host.engine.model_config.pooling
+    assert pooling is not None, "a model that classifies has pooling settings"
+    label = pooling.labels[max(range(len(probs)), key=probs.__getitem__)]
+    return Classification(index, label, probs, len(probs))

@@ -1,0 +1,97 @@
+"""POST /v1/embeddings."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Request
+
+from engine_server.requests.pooling_params import PoolingParams
+from engine_server.server.api.answers import PromptUsage, json_response
+from engine_server.server.api.create_answer import deadline
+from engine_server.server.api.fields import only
+from engine_server.server.api.generation_request import parse_request
+from engine_server.server.api.models import served_name
+from engine_server.server.api.pooling.encode import Batch, encode
+from engine_server.server.api.pooling.prompts import input_prompts
+from engine_server.server.api.pooling.request import EncodingFormat, InputRequest
+from engine_server.server.api.pooling.vectors import encode_numbers
+from engine_server.server.api.tasks import needs_task
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+
+    from engine_server.server.engine_host import EngineHost
+
+
+class VectorRequest(InputRequest):
+    """The fields of requests for vectors."""
+
+    encoding_format: EncodingFormat | None = None
+    dimensions: int | None = None
+    use_activation: bool | None = None
+
+    embed_dtype: Annotated[Any, only("float32")] = None
+    endianness: Annotated[Any, only("little", "native")] = None
+
+
+class EmbeddingRequest(VectorRequest):
+    """The body of a request."""
+
+    # The older name of use_activation.
+    normalize: bool | None = None
+
+    def pooling_params(self, headers: Mapping[str, str]) -> PoolingParams:
+        return PoolingParams(
+            task="embed",
+            dimensions=self.dimensions,
+            normalize=self.normalize,
+            use_activation=self.use_activation,
+            timeout=deadline(self.timeout, headers),
+        )
+
+
+class Embedding(msgspec.Struct):
+    """The embedding of one input: a list of numbers, or base64."""
+
+    index: int
+    embedding: msgspec.Raw
+    object: Literal["embedding"] = "embedding"
+
+
+class EmbeddingList(msgspec.Struct):
+    """An answer."""
+
+    id: str
+    created: int
+    model: str
+    data: list[Embedding]
+    usage: PromptUsage
+    object: Literal["list"] = "list"
+
+
+def routes(host: EngineHost) -> APIRouter:
+    router = APIRouter(dependencies=[needs_task(host, "embed")])
+
+    @router.post("/v1/embeddings", response_model=None)
+    async def post_embeddings(request: Request) -> Response:
+        body = parse_request(EmbeddingRequest, await request.body())
+        return await create_embeddings(host, body, request.headers)
+
+    return router
+
+
+async def create_embeddings(
+    host: EngineHost, request: EmbeddingRequest, headers: Mapping[str, str]
+) -> Response:
+    model, params = served_name(host, request.model, headers), request.pooling_params(headers)
+    request_id, created = request.answer_id("embd-"), int(time.time())
+    prompts = await input_prompts(host, request)
+    batch = Batch(request_id, prompts, params, request.priority or 0, host.trace_headers(headers))
+    outputs = await encode(host.engine, batch)
+    vectors = await encode_numbers(outputs, request.encoding_format or "float")
+    data = [Embedding(index, vector) for index, vector in enumerate(vectors)]
+    return json_response(EmbeddingList(request_id, created, model, data, PromptUsage.of(batch.num_tokens)))

@@ -1,0 +1,87 @@
+"""POST /pooling: the numbers of any task, by default each token's hidden state."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+from fastapi import APIRouter, Request
+
+from engine_server.contract.bounds import POOLED_TOKENS
+from engine_server.contract.errors import ErrorCode
+from engine_server.requests.pooling_params import PoolingParams, PoolingTask
+from engine_server.server.api.answers import PromptUsage, json_response
+from engine_server.server.api.create_answer import deadline
+from engine_server.server.api.generation_request import parse_request
+from engine_server.server.api.models import served_name
+from engine_server.server.api.pooling.embeddings import VectorRequest
+from engine_server.server.api.pooling.encode import Batch, encode
+from engine_server.server.api.pooling.prompts import input_prompts
+from engine_server.server.api.pooling.vectors import encode_numbers
+from engine_server.server.api.tasks import needs_task
+from engine_server.server.http.errors import ApiError
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+
+    from engine_server.server.engine_host import EngineHost
+
+
+class PooledRequest(VectorRequest):
+    """The body of a request."""
+
+    task: PoolingTask | None = None
+
+    def pooling_params(self, headers: Mapping[str, str]) -> PoolingParams:
+        return PoolingParams(
+            task=self.task or "encode",
+            dimensions=self.dimensions,
+            use_activation=self.use_activation,
+            timeout=deadline(self.timeout, headers),
+        )
+
+
+class Pooled(msgspec.Struct):
+    """The numbers of one input: for the task encode a list for each token; or base64."""
+
+    index: int
+    data: msgspec.Raw
+    object: Literal["pooling"] = "pooling"
+
+
+class PooledList(msgspec.Struct):
+    """An answer."""
+
+    id: str
+    created: int
+    model: str
+    data: list[Pooled]
+    usage: PromptUsage
+    object: Literal["list"] = "list"
+
+
+def routes(host: EngineHost) -> APIRouter:
+    router = APIRouter(dependencies=[needs_task(host, "encode")])
+
+    @router.post("/pooling", response_model=None)
+    async def post_pooling(request: Request) -> Response:
+        body = parse_request(PooledRequest, await request.body())
+        return await create_pooled(host, body, request.headers)
+
+    return router
+
+
+async def create_pooled(host: EngineHost, request: PooledRequest, headers: Mapping[str, str]) -> Response:
+    model, params = served_name(host, request.model, headers), request.pooling_params(headers)
+    request_id, created = request.answer_id("pool-"), int(time.time())
+    prompts = await input_prompts(host, request)
+    batch = Batch(request_id, prompts, params, request.priority or 0, host.trace_headers(headers))
+    several = params.task == "encode" and len(prompts) > 1
+    if several and (message := POOLED_TOKENS.exceeded(batch.num_tokens)):
+        raise ApiError(400, f"input: {message}", param="input", code=ErrorCode.INVALID_VALUE)
+    outputs = await encode(host.engine, batch)
+    numbers = await encode_numbers(outputs, request.encoding_format or "float")
+    data = [Pooled(index, one) for index, one in enumerate(numbers)]
+    return json_response(PooledList(request_id, created, model, data, PromptUsage.of(batch.num_tokens)))

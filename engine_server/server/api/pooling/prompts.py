@@ -1,0 +1,112 @@
+"""Tokenization of a pooling request's inputs, and the check of their lengths before any of them is queued."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from engine_server.contract.errors import ErrorCode
+from engine_server.engine.input.tokenizer import Truncation, encode_pairs, encode_texts
+from engine_server.requests.prompts import TokensPrompt
+from engine_server.server.api.tokenizer import require_tokenizer
+from engine_server.server.generation.prompts import run_by_size, tokenize_chat
+from engine_server.server.http.errors import ApiError
+
+if TYPE_CHECKING:
+    from engine_server.server.api.pooling.request import InputRequest
+    from engine_server.server.engine_host import EngineHost
+
+
+class NamedPrompt(NamedTuple):
+    """A prompt, and the field of the request that it came from."""
+
+    prompt: TokensPrompt
+    field: str
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt["prompt_token_ids"])
+
+
+async def input_prompts(host: EngineHost, request: InputRequest) -> list[NamedPrompt]:
+    """Return the prompts of `input`, or the one of `messages`. Raises ApiError for one that is too long or empty."""
+    truncation = request.truncation(host.max_model_len)
+    if request.input is None:
+        require_tokenizer(host)
+        chat = await tokenize_chat(host.engine, request.turns(host.settings, open_answer=False))
+        prompts = [NamedPrompt(tokens(truncate(chat["prompt_token_ids"], truncation)), "messages")]
+    else:
+        special = request.add_special_tokens is not False
+        token_ids = await input_tokens(host, request.input, "input", truncation, special)
+        prompts = [NamedPrompt(tokens(ids), entry("input", token_ids, i)) for i, ids in enumerate(token_ids)]
+    check_lengths(host, prompts)
+    return prompts
+
+
+async def input_tokens(
+    host: EngineHost,
+    inputs: Sequence[str] | Sequence[list[int]],
+    field: str,
+    truncation: Truncation,
+    add_special_tokens: bool = True,
+) -> list[list[int]]:
+    """Return the token ids of texts, or the given token ids, truncated. field: the field of the inputs.
+
+    Raises ApiError for a text that is too long by its number of characters, without tokenizing it.
+    """
+    texts = [one for one in inputs if isinstance(one, str)]
+    if not texts:
+        return [truncate(one, truncation) for one in inputs if isinstance(one, list)]
+    tokenizer = require_tokenizer(host)
+    processor = await host.engine.get_input_preprocessor()
+    if truncation.longest is None and truncation.longest_first is None:
+        for index, text in enumerate(texts):
+            if error := processor.too_long(text):
+                name = entry(field, texts, index)
+                raise ApiError(400, f"{name}: {error}", param=name, code=ErrorCode.INVALID_VALUE)
+    size = sum(map(len, texts))
+    return await run_by_size(size, lambda: encode_texts(tokenizer, texts, truncation, add_special_tokens))
+
+
+async def pair_prompts(
+    host: EngineHost, pairs: Sequence[tuple[str, str]], truncation: Truncation, field: str
+) -> list[NamedPrompt]:
+    """Return a prompt for each pair of texts. field: the field of the second texts."""
+    tokenizer = require_tokenizer(host)
+    size = sum(len(first) + len(second) for first, second in pairs)
+    encoded = await run_by_size(size, lambda: encode_pairs(tokenizer, pairs, truncation))
+    prompts = [NamedPrompt(prompt, entry(field, encoded, index)) for index, prompt in enumerate(encoded)]
+    check_lengths(host, prompts)
+    return prompts
+
+
+def check_lengths(host: EngineHost, prompts: Sequence[NamedPrompt]) -> None:
+    """Raise ApiError 400, which names the input, for a prompt that is empty or longer than the context."""
+    for prompt in prompts:
+        if not prompt.num_tokens:
+            message = f"{prompt.field} is empty; it takes at least one token"
+            raise ApiError(400, message, param=prompt.field, code=ErrorCode.INVALID_VALUE)
+        if prompt.num_tokens > host.max_model_len:
+            raise ApiError(
+                400,
+                f"{prompt.field} has {prompt.num_tokens} tokens, more than the model's context of "
+                f"{host.max_model_len}; truncate_prompt_tokens: -1 cuts it to the context",
+                param=prompt.field,
+                code=ErrorCode.INVALID_VALUE,
+            )
+
+
+def entry(field: str, entries: Sequence[object], index: int) -> str:
+    """Return the path of an entry of a field, or the field alone if it has only one."""
+    return f"{field}.{index}" if len(entries) > 1 else field
+
+
+def tokens(token_ids: list[int]) -> TokensPrompt:
+    return {"prompt_token_ids": token_ids}
+
+
+def truncate(token_ids: list[int], truncation: Truncation) -> list[int]:
+    longest = truncation.longest
+    if longest is None or len(token_ids) <= longest:
+        return token_ids
+    return token_ids[:longest] if truncation.side == "right" else token_ids[-longest:]

@@ -1,0 +1,90 @@
+"""Scores of pairs of texts: a cross-encoder's, or the cosine of an embedding model's vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from engine_server.requests.pooling_params import PoolingParams
+from engine_server.server.api.pooling.encode import Batch, encode
+from engine_server.server.api.pooling.prompts import (
+    NamedPrompt,
+    check_lengths,
+    entry,
+    input_tokens,
+    pair_prompts,
+    tokens,
+)
+
+if TYPE_CHECKING:
+    from engine_server.engine.input.tokenizer import Truncation
+    from engine_server.requests.pooling_params import PoolingTask
+    from engine_server.server.engine_host import EngineHost, TraceHeaders
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """Texts to compare: the only one of `first` with each of `second`, or one by one."""
+
+    request_id: str
+    first: list[str]
+    second: list[str]
+    # The request's names of both.
+    fields: tuple[str, str]
+    truncation: Truncation
+    use_activation: bool | None
+    timeout: float | None
+    priority: int
+    trace_headers: TraceHeaders
+
+    def batch(self, prompts: Sequence[NamedPrompt], task: PoolingTask) -> Batch:
+        params = PoolingParams(task=task, use_activation=self.use_activation, timeout=self.timeout)
+        return Batch(self.request_id, prompts, params, self.priority, self.trace_headers)
+
+
+class Scores(NamedTuple):
+    """The scores of pairs, and how many tokens were computed for them."""
+
+    values: list[float]
+    num_tokens: int
+
+
+async def score(host: EngineHost, scoring: Scoring) -> Scores:
+    return await (cross_scores(host, scoring) if "score" in host.tasks else cosines(host, scoring))
+
+
+async def cross_scores(host: EngineHost, scoring: Scoring) -> Scores:
+    """Let a cross-encoder read both texts of a pair together."""
+    first = scoring.first * (len(scoring.second) if len(scoring.first) == 1 else 1)
+    pairs = list(zip(first, scoring.second, strict=True))
+    batch = scoring.batch(await pair_prompts(host, pairs, scoring.truncation, scoring.fields[1]), "score")
+    outputs = await encode(host.engine, batch)
+    return Scores([output.outputs.score for output in outputs], batch.num_tokens)
+
+
+async def cosines(host: EngineHost, scoring: Scoring) -> Scores:
+    """Embed each text alone, and compare the vectors."""
+    limit = scoring.truncation
+    prompts = [
+        *await text_prompts(host, scoring.first, scoring.fields[0], limit),
+        *await text_prompts(
+            host, scoring.second, scoring.fields[1], limit._replace(longest_first=limit.longest_second)
+        ),
+    ]
+    check_lengths(host, prompts)
+    batch = scoring.batch(prompts, "embed")
+    outputs = await encode(host.engine, batch)
+    vectors = np.array([output.outputs.embedding for output in outputs], np.float64)
+    vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.finfo(np.float32).tiny)
+    first, second = vectors[: len(scoring.first)], vectors[len(scoring.first) :]
+    return Scores((first * second).sum(1).tolist(), batch.num_tokens)
+
+
+async def text_prompts(
+    host: EngineHost, texts: list[str], field: str, truncation: Truncation
+) -> list[NamedPrompt]:
+    token_ids = await input_tokens(host, texts, field, truncation)
+    return [NamedPrompt(tokens(ids), entry(field, texts, index)) for index, ids in enumerate(token_ids)]

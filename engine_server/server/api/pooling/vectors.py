@@ -1,0 +1,61 @@
+"""The numbers of pooling outputs as JSON."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from engine_server.requests.outputs import (
+    ClassificationOutput,
+    EmbeddingOutput,
+    PoolingOutput,
+    ScoringOutput,
+)
+from engine_server.server.generation.prompts import run_by_size
+
+if TYPE_CHECKING:
+    from engine_server.requests.outputs import PoolingRequestOutput
+    from engine_server.server.api.pooling.request import EncodingFormat
+
+Numbers = NDArray[np.float32]
+
+
+async def encode_numbers(
+    outputs: Sequence[PoolingRequestOutput[Any]], encoding_format: EncodingFormat
+) -> list[msgspec.Raw]:
+    """Return each output's numbers as JSON; many of them are encoded in a thread, so that other requests go on."""
+    arrays = [to_array(output.outputs) for output in outputs]
+    size = sum(array.size for array in arrays)
+    encode = to_base64 if encoding_format == "base64" else to_list
+    return await run_by_size(size, lambda: [msgspec.Raw(encode(array)) for array in arrays])
+
+
+def to_array(outputs: object) -> Numbers:
+    match outputs:
+        case PoolingOutput():
+            states: Numbers = outputs.data.numpy()
+            return states
+        case EmbeddingOutput():
+            return np.array(outputs.embedding, np.float32)
+        case ClassificationOutput():
+            return np.array(outputs.probs, np.float32)
+        case ScoringOutput():
+            return np.array([outputs.score], np.float32)
+    raise TypeError(f"{type(outputs).__name__} is no pooling output")
+
+
+def to_base64(array: Numbers) -> bytes:
+    """Return a JSON string: float32, little endian, row by row."""
+    return b'"' + base64.b64encode(array.astype("<f4").tobytes()) + b'"'
+
+
+def to_list(array: Numbers) -> bytes:
+    """Return a JSON list, of lists for two dimensions. Rows are encoded one by one, since an encoding holds the GIL."""
+    if array.ndim == 1:
+        return msgspec.json.encode(array.tolist())
+    return b"[" + b",".join(map(to_list, array)) + b"]"

@@ -1,0 +1,73 @@
+"""Endpoints about the server itself: /ping, /load, /version and /server_info."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from fastapi import APIRouter
+from starlette.responses import JSONResponse, Response
+
+from engine_server.server.api.health import health
+
+if TYPE_CHECKING:
+    from engine_server.config import EngineConfig
+    from engine_server.server.engine_host import EngineHost
+    from engine_server.server.http.gate import Gate
+
+# The settings that /server_info shows. They are listed one by one, so that a new one isn't published by accident:
+# paths and addresses may contain credentials.
+MODEL_SETTINGS = (
+    "served_model_name", "max_model_len", "dtype", "runner", "supported_tasks", "vocab_size", "seed", "max_logprobs",
+    "logprobs_mode", "batch_invariant", "enforce_eager", "skip_tokenizer_init",
+)  # fmt: skip
+CACHE_SETTINGS = (
+    "block_size",
+    "num_gpu_blocks",
+    "cache_dtype",
+    "enable_prefix_caching",
+    "gpu_memory_utilization",
+)
+SCHEDULER_SETTINGS = (
+    "max_num_batched_tokens", "max_num_seqs", "enable_chunked_prefill", "policy", "async_scheduling", "max_queue",
+    "max_num_partial_prefills", "long_prefill_token_threshold",
+)  # fmt: skip
+
+
+def routes(host: EngineHost, gate: Gate) -> APIRouter:
+    router = APIRouter()
+
+    # SageMaker asks by GET; vLLM takes both.
+    @router.api_route("/ping", methods=["GET", "POST"], response_model=None)
+    async def ping() -> Response:
+        return await health(host)
+
+    @router.get("/load", response_model=None)
+    async def get_load() -> Response:
+        return JSONResponse({"server_load": gate.in_flight})
+
+    @router.get("/version", response_model=None)
+    async def get_version() -> Response:
+        return JSONResponse({"version": version("fairlead")})
+
+    @router.get("/server_info", response_model=None)
+    async def get_server_info() -> Response:
+        return JSONResponse({"version": version("fairlead"), "vllm_config": describe(host.engine.config)})
+
+    return router
+
+
+def describe(config: EngineConfig) -> dict[str, dict[str, object]]:
+    """Return the settings that anybody who may send requests may see."""
+    return {
+        "model_config": select(config.model_config, MODEL_SETTINGS),
+        "cache_config": select(config.cache_config, CACHE_SETTINGS),
+        "scheduler_config": select(config.scheduler_config, SCHEDULER_SETTINGS),
+        "parallel_config": select(config.parallel_config, ("tensor_parallel_size",)),
+        "device_config": select(config.device_config, ("device",)),
+        "load_config": select(config.load_config, ("load_format",)),
+    }
+
+
+def select(settings: object, names: tuple[str, ...]) -> dict[str, object]:
+    return {name: getattr(settings, name) for name in names}

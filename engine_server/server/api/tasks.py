@@ -1,0 +1,44 @@
+"""The tasks of a model, and the check that it can do what an endpoint is for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fastapi import Depends
+
+from engine_server.contract.errors import ErrorCode
+from engine_server.server.http.errors import ApiError
+
+if TYPE_CHECKING:
+    from engine_server.server.engine_host import EngineHost
+
+# By task: the endpoints, of which the error for another endpoint names some.
+ENDPOINTS = {
+    "generate": ("/v1/chat/completions", "/v1/completions"),
+    "embed": ("/v1/embeddings", "/score", "/rerank"),
+    "classify": ("/classify",),
+    "score": ("/score", "/rerank"),
+    "encode": ("/pooling",),
+}
+
+
+def needs_task(host: EngineHost, *tasks: str) -> Any:
+    """Return the dependency of an endpoint that needs one of `tasks`."""
+
+    async def check() -> None:
+        check_task(host, *tasks)
+
+    return Depends(check)
+
+
+def check_task(host: EngineHost, *tasks: str) -> None:
+    """Raise ApiError 400, which names the model's own endpoints, unless the model can do one of `tasks`."""
+    if set(tasks).isdisjoint(host.tasks):
+        endpoints = dict.fromkeys(path for task in host.tasks for path in ENDPOINTS[task])
+        raise ApiError(
+            400,
+            f"the model {host.served_names[0]!r} can't {' or '.join(tasks)}; it can {', '.join(host.tasks)}: use "
+            f"{', '.join(endpoints)}",
+            param="model",
+            code=ErrorCode.UNSUPPORTED_VALUE,
+        )

@@ -1,0 +1,139 @@
+"""POST /tokenize and /detokenize, and GET /tokenizer_info."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import JSONResponse, Response
+
+from engine_server.contract.bounds import DETOKENIZED_TOKENS, TOKENIZED_CHARACTERS
+from engine_server.contract.errors import ErrorCode
+from engine_server.engine.input.tokenizer import encode_texts
+from engine_server.server.api.answers import json_response
+from engine_server.server.api.chat.input import ChatInput
+from engine_server.server.api.generation_request import ApiRequest, parse_request
+from engine_server.server.api.models import served_name
+from engine_server.server.api.tokenizer import require_tokenizer
+from engine_server.server.generation.prompts import run_by_size, tokenize_chat
+from engine_server.server.http.errors import ApiError
+
+if TYPE_CHECKING:
+    from engine_server.server.engine_host import EngineHost
+
+# Settings of a tokenizer that are no properties of the model: where and with which rights its files were read.
+PRIVATE_SETTINGS = {"name_or_path", "local_files_only", "trust_remote_code", "token", "cache_dir", "revision"}
+
+
+class TokenizeRequest(ChatInput):
+    """The body of a request for the tokens of a text, or of a conversation."""
+
+    model: str | None = None
+    prompt: Annotated[str, Field(max_length=TOKENIZED_CHARACTERS.limit)] | None = None
+    return_token_strs: bool | None = None
+
+    def check_combinations(self) -> None:
+        super().check_combinations()
+        if self.prompt is None and self.messages is None:
+            raise ApiError(400, "prompt is missing", param="prompt", code=ErrorCode.MISSING_FIELD)
+        if self.prompt is not None and self.messages is not None:
+            raise ApiError(400, "prompt and messages exclude each other", param="messages")
+
+
+class Tokens(msgspec.Struct):
+    """The tokens of a prompt."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeRequest(ApiRequest):
+    """The body of a request for the text of tokens."""
+
+    model: str | None = None
+    tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=DETOKENIZED_TOKENS.limit)]
+
+
+class Detokenized(msgspec.Struct):
+    """The text of tokens, special tokens included."""
+
+    prompt: str
+
+
+def routes(host: EngineHost) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/tokenize", response_model=None)
+    async def post_tokenize(request: Request) -> Response:
+        body = parse_request(TokenizeRequest, await request.body())
+        served_name(host, body.model, request.headers)
+        return json_response(await tokenize(host, body))
+
+    @router.post("/detokenize", response_model=None)
+    async def post_detokenize(request: Request) -> Response:
+        body = parse_request(DetokenizeRequest, await request.body())
+        served_name(host, body.model, request.headers)
+        return json_response(await detokenize(host, body))
+
+    if host.settings.enable_tokenizer_info_endpoint:
+
+        @router.get("/tokenizer_info", response_model=None)
+        async def get_tokenizer_info() -> Response:
+            return JSONResponse(public_settings(require_tokenizer(host)))
+
+    return router
+
+
+async def tokenize(host: EngineHost, request: TokenizeRequest) -> Tokens:
+    tokenizer = require_tokenizer(host)
+    prompt, special = request.prompt, request.add_special_tokens is not False
+    if prompt is None:
+        token_ids = (await tokenize_chat(host.engine, request.turns(host.settings, open_answer=True)))[
+            "prompt_token_ids"
+        ]
+    else:
+        (token_ids,) = await run_by_size(
+            len(prompt), lambda: encode_texts(tokenizer, [prompt], add_special_tokens=special)
+        )
+    names = list(tokenizer.convert_ids_to_tokens(token_ids)) if request.return_token_strs else None
+    return Tokens(len(token_ids), host.max_model_len, token_ids, names)
+
+
+async def detokenize(host: EngineHost, request: DetokenizeRequest) -> Detokenized:
+    size = host.engine.model_config.vocab_size
+    if request.tokens and max(request.tokens) >= size:
+        message = f"tokens has {max(request.tokens)}; tokens are integers from 0 to {size - 1}"
+        raise ApiError(400, message, param="tokens", code=ErrorCode.INVALID_VALUE)
+    tokenizer = require_tokenizer(host)
+    return Detokenized(await run_by_size(len(request.tokens), lambda: decode(tokenizer, request.tokens)))
+
+
+def decode(tokenizer: Any, token_ids: list[int]) -> str:
+    """Return the text of tokens, special tokens included. Other threads run meanwhile, unlike in `decode` itself."""
+    text: str
+    (text,) = tokenizer.backend_tokenizer.decode_batch([token_ids], skip_special_tokens=False)
+    return tokenizer.clean_up_tokenization(text) if tokenizer.clean_up_tokenization_spaces else text
+
+
+def public_settings(tokenizer: Any) -> dict[str, Any]:
+    """Return the settings in a tokenizer's tokenizer_config.json, without paths."""
+    settings = {
+        name: value
+        for name, value in tokenizer.init_kwargs.items()
+        if name not in PRIVATE_SETTINGS and not name.endswith("_file")
+    }
+    settings |= {"tokenizer_class": type(tokenizer).__name__, "chat_template": tokenizer.chat_template}
+    return {name: plain(value) for name, value in settings.items()}
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON knows it; a special token is its text."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value if isinstance(value, str | int | float | None) else getattr(value, "content", str(value))

@@ -1,0 +1,19 @@
+"""The tokenizer of requests that need one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine_server.server.http.errors import ApiError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from engine_server.server.engine_host import EngineHost
+
+
+def require_tokenizer(host: EngineHost) -> PreTrainedTokenizerBase:
+    """Return the tokenizer. Raises ApiError 400 if the server was started without one."""
+    if host.tokenizer is None:
+        raise ApiError(400, "the server has no tokenizer: it was started with --skip-tokenizer-init")
+    return host.tokenizer
