@@ -1,53 +1,88 @@
-"""The ASGI application: the routes, and the middleware that a request passes on its way to them."""
+"""The ASGI applications: their routes, and the middleware that a request passes on its way to them."""
 
 from __future__ import annotations
 
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from fastapi import FastAPI
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from starlette.responses import JSONResponse, Response
+from fastapi import APIRouter, FastAPI
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
-from engine_server.server.api import completions, models
+from engine_server.server.api import admin, completions, models, operation
 from engine_server.server.api.chat import endpoint as chat
-from engine_server.server.api.health import health, readiness
-from engine_server.server.http.access_log import AccessLog
+from engine_server.server.api.openapi import document
+from engine_server.server.http.access_log import WRITERS, AccessLog
+from engine_server.server.http.api_keys import ApiKeys, KeyCheck
+from engine_server.server.http.content_type import JsonBodies
 from engine_server.server.http.errors import add_error_handlers
 from engine_server.server.http.gate import Gate
 from engine_server.server.http.request_body import RequestBody
+from engine_server.server.http.root_path import RootPath
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
+    from engine_server.server.arguments import ServerArgs
     from engine_server.server.engine_host import EngineHost
 
+# The APIs whose requests need the engine: the gate admits and counts them.
+APIS = (chat, completions, models)
+# An admin request has no body.
+ADMIN_BODY_BYTES = 1 << 16
 
-def build_application(host: EngineHost, max_body_bytes: int) -> tuple[ASGIApp, Gate]:
-    """Return the application, and its gate, which a shutdown closes."""
+
+def build_application(host: EngineHost, args: ServerArgs, keys: ApiKeys) -> tuple[ASGIApp, Gate]:
+    """Return the application, and its gate, which a shutdown closes.
+
+    A request passes, in this order: the root path, the access log, CORS, the check of its key, the gate, the check of
+    its content type, and the body's middleware.
+    """
+    app = FastAPI(
+        title="Fairlead",
+        version=version("fairlead"),
+        root_path=args.root_path,
+        openapi_url=None if args.disable_fastapi_docs else "/openapi.json",
+        redoc_url=None,
+    )
+    add_error_handlers(app)
+    gate = Gate(JsonBodies(RequestBody(app, args.max_body_bytes)), host)
+    operational = operation.routes(host, gate)
+    gate.exempt(paths_of(app, operational))
+    routers = [operational, *(api.routes(host) for api in APIS)]
+    for router in routers:
+        app.include_router(router)
+    document(app, routers, keys.required)
+
+    public = operation.PROBES if args.api_key_for_metrics else (*operation.PROBES, operation.METRICS)
+    checked = KeyCheck(gate, keys, public) if keys.required else gate
+    cors = CORSMiddleware(
+        checked,
+        allow_origins=args.allowed_origins,
+        allow_methods=args.allowed_methods,
+        allow_headers=args.allowed_headers,
+        allow_credentials=args.allow_credentials,
+    )
+    logged = AccessLog(
+        cors,
+        paths_of(app, *routers),
+        probes=(*operation.PROBES, operation.METRICS),
+        unlogged=args.disable_access_log_for_endpoints,
+        write=WRITERS[args.access_log_format],
+    )
+    return RootPath(logged, args.root_path) if args.root_path else logged, gate
+
+
+def admin_application(host: EngineHost, keys: ApiKeys) -> ASGIApp:
+    """Return the application of the admin port."""
     app = FastAPI(openapi_url=None)
     add_error_handlers(app)
-    gate = Gate(RequestBody(app, max_body_bytes), host)
+    router = admin.routes(host)
+    app.include_router(router)
+    gate = Gate(RequestBody(app, ADMIN_BODY_BYTES), host)
+    return AccessLog(KeyCheck(gate, keys, ()) if keys.required else gate, paths_of(router), probes=())
 
-    for api in (chat, completions, models):
-        app.include_router(api.routes(host))
 
-    @app.get("/health")
-    async def get_health() -> Response:
-        return await health(host)
-
-    @app.get("/ready")
-    async def get_readiness() -> Response:
-        return await readiness(host, gate)
-
-    @app.get("/metrics")
-    async def get_metrics() -> Response:
-        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
-
-    @app.get("/version")
-    async def get_version() -> Response:
-        return JSONResponse({"version": version("fairlead")})
-
-    # A request passes the access log, the gate and the body's middleware, in this order.
-    return AccessLog(gate, [route.path for route in app.routes if isinstance(route, Route)]), gate
+def paths_of(*routers: FastAPI | APIRouter) -> list[str]:
+    """Return the paths of the routers' own routes, as they were declared."""
+    return [route.path for router in routers for route in router.routes if isinstance(route, Route)]

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,7 +122,7 @@ def start_server() -> Iterator[StartServer]:
     """Start a server; it is listening when this returns, and loads its model then."""
     servers: list[Server] = []
 
-    def start(*flags: str, model: str = MODEL) -> Server:
+    def start(*flags: str, model: str = MODEL, environment: Mapping[str, str] | None = None) -> Server:
         command = [sys.executable, "-m", "engine_server.cli", "engine", model, "--host=127.0.0.1", "--port=0"]
         command += [
             "--served-model-name",
@@ -133,8 +133,9 @@ def start_server() -> Iterator[StartServer]:
         ]
         command += ["--kv-cache-memory-bytes=256MiB", *flags]
         # One thread: several servers share the machine, and threads that wait for each other take its time.
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "OTEL_BSP_SCHEDULE_DELAY": "100"}
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+        variables = os.environ | {"OMP_NUM_THREADS": "1", "OTEL_BSP_SCHEDULE_DELAY": "100"}
+        variables |= environment or {}
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=variables)
         server = Server(process)
         servers.append(server)
         threading.Thread(target=server.read, daemon=True).start()

@@ -49,11 +49,6 @@ class Service:
 
 
 @pytest.fixture(autouse=True)
-def no_announcement(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutdown, "ANNOUNCE_SECONDS", 0)
-
-
-@pytest.fixture(autouse=True)
 def own_signals() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in shutdown.SIGNALS}
     yield
@@ -64,7 +59,7 @@ def own_signals() -> Iterator[None]:
 async def test_drain_finishes_requests_in_flight_and_refuses_new_ones() -> None:
     service = Service()
     running = asyncio.create_task(service.request())
-    ended = asyncio.create_task(Shutdown(service.gate, 10, pytest.fail).run())
+    ended = asyncio.create_task(Shutdown(service.gate, 10, 0, pytest.fail).run())
     await until_async(lambda: service.gate.in_flight == 1)
     os.kill(os.getpid(), signal.SIGTERM)
     await until_async(lambda: service.gate.drain is Drain.CLOSED)
@@ -80,7 +75,7 @@ async def test_drain_finishes_requests_in_flight_and_refuses_new_ones() -> None:
 async def test_drain_timeout_ends_requests_in_flight() -> None:
     service = Service()
     running = asyncio.create_task(service.request())
-    ended = asyncio.create_task(Shutdown(service.gate, 0.01, service.release.set).run())
+    ended = asyncio.create_task(Shutdown(service.gate, 0.01, 0, service.release.set).run())
     await until_async(lambda: service.gate.in_flight == 1)
     os.kill(os.getpid(), signal.SIGTERM)
     assert await ended == 0
@@ -91,7 +86,7 @@ async def test_drain_timeout_ends_requests_in_flight() -> None:
 async def test_second_signal_ends_the_server_immediately(second: signal.Signals) -> None:
     service = Service()
     running = asyncio.create_task(service.request())
-    ended = asyncio.create_task(Shutdown(service.gate, 1000, pytest.fail).run())
+    ended = asyncio.create_task(Shutdown(service.gate, 1000, 0, pytest.fail).run())
     await until_async(lambda: service.gate.in_flight == 1)
     os.kill(os.getpid(), signal.SIGTERM)
     await until_async(lambda: service.gate.drain is Drain.CLOSED)

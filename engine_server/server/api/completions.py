@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field, PlainValidator
 from starlette.responses import Response
 
+from engine_server.server.api import openapi
 from engine_server.server.api.answers import LOWEST_LOGPROB, AnswerHead, ChunkEncoder, StopReason, UsageBody
 from engine_server.server.api.fields import MAX_CHOICES, only, prompt_list
 from engine_server.server.api.generation_request import GenerationRequest, parse_request
@@ -78,6 +79,7 @@ def routes(host: EngineHost) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/completions", response_model=None)
+    @openapi.body(CompletionRequest, Completion, streamed=True)
     async def post_completions(request: Request) -> Response:
         body = parse_request(CompletionRequest, await request.body())
         return await create_completion(host, body, host.trace_headers(request.headers))

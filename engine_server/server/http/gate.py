@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -26,15 +27,23 @@ class Drain(Enum):
 
 
 class Gate:
-    """ASGI middleware over the API that admits requests and counts those in flight."""
+    """ASGI middleware that admits API requests and counts those in flight.
+
+    Every request is one, unknown paths included, except those for exempt paths, which are answered at any time.
+    """
 
     def __init__(self, app: ASGIApp, host: EngineHost) -> None:
         self._app = app
         self._host = host
+        self._exempt: set[str] = set()
         self._in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self.drain = Drain.NONE
+
+    def exempt(self, paths: Iterable[str]) -> None:
+        """Answer requests for these paths at any time, and don't count them."""
+        self._exempt.update(paths)
 
     @property
     def in_flight(self) -> int:
@@ -49,7 +58,7 @@ class Gate:
         await self._idle.wait()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not scope["path"].startswith("/v1/"):
+        if scope["path"] in self._exempt:
             await self._app(scope, receive, send)
             return
         refusal = self._refusal()

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request
 
-from engine_server.server.api.chat.answer import ChatRenderer
+from engine_server.server.api import openapi
+from engine_server.server.api.chat.answer import ChatCompletion, ChatRenderer
 from engine_server.server.api.chat.request import ChatRequest
 from engine_server.server.api.generation_request import parse_request
 from engine_server.server.api.models import check_model
@@ -29,6 +30,7 @@ def routes(host: EngineHost) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/chat/completions", response_model=None)
+    @openapi.body(ChatRequest, ChatCompletion, streamed=True)
     async def post_chat_completions(request: Request) -> Response:
         body = parse_request(ChatRequest, await request.body())
         return await create_chat_completion(host, body, host.trace_headers(request.headers))

@@ -1,0 +1,51 @@
+"""The endpoints for kubelets, routers and Prometheus, which answer at any time."""
+
+from __future__ import annotations
+
+import asyncio
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from engine_server.server.api.health import health, readiness
+from engine_server.telemetry.exposition import Exposition, choose_format
+
+if TYPE_CHECKING:
+    from engine_server.server.engine_host import EngineHost
+    from engine_server.server.http.gate import Gate
+
+# The paths that never take a key: kubelets have none.
+PROBES = ("/health", "/ready")
+METRICS = "/metrics"
+UNAVAILABLE: dict[int | str, dict[str, Any]] = {503: {"description": "The status and its reason"}}
+
+
+def routes(host: EngineHost, gate: Gate) -> APIRouter:
+    router = APIRouter(tags=["operation"])
+    exposition = Exposition()
+
+    @router.get("/health", response_model=None, responses=UNAVAILABLE)
+    async def get_health() -> Response:
+        """Return 200 unless the engine is dead or makes no progress."""
+        return await health(host)
+
+    @router.get("/ready", response_model=None, responses=UNAVAILABLE)
+    async def get_readiness() -> Response:
+        """Return 200 if new requests are welcome, else 503 with the reason."""
+        return await readiness(host, gate)
+
+    @router.get(METRICS, response_model=None, response_class=PlainTextResponse)
+    async def get_metrics(request: Request) -> Response:
+        """Return the metrics for Prometheus, in OpenMetrics' format if the client accepts it."""
+        form = choose_format(request.headers.get("accept", ""))
+        text = await asyncio.to_thread(exposition.render, form)
+        return Response(text, media_type=form.content_type)
+
+    @router.get("/version", response_model=None)
+    async def get_version() -> Response:
+        """Return the server's version."""
+        return JSONResponse({"version": version("fairlead")})
+
+    return router
