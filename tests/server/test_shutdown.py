@@ -72,6 +72,24 @@ async def test_drain_finishes_requests_in_flight_and_refuses_new_ones() -> None:
     assert await ended == 0
 
 
+@pytest.mark.parametrize(
+    ("number", "phase"), [(signal.SIGTERM, Drain.ANNOUNCED), (signal.SIGINT, Drain.CLOSED)]
+)
+async def test_requests_are_still_accepted_in_the_grace_after_sigterm_alone(
+    number: signal.Signals, phase: Drain
+) -> None:
+    service = Service()
+    running = asyncio.create_task(service.request())
+    ended = asyncio.create_task(Shutdown(service.gate, 1000, 1000, pytest.fail).run())
+    await until_async(lambda: service.gate.in_flight == 1)
+    os.kill(os.getpid(), number)
+    await until_async(lambda: service.gate.drain is phase)
+    service.release.set()
+    assert (await service.request())["status"] == (200 if phase is Drain.ANNOUNCED else 503)
+    ended.cancel()
+    await running
+
+
 async def test_drain_timeout_ends_requests_in_flight() -> None:
     service = Service()
     running = asyncio.create_task(service.request())
