@@ -23,16 +23,18 @@ class ErrorCode(StrEnum):
     UNSUPPORTED_VALUE = "unsupported_value"
     INVALID_VALUE = "invalid_value"
 
+    REQUEST_TIMEOUT = "request_timeout"
+
     # From both.
     MODEL_NOT_FOUND = "model_not_found"
     BODY_TOO_LARGE = "body_too_large"
+    HEAD_TOO_LARGE = "head_too_large"
+    MALFORMED_REQUEST = "malformed_request"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
 
     # From the router.
-    MALFORMED_REQUEST = "malformed_request"
     INVALID_BODY = "invalid_body"
-    HEAD_TOO_LARGE = "head_too_large"
     UNKNOWN_PATH = "unknown_path"
-    METHOD_NOT_ALLOWED = "method_not_allowed"
     NO_REPLICA = "no_replica"
     NO_ANSWER = "no_answer"
     INTERRUPTED = "interrupted"

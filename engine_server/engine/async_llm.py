@@ -284,6 +284,13 @@ class AsyncLLM:
             raise self._loop.dead_error
         self._core.check(self.config.observability_config.hang_timeout)
 
+    def check_room(self, num_completions: int = 1) -> None:
+        """Raise QueueFullError if so many more completions don't fit the queue of `max_queue`.
+
+        Raises InvalidRequestError if they would not fit an empty one either.
+        """
+        self._front_end.check_room(num_completions)
+
     async def pause_generation(self, *, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
         """Run no step until `resume_generation`; new requests wait.
 
@@ -352,6 +359,11 @@ class AsyncLLM:
 
     def get_num_unfinished_requests(self) -> int:
         return len(self._requests)
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """The tokenizer; None if the engine was made without one."""
+        return self._front_end.tokenizer
 
     async def get_tokenizer(self, lora_request: LoRARequest | None = None) -> PreTrainedTokenizerBase:
         """Return the tokenizer. Raises ValueError if the engine was made without one."""

@@ -71,7 +71,10 @@ class BeamSearch:
     def __init__(self, prompt: PromptType, params: BeamSearchParams, processor: Processor) -> None:
         self.params = params
         self.step_params = SamplingParams(
-            temperature=0, max_tokens=1, logprobs=2 * params.beam_width, detokenize=False
+            temperature=0,
+            max_tokens=1,
+            logprobs=2 * params.beam_width,
+            detokenize=processor.tokenizer is not None,
         )
         self.prompt, self.prompt_token_ids = processor.tokens(prompt)
         self.beams = [BeamSearchSequence(self.prompt_token_ids, [])]

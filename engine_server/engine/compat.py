@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from engine_server.contract.quoting import quote
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.prompts import PromptType
 from engine_server.requests.validation import text
@@ -24,7 +25,7 @@ def one_prompt(prompt: PromptType | None, inputs: PromptType | None) -> PromptTy
 def request_key(request_id: str | int) -> str:
     """Return a request id as a string; an integer becomes its decimal digits."""
     if isinstance(request_id, bool) or not isinstance(request_id, str | int):
-        raise InvalidRequestError(f"request_id is {request_id!r}; it takes a string", "request_id")
+        raise InvalidRequestError(f"request_id is {quote(request_id)}; it takes a string", "request_id")
     return text("request_id", request_id if isinstance(request_id, str) else str(int(request_id)))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from engine_server.config import EngineConfig
+from engine_server.contract.quoting import quote
 from engine_server.engine.compat import refuse
 from engine_server.engine.input.admission import check_priority, check_trace_headers
 from engine_server.engine.input.processor import Processor
@@ -63,7 +64,7 @@ class FrontEnd:
             prompt_adapter_request=submission.prompt_adapter_request,
             priority=submission.priority if self.config.policy == "fcfs" else 0,
         )
-        self._check_room()
+        self.check_room(1)
 
     def prepare(self, submission: Submission) -> PreparedRequest:
         """Validate and tokenize a request. Raises InvalidRequestError."""
@@ -81,10 +82,10 @@ class FrontEnd:
 
         Raises InvalidRequestError if a request with its id is in flight, QueueFullError if there is no room.
         """
-        self._check_room()
+        self.check_room(len(prepared.messages))
         request_id = prepared.state.request_id
         if request_id in self.requests:
-            raise InvalidRequestError(f"a request with the id {request_id!r} is in flight", "request_id")
+            raise InvalidRequestError(f"a request with the id {quote(request_id)} is in flight", "request_id")
         return prepared.messages if self.requests.add(prepared.state) else []
 
     def process(
@@ -109,8 +110,23 @@ class FrontEnd:
         self.loggers.record(None, stats)
         return outputs, aborts
 
-    def _check_room(self) -> None:
-        config, count = self.config, len(self.requests)
-        if config.max_queue is not None and count >= config.max_num_seqs + config.max_queue:
+    def check_room(self, count: int) -> None:
+        """Raise QueueFullError if `count` more completions don't fit the queue.
+
+        Raises InvalidRequestError if they would not fit an empty one either.
+        """
+        config, running = self.config, self.requests.num_running
+        if config.max_queue is None:
+            return
+        room = config.max_num_seqs + config.max_queue
+        if count > room:
+            raise InvalidRequestError(
+                f"there are {count} completions, of which n are for each prompt; this engine takes {room} "
+                "at a time",
+                "n",
+            )
+        if running + count > room:
             self.loggers.record(None, IterationStats(num_rejected=1))
-            raise QueueFullError(f"{count} requests are in flight, the most allowed; try again later")
+            raise QueueFullError(
+                f"{running} completions are in flight, of {room} at most; {count} more don't fit; try again later"
+            )

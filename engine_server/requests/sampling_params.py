@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import msgspec
 
+from engine_server.contract.quoting import quote
 from engine_server.requests import validation as valid
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.scheduler_stats import FinishReason
@@ -255,7 +256,7 @@ def truncation(value: object) -> int | None:
 
 def refuse_combination(name: str, value: object, reason: str) -> None:
     """Raise InvalidRequestError for a value that conflicts with another parameter."""
-    raise InvalidRequestError(f"{name} is {value!r}; {reason}", name)
+    raise InvalidRequestError(f"{name} is {quote(value)}; {reason}", name)
 
 
 def _logprobs(name: str, value: object) -> int | None:

@@ -6,9 +6,9 @@ at most 64 bits, and text is valid UTF-8.
 
 import math
 from collections.abc import Callable, Mapping
-from reprlib import repr as shortened
 from typing import Any, Literal, NoReturn, TypeVar
 
+from engine_server.contract.quoting import quote
 from engine_server.requests.errors import InvalidRequestError
 
 MAX_INT32 = (1 << 31) - 1
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 def refuse_value(name: str, value: object, expected: str) -> NoReturn:
     """Raise InvalidRequestError that names the parameter, its value and what it takes."""
-    raise InvalidRequestError(f"{name} is {shortened(value)}; expected {expected}", name)
+    raise InvalidRequestError(f"{name} is {quote(value)}; expected {expected}", name)
 
 
 def refuse_type(name: str, value: object, expected: str) -> NoReturn:

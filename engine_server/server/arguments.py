@@ -164,8 +164,9 @@ class ServerArgs(
     """The server's settings, of which none reaches the engine."""
 
     @classmethod
-    def from_cli_args(cls, args: argparse.Namespace) -> Self:
-        return cls(**{item.name: getattr(args, item.name) for item in fields(cls)})
+    def of(cls, options: object) -> Self:
+        """Make settings from the namespace of a parser that has a flag for each field."""
+        return cls(**{item.name: getattr(options, item.name) for item in fields(cls)})
 
     def check(self) -> None:
         """Raise ValueError for settings that exclude or need each other."""

@@ -9,6 +9,7 @@ import time
 
 import uvloop
 
+from engine_server.contract.bounds import CHOICES
 from engine_server.engine.engine_args import AsyncEngineArgs
 from engine_server.server.application import admin_application, build_application
 from engine_server.server.arguments import ServerArgs, is_loopback
@@ -17,20 +18,30 @@ from engine_server.server.http.api_keys import ApiKeys
 from engine_server.server.http.file_watch import FileWatch
 from engine_server.server.http.tls import Tls
 from engine_server.server.listeners import listen, listen_on_port
+from engine_server.server.open_files import raise_open_files_limit
 from engine_server.server.serving import Server, Site
+from engine_server.server.settings import ApiSettings
 from engine_server.server.shutdown import Shutdown
 from engine_server.server.sources import ADMIN_KEY, Settings
+
+# The default of --max-queue as a multiple of --max-num-seqs.
+QUEUED_BATCHES = 8
 
 
 def main(argv: list[str]) -> int:
     started = time.monotonic()
-    settings = Settings("fairlead engine", "Serve one model over OpenAI's API.", AsyncEngineArgs, ServerArgs)
+    settings = Settings(
+        "fairlead engine", "Serve one model over OpenAI's API.", AsyncEngineArgs, ApiSettings, ServerArgs
+    )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     options = settings.read(argv, os.environ)
-    args = ServerArgs.from_cli_args(options)
+    args = ServerArgs.of(options)
     if not options.model:
         settings.fail("the following arguments are required: model")
-    host = EngineHost(AsyncEngineArgs.from_cli_args(options), started)
+    if options.max_queue is None:
+        options.max_queue = default_max_queue(options.max_num_seqs)
+    raise_open_files_limit()
+    host = EngineHost(AsyncEngineArgs.from_cli_args(options), ApiSettings.of(options), started)
     try:
         server = prepare(host, args)
     except ValueError as error:
@@ -46,6 +57,11 @@ def main(argv: list[str]) -> int:
         sys.stderr.flush()
         os._exit(status)
     return status
+
+
+def default_max_queue(max_num_seqs: int | None) -> int:
+    """Return the default of --max-queue: several batches, and any single request in an idle server."""
+    return max(QUEUED_BATCHES * (max_num_seqs or 0), CHOICES.limit)
 
 
 def prepare(host: EngineHost, args: ServerArgs) -> Server:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import threading
 import time
@@ -14,8 +15,13 @@ from prometheus_client import Gauge
 from engine_server.requests.errors import EngineDeadError
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from engine_server.engine.async_llm import AsyncLLMEngine
     from engine_server.engine.engine_args import AsyncEngineArgs
+    from engine_server.server.settings import ApiSettings
+
+logger = logging.getLogger(__name__)
 
 # The phase that follows the end of another.
 NEXT_PHASE = {"import": "load", "load": "warm up"}
@@ -31,8 +37,9 @@ TraceHeaders = Mapping[str, str] | None
 class EngineHost:
     """Owns the engine. `phase` is the current phase of the start, None once the engine serves."""
 
-    def __init__(self, args: AsyncEngineArgs, started: float) -> None:
+    def __init__(self, args: AsyncEngineArgs, settings: ApiSettings, started: float) -> None:
         self._args = args
+        self.settings = settings
         self._started = started
         self._thread = threading.Thread(target=self._load, name="engine start", daemon=True)
         self._loaded: asyncio.Future[AsyncLLMEngine]
@@ -44,6 +51,10 @@ class EngineHost:
         self.max_model_len = 0
         # Sampling parameters by name, for fields that a request leaves out.
         self.sampling_defaults: dict[str, Any] = {}
+        # Identifies all that an answer depends on besides its request.
+        self.fingerprint = ""
+        # None for an engine that takes and returns token ids only.
+        self.tokenizer: PreTrainedTokenizerBase | None = None
         self._traces = False
 
     @property
@@ -95,12 +106,17 @@ class EngineHost:
         self.served_names = model.served_model_name
         self.max_model_len = model.max_model_len
         self.sampling_defaults = model.get_diff_sampling_param()
+        logger.info("sampling defaults: %s", self.sampling_defaults or "none")
         self._traces = await engine.is_tracing_enabled()
         self.phase = None
         report_phase("ready", time.monotonic() - self._started)
         while self.death is None:  # noqa: ASYNC110  (the engine has no event for it)
             await asyncio.sleep(POLL_SECONDS)
         return self.death
+
+    def token_text(self, token_id: int) -> str:
+        """Return the text of one token; "" without a tokenizer."""
+        return "" if self.tokenizer is None else str(self.tokenizer.decode([token_id]))
 
     def shut_down(self) -> None:
         if self._engine is not None:
@@ -112,16 +128,27 @@ class EngineHost:
             from engine_server.config import UsageContext
             from engine_server.engine.async_llm import AsyncLLMEngine
 
+            template = self.settings.read_chat_template()
             engine = AsyncLLMEngine.from_engine_args(
                 self._args,
                 usage_context=UsageContext.OPENAI_API_SERVER,
                 on_phase=self._on_phase,
                 on_load=self._on_load,
             )
+            self._prepare(engine, template)
         except BaseException as error:
             loop.call_soon_threadsafe(self._settle, None, error)
         else:
             loop.call_soon_threadsafe(self._settle, engine, None)
+
+    def _prepare(self, engine: AsyncLLMEngine, template: str | None) -> None:
+        """Derive what the APIs need of the engine and its model."""
+        from engine_server.server.fingerprint import fingerprint
+
+        self.tokenizer = engine.tokenizer
+        if template is not None and self.tokenizer is not None:
+            self.tokenizer.chat_template = template
+        self.fingerprint = fingerprint(engine.config, getattr(self.tokenizer, "chat_template", None))
 
     def _settle(self, engine: AsyncLLMEngine | None, error: BaseException | None) -> None:
         if self._loaded.done():  # the server was stopped during the start

@@ -16,6 +16,7 @@ from engine_server.requests.errors import EngineDeadError
 from engine_server.server.engine_host import EngineHost
 from engine_server.server.http.file_watch import FileWatch
 from engine_server.server.http.gate import Gate
+from engine_server.server.http.protocol import Connection
 from engine_server.server.http.tls import Tls
 from engine_server.server.shutdown import Shutdown
 
@@ -52,7 +53,7 @@ def http_server(site: Site) -> HttpServer:
     return HttpServer(
         uvicorn.Config(
             site.app,
-            http="httptools",
+            http=Connection,
             ws="none",
             lifespan="off",
             log_config=None,

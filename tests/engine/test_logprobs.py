@@ -65,7 +65,7 @@ def test_token_that_is_part_of_a_character_has_an_empty_decoded_token(llm: LLM) 
     """The vocabulary has every byte as a token, half of which are parts of characters."""
 
     def decode(token: int) -> str:
-        return llm.get_tokenizer().decode([token], skip_special_tokens=True)
+        return llm.get_tokenizer().decode([token], skip_special_tokens=False)
 
     position = run(llm, logprobs=-1).outputs[0].logprobs[0]
     texts = {token: entry.decoded_token for token, entry in position.items()}

@@ -1,5 +1,6 @@
 """A real `fairlead engine` in a process of its own, with the small real model."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -91,6 +93,28 @@ class Server:
         finally:
             connection.close()
 
+    @contextlib.contextmanager
+    def probed(self) -> Iterator[list[float]]:
+        """Probe /health for as long as the context lasts; it must answer 200. Yields the seconds of each probe."""
+        seconds: list[float] = []
+        statuses: list[int] = []
+        end = threading.Event()
+
+        def probe() -> None:
+            while not (seconds and end.is_set()):
+                started = time.monotonic()
+                statuses.append(self.get("/health").status)
+                seconds.append(time.monotonic() - started)
+
+        thread = threading.Thread(target=probe)
+        thread.start()
+        try:
+            yield seconds
+        finally:
+            end.set()
+            thread.join()
+        assert set(statuses) == {200}
+
     def get(self, path: str) -> Answer:
         return self.request("GET", path)
 
@@ -158,9 +182,7 @@ def collector() -> Iterator[tuple[str, list[Any]]]:
 @pytest.fixture(scope="session")
 def server(start_server: StartServer, collector: tuple[str, list[Any]]) -> Server:
     """A ready server that all tests share; none of them may end it."""
-    server = start_server(
-        "--max-body-bytes=1MiB", "--max-logprobs=25", f"--otlp-traces-endpoint={collector[0]}"
-    )
+    server = start_server("--max-logprobs=25", f"--otlp-traces-endpoint={collector[0]}")
     server.wait_for_line("^phase ready ")
     return server
 

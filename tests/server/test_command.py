@@ -12,11 +12,12 @@ from engine_server.engine.engine_args import AsyncEngineArgs
 from engine_server.server.arguments import ServerArgs
 from engine_server.server.command import prepare
 from engine_server.server.engine_host import EngineHost
+from engine_server.server.settings import ApiSettings
 
 
 def refusal(**settings: Any) -> str:
     with pytest.raises(ValueError) as refused:
-        prepare(EngineHost(AsyncEngineArgs(), 0.0), ServerArgs(port=0, **settings))
+        prepare(EngineHost(AsyncEngineArgs(), ApiSettings(), 0.0), ServerArgs(port=0, **settings))
     return str(refused.value)
 
 
@@ -41,14 +42,14 @@ def test_admin_api_starts_on_loopback_or_with_a_key(
         monkeypatch.setenv(name, value)
     host = "0.0.0.0" if variables else "127.0.0.1"
     args = ServerArgs(port=0, enable_admin=True, admin_host=host, admin_port=0)
-    server = prepare(EngineHost(AsyncEngineArgs(), 0.0), args)
+    server = prepare(EngineHost(AsyncEngineArgs(), ApiSettings(), 0.0), args)
     assert len(server.sites) == 2
     for site in server.sites:
         site.listener.close()
 
 
 def test_admin_api_is_off_by_default() -> None:
-    server = prepare(EngineHost(AsyncEngineArgs(), 0.0), ServerArgs(port=0))
+    server = prepare(EngineHost(AsyncEngineArgs(), ApiSettings(), 0.0), ServerArgs(port=0))
     (site,) = server.sites
     site.listener.close()
 

@@ -13,7 +13,7 @@ from engine_server.server.sources import Settings
 def read(*argv: str, environment: dict[str, str] | None = None) -> tuple[AsyncEngineArgs, ServerArgs]:
     settings = Settings("fairlead engine", "", AsyncEngineArgs, ServerArgs)
     values = settings.read(list(argv), environment or {})
-    return AsyncEngineArgs.from_cli_args(values), ServerArgs.from_cli_args(values)
+    return AsyncEngineArgs.from_cli_args(values), ServerArgs.of(values)
 
 
 def config(folder: Path, text: str) -> str:

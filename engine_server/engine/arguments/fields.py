@@ -70,6 +70,12 @@ class SamplingArguments:
         "default sampling parameters: auto: from the model's generation_config.json; vllm: none; or a folder with "
         "such a file",
     )
+    override_generation_config: dict[str, Any] | None = argument(
+        None,
+        'settings to replace in generation_config, as {"temperature": 0.5}; with vllm these alone are the defaults',
+        type=json_object,
+        metavar="JSON",
+    )
     logits_processors: list[str] | None = argument(
         None,
         "package.module:callable, which requests may name: called with the prompt's and the output's token ids and "
@@ -149,7 +155,9 @@ class SchedulerArguments:
     )
     max_num_seqs: Count | None = argument(256, "the maximum number of running requests (None: 256)")
     max_queue: Amount | None = argument(
-        None, "the maximum number of waiting requests; more are refused (default: any number)"
+        None,
+        "the maximum number of waiting completions, each prompt and each choice of n being one; more are refused "
+        "(default: any number; in the server 8 times max_num_seqs, and at least 2048)",
     )
     scheduling_policy: Literal["fcfs", "priority"] = argument(
         "fcfs", "the order in which requests run: by arrival, or by priority and then arrival"

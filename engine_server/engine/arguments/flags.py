@@ -71,7 +71,7 @@ def add_flags(parser: argparse.ArgumentParser, dataclass: type) -> argparse.Argu
     return parser
 
 
-def _add_flag(parser: argparse._ArgumentGroup, item: Field[Any], options: dict[str, Any]) -> None:
+def _add_flag(parser: "argparse._ArgumentGroup", item: Field[Any], options: dict[str, Any]) -> None:
     flag = "--" + item.name.replace("_", "-")
     parser.add_argument(flag, **options)
     underscored = f"--{item.name}"

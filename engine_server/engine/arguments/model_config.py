@@ -70,7 +70,9 @@ def describe_model(args: Arguments) -> ModelDescription:
         prompt_embeds_size=_embedding_size(text_config) if args.enable_prompt_embeds else None,
         hf_overrides=args.hf_overrides or {},
         trust_remote_code=args.trust_remote_code,
-        sampling_defaults=_sampling_defaults(args.generation_config, path),
+        sampling_defaults=_sampling_defaults(
+            args.generation_config, path, args.override_generation_config or {}
+        ),
     )
     weights = getattr(text_config, "dtype", None) or "float32"
     dtype = str(weights).removeprefix("torch.") if args.dtype == "auto" else args.dtype
@@ -124,23 +126,36 @@ def _eos_token_ids(generation_config: dict[str, Any], config: Any) -> list[int]:
     return list(found) if isinstance(found, list) else [found]
 
 
-def _sampling_defaults(source: str, model: Path) -> SamplingDefaults:
-    """Return the defaults of `source`: auto (the model's), vllm (none), or a folder. Raises ValueError."""
+def _sampling_defaults(source: str, model: Path, override: dict[str, Any]) -> SamplingDefaults:
+    """Return the defaults of `source`: auto (the model's), vllm (none), or a folder. Raises ValueError.
+
+    override: settings that replace those of `source`, with generation_config.json's names.
+    """
+    if unknown := override.keys() - SAMPLING_NAMES.keys():
+        raise ValueError(
+            f"override_generation_config has {', '.join(sorted(unknown))}; it takes {', '.join(SAMPLING_NAMES)}"
+        )
+    file, settings = _generation_config(source, model)
+    defaults = {name: (settings | override).get(key) for key, name in SAMPLING_NAMES.items()}
+    try:
+        SamplingParams.from_optional(**defaults)
+    except ValueError as error:
+        where = "override_generation_config" if override else file
+        raise ValueError(f"{where} has wrong sampling parameters: {error}") from error
+    return SamplingDefaults(**defaults)
+
+
+def _generation_config(source: str, model: Path) -> tuple[Path, dict[str, Any]]:
+    """Return the file that `source` names and its settings, {} for vllm. Raises ValueError."""
     if source == "vllm":
-        return SamplingDefaults()
+        return model, {}
     folder = model if source == "auto" else Path(source).expanduser()
     file = folder if folder.suffix == ".json" else folder / GENERATION_CONFIG
     if source != "auto" and not file.is_file():
         raise ValueError(
             f"generation_config is {source!r}; it takes auto, vllm, or a folder with {GENERATION_CONFIG}"
         )
-    settings = _read_json(file)
-    defaults = {name: settings.get(key) for key, name in SAMPLING_NAMES.items()}
-    try:
-        SamplingParams.from_optional(**defaults)
-    except ValueError as error:
-        raise ValueError(f"{file} has wrong sampling parameters: {error}") from error
-    return SamplingDefaults(**defaults)
+    return file, _read_json(file)
 
 
 def _weights_per_token(config: Any) -> int:

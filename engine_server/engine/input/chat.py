@@ -7,6 +7,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
+from engine_server.contract.quoting import quote, shorten
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.prompts import TokensPrompt
 
@@ -28,7 +29,8 @@ def render_chat(tokenizer: Any, conversation: Conversation, options: Mapping[str
     try:
         text: str = tokenizer.apply_chat_template(list(conversation), tokenize=False, **options)
     except (TemplateError, ValueError) as error:
-        raise InvalidRequestError(f"the chat template refuses the messages: {error}", "messages") from error
+        reason = shorten(str(error))
+        raise InvalidRequestError(f"the chat template refuses the messages: {reason}", "messages") from error
     # The template adds the special tokens itself.
     token_ids = tokenizer.encode(text, add_special_tokens=False)
     return TokensPrompt(prompt_token_ids=token_ids, prompt=text)
@@ -55,6 +57,6 @@ def _joined_text(content: object) -> object:
     for part in content:
         text = part if isinstance(part, str) else part.get("text") if isinstance(part, Mapping) else None
         if not isinstance(text, str):
-            raise InvalidRequestError(f"a content part is {part!r}; it takes text parts", "messages")
+            raise InvalidRequestError(f"a content part is {quote(part)}; it takes text parts", "messages")
         texts.append(text)
     return "\n".join(texts)

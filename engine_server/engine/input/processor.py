@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from engine_server.config import ModelConfig
+from engine_server.contract.quoting import quote
 from engine_server.engine.input.admission import check_arrival_time, check_params
 from engine_server.engine.input.prompt_fields import PromptFields, parse_prompt
+from engine_server.engine.input.text_length import LONG_TEXT, TokenSpan, token_span
+from engine_server.engine.input.tokenizer import backend_of
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.messages import AddRequest
 from engine_server.requests.pooling_params import PoolingParams
@@ -112,7 +116,10 @@ class Processor:
         """Return the last `keep` token ids of a prompt, inside the vocabulary."""
         token_ids = fields.token_ids
         if token_ids is None:
-            token_ids = self._tokenize(fields.text or "")
+            text = fields.text or ""
+            if keep is None and (error := self.too_long(text)):
+                raise InvalidRequestError(error, "prompt")
+            token_ids = self._tokenize(text)
         if keep == -1:
             keep = self.config.max_model_len - 1
         if keep is not None:
@@ -127,6 +134,23 @@ class Processor:
             raise InvalidRequestError("the engine has no tokenizer; give prompt_token_ids", "prompt")
         token_ids: list[int] = self.tokenizer.encode(text)
         return token_ids
+
+    def too_long(self, text: str) -> str | None:
+        """Return the error message for a text that can't fit the context whatever its tokens are, else None."""
+        limit = self.config.max_model_len
+        if len(text) <= LONG_TEXT or self._token_span is None:
+            return None
+        least = self._token_span.least_tokens(text)
+        if least <= limit:
+            return None
+        return (
+            f"the prompt has {len(text)} characters, which are at least {least} tokens; it must fit the context of "
+            f"{limit}, this model's maximum context length"
+        )
+
+    @cached_property
+    def _token_span(self) -> TokenSpan | None:
+        return token_span(backend_of(self.tokenizer)) if self.tokenizer is not None else None
 
     def _room(self, token_ids: list[int]) -> int:
         """Return how many tokens may follow the prompt, at least one; a pooling model needs none."""
@@ -172,7 +196,7 @@ class Processor:
         for path in params.logits_processors or ():
             if path not in self.config.logits_processors:
                 raise InvalidRequestError(
-                    f"logits_processors has {path!r}; the engine was started with "
+                    f"logits_processors has {quote(path)}; the engine was started with "
                     f"{', '.join(self.config.logits_processors) or 'none'}",
                     "logits_processors",
                 )

@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 # Maximum number of characters or tokens of a prompt that are processed on the event loop, in about 10 ms.
 MAX_INLINE = 20_000
+# The cost of tokenizing a word apart from its length, in characters of a text that take the same time.
+WORD_OVERHEAD = 100
 
 
 class RequestStreams:
@@ -49,7 +51,7 @@ class RequestStreams:
     async def prepare(self, submission: Submission) -> PreparedRequest:
         """Check and tokenize a request, in a thread if it is long. Raises InvalidRequestError, QueueFullError."""
         self._front_end.check(submission)
-        size, is_text = prompt_size(submission)
+        size, is_text = work_size(submission)
         if size <= MAX_INLINE and not (is_text and self._num_preparing):
             return self._front_end.prepare(submission)
         self._num_preparing += 1
@@ -137,9 +139,17 @@ class RequestStreams:
             self._core.send(AbortRequests(aborts))
 
 
-def prompt_size(submission: Submission) -> tuple[int, bool]:
+def work_size(submission: Submission) -> tuple[int, bool]:
+    """Return the characters or tokens to process, and True if there is text to tokenize. Wrong types have size 0."""
+    bad_words = getattr(submission.params, "bad_words", None)
+    if isinstance(bad_words, list) and bad_words:
+        words = sum(len(word) + WORD_OVERHEAD for word in bad_words if isinstance(word, str))
+        return prompt_size(submission.prompt)[0] + words, True
+    return prompt_size(submission.prompt)
+
+
+def prompt_size(prompt: object) -> tuple[int, bool]:
     """Return a prompt's length, and True if it is text that must be tokenized. Wrong types have length 0."""
-    prompt: object = submission.prompt
     text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
     token_ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else prompt
     if isinstance(token_ids, list):

@@ -37,6 +37,6 @@ class LogprobsConverter:
             return None
         text = self._texts.get(token_id)
         if text is None:
-            text = self._tokenizer.decode([token_id])
+            text = self._tokenizer.decode([token_id], skip_special_tokens=False)
             text = self._texts[token_id] = "" if UNFINISHED in text else text
         return text

@@ -58,6 +58,11 @@ class OutputProcessor:
     def __len__(self) -> int:
         return len(self._states)
 
+    @property
+    def num_running(self) -> int:
+        """The number of completions that have not ended."""
+        return len(self._running)
+
     def prepare(self, submission: Submission, request: AddRequest, prompt: str | None) -> PreparedRequest:
         """Build a request's state and messages. Changes no request in flight, so any thread may call it."""
         first = len(request.prompt_token_ids) - request.num_resumed

@@ -1,16 +1,56 @@
 """Parts that the answers of OpenAI's completions and chat APIs share. Plain structs: a token costs one encoding."""
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 import msgspec
 from starlette.responses import Response
 
+from engine_server.requests.logprobs import Logprob, TokenLogprobs
 from engine_server.server.generation.events import Usage
 
 # vLLM's field: the stop string or token id, present only beside the finish_reason.
 StopReason = int | str | None | msgspec.UnsetType
+# vLLM's field: present only if the request asks for it.
+TokenIds = list[int] | msgspec.UnsetType
 # JSON has no infinity; OpenAI's API writes this number in its place.
 LOWEST_LOGPROB = -9999.0
+
+
+class AnswerIdentity(NamedTuple):
+    """The fields that identify one answer."""
+
+    id: str
+    # Seconds since the epoch.
+    created: int
+    model: str
+
+
+class AnswerOptions(msgspec.Struct, frozen=True):
+    """A request's choice of what its answer reports."""
+
+    # End a stream with the usage.
+    include_usage: bool = False
+    # Report the usage so far in each chunk.
+    continuous_usage: bool = False
+    # Report cached prompt tokens in the usage.
+    cached_tokens: bool = False
+    # Report the prompt's and the answer's token ids.
+    token_ids: bool = False
+    # Name tokens by their ids in log-probabilities.
+    tokens_as_ids: bool = False
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    """Parts of the prompt tokens."""
+
+    cached_tokens: int
+
+
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    """Parts of the completion tokens."""
+
+    reasoning_tokens: int
 
 
 class UsageBody(msgspec.Struct, frozen=True):
@@ -19,11 +59,19 @@ class UsageBody(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    # None unless the server was started to report it.
+    prompt_tokens_details: PromptTokensDetails | None
+    completion_tokens_details: CompletionTokensDetails
 
     @classmethod
-    def of(cls, usage: Usage) -> "UsageBody":
-        total = usage.prompt_tokens + usage.completion_tokens
-        return cls(usage.prompt_tokens, usage.completion_tokens, total)
+    def of(cls, usage: Usage, options: AnswerOptions) -> "UsageBody":
+        return cls(
+            usage.prompt_tokens,
+            usage.completion_tokens,
+            usage.prompt_tokens + usage.completion_tokens,
+            PromptTokensDetails(usage.cached_tokens or 0) if options.cached_tokens else None,
+            CompletionTokensDetails(usage.reasoning_tokens),
+        )
 
 
 class AnswerHead(msgspec.Struct, frozen=True):
@@ -33,25 +81,70 @@ class AnswerHead(msgspec.Struct, frozen=True):
     object: Literal["text_completion", "chat.completion", "chat.completion.chunk"]
     created: int
     model: str
+    system_fingerprint: str
 
 
 class ChunkEncoder:
     """Encodes one answer's chunks as server-sent events; all but the choice is encoded once."""
 
-    def __init__(self, head: AnswerHead, include_usage: bool) -> None:
-        self._include_usage = include_usage
+    def __init__(self, head: AnswerHead, options: AnswerOptions) -> None:
+        self._options = options
         self._start = b"data: " + msgspec.json.encode(head)[:-1] + b',"choices":['
-        self._end = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+        self._end = b'],"usage":null}\n\n' if options.include_usage else b"]}\n\n"
         self._encode = msgspec.json.Encoder().encode
 
-    def choice(self, choice: msgspec.Struct) -> bytes:
-        return self._start + self._encode(choice) + self._end
+    def choice(self, choice: msgspec.Struct, usage: Usage, top: msgspec.Struct | None = None) -> bytes:
+        """Return a chunk with one choice.
+
+        usage: the numbers so far, which the chunk has if the request asks for it. top: further fields of the chunk.
+        """
+        end = self._end
+        if self._options.continuous_usage:
+            end = b'],"usage":' + self._encode(UsageBody.of(usage, self._options)) + b"}\n\n"
+        if top is not None:
+            end = end[:-3] + b"," + self._encode(top)[1:] + b"\n\n"
+        return self._start + self._encode(choice) + end
 
     def usage(self, usage: Usage) -> bytes:
         """Return the last chunk, which carries the usage; b"" unless the client asked for it."""
-        if not self._include_usage:
+        if not self._options.include_usage:
             return b""
-        return self._start + b'],"usage":' + self._encode(UsageBody.of(usage)) + b"}\n\n"
+        return self._start + b'],"usage":' + self._encode(UsageBody.of(usage, self._options)) + b"}\n\n"
+
+
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """The log-probability of a token at one place of the prompt, in vLLM's shape."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str | None
+
+
+def prompt_logprobs(
+    positions: Sequence[TokenLogprobs | None] | None,
+) -> list[dict[int, PromptLogprob] | None] | None:
+    """Return a prompt's log-probabilities by token id in vLLM's shape; its first token has None."""
+    if positions is None:
+        return None
+    return [
+        {
+            token_id: PromptLogprob(finite(one), one.rank, one.decoded_token)
+            for token_id, one in position.items()
+        }
+        if position
+        else None
+        for position in positions
+    ]
+
+
+def finite(entry: Logprob) -> float:
+    """Return an entry's log-probability, as JSON can represent it."""
+    return max(entry.logprob, LOWEST_LOGPROB)
+
+
+def token_text(token_id: int, entry: Logprob, as_id: bool) -> str:
+    """Return a token as log-probabilities name it: its text, or its id as text."""
+    return f"token_id:{token_id}" if as_id else entry.decoded_token or ""
 
 
 def json_response(answer: msgspec.Struct) -> Response:

@@ -1,26 +1,57 @@
 """Request fields with rules that pydantic's types don't express."""
 
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
+
+from engine_server.contract import bounds
+from engine_server.contract.bounds import Bound
+from engine_server.contract.quoting import quote
 
 # OpenAI's limit.
 MAX_CHOICES = 128
 UNSUPPORTED = "unsupported"
+REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
-def only(*neutral: object) -> AfterValidator:
+@dataclass(frozen=True)
+class Unsupported(AfterValidator):
+    """The validator of a field that `only` declares."""
+
+
+@dataclass(frozen=True)
+class IgnoredMark:
+    """The mark of a field that is known and has no effect."""
+
+
+# A hint that can't change an answer, of any type.
+Ignored = Annotated[Any, IgnoredMark()]
+
+
+def only(*neutral: object) -> Unsupported:
     """Return a validator for a known field that isn't supported: it accepts null and the values that ask for nothing.
 
     Declaring such a field means that a client which relies on it gets an error and not silently another answer.
     """
 
     def check(value: object) -> object:
-        if value is None or value in neutral:
+        if value is None or any(type(value) is type(one) and value == one for one in neutral):
             return value
         allowed = f"; only {neutral[0]!r} is" if neutral else ""
         raise PydanticCustomError(UNSUPPORTED, "is not supported{allowed}", {"allowed": allowed})
 
-    return AfterValidator(check)
+    return Unsupported(check)
+
+
+def request_id(value: str) -> str:
+    """Check a client's id of its request, which becomes a part of the answer's id."""
+    if not REQUEST_ID.fullmatch(value):
+        raise PydanticCustomError("request_id", "takes 1 to 128 printable ASCII characters without spaces")
+    return value
 
 
 def stop_strings(value: object) -> list[str]:
@@ -28,9 +59,34 @@ def stop_strings(value: object) -> list[str]:
     if value is None:
         return []
     strings = [value] if isinstance(value, str) else value
-    if not isinstance(strings, list) or not all(isinstance(text, str) for text in strings):
+    if not isinstance(strings, list):
         raise PydanticCustomError("stop", "takes a string or a list of strings")
+    check_bound(bounds.STOP_STRINGS, len(strings))
+    if not all(isinstance(text, str) for text in strings):
+        raise PydanticCustomError("stop", "takes a string or a list of strings")
+    for text in strings:
+        check_bound(bounds.STOP_STRING_CHARACTERS, len(text))
     return strings
+
+
+def token_biases(value: object) -> dict[int, float] | None:
+    """Return `logit_bias` with integers as keys; it may be null."""
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise PydanticCustomError("logit_bias", "takes an object of numbers, with token ids as keys")
+    check_bound(bounds.BIASED_TOKENS, len(value))
+    biases = {}
+    for key, bias in value.items():
+        if isinstance(bias, bool) or not isinstance(bias, int | float):
+            message = "takes numbers; the one of {key} is none"
+            raise PydanticCustomError("logit_bias", message, {"key": quote(key)})
+        try:
+            biases[int(key)] = float(bias)
+        except (ValueError, OverflowError):
+            message = "takes token ids as keys, which {key} is not, and finite numbers"
+            raise PydanticCustomError("logit_bias", message, {"key": quote(key)}) from None
+    return biases
 
 
 def prompt_list(value: object) -> list[str] | list[list[int]]:
@@ -41,11 +97,12 @@ def prompt_list(value: object) -> list[str] | list[list[int]]:
         if not value:
             no_tokens: list[list[int]] = [[]]
             return no_tokens
+        if set(map(type, value)) == {int}:
+            return [value]
+        check_bound(bounds.PROMPTS, len(value))
         if all(isinstance(item, str) for item in value):
             return value
-        if all(type(item) is int for item in value):
-            return [value]
-        if all(isinstance(item, list) and all(type(token) is int for token in item) for item in value):
+        if all(isinstance(item, list) and set(map(type, item)) <= {int} for item in value):
             return value
     raise PydanticCustomError(
         "prompt", "takes a string, a list of strings, a list of token ids or a list of lists of token ids"
@@ -53,7 +110,9 @@ def prompt_list(value: object) -> list[str] | list[list[int]]:
 
 
 def message_text(value: object) -> str:
-    """Return the text of a message's content; text parts are joined by line ends."""
+    """Return the text of a message's content; text parts are joined by line ends, and null is no text."""
+    if value is None:
+        return ""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -68,3 +127,9 @@ def message_text(value: object) -> str:
             )
         texts.append(part["text"])
     return "\n".join(texts)
+
+
+def check_bound(bound: Bound, amount: int) -> None:
+    """Raise a validation error for an amount that is too large."""
+    if error := bound.exceeded(amount):
+        raise PydanticCustomError("too_many", "{error}", {"error": error})

@@ -10,6 +10,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from engine_server.contract.errors import ErrorCode
+from engine_server.contract.quoting import quote
 from engine_server.server.api.answers import json_response
 from engine_server.server.http.errors import ApiError
 
@@ -68,7 +69,7 @@ def check_model(host: EngineHost, name: str) -> None:
         served = ", ".join(host.served_names)
         raise ApiError(
             404,
-            f"the model {name!r} is not served here; served: {served}",
+            f"the model {quote(name)} is not served here; served: {served}",
             param="model",
             code=ErrorCode.MODEL_NOT_FOUND,
         )

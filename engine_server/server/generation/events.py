@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine_server.requests.logprobs import SampleLogprobs
+from engine_server.requests.logprobs import PromptLogprobs, SampleLogprobs
 
 
 class Text(msgspec.Struct, frozen=True):
@@ -51,6 +51,16 @@ class Usage(NamedTuple):
     reasoning_tokens: int = 0
 
 
+class Prompt(msgspec.Struct, frozen=True):
+    """The prompt of a choice."""
+
+    # None for a prompt that was given as token ids, or that was cut.
+    text: str | None
+    token_ids: list[int]
+    # None unless the request asks for them.
+    logprobs: PromptLogprobs | None
+
+
 class ChoiceDelta(msgspec.Struct, frozen=True):
     """New parts of a choice, or its end, or both; the whole choice where the answer is not streamed."""
 
@@ -63,6 +73,8 @@ class ChoiceDelta(msgspec.Struct, frozen=True):
     # None while the choice goes on.
     finish: Finish | None
     usage: Usage
+    # Set in the choice's first event.
+    prompt: Prompt | None = None
 
     @property
     def text(self) -> str:

@@ -11,18 +11,24 @@ from typing import TYPE_CHECKING
 from engine_server.contract.errors import ErrorCode
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.server.generation.answer_parser import ParserFactory, plain_text
+from engine_server.server.generation.beam_search import beam_search
 from engine_server.server.generation.events import (
     ChoiceDelta,
     Finish,
     GenerationEvent,
     GenerationFinished,
+    Part,
+    Prompt,
     Usage,
 )
+from engine_server.server.generation.work import check_work
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
     from engine_server.engine.async_llm import AsyncLLMEngine
-    from engine_server.requests.outputs import CompletionOutput
+    from engine_server.engine.beam_search import BeamSearchParams
+    from engine_server.requests.logprobs import SampleLogprobs
+    from engine_server.requests.outputs import CompletionOutput, RequestOutput
     from engine_server.requests.prompts import TokensPrompt
     from engine_server.requests.sampling_params import SamplingParams
     from engine_server.server.engine_host import TraceHeaders
@@ -32,13 +38,24 @@ if TYPE_CHECKING:
 class Generation:
     """The prompts of one HTTP request; prompt p has the choices p * n to p * n + n - 1."""
 
+    # Unique among the requests in flight.
     request_id: str
     prompts: list[TokensPrompt]
     params: SamplingParams
-    trace_headers: TraceHeaders
+    trace_headers: TraceHeaders = None
     # The client's field for an engine's parameter, where their names differ.
     fields: Mapping[str, str] = field(default_factory=dict)
     parser: ParserFactory = plain_text
+    # Lower priorities run first.
+    priority: int = 0
+    # Search in place of sampling; `params` then says only what is reported.
+    beams: BeamSearchParams | None = None
+    # Report the prompts and nothing else.
+    prompt_only: bool = False
+
+    @property
+    def choices_per_prompt(self) -> int:
+        return self.params.n if self.beams is None else self.beams.beam_width
 
 
 async def generate(engine: AsyncLLMEngine, generation: Generation) -> AsyncGenerator[GenerationEvent, None]:
@@ -46,60 +63,107 @@ async def generate(engine: AsyncLLMEngine, generation: Generation) -> AsyncGener
 
     Raises ApiError for a request that the engine refuses or fails.
     """
+    width = generation.choices_per_prompt
+    params = generation.params
+    check_work(engine, generation.prompts, params, max(width, params.num_children))
     choices: dict[int, ChoiceReader] = {}
-    usage = Usage(sum(len(prompt["prompt_token_ids"]) for prompt in generation.prompts), 0)
+    prompts: dict[int, Prompt] = {}
+    prompt_tokens = sum(len(prompt["prompt_token_ids"]) for prompt in generation.prompts)
+    usage = Usage(prompt_tokens, 0)
     several = len(generation.prompts) > 1
-    outputs = merge_prompts(engine, generation) if several else run_prompt(engine, generation, 0)
-    async with aclosing(outputs):
-        async for choice, output in outputs:
-            reader = choices.get(choice)
-            if reader is None:
-                reader = choices[choice] = ChoiceReader(choice, generation.parser)
-            usage = usage._replace(completion_tokens=usage.completion_tokens + len(output.token_ids))
-            if delta := reader.read(output, usage):
-                yield delta
+    results = merge_prompts(engine, generation) if several else run_prompt(engine, generation, 0)
+    async with aclosing(results):
+        async for index, result in results:
+            if index not in prompts:
+                prompts[index] = Prompt(
+                    generation.prompts[index].get("prompt"), result.prompt_token_ids, result.prompt_logprobs
+                )
+                cached = (usage.cached_tokens or 0) + (result.num_cached_tokens or 0)
+                usage = usage._replace(cached_tokens=cached)
+            for output in result.outputs:
+                raise_if_failed(output)
+                choice = index * width + output.index
+                reader = choices.get(choice)
+                if reader is None:
+                    reader = choices[choice] = ChoiceReader(choice, generation, prompts[index])
+                usage = Usage(
+                    prompt_tokens, usage.completion_tokens + reader.count(output), usage.cached_tokens
+                )
+                if delta := reader.read(output, usage):
+                    yield delta
     yield GenerationFinished(usage)
 
 
 class ChoiceReader:
     """Turns the outputs of one choice into events."""
 
-    def __init__(self, choice: int, parser: ParserFactory) -> None:
+    def __init__(self, choice: int, generation: Generation, prompt: Prompt) -> None:
         self._choice = choice
-        self._parser = parser(choice)
+        self._parser = generation.parser(choice)
+        self._prompt_only = generation.prompt_only
+        self._has_text = generation.params.detokenize
+        # None once it is reported.
+        self._prompt: Prompt | None = prompt
         # Tokens of outputs without an event.
         self._token_ids: list[int] = []
 
+    def count(self, output: CompletionOutput) -> int:
+        """Return how many tokens an output adds to the completion."""
+        return 0 if self._prompt_only else len(output.token_ids)
+
     def read(self, output: CompletionOutput, usage: Usage) -> ChoiceDelta | None:
         """Return the event for the choice's next output; None if there is nothing to report yet."""
+        finish = Finish(output.finish_reason, output.stop_reason) if output.finish_reason else None
+        if self._prompt_only:
+            return self._delta([], None, finish, usage)
         parts = self._parser.feed(output.text)
-        finish = None
-        if output.finish_reason:
-            finish = Finish(output.finish_reason, output.stop_reason)
+        if finish is not None:
             parts = parts + self._parser.end()
         self._token_ids += output.token_ids
-        if not parts and not output.logprobs and finish is None:
+        if self._has_text and not parts and not output.logprobs and finish is None:
             return None
+        return self._delta(parts, output.logprobs, finish, usage)
+
+    def _delta(
+        self, parts: list[Part], logprobs: SampleLogprobs | None, finish: Finish | None, usage: Usage
+    ) -> ChoiceDelta:
         token_ids, self._token_ids = self._token_ids, []
-        return ChoiceDelta(self._choice, parts, token_ids, output.logprobs, finish, usage)
+        prompt, self._prompt = self._prompt, None
+        return ChoiceDelta(self._choice, parts, token_ids, logprobs, finish, usage, prompt)
 
 
 async def run_prompt(
     engine: AsyncLLMEngine, generation: Generation, index: int
-) -> AsyncGenerator[tuple[int, CompletionOutput], None]:
-    """Yield the outputs of the prompt at `index`, each with its choice."""
-    params, request_id = generation.params, generation.request_id
+) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+    """Yield the results of the prompt at `index`; the first has the prompt's log-probabilities, if requested."""
+    params, request_id, prompt = generation.params, generation.request_id, generation.prompts[index]
     if len(generation.prompts) > 1:
         request_id = f"{request_id}-{index}"
-    results = engine.generate(
-        generation.prompts[index], params, request_id, trace_headers=generation.trace_headers
-    )
+    if generation.beams is not None:
+        results = beam_search(engine, prompt, request_id, generation.beams, params.logprobs)
+    else:
+        results = engine.generate(
+            prompt,
+            params,
+            request_id,
+            trace_headers=generation.trace_headers,
+            priority=generation.priority,
+        )
+    awaits_prompt = params.prompt_logprobs is not None
+    held: list[RequestOutput] = []
     async with aclosing(results):
         try:
             async for result in results:
-                for output in result.outputs:
-                    raise_if_failed(output)
-                    yield index * params.n + output.index, output
+                if awaits_prompt:  # choices after the first may be ahead of it
+                    held.append(result)
+                    if result.prompt_logprobs is None and not result.finished:
+                        continue
+                    awaits_prompt = False
+                    held[0].prompt_logprobs = result.prompt_logprobs
+                    for earlier in held:
+                        yield index, earlier
+                else:
+                    yield index, result
         except InvalidRequestError as error:
             raise refusal(error, generation.fields) from None
 
@@ -122,15 +186,15 @@ def raise_if_failed(output: CompletionOutput) -> None:
 
 async def merge_prompts(
     engine: AsyncLLMEngine, generation: Generation
-) -> AsyncGenerator[tuple[int, CompletionOutput], None]:
-    """Yield the outputs of all prompts, which run concurrently; the first failure ends all."""
-    merged: asyncio.Queue[tuple[int, CompletionOutput] | Exception | None] = asyncio.Queue()
+) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+    """Yield the results of all prompts, which run concurrently; the first failure ends all."""
+    merged: asyncio.Queue[tuple[int, RequestOutput] | Exception | None] = asyncio.Queue()
 
     async def forward(index: int) -> None:
         try:
-            async with aclosing(run_prompt(engine, generation, index)) as outputs:
-                async for output in outputs:
-                    merged.put_nowait(output)
+            async with aclosing(run_prompt(engine, generation, index)) as results:
+                async for result in results:
+                    merged.put_nowait(result)
         except Exception as error:
             merged.put_nowait(error)
         else:
@@ -145,8 +209,8 @@ async def merge_prompts(
                     running -= 1
                 case Exception() as error:
                     raise error
-                case output:
-                    yield output
+                case result:
+                    yield result
     finally:
         for task in tasks:
             task.cancel()

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jinja2 import TemplateError
 
+from engine_server.contract.quoting import shorten
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
     from engine_server.engine.async_llm import AsyncLLMEngine
+    from engine_server.engine.input.processor import Processor
     from engine_server.requests.prompts import TokensPrompt
 
 # In characters; longer texts take more than about 10 ms.
 LONG_TEXT = 20_000
+# The cost of a prompt, message or other item apart from its length, in characters that take the same time.
+ITEM_OVERHEAD = 100
 
 T = TypeVar("T")
 
@@ -34,24 +38,78 @@ class ChatTurns:
     tools: list[dict[str, Any]] | None = None
     # Further variables of the template.
     variables: Mapping[str, Any] = field(default_factory=dict)
+    # In place of the model's own template.
+    template: str | None = None
+    # Add special tokens to those that the template writes itself.
+    add_special_tokens: bool = False
 
 
-async def tokenize_prompt(engine: AsyncLLMEngine, prompt: str | list[int]) -> TokensPrompt:
+async def tokenize_prompts(
+    engine: AsyncLLMEngine,
+    prompts: Sequence[str | list[int]],
+    add_special_tokens: bool,
+    cut: bool,
+) -> list[TokensPrompt]:
+    """Tokenize the prompts of a request. Raises ApiError 400 for a text that can't fit the context.
+
+    cut: prompts that are too long are cut later.
+    """
+    processor = await engine.get_input_preprocessor()
+    size = sum(len(prompt) + ITEM_OVERHEAD for prompt in prompts if isinstance(prompt, str))
+    return await run_by_size(
+        size, lambda: [tokens_prompt(processor, prompt, add_special_tokens, cut) for prompt in prompts]
+    )
+
+
+def tokens_prompt(
+    processor: Processor, prompt: str | list[int], add_special_tokens: bool, cut: bool
+) -> TokensPrompt:
     if isinstance(prompt, list):
         return {"prompt_token_ids": prompt}
-    tokenizer = await engine.get_tokenizer()
-    token_ids = await run_by_size(len(prompt), lambda: tokenizer(prompt).input_ids)
+    if not cut:
+        check_length(processor, prompt, "prompt")
+    assert processor.tokenizer is not None
+    token_ids = processor.tokenizer(prompt, add_special_tokens=add_special_tokens).input_ids
     return {"prompt_token_ids": token_ids, "prompt": prompt}
+
+
+def check_length(processor: Processor, text: str, param: str) -> None:
+    if error := processor.too_long(text):
+        raise ApiError(400, f"{param}: {error}" if param != "prompt" else error, param=param)
+
+
+async def decode_prompt(engine: AsyncLLMEngine, prompt: TokensPrompt) -> TokensPrompt:
+    """Return a prompt with its text, decoded from its tokens where it has none."""
+    token_ids = prompt["prompt_token_ids"]
+    if "prompt" in prompt or not token_ids:
+        return prompt
+    tokenizer = await engine.get_tokenizer()
+    if min(token_ids) < 0 or max(token_ids) >= engine.model_config.vocab_size:
+        return prompt  # the engine refuses it
+    text = await run_by_size(len(token_ids), lambda: str(tokenizer.decode(token_ids)))
+    return {**prompt, "prompt": text}
 
 
 async def tokenize_chat(engine: AsyncLLMEngine, turns: ChatTurns) -> TokensPrompt:
     """Render the chat template and tokenize the result. Raises ApiError 400 where the template refuses the messages."""
-    tokenizer = await engine.get_tokenizer()
-    size = sum(len(message["content"]) for message in turns.messages)
-    return await run_by_size(size, lambda: render_chat(tokenizer, turns))
+    processor = await engine.get_input_preprocessor()
+    size = sum(num_characters(part) for part in (turns.messages, turns.tools, dict(turns.variables)))
+    return await run_by_size(size, lambda: render_chat(processor, turns))
 
 
-def render_chat(tokenizer: Any, turns: ChatTurns) -> TokensPrompt:
+def num_characters(value: object) -> int:
+    """Return about how many characters a template renders for a value of JSON's types."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return ITEM_OVERHEAD + sum(num_characters(item) for item in value.values())
+    if isinstance(value, list):
+        return ITEM_OVERHEAD + sum(num_characters(item) for item in value)
+    return 1
+
+
+def render_chat(processor: Processor, turns: ChatTurns) -> TokensPrompt:
+    tokenizer: Any = processor.tokenizer
     try:
         text: str = tokenizer.apply_chat_template(
             turns.messages,
@@ -59,13 +117,15 @@ def render_chat(tokenizer: Any, turns: ChatTurns) -> TokensPrompt:
             add_generation_prompt=turns.open_answer,
             continue_final_message=turns.continue_last,
             tools=turns.tools,
+            chat_template=turns.template,
             **turns.variables,
         )
     except (TemplateError, ValueError) as error:
-        message = f"messages don't fit the model's chat template: {error}"
+        message = f"messages don't fit the model's chat template: {shorten(str(error))}"
         raise ApiError(400, message, param="messages") from None
-    # The template writes the special tokens itself.
-    return {"prompt_token_ids": tokenizer(text, add_special_tokens=False).input_ids, "prompt": text}
+    check_length(processor, text, "messages")
+    token_ids = tokenizer(text, add_special_tokens=turns.add_special_tokens).input_ids
+    return {"prompt_token_ids": token_ids, "prompt": text}
 
 
 async def run_by_size(size: int, work: Callable[[], T]) -> T:

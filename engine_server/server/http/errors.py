@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from engine_server.contract.errors import ErrorBody, ErrorCode, ErrorDetail, server_error_type
+from engine_server.contract.quoting import shorten
 from engine_server.requests.errors import (
     EngineDeadError,
     InvalidRequestError,
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
 logger = logging.getLogger(__name__)
+
+# In characters: a message's own words, and a quotation of the client's input.
+MAX_MESSAGE = 1000
 
 
 class ApiError(Exception):
@@ -48,7 +52,8 @@ class ApiError(Exception):
 
     def body(self) -> bytes:
         """Return the JSON body, which is also the data of an error event in a stream."""
-        detail = ErrorDetail(self.message, server_error_type(self.status), self.param, self.code)
+        message, param = shorten(self.message, MAX_MESSAGE), self.param and shorten(self.param)
+        detail = ErrorDetail(message, server_error_type(self.status), param, self.code)
         return ErrorBody(detail).encode()
 
     def response(self) -> Response:
@@ -87,7 +92,7 @@ async def answer_error(_: Request, error: Exception) -> Response:
 
 async def answer_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    path = f"{request.method} {request.url.path}"
+    path = f"{request.method} {shorten(request.url.path)}"
     match error.status_code:
         case 404:
             message = f"there is no {path}"

@@ -8,7 +8,8 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from engine_server.contract.errors import ErrorCode
-from engine_server.server.http.errors import ApiError
+from engine_server.requests.errors import QueueFullError
+from engine_server.server.http.errors import ApiError, as_api_error
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -61,7 +62,7 @@ class Gate:
         if scope["path"] in self._exempt:
             await self._app(scope, receive, send)
             return
-        refusal = self._refusal()
+        refusal = self._refusal(scope["method"])
         if refusal is not None:
             await refusal.response()(scope, receive, send)
             return
@@ -74,7 +75,7 @@ class Gate:
             if not self._in_flight:
                 self._idle.set()
 
-    def _refusal(self) -> ApiError | None:
+    def _refusal(self, method: str) -> ApiError | None:
         """Return the error that a new request gets; None if it is admitted."""
         host = self._host
         if host.loading:
@@ -86,4 +87,9 @@ class Gate:
             return ApiError(
                 503, "the server is shutting down", code=ErrorCode.DRAINING, retry_after=1, close=True
             )
+        if method == "POST":
+            try:
+                host.engine.check_room()
+            except QueueFullError as error:
+                return as_api_error(error)
         return None

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from engine_server.contract.bounds import JSON_BRACKETS, JSON_COMMAS
 from engine_server.contract.errors import ErrorCode
+from engine_server.server.http.body_budget import BodyBudget, BodyShare
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
@@ -15,26 +17,29 @@ if TYPE_CHECKING:
 class RequestBody:
     """ASGI middleware that gives handlers the whole body at once."""
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, max_body_bytes: int, budget: BodyBudget | None = None) -> None:
         self._app = app
         self._max_body_bytes = max_body_bytes
+        self._budget = budget or BodyBudget()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD"):
             await self._app(scope, receive, send)
             return
-        try:
-            body = await self._body(scope, receive)
-        except ApiError as refusal:
-            # The connection stays open: the server skips the rest of the body, so that the client reads the answer.
-            await refusal.response()(scope, receive, send)
-            return
-        if body is None:
-            return
-        await run_while_connected(self._app, scope, body, receive, send)
+        with BodyShare(self._budget) as share:
+            try:
+                body = await self._read(scope, receive, share)
+            except ApiError as refusal:
+                await refusal.response()(scope, receive, send)
+                return
+            if body is not None:
+                await run_while_connected(self._app, scope, body, receive, send)
 
-    async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
-        """Return the body; None if the client disconnected before its end. Raises ApiError 413."""
+    async def _read(self, scope: Scope, receive: Receive, share: BodyShare) -> bytes | None:
+        """Return the body; None if the client disconnected before its end.
+
+        Raises ApiError for a body that is too large, or whose JSON would take too long to parse.
+        """
         for name, value in scope["headers"]:
             if name == b"content-length" and int(value) > self._max_body_bytes:
                 raise self._too_large()
@@ -43,18 +48,34 @@ class RequestBody:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return None
-            body += message.get("body", b"")
-            if len(body) > self._max_body_bytes:
+            piece = message.get("body", b"")
+            if len(body) + len(piece) > self._max_body_bytes:
                 raise self._too_large()
+            if not share.grow(len(piece)):
+                raise self._no_memory()
+            body += piece
             if not message.get("more_body", False):
+                check_structure(body)
                 return bytes(body)
 
     def _too_large(self) -> ApiError:
-        return ApiError(
-            413,
-            f"the body is larger than {self._max_body_bytes} bytes, which is the limit",
-            code=ErrorCode.BODY_TOO_LARGE,
+        message = f"the body is larger than {self._max_body_bytes} bytes, which is the limit"
+        return ApiError(413, message, code=ErrorCode.BODY_TOO_LARGE, close=True)
+
+    def _no_memory(self) -> ApiError:
+        message = (
+            f"the bodies of the requests in flight take {self._budget.max_bytes} bytes, the most allowed; "
+            "try again later"
         )
+        return ApiError(503, message, code=ErrorCode.QUEUE_FULL, retry_after=1, close=True)
+
+
+def check_structure(body: bytearray) -> None:
+    """Raise ApiError 400 for JSON with too many values, since a parser creates an object for each and blocks others."""
+    brackets = body.count(b"[") + body.count(b"{")
+    error = JSON_BRACKETS.exceeded(brackets) or JSON_COMMAS.exceeded(body.count(b","))
+    if error:
+        raise ApiError(400, error, code=ErrorCode.INVALID_VALUE)
 
 
 async def run_while_connected(app: ASGIApp, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:

@@ -161,8 +161,8 @@ def test_sampling_defaults_come_from_the_generation_config(tiny_llama: Path, tmp
     other.mkdir()
     (other / "generation_config.json").write_text('{"top_k": 9}')
 
-    def defaults(source: str) -> dict:
-        args = EngineArgs(model=str(folder), generation_config=source)
+    def defaults(source: str, **override: float) -> dict:
+        args = EngineArgs(model=str(folder), generation_config=source, override_generation_config=override)
         model = args.create_engine_config().model_config
         assert model.eos_token_ids == [1, 7]
         return model.get_diff_sampling_param()
@@ -170,6 +170,16 @@ def test_sampling_defaults_come_from_the_generation_config(tiny_llama: Path, tmp
     assert defaults("auto") == {"temperature": 0.25, "top_p": 0.5, "max_tokens": 3}
     assert defaults("vllm") == {}
     assert defaults(str(other)) == {"top_k": 9}
+    assert defaults("auto", temperature=1.5, max_new_tokens=9) == {
+        "temperature": 1.5,
+        "top_p": 0.5,
+        "max_tokens": 9,
+    }
+    assert defaults("vllm", top_k=3) == {"top_k": 3}
+    with pytest.raises(ValueError, match="override_generation_config has top_n; it takes temperature"):
+        defaults("auto", top_n=3)
+    with pytest.raises(ValueError, match="override_generation_config has wrong sampling parameters: top_p"):
+        defaults("auto", top_p=3)
     with pytest.raises(ValueError, match="generation_config is '/nowhere'"):
         defaults("/nowhere")
     (other / "generation_config.json").write_text('{"top_k": "many"}')

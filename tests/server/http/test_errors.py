@@ -13,7 +13,8 @@ from engine_server.server.http.errors import as_api_error
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 HELLO = [{"role": "user", "content": "Hello"}]
-KILOBYTE = b"x" * 1024
+MAX_BODY_BYTES = 32 << 20
+MEGABYTE = bytes(1 << 20)
 
 
 def user(content: Any) -> dict[str, Any]:
@@ -58,17 +59,14 @@ def user(content: Any) -> dict[str, Any]:
         (COMPLETIONS, {"logit_bias": {"60000": 1}}, "logit_bias"),
         (COMPLETIONS, {"presence_penalty": 2.5}, "presence_penalty"),
         # known, and not supported
-        (COMPLETIONS, {"truncate_prompt_tokens": 2}, "truncate_prompt_tokens"),
-        (COMPLETIONS, {"echo": True}, "echo"),
         (COMPLETIONS, {"suffix": "end"}, "suffix"),
-        (COMPLETIONS, {"prompt_logprobs": 1}, "prompt_logprobs"),
         (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
         (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         (CHAT, {"tool_choice": "required"}, "tool_choice"),
         (CHAT, {"messages": []}, "messages"),
         (CHAT, {"messages": None}, "messages"),
         (CHAT, {"messages": [{"content": "a"}]}, "messages.0.role"),
-        (CHAT, {"messages": [*HELLO, {"role": "wizard", "content": "a"}]}, "messages.1.role"),
+        (CHAT, {"messages": [*HELLO, {"role": "", "content": "a"}]}, "messages.1.role"),
         (CHAT, {"messages": [*HELLO, {"role": "assistant"}]}, "messages.1.content"),
         (CHAT, user(5), "messages.0.content"),
         (CHAT, user([{"type": "image_url", "image_url": {"url": "data:"}}]), "messages.0.content"),
@@ -136,15 +134,16 @@ def test_unknown_path_and_method_get_an_openai_error(server: Any) -> None:
 
 
 def test_body_over_the_limit_is_refused(server: Any) -> None:
-    answer = server.post(COMPLETIONS, b"x" * ((1 << 20) + 1))
+    answer = server.post(COMPLETIONS, bytes(MAX_BODY_BYTES + 1))
     assert answer.status == 413
-    assert str(1 << 20) in answer.error["message"]
+    assert answer.headers["connection"] == "close"
+    assert str(MAX_BODY_BYTES) in answer.error["message"]
 
 
 def test_chunked_body_over_the_limit_is_refused(server: Any) -> None:
     def chunks() -> Iterator[bytes]:
-        for _ in range(2048):
-            yield KILOBYTE
+        for _ in range(33):
+            yield MEGABYTE
 
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
     connection.request("POST", COMPLETIONS, chunks(), encode_chunked=True)

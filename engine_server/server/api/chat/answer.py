@@ -1,19 +1,43 @@
 """The answer of OpenAI's chat API, streamed or whole."""
 
-from typing import Literal
+from typing import NamedTuple
 
 import msgspec
 
-from engine_server.server.api.answers import AnswerHead, ChunkEncoder, StopReason, UsageBody
+from engine_server.server.api.answers import (
+    AnswerHead,
+    AnswerIdentity,
+    AnswerOptions,
+    ChunkEncoder,
+    PromptLogprob,
+    StopReason,
+    TokenIds,
+    UsageBody,
+    prompt_logprobs,
+)
 from engine_server.server.api.chat.logprobs import Logprobs, to_logprobs
-from engine_server.server.generation.events import ChoiceDelta, GenerationEvent, GenerationFinished, Usage
+from engine_server.server.generation.events import (
+    ChoiceDelta,
+    GenerationEvent,
+    GenerationFinished,
+    Prompt,
+    Usage,
+)
 from engine_server.server.http.event_stream import OpenAIStream
+
+
+class Opening(NamedTuple):
+    """The beginning of a choice's message."""
+
+    role: str
+    # The text of the message that is continued, if it is part of the answer.
+    echo: str
 
 
 class AnswerMessage(msgspec.Struct, kw_only=True):
     """The message of a whole choice."""
 
-    role: Literal["assistant"] = "assistant"
+    role: str
     content: str
 
 
@@ -25,12 +49,13 @@ class Choice(msgspec.Struct):
     logprobs: Logprobs | None = None
     finish_reason: str | None = None
     stop_reason: StopReason = msgspec.UNSET
+    token_ids: TokenIds = msgspec.UNSET
 
 
 class Delta(msgspec.Struct, omit_defaults=True):
     """The fields that a chunk adds to a choice's message."""
 
-    role: Literal["assistant"] | None = None
+    role: str | None = None
     content: str | None = None
 
 
@@ -42,6 +67,14 @@ class ChunkChoice(msgspec.Struct):
     logprobs: Logprobs | None = None
     finish_reason: str | None = None
     stop_reason: StopReason = msgspec.UNSET
+    token_ids: TokenIds = msgspec.UNSET
+
+
+class PromptFields(msgspec.Struct, omit_defaults=True):
+    """The fields of an answer, and of a stream's first chunk, that report the prompt."""
+
+    prompt_token_ids: TokenIds = msgspec.UNSET
+    prompt_text: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatCompletion(AnswerHead, frozen=True):
@@ -49,51 +82,104 @@ class ChatCompletion(AnswerHead, frozen=True):
 
     choices: list[Choice]
     usage: UsageBody
+    prompt_logprobs: list[dict[int, PromptLogprob] | None] | None
+    prompt_token_ids: TokenIds
+    prompt_text: str | msgspec.UnsetType
 
 
 class ChatRenderer(OpenAIStream):
-    """Renders an answer; a streamed one has the role, then the text, then the finish reason of each choice."""
+    """Renders an answer; a streamed one has the role, then the text, then the finish reason of each choice.
+
+    openings: one for each prompt. top_logprobs: alternatives at each place of the text. prompt_text: report the text
+    that the chat template makes of the messages.
+    """
 
     def __init__(
-        self, request_id: str, created: int, model: str, top_logprobs: int, include_usage: bool
+        self,
+        identity: AnswerIdentity,
+        fingerprint: str,
+        options: AnswerOptions,
+        openings: list[Opening],
+        *,
+        choices_per_prompt: int,
+        top_logprobs: int,
+        prompt_text: bool,
     ) -> None:
-        chunk_head = AnswerHead(request_id, "chat.completion.chunk", created, model)
-        self._encoder = ChunkEncoder(chunk_head, include_usage)
-        self._id, self._created, self._model = request_id, created, model
+        self._head = AnswerHead(identity.id, "chat.completion", identity.created, identity.model, fingerprint)
+        chunk_head = msgspec.structs.replace(self._head, object="chat.completion.chunk")
+        self._encoder = ChunkEncoder(chunk_head, options)
+        self._options = options
+        self._openings = openings
+        self._choices_per_prompt = choices_per_prompt
         self._top_logprobs = top_logprobs
+        self._prompt_text = prompt_text
         self._opened: set[int] = set()
 
     def event(self, event: GenerationEvent) -> bytes:
         if isinstance(event, GenerationFinished):
             return self._encoder.usage(event.usage)
-        chunks = b""
-        if event.choice not in self._opened:
-            self._opened.add(event.choice)
-            chunks += self._encoder.choice(ChunkChoice(event.choice, Delta(role="assistant", content="")))
-        if event.parts or event.logprobs:
-            logprobs = to_logprobs(event.logprobs, self._top_logprobs)
-            chunks += self._encoder.choice(ChunkChoice(event.choice, Delta(content=event.text), logprobs))
+        chunks = b"" if event.choice in self._opened else self._open(event)
+        if event.parts or event.logprobs or (self._options.token_ids and event.token_ids):
+            choice = ChunkChoice(event.choice, Delta(content=event.text), self._logprobs(event))
+            if self._options.token_ids:
+                choice.token_ids = event.token_ids
+            chunks += self._encoder.choice(choice, event.usage)
         if event.finish is not None:
             finish = event.finish
-            chunks += self._encoder.choice(
-                ChunkChoice(event.choice, Delta(), None, finish.reason, finish.stop)
-            )
+            choice = ChunkChoice(event.choice, Delta(), None, finish.reason, finish.stop)
+            chunks += self._encoder.choice(choice, event.usage)
         return chunks
 
     def body(self, choices: list[ChoiceDelta], usage: Usage) -> bytes:
+        head, prompt = self._head, choices[0].prompt
+        assert prompt is not None, "an answer that is not streamed has one event for each choice"
+        fields = self._prompt_fields(prompt)
         answer = ChatCompletion(
-            self._id,
-            "chat.completion",
-            self._created,
-            self._model,
-            choices=[to_choice(delta, self._top_logprobs) for delta in choices],
-            usage=UsageBody.of(usage),
+            head.id,
+            head.object,
+            head.created,
+            head.model,
+            head.system_fingerprint,
+            choices=[self._whole(delta) for delta in choices],
+            usage=UsageBody.of(usage, self._options),
+            prompt_logprobs=prompt_logprobs(prompt.logprobs),
+            prompt_token_ids=fields.prompt_token_ids,
+            prompt_text=fields.prompt_text,
         )
         return msgspec.json.encode(answer)
 
+    def _open(self, event: ChoiceDelta) -> bytes:
+        """Return the first chunks of a choice: its role, and the text that it repeats."""
+        self._opened.add(event.choice)
+        opening = self._opening(event.choice)
+        first = ChunkChoice(event.choice, Delta(role=opening.role, content=""))
+        fields = self._prompt_fields(event.prompt) if event.prompt is not None else None
+        chunks = self._encoder.choice(first, event.usage, fields if fields != PromptFields() else None)
+        if opening.echo:
+            chunks += self._encoder.choice(
+                ChunkChoice(event.choice, Delta(content=opening.echo)), event.usage
+            )
+        return chunks
 
-def to_choice(delta: ChoiceDelta, top: int) -> Choice:
-    assert delta.finish is not None, "an answer that is not streamed has one event for each choice"
-    message = AnswerMessage(content=delta.text)
-    logprobs = to_logprobs(delta.logprobs, top)
-    return Choice(delta.choice, message, logprobs, delta.finish.reason, delta.finish.stop)
+    def _whole(self, delta: ChoiceDelta) -> Choice:
+        assert delta.finish is not None, "an answer that is not streamed has one event for each choice"
+        opening = self._opening(delta.choice)
+        message = AnswerMessage(role=opening.role, content=opening.echo + delta.text)
+        choice = Choice(delta.choice, message, self._logprobs(delta), delta.finish.reason, delta.finish.stop)
+        if self._options.token_ids:
+            choice.token_ids = delta.token_ids
+        return choice
+
+    def _opening(self, choice: int) -> Opening:
+        return self._openings[choice // self._choices_per_prompt]
+
+    def _logprobs(self, delta: ChoiceDelta) -> Logprobs | None:
+        return to_logprobs(delta.logprobs, self._top_logprobs, self._options.tokens_as_ids)
+
+    def _prompt_fields(self, prompt: Prompt) -> PromptFields:
+        fields = PromptFields()
+        if self._options.token_ids and len(self._openings) == 1:
+            fields.prompt_token_ids = prompt.token_ids
+        if self._prompt_text and prompt.text is not None:
+            fields.prompt_text = prompt.text
+        return fields

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from engine_server.server.api.answers import LOWEST_LOGPROB
+from engine_server.server.api.answers import finite, token_text
 
 if TYPE_CHECKING:
     from engine_server.requests.logprobs import Logprob, TokenLogprobs
@@ -34,22 +34,25 @@ class Logprobs(msgspec.Struct):
     content: list[TokenLogprob]
 
 
-def to_logprobs(tokens: Sequence[TokenLogprobs] | None, top: int) -> Logprobs | None:
-    """Return the log-probabilities of consecutive tokens, each with the `top` likeliest at its place."""
+def to_logprobs(tokens: Sequence[TokenLogprobs] | None, top: int, as_ids: bool = False) -> Logprobs | None:
+    """Return the log-probabilities of consecutive tokens, each with the `top` likeliest at its place (-1: all).
+
+    as_ids: name tokens by their ids.
+    """
     if not tokens:
         return None
     content = []
     for token in tokens:
-        sampled = next(iter(token.values()))
-        entries = [entry for entry in token.values() if (entry.rank or 0) <= top]
-        likeliest = sorted(entries, key=lambda entry: entry.rank or 0)
-        alternatives = [TopLogprob(*token_fields(entry)) for entry in likeliest]
-        content.append(TokenLogprob(*token_fields(sampled), alternatives))
+        sampled = next(iter(token.items()))
+        entries = [item for item in token.items() if top == -1 or (item[1].rank or 0) <= top]
+        likeliest = sorted(entries, key=lambda item: item[1].rank or 0)
+        alternatives = [TopLogprob(*token_fields(*item, as_ids)) for item in likeliest]
+        content.append(TokenLogprob(*token_fields(*sampled, as_ids), alternatives))
     return Logprobs(content)
 
 
-def token_fields(entry: Logprob) -> tuple[str, float, list[int] | None]:
-    token = entry.decoded_token or ""
+def token_fields(token_id: int, entry: Logprob, as_id: bool) -> tuple[str, float, list[int] | None]:
+    text = entry.decoded_token
     # A token that is a part of a character has no text, and its bytes are unknown.
-    token_bytes = list(token.encode()) if token else None
-    return token, max(entry.logprob, LOWEST_LOGPROB), token_bytes
+    token_bytes = list(text.encode()) if text else None
+    return token_text(token_id, entry, as_id), finite(entry), token_bytes

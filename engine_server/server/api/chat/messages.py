@@ -1,8 +1,8 @@
 """The messages of a conversation, as clients send them and as chat templates take them."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, PlainValidator
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
 from engine_server.server.api.fields import message_text, only
 
@@ -12,7 +12,8 @@ class Message(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    role: Literal["system", "developer", "user", "assistant"]
+    # Roles beyond OpenAI's are for the chat template to accept or refuse.
+    role: Annotated[str, Field(min_length=1, max_length=64)]
     content: Annotated[str, PlainValidator(message_text)]
     name: str | None = None
 

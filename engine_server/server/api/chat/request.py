@@ -3,41 +3,72 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
+from engine_server.contract import bounds
 from engine_server.requests.validation import MAX_INT32
+from engine_server.server.api.chat.answer import ChatRenderer, Opening
 from engine_server.server.api.chat.messages import Message
-from engine_server.server.api.fields import only
+from engine_server.server.api.chat.template_variables import check_variables
+from engine_server.server.api.fields import Ignored, only
 from engine_server.server.api.generation_request import GenerationRequest
-from engine_server.server.generation.prompts import ChatTurns
+from engine_server.server.generation.prompts import ChatTurns, tokenize_chat
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
+    from engine_server.engine.beam_search import BeamSearchParams
+    from engine_server.requests.prompts import TokensPrompt
     from engine_server.requests.sampling_params import SamplingParams
+    from engine_server.server.api.answers import AnswerIdentity
+    from engine_server.server.engine_host import EngineHost
+    from engine_server.server.settings import ApiSettings
 
 
-class ChatRequest(GenerationRequest):
-    """The body of a request."""
+Conversation = Annotated[list[Message], Field(min_length=1, max_length=bounds.MESSAGES.limit)]
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+
+class ChatFields(GenerationRequest):
+    """The fields of a request besides its messages."""
+
+    ID_PREFIX: ClassVar[str] = "chatcmpl-"
+    ENGINE_FIELDS: ClassVar[Mapping[str, str]] = {"prompt": "messages", "logprobs": "top_logprobs"}
+
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
+    top_logprobs: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
+    echo: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    documents: list[dict[str, str]] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(check_variables)] | None = None
+    return_prompt_text: bool | None = None
+
+    metadata: Ignored = None
+    prediction: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_options: Ignored = None
+    prompt_cache_retention: Ignored = None
+    safety_identifier: Ignored = None
+    service_tier: Ignored = None
+    store: Ignored = None
 
     tools: Annotated[Any, only([])] = None
     tool_choice: Annotated[Any, only("none", "auto")] = None
+    parallel_tool_calls: Annotated[Any, only(True, False)] = None
     functions: Annotated[Any, only([])] = None
     function_call: Annotated[Any, only("none", "auto")] = None
+    reasoning_effort: Annotated[Any, only()] = None
+    include_reasoning: Annotated[Any, only(True)] = None
+    moderation: Annotated[Any, only()] = None
     modalities: Annotated[Any, only(["text"])] = None
     audio: Annotated[Any, only()] = None
     web_search_options: Annotated[Any, only()] = None
-    chat_template: Annotated[Any, only()] = None
-    chat_template_kwargs: Annotated[Any, only({})] = None
-    documents: Annotated[Any, only([])] = None
+    verbosity: Annotated[Any, only("medium")] = None
+    media_io_kwargs: Annotated[Any, only({})] = None
+    mm_processor_kwargs: Annotated[Any, only({})] = None
 
     def check_combinations(self) -> None:
         super().check_combinations()
@@ -48,15 +79,89 @@ class ChatRequest(GenerationRequest):
             raise ApiError(400, message, param="continue_final_message")
 
     def sampling_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
+        logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        return self.to_sampling_params(defaults, self._max_tokens(defaults), logprobs)
+
+    def beam_search_params(self, defaults: Mapping[str, Any]) -> BeamSearchParams | None:
+        return self.to_beam_search_params(self._max_tokens(defaults))
+
+    def _max_tokens(self, defaults: Mapping[str, Any]) -> int | None:
         max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        if max_tokens is None:
-            max_tokens = defaults.get("max_tokens")
-        return self.to_sampling_params(
-            defaults, max_tokens, (self.top_logprobs or 0) if self.logprobs else None
+        return defaults.get("max_tokens") if max_tokens is None else max_tokens
+
+    @property
+    def conversations(self) -> list[list[Message]]:
+        """The messages of each prompt."""
+        raise NotImplementedError
+
+    @property
+    def _opens_answer(self) -> bool:
+        if self.add_generation_prompt is None:
+            return not self.continue_final_message
+        return self.add_generation_prompt
+
+    async def prompts(self, host: EngineHost) -> list[TokensPrompt]:
+        turns = [self.turns(messages, host.settings) for messages in self.conversations]
+        prompts = [await tokenize_chat(host.engine, one) for one in turns]
+        return [self.finish_prompt(prompt, host.max_model_len) for prompt in prompts]
+
+    def turns(self, messages: list[Message], settings: ApiSettings) -> ChatTurns:
+        """Return a conversation as the template takes it."""
+        if self.chat_template is not None and not settings.trust_request_chat_template:
+            message = "chat_template needs a server that was started with --trust-request-chat-template"
+            raise ApiError(400, message, param="chat_template")
+        variables = (settings.default_chat_template_kwargs or {}) | (self.chat_template_kwargs or {})
+        if self.documents is not None:
+            variables["documents"] = self.documents
+        return ChatTurns(
+            [message.template_message() for message in messages],
+            self._opens_answer,
+            bool(self.continue_final_message),
+            variables=variables,
+            template=self.chat_template,
+            add_special_tokens=bool(self.add_special_tokens),
         )
 
-    def turns(self) -> ChatTurns:
-        continue_last = bool(self.continue_final_message)
-        open_answer = not continue_last if self.add_generation_prompt is None else self.add_generation_prompt
-        messages = [message.template_message() for message in self.messages]
-        return ChatTurns(messages, open_answer, continue_last)
+    def renderer(self, host: EngineHost, identity: AnswerIdentity) -> ChatRenderer:
+        return ChatRenderer(
+            identity,
+            host.fingerprint,
+            self.answer_options(host.settings),
+            [self.opening(messages) for messages in self.conversations],
+            choices_per_prompt=self.n or 1,
+            top_logprobs=self.top_logprobs or 0,
+            prompt_text=bool(self.return_prompt_text),
+        )
+
+    def opening(self, messages: list[Message]) -> Opening:
+        """Return the answer's role and the text it begins with: its own, or those of the message that it continues."""
+        last = messages[-1]
+        role = "assistant" if self._opens_answer else last.role
+        return Opening(role, last.content if self.echo and last.role == role else "")
+
+
+class ChatRequest(ChatFields):
+    """The body of a request with one conversation."""
+
+    messages: Conversation
+
+    @property
+    def conversations(self) -> list[list[Message]]:
+        return [self.messages]
+
+
+class BatchChatRequest(ChatFields):
+    """The body of a request with several conversations, each of which gets one choice of a whole answer."""
+
+    messages: Annotated[list[Conversation], Field(min_length=1, max_length=bounds.PROMPTS.limit)]
+
+    stream: Annotated[Any, only(False)] = None
+    n: Annotated[Any, only(1)] = None
+    best_of: Annotated[Any, only(1)] = None
+    use_beam_search: Annotated[Any, only(False)] = None
+    prompt_logprobs: Annotated[Any, only()] = None
+    return_prompt_text: Annotated[Any, only(False)] = None
+
+    @property
+    def conversations(self) -> list[list[Message]]:
+        return self.messages

@@ -1,0 +1,48 @@
+"""Bounds on the work of one request, which are checked before any of it is done."""
+
+from typing import NamedTuple
+
+
+class Bound(NamedTuple):
+    """The largest accepted amount of something that a request contains."""
+
+    # The plural of what is counted, as error messages and the documentation have it.
+    things: str
+    limit: int
+
+    def exceeded(self, amount: int) -> str | None:
+        """Return the error message for an amount that is too large, else None."""
+        if amount <= self.limit:
+            return None
+        return f"there are {amount:,} {self.things}; at most {self.limit:,} are allowed"
+
+
+# The body, before it is parsed: characters that make lists, objects and entries are counted inside of texts too.
+JSON_BRACKETS = Bound("`[` and `{` in the body", 1 << 18)
+JSON_COMMAS = Bound("commas in the body", 1 << 22)
+
+PROMPTS = Bound("prompts", 1024)
+MESSAGES = Bound("messages", 4096)
+TOOLS = Bound("tools", 512)
+
+STOP_STRINGS = Bound("stop strings", 16)
+STOP_STRING_CHARACTERS = Bound("characters in a stop string", 256)
+STOP_TOKENS = Bound("token ids in stop_token_ids", 1024)
+BAD_WORDS = Bound("bad_words", 512)
+BAD_WORD_CHARACTERS = Bound("characters in one of bad_words", 256)
+ALLOWED_TOKENS = Bound("token ids in allowed_token_ids", 1 << 17)
+BIASED_TOKENS = Bound("tokens in logit_bias", 4096)
+
+CHOICES = Bound("choices (prompts x n)", 2048)
+OUTPUT_LOGPROBS = Bound("log-probabilities (choices x max_tokens x (logprobs + 1))", 1 << 24)
+PROMPT_LOGPROBS = Bound("log-probabilities of prompts (prompt tokens x (prompt_logprobs + 1))", 1 << 22)
+TOKEN_RULES = Bound("token rules (choices x entries of the lists of tokens and words)", 1 << 20)
+
+SCHEMA_BYTES = Bound("bytes in a schema or grammar", 1 << 18)
+SCHEMA_DEPTH = Bound("levels of containers in a schema", 64)
+
+BOUNDS = (
+    JSON_BRACKETS, JSON_COMMAS, PROMPTS, MESSAGES, TOOLS, STOP_STRINGS, STOP_STRING_CHARACTERS, STOP_TOKENS,
+    BAD_WORDS, BAD_WORD_CHARACTERS, ALLOWED_TOKENS, BIASED_TOKENS, CHOICES, OUTPUT_LOGPROBS, PROMPT_LOGPROBS,
+    TOKEN_RULES, SCHEMA_BYTES, SCHEMA_DEPTH,
+)  # fmt: skip

@@ -1,0 +1,26 @@
+"""The variables of a chat template that a request may set."""
+
+from typing import Any
+
+from pydantic_core import PydanticCustomError
+
+# Parameters of transformers' apply_chat_template and names that it defines for every template.
+RESERVED = frozenset(
+    (
+        "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "documents", "max_length",
+        "messages", "padding", "raise_exception", "return_assistant_tokens_mask", "return_dict", "return_tensors",
+        "strftime_now", "tokenize", "tokenizer_kwargs", "tools", "truncation", "self",
+        "bos_token", "cls_token", "eos_token", "mask_token", "pad_token", "sep_token", "unk_token",
+        "additional_special_tokens",
+    )
+)  # fmt: skip
+
+
+def check_variables(variables: dict[str, Any]) -> dict[str, Any]:
+    """Check chat_template_kwargs for names that the server or the model sets."""
+    for name in variables:
+        if name in RESERVED:
+            raise PydanticCustomError(
+                "variables", "{name} is set by the server and can't be a variable", {"name": name}
+            )
+    return variables

@@ -1,0 +1,163 @@
+"""The answer of OpenAI's completions API, streamed or whole."""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from engine_server.requests.logprobs import Logprob, TokenLogprobs
+from engine_server.server.api.answers import (
+    AnswerHead,
+    AnswerIdentity,
+    AnswerOptions,
+    ChunkEncoder,
+    PromptLogprob,
+    StopReason,
+    TokenIds,
+    UsageBody,
+    finite,
+    prompt_logprobs,
+    token_text,
+)
+from engine_server.server.generation.events import ChoiceDelta, GenerationEvent, GenerationFinished, Usage
+from engine_server.server.http.event_stream import OpenAIStream
+
+
+class Logprobs(msgspec.Struct):
+    """Log-probabilities of consecutive tokens; a prompt's first token has none."""
+
+    # Where each token's text starts, in characters.
+    text_offset: list[int] = []
+    token_logprobs: list[float | None] = []
+    tokens: list[str] = []
+    top_logprobs: list[dict[str, float] | None] = []
+
+
+class ChunkChoice(msgspec.Struct):
+    """The part of a choice that a chunk adds to it."""
+
+    index: int
+    text: str
+    logprobs: Logprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: StopReason = msgspec.UNSET
+    token_ids: TokenIds = msgspec.UNSET
+    prompt_token_ids: TokenIds = msgspec.UNSET
+
+
+class Choice(ChunkChoice):
+    """A whole choice."""
+
+    prompt_logprobs: list[dict[int, PromptLogprob] | None] | None = None
+
+
+class Completion(AnswerHead, frozen=True):
+    """A whole answer."""
+
+    choices: list[Choice]
+    usage: UsageBody
+
+
+class CompletionRenderer(OpenAIStream):
+    """Renders an answer, streamed or whole.
+
+    echo: each choice's text begins with its prompt. logprobs: the request asks for them.
+    """
+
+    def __init__(
+        self,
+        identity: AnswerIdentity,
+        fingerprint: str,
+        options: AnswerOptions,
+        *,
+        echo: bool,
+        logprobs: bool,
+        token_text: Callable[[int], str],
+    ) -> None:
+        head = AnswerHead(identity.id, "text_completion", identity.created, identity.model, fingerprint)
+        self._head = head
+        self._options = options
+        self._token_text = token_text
+        self._echo = echo
+        self._logprobs = logprobs
+        self._encoder = ChunkEncoder(head, options)
+        # Where the next token's text starts, by choice; only kept where log-probabilities are asked for.
+        self._offsets: dict[int, int] = {}
+
+    def event(self, event: GenerationEvent) -> bytes:
+        if isinstance(event, GenerationFinished):
+            return self._encoder.usage(event.usage)
+        return self._encoder.choice(self._fill(ChunkChoice(event.choice, event.text), event), event.usage)
+
+    def body(self, choices: list[ChoiceDelta], usage: Usage) -> bytes:
+        head = self._head
+        answer = Completion(
+            head.id,
+            head.object,
+            head.created,
+            head.model,
+            head.system_fingerprint,
+            choices=[self._whole(delta) for delta in choices],
+            usage=UsageBody.of(usage, self._options),
+        )
+        return msgspec.json.encode(answer)
+
+    def _whole(self, delta: ChoiceDelta) -> Choice:
+        choice = Choice(delta.choice, delta.text)
+        self._fill(choice, delta)
+        if delta.prompt is not None:
+            choice.prompt_logprobs = prompt_logprobs(delta.prompt.logprobs)
+        return choice
+
+    def _fill(self, choice: ChunkChoice, delta: ChoiceDelta) -> ChunkChoice:
+        """Set the fields that whole choices and chunks share."""
+        if self._echo and delta.prompt is not None:
+            choice.text = (delta.prompt.text or "") + choice.text
+        if self._logprobs and (tokens := self._tokens(delta)):
+            offset = self._offsets.get(delta.choice, 0)
+            choice.logprobs, end = to_logprobs(tokens, offset, self._options.tokens_as_ids)
+            self._offsets[delta.choice] = end
+        if delta.finish is not None:
+            choice.finish_reason, choice.stop_reason = delta.finish.reason, delta.finish.stop
+        if self._options.token_ids:
+            choice.token_ids = delta.token_ids
+            if delta.prompt is not None:
+                choice.prompt_token_ids = delta.prompt.token_ids
+        return choice
+
+    def _tokens(self, delta: ChoiceDelta) -> list[tuple[int, TokenLogprobs]]:
+        """Return each new token of the text, and its log-probabilities, those of an echoed prompt first."""
+        tokens = []
+        if self._echo and delta.prompt is not None and delta.prompt.logprobs:
+            first, *others = delta.prompt.token_ids
+            # The prompt's first token has no log-probability.
+            tokens.append((first, {first: Logprob(0.0, None, self._token_text(first))}))
+            tokens += zip(others, filter(None, delta.prompt.logprobs), strict=True)
+        for entries in delta.logprobs or ():
+            tokens.append((next(iter(entries)), entries))
+        return tokens
+
+
+def to_logprobs(
+    tokens: Sequence[tuple[int, TokenLogprobs]], offset: int, as_ids: bool
+) -> tuple[Logprobs, int]:
+    """Return the log-probabilities of consecutive tokens, and where the text after them starts.
+
+    tokens: each token's id, and its log-probabilities. offset: where the first one's text starts. as_ids: name tokens
+    by their ids.
+    """
+    logprobs = Logprobs()
+    for token_id, entries in tokens:
+        own = entries[token_id]
+        logprobs.text_offset.append(offset)
+        logprobs.tokens.append(token_text(token_id, own, as_ids))
+        offset += len(own.decoded_token or "")
+        if own.rank is None:
+            logprobs.token_logprobs.append(None)
+            logprobs.top_logprobs.append(None)
+            continue
+        logprobs.token_logprobs.append(finite(own))
+        top: dict[str, float] = {}
+        for other, entry in entries.items():
+            top.setdefault(token_text(other, entry, as_ids), finite(entry))
+        logprobs.top_logprobs.append(top)
+    return logprobs, offset

@@ -1,0 +1,102 @@
+"""The path of every request for generated text, whatever its API: check, tokenize, generate, render."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from engine_server.server.api.answers import AnswerIdentity
+from engine_server.server.api.models import check_model
+from engine_server.server.generation.generate import Generation, generate
+from engine_server.server.generation.render import Renderer, respond
+from engine_server.server.http.errors import ApiError
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+
+    from engine_server.engine.beam_search import BeamSearchParams
+    from engine_server.requests.prompts import TokensPrompt
+    from engine_server.requests.sampling_params import SamplingParams
+    from engine_server.server.engine_host import EngineHost
+    from engine_server.server.generation.answer_parser import ParserFactory
+
+# Seconds after which a request ends with the tokens so far.
+TIMEOUT_HEADER = "x-request-timeout"
+
+
+class AnswerRequest(Protocol):
+    """A checked request for generated text."""
+
+    # The beginning of the answer's id.
+    ID_PREFIX: ClassVar[str]
+    # The request's field for an engine's parameter, where their names differ.
+    ENGINE_FIELDS: ClassVar[Mapping[str, str]]
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def streams(self) -> bool: ...
+
+    @property
+    def own_id(self) -> str | None:
+        """The client's own id of the request."""
+
+    @property
+    def queue_priority(self) -> int: ...
+
+    @property
+    def prompt_only(self) -> bool:
+        """True if the answer has the prompt and no new text."""
+
+    def sampling_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
+        """Return the engine's parameters; the model's `defaults` are for fields that are left out."""
+
+    def beam_search_params(self, defaults: Mapping[str, Any]) -> BeamSearchParams | None:
+        """Return the parameters of a beam search; None to sample."""
+
+    async def prompts(self, host: EngineHost) -> list[TokensPrompt]: ...
+
+    def parser(self, host: EngineHost) -> ParserFactory: ...
+
+    def renderer(self, host: EngineHost, identity: AnswerIdentity) -> Renderer: ...
+
+
+async def create_answer(host: EngineHost, request: AnswerRequest, headers: Mapping[str, str]) -> Response:
+    """Return the answer to a request, whole or as a stream. Raises ApiError and InvalidRequestError."""
+    check_model(host, request.model)
+    params = request.sampling_params(host.sampling_defaults)
+    params.timeout = deadline(params.timeout, headers)
+    beams = request.beam_search_params(host.sampling_defaults)
+    prompts = await request.prompts(host)
+    unique = uuid.uuid4().hex
+    identity = AnswerIdentity(request.ID_PREFIX + (request.own_id or unique), int(time.time()), request.model)
+    generation = Generation(
+        request_id=f"{identity.id}-{unique}" if request.own_id else identity.id,
+        prompts=prompts,
+        params=params,
+        trace_headers=host.trace_headers(headers),
+        fields=request.ENGINE_FIELDS,
+        parser=request.parser(host),
+        priority=request.queue_priority,
+        beams=beams,
+        prompt_only=request.prompt_only,
+    )
+    renderer = request.renderer(host, identity)
+    return await respond(generate(host.engine, generation), renderer, request.streams)
+
+
+def deadline(timeout: float | None, headers: Mapping[str, str]) -> float | None:
+    """Return the shorter of the request's own timeout and its header's, in seconds. Raises ApiError."""
+    text = headers.get(TIMEOUT_HEADER)
+    if text is None:
+        return timeout
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise ApiError(400, f"X-Request-Timeout is {text[:50]!r}; it takes a number of seconds over 0")
+    return seconds if timeout is None else min(timeout, seconds)

@@ -1,0 +1,91 @@
+"""The fingerprint of a served model, by which answers of different replicas can be compared.
+
+It covers the weights, the tokenizer, the chat template, the dtypes of weights and KV cache, the kind of device and, on
+a CPU, its instruction set. Replicas of one model have the same one: names, times and places of files don't count.
+
+Of weights it covers each file's size, its head with the tensors' names, types and shapes, and samples at regular
+distances. A file of up to `HEAD_BYTES + SAMPLES * SAMPLE_BYTES` is covered completely; in a larger one a change within
+less than 1/`SAMPLES` of the file may go unnoticed, which no fine-tuning or quantisation is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engine_server.config import EngineConfig
+
+WEIGHT_FILES = ("*.safetensors", "*.gguf")
+CONFIG_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+HEAD_BYTES = 1 << 20
+SAMPLES = 1024
+SAMPLE_BYTES = 4096
+# In hexadecimal digits.
+LENGTH = 32
+
+
+def fingerprint(config: EngineConfig, chat_template: object) -> str:
+    """Return the fingerprint of the model that an engine serves. Reads about 5 MiB of each file with weights.
+
+    chat_template: plain data, as tokenizers have it.
+    """
+    model = config.model_config
+    digest = hashlib.sha256()
+    settings = {
+        "dtype": model.dtype,
+        "kv_cache_dtype": config.cache_config.cache_dtype,
+        "device": device_kind(config.device_config.device),
+        "hf_overrides": model.hf_overrides,
+        "batch_invariant": model.batch_invariant,
+        "chat_template": chat_template,
+    }
+    add(digest, json.dumps(settings, sort_keys=True).encode())
+    for folder in dict.fromkeys((Path(model.path), Path(model.tokenizer))):
+        for name in CONFIG_FILES:
+            file = folder / name
+            add(digest, file.read_bytes() if file.is_file() else b"")
+    for file in weight_files(Path(model.path)):
+        add_samples(digest, file)
+    return digest.hexdigest()[:LENGTH]
+
+
+def device_kind(device: str) -> str:
+    """Return the kind of device that computes; on a CPU with its instruction set, on which rounding depends."""
+    import torch  # the tokenizer has imported it
+
+    if device == "cuda" or (device == "auto" and torch.cuda.is_available()):
+        return torch.cuda.get_device_name()
+    return f"cpu {torch.backends.cpu.get_cpu_capability()}"
+
+
+def weight_files(model: Path) -> list[Path]:
+    """Return the files with a model's weights, in an order that is the same everywhere."""
+    if model.is_file():
+        return [model]
+    return sorted(
+        (file for pattern in WEIGHT_FILES for file in model.glob(pattern)), key=lambda file: file.name
+    )
+
+
+def add(digest: Any, data: bytes) -> None:
+    """Add data and its length, so that no two sequences of data have the same digest."""
+    digest.update(len(data).to_bytes(8, "little"))
+    digest.update(data)
+
+
+def add_samples(digest: Any, file: Path) -> None:
+    """Add a file's size, its head and samples of the rest."""
+    size = file.stat().st_size
+    digest.update(size.to_bytes(8, "little"))
+    with file.open("rb") as stream:
+        add(digest, stream.read(HEAD_BYTES))
+        rest = max(0, size - HEAD_BYTES)
+        if rest <= SAMPLES * SAMPLE_BYTES:
+            add(digest, stream.read())
+            return
+        for sample in range(SAMPLES):
+            stream.seek(HEAD_BYTES + (rest - SAMPLE_BYTES) * sample // (SAMPLES - 1))
+            add(digest, stream.read(SAMPLE_BYTES))

@@ -1,0 +1,41 @@
+"""Beam search, in the form in which sampled choices are reported."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine_server.engine.async_llm import AsyncLLMEngine
+    from engine_server.engine.beam_search import BeamSearchParams
+    from engine_server.requests.outputs import CompletionOutput, RequestOutput
+    from engine_server.requests.prompts import TokensPrompt
+
+
+async def beam_search(
+    engine: AsyncLLMEngine,
+    prompt: TokensPrompt,
+    request_id: str,
+    params: BeamSearchParams,
+    logprobs: int | None,
+) -> AsyncGenerator[RequestOutput, None]:
+    """Yield the one result of a search: the best beams, with the `logprobs` likeliest tokens at each place."""
+    results = engine.beam_search(prompt, request_id, params)
+    async with aclosing(results):
+        async for result in results:
+            for output in result.outputs:
+                limit_logprobs(output, logprobs)
+            yield result
+
+
+def limit_logprobs(output: CompletionOutput, count: int | None) -> None:
+    """Reduce a beam's log-probabilities to its own token, which comes first, and the `count` likeliest."""
+    if count is None or output.logprobs is None:
+        output.logprobs = None
+        return
+    output.logprobs = [
+        {token_id: entry[token_id]}
+        | {other: one for other, one in entry.items() if one.rank is not None and one.rank <= count}
+        for token_id, entry in zip(output.token_ids, output.logprobs, strict=False)
+    ]

@@ -1,0 +1,48 @@
+"""Bounds on the work of a generation, checked before the engine starts any of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from engine_server.contract import bounds
+from engine_server.contract.errors import ErrorCode
+from engine_server.server.http.errors import ApiError
+
+if TYPE_CHECKING:
+    from engine_server.contract.bounds import Bound
+    from engine_server.engine.async_llm import AsyncLLMEngine
+    from engine_server.requests.prompts import TokensPrompt
+    from engine_server.requests.sampling_params import SamplingParams
+
+
+def check_work(
+    engine: AsyncLLMEngine, prompts: Sequence[TokensPrompt], params: SamplingParams, width: int
+) -> None:
+    """Raise ApiError 400 for more work than is allowed, QueueFullError if the choices don't fit the queue.
+
+    width: choices of each prompt that run at the same time.
+    """
+    model = engine.model_config
+    choices = len(prompts) * width
+    check(bounds.CHOICES, choices, "n")
+    max_tokens = min(params.max_tokens or model.max_model_len, model.max_model_len)
+    output_logprobs = choices * max_tokens * reported(params.logprobs, model.vocab_size)
+    check(bounds.OUTPUT_LOGPROBS, output_logprobs, "max_tokens")
+    if params.prompt_logprobs is not None:
+        num_tokens = sum(len(prompt["prompt_token_ids"]) for prompt in prompts)
+        prompt_logprobs = num_tokens * reported(params.prompt_logprobs, model.vocab_size)
+        check(bounds.PROMPT_LOGPROBS, prompt_logprobs, "prompt_logprobs")
+    lists = (params.stop_token_ids, params.allowed_token_ids, params.bad_words, params.logit_bias)
+    check(bounds.TOKEN_RULES, choices * sum(len(entries or ()) for entries in lists), "n")
+    engine.check_room(choices)
+
+
+def reported(logprobs: int | None, vocab_size: int) -> int:
+    """Return the number of log-probabilities that are reported at a position, at most; -1 is the whole vocabulary."""
+    return 1 + (vocab_size if logprobs == -1 else logprobs or 0)
+
+
+def check(bound: Bound, amount: int, param: str) -> None:
+    if error := bound.exceeded(amount):
+        raise ApiError(400, error, param=param, code=ErrorCode.INVALID_VALUE)

@@ -1,0 +1,267 @@
+"""HTTP/1.1 connections: uvicorn's protocol with limits on the time and memory that one client can take."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from engine_server.contract.errors import ErrorCode
+from engine_server.server.http.answer_transport import AnswerTransport
+from engine_server.server.http.errors import ApiError
+
+if TYPE_CHECKING:
+    from uvicorn import Config
+    from uvicorn._types import ASGI3Application
+    from uvicorn.server import ServerState
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectionLimits:
+    """Limits of a connection. Times are in seconds."""
+
+    # Bytes of a request line with its header fields and trailers.
+    head_bytes: int = 64 << 10
+    head_fields: int = 128
+    # From the first byte of a head to its end.
+    head_seconds: float = 10.0
+    # Between two pieces of a body.
+    body_seconds: float = 30.0
+    # Without a byte read by the client while a part of an answer is pending.
+    read_seconds: float = 60.0
+    # For the client to read an answer after which the connection closes.
+    linger_seconds: float = 10.0
+
+
+class Input(Enum):
+    """The part of a request that a connection waits for."""
+
+    NOTHING = "nothing"
+    HEAD = "head"
+    BODY = "body"
+    # The connection closes after an answer; further input has no meaning.
+    DISCARDED = "discarded"
+
+
+class Connection(HttpToolsProtocol):
+    """One client's connection."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        limits: ConnectionLimits | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._limits = limits or ConnectionLimits()
+        self._answers: AnswerTransport
+        self._input = Input.NOTHING
+        # Of the request that is being read.
+        self._head_bytes = 0
+        self._num_fields = 0
+        # Bytes in which the parser found nothing to report, such as a part of a header field, which it keeps.
+        self._unreported = 0
+        # Ends the wait for a head or for the next piece of a body.
+        self._timer: asyncio.TimerHandle | None = None
+        # The request that is being answered, or was answered last; later ones are queued.
+        self._running: RequestResponseCycle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._answers = AnswerTransport(transport, self._limits.read_seconds, self._close)
+        self._wait_for_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        running = self._running
+        if running is not None and not running.response_complete:
+            running.disconnected = True
+            running.message_event.set()
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+        self._stop_timer()
+        self._answers.stop()
+
+    def data_received(self, data: bytes) -> None:
+        if self._input is Input.DISCARDED:
+            return
+        self._unset_keepalive_if_required()
+        self._unreported += len(data)
+        try:
+            self._feed(data)
+            if self._unreported > self._limits.head_bytes:
+                raise self._head_too_large()
+        except ApiError as error:
+            self._refuse(error)
+        except httptools.HttpParserError as error:
+            cause = error.__context__
+            invalid = ApiError(400, f"invalid HTTP request: {error}", code=ErrorCode.MALFORMED_REQUEST)
+            self._refuse(cause if isinstance(cause, ApiError) else invalid)
+        else:
+            self._watch_input()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._input = Input.HEAD
+        self._head_bytes = self._num_fields = 0
+
+    def on_url(self, url: bytes) -> None:
+        self._count_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._num_fields += 1
+        self._count_head(len(name) + len(value))
+        if self._input is Input.HEAD:  # trailers are ignored
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():  # fed again without the upgrade
+            return
+        self._stop_timer()
+        self._input = Input.BODY
+        super().on_headers_complete()
+        self.cycle.transport = self._answers
+
+    def on_body(self, body: bytes) -> None:
+        self._unreported = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
+        self._stop_timer()
+        self._input = Input.NOTHING
+        self._unreported = 0
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        if self._input is not Input.DISCARDED:
+            super().on_response_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _feed(self, data: bytes) -> None:
+        """Parse `data`. An offered upgrade, as Java's client offers HTTP/2, is declined by removing the offer."""
+        while data:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                if self.parser.get_method() == b"CONNECT":
+                    raise ApiError(405, "CONNECT is not allowed", code=ErrorCode.METHOD_NOT_ALLOWED) from None
+                data = self._head_without_upgrade() + data[upgrade.args[0] :]
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's parsers
+            else:
+                return
+
+    def _head_without_upgrade(self) -> bytes:
+        version = self.parser.get_http_version().encode()
+        lines = [self.parser.get_method() + b" " + self.url + b" HTTP/" + version]
+        lines += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+        return b"\r\n".join(lines) + b"\r\n\r\n"
+
+    def _count_head(self, size: int) -> None:
+        self._unreported = 0
+        self._head_bytes += size
+        if self._head_bytes > self._limits.head_bytes or self._num_fields > self._limits.head_fields:
+            raise self._head_too_large()
+
+    def _head_too_large(self) -> ApiError:
+        limits = self._limits
+        message = (
+            f"the request's head is too large; it may have {limits.head_bytes} bytes and "
+            f"{limits.head_fields} header fields"
+        )
+        return ApiError(431, message, code=ErrorCode.HEAD_TOO_LARGE)
+
+    def _watch_input(self) -> None:
+        """Start the timer of the part of a request that is missing."""
+        if self._input is Input.HEAD:
+            if self._timer is None:
+                self._start_timer(self._limits.head_seconds, self._time_out_head)
+        elif self._input is Input.BODY:
+            self._start_timer(self._limits.body_seconds, self._time_out_body)
+        elif self._running is None or self._running.response_complete:
+            self._wait_for_request()
+
+    def _wait_for_request(self) -> None:
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
+
+    def _start_timer(self, seconds: float, expire: Any) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(seconds, expire)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _time_out_head(self) -> None:
+        message = f"the request's head did not arrive within {self._limits.head_seconds:g} s"
+        self._refuse(ApiError(408, message, code=ErrorCode.REQUEST_TIMEOUT))
+
+    def _time_out_body(self) -> None:
+        if self.flow.read_paused or self.cycle.waiting_for_100_continue:  # it is not the client that waits
+            self._start_timer(self._limits.body_seconds, self._time_out_body)
+            return
+        message = f"no part of the request's body arrived for {self._limits.body_seconds:g} s"
+        self._refuse(ApiError(408, message, code=ErrorCode.REQUEST_TIMEOUT))
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer a request that can't be read, and close the connection."""
+        self._stop_timer()
+        if self.transport.is_closing():
+            return
+        running, in_body = self._running, self._input is Input.BODY
+        self._input = Input.DISCARDED
+        if running is None or running.response_complete:
+            if not in_body:
+                self._answer(error)
+        elif not in_body or running is not self.cycle:
+            # An earlier request is being answered; the connection closes after it.
+            self.pipeline.clear()
+            running.keep_alive = False
+            return
+        else:
+            running.disconnected = True
+            running.message_event.set()
+            if running.response_started:
+                self.transport.abort()
+                return
+            self._answer(error)
+        self._linger()
+
+    def _answer(self, error: ApiError) -> None:
+        body = error.body()
+        lines = [STATUS_LINE[error.status]]
+        lines += [name + b": " + value + b"\r\n" for name, value in self.server_state.default_headers]
+        lines += [b"content-type: application/json\r\nconnection: close\r\n"]
+        lines += [b"content-length: %d\r\n\r\n" % len(body), body]
+        self._answers.write(b"".join(lines))
+
+    def _close(self) -> None:
+        """Close the connection after its last answer."""
+        if self._input in (Input.BODY, Input.DISCARDED):
+            self._linger()
+        else:
+            self.transport.close()
+
+    def _linger(self) -> None:
+        """Discard input until the client closes: what arrives at a closed socket would destroy the unread answer."""
+        self._input = Input.DISCARDED
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._start_timer(self._limits.linger_seconds, self.transport.abort)

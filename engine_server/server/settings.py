@@ -1,0 +1,47 @@
+"""The operator's settings of the APIs that generate text, which are also flags of the command line."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+from engine_server.engine.arguments.fields import argument
+from engine_server.engine.arguments.flags import json_object
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApiSettings:
+    """Settings of answers."""
+
+    chat_template: str | None = argument(
+        None, "file with a chat template in place of the model's own", metavar="FILE"
+    )
+    trust_request_chat_template: bool = argument(
+        False, "take a chat template from a request: clients then run templates of their own in the server"
+    )
+    default_chat_template_kwargs: dict[str, Any] | None = argument(
+        None,
+        'variables for the chat template that requests may override, as {"enable_thinking": false}',
+        type=json_object,
+        metavar="JSON",
+    )
+    enable_prompt_tokens_details: bool = argument(False, "report cached prompt tokens in an answer's usage")
+    enable_force_include_usage: bool = argument(
+        False, "end every stream with the usage, whether or not it is asked for"
+    )
+    return_tokens_as_token_ids: bool = argument(
+        False, "name tokens token_id:NUMBER in log-probabilities, unless a request sets it"
+    )
+
+    @classmethod
+    def of(cls, options: object) -> Self:
+        """Make settings from the namespace of a parser that has a flag for each field."""
+        return cls(**{item.name: getattr(options, item.name) for item in fields(cls)})
+
+    def read_chat_template(self) -> str | None:
+        """Return the text of the chat template's file; None for the model's own template. Raises ValueError."""
+        if self.chat_template is None:
+            return None
+        try:
+            return Path(self.chat_template).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"chat_template can't be read: {error}") from None

@@ -1,0 +1,158 @@
+"""Requests for more work than is allowed are refused at once, while other requests go on."""
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+HELLO = [{"role": "user", "content": "Hello"}]
+# In seconds, for a refusal or a health check on a busy machine.
+HANG = 30.0
+MAX_MESSAGE = 400
+MILLION = 1_000_000
+
+
+def repeated(item: str, count: int) -> str:
+    return "[" + ",".join([item] * count) + "]"
+
+
+def body(**fields: str) -> bytes:
+    """Return a request's body from fields in JSON."""
+    given = {"model": '"smollm2"', "max_tokens": "1"} | fields
+    return ("{" + ",".join(f'"{name}":{value}' for name, value in given.items()) + "}").encode()
+
+
+def refusal(server: Any, path: str, data: bytes) -> Any:
+    """Return the error of a request that is refused soon, and during which the server stays responsive."""
+    started = time.monotonic()
+    with server.probed() as probes:
+        answer = server.post(path, data)
+    seconds = time.monotonic() - started
+    assert answer.status == 400, answer.body[:1000]
+    assert seconds < HANG, f"refused after {seconds:.1f} s"
+    assert max(probes) < HANG, f"/health took {max(probes):.1f} s"
+    assert len(answer.error["message"]) < MAX_MESSAGE
+    assert len(answer.error["param"] or "") <= 200
+    return answer.error
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("prompt", repeated("[1]", 2 * MILLION)),
+        ("prompt", repeated("[1]", 100_000)),
+        ("prompt", repeated('"a"', MILLION)),
+        ("prompt", repeated('"a"', 1025)),
+        ("prompt", repeated("1", 4 * MILLION)),
+        ("prompt", '"' + "word " * (4 * MILLION) + '"'),
+        ("prompt", '"' + "a" * (20 * MILLION) + '"'),
+        ("prompt", "[" * MILLION),
+        ("stop", repeated('"ab"', 100_000)),
+        ("stop", repeated('"ab"', 17)),
+        ("stop", '["' + "a" * 257 + '"]'),
+        ("stop", '"' + "a" * MILLION + '"'),
+        ("stop", '[{"a": ' + "1" * 4000 + "}]"),
+        ("bad_words", repeated('"ab"', MILLION)),
+        ("bad_words", repeated("1", MILLION)),
+        ("bad_words", '["' + "a" * MILLION + '"]'),
+        ("stop_token_ids", repeated("5", MILLION)),
+        ("allowed_token_ids", repeated("5", MILLION)),
+        ("logit_bias", json.dumps(dict.fromkeys(range(MILLION), 1))),
+        ("logit_bias", json.dumps({f"a{number}": 1 for number in range(MILLION)})),
+        ("logit_bias", json.dumps({"a" * MILLION: 1})),
+        ("logit_bias", json.dumps({"5": "a" * MILLION})),
+        ("n", "1" * 4000),
+        ("n", "1" * MILLION),
+        ("temperature", "NaN"),
+        ("temperature", "1e999"),
+        ("unknown", repeated("[]", MILLION)),
+        ("unknown", repeated("{}", MILLION)),
+        ("unknown", repeated("1", 5 * MILLION)),
+    ],
+    ids=lambda value: f"{value[:6]}-{len(value)}" if len(value) > 20 else value,
+)
+def test_completion_with_too_much_work_is_refused_at_once(server: Any, field: str, value: str) -> None:
+    fields = {"prompt": '"Hello"', field: value}
+    error = refusal(server, COMPLETIONS, body(**fields))
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("messages", repeated('{"role": "user", "content": "a"}', 100_000)),
+        ("messages", repeated("{}", 100_000)),
+        ("messages", repeated('{"role": "user", "content": "a"}', 4097)),
+        ("messages", '[{"role": "user", "content": "' + "word " * (4 * MILLION) + '"}]'),
+        ("messages", '[{"role": "' + "a" * MILLION + '", "content": "a"}]'),
+        ("messages", '[{"role": "user", "content": ' + repeated('{"type": "a"}', 200_000) + "}]"),
+    ],
+    ids=lambda value: f"{len(value)}" if len(value) > 20 else value,
+)
+def test_chat_with_too_much_work_is_refused_at_once(server: Any, field: str, value: str) -> None:
+    error = refusal(server, CHAT, body(**{field: value}))
+    assert error["param"].startswith("messages")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": ["a"] * 100, "n": 100, "temperature": 1}, "n"),
+        ({"prompt": ["a"] * 1000, "max_tokens": 1000, "logprobs": 20}, "max_tokens"),
+        ({"prompt": ["a"] * 100, "allowed_token_ids": [5] * 20_000}, "n"),
+    ],
+    ids=["choices", "logprobs", "token rules"],
+)
+def test_product_of_fields_that_is_too_large_is_refused(
+    server: Any, fields: dict[str, Any], param: str
+) -> None:
+    answer = server.post(COMPLETIONS, {"model": "smollm2", "max_tokens": 1} | fields)
+    assert (answer.status, answer.error["param"]) == (400, param)
+    assert "at most" in answer.error["message"]
+
+
+def test_largest_accepted_lists_are_served(server: Any) -> None:
+    request = {
+        "model": "smollm2",
+        "prompt": ["Hello"] * 8,
+        "max_tokens": 1,
+        "stop": ["#" * 256] * 16,
+        "bad_words": ["#" * 256] * 8 + ["a"] * 504,
+        "stop_token_ids": list(range(1024)),
+        "logit_bias": {str(token): 1 for token in range(4096)},
+        "allowed_token_ids": list(range(40_000)),
+    }
+    with server.probed():
+        answer = server.post(COMPLETIONS, request)
+    assert answer.status == 200, answer.body
+    assert len(answer.json["choices"]) == 8
+
+
+def test_body_of_the_largest_size_that_is_text_is_parsed(server: Any) -> None:
+    """Its prompt is refused for its length, not its structure."""
+    error = refusal(server, COMPLETIONS, body(prompt='"' + "," * (4 * MILLION) + '"'))
+    assert error["param"] == "prompt"
+    assert "1024" in error["message"]
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize("data", [b'{"model": "\xff\xfe"}', b'{"model": "\\ud800"}', b"\x00" * 100])
+def test_invalid_text_is_refused(server: Any, path: str, data: bytes) -> None:
+    assert server.post(path, data).status == 400
+
+
+def test_quotation_of_input_in_errors_is_short(server: Any) -> None:
+    long = "x" * 100_000
+    answers = [
+        server.post(COMPLETIONS, {"model": long, "prompt": "a"}),
+        server.post(COMPLETIONS, {"model": "smollm2", "prompt": "a", "logit_bias": {long: 1}}),
+        server.post(CHAT, {"model": "smollm2", "messages": [{"role": long, "content": "a"}]}),
+        server.post(CHAT, {"model": "smollm2", "messages": HELLO, "modalities": [long]}),
+        server.get("/" + "x" * 50_000),
+    ]
+    for answer in answers:
+        assert answer.status in (400, 404)
+        assert len(answer.body) < 700, answer.body

@@ -1,0 +1,430 @@
+"""Limits of a connection, by raw sockets against a small application behind the server's own protocol."""
+
+import contextlib
+import json
+import random
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import psutil
+import pytest
+import uvicorn
+import uvloop
+from waiting import until
+
+from engine_server.server.http.protocol import Connection, ConnectionLimits
+
+SECONDS = 30
+POST = b"POST /echo HTTP/1.1\r\nHost: a\r\n"
+GET = b"GET /echo HTTP/1.1\r\nHost: a\r\n\r\n"
+LARGE = 64 << 20
+
+
+class Application:
+    """Answers with the request's method, path and body; other paths are described below."""
+
+    def __init__(self) -> None:
+        self.running = 0
+        self.release = threading.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.running += 1
+        try:
+            await self._answer(scope, receive, send)
+        finally:
+            self.running -= 1
+
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
+        path = scope["path"]
+        if path == "/refuse":  # without reading the body
+            await self._send(send, 413, b"too large", [(b"connection", b"close")])
+            return
+        if path == "/large":
+            await self._send(send, 200, bytes(LARGE))
+            return
+        body, more = b"", True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body += message["body"]
+            more = message["more_body"]
+        if path == "/stream":  # until the client disconnects
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"first", "more_body": True})
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            return
+        answer = {"method": scope["method"], "path": path, "body": body.decode("latin-1")}
+        await self._send(send, 200, json.dumps(answer).encode())
+
+    async def _send(self, send: Any, status: int, body: bytes, headers: Any = ()) -> None:
+        length = (b"content-length", str(len(body)).encode())
+        await send({"type": "http.response.start", "status": status, "headers": [length, *headers]})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+class Service:
+    """A server in a thread of its own, with uvloop as in production."""
+
+    def __init__(self, limits: ConnectionLimits, keep_alive: float) -> None:
+        self.app = Application()
+        protocol: Any = partial(Connection, limits=limits)
+        self.server = uvicorn.Server(
+            uvicorn.Config(
+                self.app, http=protocol, ws="none", lifespan="off", log_config=None,
+                timeout_graceful_shutdown=1,
+            )
+        )  # fmt: skip
+        self.server.config.timeout_keep_alive = keep_alive  # type: ignore[assignment]
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        uvloop.run(self.server.serve(sockets=[self.listener]))
+
+    def start(self) -> None:
+        self.thread.start()
+        until(lambda: self.server.started)
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+        self.thread.join(SECONDS)
+        assert not self.thread.is_alive()
+
+    @property
+    def num_connections(self) -> int:
+        return len(self.server.server_state.connections)
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(self.listener.getsockname(), timeout=SECONDS)
+
+
+@contextlib.contextmanager
+def serving(keep_alive: float = 60, **limits: Any) -> Iterator[Service]:
+    service = Service(ConnectionLimits(**limits), keep_alive)
+    service.start()
+    try:
+        yield service
+    finally:
+        service.stop()
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    with serving() as service:
+        yield service
+
+
+def read_answer(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
+    """Read one answer that has a content length."""
+    received = b""
+    while b"\r\n\r\n" not in received:
+        piece = connection.recv(1 << 16)
+        assert piece, f"closed after {received!r}"
+        received += piece
+    head, body = received.split(b"\r\n\r\n", 1)
+    status, *lines = head.decode().split("\r\n")
+    headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
+    while len(body) < int(headers["content-length"]):
+        piece = connection.recv(1 << 16)
+        assert piece, f"closed after {body!r}"
+        body += piece
+    return int(status.split()[1]), headers, body
+
+
+def assert_refused(connection: socket.socket, status: int, code: str) -> dict[str, Any]:
+    """Check for an error in OpenAI's shape, after which the connection is closed."""
+    answered, headers, body = read_answer(connection)
+    error: dict[str, Any] = json.loads(body)["error"]
+    assert (answered, error["code"]) == (status, code), error
+    assert headers["connection"] == "close"
+    assert set(error) == {"message", "type", "param", "code"}
+    assert connection.recv(1) == b""
+    return error
+
+
+def fields(count: int, size: int = 1) -> bytes:
+    return b"".join(b"X-%d: %s\r\n" % (number, b"a" * size) for number in range(count))
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        POST + fields(129) + b"\r\n",
+        POST + fields(70, 1000) + b"\r\n",
+        b"GET /" + b"a" * (65 << 10) + b" HTTP/1.1\r\n\r\n",
+        POST + b"X: " + b"a" * (1 << 20),
+        b"GET /" + b"a" * (1 << 20),
+        POST + fields(2, 512 << 10),
+    ],
+    ids=["fields", "bytes", "path", "unfinished field", "unfinished path", "large fields"],
+)
+def test_too_large_head_is_refused(service: Service, head: bytes) -> None:
+    with service.connect() as connection:
+        connection.sendall(head)
+        assert_refused(connection, 431, "head_too_large")
+
+
+def test_head_within_the_limits_is_accepted(service: Service) -> None:
+    with service.connect() as connection:
+        connection.sendall(b"GET /echo HTTP/1.1\r\n" + fields(128, 480) + b"\r\n")
+        assert read_answer(connection)[0] == 200
+
+
+def test_endless_head_takes_no_memory(service: Service) -> None:
+    process = psutil.Process()
+    before = process.memory_info().rss
+    with service.connect() as connection, contextlib.suppress(OSError):
+        connection.sendall(b"GET / HTTP/1.1\r\nX: ")
+        for _ in range(128):
+            connection.sendall(b"a" * (1 << 20))
+    assert process.memory_info().rss - before < 32 << 20
+
+
+def test_endless_trailer_is_refused(service: Service) -> None:
+    with service.connect() as connection:
+        connection.sendall(POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nX: " + b"a" * (1 << 20))
+        assert_refused(connection, 431, "head_too_large")
+    until(lambda: service.app.running == 0)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(256)),
+        b"SSH-2.0-OpenSSH_9.6\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"{" * (1 << 20),
+        b"GET /\xff\xfe HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        POST + b"Content-Length: x\r\n\r\n",
+        POST + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+    ],
+    ids=["tls", "ssh", "http2", "brackets", "path", "version", "length", "two lengths"],
+)
+def test_input_that_is_not_http_gets_an_error_in_openai_shape(service: Service, data: bytes) -> None:
+    with service.connect() as connection:
+        connection.sendall(data)
+        error = assert_refused(connection, 400, "malformed_request")
+        assert len(error["message"]) < 300
+
+
+def test_connect_is_refused(service: Service) -> None:
+    with service.connect() as connection:
+        connection.sendall(b"CONNECT a:443 HTTP/1.1\r\nHost: a:443\r\n\r\n")
+        assert_refused(connection, 405, "method_not_allowed")
+
+
+def test_malformed_body_ends_its_request_with_an_error(service: Service) -> None:
+    with service.connect() as connection:
+        connection.sendall(POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\na\r\nxyz\r\n")
+        assert_refused(connection, 400, "malformed_request")
+    until(lambda: service.app.running == 0)
+
+
+def test_malformed_input_after_a_request_leaves_its_answer_intact(service: Service) -> None:
+    with service.connect() as connection:
+        connection.sendall(GET + b"garbage\r\n\r\n")
+        assert read_answer(connection)[0] == 200
+        assert connection.recv(1) == b""
+
+
+def test_upgrade_offered_by_a_java_client_is_declined_and_its_body_is_kept(service: Service) -> None:
+    head = (
+        b"POST /echo HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nContent-Length: %d\r\n"
+        b"Host: localhost:8000\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\n"
+        b"Upgrade: h2c\r\nUser-Agent: Java-http-client/21.0.2\r\nContent-Type: application/json\r\n\r\n"
+    )
+    body = b'{"model": "smollm2"}'
+    with service.connect() as connection:
+        for pieces in (
+            [head % len(body) + body],
+            [head % len(body), body],
+            [head % len(body), b"{", body[1:]],
+        ):
+            for piece in pieces:
+                connection.sendall(piece)
+            status, _, answer = read_answer(connection)
+            assert (status, json.loads(answer)["body"]) == (200, body.decode())
+        connection.sendall(2 * (head % len(body) + body))
+        answers = b""
+        while answers.count(b'\\"smollm2\\"') < 2:
+            answers += connection.recv(1 << 16)
+
+
+def test_head_that_does_not_arrive_in_time_is_refused() -> None:
+    with serving(head_seconds=0.2) as service, service.connect() as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost")
+        assert_refused(connection, 408, "request_timeout")
+
+
+def test_header_fields_that_trickle_do_not_extend_the_time_for_a_head() -> None:
+    with serving(head_seconds=0.5) as service, service.connect() as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\n")
+        answered = threading.Event()
+
+        def trickle() -> None:
+            with contextlib.suppress(OSError):
+                while not answered.wait(0.02):
+                    connection.sendall(b"X: a\r\n")
+
+        thread = threading.Thread(target=trickle)
+        thread.start()
+        status, _, body = read_answer(connection)
+        answered.set()
+        thread.join()
+        assert (status, json.loads(body)["error"]["code"]) == (408, "request_timeout")
+
+
+def test_body_that_pauses_too_long_is_refused() -> None:
+    with serving(body_seconds=0.2) as service, service.connect() as connection:
+        connection.sendall(POST + b"Content-Length: 10\r\n\r\n{")
+        assert_refused(connection, 408, "request_timeout")
+        until(lambda: service.app.running == 0)
+
+
+def test_body_whose_pauses_are_short_may_take_longer_in_all() -> None:
+    with serving(body_seconds=1) as service, service.connect() as connection:
+        connection.sendall(POST + b"Content-Length: 15\r\n\r\n")
+        pause = threading.Event()
+        for _ in range(15):
+            assert not pause.wait(0.1)
+            connection.sendall(b"a")
+        assert json.loads(read_answer(connection)[2])["body"] == "a" * 15
+
+
+def test_request_in_flight_takes_longer_than_the_times_for_head_and_body() -> None:
+    with serving(head_seconds=0.05, body_seconds=0.05) as service, service.connect() as connection:
+        connection.sendall(b"GET /stream HTTP/1.1\r\n\r\n")
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        connection.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            while connection.recv(1 << 16):
+                pass
+        assert service.app.running == 1
+
+
+def test_client_that_reads_nothing_is_disconnected() -> None:
+    with serving(read_seconds=0.4) as service, service.connect() as connection:
+        connection.sendall(b"GET /large HTTP/1.1\r\n\r\n")
+        until(lambda: service.num_connections == 1)
+        until(lambda: service.num_connections == 0)
+        until(lambda: service.app.running == 0)
+
+
+def test_client_that_reads_nothing_is_disconnected_after_its_last_answer() -> None:
+    """The transport waits for pending bytes before it closes, as it does in a drain."""
+    with serving(read_seconds=0.4) as service, service.connect() as connection:
+        connection.sendall(b"GET /large HTTP/1.0\r\n\r\n")
+        until(lambda: service.num_connections == 1)
+        until(lambda: service.num_connections == 0)
+
+
+def test_client_that_reads_slowly_stays_connected() -> None:
+    with serving(read_seconds=0.5) as service, service.connect() as connection:
+        connection.sendall(b"GET /large HTTP/1.1\r\nConnection: close\r\n\r\n")
+        received, pause = 0, threading.Event()
+        for _ in range(20):
+            assert not pause.wait(0.1)
+            received += len(connection.recv(4 << 20))
+        while piece := connection.recv(4 << 20):
+            received += len(piece)
+        assert received > LARGE
+
+
+def test_answer_to_an_unread_body_arrives_and_the_connection_closes(service: Service) -> None:
+    with service.connect() as connection:
+        connection.sendall(b"POST /refuse HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % LARGE)
+        for _ in range(LARGE >> 20):
+            connection.sendall(bytes(1 << 20))
+        status, headers, body = read_answer(connection)
+        assert (status, headers["connection"], body) == (413, "close", b"too large")
+        assert connection.recv(1) == b""
+
+
+def test_connection_closes_though_the_client_of_a_refused_body_never_ends() -> None:
+    with serving(linger_seconds=0.2) as service, service.connect() as connection:
+        connection.sendall(b"POST /refuse HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
+        assert read_answer(connection)[0] == 413
+        until(lambda: service.num_connections == 0)
+
+
+def test_pipelined_requests_are_answered_in_order(service: Service) -> None:
+    with service.connect() as connection:
+        connection.sendall(b"".join(b"GET /%d HTTP/1.1\r\n\r\n" % number for number in range(100)))
+        received = b""
+        while received.count(b'"path"') < 100:
+            received += connection.recv(1 << 16)
+        places = [received.index(b'"path": "/%d"' % number) for number in range(100)]
+        assert places == sorted(places)
+
+
+def test_disconnect_ends_a_request_before_which_others_were_queued(service: Service) -> None:
+    with service.connect() as connection:
+        connection.sendall(b"GET /stream HTTP/1.1\r\n\r\n")
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        connection.sendall(GET)
+        until(lambda: next(iter(service.server.server_state.connections)).pipeline)
+    for other in list(service.server.server_state.connections):
+        other.transport.abort()
+    until(lambda: service.app.running == 0)
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "expected"),
+    [
+        (b"HEAD /echo HTTP/1.1\r\nHost: a\r\n\r\n", b""),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nX-Sum: 5\r\n\r\n", b"abc"),
+        (POST + b"Content-Length: 3\r\n\r\nabc", b"abc"),
+        (b"\r\n\r\n" + POST + b"Content-Length: 3\r\n\r\nabc", b"abc"),
+    ],
+    ids=["HEAD", "trailers", "length", "blank lines"],
+)
+def test_connection_is_kept_for_the_next_request(
+    service: Service, request_bytes: bytes, expected: bytes
+) -> None:
+    with service.connect() as connection:
+        for _ in range(2):
+            connection.sendall(request_bytes)
+            if request_bytes.startswith(b"HEAD"):
+                received = b""
+                while b"\r\n\r\n" not in received:
+                    received += connection.recv(1 << 16)
+                assert received.startswith(b"HTTP/1.1 200") and received.endswith(b"\r\n\r\n")
+                continue
+            assert json.loads(read_answer(connection)[2])["body"].encode() == expected
+
+
+def test_client_that_expects_100_continue_is_asked_for_its_body(service: Service) -> None:
+    with service.connect() as connection:
+        connection.sendall(POST + b"Expect: 100-continue\r\nContent-Length: 3\r\n\r\n")
+        assert connection.recv(1 << 16) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(b"abc")
+        assert json.loads(read_answer(connection)[2])["body"] == "abc"
+
+
+def test_idle_connections_are_closed() -> None:
+    with serving(keep_alive=0.2) as service, service.connect() as silent, service.connect() as blank:
+        blank.sendall(b"\r\n")
+        assert silent.recv(1) == b""
+        assert blank.recv(1) == b""
+
+
+def test_random_bytes_are_answered_or_closed(service: Service) -> None:
+    generator = random.Random(0)
+    starts: list[Callable[[], bytes]] = [lambda: b"", lambda: b"GET ", lambda: POST, lambda: GET[:-2]]
+    for number in range(200):
+        with service.connect() as connection:
+            start = starts[number % len(starts)]()
+            connection.sendall(start + generator.randbytes(generator.randrange(1, 400)) + b"\r\n\r\n")
+            connection.shutdown(socket.SHUT_WR)
+            received = b""
+            with contextlib.suppress(ConnectionResetError):
+                while piece := connection.recv(1 << 16):
+                    received += piece
+            assert not received or received.startswith(b"HTTP/1.1 ")
+    until(lambda: service.num_connections == 0 and service.app.running == 0)

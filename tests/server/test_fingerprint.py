@@ -1,0 +1,63 @@
+"""The fingerprint of a served model."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from engine_server import EngineArgs
+from engine_server.server.fingerprint import HEAD_BYTES, SAMPLE_BYTES, SAMPLES, fingerprint
+
+
+@pytest.fixture
+def model(tiny_llama: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_llama, tmp_path / "model"))
+
+
+def fingerprint_of(model: Path, template: str | None = None, **args: str) -> str:
+    return fingerprint(EngineArgs(model=str(model), **args).create_engine_config(), template)
+
+
+def test_copy_at_another_place_and_time_has_the_same_fingerprint(model: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(model, tmp_path / "elsewhere", copy_function=shutil.copyfile))
+    assert fingerprint_of(copy) == fingerprint_of(model)
+
+
+@pytest.mark.parametrize("at", [0.0, 0.3, 0.999])
+def test_changed_weights_have_another_fingerprint(model: Path, at: float) -> None:
+    before = fingerprint_of(model)
+    (file,) = model.glob("*.safetensors")
+    data = bytearray(file.read_bytes())
+    start = 8 + int.from_bytes(data[:8], "little")
+    data[start + int((len(data) - start) * at)] ^= 1
+    file.write_bytes(data)
+    assert fingerprint_of(model) != before
+
+
+def test_settings_that_change_answers_change_the_fingerprint(model: Path) -> None:
+    prints = [
+        fingerprint_of(model),
+        fingerprint_of(model, dtype="bfloat16"),
+        fingerprint_of(model, kv_cache_dtype="fp8"),
+        fingerprint_of(model, template="{{ messages }}"),
+    ]
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-3}))
+    prints.append(fingerprint_of(model))
+    assert len(set(prints)) == len(prints)
+
+
+def test_large_file_is_sampled_over_its_whole_length(model: Path) -> None:
+    """A change of a thousandth of the file is found wherever it is."""
+    (file,) = model.glob("*.safetensors")
+    size = HEAD_BYTES + 4 * SAMPLES * SAMPLE_BYTES
+    with file.open("r+b") as stream:
+        stream.truncate(size)
+    before = fingerprint_of(model)
+    for part in (0, SAMPLES // 2, SAMPLES - 2):
+        changed = Path(shutil.copytree(model, model.parent / str(part)))
+        with (changed / file.name).open("r+b") as stream:
+            stream.seek(HEAD_BYTES + part * 4 * SAMPLE_BYTES)
+            stream.write(b"\1" * 4 * SAMPLE_BYTES)
+        assert fingerprint_of(changed) != before
