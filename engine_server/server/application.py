@@ -79,8 +79,8 @@ def admin_application(host: EngineHost, keys: ApiKeys) -> ASGIApp:
     add_error_handlers(app)
     router = admin.routes(host)
     app.include_router(router)
-    gate = Gate(RequestBody(app, ADMIN_BODY_BYTES), host)
-    return AccessLog(KeyCheck(gate, keys, ()) if keys.required else gate, paths_of(router), probes=())
+    body = RequestBody(app, ADMIN_BODY_BYTES)
+    return AccessLog(KeyCheck(body, keys, ()) if keys.required else body, paths_of(router), probes=())
 
 
 def paths_of(*routers: FastAPI | APIRouter) -> list[str]:

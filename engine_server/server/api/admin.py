@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import JSONResponse, Response
 
 from engine_server.server.http.errors import ApiError
+from engine_server.server.http.gate import unavailable
 
 if TYPE_CHECKING:
     from engine_server.server.engine_host import EngineHost
@@ -18,7 +19,12 @@ ADAPTER_PATHS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 
 
 def routes(host: EngineHost) -> APIRouter:
-    router = APIRouter(tags=["admin"], dependencies=[Depends(check_parameters)])
+    def check_engine() -> None:
+        """Raise ApiError while there is no engine; unlike the API's requests, these are never too many."""
+        if error := unavailable(host):
+            raise error
+
+    router = APIRouter(tags=["admin"], dependencies=[Depends(check_parameters), Depends(check_engine)])
 
     @router.post("/sleep", response_model=None)
     async def sleep(level: Annotated[int, Query(ge=1, le=2)] = 1, mode: Literal["keep"] = "keep") -> Response:

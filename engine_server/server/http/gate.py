@@ -77,19 +77,25 @@ class Gate:
 
     def _refusal(self, method: str) -> ApiError | None:
         """Return the error that a new request gets; None if it is admitted."""
-        host = self._host
-        if host.loading:
-            message = f"the model is loading (phase: {host.phase}); try again soon"
-            return ApiError(503, message, code=ErrorCode.LOADING, retry_after=2)
-        if host.death is not None:
-            return ApiError(503, "the engine is dead", code=ErrorCode.ENGINE_DEAD, retry_after=1, close=True)
+        if refusal := unavailable(self._host):
+            return refusal
         if self.drain is Drain.CLOSED:
             return ApiError(
                 503, "the server is shutting down", code=ErrorCode.DRAINING, retry_after=1, close=True
             )
         if method == "POST":
             try:
-                host.engine.check_room()
+                self._host.engine.check_room()
             except QueueFullError as error:
                 return as_api_error(error)
         return None
+
+
+def unavailable(host: EngineHost) -> ApiError | None:
+    """Return the error of requests while the engine is not loaded, or dead; None while it serves."""
+    if host.loading:
+        message = f"the model is loading (phase: {host.phase}); try again soon"
+        return ApiError(503, message, code=ErrorCode.LOADING, retry_after=2)
+    if host.death is not None:
+        return ApiError(503, "the engine is dead", code=ErrorCode.ENGINE_DEAD, retry_after=1, close=True)
+    return None
