@@ -67,7 +67,9 @@ class LimitArguments:
         "not ready; a part of the drain timeout (default: %(default)g)",
         metavar="SECONDS",
     )
-    enable_server_load_tracking: bool = argument(False, "report the number of requests in flight at /load")
+    enable_server_load_tracking: bool = argument(
+        False, "accepted for vLLM's sake: /load always reports the number of requests in flight"
+    )
 
 
 @dataclass(kw_only=True)

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from engine_server.server.api.health import health, readiness
-from engine_server.telemetry.exposition import Exposition, choose_format
+from engine_server.telemetry.exposition import Exposition, Format, choose_format
 
 if TYPE_CHECKING:
     from engine_server.server.engine_host import EngineHost
@@ -22,9 +22,24 @@ METRICS = "/metrics"
 UNAVAILABLE: dict[int | str, dict[str, Any]] = {503: {"description": "The status and its reason"}}
 
 
+class Scrapes:
+    """The texts of /metrics, made in a thread. Simultaneous scrapes share one, however many there are."""
+
+    def __init__(self) -> None:
+        self._exposition = Exposition()
+        self._running: dict[Format, asyncio.Task[bytes]] = {}
+
+    async def text(self, form: Format) -> bytes:
+        task = self._running.get(form)
+        if task is None or task.done():
+            task = asyncio.create_task(asyncio.to_thread(self._exposition.render, form))
+            self._running[form] = task
+        return await asyncio.shield(task)
+
+
 def routes(host: EngineHost, gate: Gate) -> APIRouter:
     router = APIRouter(tags=["operation"])
-    exposition = Exposition()
+    scrapes = Scrapes()
 
     @router.get("/health", response_model=None, responses=UNAVAILABLE)
     async def get_health() -> Response:
@@ -40,8 +55,7 @@ def routes(host: EngineHost, gate: Gate) -> APIRouter:
     async def get_metrics(request: Request) -> Response:
         """Return the metrics for Prometheus, in OpenMetrics' format if the client accepts it."""
         form = choose_format(request.headers.get("accept", ""))
-        text = await asyncio.to_thread(exposition.render, form)
-        return Response(text, media_type=form.content_type)
+        return Response(await scrapes.text(form), media_type=form.content_type)
 
     @router.get("/version", response_model=None)
     async def get_version() -> Response:
