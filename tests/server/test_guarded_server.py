@@ -1,6 +1,7 @@
 """A server with keys, an admin port, a root path, CORS for one origin and a JSON access log."""
 
 import json
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,6 +38,7 @@ def guarded(start_server: Callable[..., Any], tmp_path_factory: pytest.TempPathF
     admin_keys.write_text("of-admin\n")
     server = start_server(
         f"--api-key-file={keys}",
+        "--drain-grace=0",
         "--enable-admin",
         "--admin-port=0",
         f"--admin-key-file={admin_keys}",
@@ -50,7 +52,7 @@ def guarded(start_server: Callable[..., Any], tmp_path_factory: pytest.TempPathF
     port = int(server.wait_for_line(r"admin API listening on http://127\.0\.0\.1:(\d+)")[1])
     admin = type(server)(server.process, port=port)
     yield Guarded(server, admin, keys)
-    server.end()
+    assert server.end(signal.SIGTERM) == 0
 
 
 def test_keys_are_required_from_the_start_on(guarded: Guarded) -> None:
@@ -203,7 +205,7 @@ def test_engine_sleeps_and_wakes_by_its_tags(guarded: Guarded) -> None:
 
 def test_paused_engine_keeps_requests_until_it_is_resumed(guarded: Guarded) -> None:
     with openai.OpenAI(base_url=f"{guarded.api.url}/v1", api_key="of-file", max_retries=0) as client:
-        stream = client.completions.create(**STORY | {"max_tokens": 60})
+        stream = client.completions.create(**STORY | {"max_tokens": 20})
         next(stream)
         assert admin(guarded, "POST", "/pause?mode=keep").json == {"status": "paused"}
         assert admin(guarded, "GET", "/is_paused").json == {"is_paused": True}
