@@ -6,7 +6,6 @@ is the same as the library's byte for byte, except that exemplars, which we have
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import lru_cache, partial
 from itertools import accumulate, chain
@@ -85,13 +84,11 @@ class Exposition:
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._registry = registry
         self._templates: dict[tuple[Format, Collector], Template] = {}
-        self._lock = threading.Lock()
 
     def render(self, form: Format = TEXT) -> bytes:
-        """Return the text. May run in a thread."""
-        with self._lock:
-            collectors = list(self._registry._collector_to_names)
-            return ("".join(self._family(collector, form) for collector in collectors) + form.end).encode()
+        """Return the text. May run in a thread while metrics change, but in one at a time."""
+        collectors = list(self._registry._collector_to_names)
+        return ("".join(self._family(collector, form) for collector in collectors) + form.end).encode()
 
     def _family(self, collector: Collector, form: Format) -> str:
         if not isinstance(collector, MetricWrapperBase):

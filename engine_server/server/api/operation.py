@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -23,18 +24,20 @@ UNAVAILABLE: dict[int | str, dict[str, Any]] = {503: {"description": "The status
 
 
 class Scrapes:
-    """The texts of /metrics, made in a thread. Simultaneous scrapes share one, however many there are."""
+    """The texts of /metrics, made in a thread of their own. Simultaneous scrapes share one, however many there are."""
 
     def __init__(self) -> None:
         self._exposition = Exposition()
-        self._running: dict[Format, asyncio.Task[bytes]] = {}
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="metrics")
+        self._running: dict[Format, asyncio.Future[bytes]] = {}
 
     async def text(self, form: Format) -> bytes:
-        task = self._running.get(form)
-        if task is None or task.done():
-            task = asyncio.create_task(asyncio.to_thread(self._exposition.render, form))
-            self._running[form] = task
-        return await asyncio.shield(task)
+        running = self._running.get(form)
+        if running is None or running.done():
+            loop = asyncio.get_running_loop()
+            running = loop.run_in_executor(self._thread, self._exposition.render, form)
+            self._running[form] = running
+        return await asyncio.shield(running)
 
 
 def routes(host: EngineHost, gate: Gate) -> APIRouter:
