@@ -25,6 +25,8 @@ class ErrorCode(StrEnum):
 
     REQUEST_TIMEOUT = "request_timeout"
 
+    MODEL_MISMATCH = "model_mismatch"
+
     # From both.
     MODEL_NOT_FOUND = "model_not_found"
     BODY_TOO_LARGE = "body_too_large"

@@ -31,7 +31,7 @@ from engine_server.engine.loop.operations import Operations, PauseMode
 from engine_server.engine.loop.output_loop import OutputLoop
 from engine_server.engine.loop.request_streams import RequestStreams
 from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
-from engine_server.requests.errors import EngineDeadError
+from engine_server.requests.errors import EngineDeadError, EngineShutDownError
 from engine_server.requests.outputs import CompletionOutput, Output, PoolingRequestOutput, RequestOutput
 from engine_server.requests.pooling_params import PoolingParams
 from engine_server.requests.prompts import INPUT_REGISTRY, InputRegistry, PromptType
@@ -414,7 +414,7 @@ class AsyncLLM:
     def shutdown(self, timeout: float = 10.0) -> None:
         """End the core, by force after `timeout` seconds. Streams of requests in flight raise EngineDeadError."""
         self._loop.stop()
-        self._loop.end(EngineDeadError("the engine was shut down"))
+        self._loop.end(EngineShutDownError("the engine was shut down"))
         if self._finalizer.detach():
             self._core.shutdown(timeout)
 

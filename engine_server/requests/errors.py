@@ -30,3 +30,7 @@ class EngineDeadError(RuntimeError):
     def cause(self) -> str:
         """The message without log lines, which are not for clients."""
         return str(self).partition("\n")[0]
+
+
+class EngineShutDownError(EngineDeadError):
+    """The end of an engine whose owner shut it down: its requests can continue on another one."""

@@ -23,6 +23,7 @@ class CompletionOutput:
     "timeout" or "error".
     stop_reason: the stop string or stop token id that ended it, None for the model's own end of sequence; the
     message of an error.
+    resumed_text: the text that became visible with each token of `resume_token_ids`; in a request's first output alone.
     """
 
     index: int
@@ -32,6 +33,7 @@ class CompletionOutput:
     logprobs: SampleLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    resumed_text: list[str] = field(default_factory=list)
 
     @property
     def finished(self) -> bool:

@@ -13,6 +13,7 @@ from engine_server.server.api import admin, completions, models, operation
 from engine_server.server.api.chat import endpoint as chat
 from engine_server.server.api.openapi import document
 from engine_server.server.http.access_log import WRITERS, AccessLog
+from engine_server.server.http.answer_headers import AnswerHeaders
 from engine_server.server.http.api_keys import ApiKeys, KeyCheck
 from engine_server.server.http.content_type import JsonBodies
 from engine_server.server.http.errors import add_error_handlers
@@ -35,8 +36,8 @@ ADMIN_BODY_BYTES = 1 << 16
 def build_application(host: EngineHost, args: ServerArgs, keys: ApiKeys) -> tuple[ASGIApp, Gate]:
     """Return the application, and its gate, which a shutdown closes.
 
-    A request passes, in this order: the root path, the access log, CORS, the check of its key, the gate, the check of
-    its content type, and the body's middleware.
+    A request passes, in this order: the root path, the access log, CORS, the check of its key, the answer's
+    headers, the gate, the check of its content type, and the body's middleware.
     """
     app = FastAPI(
         title="Fairlead",
@@ -55,7 +56,8 @@ def build_application(host: EngineHost, args: ServerArgs, keys: ApiKeys) -> tupl
     document(app, routers, keys.required)
 
     public = operation.PROBES if args.api_key_for_metrics else (*operation.PROBES, operation.METRICS)
-    checked = KeyCheck(gate, keys, public) if keys.required else gate
+    answered = AnswerHeaders(gate, host)
+    checked = KeyCheck(answered, keys, public) if keys.required else answered
     cors = CORSMiddleware(
         checked,
         allow_origins=args.allowed_origins,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import Gauge
 
 from engine_server.requests.errors import EngineDeadError
+from engine_server.server.engine_load import EngineLoad
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -53,6 +54,7 @@ class EngineHost:
         self.sampling_defaults: dict[str, Any] = {}
         # Identifies all that an answer depends on besides its request.
         self.fingerprint = ""
+        self.engine_load = EngineLoad()
         # None for an engine that takes and returns token ids only.
         self.tokenizer: PreTrainedTokenizerBase | None = None
         self._traces = False
@@ -115,8 +117,9 @@ class EngineHost:
         return self.death
 
     def token_text(self, token_id: int) -> str:
-        """Return the text of one token; "" without a tokenizer."""
-        return "" if self.tokenizer is None else str(self.tokenizer.decode([token_id]))
+        """Return the text of one token; "" for a part of a character, and without a tokenizer."""
+        text = "" if self.tokenizer is None else str(self.tokenizer.decode([token_id]))
+        return "" if "\ufffd" in text else text
 
     def shut_down(self) -> None:
         if self._engine is not None:
@@ -145,6 +148,8 @@ class EngineHost:
         """Derive what the APIs need of the engine and its model."""
         from engine_server.server.fingerprint import fingerprint
 
+        self.engine_load.max_num_seqs = engine.config.scheduler_config.max_num_seqs
+        engine.add_logger("load", self.engine_load)
         self.tokenizer = engine.tokenizer
         if template is not None and self.tokenizer is not None:
             self.tokenizer.chat_template = template

@@ -28,6 +28,9 @@ class ApiSettings:
     enable_force_include_usage: bool = argument(
         False, "end every stream with the usage, whether or not it is asked for"
     )
+    sse_keep_alive_interval: float = argument(
+        15.0, "seconds without a byte after which a stream gets a comment", metavar="SECONDS"
+    )
     return_tokens_as_token_ids: bool = argument(
         False, "name tokens token_id:NUMBER in log-probabilities, unless a request sets it"
     )

@@ -207,6 +207,7 @@ def test_resumed_stream_continues_at_the_same_character(
     rest = deltas(resume_token_ids=tokens[:cut])
     assert [token for one in rest for token in one.token_ids] == tokens[cut:]
     assert "".join(one.text for one in rest) == "".join(one.text for one in whole[cut:])
+    assert [text for one in rest for text in one.resumed_text] == [one.text for one in whole[:cut]]
     assert (rest[-1].finish_reason, rest[-1].stop_reason) == (whole[-1].finish_reason, whole[-1].stop_reason)
 
 

@@ -50,6 +50,7 @@ def merge(earlier: RequestOutput, later: RequestOutput) -> RequestOutput:
         if before := outputs.get(after.index):
             after.text = before.text + after.text
             after.token_ids = before.token_ids + after.token_ids
+            after.resumed_text = before.resumed_text + after.resumed_text
             if before.logprobs and after.logprobs is not None:
                 joined: Any = before.logprobs
                 after.logprobs = joined + after.logprobs

@@ -159,9 +159,11 @@ class OutputProcessor:
             reason, stop = state.params.end(token_id, number, max_tokens, self._eos_token_ids)
             state.append(completion, RequestStep(completion.core_id, [token_id], None, reason, stop))
             completion.logprobs.append({})
+            completion.resumed_text.append(completion.take_text())
             if completion.finish_reason:
                 break
-        completion.num_reported, completion.text = len(completion.token_ids), completion.take_text()
+        completion.num_reported = len(completion.token_ids)
+        completion.text = "".join(completion.resumed_text)
 
     def _fail(self, state: RequestState, error: Exception) -> list[str]:
         """End a request with the error raised while it was processed; return the core's ids to abort."""

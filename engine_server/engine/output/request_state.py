@@ -40,6 +40,8 @@ class Completion:
     changed: bool = False
     # Number of tokens that outputs have contained.
     num_reported: int = 0
+    # The text of each resumed token, until an output contains it.
+    resumed_text: list[str] = field(default_factory=list)
     # Set when the completion ends.
     stats: FinishedRequest | None = None
 
@@ -166,6 +168,7 @@ class GenerationState(RequestState):
 
     def _completion_output(self, completion: Completion, text: str, start: int) -> CompletionOutput:
         wanted = self.params.logprobs is not None
+        resumed_text, completion.resumed_text = completion.resumed_text, []
         return CompletionOutput(
             index=completion.index,
             text=text,
@@ -174,6 +177,7 @@ class GenerationState(RequestState):
             logprobs=completion.logprobs[start:] if wanted else None,
             finish_reason=completion.finish_reason,
             stop_reason=completion.stop_reason,
+            resumed_text=resumed_text,
         )
 
 

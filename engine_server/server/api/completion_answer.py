@@ -132,6 +132,9 @@ class CompletionRenderer(OpenAIStream):
             # The prompt's first token has no log-probability.
             tokens.append((first, {first: Logprob(0.0, None, self._token_text(first))}))
             tokens += zip(others, filter(None, delta.prompt.logprobs), strict=True)
+        if delta.logprobs is None:  # tokens of another engine, which reported them
+            for token_id in delta.token_ids:
+                tokens.append((token_id, {token_id: Logprob(0.0, None, self._token_text(token_id))}))
         for entries in delta.logprobs or ():
             tokens.append((next(iter(entries)), entries))
         return tokens

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from engine_server.server.api.answers import AnswerIdentity
+from engine_server.server.api.continuation import apply_resume, reported_seed, resumed_stream
 from engine_server.server.api.models import check_model
 from engine_server.server.generation.generate import Generation, generate
-from engine_server.server.generation.render import Renderer, respond
+from engine_server.server.generation.render import Renderer, stream_answer, whole_answer
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
@@ -36,6 +37,10 @@ class AnswerRequest(Protocol):
 
     @property
     def model(self) -> str: ...
+
+    @property
+    def model_extra(self) -> dict[str, Any] | None:
+        """The fields that the API doesn't have."""
 
     @property
     def streams(self) -> bool: ...
@@ -66,15 +71,19 @@ class AnswerRequest(Protocol):
 
 async def create_answer(host: EngineHost, request: AnswerRequest, headers: Mapping[str, str]) -> Response:
     """Return the answer to a request, whole or as a stream. Raises ApiError and InvalidRequestError."""
-    check_model(host, request.model)
+    check_model(host, request.model, headers)
+    resume = resumed_stream(headers, request.model_extra or {}, host.fingerprint)
     params = request.sampling_params(host.sampling_defaults)
     params.timeout = deadline(params.timeout, headers)
     beams = request.beam_search_params(host.sampling_defaults)
     prompts = await request.prompts(host)
     unique = uuid.uuid4().hex
-    identity = AnswerIdentity(request.ID_PREFIX + (request.own_id or unique), int(time.time()), request.model)
+    answer_id, created = request.ID_PREFIX + (request.own_id or unique), int(time.time())
+    if resume is not None:
+        answer_id, created = resume.id, resume.created
+    identity = AnswerIdentity(answer_id, created, request.model)
     generation = Generation(
-        request_id=f"{identity.id}-{unique}" if request.own_id else identity.id,
+        request_id=identity.id if identity.id.endswith(unique) else f"{identity.id}-{unique}",
         prompts=prompts,
         params=params,
         trace_headers=host.trace_headers(headers),
@@ -84,8 +93,14 @@ async def create_answer(host: EngineHost, request: AnswerRequest, headers: Mappi
         beams=beams,
         prompt_only=request.prompt_only,
     )
+    if resume is not None:
+        generation = apply_resume(generation, resume, request.streams)
+    seed = reported_seed(headers, generation, request.streams)
     renderer = request.renderer(host, identity)
-    return await respond(generate(host.engine, generation), renderer, request.streams)
+    events = generate(host.engine, generation)
+    if request.streams:
+        return stream_answer(events, renderer, host.settings.sse_keep_alive_interval, seed)
+    return await whole_answer(events, renderer)
 
 
 def deadline(timeout: float | None, headers: Mapping[str, str]) -> float | None:

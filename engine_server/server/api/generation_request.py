@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidato
 from pydantic_core import ErrorDetails
 
 from engine_server.contract import bounds
+from engine_server.contract.continuation import ROUTER_FIELD
 from engine_server.contract.errors import ErrorCode
 from engine_server.contract.quoting import shorten
 from engine_server.engine.beam_search import BeamSearchParams
@@ -252,7 +253,7 @@ def parse_request(kind: type[R], body: bytes) -> R:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         raise to_api_error(first) from None
     if request.model_extra:
-        unknown_fields.warn(request.model_extra)
+        unknown_fields.warn(name for name in request.model_extra if name != ROUTER_FIELD)
     request.check_combinations()
     return request
 

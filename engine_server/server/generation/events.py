@@ -82,6 +82,15 @@ class ChoiceDelta(msgspec.Struct, frozen=True):
         return "".join(part.text for part in self.parts if isinstance(part, Text))
 
 
+class Resumed(msgspec.Struct, frozen=True):
+    """The part of the answer that another engine has sent already; the first event of a continued stream."""
+
+    # One for each resumed token that was reported with an event, without the end of the choice.
+    deltas: list[ChoiceDelta]
+    # Number of events that the client has received.
+    num_events: int
+
+
 class GenerationFinished(msgspec.Struct, frozen=True):
     """The end of the last choice; no event follows."""
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from engine_server.contract.errors import ErrorCode
 from engine_server.requests.errors import InvalidRequestError
+from engine_server.requests.outputs import CompletionOutput
 from engine_server.server.generation.answer_parser import ParserFactory, plain_text
 from engine_server.server.generation.beam_search import beam_search
 from engine_server.server.generation.events import (
@@ -19,16 +20,18 @@ from engine_server.server.generation.events import (
     GenerationFinished,
     Part,
     Prompt,
+    Resumed,
     Usage,
 )
 from engine_server.server.generation.work import check_work
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
+    from engine_server.contract.continuation import Resume
     from engine_server.engine.async_llm import AsyncLLMEngine
     from engine_server.engine.beam_search import BeamSearchParams
     from engine_server.requests.logprobs import SampleLogprobs
-    from engine_server.requests.outputs import CompletionOutput, RequestOutput
+    from engine_server.requests.outputs import RequestOutput
     from engine_server.requests.prompts import TokensPrompt
     from engine_server.requests.sampling_params import SamplingParams
     from engine_server.server.engine_host import TraceHeaders
@@ -52,13 +55,17 @@ class Generation:
     beams: BeamSearchParams | None = None
     # Report the prompts and nothing else.
     prompt_only: bool = False
+    # The state of the stream that this generation continues; only for a single choice.
+    resume: Resume | None = None
 
     @property
     def choices_per_prompt(self) -> int:
         return self.params.n if self.beams is None else self.beams.beam_width
 
 
-async def generate(engine: AsyncLLMEngine, generation: Generation) -> AsyncGenerator[GenerationEvent, None]:
+async def generate(
+    engine: AsyncLLMEngine, generation: Generation
+) -> AsyncGenerator[Resumed | GenerationEvent, None]:
     """Yield the events of all prompts as they happen. Closing the generator aborts what is still running.
 
     Raises ApiError for a request that the engine refuses or fails.
@@ -70,7 +77,7 @@ async def generate(engine: AsyncLLMEngine, generation: Generation) -> AsyncGener
     prompts: dict[int, Prompt] = {}
     prompt_tokens = sum(len(prompt["prompt_token_ids"]) for prompt in generation.prompts)
     usage = Usage(prompt_tokens, 0)
-    several = len(generation.prompts) > 1
+    resume, several = generation.resume, len(generation.prompts) > 1
     results = merge_prompts(engine, generation) if several else run_prompt(engine, generation, 0)
     async with aclosing(results):
         async for index, result in results:
@@ -86,6 +93,11 @@ async def generate(engine: AsyncLLMEngine, generation: Generation) -> AsyncGener
                 reader = choices.get(choice)
                 if reader is None:
                     reader = choices[choice] = ChoiceReader(choice, generation, prompts[index])
+                    if resume is not None:
+                        usage = usage._replace(completion_tokens=len(resume.token_ids))
+                        yield Resumed(
+                            reader.replay(resume.token_ids, output.resumed_text, usage), resume.events
+                        )
                 usage = Usage(
                     prompt_tokens, usage.completion_tokens + reader.count(output), usage.cached_tokens
                 )
@@ -110,6 +122,16 @@ class ChoiceReader:
     def count(self, output: CompletionOutput) -> int:
         """Return how many tokens an output adds to the completion."""
         return 0 if self._prompt_only else len(output.token_ids)
+
+    def replay(self, token_ids: list[int], texts: list[str], usage: Usage) -> list[ChoiceDelta]:
+        """Return the events of resumed tokens, of which each made a text visible; at least one event."""
+        outputs = [
+            CompletionOutput(0, text, [token_id]) for token_id, text in zip(token_ids, texts, strict=True)
+        ]
+        deltas = [delta for output in outputs if (delta := self.read(output, usage))]
+        if self._token_ids or not deltas:
+            deltas.append(self._delta([], None, None, usage))
+        return deltas
 
     def read(self, output: CompletionOutput, usage: Usage) -> ChoiceDelta | None:
         """Return the event for the choice's next output; None if there is nothing to report yet."""

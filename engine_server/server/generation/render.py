@@ -8,12 +8,23 @@ from typing import Protocol
 
 from starlette.responses import Response
 
-from engine_server.server.generation.events import ChoiceDelta, GenerationEvent, Usage
+from engine_server.contract.headers import USAGE
+from engine_server.server.generation.events import (
+    ChoiceDelta,
+    GenerationEvent,
+    GenerationFinished,
+    Resumed,
+    Usage,
+)
+from engine_server.server.generation.token_reports import TokenReports
 from engine_server.server.http.event_stream import EventStream, StreamFormat
 
 
 class Renderer(StreamFormat, Protocol):
     """Renders one answer of an API; it may keep state between events."""
+
+    # Number of events so far, for APIs that number them.
+    num_events: int
 
     def event(self, event: GenerationEvent) -> bytes:
         """Return the server-sent events for `event`; b"" for none."""
@@ -22,27 +33,46 @@ class Renderer(StreamFormat, Protocol):
         """Return the JSON body of an answer that is not streamed. choices: one delta for each choice, in order."""
 
 
-async def respond(
-    events: AsyncGenerator[GenerationEvent, None], renderer: Renderer, stream: bool
+async def whole_answer(
+    events: AsyncGenerator[Resumed | GenerationEvent, None], renderer: Renderer
 ) -> Response:
-    """Return the response that streams the events, or the whole answer after the last one."""
-    if stream:
-        return EventStream(stream_events(events, renderer), renderer)
+    """Return the response with the whole answer, after the last event."""
     choices: list[ChoiceDelta] = []
     async with aclosing(events):
         async for event in events:
             if isinstance(event, ChoiceDelta):
                 choices.append(event)
-            else:
+            elif isinstance(event, GenerationFinished):
                 usage = event.usage
     choices.sort(key=lambda delta: delta.choice)
-    return Response(renderer.body(choices, usage), media_type="application/json")
+    reported = f"prompt={usage.prompt_tokens}, completion={usage.completion_tokens}"
+    return Response(renderer.body(choices, usage), headers={USAGE: reported}, media_type="application/json")
+
+
+def stream_answer(
+    events: AsyncGenerator[Resumed | GenerationEvent, None],
+    renderer: Renderer,
+    keep_alive: float,
+    reported_seed: int | None,
+) -> Response:
+    """Return the response that streams the events.
+
+    keep_alive: seconds without a byte after which a comment is sent. reported_seed: the seed of an answer whose tokens
+    are reported to the router; None: they are not.
+    """
+    reports = TokenReports(renderer, reported_seed) if reported_seed is not None else None
+    return EventStream(stream_events(events, renderer, reports), renderer, keep_alive)
 
 
 async def stream_events(
-    events: AsyncGenerator[GenerationEvent, None], renderer: Renderer
+    events: AsyncGenerator[Resumed | GenerationEvent, None], renderer: Renderer, reports: TokenReports | None
 ) -> AsyncGenerator[bytes, None]:
+    render = reports.event if reports else renderer.event
     async with aclosing(events):
         async for event in events:
-            if rendered := renderer.event(event):
+            if isinstance(event, Resumed):
+                for delta in event.deltas:  # the client has these, and the renderer's state depends on them
+                    renderer.event(delta)
+                renderer.num_events = event.num_events
+            elif rendered := render(event):
                 yield rendered

@@ -14,6 +14,7 @@ from engine_server.contract.errors import ErrorBody, ErrorCode, ErrorDetail, ser
 from engine_server.contract.quoting import shorten
 from engine_server.requests.errors import (
     EngineDeadError,
+    EngineShutDownError,
     InvalidRequestError,
     OperationRefusedError,
     QueueFullError,
@@ -75,6 +76,8 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(400, str(error), param=error.parameter)
         case QueueFullError():
             return ApiError(503, str(error), code=ErrorCode.QUEUE_FULL, retry_after=1)
+        case EngineShutDownError():
+            return shutting_down()
         case OperationRefusedError():
             return ApiError(409, str(error))
         case EngineDeadError():
@@ -84,6 +87,12 @@ def as_api_error(error: Exception) -> ApiError:
         case _:
             logger.error("a request failed", exc_info=error)
             return ApiError(500, "internal error; the server's log has it", code=ErrorCode.INTERNAL_ERROR)
+
+
+def shutting_down() -> ApiError:
+    """Return the error of a request that the server's shutdown refuses or ends; another replica can take it."""
+    message = "the server is shutting down"
+    return ApiError(503, message, code=ErrorCode.DRAINING, retry_after=1, close=True)
 
 
 async def answer_error(_: Request, error: Exception) -> Response:

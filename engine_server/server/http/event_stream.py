@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Protocol
@@ -12,6 +13,8 @@ from engine_server.server.http.errors import ApiError, as_api_error
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
+
+KEEP_ALIVE = b": keep-alive\n\n"
 
 
 class StreamFormat(Protocol):
@@ -28,6 +31,7 @@ class OpenAIStream:
     """The stream format of OpenAI's completions and chat APIs."""
 
     end = b"data: [DONE]\n\n"
+    num_events = 0
 
     def error(self, error: ApiError) -> bytes:
         return b"data: " + error.body() + b"\n\n"
@@ -37,28 +41,68 @@ class EventStream(Response):
     """A response that sends events while they happen.
 
     The status is sent with the first event: until then a failure is an ordinary error response, which a router may
-    retry on another replica. After it a failure is an event of its own.
+    retry on another replica. After it a failure is an event of its own. A stream without a byte for `keep_alive`
+    seconds gets a comment, and before its first event the status with it.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes, None], stream_format: StreamFormat) -> None:
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], stream_format: StreamFormat, keep_alive: float
+    ) -> None:
         super().__init__(
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}, media_type="text/event-stream"
         )
         del self.headers["content-length"]
         self._events = events
         self._format = stream_format
+        self._keep_alive = keep_alive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._events) as events:
-            first = await anext(events)
-            await send(
-                {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-            )
-            await send({"type": "http.response.body", "body": first, "more_body": True})
-            try:
-                async for event in events:
-                    await send({"type": "http.response.body", "body": event, "more_body": True})
-            except Exception as error:  # any: the client must not take a part of an answer for the whole
-                event = self._format.error(as_api_error(error))
-                await send({"type": "http.response.body", "body": event, "more_body": True})
-        await send({"type": "http.response.body", "body": self._format.end, "more_body": False})
+        body = _Body(self, send)
+        comments = asyncio.create_task(body.keep_alive(self._keep_alive))
+        try:
+            async with aclosing(self._events) as events:
+                try:
+                    async for event in events:
+                        await body.write(event)
+                except Exception as error:  # any: the client must not take a part of an answer for the whole
+                    if not body.started:
+                        raise
+                    await body.write(self._format.error(as_api_error(error)))
+        finally:
+            comments.cancel()
+        await body.end(self._format.end)
+
+
+class _Body:
+    """The bytes of one stream on their way to the client."""
+
+    def __init__(self, response: Response, send: Send) -> None:
+        self._response = response
+        self._send = send
+        # Held during a write, which waits while the client reads too slowly.
+        self._lock = asyncio.Lock()
+        self._last_write = asyncio.get_running_loop().time()
+        self.started = False
+
+    async def write(self, data: bytes, more: bool = True) -> None:
+        async with self._lock:
+            if not self.started:
+                response = self._response
+                start = {"status": response.status_code, "headers": response.raw_headers}
+                await self._send({"type": "http.response.start", **start})
+                self.started = True
+            await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        self._last_write = asyncio.get_running_loop().time()
+
+    async def end(self, data: bytes) -> None:
+        await self.write(data, more=False)
+
+    async def keep_alive(self, interval: float) -> None:
+        """Write a comment whenever nothing was written for `interval` seconds; never returns."""
+        loop = asyncio.get_running_loop()
+        while True:
+            idle = loop.time() - self._last_write
+            if idle < interval:
+                await asyncio.sleep(interval - idle)
+            else:
+                await self.write(KEEP_ALIVE)

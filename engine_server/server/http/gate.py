@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from engine_server.contract.errors import ErrorCode
 from engine_server.requests.errors import QueueFullError
-from engine_server.server.http.errors import ApiError, as_api_error
+from engine_server.server.http.errors import ApiError, as_api_error, shutting_down
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -80,9 +80,7 @@ class Gate:
         if refusal := unavailable(self._host):
             return refusal
         if self.drain is Drain.CLOSED:
-            return ApiError(
-                503, "the server is shutting down", code=ErrorCode.DRAINING, retry_after=1, close=True
-            )
+            return shutting_down()
         if method == "POST":
             try:
                 self._host.engine.check_room()

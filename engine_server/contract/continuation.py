@@ -1,0 +1,63 @@
+"""Continuation of a stream on another engine: the reports of one engine, and the request to the next.
+
+With the request header `Fairlead-Report-Tokens: 1` an engine writes a report, a comment line, before the events that
+each step adds to a stream. The router strips it, and forwards the events of a report together or not at all. When the
+engine is lost, the router sends the same body again, with the field `fairlead` and the header `Fairlead-Resume: 1`.
+The next engine sends the events that follow, byte for byte. Only streams of one choice are reported.
+"""
+
+import msgspec
+
+# The beginning of a report's line.
+REPORT_PREFIX = b": fairlead "
+# The field of a request's body with the router's fields.
+ROUTER_FIELD = "fairlead"
+
+
+class ReportedUsage(msgspec.Struct, frozen=True):
+    """Numbers of tokens of a whole answer."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class TokenReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The tokens of the events that follow."""
+
+    seed: int
+    # The tokens since the previous report. Tokens whose text is held back may come with no event.
+    token_ids: list[int]
+    # Number of events up to the next report.
+    events: int
+    # Only in the last report.
+    usage: ReportedUsage | None = None
+
+    def encode(self) -> bytes:
+        """Return the comment line of the report, with its line end."""
+        return REPORT_PREFIX + msgspec.json.encode(self) + b"\n"
+
+    @classmethod
+    def decode(cls, line: bytes) -> "TokenReport":
+        """Parse a comment line, with or without its line end. Raises ValueError (msgspec's)."""
+        return msgspec.json.decode(line[len(REPORT_PREFIX) :], type=cls)
+
+
+class Resume(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The state of a stream that is to be continued: `fairlead.resume` in a request's body."""
+
+    # The id and the creation time of the answer, in seconds since the epoch.
+    id: str
+    created: int
+    seed: int
+    # The Fairlead-Model header of the engine that began the stream.
+    model: str
+    # All reported tokens.
+    token_ids: list[int]
+    # Number of forwarded events.
+    events: int
+
+
+class RouterFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The field `fairlead` of a request's body."""
+
+    resume: Resume

@@ -1,0 +1,36 @@
+"""The engine's current load, for the header by which routers choose a replica."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine_server.requests.scheduler_stats import SchedulerStats
+from engine_server.telemetry.loggers import StatLoggerBase
+
+if TYPE_CHECKING:
+    from engine_server.telemetry.stats import IterationStats
+
+
+class EngineLoad(StatLoggerBase):
+    """The load after the latest step."""
+
+    def __init__(self) -> None:
+        # Requests that can run at the same time.
+        self.max_num_seqs = 0
+        self._stats = SchedulerStats()
+
+    def record(self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats | None) -> None:
+        if scheduler_stats is not None:
+            self._stats = scheduler_stats
+
+    def log_engine_initialized(self) -> None:
+        pass
+
+    def header(self) -> str:
+        """Return the value of the header Fairlead-Load."""
+        stats = self._stats
+        room = max(0, self.max_num_seqs - stats.num_running - stats.num_waiting)
+        return (
+            f"running={stats.num_running}, waiting={stats.num_waiting}, room={room}, "
+            f"kv={stats.kv_cache_usage:.3f}"
+        )

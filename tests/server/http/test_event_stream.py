@@ -1,0 +1,78 @@
+"""Streams of events over ASGI, with comments while nothing happens."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from waiting import until_async
+
+from engine_server.contract.errors import ErrorCode
+from engine_server.server.http.errors import ApiError
+from engine_server.server.http.event_stream import KEEP_ALIVE, EventStream, OpenAIStream
+
+BUSY = ApiError(503, "the queue is full", code=ErrorCode.QUEUE_FULL)
+
+
+class Client:
+    """Receives a response. Events are sent when the test puts them into `source`; an exception fails the stream."""
+
+    def __init__(self, keep_alive: float) -> None:
+        self.source: asyncio.Queue[bytes | Exception | None] = asyncio.Queue()
+        self.messages: list[Any] = []
+        response = EventStream(self._events(), OpenAIStream(), keep_alive)
+        self.task = asyncio.create_task(response({"type": "http"}, self._receive, self._send))
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message.get("body", b"") for message in self.messages)
+
+    async def _events(self) -> AsyncGenerator[bytes, None]:
+        while (event := await self.source.get()) is not None:
+            if isinstance(event, Exception):
+                raise event
+            yield event
+
+    async def _receive(self) -> Any:
+        raise AssertionError("a response does not read")
+
+    async def _send(self, message: Any) -> None:
+        self.messages.append(message)
+
+
+async def test_idle_stream_gets_its_status_and_comments_before_the_first_event() -> None:
+    client = Client(keep_alive=0.01)
+    await until_async(lambda: client.body.count(KEEP_ALIVE) >= 2)
+    assert client.messages[0]["status"] == 200
+    client.source.put_nowait(b"data: 1\n\n")
+    client.source.put_nowait(None)
+    await client.task
+    assert client.body.replace(KEEP_ALIVE, b"") == b"data: 1\n\ndata: [DONE]\n\n"
+    assert [message.get("more_body") for message in client.messages[1:]] == [True] * (
+        len(client.messages) - 2
+    ) + [False]
+
+
+async def test_failure_before_the_first_byte_is_raised_and_sends_nothing() -> None:
+    client = Client(keep_alive=60)
+    client.source.put_nowait(BUSY)
+    with pytest.raises(ApiError, match="the queue is full"):
+        await client.task
+    assert client.messages == []
+
+
+async def test_failure_after_a_comment_is_an_error_event() -> None:
+    client = Client(keep_alive=0.01)
+    await until_async(lambda: KEEP_ALIVE in client.body)
+    client.source.put_nowait(BUSY)
+    await client.task
+    assert client.body.replace(KEEP_ALIVE, b"") == b"data: " + BUSY.body() + b"\n\ndata: [DONE]\n\n"
+
+
+async def test_cancelled_stream_leaves_no_task() -> None:
+    before = asyncio.all_tasks()
+    client = Client(keep_alive=0.01)
+    await until_async(lambda: KEEP_ALIVE in client.body)
+    client.task.cancel()
+    await asyncio.wait([client.task])
+    await until_async(lambda: asyncio.all_tasks() == before)
