@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # the names of _NAMES_BY_MODULE for type checkers; a test com
     from engine_server.requests.prompts import TokensPrompt as TokensPrompt
     from engine_server.requests.sampling_params import RequestOutputKind as RequestOutputKind
     from engine_server.requests.sampling_params import SamplingParams as SamplingParams
+    from engine_server.requests.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
     from engine_server.telemetry.loggers import StatLoggerBase as StatLoggerBase
 
 _NAMES_BY_MODULE = {
@@ -69,6 +70,7 @@ _NAMES_BY_MODULE = {
     "requests.pooling_params": ("PoolingParams",),
     "requests.prompts": ("EmbedsPrompt", "PromptType", "TextPrompt", "TokensPrompt"),
     "requests.sampling_params": ("RequestOutputKind", "SamplingParams"),
+    "requests.structured_outputs": ("StructuredOutputsParams",),
     "telemetry.loggers": ("StatLoggerBase",),
 }
 _MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}

@@ -59,9 +59,9 @@ def make_sampler(
 ) -> TestedSampler:
     platform = platform or CpuPlatform()
     penalties = Penalties(max_num_seqs, 100, vocabulary, platform)
-    pipeline = LogitsPipeline([LogitBias(platform), CustomProcessors(custom or {}), penalties])
+    pipeline = LogitsPipeline([LogitBias(platform), CustomProcessors(custom or {}), penalties], platform)
     sampler = Sampler(LogitsAsStates(), pipeline, logprobs_mode, max_num_seqs, platform, DeviceTimer())
-    return TestedSampler(sampler, Grammars([EOS], platform))
+    return TestedSampler(sampler, Grammars([EOS], vocabulary, platform))
 
 
 def launch(

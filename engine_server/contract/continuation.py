@@ -26,9 +26,12 @@ class TokenReport(msgspec.Struct, frozen=True, omit_defaults=True):
 
     seed: int
     # The tokens since the previous report. Tokens whose text is held back may come with no event.
-    token_ids: list[int]
+    token_ids: list[int] = []
     # Number of events up to the next report.
-    events: int
+    events: int = 0
+    # The id and the creation time of the answer, in seconds since the epoch; only in the first report.
+    id: str | None = None
+    created: int | None = None
     # Only in the last report.
     usage: ReportedUsage | None = None
 
@@ -45,7 +48,7 @@ class TokenReport(msgspec.Struct, frozen=True, omit_defaults=True):
 class Resume(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The state of a stream that is to be continued: `fairlead.resume` in a request's body."""
 
-    # The id and the creation time of the answer, in seconds since the epoch.
+    # Those of the first report.
     id: str
     created: int
     seed: int

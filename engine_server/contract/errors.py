@@ -1,4 +1,4 @@
-"""Errors in the shape of OpenAI's API: the codes, the types, and the body that carries them."""
+"""Errors: the codes, the types, and the bodies that carry them in the shapes of OpenAI's and Anthropic's APIs."""
 
 from enum import StrEnum
 
@@ -82,6 +82,47 @@ class ErrorBody(msgspec.Struct, frozen=True):
     """The JSON body of an error response, and the data of an error event in a stream."""
 
     error: ErrorDetail
+
+    def encode(self) -> bytes:
+        """Return the body as JSON."""
+        return msgspec.json.encode(self)
+
+
+# Types of errors in Anthropic's API, by status.
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def anthropic_error_type(status: int) -> str:
+    """Return the type of an error with `status` in Anthropic's API."""
+    return ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+
+
+def has_anthropic_errors(path: str) -> bool:
+    """Return true for the paths of Anthropic's API, whose clients expect its errors."""
+    return path == "/v1/messages" or path.startswith("/v1/messages/")
+
+
+class AnthropicErrorDetail(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The content of an error body; `code` is ours, by which a router knows what may be retried."""
+
+    type: str
+    message: str
+    code: ErrorCode | None = None
+
+
+class AnthropicErrorBody(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type", tag="error"):
+    """The JSON body of an error response in Anthropic's API, and the data of an error event in a stream."""
+
+    error: AnthropicErrorDetail
+    request_id: str | None = None
 
     def encode(self) -> bytes:
         """Return the body as JSON."""

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # Milliseconds between two reports of a core that has no work.
 IDLE_MS = 250
+# Milliseconds until a core whose requests are all being prepared looks again.
+PREPARING_MS = 1
 
 
 def serve(folder: str, fail: Callable[[str], None]) -> None:
@@ -63,7 +65,8 @@ def serve(folder: str, fail: Callable[[str], None]) -> None:
 
 def idle_wait(scheduler: "Scheduler") -> int:
     """Return how many milliseconds a core without work may wait for a message, at most until the next deadline."""
-    return math.ceil(min(IDLE_MS, 1000 * scheduler.seconds_to_deadline()))
+    longest = PREPARING_MS if scheduler.requests and not scheduler.has_work else IDLE_MS
+    return math.ceil(min(longest, 1000 * scheduler.seconds_to_deadline()))
 
 
 if __name__ == "__main__":

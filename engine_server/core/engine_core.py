@@ -28,6 +28,7 @@ from engine_server.requests.messages import (
     FrontEndMessage,
     RequestStep,
     StepOutputs,
+    Vocabulary,
 )
 
 # Seconds between queries of a GPU's free memory, which stall the driver briefly.
@@ -73,7 +74,9 @@ class EngineCore:
             self.executor.erase,
             self.executor.rope_regime if self.executor.runner.loaded.rope else None,
         )
-        self.grammars = Grammars(config.model_config.eos_token_ids, self.executor.platform)
+        self.grammars = Grammars(
+            config.model_config.eos_token_ids, config.model_config.vocab_size, self.executor.platform
+        )
         self.operations = Operations(config, self.executor, self.scheduler)
         self.overlapped = self.executor.runner.overlapped
         self._in_flight: StepInFlight | None = None
@@ -89,7 +92,11 @@ class EngineCore:
             case Call():
                 return self.operations.run(message)
             case AddRequest():
-                self.scheduler.add(Request.from_message(message))
+                request = Request.from_message(message)
+                self.grammars.open(request)
+                self.scheduler.add(request)
+            case Vocabulary():
+                self.grammars.load(message)
             case AbortRequests(request_ids):
                 self.scheduler.abort(request_ids)
         return None
@@ -98,7 +105,7 @@ class EngineCore:
     def has_work(self) -> bool:
         if self._in_flight is not None:
             return True
-        return bool(self.scheduler.requests) and not self.operations.halted
+        return self.scheduler.has_work and not self.operations.halted
 
     def step(self) -> list[RequestStep]:
         """Compute one step of the running requests, and return the result of each."""

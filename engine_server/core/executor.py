@@ -9,7 +9,7 @@ import torch
 from engine_server.config import EngineConfig
 from engine_server.core.distributed.worker_processes import start_workers
 from engine_server.core.heads.head import HiddenStates, NoResults, Pending
-from engine_server.core.logits.grammars import TokenMask
+from engine_server.core.logits.token_masks import TokenMasks
 from engine_server.core.model_inputs import model_inputs
 from engine_server.core.model_runner import ModelRunner, OnPhase
 from engine_server.core.scheduling.batch import Batch
@@ -68,7 +68,7 @@ class Executor:
         self.replayed = output.captured_size is not None
         return HiddenStates(batch, output.rows, output.prompt_rows, chunks, output.captured_size)
 
-    def head(self, states: HiddenStates, masks: list[TokenMask]) -> Pending:
+    def head(self, states: HiddenStates, masks: TokenMasks | None) -> Pending:
         """Launch logits processors and sampling, or pooling, of the latest forward."""
         if not len(states.rows) and not states.prompt_rows:
             return NoResults()

@@ -272,7 +272,8 @@ class ModelRunner:
                 LogitBias(self.platform),
                 CustomProcessors(named),
                 Penalties(rows, config.max_model_len, self.loaded.split.vocabulary, self.platform),
-            ]
+            ],
+            self.platform,
         )
         return Sampler(self, pipeline, config.logprobs_mode, rows, self.platform, self.timer)
 

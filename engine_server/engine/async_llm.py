@@ -23,7 +23,7 @@ from engine_server.engine.compat import one_prompt, refuse, request_key, request
 from engine_server.engine.engine_args import AsyncEngineArgs
 from engine_server.engine.front_end import FrontEnd
 from engine_server.engine.input.processor import Processor
-from engine_server.engine.input.tokenizer import load_tokenizer
+from engine_server.engine.input.tokenizer import load_tokenizer, model_vocabulary
 from engine_server.engine.loop import garbage
 from engine_server.engine.loop.async_stream import AsyncStream
 from engine_server.engine.loop.core_process import CoreProcess, OnLoad, OnPhase
@@ -83,10 +83,13 @@ class AsyncLLM:
         try:
             self._core.configure(config)
             tokenizer = load_tokenizer(config.model_config)  # while the core loads
+            vocabulary = model_vocabulary(tokenizer, config.model_config)
+            if vocabulary is not None:
+                self._core.send(vocabulary)
             garbage.settle()
             ready = self._core.wait_until_ready(on_phase, on_load)
             self.config = config.with_blocks(ready.num_blocks)
-            self._front_end = FrontEnd(self.config, tokenizer, log_stats, stat_loggers)
+            self._front_end = FrontEnd(self.config, tokenizer, vocabulary, log_stats, stat_loggers)
         except BaseException:
             if self._finalizer.detach():
                 self._core.shutdown()

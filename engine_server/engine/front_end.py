@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from engine_server.config import EngineConfig
 from engine_server.contract.quoting import quote
@@ -14,10 +17,13 @@ from engine_server.engine.input.tokenizer import backend_of
 from engine_server.engine.output.output_processor import OutputProcessor, PreparedRequest
 from engine_server.requests.adapters import LoRARequest
 from engine_server.requests.errors import InvalidRequestError, QueueFullError
-from engine_server.requests.messages import AddRequest, RequestStep
+from engine_server.requests.messages import AddRequest, RequestStep, Vocabulary
 from engine_server.requests.outputs import Output
 from engine_server.requests.scheduler_stats import SchedulerStats
+from engine_server.requests.structured_outputs import StructuredOutputsParams
 from engine_server.requests.submission import Submission
+from engine_server.structured.trial_process import Verdict
+from engine_server.structured.trials import GrammarTrials
 from engine_server.telemetry.engine_loggers import StatLoggers, create_loggers
 from engine_server.telemetry.stats import IterationStats
 
@@ -35,15 +41,18 @@ class FrontEnd:
         self,
         config: EngineConfig,
         tokenizer: PreTrainedTokenizerBase | None,
+        vocabulary: Vocabulary | None,
         log_stats: bool,
         stat_loggers: StatLoggers | None,
     ) -> None:
+        """vocabulary: None if the engine can't follow grammars."""
         self.tokenizer = tokenizer
         self.config = config.scheduler_config
         self.processor = Processor(config.model_config, self.tokenizer)
         self.requests = OutputProcessor(
             backend_of(self.tokenizer) if self.tokenizer else None, config.model_config.eos_token_ids
         )
+        self._trials = GrammarTrials(vocabulary) if vocabulary else None
         self.traces = config.observability_config.otlp_traces_endpoint is not None
         self.loggers = create_loggers(config, log_stats, stat_loggers)
 
@@ -76,6 +85,32 @@ class FrontEnd:
         if params.timeout is not None:
             request.deadline = request.arrival + params.timeout
         return self.requests.prepare(submission, request, text)
+
+    def try_grammar(self, prepared: PreparedRequest) -> Future[Verdict] | None:
+        """Start the trial of a request's grammar, whose verdict `set_grammar` takes; None for a request without one.
+
+        Raises InvalidRequestError.
+        """
+        grammar = prepared.state.params.structured_outputs
+        if grammar is None:
+            return None
+        if self._trials is None:
+            raise InvalidRequestError(
+                "structured outputs need a tokenizer and an end-of-sequence token, and this engine lacks one",
+                "structured_outputs",
+            )
+        return self._trials.start(grammar)
+
+    def set_grammar(self, prepared: PreparedRequest, verdict: Verdict) -> None:
+        """Write a request's grammar, which has been tried, to its messages. Raises InvalidRequestError."""
+        params = prepared.state.params
+        assert params.structured_outputs is not None
+        translated = StructuredOutputsParams(
+            grammar=verdict.grammar(), starts_after=params.structured_outputs.starts_after
+        )
+        params = msgspec.structs.replace(params, structured_outputs=translated)
+        for message in prepared.messages:
+            message.params = params
 
     def add(self, prepared: PreparedRequest) -> list[AddRequest]:
         """Store a request's state; return its messages to the core, none if the tokens that it resumes already end it.

@@ -29,7 +29,7 @@ from engine_server.engine.compat import one_prompt, refuse, request_key, request
 from engine_server.engine.engine_args import EngineArgs
 from engine_server.engine.front_end import FrontEnd
 from engine_server.engine.input.processor import Processor
-from engine_server.engine.input.tokenizer import load_tokenizer
+from engine_server.engine.input.tokenizer import load_tokenizer, model_vocabulary
 from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
 from engine_server.requests.messages import AbortRequests, Call
 from engine_server.requests.outputs import Output, PoolingRequestOutput, RequestOutput
@@ -85,7 +85,10 @@ class LLMEngine:
         tokenizer = load_tokenizer(model_config)
         self._core = EngineCore(config, lambda name, seconds: logger.info("%s: %.1f s", name, seconds))
         self.config = config.with_blocks(self._core.num_blocks)
-        self._front_end = FrontEnd(self.config, tokenizer, log_stats, stat_loggers)
+        vocabulary = model_vocabulary(tokenizer, model_config)
+        if vocabulary is not None:
+            self._core.handle(vocabulary)
+        self._front_end = FrontEnd(self.config, tokenizer, vocabulary, log_stats, stat_loggers)
         logger.info("engine ready for %s", usage_context.value)
 
     @classmethod
@@ -125,7 +128,10 @@ class LLMEngine:
             lora_request, trace_headers, prompt_adapter_request, priority,
         )  # fmt: skip
         self._front_end.check(submission)
-        for message in self._front_end.add(self._front_end.prepare(submission)):
+        prepared = self._front_end.prepare(submission)
+        if trial := self._front_end.try_grammar(prepared):
+            self._front_end.set_grammar(prepared, trial.result())
+        for message in self._front_end.add(prepared):
             self._core.handle(message)
 
     def abort_request(self, request_id: str | int | Iterable[str], internal: bool = False) -> None:

@@ -87,7 +87,16 @@ class Call(Message):
     args: list[Any] = []
 
 
-FrontEndMessage = AddRequest | AbortRequests | Call
+class Vocabulary(Message):
+    """The text of each token, for grammars."""
+
+    # By token id, for each of the model's logits: the bytes that a token adds to the text; of a special token its name.
+    tokens: list[bytes]
+    special_token_ids: list[int]
+    eos_token_ids: list[int]
+
+
+FrontEndMessage = AddRequest | AbortRequests | Call | Vocabulary
 
 
 # core -> front end

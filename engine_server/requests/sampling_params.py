@@ -11,6 +11,7 @@ from engine_server.contract.quoting import quote
 from engine_server.requests import validation as valid
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.scheduler_stats import FinishReason
+from engine_server.requests.structured_outputs import StructuredOutputsParams
 from engine_server.requests.validation import MAX_INT32, MAX_UINT64, MIN_INT64
 
 # The default of EngineArgs.max_logprobs.
@@ -52,6 +53,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True)
     logits_processors: import paths among those of EngineArgs.logits_processors.
     extra_args: plain data that is passed along with the request for other code; the engine doesn't read it.
     truncate_prompt_tokens: number of tokens to keep from the end of the prompt; -1: as many as fit.
+    structured_outputs: a grammar for the output. The request ends where the grammar does, whatever min_tokens,
+        ignore_eos, bad_words and allowed_token_ids are.
 
     Raises InvalidRequestError, which names the parameter.
     """
@@ -80,12 +83,14 @@ class SamplingParams(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True)
     include_stop_str_in_output: bool = False
     detokenize: bool = True
     skip_special_tokens: bool = True
+    visible_special_token_ids: list[int] | None = None
     spaces_between_special_tokens: bool = True
     logits_processors: list[str] | None = None
     truncate_prompt_tokens: int | None = None
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     extra_args: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputsParams | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     def __post_init__(self) -> None:
@@ -147,6 +152,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True)
         )
         self.detokenize = valid.flag("detokenize", self.detokenize)
         self.skip_special_tokens = valid.flag("skip_special_tokens", self.skip_special_tokens)
+        if self.visible_special_token_ids is not None:
+            name = "visible_special_token_ids"
+            self.visible_special_token_ids = valid.tokens(name, self.visible_special_token_ids)
         self.spaces_between_special_tokens = valid.flag(
             "spaces_between_special_tokens", self.spaces_between_special_tokens
         )
@@ -183,6 +191,10 @@ class SamplingParams(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True)
             self.logits_processors = valid.items(
                 "logits_processors", self.logits_processors, valid.nonempty_text
             )
+        if self.structured_outputs is not None:
+            if not isinstance(self.structured_outputs, StructuredOutputsParams):
+                valid.refuse_type("structured_outputs", self.structured_outputs, "StructuredOutputsParams")
+            self.structured_outputs = msgspec.structs.replace(self.structured_outputs)  # checks it again
 
     def _check_combinations(self) -> None:
         if self.num_children < self.n:
@@ -214,7 +226,11 @@ class SamplingParams(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True)
     @property
     def needs_last_token(self) -> bool:
         """True if sampling a token requires the previous one to be known on the host."""
-        return bool(self.logits_processors) or any(len(one) > 1 for one in self.bad_words_token_ids or ())
+        return (
+            bool(self.logits_processors)
+            or self.structured_outputs is not None
+            or any(len(one) > 1 for one in self.bad_words_token_ids or ())
+        )
 
     @property
     def penalises(self) -> bool:
@@ -226,6 +242,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True)
         return (
             bool(self.min_tokens or self.logit_bias or self.bad_words_token_ids or self.logits_processors)
             or self.allowed_token_ids is not None
+            or self.structured_outputs is not None
             or self.penalises
         )
 
@@ -236,6 +253,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True)
 
         num_output: counts from 1. Without an end both are None.
         """
+        if self.structured_outputs is not None and token_id in eos_token_ids:
+            return "stop", None
         if num_output >= self.min_tokens:
             if token_id in eos_token_ids and not self.ignore_eos:
                 return "stop", None

@@ -10,8 +10,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
 from engine_server.server.api import admin, completions, models, operation
+from engine_server.server.api.answer_format import load_format
 from engine_server.server.api.chat import endpoint as chat
+from engine_server.server.api.messages import endpoint as messages
 from engine_server.server.api.openapi import document
+from engine_server.server.api.responses import endpoint as responses
 from engine_server.server.http.access_log import WRITERS, AccessLog
 from engine_server.server.http.answer_headers import AnswerHeaders
 from engine_server.server.http.api_keys import ApiKeys, KeyCheck
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
     from engine_server.server.engine_host import EngineHost
 
 # The APIs whose requests need the engine: the gate admits and counts them.
-APIS = (chat, completions, models)
+APIS = (chat, completions, messages, responses, models)
 # An admin request has no body.
 ADMIN_BODY_BYTES = 1 << 16
 
@@ -47,6 +50,7 @@ def build_application(host: EngineHost, args: ServerArgs, keys: ApiKeys) -> tupl
         redoc_url=None,
     )
     add_error_handlers(app)
+    host.on_loaded.append(load_format)
     gate = Gate(JsonBodies(RequestBody(app, args.max_body_bytes)), host)
     operational = operation.routes(host, gate)
     gate.exempt(paths_of(app, operational))

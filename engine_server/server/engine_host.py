@@ -7,7 +7,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import Gauge
@@ -57,6 +57,10 @@ class EngineHost:
         self.engine_load = EngineLoad()
         # None for an engine that takes and returns token ids only.
         self.tokenizer: PreTrainedTokenizerBase | None = None
+        # The format of the model's reasoning and tool calls: parsers' ModelFormat, which is above this module.
+        self.answer_format: Any = None
+        # Called in the thread of the start once the tokenizer is loaded; an error ends the start.
+        self.on_loaded: list[Callable[[EngineHost], None]] = []
         self._traces = False
 
     @property
@@ -154,6 +158,8 @@ class EngineHost:
         if template is not None and self.tokenizer is not None:
             self.tokenizer.chat_template = template
         self.fingerprint = fingerprint(engine.config, getattr(self.tokenizer, "chat_template", None))
+        for callback in self.on_loaded:
+            callback(self)
 
     def _settle(self, engine: AsyncLLMEngine | None, error: BaseException | None) -> None:
         if self._loaded.done():  # the server was stopped during the start

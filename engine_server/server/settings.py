@@ -15,6 +15,11 @@ class ApiSettings:
     chat_template: str | None = argument(
         None, "file with a chat template in place of the model's own", metavar="FILE"
     )
+    response_template: str | None = argument(
+        None,
+        "file with transformers' response_template, JSON or YAML, in place of the format that is found for the model",
+        metavar="FILE",
+    )
     trust_request_chat_template: bool = argument(
         False, "take a chat template from a request: clients then run templates of their own in the server"
     )

@@ -271,7 +271,7 @@ class CountingPlatform(CpuPlatform):
         return tensor
 
 
-def test_large_token_lists_are_copied_to_the_device_once_for_each_request() -> None:
+def test_a_step_copies_at_most_a_bit_for_each_token_of_large_token_lists() -> None:
     platform = CountingPlatform()
     size = 20_000
     options = {
@@ -289,8 +289,8 @@ def test_large_token_lists_are_copied_to_the_device_once_for_each_request() -> N
         [result] = launch(sampler, torch.randn(1, size), [own])
         own.token_ids += result.tokens
         per_step.append(sum(platform.copied))
-    assert per_step[0] > 20_000
-    assert max(per_step[1:]) <= 3  # a row's position and length
+    assert per_step[0] > max(per_step[1:])  # the biases
+    assert max(per_step[1:]) <= size / 8 + 3  # also a row's position and length
 
 
 def test_bad_words_of_several_tokens_are_found_by_their_last_token_but_one() -> None:

@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from engine_server.core.heads.prompt_logprobs import PromptChunk
-from engine_server.core.logits.grammars import TokenMask
+from engine_server.core.logits.token_masks import TokenMasks
 from engine_server.core.scheduling.batch import Batch
 from engine_server.core.scheduling.step_result import StepResult
 
@@ -40,7 +40,7 @@ class NoResults:
 class Head(Protocol):
     """The computation of results from hidden states."""
 
-    def launch(self, states: HiddenStates, masks: list[TokenMask]) -> Pending:
+    def launch(self, states: HiddenStates, masks: TokenMasks | None) -> Pending:
         """Launch the computation on the device without waiting for it.
 
         masks: the tokens that requests may draw; requests without one may draw any token.

@@ -10,7 +10,7 @@ from torch import Tensor
 from engine_server.config import Activation, PoolingConfig
 from engine_server.core.heads.head import HiddenStates
 from engine_server.core.heads.sampler import to_host
-from engine_server.core.logits.grammars import TokenMask
+from engine_server.core.logits.token_masks import TokenMasks
 from engine_server.core.scheduling.request import PoolingRequest
 from engine_server.core.scheduling.step_result import StepResult
 from engine_server.modeling.platform.interface import Platform
@@ -77,7 +77,7 @@ class Pooler:
         self._platform = platform
 
     @torch.inference_mode()
-    def launch(self, states: HiddenStates, masks: list[TokenMask]) -> PendingVectors:
+    def launch(self, states: HiddenStates, masks: TokenMasks | None) -> PendingVectors:
         """Pool each request's part of the step's states. There are no masks."""
         results = []
         chunks = torch.split(states.rows, [scheduled.num_tokens for scheduled in states.batch])

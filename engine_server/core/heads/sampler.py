@@ -12,8 +12,8 @@ from engine_server.core.heads.draw import DrawParameters, draw
 from engine_server.core.heads.head import HiddenStates
 from engine_server.core.heads.logprobs import num_ranked, rank, token_logprobs
 from engine_server.core.heads.prompt_logprobs import PromptChunk
-from engine_server.core.logits.grammars import TokenMask
 from engine_server.core.logits.pipeline import LogitsPipeline
+from engine_server.core.logits.token_masks import TokenMasks
 from engine_server.core.scheduling.batch import Batch, sampled_part
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.core.scheduling.step_result import StepResult
@@ -106,7 +106,7 @@ class Sampler:
             self.kernels = kernel_sampler.KernelSampler(max_num_seqs, platform)
 
     @torch.inference_mode()
-    def launch(self, states: HiddenStates, masks: list[TokenMask]) -> PendingTokens:
+    def launch(self, states: HiddenStates, masks: TokenMasks | None) -> PendingTokens:
         sampling = sampled_part(states.batch)
         logits = self._model.logits(states.rows, states.captured_size)
         prompts = [
@@ -122,7 +122,7 @@ class Sampler:
         values = None if rows is None else self._values("raw", logits, rows, counts, sampling)
         adjusted = self._pipeline.rows(sampling)
         errors: dict[int, str] = {}
-        if adjusted or masks:
+        if adjusted or masks is not None:
             logits = logits.float()
             errors = self._pipeline.apply(logits, adjusted, masks)
         if rows is not None and values is None:

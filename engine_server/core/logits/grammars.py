@@ -1,73 +1,127 @@
-"""The tokens that each request may draw next, by allowed_token_ids, bad_words and min_tokens."""
+"""The tokens that each request may draw next, by its grammar, allowed_token_ids, bad_words and min_tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
+from llguidance import LLExecutor, LLMatcher
 
 from engine_server.core.logits.request_cache import RequestCache
+from engine_server.core.logits.token_masks import Bits, TokenMasks, bits_of, num_bytes
 from engine_server.core.scheduling.batch import Batch, Scheduled, sampled_part
-from engine_server.core.scheduling.request import GenerationRequest, PoolingRequest
+from engine_server.core.scheduling.request import GenerationRequest, Request
+from engine_server.modeling.platform.cpu_quota import available_cpus
 from engine_server.modeling.platform.interface import Platform
+from engine_server.requests.messages import Vocabulary
+from engine_server.structured.grammar_cache import GrammarCache
+from engine_server.structured.matcher import Matcher
 
-
-class TokenMask(NamedTuple):
-    """The tokens that may be drawn from one row of logits, as int64 tensors on the device."""
-
-    # Index among the rows that sample.
-    row: int
-    # None: all.
-    allowed: Tensor | None
-    # Of the allowed tokens, those that are excluded.
-    banned: list[Tensor]
-
-    def apply(self, logits: Tensor) -> None:
-        """Set the other tokens of float32 logits [n, vocabulary] to minus infinity, in place."""
-        row = logits[self.row]
-        if self.allowed is not None:
-            kept = row[self.allowed]
-            row.fill_(-torch.inf)[self.allowed] = kept
-        for token_ids in self.banned:
-            row.index_fill_(0, token_ids, -torch.inf)
+# Maximum number of threads that fill masks.
+MAX_THREADS = 8
 
 
 @dataclass(slots=True, frozen=True)
 class Rules:
-    """One request's constraints on its tokens. The tensors are on the device."""
+    """One request's constraints on its tokens besides its grammar."""
 
-    allowed: Tensor | None
-    # Bad words of one token.
-    banned: list[Tensor]
-    # The tokens that end a request, which are banned before output token `min_tokens`.
-    ends: list[Tensor]
+    # The allowed tokens without bad words of one token.
+    allowed: Bits
+    # The same without the tokens that end a request, which are not allowed before output token `min_tokens`.
+    before_min_tokens: Bits
     min_tokens: int
+    # True if `allowed` excludes a token.
+    excludes: bool
     # Bad words of several tokens, by the last token but one: the tokens before the last, and the last.
     phrases: dict[int, list[tuple[list[int], int]]]
+
+    def apply_to(self, output_index: int) -> bool:
+        """Return True if the output token at an index may be limited."""
+        return self.excludes or bool(self.phrases) or output_index < self.min_tokens
 
 
 class Grammars:
     """The token masks of a step, filled on the host. The part that depends on the request alone is built once."""
 
-    def __init__(self, eos_token_ids: Sequence[int], platform: Platform) -> None:
+    def __init__(self, eos_token_ids: Sequence[int], vocabulary: int, platform: Platform) -> None:
+        """vocabulary: number of tokens."""
         self._eos_token_ids = list(eos_token_ids)
+        self._size = num_bytes(vocabulary)
+        self._ends = bits_of(self._eos_token_ids, self._size)
         self._platform = platform
         self._rules = RequestCache(self._build)
+        self._cache: GrammarCache | None = None
+        self._threads: LLExecutor | None = None
 
-    def fill(self, batch: Batch) -> list[TokenMask]:
-        """Return a mask for each request that samples and may not draw any token.
+    def load(self, vocabulary: Vocabulary) -> None:
+        """Take the vocabulary, which requests with a grammar need."""
+        self._cache = GrammarCache(vocabulary)
+        self._threads = LLExecutor(min(available_cpus(), MAX_THREADS))
+
+    def open(self, request: Request) -> None:
+        """Start to compile a request's grammar if it has one; the request runs once that is done."""
+        grammar = request.params.structured_outputs if isinstance(request, GenerationRequest) else None
+        if isinstance(request, GenerationRequest) and grammar is not None:
+            assert self._cache is not None and grammar.grammar is not None
+            compiled = self._cache.get(grammar.grammar)
+            request.matcher = Matcher(
+                compiled, grammar.starts_after, frozenset(self._eos_token_ids), request.num_prompt
+            )
+
+    def fill(self, batch: Batch) -> TokenMasks | None:
+        """Return the masks of the requests that sample and may not draw every token; None if there are none.
 
         Earlier steps' tokens must be known for requests with `Request.needs_last_token`.
         """
-        masks = []
+        masked: list[MaskedRow] = []
+        errors: dict[int, str] = {}
         for row, scheduled in enumerate(sampled_part(batch)):
-            if isinstance(scheduled.request, PoolingRequest):
+            if not isinstance(scheduled.request, GenerationRequest):
                 continue
-            rules = self._rules.get(scheduled)
-            if rules is not None and (mask := self._mask(row, scheduled, rules)):
-                masks.append(mask)
-        return masks
+            rules, matcher = self._rules.get(scheduled), scheduled.request.matcher
+            if rules is not None and not rules.apply_to(scheduled.output_index):
+                rules = None
+            if matcher is not None:
+                matcher.read(scheduled.request.token_ids, scheduled.end)
+                if matcher.error is not None:
+                    errors[row] = matcher.error
+            position = matcher.position if matcher is not None else None
+            if rules is not None or position is not None:
+                masked.append(MaskedRow(row, scheduled, rules, matcher, position))
+        if not masked and not errors:
+            return None
+        bits = np.full((len(masked), self._size), 255, np.uint8)
+        self._match(masked, bits, errors)
+        for own, one in zip(bits, masked, strict=True):
+            if one.rules is not None:
+                self._restrict(own, one, one.rules)
+        return TokenMasks([one.row for one in masked], self._platform.to_device(bits), errors)
+
+    def _match(self, masked: list["MaskedRow"], bits: Bits, errors: dict[int, str]) -> None:
+        """Fill the rows of requests with a grammar by the tokens that it allows, in parallel and without the GIL."""
+        positions = [(one.position, index) for index, one in enumerate(masked) if one.position is not None]
+        if not positions:
+            return
+        assert self._threads is not None
+        self._threads.unsafe_compute_mask_ptr(positions, bits.ctypes.data, self._size, len(bits))
+        for one in masked:
+            if one.matcher is not None and one.position is not None:
+                one.matcher.check()
+                if one.matcher.error is not None:
+                    errors[one.row] = one.matcher.error
+
+    def _restrict(self, bits: Bits, masked: "MaskedRow", rules: Rules) -> None:
+        """Clear the bits of tokens that a request's other parameters exclude."""
+        scheduled, position = masked.scheduled, masked.position
+        ends = bits & self._ends
+        early = scheduled.output_index < rules.min_tokens
+        bits &= rules.before_min_tokens if early else rules.allowed
+        if rules.phrases:
+            output = scheduled.request.token_ids[scheduled.request.num_prompt : scheduled.end]
+            for token_id in continuations(rules.phrases, output):
+                bits[token_id >> 3] &= ~np.uint8(1 << (token_id & 7))
+        if position is not None and not bits.any():  # then the grammar may only end
+            bits[:] = ends
 
     def _build(self, request: GenerationRequest) -> Rules | None:
         """Return None for a request that may always draw any token."""
@@ -79,27 +133,24 @@ class Grammars:
         for *before, last in words:
             if before:
                 phrases.setdefault(before[-1], []).append((before, last))
-        ends = self._eos_token_ids + (params.stop_token_ids or []) if params.min_tokens else []
-        allowed = params.allowed_token_ids
-        return Rules(
-            None if allowed is None else self._platform.to_device(allowed),
-            self._tensors([word[0] for word in words if len(word) == 1]),
-            self._tensors(ends),
-            params.min_tokens,
-            phrases,
-        )
+        allowed = np.full(self._size, 255, np.uint8)
+        if params.allowed_token_ids is not None:
+            allowed = bits_of(params.allowed_token_ids, self._size)
+        allowed &= ~bits_of([word[0] for word in words if len(word) == 1], self._size)
+        ends = bits_of(self._eos_token_ids + (params.stop_token_ids or []), self._size)
+        excludes = params.allowed_token_ids is not None or any(len(word) == 1 for word in words)
+        return Rules(allowed, allowed & ~ends, params.min_tokens, excludes, phrases)
 
-    def _mask(self, row: int, scheduled: Scheduled, rules: Rules) -> TokenMask | None:
-        banned = rules.banned
-        if rules.ends and scheduled.output_index < rules.min_tokens:
-            banned = banned + rules.ends
-        if rules.phrases:
-            output = scheduled.request.token_ids[scheduled.request.num_prompt : scheduled.end]
-            banned = banned + self._tensors(continuations(rules.phrases, output))
-        return TokenMask(row, rules.allowed, banned) if rules.allowed is not None or banned else None
 
-    def _tensors(self, token_ids: list[int]) -> list[Tensor]:
-        return [self._platform.to_device(token_ids)] if token_ids else []
+class MaskedRow(NamedTuple):
+    """A request that samples from a row and may not draw every token."""
+
+    row: int
+    scheduled: Scheduled
+    rules: Rules | None
+    matcher: Matcher | None
+    # The matcher's position, if its grammar limits the next token.
+    position: LLMatcher | None
 
 
 def continuations(phrases: dict[int, list[tuple[list[int], int]]], output: list[int]) -> list[int]:

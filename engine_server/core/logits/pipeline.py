@@ -4,18 +4,20 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from engine_server.core.logits.grammars import TokenMask
 from engine_server.core.logits.processor import LogitsProcessor, Row
 from engine_server.core.logits.request_cache import RequestCache
+from engine_server.core.logits.token_masks import BlockedTokens, TokenMasks
 from engine_server.core.scheduling.batch import Batch
 from engine_server.core.scheduling.request import GenerationRequest
+from engine_server.modeling.platform.interface import Platform
 
 
 class LogitsPipeline:
     """The application of token masks, then of each processor to the rows of the requests that need it."""
 
-    def __init__(self, processors: Sequence[LogitsProcessor]) -> None:
+    def __init__(self, processors: Sequence[LogitsProcessor], platform: Platform) -> None:
         self._processors = processors
+        self._blocked = BlockedTokens(platform)
         self._needed = RequestCache(self._select)
 
     def rows(self, sampling: Batch) -> list[list[Row]]:
@@ -30,11 +32,12 @@ class LogitsPipeline:
                 rows[position].append(Row(index, scheduled))
         return rows
 
-    def apply(self, logits: Tensor, rows: list[list[Row]], masks: list[TokenMask]) -> dict[int, str]:
+    def apply(self, logits: Tensor, rows: list[list[Row]], masks: TokenMasks | None) -> dict[int, str]:
         """Change float32 logits [n, vocabulary] in place; return an error for each row that can't be sampled."""
         errors: dict[int, str] = {}
-        for mask in masks:
-            mask.apply(logits)
+        if masks is not None:
+            masks.apply(logits, self._blocked)
+            errors |= masks.errors
         for processor, own in zip(self._processors, rows, strict=False):
             if own:
                 errors |= processor.apply(logits, own)

@@ -13,6 +13,7 @@ from engine_server.core.scheduling.step_result import StepResult
 from engine_server.requests.messages import AddRequest, RawTensor, RequestStep, TokenLogprobsArray
 from engine_server.requests.pooling_params import PoolingParams
 from engine_server.requests.sampling_params import SamplingParams
+from engine_server.structured.matcher import Matcher
 
 # Placeholder for a token that a launched step samples and the host has not received yet.
 UNKNOWN = -1
@@ -109,6 +110,11 @@ class Request(ABC):
         return False
 
     @property
+    def ready(self) -> bool:
+        """False while something that the request needs is prepared in a thread."""
+        return True
+
+    @property
     def reads_prefix_cache(self) -> bool:
         """True if cached blocks may replace the computation of the prompt's beginning."""
         return True
@@ -175,6 +181,8 @@ class GenerationRequest(Request):
     num_resumed: int = 0
     # Log-probabilities of the prompt's tokens from the second on, so far; None if not requested, or delivered already.
     prompt_logprobs: list[TokenLogprobsArray] | None = None
+    # The position in the grammar of the output, if it has one.
+    matcher: Matcher | None = None
 
     @property
     def last_result_launched(self) -> bool:
@@ -183,6 +191,10 @@ class GenerationRequest(Request):
     @property
     def needs_last_token(self) -> bool:
         return self.params.needs_last_token
+
+    @property
+    def ready(self) -> bool:
+        return self.matcher is None or self.matcher.ready
 
     @property
     def reads_prefix_cache(self) -> bool:

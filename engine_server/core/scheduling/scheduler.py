@@ -76,6 +76,11 @@ class Scheduler:
         # Counts since the last call of `stats`.
         self._num_preemptions = self._num_queried = self._num_hit = 0
 
+    @property
+    def has_work(self) -> bool:
+        """True if a request can run."""
+        return bool(self.running) or any(request.ready for request in self.waiting)
+
     def __contains__(self, request: Request) -> bool:
         """Return True until the request has ended; a new request may then have its id."""
         return self.requests.get(request.request_id) is request
@@ -129,8 +134,9 @@ class Scheduler:
                 self._take(request, count, batch)
                 budget -= count
         # After a preemption nothing is admitted, or the preempted request would take its blocks back.
-        while self._num_preemptions == preempted and budget and self.waiting:
-            if not self._admit(self.waiting[0], budget, batch):
+        while self._num_preemptions == preempted and budget:
+            first = next((request for request in self.waiting if request.ready), None)
+            if first is None or not self._admit(first, budget, batch):
                 break
             budget -= batch[-1].num_tokens
         for scheduled in batch:
@@ -265,7 +271,7 @@ class Scheduler:
         self._refusal = None
         row = self.table.open(hashes, cached)
         self.table.grow(row, cached, cached + count, total)
-        del self.waiting[0]
+        self.waiting.remove(request)
         request.row, request.computed, request.confirmed = row, cached, cached
         self.running.append(request)
         self._take(request, count, batch)

@@ -68,6 +68,8 @@ class Processor:
                 "stop strings need a tokenizer, which the engine was made without", "stop"
             )
         self._check_vocabulary(params)
+        if params.structured_outputs is not None:
+            params.structured_outputs.check_size()
         params = msgspec.structs.replace(
             params,
             seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
@@ -191,6 +193,8 @@ class Processor:
         self._check_token_ids(params.stop_token_ids or (), "stop_token_ids")
         self._check_token_ids(params.allowed_token_ids or (), "allowed_token_ids")
         self._check_token_ids(params.logit_bias or (), "logit_bias")
+        if params.structured_outputs is not None:
+            self._check_token_ids(params.structured_outputs.starts_after or (), "starts_after")
         for token_ids in params.bad_words_token_ids or ():
             self._check_token_ids(token_ids, "bad_words_token_ids")
         for path in params.logits_processors or ():

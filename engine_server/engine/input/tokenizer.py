@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from tokenizers import Tokenizer as Backend
 
 from engine_server.config import ModelConfig
+from engine_server.requests.messages import Vocabulary
 from engine_server.requests.prompts import TokensPrompt
+from engine_server.structured.vocabulary import read_vocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -40,6 +42,13 @@ def backend_of(tokenizer: PreTrainedTokenizerBase) -> Backend:
     """Return the tokenizer of the `tokenizers` library that transformers' tokenizer wraps."""
     backend: Backend = tokenizer.backend_tokenizer
     return backend
+
+
+def model_vocabulary(tokenizer: PreTrainedTokenizerBase | None, config: ModelConfig) -> Vocabulary | None:
+    """Return the vocabulary that grammars need, or None for a model that can't follow them."""
+    if tokenizer is None or config.pooling is not None or not config.eos_token_ids:
+        return None
+    return read_vocabulary(backend_of(tokenizer), config.vocab_size, config.eos_token_ids)
 
 
 def text_pair(

@@ -49,8 +49,15 @@ class RequestStreams:
         return self._streams.get(request_id)
 
     async def prepare(self, submission: Submission) -> PreparedRequest:
-        """Check and tokenize a request, in a thread if it is long. Raises InvalidRequestError, QueueFullError."""
+        """Check and tokenize a request, and try its grammar. Raises InvalidRequestError, QueueFullError."""
         self._front_end.check(submission)
+        prepared = await self._tokenize(submission)
+        if trial := self._front_end.try_grammar(prepared):
+            self._front_end.set_grammar(prepared, await asyncio.wrap_future(trial))
+        return prepared
+
+    async def _tokenize(self, submission: Submission) -> PreparedRequest:
+        """Prepare a request, in a thread if it is long."""
         size, is_text = work_size(submission)
         if size <= MAX_INLINE and not (is_text and self._num_preparing):
             return self._front_end.prepare(submission)

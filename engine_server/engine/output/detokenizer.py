@@ -21,7 +21,9 @@ class Detokenizer:
         stops: StopAutomaton | None,
     ) -> None:
         """`stops`: the automaton of `params.stop_strings`, or None where there are none."""
-        self._decoder = TokenDecoder(tokenizer, prompt_token_ids, params.skip_special_tokens)
+        self._decoder = TokenDecoder(
+            tokenizer, prompt_token_ids, params.skip_special_tokens, params.visible_special_token_ids or ()
+        )
         self._matcher = StopMatcher(stops) if stops else None
         self._include_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens

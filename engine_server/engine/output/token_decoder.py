@@ -1,6 +1,6 @@
 """Incremental decoding of token ids to text."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
@@ -22,10 +22,16 @@ class TokenDecoder:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skip_special_tokens: bool
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int],
+        skip_special_tokens: bool,
+        visible_special: Iterable[int] = (),
     ) -> None:
+        """visible_special: special tokens that have text although special tokens are skipped."""
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
+        self._visible = frozenset(visible_special if skip_special_tokens else ())
         # Output tokens that have no text yet: bytes of an incomplete character.
         self._pending: list[int] = []
         self._context: list[int] = []
@@ -38,6 +44,8 @@ class TokenDecoder:
 
     def decode(self, token_id: int) -> str:
         """Return the text that a token completes, empty inside a character."""
+        if token_id in self._visible:
+            return self._restart_with(token_id)
         self._pending.append(token_id)
         try:
             piece: str | None = self._stream.step(self._tokenizer, token_id)
@@ -95,6 +103,12 @@ class TokenDecoder:
         self._pending = []
         self._open([*context, *pending])
         return piece
+
+    def _restart_with(self, token_id: int) -> str:
+        """Return the pending text and that of a visible special token, and continue with a new stream."""
+        text = self.flush() + str(self._tokenizer.id_to_token(token_id))
+        self._open(self._context)
+        return text
 
     def _text(self, token_ids: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=self._skip_special_tokens)

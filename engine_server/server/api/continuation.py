@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from engine_server.contract import headers
-from engine_server.contract.continuation import ROUTER_FIELD, Resume, RouterFields
+from engine_server.contract.continuation import ROUTER_FIELD, Resume, RouterFields, TokenReport
 from engine_server.contract.errors import ErrorCode
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
     from engine_server.requests.prompts import TokensPrompt
+    from engine_server.server.api.answers import AnswerIdentity
     from engine_server.server.generation.generate import Generation
 
 
@@ -57,11 +58,13 @@ def apply_resume(generation: Generation, resume: Resume, streams: bool) -> Gener
     return dataclasses.replace(generation, prompts=[prompt], resume=resume)
 
 
-def reported_seed(received: Mapping[str, str], generation: Generation, streams: bool) -> int | None:
-    """Return the seed to report with a stream's tokens; None for an answer without reports."""
+def first_report(
+    received: Mapping[str, str], generation: Generation, identity: AnswerIdentity, streams: bool
+) -> TokenReport | None:
+    """Return what the first report of a stream's tokens has besides tokens; None for an answer without reports."""
     if received.get(headers.REPORT_TOKENS) != "1" or not can_continue(generation, streams):
         return None
     params = generation.params
     if params.seed is None:
         params.seed = secrets.randbits(63)
-    return params.seed
+    return TokenReport(params.seed, id=identity.id, created=identity.created)

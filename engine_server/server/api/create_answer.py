@@ -7,10 +7,12 @@ import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from engine_server.requests.errors import InvalidRequestError
+from engine_server.server.api.answer_format import with_parser
 from engine_server.server.api.answers import AnswerIdentity
-from engine_server.server.api.continuation import apply_resume, reported_seed, resumed_stream
+from engine_server.server.api.continuation import apply_resume, first_report, resumed_stream
 from engine_server.server.api.models import check_model
-from engine_server.server.generation.generate import Generation, generate
+from engine_server.server.generation.generate import Generation, generate, refusal
 from engine_server.server.generation.render import Renderer, stream_answer, whole_answer
 from engine_server.server.http.errors import ApiError
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from engine_server.requests.prompts import TokensPrompt
     from engine_server.requests.sampling_params import SamplingParams
     from engine_server.server.engine_host import EngineHost
-    from engine_server.server.generation.answer_parser import ParserFactory
+    from engine_server.server.parsers.tool_use import AnswerStyle
 
 # Seconds after which a request ends with the tokens so far.
 TIMEOUT_HEADER = "x-request-timeout"
@@ -64,7 +66,9 @@ class AnswerRequest(Protocol):
 
     async def prompts(self, host: EngineHost) -> list[TokensPrompt]: ...
 
-    def parser(self, host: EngineHost) -> ParserFactory: ...
+    @property
+    def answer_style(self) -> AnswerStyle | None:
+        """What the answer may have besides text; None for plain text."""
 
     def renderer(self, host: EngineHost, identity: AnswerIdentity) -> Renderer: ...
 
@@ -73,7 +77,10 @@ async def create_answer(host: EngineHost, request: AnswerRequest, headers: Mappi
     """Return the answer to a request, whole or as a stream. Raises ApiError and InvalidRequestError."""
     check_model(host, request.model, headers)
     resume = resumed_stream(headers, request.model_extra or {}, host.fingerprint)
-    params = request.sampling_params(host.sampling_defaults)
+    try:
+        params = request.sampling_params(host.sampling_defaults)
+    except InvalidRequestError as error:
+        raise refusal(error, request.ENGINE_FIELDS) from None
     params.timeout = deadline(params.timeout, headers)
     beams = request.beam_search_params(host.sampling_defaults)
     prompts = await request.prompts(host)
@@ -88,18 +95,20 @@ async def create_answer(host: EngineHost, request: AnswerRequest, headers: Mappi
         params=params,
         trace_headers=host.trace_headers(headers),
         fields=request.ENGINE_FIELDS,
-        parser=request.parser(host),
         priority=request.queue_priority,
         beams=beams,
         prompt_only=request.prompt_only,
     )
+    style = request.answer_style
+    if style is not None:
+        generation = with_parser(generation, host.answer_format, style, identity.id, request.streams)
     if resume is not None:
         generation = apply_resume(generation, resume, request.streams)
-    seed = reported_seed(headers, generation, request.streams)
+    report = first_report(headers, generation, identity, request.streams)
     renderer = request.renderer(host, identity)
     events = generate(host.engine, generation)
     if request.streams:
-        return stream_answer(events, renderer, host.settings.sse_keep_alive_interval, seed)
+        return stream_answer(events, renderer, host.settings.sse_keep_alive_interval, report)
     return await whole_answer(events, renderer)
 
 

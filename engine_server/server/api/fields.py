@@ -133,3 +133,17 @@ def check_bound(bound: Bound, amount: int) -> None:
     """Raise a validation error for an amount that is too large."""
     if error := bound.exceeded(amount):
         raise PydanticCustomError("too_many", "{error}", {"error": error})
+
+
+def check_depth(value: object) -> None:
+    """Raise a validation error for JSON that is nested deeper than its users can recurse."""
+    level, depth = [value], 0
+    while level := [item for outer in level for item in containers(outer)]:
+        depth += 1
+        check_bound(bounds.SCHEMA_DEPTH, depth)
+
+
+def containers(value: object) -> list[object]:
+    """Return the objects and arrays within a value."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [item for item in inner if isinstance(item, dict | list)]

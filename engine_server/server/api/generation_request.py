@@ -22,12 +22,11 @@ from engine_server.server.api import fields
 from engine_server.server.api.answers import AnswerOptions
 from engine_server.server.api.fields import MAX_CHOICES, Ignored, only, stop_strings, token_biases
 from engine_server.server.api.unknown_fields import unknown_fields
-from engine_server.server.generation.answer_parser import ParserFactory, plain_text
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
     from engine_server.requests.prompts import TokensPrompt
-    from engine_server.server.engine_host import EngineHost
+    from engine_server.server.parsers.tool_use import AnswerStyle
     from engine_server.server.settings import ApiSettings
 
 # Fields that SamplingParams has by the same name.
@@ -152,8 +151,9 @@ class GenerationRequest(ApiRequest):
     def prompt_only(self) -> bool:
         return False
 
-    def parser(self, host: EngineHost) -> ParserFactory:
-        return plain_text
+    @property
+    def answer_style(self) -> AnswerStyle | None:
+        return None
 
     def answer_options(self, settings: ApiSettings) -> AnswerOptions:
         """Return what the answer reports."""

@@ -1,6 +1,6 @@
 """The seam between generated text and the parts of an answer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from engine_server.server.generation.events import Part, Text
@@ -19,6 +19,9 @@ class AnswerParser(Protocol):
     def end(self) -> list[Part]:
         """Return the parts that were held back; no text follows."""
 
+    def count_reasoning(self, token_ids: Sequence[int]) -> int:
+        """Return how many of the choice's next tokens belong to the reasoning."""
+
 
 # Makes the parser of the choice with this index.
 ParserFactory = Callable[[int], AnswerParser]
@@ -32,6 +35,9 @@ class PlainText:
 
     def end(self) -> list[Part]:
         return []
+
+    def count_reasoning(self, token_ids: Sequence[int]) -> int:
+        return 0
 
 
 def plain_text(choice: int) -> AnswerParser:

@@ -94,12 +94,18 @@ async def generate(
                 if reader is None:
                     reader = choices[choice] = ChoiceReader(choice, generation, prompts[index])
                     if resume is not None:
-                        usage = usage._replace(completion_tokens=len(resume.token_ids))
+                        usage = usage._replace(
+                            completion_tokens=len(resume.token_ids),
+                            reasoning_tokens=reader.count_reasoning(resume.token_ids),
+                        )
                         yield Resumed(
                             reader.replay(resume.token_ids, output.resumed_text, usage), resume.events
                         )
                 usage = Usage(
-                    prompt_tokens, usage.completion_tokens + reader.count(output), usage.cached_tokens
+                    prompt_tokens,
+                    usage.completion_tokens + reader.count(output),
+                    usage.cached_tokens,
+                    usage.reasoning_tokens + reader.count_reasoning(output.token_ids),
                 )
                 if delta := reader.read(output, usage):
                     yield delta
@@ -122,6 +128,10 @@ class ChoiceReader:
     def count(self, output: CompletionOutput) -> int:
         """Return how many tokens an output adds to the completion."""
         return 0 if self._prompt_only else len(output.token_ids)
+
+    def count_reasoning(self, token_ids: list[int]) -> int:
+        """Return how many of the choice's next tokens belong to the reasoning."""
+        return 0 if self._prompt_only else self._parser.count_reasoning(token_ids)
 
     def replay(self, token_ids: list[int], texts: list[str], usage: Usage) -> list[ChoiceDelta]:
         """Return the events of resumed tokens, of which each made a text visible; at least one event."""

@@ -120,7 +120,7 @@ def render_chat(processor: Processor, turns: ChatTurns) -> TokensPrompt:
             chat_template=turns.template,
             **turns.variables,
         )
-    except (TemplateError, ValueError) as error:
+    except (TemplateError, ValueError, TypeError) as error:
         message = f"messages don't fit the model's chat template: {shorten(str(error))}"
         raise ApiError(400, message, param="messages") from None
     check_length(processor, text, "messages")

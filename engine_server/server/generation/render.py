@@ -8,6 +8,7 @@ from typing import Protocol
 
 from starlette.responses import Response
 
+from engine_server.contract.continuation import TokenReport
 from engine_server.contract.headers import USAGE
 from engine_server.server.generation.events import (
     ChoiceDelta,
@@ -53,14 +54,14 @@ def stream_answer(
     events: AsyncGenerator[Resumed | GenerationEvent, None],
     renderer: Renderer,
     keep_alive: float,
-    reported_seed: int | None,
+    first_report: TokenReport | None,
 ) -> Response:
     """Return the response that streams the events.
 
-    keep_alive: seconds without a byte after which a comment is sent. reported_seed: the seed of an answer whose tokens
-    are reported to the router; None: they are not.
+    keep_alive: seconds without a byte after which a comment is sent. first_report: the answer's id, creation time and
+    seed, if its tokens are reported to the router.
     """
-    reports = TokenReports(renderer, reported_seed) if reported_seed is not None else None
+    reports = TokenReports(renderer, first_report) if first_report else None
     return EventStream(stream_events(events, renderer, reports), renderer, keep_alive)
 
 

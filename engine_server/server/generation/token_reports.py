@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import msgspec
+
 from engine_server.contract.continuation import ReportedUsage, TokenReport
 from engine_server.server.generation.events import ChoiceDelta, GenerationEvent, GenerationFinished
 
@@ -24,9 +26,10 @@ class TokenReports:
     forwarded the other, so that nothing remains to be continued.
     """
 
-    def __init__(self, renderer: EventRenderer, seed: int) -> None:
+    def __init__(self, renderer: EventRenderer, first: TokenReport) -> None:
+        """`first`: the answer's id, creation time and seed, without tokens."""
         self._renderer = renderer
-        self._seed = seed
+        self._next = first
         # The last step, until the generation's end follows.
         self._token_ids: list[int] = []
         self._rendered = b""
@@ -47,4 +50,6 @@ class TokenReports:
             return b""
         # A rendered event ends with an empty line, and JSON has no line ends.
         num_events = rendered.count(b"\n\n") + end
-        return TokenReport(self._seed, token_ids, num_events, usage).encode() + rendered
+        report = msgspec.structs.replace(self._next, token_ids=token_ids, events=num_events, usage=usage)
+        self._next = TokenReport(report.seed)
+        return report.encode() + rendered

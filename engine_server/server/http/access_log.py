@@ -15,6 +15,8 @@ import msgspec
 from prometheus_client import Counter, Histogram
 from starlette.datastructures import MutableHeaders
 
+from engine_server.contract.errors import has_anthropic_errors
+
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -84,12 +86,18 @@ class AccessLog:
         started = time.perf_counter()
         status, complete = CLIENT_DISCONNECTED, False
         request_id = client_request_id(scope) or uuid.uuid4().hex
+        # Error bodies of Anthropic's API repeat it.
+        scope.setdefault("state", {})["request_id"] = request_id
+        anthropic = has_anthropic_errors(scope["path"])
 
         async def record_and_send(message: Message) -> None:
             nonlocal status, complete
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-Id"] = request_id
+                if anthropic:
+                    headers["Request-Id"] = request_id
             elif not message.get("more_body", False):
                 complete = True
             await send(message)

@@ -1,4 +1,4 @@
-"""Error responses in the shape of OpenAI's API."""
+"""Error responses, in the shape of the API that the request's path belongs to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from engine_server.contract.errors import ErrorBody, ErrorCode, ErrorDetail, server_error_type
+from engine_server.contract.errors import (
+    AnthropicErrorBody,
+    AnthropicErrorDetail,
+    ErrorBody,
+    ErrorCode,
+    ErrorDetail,
+    anthropic_error_type,
+    has_anthropic_errors,
+    server_error_type,
+)
 from engine_server.contract.quoting import shorten
 from engine_server.requests.errors import (
     EngineDeadError,
@@ -23,6 +32,7 @@ from engine_server.requests.errors import (
 if TYPE_CHECKING:
     from fastapi import FastAPI
     from starlette.requests import Request
+    from starlette.types import Receive, Scope, Send
 
 logger = logging.getLogger(__name__)
 
@@ -52,10 +62,16 @@ class ApiError(Exception):
         self.close = close
 
     def body(self) -> bytes:
-        """Return the JSON body, which is also the data of an error event in a stream."""
+        """Return the JSON body of OpenAI's API, which is also the data of an error event in a stream."""
         message, param = shorten(self.message, MAX_MESSAGE), self.param and shorten(self.param)
         detail = ErrorDetail(message, server_error_type(self.status), param, self.code)
         return ErrorBody(detail).encode()
+
+    def anthropic_body(self, request_id: str | None) -> bytes:
+        """Return the JSON body of Anthropic's API, which is also the data of an error event in a stream."""
+        message = shorten(self.message, MAX_MESSAGE)
+        detail = AnthropicErrorDetail(anthropic_error_type(self.status), message, self.code)
+        return AnthropicErrorBody(detail, request_id).encode()
 
     def response(self) -> Response:
         """Return the whole HTTP response."""
@@ -64,7 +80,21 @@ class ApiError(Exception):
             headers["Retry-After"] = str(self.retry_after)
         if self.close:
             headers["Connection"] = "close"
-        return Response(self.body(), self.status, headers, media_type="application/json")
+        return ErrorResponse(self, headers)
+
+
+class ErrorResponse(Response):
+    """The response for an error, in the shape of the API that the request's path belongs to."""
+
+    def __init__(self, error: ApiError, headers: dict[str, str]) -> None:
+        super().__init__(error.body(), error.status, headers, media_type="application/json")
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if has_anthropic_errors(scope["path"]):
+            self.body = self._error.anthropic_body(scope.get("state", {}).get("request_id"))
+            self.headers["Content-Length"] = str(len(self.body))
+        await super().__call__(scope, receive, send)
 
 
 def as_api_error(error: Exception) -> ApiError:

@@ -1,6 +1,5 @@
 """Streams that another engine continues, as the router asks for it; here the same engine plays both."""
 
-import json
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +11,17 @@ from engine_server.contract import headers
 from engine_server.contract.continuation import REPORT_PREFIX, TokenReport
 
 CHAT = "/v1/chat/completions"
+MESSAGES = "/v1/messages"
+RESPONSES = "/v1/responses"
 COMPLETIONS = "/v1/completions"
 REPORT = {headers.REPORT_TOKENS: "1"}
 QUESTION = [{"role": "user", "content": "Name three colours."}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"colour": {"enum": ["red", "green"]}, "depth": {"type": "integer", "maximum": 99}},
+    "required": ["colour", "depth"],
+    "additionalProperties": False,
+}
 # Few tokens are likely, so that rounding, which differs between a prompt and its continuation, changes no choice.
 STREAMS = {
     "chat": (CHAT, {"messages": QUESTION, "max_tokens": 12, "top_k": 20}),
@@ -29,6 +36,37 @@ STREAMS = {
             "return_token_ids": True,
         },
     ),
+    "chat with a schema": (
+        CHAT,
+        {
+            "messages": QUESTION,
+            "max_tokens": 24,
+            "top_k": 20,
+            "response_format": {"type": "json_schema", "json_schema": {"name": "colour", "schema": SCHEMA}},
+        },
+    ),
+    "chat with a tool call": (
+        CHAT,
+        {
+            "messages": QUESTION,
+            "max_tokens": 40,
+            "top_k": 20,
+            "tools": [{"type": "function", "function": {"name": "paint", "parameters": SCHEMA}}],
+            "tool_choice": "required",
+        },
+    ),
+    "messages": (MESSAGES, {"messages": QUESTION, "max_tokens": 10, "top_k": 20}),
+    "messages with a tool call": (
+        MESSAGES,
+        {
+            "messages": QUESTION,
+            "max_tokens": 40,
+            "temperature": 0,
+            "tools": [{"name": "paint", "input_schema": SCHEMA}],
+            "tool_choice": {"type": "any"},
+        },
+    ),
+    "responses": (RESPONSES, {"input": "Name three colours.", "max_output_tokens": 16, "temperature": 0}),
     "completion with log-probabilities": (
         COMPLETIONS,
         {"prompt": "Once upon", "max_tokens": 10, "logprobs": 2, "echo": True, "top_k": 20, "seed": -5},
@@ -67,11 +105,10 @@ def events_of(groups: list[Group]) -> bytes:
 
 def resume_after(groups: list[Group], fingerprint: str) -> dict[str, Any]:
     """Return the body's field that continues a stream after `groups`."""
-    first = json.loads(re.search(rb"data: (\{.*\})", groups[0].events)[1])
     return {
         "resume": {
-            "id": first["id"],
-            "created": first["created"],
+            "id": groups[0].report.id,
+            "created": groups[0].report.created,
             "seed": groups[0].report.seed,
             "model": fingerprint,
             "token_ids": [token for group in groups for token in group.report.token_ids],

@@ -21,6 +21,8 @@ from engine_server.server.generation.events import (
     GenerationEvent,
     GenerationFinished,
     Prompt,
+    Reasoning,
+    ToolCall,
     Usage,
 )
 from engine_server.server.http.event_stream import OpenAIStream
@@ -34,11 +36,30 @@ class Opening(NamedTuple):
     echo: str
 
 
+class CalledFunction(msgspec.Struct, omit_defaults=True):
+    """A call's function, or a fragment of it."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class Call(msgspec.Struct, kw_only=True):
+    """A tool call of a whole choice."""
+
+    id: str
+    type: str = "function"
+    function: CalledFunction
+
+
 class AnswerMessage(msgspec.Struct, kw_only=True):
-    """The message of a whole choice."""
+    """The message of a whole choice. vLLM's name of the reasoning is `reasoning`, and earlier `reasoning_content`."""
 
     role: str
-    content: str
+    # None for a message of calls alone.
+    content: str | None
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[Call] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Choice(msgspec.Struct):
@@ -52,11 +73,24 @@ class Choice(msgspec.Struct):
     token_ids: TokenIds = msgspec.UNSET
 
 
+class CallDelta(msgspec.Struct, omit_defaults=True):
+    """A fragment of a tool call; a call's first one has its id, type and name."""
+
+    # Never the default, so that it is always written.
+    index: int | None = None
+    id: str | None = None
+    type: str | None = None
+    function: CalledFunction | None = None
+
+
 class Delta(msgspec.Struct, omit_defaults=True):
     """The fields that a chunk adds to a choice's message."""
 
     role: str | None = None
     content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[CallDelta] | None = None
 
 
 class ChunkChoice(msgspec.Struct):
@@ -91,7 +125,8 @@ class ChatRenderer(OpenAIStream):
     """Renders an answer; a streamed one has the role, then the text, then the finish reason of each choice.
 
     openings: one for each prompt. top_logprobs: alternatives at each place of the text. prompt_text: report the text
-    that the chat template makes of the messages.
+    that the chat template makes of the messages. names_tool: the request names the tool that is called; its call
+    doesn't change the finish reason, as in OpenAI's API and vLLM.
     """
 
     def __init__(
@@ -104,6 +139,7 @@ class ChatRenderer(OpenAIStream):
         choices_per_prompt: int,
         top_logprobs: int,
         prompt_text: bool,
+        names_tool: bool,
     ) -> None:
         self._head = AnswerHead(identity.id, "chat.completion", identity.created, identity.model, fingerprint)
         chunk_head = msgspec.structs.replace(self._head, object="chat.completion.chunk")
@@ -113,20 +149,26 @@ class ChatRenderer(OpenAIStream):
         self._choices_per_prompt = choices_per_prompt
         self._top_logprobs = top_logprobs
         self._prompt_text = prompt_text
+        self._names_tool = names_tool
         self._opened: set[int] = set()
+        # The choices with a tool call.
+        self._called: set[int] = set()
 
     def event(self, event: GenerationEvent) -> bytes:
         if isinstance(event, GenerationFinished):
             return self._encoder.usage(event.usage)
         chunks = b"" if event.choice in self._opened else self._open(event)
+        if any(isinstance(part, ToolCall) for part in event.parts):
+            self._called.add(event.choice)
         if event.parts or event.logprobs or (self._options.token_ids and event.token_ids):
-            choice = ChunkChoice(event.choice, Delta(content=event.text), self._logprobs(event))
+            choice = ChunkChoice(event.choice, to_delta(event), self._logprobs(event))
             if self._options.token_ids:
                 choice.token_ids = event.token_ids
             chunks += self._encoder.choice(choice, event.usage)
         if event.finish is not None:
             finish = event.finish
-            choice = ChunkChoice(event.choice, Delta(), None, finish.reason, finish.stop)
+            reason = self._finish_reason(event)
+            choice = ChunkChoice(event.choice, Delta(), None, reason, finish.stop)
             chunks += self._encoder.choice(choice, event.usage)
         return chunks
 
@@ -164,11 +206,21 @@ class ChatRenderer(OpenAIStream):
     def _whole(self, delta: ChoiceDelta) -> Choice:
         assert delta.finish is not None, "an answer that is not streamed has one event for each choice"
         opening = self._opening(delta.choice)
-        message = AnswerMessage(role=opening.role, content=opening.echo + delta.text)
-        choice = Choice(delta.choice, message, self._logprobs(delta), delta.finish.reason, delta.finish.stop)
+        message = to_message(delta, opening)
+        if message.tool_calls:
+            self._called.add(delta.choice)
+        reason = self._finish_reason(delta)
+        choice = Choice(delta.choice, message, self._logprobs(delta), reason, delta.finish.stop)
         if self._options.token_ids:
             choice.token_ids = delta.token_ids
         return choice
+
+    def _finish_reason(self, event: ChoiceDelta) -> str:
+        """Return the reason of a choice's end, after its last parts."""
+        assert event.finish is not None
+        if event.choice in self._called and event.finish.reason == "stop" and not self._names_tool:
+            return "tool_calls"
+        return event.finish.reason
 
     def _opening(self, choice: int) -> Opening:
         return self._openings[choice // self._choices_per_prompt]
@@ -183,3 +235,38 @@ class ChatRenderer(OpenAIStream):
         if self._prompt_text and prompt.text is not None:
             fields.prompt_text = prompt.text
         return fields
+
+
+def to_delta(event: ChoiceDelta) -> Delta:
+    """Return the event's parts."""
+    reasoning = reasoning_of(event) or None
+    calls = [
+        CallDelta(
+            part.index,
+            part.id,
+            None if part.id is None else "function",
+            CalledFunction(part.name, part.arguments),
+        )
+        for part in event.parts
+        if isinstance(part, ToolCall)
+    ]
+    content = None if not event.text and (reasoning or calls) else event.text
+    return Delta(None, content, reasoning, reasoning, calls or None)
+
+
+def to_message(delta: ChoiceDelta, opening: Opening) -> AnswerMessage:
+    """Return the message of a whole choice."""
+    message = AnswerMessage(role=opening.role, content=opening.echo + delta.text)
+    if reasoning := reasoning_of(delta):
+        message.reasoning = message.reasoning_content = reasoning
+    calls = [part for part in delta.parts if isinstance(part, ToolCall)]
+    if calls:
+        message.content = message.content or None
+        message.tool_calls = [
+            Call(id=call.id or "", function=CalledFunction(call.name, call.arguments)) for call in calls
+        ]
+    return message
+
+
+def reasoning_of(event: ChoiceDelta) -> str:
+    return "".join(part.text for part in event.parts if isinstance(part, Reasoning))

@@ -1,10 +1,49 @@
 """The messages of a conversation, as clients send them and as chat templates take them."""
 
-from typing import Annotated, Any
+import json
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, model_validator
+from pydantic_core import PydanticCustomError
 
-from engine_server.server.api.fields import message_text, only
+from engine_server.server.api.fields import check_depth, message_text, only
+
+
+def arguments_object(text: str) -> str:
+    """Check that the arguments of a call are a JSON object."""
+    try:
+        arguments = json.loads(text)
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise PydanticCustomError("arguments", "is not the JSON text of an object")
+    check_depth(arguments)
+    return text
+
+
+class FunctionCall(BaseModel):
+    """The function of a call."""
+
+    model_config = ConfigDict(strict=True)
+
+    name: str
+    arguments: Annotated[str, AfterValidator(arguments_object)]
+
+
+class ToolCall(BaseModel):
+    """A call in an earlier answer."""
+
+    model_config = ConfigDict(strict=True)
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+    def template_call(self) -> dict[str, Any]:
+        """Return the call as chat templates know it: the arguments are an object."""
+        function = {"name": self.function.name, "arguments": json.loads(self.function.arguments)}
+        call = {"type": "function", "function": function}
+        return call if self.id is None else {"id": self.id, **call}
 
 
 class Message(BaseModel):
@@ -14,15 +53,44 @@ class Message(BaseModel):
 
     # Roles beyond OpenAI's are for the chat template to accept or refuse.
     role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: Annotated[str, PlainValidator(message_text)]
+    content: Annotated[str, PlainValidator(message_text)] = ""
     name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
 
-    tool_calls: Annotated[Any, only([])] = None
     function_call: Annotated[Any, only()] = None
     audio: Annotated[Any, only()] = None
 
-    def template_message(self) -> dict[str, str]:
+    @model_validator(mode="before")
+    @classmethod
+    def require_content(cls, fields: Any) -> Any:
+        """Refuse a message without content, except for calls and their results."""
+        optional = isinstance(fields, dict) and fields.get("role") in ("assistant", "tool")
+        if isinstance(fields, dict) and fields.get("content") is None and not optional:
+            raise PydanticCustomError("content", "content takes a string or a list of text parts")
+        return fields
+
+    @model_validator(mode="after")
+    def check_role(self) -> "Message":
+        if self.tool_calls and self.role != "assistant":
+            raise PydanticCustomError("tool_calls", "tool_calls are of the role assistant")
+        return self
+
+    def template_message(self) -> dict[str, Any]:
         """Return the message as chat templates know it; they know "developer" by its older name."""
-        role = "system" if self.role == "developer" else self.role
-        message = {"role": role, "content": self.content}
-        return message if self.name is None else message | {"name": self.name}
+        message: dict[str, Any] = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": self.content,
+        }
+        reasoning = self.reasoning_content if self.reasoning is None else self.reasoning
+        if self.name is not None:
+            message["name"] = self.name
+        if self.tool_calls:
+            message["tool_calls"] = [call.template_call() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        if reasoning is not None:
+            message["reasoning"] = message["reasoning_content"] = reasoning
+        return message

@@ -9,13 +9,16 @@ from pydantic import AfterValidator, Field
 
 from engine_server.contract import bounds
 from engine_server.requests.validation import MAX_INT32
+from engine_server.server.api.answer_format import with_tools
 from engine_server.server.api.chat.answer import ChatRenderer, Opening
 from engine_server.server.api.chat.messages import Message
 from engine_server.server.api.chat.template_variables import check_variables
+from engine_server.server.api.chat.tools import NamedTool, ToolChoice, Tools, tool_use
 from engine_server.server.api.fields import Ignored, only
 from engine_server.server.api.generation_request import GenerationRequest
 from engine_server.server.generation.prompts import ChatTurns, tokenize_chat
 from engine_server.server.http.errors import ApiError
+from engine_server.server.parsers.tool_use import AnswerStyle, ToolUse
 
 if TYPE_CHECKING:
     from engine_server.engine.beam_search import BeamSearchParams
@@ -55,13 +58,14 @@ class ChatFields(GenerationRequest):
     service_tier: Ignored = None
     store: Ignored = None
 
-    tools: Annotated[Any, only([])] = None
-    tool_choice: Annotated[Any, only("none", "auto")] = None
-    parallel_tool_calls: Annotated[Any, only(True, False)] = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+
     functions: Annotated[Any, only([])] = None
     function_call: Annotated[Any, only("none", "auto")] = None
     reasoning_effort: Annotated[Any, only()] = None
-    include_reasoning: Annotated[Any, only(True)] = None
     moderation: Annotated[Any, only()] = None
     modalities: Annotated[Any, only(["text"])] = None
     audio: Annotated[Any, only()] = None
@@ -100,8 +104,20 @@ class ChatFields(GenerationRequest):
             return not self.continue_final_message
         return self.add_generation_prompt
 
+    @property
+    def tool_use(self) -> ToolUse | None:
+        return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
+
+    @property
+    def answer_style(self) -> AnswerStyle:
+        return AnswerStyle(self.tool_use, self.include_reasoning is not False)
+
     async def prompts(self, host: EngineHost) -> list[TokensPrompt]:
-        turns = [self.turns(messages, host.settings) for messages in self.conversations]
+        use = self.tool_use
+        turns = [
+            with_tools(self.turns(messages, host.settings), host.answer_format, use)
+            for messages in self.conversations
+        ]
         prompts = [await tokenize_chat(host.engine, one) for one in turns]
         return [self.finish_prompt(prompt, host.max_model_len) for prompt in prompts]
 
@@ -131,6 +147,7 @@ class ChatFields(GenerationRequest):
             choices_per_prompt=self.n or 1,
             top_logprobs=self.top_logprobs or 0,
             prompt_text=bool(self.return_prompt_text),
+            names_tool=isinstance(self.tool_choice, NamedTool),
         )
 
     def opening(self, messages: list[Message]) -> Opening:

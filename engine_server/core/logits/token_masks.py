@@ -1,0 +1,64 @@
+"""The tokens that may be drawn from some rows of logits, as bits."""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from engine_server.modeling.platform.interface import Platform
+
+Bits = npt.NDArray[np.uint8]
+
+
+def num_bytes(vocabulary: int) -> int:
+    """Return the number of bytes of a row of bits: whole words of 32 bits."""
+    return (vocabulary + 31) // 32 * 4
+
+
+def bits_of(token_ids: list[int], size: int) -> Bits:
+    """Return a row of `size` bytes with the bits of these tokens."""
+    bits = np.zeros(size, np.uint8)
+    ids = np.asarray(token_ids, np.int64)
+    np.bitwise_or.at(bits, ids >> 3, (1 << (ids & 7)).astype(np.uint8))
+    return bits
+
+
+class TokenMasks(NamedTuple):
+    """A step's constraints on the tokens that it samples."""
+
+    # Indexes among the rows that sample.
+    rows: list[int]
+    # uint8 [rows, bytes] on the device: a bit for each token, the lowest bit first.
+    bits: Tensor
+    # By index among the rows that sample.
+    errors: dict[int, str]
+
+    def apply(self, logits: Tensor, blocked: "BlockedTokens") -> None:
+        """Set the logits [n, vocabulary] of other tokens to minus infinity, in place."""
+        if not self.rows:
+            return
+        flags = blocked.flags(self.bits)[:, : logits.shape[1]]
+        width = flags.shape[1]
+        if len(self.rows) == len(logits):
+            logits[:, :width].masked_fill_(flags, -torch.inf)
+        else:
+            rows = torch.tensor(self.rows, device=logits.device)
+            masked = logits[rows]
+            masked[:, :width].masked_fill_(flags, -torch.inf)
+            logits.index_copy_(0, rows, masked)
+
+
+class BlockedTokens:
+    """A table from each byte of bits to eight flags, which unpacks bits in one gather."""
+
+    def __init__(self, platform: Platform) -> None:
+        values = np.arange(256, dtype=np.uint8).reshape(256, 1)
+        flags = 1 - np.unpackbits(values, axis=1, bitorder="little")
+        self._table = platform.to_device(flags.view(np.int64)[:, 0])
+
+    def flags(self, bits: Tensor) -> Tensor:
+        """Return a flag for each token that may not be drawn, bool [rows, tokens]."""
+        gathered = self._table.index_select(0, bits.flatten().int())
+        return gathered.view(torch.bool).view(len(bits), -1)

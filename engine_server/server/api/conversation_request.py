@@ -1,0 +1,94 @@
+"""The request fields that the APIs with one answer to one conversation share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import AfterValidator
+
+from engine_server.server.api.answer_format import with_tools
+from engine_server.server.api.chat.template_variables import check_variables
+from engine_server.server.api.fields import Ignored, only
+from engine_server.server.api.generation_request import GenerationRequest
+from engine_server.server.generation.prompts import ChatTurns, tokenize_chat
+from engine_server.server.generation.response_format import structured_outputs
+from engine_server.server.http.errors import ApiError
+from engine_server.server.parsers.tool_use import AnswerStyle, ToolUse
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from engine_server.engine.beam_search import BeamSearchParams
+    from engine_server.requests.prompts import TokensPrompt
+    from engine_server.requests.sampling_params import SamplingParams
+    from engine_server.server.engine_host import EngineHost
+
+
+class ConversationRequest(GenerationRequest):
+    """A request of Anthropic's messages API or of OpenAI's responses API. Both have vLLM's sampling fields too."""
+
+    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(check_variables)] | None = None
+    metadata: Ignored = None
+    service_tier: Ignored = None
+    # A stream always ends with the usage.
+    stream_options: Ignored = None
+
+    # Their answers have no place for these.
+    n: Annotated[Any, only(1)] = None
+    best_of: Annotated[Any, only(1)] = None
+    use_beam_search: Annotated[Any, only(False)] = None
+    length_penalty: Annotated[Any, only(1.0)] = None
+    prompt_logprobs: Annotated[Any, only()] = None
+    detokenize: Annotated[Any, only(True)] = None
+    return_token_ids: Annotated[Any, only(False)] = None
+    return_tokens_as_token_ids: Annotated[Any, only(False)] = None
+
+    @property
+    def tool_use(self) -> ToolUse | None:
+        """The tools and the use that the answer makes of them. Raises ApiError 400 for a choice of a missing tool."""
+        raise NotImplementedError
+
+    @property
+    def response_form(self) -> dict[str, Any] | None:
+        """The form of the answer's text, as the chat API's response_format."""
+        raise NotImplementedError
+
+    def turns(self) -> ChatTurns:
+        """Return the conversation as the template takes it, without its tools."""
+        raise NotImplementedError
+
+    @property
+    def answer_style(self) -> AnswerStyle:
+        return AnswerStyle(self.tool_use)
+
+    def check_combinations(self) -> None:
+        super().check_combinations()
+        use = self.tool_use
+        if use is not None and self.response_form is not None and (use.choice == "required" or use.strict):
+            message = "a form of the answer's text and calls that follow a schema exclude each other"
+            raise ApiError(400, message, param="tools")
+
+    def to_sampling_params(
+        self, defaults: Mapping[str, Any], max_tokens: int | None, logprobs: int | None
+    ) -> SamplingParams:
+        params = super().to_sampling_params(defaults, max_tokens, logprobs)
+        params.structured_outputs = structured_outputs(self.response_form, None, {})
+        return params
+
+    async def prompts(self, host: EngineHost) -> list[TokensPrompt]:
+        return [await self.prompt(host)]
+
+    async def prompt(self, host: EngineHost) -> TokensPrompt:
+        turns = with_tools(self.turns(), host.answer_format, self.tool_use)
+        defaults = host.settings.default_chat_template_kwargs or {}
+        variables = {**defaults, **turns.variables, **(self.chat_template_kwargs or {})}
+        try:
+            prompt = await tokenize_chat(host.engine, replace(turns, variables=variables))
+        except ApiError as error:
+            error.param = self.ENGINE_FIELDS["prompt"]
+            raise
+        return self.finish_prompt(prompt, host.max_model_len)
+
+    def beam_search_params(self, defaults: Mapping[str, Any]) -> BeamSearchParams | None:
+        return None

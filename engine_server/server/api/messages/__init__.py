@@ -1,0 +1,1 @@
+"""Anthropic's messages API: its request, its content blocks, its tools, its answer and its endpoints."""

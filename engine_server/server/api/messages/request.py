@@ -1,0 +1,144 @@
+"""The body of a request of Anthropic's messages API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator
+
+from engine_server.contract import bounds
+from engine_server.server.api.chat.tools import tool_use
+from engine_server.server.api.conversation_request import ConversationRequest
+from engine_server.server.api.fields import Ignored, only, stop_strings
+from engine_server.server.api.messages.answer import MessagesRenderer
+from engine_server.server.api.messages.blocks import TextBlock, TextContent
+from engine_server.server.api.messages.tools import ToolChoice, Tools
+from engine_server.server.api.messages.turns import Message, template_messages
+from engine_server.server.generation.prompts import ChatTurns
+from engine_server.server.http.errors import ApiError
+from engine_server.server.parsers.tool_use import ToolUse
+
+if TYPE_CHECKING:
+    from engine_server.requests.sampling_params import SamplingParams
+    from engine_server.server.api.answers import AnswerIdentity
+    from engine_server.server.engine_host import EngineHost
+
+
+class Thinking(BaseModel):
+    """The reasoning before the answer."""
+
+    model_config = ConfigDict(strict=True)
+
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    # Accepted, but no limit: models here decide themselves when to stop.
+    budget_tokens: Annotated[int, Field(ge=1)] | None = None
+    # "omitted" leaves the reasoning's text out of the answer.
+    display: Literal["summarized", "omitted"] | None = None
+
+    def template_variables(self) -> dict[str, Any]:
+        """Return the variables by which templates switch reasoning, under both of its names."""
+        enabled = self.type != "disabled"
+        return {"enable_thinking": enabled, "thinking": enabled}
+
+
+class JsonFormat(BaseModel):
+    """JSON that follows a schema."""
+
+    model_config = ConfigDict(strict=True)
+
+    type: Literal["json_schema"]
+    json_schema: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(BaseModel):
+    """The form of the answer, and the effort of its reasoning."""
+
+    model_config = ConfigDict(strict=True)
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: JsonFormat | None = None
+
+
+class MessagesRequest(ConversationRequest):
+    """The body of a request."""
+
+    ID_PREFIX: ClassVar[str] = "msg_"
+    ENGINE_FIELDS: ClassVar[Mapping[str, str]] = {"prompt": "messages", "stop": "stop_sequences"}
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=bounds.MESSAGES.limit)]
+    max_tokens: int
+    system: TextContent | None = None
+    stop: Annotated[list[str], PlainValidator(stop_strings)] = Field(
+        default_factory=list, alias="stop_sequences"
+    )
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+
+    # Every prompt's prefix is cached anyway.
+    cache_control: Ignored = None
+    inference_geo: Ignored = None
+    speed: Ignored = None
+    billing_policy: Ignored = None
+    diagnostics: Ignored = None
+    fallbacks: Ignored = None
+    fallback_credit_token: Ignored = None
+    # It would only save tokens.
+    context_management: Ignored = None
+
+    compaction: Annotated[Any, only()] = None
+    container: Annotated[Any, only()] = None
+    mcp_servers: Annotated[Any, only([])] = None
+    thread: Annotated[Any, only()] = None
+
+    @property
+    def tool_use(self) -> ToolUse | None:
+        tools = [tool.chat_tool() for tool in self.tools or []]
+        choice = self.tool_choice
+        if choice is None:
+            return tool_use(tools, None, None)
+        return tool_use(tools, choice.chat_choice(), not choice.disable_parallel_tool_use)
+
+    @property
+    def response_form(self) -> dict[str, Any] | None:
+        form = self.output_config and self.output_config.format
+        return {"type": "json_schema", "json_schema": {"schema": form.json_schema}} if form else None
+
+    def sampling_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
+        return self.to_sampling_params(defaults, self.max_tokens, None)
+
+    def turns(self) -> ChatTurns:
+        turns = template_messages(self.system or [], self.messages)
+        prefilled = self.messages[-1].role == "assistant"
+        if prefilled and not isinstance(self.last_block, TextBlock):
+            message = (
+                "messages: the answer can continue a last message of the assistant only if it ends with text"
+            )
+            raise ApiError(400, message, param="messages")
+        variables = self.thinking.template_variables() if self.thinking else {}
+        if self.output_config and self.output_config.effort:
+            variables["reasoning_effort"] = self.output_config.effort
+        return ChatTurns(turns, not prefilled, prefilled, variables=variables)
+
+    @property
+    def last_block(self) -> Any:
+        content = self.messages[-1].content
+        return content[-1] if content else None
+
+    def renderer(self, host: EngineHost, identity: AnswerIdentity) -> MessagesRenderer:
+        show_thinking = self.thinking is None or self.thinking.display != "omitted"
+        return MessagesRenderer(
+            identity.id,
+            identity.model,
+            self.max_tokens,
+            show_thinking=show_thinking,
+            report_cached=host.settings.enable_prompt_tokens_details,
+        )
+
+
+class CountTokensRequest(MessagesRequest):
+    """The body of a request to count tokens: the same fields, of which those for the answer do nothing."""
+
+    max_tokens: int | None = None  # type: ignore[assignment]

@@ -1,0 +1,1 @@
+"""OpenAI's responses API: its request, its items, its tools, its answer and its endpoints."""

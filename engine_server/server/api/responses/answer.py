@@ -1,0 +1,285 @@
+"""Rendering of the responses API's answer, streamed or whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from engine_server.server.api.chat.logprobs import TokenLogprob, to_logprobs
+from engine_server.server.api.responses.body import (
+    Content,
+    FailureBody,
+    FunctionCallItem,
+    IncompleteDetails,
+    ItemStatus,
+    MessageItem,
+    OutputItem,
+    OutputText,
+    ReasoningItem,
+    ReasoningText,
+    RequestEcho,
+    ResponseBody,
+    UsageBody,
+    to_item,
+)
+from engine_server.server.api.responses.stream_events import (
+    ArgumentsDelta,
+    ArgumentsDone,
+    ErrorEvent,
+    ItemEvent,
+    PartEvent,
+    ReasoningDelta,
+    ReasoningDone,
+    ResponseEvent,
+    StreamEvent,
+    TextDelta,
+    TextDone,
+)
+from engine_server.server.generation.events import (
+    ChoiceDelta,
+    Finish,
+    GenerationEvent,
+    GenerationFinished,
+    Part,
+    Reasoning,
+    Text,
+    ToolCall,
+    Usage,
+)
+from engine_server.server.generation.parts import join_parts
+from engine_server.server.http.errors import ApiError
+
+if TYPE_CHECKING:
+    from engine_server.requests.logprobs import TokenLogprobs
+
+encode = msgspec.json.Encoder().encode
+
+
+class ResponseRenderer:
+    """Renders an answer; a streamed one has every item's beginning, deltas and end, in order."""
+
+    end = b""
+
+    def __init__(
+        self, response_id: str, created: int, model: str, echo: RequestEcho, top_logprobs: int
+    ) -> None:
+        self._id, self._created, self._model = response_id, created, model
+        # The end of every body, encoded once.
+        self._echo = b"," + encode(echo)[1:]
+        self._top_logprobs = top_logprobs
+        # The number of the next event.
+        self.num_events = 0
+        # The items so far, of which the last one may be open.
+        self._items: list[OutputItem] = []
+        self._open: ItemStream | None = None
+        self._finish: Finish | None = None
+
+    def event(self, event: GenerationEvent) -> bytes:
+        if isinstance(event, GenerationFinished):
+            body = self._end_body(self._items, event.usage)
+            return self._send(self._response_event(f"response.{body.status}", body))
+        events = b""
+        if self.num_events == 0:
+            body = self._body()
+            events += self._send(self._response_event("response.created", body))
+            events += self._send(self._response_event("response.in_progress", body))
+        logprobs = self._logprobs(event.logprobs)
+        for part in event.parts:
+            if self._open is None or not self._open.takes(part):
+                events += self._close("completed") + self._begin(part)
+            assert self._open is not None
+            # The log-probabilities of an event belong to its text.
+            found, logprobs = (logprobs, []) if isinstance(part, Text) else ([], logprobs)
+            events += self._send(self._open.delta(part, found, self.num_events))
+        if event.finish is not None:
+            self._finish = event.finish
+            events += self._close(item_status(event.finish))
+        return events
+
+    def body(self, choices: list[ChoiceDelta], usage: Usage) -> bytes:
+        (choice,) = choices
+        assert choice.finish is not None, "an answer that is not streamed has one event"
+        self._finish = choice.finish
+        # The reasoning's tokens come first.
+        logprobs = self._logprobs((choice.logprobs or [])[usage.reasoning_tokens :])
+        items: list[OutputItem] = []
+        for index, part in enumerate(parts := join_parts(choice.parts)):
+            status = item_status(choice.finish) if index == len(parts) - 1 else "completed"
+            items.append(to_item(part, self._id, index, status, logprobs))
+            if isinstance(part, Text):
+                logprobs = []
+        return self._encode(self._end_body(items, usage))
+
+    def error(self, error: ApiError) -> bytes:
+        """Return the error, and the response's failure, which newer clients wait for."""
+        event = ErrorEvent(
+            sequence_number=self.num_events, code=error.code, message=error.message, param=error.param
+        )
+        if self._open is not None:
+            self._open.join("incomplete")
+        body = self._body()
+        body.status, body.error, body.output = "failed", FailureBody(error.message), self._items
+        return self._send(event) + self._send(self._response_event("response.failed", body))
+
+    def _body(self) -> ResponseBody:
+        return ResponseBody(id=self._id, created_at=self._created, model=self._model)
+
+    def _end_body(self, items: list[OutputItem], usage: Usage) -> ResponseBody:
+        """Return the body at the end of the answer."""
+        assert self._finish is not None, "the choice ends before the generation"
+        body = self._body()
+        body.output, body.usage = items, UsageBody.of(usage)
+        body.status = item_status(self._finish)
+        if body.status == "incomplete":
+            body.incomplete_details = IncompleteDetails()
+        return body
+
+    def _logprobs(self, tokens: Sequence[TokenLogprobs] | None) -> list[TokenLogprob]:
+        found = to_logprobs(tokens, self._top_logprobs)
+        if found is None:
+            return []
+        for token in found.content:
+            # This API's clients have no null here.
+            for entry in (token, *token.top_logprobs):
+                entry.bytes = entry.bytes or []
+        return found.content
+
+    def _begin(self, part: Part) -> bytes:
+        """Open an item for `part`, and return its first events."""
+        empty = ToolCall(part.index, part.id, part.name, "") if isinstance(part, ToolCall) else type(part)("")
+        index = len(self._items)
+        item = to_item(empty, self._id, index, "in_progress", [])
+        self._items.append(item)
+        self._open = ItemStream(item, index, part)
+        bare = msgspec.structs.replace(item, content=[]) if hasattr(item, "content") else item
+        events = self._send(ItemEvent("response.output_item.added", self.num_events, index, bare))
+        if content := self._open.content:
+            events += self._send(self._part_event("response.content_part.added", content))
+        return events
+
+    def _close(self, status: ItemStatus) -> bytes:
+        """Close the open item, and return its last events."""
+        if self._open is None:
+            return b""
+        stream = self._open
+        stream.join(status)
+        events = self._send(stream.done(self.num_events))
+        if content := stream.content:
+            events += self._send(self._part_event("response.content_part.done", content))
+        events += self._send(
+            ItemEvent("response.output_item.done", self.num_events, stream.index, stream.item)
+        )
+        self._open = None
+        return events
+
+    def _part_event(self, kind: str, content: Content) -> PartEvent:
+        assert self._open is not None
+        return PartEvent(
+            type=kind,
+            sequence_number=self.num_events,
+            item_id=self._open.item.id,
+            output_index=self._open.index,
+            part=content,
+        )
+
+    def _response_event(self, kind: str, body: ResponseBody) -> ResponseEvent:
+        return ResponseEvent(kind, self.num_events, msgspec.Raw(self._encode(body)))
+
+    def _encode(self, body: ResponseBody) -> bytes:
+        return encode(body)[:-1] + self._echo
+
+    def _send(self, event: StreamEvent) -> bytes:
+        self.num_events += 1
+        return b"event: %b\ndata: %b\n\n" % (event.type.encode(), encode(event))
+
+
+class ItemStream:
+    """The open item of a streamed answer."""
+
+    def __init__(self, item: OutputItem, index: int, first: Part) -> None:
+        self.item = item
+        self.index = index
+        self._first = first
+        self._texts: list[str] = []
+        self._logprobs: list[TokenLogprob] = []
+
+    @property
+    def content(self) -> Content | None:
+        return None if isinstance(self.item, FunctionCallItem) else self.item.content[0]
+
+    def takes(self, part: Part) -> bool:
+        """Return true if `part` belongs to this item."""
+        if isinstance(part, ToolCall) and isinstance(self._first, ToolCall):
+            return part.index == self._first.index
+        return type(part) is type(self._first)
+
+    def delta(self, part: Part, logprobs: list[TokenLogprob], number: int) -> StreamEvent:
+        """Return the event that adds `part`."""
+        match part:
+            case Text():
+                self._texts.append(part.text)
+                self._logprobs += logprobs
+                return TextDelta(
+                    sequence_number=number,
+                    item_id=self.item.id,
+                    output_index=self.index,
+                    delta=part.text,
+                    logprobs=logprobs,
+                )
+            case Reasoning():
+                self._texts.append(part.text)
+                return ReasoningDelta(
+                    sequence_number=number, item_id=self.item.id, output_index=self.index, delta=part.text
+                )
+            case ToolCall():
+                self._texts.append(part.arguments)
+                return ArgumentsDelta(
+                    sequence_number=number,
+                    item_id=self.item.id,
+                    output_index=self.index,
+                    delta=part.arguments,
+                )
+
+    def join(self, status: ItemStatus) -> None:
+        """Complete the item with all its text."""
+        text = "".join(self._texts)
+        self.item.status = status
+        match self.item:
+            case MessageItem():
+                self.item.content = [OutputText(text, [], self._logprobs)]
+            case ReasoningItem():
+                self.item.content = [ReasoningText(text)]
+            case FunctionCallItem():
+                self.item.arguments = text
+
+    def done(self, number: int) -> StreamEvent:
+        """Return the event with the whole text; `join` was called before."""
+        match self.item:
+            case MessageItem(id=item_id, content=[content]):
+                return TextDone(
+                    sequence_number=number,
+                    item_id=item_id,
+                    output_index=self.index,
+                    text=content.text,
+                    logprobs=content.logprobs,
+                )
+            case ReasoningItem(id=item_id, content=[reasoning]):
+                return ReasoningDone(
+                    sequence_number=number, item_id=item_id, output_index=self.index, text=reasoning.text
+                )
+            case FunctionCallItem():
+                return ArgumentsDone(
+                    sequence_number=number,
+                    item_id=self.item.id,
+                    output_index=self.index,
+                    name=self.item.name,
+                    arguments=self.item.arguments,
+                )
+        raise AssertionError("an item has one content")
+
+
+def item_status(finish: Finish) -> ItemStatus:
+    """Return the status of an answer, and of its last item, at its end."""
+    return "incomplete" if finish.reason in ("length", "timeout") else "completed"

@@ -1,0 +1,55 @@
+"""POST /v1/responses and /v1/responses/input_tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+from fastapi import APIRouter, Request
+
+from engine_server.server.api import openapi
+from engine_server.server.api.answers import json_response
+from engine_server.server.api.create_answer import create_answer
+from engine_server.server.api.generation_request import parse_request
+from engine_server.server.api.models import check_model
+from engine_server.server.api.responses.request import STATELESS, ResponsesRequest
+from engine_server.server.http.errors import ApiError
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+
+    from engine_server.server.engine_host import EngineHost
+
+
+class InputTokens(msgspec.Struct):
+    """The length of a prompt."""
+
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+
+
+def routes(host: EngineHost) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/responses", response_model=None)
+    @openapi.body(ResponsesRequest, streamed=True)
+    async def post_responses(request: Request) -> Response:
+        body = parse_request(ResponsesRequest, await request.body())
+        return await create_answer(host, body, request.headers)
+
+    @router.post("/v1/responses/input_tokens", response_model=None)
+    @openapi.body(ResponsesRequest, InputTokens)
+    async def post_input_tokens(request: Request) -> Response:
+        body = parse_request(ResponsesRequest, await request.body())
+        check_model(host, body.model, request.headers)
+        prompt = await body.prompt(host)
+        return json_response(InputTokens(len(prompt["prompt_token_ids"])))
+
+    @router.get("/v1/responses/{response_id}", response_model=None)
+    @router.delete("/v1/responses/{response_id}", response_model=None)
+    @router.post("/v1/responses/{response_id}/cancel", response_model=None)
+    @router.get("/v1/responses/{response_id}/input_items", response_model=None)
+    async def refuse_stored_response(response_id: str) -> Response:
+        raise ApiError(400, STATELESS, param="response_id")
+
+    return router

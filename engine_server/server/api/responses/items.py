@@ -1,0 +1,191 @@
+"""Input items of the responses API, and the turns of a chat template that they become."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Annotated, Any, Literal
+
+import msgspec
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator
+from pydantic_core import PydanticCustomError
+
+from engine_server.server.api.fields import UNSUPPORTED
+
+SUPPORTED_ITEMS = ("message", "function_call", "function_call_output", "reasoning")
+SUPPORTED_PARTS = ("input_text", "output_text", "refusal")
+
+
+def supported_item(value: object) -> object:
+    """Return an item with its type, which clients may leave out. Refuse items of other types by name."""
+    if not isinstance(value, dict):
+        return value
+    kind = value.get("type") or ("message" if "role" in value else "item_reference")
+    if kind == "item_reference":
+        raise PydanticCustomError(
+            UNSUPPORTED, "is a reference to a stored item, and nothing is stored: send the whole item", {}
+        )
+    if kind not in SUPPORTED_ITEMS:
+        raise PydanticCustomError(
+            UNSUPPORTED,
+            "is an item of type {kind}, which is not supported; supported: {supported}",
+            {"kind": str(kind)[:64], "supported": ", ".join(SUPPORTED_ITEMS)},
+        )
+    return value | {"type": kind}
+
+
+def content_text(value: object) -> object:
+    """Return content as one string; text parts are joined by line ends, as in the chat API."""
+    if not isinstance(value, list):
+        return value
+    return "\n".join(part_text(part, number) for number, part in enumerate(value))
+
+
+def part_text(part: object, number: int) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(part, dict) or kind not in SUPPORTED_PARTS:
+        raise PydanticCustomError(
+            UNSUPPORTED,
+            "has as part {number} a {kind}, which is not supported; supported: {supported}",
+            {"number": number, "kind": str(kind)[:64], "supported": ", ".join(SUPPORTED_PARTS)},
+        )
+    text = part.get("refusal" if kind == "refusal" else "text")
+    if not isinstance(text, str):
+        raise PydanticCustomError("content", "has no text in part {number}", {"number": number})
+    return text
+
+
+ItemText = Annotated[str, BeforeValidator(content_text)]
+
+
+class MessageItem(BaseModel):
+    """A message, also one of an earlier answer."""
+
+    model_config = ConfigDict(strict=True)
+
+    type: Literal["message"]
+    role: Literal["user", "assistant", "system", "developer"]
+    content: ItemText
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """True for the beginning of an answer, which is continued where it is the last item."""
+        return self.role == "assistant" and self.status in ("in_progress", "incomplete")
+
+
+def json_object(value: object) -> object:
+    """Return the arguments of a call, which are JSON in a string, as an object."""
+    try:
+        arguments = msgspec.json.decode(value) if isinstance(value, str) else None
+    except msgspec.DecodeError:
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise PydanticCustomError("arguments", "takes a string with a JSON object", {})
+    return arguments
+
+
+class FunctionCallItem(BaseModel):
+    """A tool call of an earlier answer."""
+
+    model_config = ConfigDict(strict=True)
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: Annotated[dict[str, Any], BeforeValidator(json_object)]
+
+
+class FunctionCallOutputItem(BaseModel):
+    """The result of a tool call."""
+
+    model_config = ConfigDict(strict=True)
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: ItemText
+
+
+class ReasoningPart(BaseModel):
+    """A part of a reasoning's text."""
+
+    model_config = ConfigDict(strict=True)
+
+    text: str
+
+
+class ReasoningItem(BaseModel):
+    """The reasoning of an earlier answer. Encrypted content is of other servers, and nothing here can read it."""
+
+    model_config = ConfigDict(strict=True)
+
+    type: Literal["reasoning"]
+    summary: list[ReasoningPart] = []
+    content: list[ReasoningPart] | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.content or self.summary)
+
+
+Item = Annotated[
+    Annotated[MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem, Discriminator("type")],
+    BeforeValidator(supported_item),
+]
+
+
+def text_as_item(value: object) -> object:
+    """Return input that is a string as one message of the user."""
+    return [{"type": "message", "role": "user", "content": value}] if isinstance(value, str) else value
+
+
+Input = Annotated[list[Item], BeforeValidator(text_as_item)]
+
+
+def is_of_assistant(item: Item) -> bool:
+    return not isinstance(item, FunctionCallOutputItem) and getattr(item, "role", "assistant") == "assistant"
+
+
+def template_messages(instructions: str | None, items: list[Item]) -> list[dict[str, Any]]:
+    """Return the conversation's turns. Consecutive items of an answer are one turn."""
+    turns: list[dict[str, Any]] = []
+    if instructions:
+        turns.append({"role": "system", "content": instructions})
+    names = {item.call_id: item.name for item in items if isinstance(item, FunctionCallItem)}
+    for of_assistant, group in groupby(items, key=is_of_assistant):
+        if of_assistant:
+            turns.append(assistant_turn(list(group)))
+            continue
+        for item in group:
+            if isinstance(item, FunctionCallOutputItem):
+                turns.append(tool_turn(item, names))
+            elif isinstance(item, MessageItem):
+                # Templates know "developer" by its older name.
+                role = "system" if item.role == "developer" else item.role
+                turns.append({"role": role, "content": item.content})
+    return turns
+
+
+def assistant_turn(items: list[Item]) -> dict[str, Any]:
+    texts, reasoning, calls = [], [], []
+    for item in items:
+        match item:
+            case MessageItem():
+                texts.append(item.content)
+            case ReasoningItem():
+                reasoning.append(item.text)
+            case FunctionCallItem():
+                function = {"name": item.name, "arguments": item.arguments}
+                calls.append({"id": item.call_id, "type": "function", "function": function})
+    turn: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
+    if any(reasoning):
+        turn["reasoning_content"] = "".join(reasoning)
+    if calls:
+        turn["tool_calls"] = calls
+    return turn
+
+
+def tool_turn(item: FunctionCallOutputItem, names: dict[str, str]) -> dict[str, Any]:
+    turn = {"role": "tool", "tool_call_id": item.call_id, "content": item.output}
+    if item.call_id in names:
+        turn["name"] = names[item.call_id]
+    return turn

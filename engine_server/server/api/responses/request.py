@@ -1,0 +1,211 @@
+"""The body of a request of the responses API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from engine_server.contract import bounds
+from engine_server.requests.validation import MAX_INT32
+from engine_server.server.api.chat.tools import NamedTool, tool_use
+from engine_server.server.api.conversation_request import ConversationRequest
+from engine_server.server.api.fields import UNSUPPORTED, Ignored, Unsupported, only
+from engine_server.server.api.generation_request import cut
+from engine_server.server.api.responses.answer import ResponseRenderer
+from engine_server.server.api.responses.body import RequestEcho
+from engine_server.server.api.responses.items import Input, MessageItem, template_messages
+from engine_server.server.api.responses.tools import AllowedTools, NamedFunction, ToolChoice, Tools
+from engine_server.server.generation.prompts import ChatTurns
+from engine_server.server.http.errors import ApiError
+from engine_server.server.parsers.tool_use import ToolUse
+
+if TYPE_CHECKING:
+    from engine_server.requests.prompts import TokensPrompt
+    from engine_server.requests.sampling_params import SamplingParams
+    from engine_server.server.api.answers import AnswerIdentity
+    from engine_server.server.engine_host import EngineHost
+
+LOGPROBS = "message.output_text.logprobs"
+STATELESS = "answers are not stored here: send the whole input, with the items of earlier answers"
+
+
+def stateless(value: object) -> object:
+    """Refuse a field that needs stored answers."""
+    if value:
+        raise PydanticCustomError(UNSUPPORTED, "is not supported: " + STATELESS, {})
+    return value
+
+
+NeedsStore = Annotated[Any, Unsupported(stateless)]
+
+
+class ReasoningOptions(BaseModel):
+    """The reasoning before the answer."""
+
+    model_config = ConfigDict(strict=True)
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    # There are no summaries: the reasoning itself is in the answer.
+    summary: Literal["auto", "concise", "detailed"] | None = None
+
+    def template_variables(self) -> dict[str, Any]:
+        """Return the variables by which templates switch reasoning, under all of their names."""
+        if self.effort is None:
+            return {}
+        enabled = self.effort != "none"
+        return {"enable_thinking": enabled, "thinking": enabled, "reasoning_effort": self.effort}
+
+
+class TextFormat(BaseModel):
+    """The form of the answer's text."""
+
+    model_config = ConfigDict(strict=True)
+
+    type: Literal["text", "json_object", "json_schema"]
+    # For the type "json_schema".
+    name: str | None = None
+    description: str | None = None
+    json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class TextOptions(BaseModel):
+    """Options of the answer's text."""
+
+    model_config = ConfigDict(strict=True)
+
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ResponsesRequest(ConversationRequest):
+    """The body of a request."""
+
+    ID_PREFIX: ClassVar[str] = "resp_"
+    ENGINE_FIELDS: ClassVar[Mapping[str, str]] = {
+        "prompt": "input",
+        "max_tokens": "max_output_tokens",
+        "logprobs": "top_logprobs",
+    }
+
+    input: Annotated[Input, Field(min_length=1, max_length=bounds.MESSAGES.limit)]
+    instructions: str | None = None
+    max_tokens: int | None = Field(default=None, alias="max_output_tokens")
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    include: list[str] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    metadata: dict[str, str] | None = None
+    user: str | None = None
+
+    previous_response_id: NeedsStore = None
+    conversation: NeedsStore = None
+    background: NeedsStore = None
+    prompt_template: NeedsStore = Field(default=None, alias="prompt")
+    # Always false in the answer.
+    store: Ignored = None
+    # It limits tools that the server runs.
+    max_tool_calls: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_options: Ignored = None
+    prompt_cache_retention: Ignored = None
+    safety_identifier: Ignored = None
+    access_programs: Ignored = None
+    background_options: Ignored = None
+    image: Ignored = None
+
+    context_management: Annotated[Any, only([])] = None
+    moderation: Annotated[Any, only()] = None
+
+    def check_combinations(self) -> None:
+        super().check_combinations()
+        form = self.text and self.text.format
+        if form and form.type == "json_schema" and form.json_schema is None:
+            raise ApiError(400, "text.format needs a schema", param="text.format.schema")
+
+    @property
+    def tool_use(self) -> ToolUse | None:
+        tools = [tool.chat_tool() for tool in self.tools or []]
+        match self.tool_choice:
+            case NamedFunction(name=name):
+                return tool_use(tools, NamedTool(name=name), self.parallel_tool_calls)
+            case AllowedTools(mode=mode, tools=allowed):
+                names = {tool.name for tool in allowed}
+                if missing := names - {tool.function.name for tool in tools}:
+                    message = f"tool_choice: there is no tool {min(missing)}"
+                    raise ApiError(400, message, param="tool_choice")
+                return tool_use(
+                    [tool for tool in tools if tool.function.name in names], mode, self.parallel_tool_calls
+                )
+            case choice:
+                return tool_use(tools, choice, self.parallel_tool_calls)
+
+    @property
+    def response_form(self) -> dict[str, Any] | None:
+        form = self.text and self.text.format
+        if not form or form.type == "text":
+            return None
+        return {"type": form.type, "json_schema": {"schema": form.json_schema}}
+
+    def sampling_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
+        max_tokens = defaults.get("max_tokens") if self.max_tokens is None else self.max_tokens
+        return self.to_sampling_params(defaults, max_tokens, self._logprobs)
+
+    def finish_prompt(self, prompt: TokensPrompt, context: int) -> TokensPrompt:
+        if self.truncation == "auto":
+            answer = min(self.max_tokens or context // 4, context - 1)
+            prompt = cut(prompt, context - answer, "left", context)
+        return super().finish_prompt(prompt, context)
+
+    @property
+    def _logprobs(self) -> int | None:
+        wanted = self.top_logprobs or LOGPROBS in (self.include or [])
+        return (self.top_logprobs or 0) if wanted else None
+
+    def turns(self) -> ChatTurns:
+        last = self.input[-1]
+        continues = isinstance(last, MessageItem) and last.is_open
+        variables = self.reasoning.template_variables() if self.reasoning else {}
+        turns = template_messages(self.instructions, self.input)
+        return ChatTurns(turns, not continues, continues, variables=variables)
+
+    def renderer(self, host: EngineHost, identity: AnswerIdentity) -> ResponseRenderer:
+        echo = self._echo(host.sampling_defaults)
+        return ResponseRenderer(identity.id, identity.created, identity.model, echo, self.top_logprobs or 0)
+
+    def _echo(self, defaults: Mapping[str, Any]) -> RequestEcho:
+        """Return the fields that the answer repeats, with the values in force."""
+        text = self.text or TextOptions()
+        given = {"temperature": self.temperature, "top_p": self.top_p}
+        sampling = {
+            name: defaults.get(name, 1.0) if value is None else value for name, value in given.items()
+        }
+        tools = [tool.model_dump() for tool in self.tools or []]
+        choice = self.tool_choice
+        return RequestEcho(
+            instructions=self.instructions,
+            max_output_tokens=self.max_tokens,
+            metadata=self.metadata or {},
+            parallel_tool_calls=self.parallel_tool_calls is not False,
+            reasoning=(self.reasoning or ReasoningOptions()).model_dump(),
+            temperature=sampling["temperature"],
+            text={
+                "format": (text.format or TextFormat(type="text")).model_dump(
+                    by_alias=True, exclude_none=True
+                ),
+                "verbosity": text.verbosity or "medium",
+            },
+            tool_choice=choice.model_dump() if isinstance(choice, BaseModel) else choice or "auto",
+            tools=tools,
+            top_logprobs=self.top_logprobs or 0,
+            top_p=sampling["top_p"],
+            truncation=self.truncation or "disabled",
+            user=self.user,
+        )

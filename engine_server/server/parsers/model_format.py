@@ -1,0 +1,240 @@
+"""The format in which the served model writes reasoning and tool calls."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.meta
+import yaml
+from transformers.utils.chat_parsing.response_templates import ResponseTemplate, load_response_template
+
+from engine_server.server.parsers.answer import REASONING_FIELDS, ParsedAnswer
+from engine_server.server.parsers.call_form import CallForm
+from engine_server.server.parsers.call_format import ReaderFactory, reader_factory
+from engine_server.server.parsers.regions import RegionScanner
+
+TEMPLATES = "response_templates.yaml"
+# The format of models whose chat template takes no tools: they are described in the system's message.
+FALLBACK = "hermes"
+CALL_FIELD = "tool_calls"
+# Unlimited white space at a delimiter's edge would make the search quadratic.
+WHITESPACE_LIMIT = (r"\s*", r"\s{0,64}")
+
+
+@dataclass(frozen=True)
+class ModelFormat:
+    """The format of one model's answers. All of it is empty for a model that neither reasons nor calls tools."""
+
+    # The name of our format, or the origin of another.
+    name: str
+    # None for a model whose answers are plain text.
+    template: ResponseTemplate | None
+    call: CallForm | None
+    short_call_ids: bool
+    # The chat template has a place for tools.
+    takes_tools: bool = True
+    # The chat template takes the arguments of earlier calls as JSON text.
+    text_arguments: bool = False
+    # Special tokens that the template needs to see.
+    marker_token_ids: tuple[int, ...] = ()
+    # Token ids of the delimiters of reasoning.
+    reasoning_start: tuple[int, ...] = ()
+    reasoning_end: tuple[int, ...] = ()
+
+    @property
+    def calls_tools(self) -> bool:
+        return self.template is not None and CALL_FIELD in self.template.fields
+
+    @cached_property
+    def readers(self) -> Mapping[str, ReaderFactory]:
+        if self.template is None or CALL_FIELD not in self.template.fields:
+            return {}
+        return {CALL_FIELD: reader_factory(self.template.fields[CALL_FIELD])}
+
+    @cached_property
+    def without_calls(self) -> ResponseTemplate | None:
+        """The template for an answer without tools, None where that is plain text."""
+        if self.template is None:
+            return None
+        template = copy.copy(self.template)
+        template.fields = {name: field for name, field in template.fields.items() if name != CALL_FIELD}
+        return template if any(field.open_re for field in template.fields.values()) else None
+
+    def answer(
+        self, answer_id: str, prompt: str, tools: Sequence[Mapping[str, Any]] | None, **options: bool
+    ) -> ParsedAnswer | None:
+        """Return the parsing of an answer, None where it is plain text.
+
+        prompt: the prompt's text. tools: their definitions, None where the answer has no calls. options: those of
+        ParsedAnswer.
+        """
+        template = self.without_calls if tools is None else self.template
+        if template is None:
+            return None
+        return ParsedAnswer(
+            template,
+            {} if tools is None else self.readers,
+            answer_id,
+            prompt,
+            {tool["function"]["name"]: argument_schemas(tool) for tool in tools or ()},
+            short_call_ids=self.short_call_ids,
+            reasoning_start=self.reasoning_start,
+            reasoning_end=self.reasoning_end,
+            **options,
+        )
+
+    def reasoning_end_after(self, prompt: str) -> list[int] | None:
+        """Return the tokens that end the reasoning of an answer to `prompt`; None if the prompt leaves no reasoning."""
+        if self.template is None or not self.reasoning_end:
+            return None
+        scanner = RegionScanner(self.template, prompt)
+        reasoned = any(event.field in REASONING_FIELDS for event in scanner.prefix_events)
+        return None if reasoned and scanner.field not in REASONING_FIELDS else list(self.reasoning_end)
+
+
+def argument_schemas(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the schemas of a tool's arguments by name."""
+    properties = (tool["function"].get("parameters") or {}).get("properties")
+    return properties if isinstance(properties, dict) else {}
+
+
+def find_format(tokenizer: Any, file: Path | None) -> ModelFormat:
+    """Return the format that `file` has, else the tokenizer's own, else ours. Raises ValueError for a bad template."""
+    chat_template = chat_template_text(tokenizer)
+    takes_tools = "tools" in template_variables(chat_template)
+    name, ours = our_format(chat_template, takes_tools)
+    if file is not None:
+        name = str(file)
+        template: dict[str, Any] | None = read_template(file)
+    elif getattr(tokenizer, "response_template", None):
+        name, template = "the tokenizer's own", tokenizer.response_template
+    else:
+        template = ours.get("template")
+        if template and ours.get("reasoning_mark", "\0") not in chat_template:
+            fields = {key: value for key, value in template["fields"].items() if key != "reasoning_content"}
+            template = {**template, "fields": fields}
+    call = CallForm(**ours["call"]) if "call" in ours else None
+    loaded = None if template is None else load_template(name, template)
+    reasoning = next(
+        (loaded.fields[key] for key in REASONING_FIELDS if loaded and key in loaded.fields), None
+    )
+    return ModelFormat(
+        name,
+        loaded,
+        call,
+        ours.get("call_id") == "short",
+        takes_tools,
+        takes_tools and needs_text_arguments(tokenizer),
+        marker_tokens(tokenizer, template),
+        literal_tokens(tokenizer, reasoning.open_literals if reasoning else None),
+        literal_tokens(tokenizer, reasoning.close_literals if reasoning else None),
+    )
+
+
+def chat_template_text(tokenizer: Any) -> str:
+    template = tokenizer.chat_template
+    if isinstance(template, dict):
+        template = template.get("tool_use") or template.get("default")
+    return template or ""
+
+
+def template_variables(chat_template: str) -> set[str]:
+    """Return the variables that a chat template reads."""
+    environment = jinja2.Environment(extensions=["jinja2.ext.do", "jinja2.ext.loopcontrols"])  # noqa: S701  (no HTML)
+    text = chat_template.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+    try:
+        return jinja2.meta.find_undeclared_variables(environment.parse(text))
+    except jinja2.TemplateError:
+        return {"tools"} if "tools" in chat_template else set()
+
+
+def needs_text_arguments(tokenizer: Any) -> bool:
+    """Return whether the chat template writes arguments as JSON only if they are text. Most do so with objects."""
+    function = {"name": "probe", "arguments": {"probe": "value"}}
+    call = {"id": "probe1234", "type": "function", "function": function}
+    messages = [
+        {"role": "user", "content": "probe"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False)
+    except jinja2.TemplateError:
+        return False
+    except TypeError:
+        return True
+    return "{'probe'" in text
+
+
+def our_format(chat_template: str, takes_tools: bool) -> tuple[str, dict[str, Any]]:
+    formats = yaml.safe_load(files(__package__).joinpath(TEMPLATES).read_text("utf-8"))
+    for name, found in formats.items():
+        if all(mark in chat_template for mark in found["marks"]):
+            return name, found
+    if chat_template and not takes_tools:
+        return FALLBACK, formats[FALLBACK]
+    return "plain text", {}
+
+
+def read_template(file: Path) -> dict[str, Any]:
+    """Return the response template in a file, which is JSON or YAML."""
+    try:
+        template = yaml.safe_load(file.read_text("utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"can't read the response template {file}: {error}") from None
+    if not isinstance(template, dict):
+        raise ValueError(f"the response template {file} is not an object")
+    return template
+
+
+def load_template(name: str, template: dict[str, Any]) -> ResponseTemplate:
+    fields = template.get("fields")
+    if isinstance(fields, dict):
+        template = {**template, "fields": {key: bounded(field) for key, field in fields.items()}}
+    try:
+        return load_response_template(template)
+    except ValueError as error:
+        raise ValueError(f"invalid response template of {name}: {error}") from None
+
+
+def bounded(field: Any) -> Any:
+    if not isinstance(field, dict):
+        return field
+    patterns = {
+        key: value.replace(*WHITESPACE_LIMIT)
+        for key, value in field.items()
+        if key in ("open_pattern", "close_pattern") and isinstance(value, str)
+    }
+    return {**field, **patterns}
+
+
+def marker_tokens(tokenizer: Any, template: Any) -> tuple[int, ...]:
+    """Return the special tokens that a template's delimiters mention."""
+    texts = [text.replace("\\", "") for text in strings(template)]
+    specials = {
+        token_id: token.content for token_id, token in tokenizer.added_tokens_decoder.items() if token.special
+    }
+    return tuple(
+        sorted(token_id for token_id, content in specials.items() if any(content in text for text in texts))
+    )
+
+
+def strings(value: Any) -> list[str]:
+    """Return all strings in plain data."""
+    if isinstance(value, str):
+        return [value]
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [text for item in values for text in strings(item)]
+
+
+def literal_tokens(tokenizer: Any, literals: Sequence[str] | None) -> tuple[int, ...]:
+    """Return the tokens of a delimiter; none for a pattern."""
+    if not literals:
+        return ()
+    return tuple(tokenizer(literals[0], add_special_tokens=False).input_ids)

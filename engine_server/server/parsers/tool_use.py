@@ -1,0 +1,39 @@
+"""A request's tools, and the use that the model must make of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerStyle:
+    """The parts that an answer may have besides text."""
+
+    tools: ToolUse | None = None
+    include_reasoning: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """The tools of a request, of which there is at least one."""
+
+    # In the form of OpenAI's chat API.
+    definitions: list[dict[str, Any]]
+    choice: Literal["none", "auto", "required"] = "auto"
+    # With the choice "required": the only tool that may be called.
+    name: str | None = None
+    # The answer may have several calls.
+    parallel: bool = True
+
+    @property
+    def callable(self) -> list[dict[str, Any]]:
+        """The definitions of the tools that the answer may call."""
+        if self.choice == "none":
+            return []
+        return [tool for tool in self.definitions if self.name in (None, tool["function"]["name"])]
+
+    @property
+    def strict(self) -> list[dict[str, Any]]:
+        """The definitions of the tools whose calls must follow their schema."""
+        return [tool for tool in self.callable if tool["function"].get("strict")]

@@ -1,0 +1,44 @@
+"""Compiled grammars by their text."""
+
+import queue
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future
+
+from llguidance import LLMatcher
+
+from engine_server.requests.messages import Vocabulary
+from engine_server.structured.compiler import STACK_BYTES, Compiler, start_with_stack
+
+# Maximum number of compiled grammars that are kept; each may take as much memory as a trial allows.
+MAX_GRAMMARS = 64
+
+
+class GrammarCache:
+    """Grammars compiled in a thread, the most recently used of which are kept. `get` is called by one thread."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._compiler = Compiler(vocabulary)
+        self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._queue: queue.SimpleQueue[tuple[str, Future[LLMatcher]]] = queue.SimpleQueue()
+        thread = threading.Thread(target=self._compile_all, name="grammars", daemon=True)
+        start_with_stack(thread, STACK_BYTES)
+
+    def get(self, lark: str) -> Future[LLMatcher]:
+        """Return a grammar's matcher at its start, of which each completion takes a copy."""
+        compiled = self._compiled.get(lark)
+        if compiled is None:
+            compiled = self._compiled[lark] = Future()
+            self._queue.put((lark, compiled))
+        self._compiled.move_to_end(lark)
+        if len(self._compiled) > MAX_GRAMMARS:
+            self._compiled.popitem(last=False)
+        return compiled
+
+    def _compile_all(self) -> None:
+        while True:
+            lark, compiled = self._queue.get()
+            try:
+                compiled.set_result(self._compiler.compile(lark))
+            except Exception as error:
+                compiled.set_exception(error)

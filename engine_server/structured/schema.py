@@ -1,0 +1,57 @@
+"""JSON schemas within a grammar."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from engine_server.structured.errors import GrammarError
+
+# Maximum nesting depth of a schema's objects and arrays.
+MAX_DEPTH = 64
+# The whitespace between two tokens of JSON. The limit keeps a model from generating nothing else.
+WHITESPACE = r"[ \t\n\r]{1,40}"
+
+
+def json_rule(schema: object, options: Mapping[str, Any] | None = None) -> str:
+    """Return the body of a Lark rule that matches JSON values of a schema.
+
+    options: llguidance's JsonCompileOptions; by default `WHITESPACE` is allowed between tokens.
+    """
+    if not isinstance(schema, dict):
+        raise GrammarError("a JSON schema is an object")
+    chosen = {"coerce_one_of": True, **(options or {"whitespace_pattern": WHITESPACE})}
+    return "%json " + msgspec.json.encode({**schema, "x-guidance": chosen}).decode()
+
+
+def parse_json(text: str, name: str) -> Any:
+    """Parse JSON of limited depth."""
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise GrammarError(f"{name} is not valid JSON: {error}") from error
+    level, depth = [value], 0
+    while level := [child for one in level for child in children(one)]:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise GrammarError(f"{name} is nested deeper than {MAX_DEPTH} levels")
+    return value
+
+
+def children(value: object) -> list[Any]:
+    """Return the values in an array or object."""
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []
+
+
+def without_additional_properties(schema: Any) -> Any:
+    """Return a schema whose objects allow no properties but those that it names."""
+    if isinstance(schema, list):
+        return [without_additional_properties(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {key: without_additional_properties(value) for key, value in schema.items()}
+    if isinstance(schema.get("properties"), dict) or isinstance(schema.get("patternProperties"), dict):
+        closed.setdefault("additionalProperties", False)
+    return closed

@@ -1,0 +1,119 @@
+"""Tools and schemas of /v1/messages with the real model, as Anthropic's own client sees them."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import pytest
+
+MODEL = "smollm2"
+QUESTION = [{"role": "user", "content": "What is the weather in Paris?"}]
+
+
+def tool(name: str, properties: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    schema = {"type": "object", "properties": properties, "required": list(properties)}
+    return {"name": name, "input_schema": {**schema, "additionalProperties": False}, **fields}
+
+
+WEATHER = tool("get_weather", {"city": {"enum": ["Paris", "Rome"]}}, description="Weather of a city")
+CLOCK = tool("get_time", {"zone": {"const": "Europe/Paris"}})
+REQUEST: dict[str, Any] = {
+    "model": MODEL,
+    "messages": QUESTION,
+    "max_tokens": 80,
+    "tools": [WEATHER, CLOCK],
+    "extra_body": {"temperature": 0},
+}
+NAMED = {"type": "tool", "name": "get_time"}
+
+
+@pytest.fixture(scope="module")
+def claude(server: Any) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=60) as client:
+        yield client
+
+
+def only_call(message: Any) -> Any:
+    (block,) = message.content
+    assert block.type == "tool_use"
+    return block
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_any_tool_is_called_with_input_of_its_schema(claude: anthropic.Anthropic, stream: bool) -> None:
+    request = REQUEST | {"tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
+    if stream:
+        with claude.messages.stream(**request) as events:
+            message = events.get_final_message()
+    else:
+        message = claude.messages.create(**request)  # type: ignore[assignment]
+    call = only_call(message)
+    assert message.stop_reason == "tool_use"
+    assert call.id
+    assert (call.name, call.input) in [
+        ("get_weather", {"city": "Paris"}),
+        ("get_weather", {"city": "Rome"}),
+        ("get_time", {"zone": "Europe/Paris"}),
+    ]
+
+
+def test_input_is_streamed_in_fragments_that_join_to_json(claude: anthropic.Anthropic) -> None:
+    events = list(claude.messages.create(**REQUEST, tool_choice=NAMED, stream=True))
+    start = next(event for event in events if event.type == "content_block_start")
+    assert start.content_block.type == "tool_use" and start.content_block.name == "get_time"
+    assert start.content_block.input == {}
+    fragments = [
+        event.delta.partial_json
+        for event in events
+        if event.type == "content_block_delta" and event.delta.type == "input_json_delta"
+    ]
+    assert len(fragments) > 1
+    assert json.loads("".join(fragments)) == {"zone": "Europe/Paris"}
+
+
+def test_agent_calls_two_tools_and_answers(claude: anthropic.Anthropic) -> None:
+    results = {"get_weather": "Sunny", "get_time": "12:00"}
+    messages: list[Any] = list(QUESTION)
+    for name in results:
+        choice = {"type": "tool", "name": name}
+        message = claude.messages.create(**REQUEST | {"messages": messages}, tool_choice=choice)
+        call = only_call(message)
+        assert call.name == name
+        messages.append({"role": "assistant", "content": message.content})
+        result = {"type": "tool_result", "tool_use_id": call.id, "content": results[name]}
+        messages.append({"role": "user", "content": [result]})
+    answer = claude.messages.create(**REQUEST | {"messages": messages, "max_tokens": 8})
+    assert answer.content[0].type == "text" and answer.content[0].text
+    count = claude.messages.count_tokens(model=MODEL, messages=messages, tools=REQUEST["tools"])
+    usage = answer.usage
+    assert usage.cache_read_input_tokens is not None and usage.cache_creation_input_tokens is not None
+    used = usage.input_tokens + usage.cache_read_input_tokens + usage.cache_creation_input_tokens
+    assert count.input_tokens == used
+
+
+def test_tools_are_in_the_prompt_unless_none_may_be_called(claude: anthropic.Anthropic) -> None:
+    def count(**fields: Any) -> int:
+        return claude.messages.count_tokens(model=MODEL, messages=QUESTION, **fields).input_tokens  # type: ignore[arg-type]
+
+    plain = count()
+    assert count(tools=[WEATHER]) > plain
+    assert count(tools=[WEATHER, CLOCK]) > count(tools=[WEATHER])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_answer_follows_the_schema_of_its_format(claude: anthropic.Anthropic, stream: bool) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Rome"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    request = REQUEST | {"tools": [], "output_config": {"format": {"type": "json_schema", "schema": schema}}}
+    if stream:
+        with claude.messages.stream(**request) as events:
+            message = events.get_final_message()
+    else:
+        message = claude.messages.create(**request)  # type: ignore[assignment]
+    assert message.content[0].type == "text"
+    assert json.loads(message.content[0].text)["city"] in ("Paris", "Rome")

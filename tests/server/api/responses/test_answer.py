@@ -1,0 +1,190 @@
+"""Rendering of the answers of the responses API, parsed by the types of OpenAI's own client."""
+
+import json
+from typing import Any
+
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from engine_server.requests.logprobs import Logprob
+from engine_server.server.api.responses.answer import ResponseRenderer
+from engine_server.server.api.responses.body import RequestEcho
+from engine_server.server.generation.events import (
+    ChoiceDelta,
+    Finish,
+    GenerationFinished,
+    Part,
+    Reasoning,
+    Text,
+    ToolCall,
+    Usage,
+)
+from engine_server.server.http.errors import ApiError
+
+EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+STOP = Finish("stop", None)
+USAGE = Usage(20, 9, cached_tokens=16, reasoning_tokens=2)
+PARTS: list[Part] = [
+    Reasoning("They want"),
+    Reasoning(" the weather."),
+    Text("I look"),
+    Text(" it up."),
+    ToolCall(0, "call_1", "get_weather", ""),
+    ToolCall(0, None, None, '{"city": '),
+    ToolCall(0, None, None, '"Paris"}'),
+    ToolCall(1, "call_2", "get_time", "{}"),
+]
+ECHO = RequestEcho(
+    instructions=None,
+    max_output_tokens=None,
+    metadata={},
+    parallel_tool_calls=True,
+    reasoning={"effort": None, "summary": None},
+    temperature=1.0,
+    text={"format": {"type": "text"}, "verbosity": "medium"},
+    tool_choice="auto",
+    tools=[],
+    top_logprobs=0,
+    top_p=1.0,
+    truncation="disabled",
+    user=None,
+)
+
+
+def renderer() -> ResponseRenderer:
+    return ResponseRenderer("resp_1", 1_700_000_000, "m", ECHO, top_logprobs=0)
+
+
+def parse(sent: bytes) -> list[dict[str, Any]]:
+    """Return the data of events, each checked by the client's type."""
+    events = []
+    for event in sent.decode().removesuffix("\n\n").split("\n\n"):
+        name, data = event.split("\n")
+        payload = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {payload['type']}"
+        parsed = EVENTS.validate_python(payload)
+        assert parsed.type == payload["type"]
+        events.append(payload)
+    return events
+
+
+def deltas(parts: list[Part], finish: Finish = STOP) -> list[Any]:
+    """Return an event for each part, the choice's end and the generation's."""
+    events = [ChoiceDelta(0, [part], [1], None, None, Usage(20, 1)) for part in parts]
+    return [*events, ChoiceDelta(0, [], [1], None, finish, Usage(20, 1)), GenerationFinished(USAGE)]
+
+
+def stream(parts: list[Part], finish: Finish = STOP) -> list[dict[str, Any]]:
+    rendering = renderer()
+    return parse(b"".join(rendering.event(event) for event in deltas(parts, finish)))
+
+
+def whole(parts: list[Part], finish: Finish = STOP) -> dict[str, Any]:
+    body = renderer().body([ChoiceDelta(0, parts, [], None, finish, USAGE)], USAGE)
+    Response.model_validate_json(body)
+    answer: dict[str, Any] = json.loads(body)
+    return answer
+
+
+def test_stream_has_all_events_in_order_and_numbered() -> None:
+    events = stream(PARTS)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert [event["type"].removeprefix("response.") for event in events] == [
+        "created", "in_progress",
+        "output_item.added", "content_part.added", "reasoning_text.delta", "reasoning_text.delta",
+        "reasoning_text.done", "content_part.done", "output_item.done",
+        "output_item.added", "content_part.added", "output_text.delta", "output_text.delta",
+        "output_text.done", "content_part.done", "output_item.done",
+        "output_item.added", "function_call_arguments.delta", "function_call_arguments.delta",
+        "function_call_arguments.delta", "function_call_arguments.done", "output_item.done",
+        "output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done",
+        "completed",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("finish", [STOP, Finish("length", None)])
+def test_streamed_response_equals_the_whole_response(finish: Finish) -> None:
+    *events, last = stream(PARTS, finish)
+    assert last["response"] == whole(PARTS, finish)
+    items = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert items == last["response"]["output"]
+    assert [item["type"] for item in items] == ["reasoning", "message", "function_call", "function_call"]
+    assert items[2] == {
+        "type": "function_call",
+        "id": "fc_1_2",
+        "status": "completed",
+        "call_id": "call_1",
+        "name": "get_weather",
+        "arguments": '{"city": "Paris"}',
+    }
+
+
+def test_events_of_an_item_have_its_id_and_index() -> None:
+    ids: dict[int, str] = {}
+    for event in stream(PARTS):
+        if event["type"] == "response.output_item.added":
+            ids[event["output_index"]] = event["item"]["id"]
+            assert event["item"]["status"] == "in_progress"
+        elif "item_id" in event:
+            assert event["item_id"] == ids[event["output_index"]]
+    assert list(ids) == [0, 1, 2, 3] and len(set(ids.values())) == 4
+
+
+def test_same_answer_has_the_same_bytes() -> None:
+    """A stream that another replica continues depends on it."""
+    first, second = renderer(), renderer()
+    for event in deltas(PARTS):
+        assert first.event(event) == second.event(event)
+
+
+def test_answer_that_reaches_the_limit_is_incomplete() -> None:
+    *_, last = stream([Text("a")], Finish("length", None))
+    assert last["type"] == "response.incomplete"
+    response = last["response"]
+    assert (response["status"], response["incomplete_details"]) == (
+        "incomplete",
+        {"reason": "max_output_tokens"},
+    )
+    assert response["output"][0]["status"] == "incomplete"
+
+
+def test_answer_without_text_has_no_items() -> None:
+    created, in_progress, completed = stream([])
+    assert created["response"]["status"] == in_progress["response"]["status"] == "in_progress"
+    assert completed["response"]["output"] == []
+
+
+def test_usage_has_its_details() -> None:
+    assert whole(PARTS)["usage"] == {
+        "input_tokens": 20,
+        "input_tokens_details": {"cached_tokens": 16, "cache_write_tokens": 0},
+        "output_tokens": 9,
+        "output_tokens_details": {"reasoning_tokens": 2},
+        "total_tokens": 29,
+    }
+
+
+def test_log_probabilities_belong_to_the_text() -> None:
+    tokens = [{number: Logprob(-0.5, 1, text)} for number, text in enumerate(["They", " want", "I", " look"])]
+    parts: list[Part] = [Reasoning("They want"), Text("I look")]
+    rendering = renderer()
+    body = json.loads(rendering.body([ChoiceDelta(0, parts, [], tokens, STOP, USAGE)], USAGE))
+    _, message = body["output"]
+    assert [token["token"] for token in message["content"][0]["logprobs"]] == ["I", " look"]
+
+
+def test_failure_in_mid_stream_is_an_error_and_a_failed_response() -> None:
+    rendering = renderer()
+    before = parse(rendering.event(deltas([Text("The cap")])[0]))
+    error, failed = parse(rendering.error(ApiError(503, "the server is shutting down")))
+    assert (error["type"], error["message"]) == ("error", "the server is shutting down")
+    assert failed["type"] == "response.failed"
+    assert failed["response"]["status"] == "failed"
+    assert failed["response"]["error"] == {
+        "message": "the server is shutting down",
+        "code": "server_error",
+    }
+    (message,) = failed["response"]["output"]
+    assert (message["status"], message["content"][0]["text"]) == ("incomplete", "The cap")
+    assert [event["sequence_number"] for event in (error, failed)] == [len(before), len(before) + 1]

@@ -1,0 +1,199 @@
+"""/v1/responses with the real model, as OpenAI's own client sees it."""
+
+from typing import Any
+
+import openai
+import pytest
+
+MODEL = "smollm2"
+QUESTION = "What is the capital of France?"
+GREEDY: dict[str, Any] = {"model": MODEL, "input": QUESTION, "temperature": 0, "max_output_tokens": 20}
+ANSWER = "The capital of France is Paris."
+
+
+@pytest.fixture
+def async_client(server: Any) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
+
+
+def test_answers_with_message_and_usage(client: openai.OpenAI) -> None:
+    response = client.responses.create(**GREEDY, metadata={"run": "7"}, user="me")
+    assert response.id.startswith("resp_")
+    assert (response.object, response.status, response.model) == ("response", "completed", MODEL)
+    assert response.output_text == ANSWER
+    (message,) = response.output
+    assert message.type == "message" and message.status == "completed"
+    assert response.usage
+    usage = response.usage
+    assert (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (37, 8, 45)
+    assert response.error is None and response.incomplete_details is None
+    assert (response.temperature, response.top_p, response.max_output_tokens) == (0, 1, 20)
+    assert (response.metadata, response.user) == ({"run": "7"}, "me")
+    assert response.model_extra and response.model_extra["store"] is False
+
+
+def test_streamed_response_equals_the_whole_response(client: openai.OpenAI) -> None:
+    request = GREEDY | {"input": "What is the capital of Japan (日本)?", "max_output_tokens": 60}
+    whole = client.responses.create(**request)
+    with client.responses.stream(**request) as stream:
+        text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+        streamed = stream.get_final_response()
+    assert text == whole.output_text == streamed.output_text
+    assert streamed.usage and whole.usage
+    assert streamed.usage.input_tokens == whole.usage.input_tokens
+    assert streamed.usage.output_tokens == whole.usage.output_tokens
+    assert streamed.status == whole.status
+
+
+def test_stream_has_all_events_in_order_and_numbered(client: openai.OpenAI) -> None:
+    events = list(client.responses.create(**GREEDY, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type for event in events]
+    deltas = kinds.count("response.output_text.delta")
+    assert deltas >= 2
+    assert kinds == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        *["response.output_text.delta"] * deltas,
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+
+
+async def test_async_client_gets_the_same(async_client: openai.AsyncOpenAI) -> None:
+    async with async_client as client:
+        response = await client.responses.create(**GREEDY)
+        async with client.responses.stream(**GREEDY) as stream:
+            streamed = await stream.get_final_response()
+    assert response.output_text == streamed.output_text == ANSWER
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_answer_that_reaches_the_limit_is_incomplete(client: openai.OpenAI, stream: bool) -> None:
+    request = GREEDY | {"max_output_tokens": 3}
+    if stream:
+        *_, last = client.responses.create(**request, stream=True)
+        assert last.type == "response.incomplete"
+        response = last.response
+    else:
+        response = client.responses.create(**request)
+    assert response.status == "incomplete"
+    assert response.incomplete_details and response.incomplete_details.reason == "max_output_tokens"
+    assert response.output_text == "The capital of"
+
+
+def test_answer_is_the_next_requests_input(client: openai.OpenAI) -> None:
+    """The way of a conversation without stored answers."""
+    turns: list[Any] = [{"role": "user", "content": QUESTION}]
+    first = client.responses.create(**GREEDY | {"input": turns})
+    turns += [*first.output, {"role": "user", "content": "And of Italy?"}]
+    second = client.responses.create(**GREEDY | {"input": turns})
+    messages = [
+        {"role": "user", "content": QUESTION},
+        {"role": "assistant", "content": ANSWER},
+        {"role": "user", "content": "And of Italy?"},
+    ]
+    same = client.chat.completions.create(model=MODEL, messages=messages, temperature=0, max_tokens=20)  # type: ignore[arg-type]
+    assert second.output_text == same.choices[0].message.content
+    assert second.usage and same.usage
+    assert second.usage.input_tokens == same.usage.prompt_tokens
+
+
+def test_instructions_are_the_system_message(client: openai.OpenAI) -> None:
+    response = client.responses.create(**GREEDY, instructions="Be brief.")
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": QUESTION}]
+    same = client.chat.completions.create(model=MODEL, messages=messages, temperature=0, max_tokens=20)  # type: ignore[arg-type]
+    assert response.output_text == same.choices[0].message.content
+    assert response.instructions == "Be brief."
+
+
+def test_incomplete_message_at_the_end_is_continued(client: openai.OpenAI) -> None:
+    started = {"type": "message", "role": "assistant", "content": "The capital of", "status": "incomplete"}
+    response = client.responses.create(**GREEDY | {"input": [{"role": "user", "content": QUESTION}, started]})
+    assert response.output_text == " France is Paris."
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_have_the_requested_alternatives(client: openai.OpenAI, stream: bool) -> None:
+    request = GREEDY | {"max_output_tokens": 4}
+    wanted: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 3}
+    if stream:
+        events = list(client.responses.create(**request, **wanted, stream=True))
+        response = events[-1].response  # type: ignore[union-attr]
+        streamed = [
+            token
+            for event in events
+            if event.type == "response.output_text.delta"
+            for token in event.logprobs
+        ]
+        assert [token.token for token in streamed] == ["The", " capital", " of", " France"]
+    else:
+        response = client.responses.create(**request, **wanted)
+    tokens = response.output[0].content[0].logprobs  # type: ignore[union-attr]
+    assert tokens and [token.token for token in tokens] == ["The", " capital", " of", " France"]
+    for token in tokens:
+        assert len(token.top_logprobs) == 3
+        assert token.top_logprobs[0].token == token.token  # greedy takes the likeliest
+        assert token.logprob == token.top_logprobs[0].logprob < 0
+
+
+def test_truncation_keeps_the_end_of_the_input(client: openai.OpenAI) -> None:
+    long = GREEDY | {"input": " one" * 2000, "max_output_tokens": 4}
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.create(**long)
+    assert refused.value.param == "input"
+    response = client.responses.create(**long, truncation="auto")
+    assert response.usage and response.usage.input_tokens == 1020
+
+
+def test_input_tokens_are_counted_as_the_answer_reports_them(client: openai.OpenAI) -> None:
+    count = client.responses.input_tokens.count(model=MODEL, input=QUESTION, instructions="Be brief.")
+    response = client.responses.create(**GREEDY, instructions="Be brief.")
+    assert response.usage
+    assert count.input_tokens == response.usage.input_tokens
+
+
+def test_stored_responses_are_refused_with_the_way_out(client: openai.OpenAI) -> None:
+    calls: list[Any] = [
+        lambda: client.responses.create(**GREEDY, previous_response_id="resp_1"),
+        lambda: client.responses.create(**GREEDY, background=True),
+        lambda: client.responses.create(**GREEDY, conversation="conv_1"),
+        lambda: client.responses.retrieve("resp_1"),
+        lambda: client.responses.cancel("resp_1"),
+        lambda: client.responses.delete("resp_1"),
+        lambda: client.responses.input_items.list("resp_1"),
+    ]
+    for call in calls:
+        with pytest.raises(openai.BadRequestError, match="send the whole input"):
+            call()
+
+
+def test_client_raises_the_error_class_of_the_status(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as bad:
+        client.responses.create(**GREEDY | {"temperature": -1})
+    assert bad.value.param == "temperature"
+    with pytest.raises(openai.BadRequestError) as limit:
+        client.responses.create(**GREEDY | {"max_output_tokens": 0})
+    assert limit.value.param == "max_output_tokens"
+    with pytest.raises(openai.NotFoundError):
+        client.responses.create(**GREEDY | {"model": "gpt-9"})
+
+
+def test_options_that_do_nothing_here_are_accepted(client: openai.OpenAI) -> None:
+    response = client.responses.create(
+        **GREEDY,
+        store=True,
+        include=["reasoning.encrypted_content"],
+        parallel_tool_calls=False,
+        prompt_cache_key="k",
+        service_tier="auto",
+        reasoning={"effort": "low", "summary": "auto"},
+        text={"format": {"type": "text"}, "verbosity": "low"},
+        extra_body={"no_such_field": 1},
+    )
+    assert response.output_text == ANSWER
+    assert response.reasoning and response.reasoning.effort == "low"

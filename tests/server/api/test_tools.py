@@ -1,0 +1,195 @@
+"""Tools of /v1/chat/completions with the real model, as OpenAI's own client sees them."""
+
+import json
+from typing import Any
+
+import openai
+import pytest
+from openai.types.chat import ChatCompletionMessageFunctionToolCall
+
+MODEL = "smollm2"
+CITIES = ["Paris", "Rome"]
+
+
+def tool(name: str, properties: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": properties, "required": list(properties)}
+    return {
+        "type": "function",
+        "function": {"name": name, "parameters": {**parameters, "additionalProperties": False}, **fields},
+    }
+
+
+WEATHER = tool("get_weather", {"city": {"type": "string", "enum": CITIES}}, description="Weather of a city")
+CLOCK = tool("get_time", {"zone": {"const": "Europe/Paris"}})
+QUESTION = [{"role": "user", "content": "What is the weather in Paris?"}]
+REQUEST: dict[str, Any] = {
+    "model": MODEL,
+    "messages": QUESTION,
+    "temperature": 0,
+    "tools": [WEATHER, CLOCK],
+    "parallel_tool_calls": False,
+    "max_tokens": 80,
+}
+ONE_CALL = {**REQUEST, "tool_choice": "required"}
+NAMED = {"type": "function", "function": {"name": "get_time"}}
+
+
+def only_call(message: Any) -> ChatCompletionMessageFunctionToolCall:
+    (call,) = message.tool_calls
+    assert call.type == "function"
+    return call
+
+
+def test_required_call_follows_the_schema_of_its_tool(client: openai.OpenAI) -> None:
+    (choice,) = client.chat.completions.create(**ONE_CALL).choices
+    call = only_call(choice.message)
+    arguments = json.loads(call.function.arguments)
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content is None
+    assert (call.function.name, list(arguments)) in [("get_weather", ["city"]), ("get_time", ["zone"])]
+    assert set(arguments.values()) <= {*CITIES, "Europe/Paris"}
+    assert call.id.startswith("call_")
+
+
+def test_named_tool_is_called_and_the_finish_reason_stays(client: openai.OpenAI) -> None:
+    (choice,) = client.chat.completions.create(**REQUEST, tool_choice=NAMED).choices
+    call = only_call(choice.message)
+    assert (call.function.name, json.loads(call.function.arguments)) == ("get_time", {"zone": "Europe/Paris"})
+    assert choice.finish_reason == "stop"
+
+
+def test_streamed_call_equals_the_whole_one(client: openai.OpenAI) -> None:
+    whole = only_call(client.chat.completions.create(**ONE_CALL).choices[0].message)
+    chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**ONE_CALL, stream=True)]
+    fragments = [call for chunk in chunks for call in chunk.delta.tool_calls or []]
+    first, *others = fragments
+    assert first.function
+    assert (first.index, first.type, first.function.name) == (0, "function", whole.function.name)
+    assert first.id
+    assert all(call.id is None and call.type is None and call.function.name is None for call in others)
+    assert "".join(call.function.arguments for call in fragments) == whole.function.arguments
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == ""
+    assert chunks[-1].finish_reason == "tool_calls"
+
+
+def test_arguments_are_streamed_while_they_are_generated(client: openai.OpenAI) -> None:
+    words = " ".join(["fair"] * 20)
+    request = {**ONE_CALL, "tools": [tool("write", {"text": {"const": words}})]}
+    chunks = [chunk.choices[0].delta for chunk in client.chat.completions.create(**request, stream=True)]
+    fragments = [call.function.arguments for delta in chunks for call in delta.tool_calls or []]
+    assert json.loads("".join(fragments)) == {"text": words}
+    assert max(map(len, fragments)) <= 20
+
+
+def test_calls_of_several_choices_have_ids_of_their_own(client: openai.OpenAI) -> None:
+    choices = client.chat.completions.create(**REQUEST, tool_choice=NAMED, n=2).choices
+    assert len({only_call(choice.message).id for choice in choices}) == 2
+
+
+def test_call_that_is_cut_is_content_of_a_whole_answer(client: openai.OpenAI) -> None:
+    (choice,) = client.chat.completions.create(**{**ONE_CALL, "max_tokens": 12}).choices
+    assert choice.finish_reason == "length"
+    assert choice.message.tool_calls is None
+    assert choice.message.content
+    assert choice.message.content.startswith("<tool_call>")
+
+
+@pytest.mark.parametrize("choice", ["auto", "none"])
+def test_answer_without_a_call_is_content(client: openai.OpenAI, choice: str) -> None:
+    (answer,) = client.chat.completions.create(**{**REQUEST, "max_tokens": 4}, tool_choice=choice).choices
+    assert answer.message.content
+    assert answer.message.tool_calls is None
+    assert answer.finish_reason == "length"
+
+
+def test_tools_calls_and_results_are_in_the_prompt(server: Any) -> None:
+    call = {
+        "id": "call_1",
+        "type": "function",
+        "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'},
+    }
+    messages = [
+        *QUESTION,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "Sunny, 31 °C"}]},
+    ]
+    request = {**REQUEST, "messages": messages, "max_tokens": 1, "return_prompt_text": True}
+    prompt = server.post("/v1/chat/completions", request).json["prompt_text"]
+    assert '"description": "Weather of a city"' in prompt
+    assert '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>' in prompt
+    assert "<tool_response>\nSunny, 31 °C\n</tool_response>" in prompt
+
+
+def test_agent_calls_two_tools_and_answers(client: openai.OpenAI) -> None:
+    results = {"get_weather": "Sunny", "get_time": "12:00"}
+    messages: list[Any] = list(QUESTION)
+    for name in results:
+        named = {"type": "function", "function": {"name": name}}
+        message = (
+            client.chat.completions.create(**{**REQUEST, "messages": messages}, tool_choice=named)
+            .choices[0]
+            .message
+        )
+        call = only_call(message)
+        messages.append(message.model_dump(exclude_none=True))
+        result = results[call.function.name]
+        messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+    answer = client.chat.completions.create(**{**REQUEST, "messages": messages, "max_tokens": 8})
+    assert answer.choices[0].message.content
+
+
+def deep_schema(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"inner": schema}}
+    return schema
+
+
+BROKEN_CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{broken"}}
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "name twice": ({"tools": [WEATHER, WEATHER]}, "get_weather twice"),
+    "name with a space": ({"tools": [tool("get weather", {})]}, "tools.0.function.name"),
+    "kind": ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+    "schema of no object": (
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]},
+        "tools.0.function.parameters",
+    ),
+    "deep schema": (
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": deep_schema(200)}}]},
+        "nested more than 64 deep",
+    ),
+    "number of tools": ({"tools": [tool(f"f{number}", {}) for number in range(129)]}, "at most 128"),
+    "size of tools": ({"tools": [tool("f", {}, description="x" * 600_000)]}, "at most 524288 are allowed"),
+    "demand without tools": ({"tools": [], "tool_choice": "required"}, "there are no tools"),
+    "unknown mode": ({"tools": [WEATHER], "tool_choice": "any"}, "tool_choice"),
+    "unknown tool": ({"tools": [WEATHER], "tool_choice": NAMED}, "there is no tool get_time"),
+    "functions": ({"functions": [{"name": "f"}]}, "functions is not supported"),
+    "function_call": ({"function_call": {"name": "f"}}, "function_call is not supported"),
+    "broken call": (
+        {"messages": [*QUESTION, {"role": "assistant", "tool_calls": [BROKEN_CALL]}]},
+        "messages.1.tool_calls.0.function.arguments",
+    ),
+    "call of a user": (
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": "",
+                    "tool_calls": [{**BROKEN_CALL, "function": {"name": "f", "arguments": "{}"}}],
+                }
+            ]
+        },
+        "tool_calls are of the role assistant",
+    ),
+    "user without content": ({"messages": [{"role": "user", "content": None}]}, "content takes a string"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_invalid_tools_are_refused_with_the_reason(server: Any, case: str) -> None:
+    fields, expected = REFUSED[case]
+    answer = server.post(
+        "/v1/chat/completions", {"model": MODEL, "messages": QUESTION, "max_tokens": 1, **fields}
+    )
+    assert answer.status == 400, answer.body
+    assert expected in answer.error["message"]

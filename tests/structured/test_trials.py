@@ -1,0 +1,146 @@
+"""Trials of grammars: bad ones are refused with a message, whatever they do to the library."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from small_tokenizers import byte_level, vocabulary_of
+
+from engine_server.requests.errors import InvalidRequestError
+from engine_server.requests.structured_outputs import StructuredOutputsParams
+from engine_server.structured.trials import GrammarTrials
+
+# Generous; a trial has a second of CPU time.
+SECONDS = 60
+
+
+@pytest.fixture(scope="module")
+def trials() -> Iterator[GrammarTrials]:
+    yield GrammarTrials(vocabulary_of(byte_level()))
+
+
+def verdict(trials: GrammarTrials, params: StructuredOutputsParams) -> str:
+    return trials.start(params).result(SECONDS).grammar()
+
+
+def tag(**format: object) -> str:
+    return json.dumps({"type": "structural_tag", "format": format})
+
+
+INTEGER = {"type": "json_schema", "json_schema": {"type": "integer"}}
+RECURSIVE = {
+    "$defs": {"a": {"anyOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#/$defs/a"}}]}},
+    "$ref": "#/$defs/a",
+}
+OLDER_TAG = {
+    "type": "structural_tag",
+    "structures": [{"begin": "<f>", "schema": {}, "end": "</f>"}],
+    "triggers": ["<f"],
+}
+UNTRIGGERED = [{"type": "tag", "begin": "y", "content": INTEGER, "end": ""}]
+GOOD = {
+    "schema": {"json": {"type": "integer"}},
+    "json_object": {"json_object": True},
+    "regex": {"regex": "^[a-z]+/[0-9]$"},
+    "choice": {"choice": ["a", "ab", 'é"\n']},
+    "Lark": {"grammar": 'start: "a" /[0-9]+/'},
+    "GBNF": {"grammar": 'root ::= "a" item+\nitem ::= [0-9] | "x"'},
+    "oneOf": {"json": {"oneOf": [{"type": "integer"}, {"type": "string"}]}},
+    "2,000 values": {"json": {"enum": [f"value {number}" for number in range(2000)]}},
+    "recursive schema": {"json": RECURSIVE},
+    "older structural tag": {"structural_tag": json.dumps(OLDER_TAG)},
+    "structural tag with a special token": {
+        "structural_tag": tag(type="tag", begin="<s>f", content=INTEGER, end="</s>")
+    },
+}  # fmt: skip
+BAD = {
+    "look-around": ({"regex": "(?=a)b"}, "look-around"),
+    "unbalanced regex": ({"regex": "(a"}, "unclosed group"),
+    "JSON text": ({"json": "{"}, "not valid JSON"),
+    "schema that is no object": ({"json": "[]"}, "a JSON schema is an object"),
+    "unknown type": ({"json": {"type": "nope"}}, "nope"),
+    "schema nested too deeply": ({"json": '{"items":' * 100 + "{}" + "}" * 100}, "deeper than 64 levels"),
+    "million brackets": ({"json": "[" * 100_000}, "not valid JSON"),
+    "reference to itself": ({"json": {"$ref": "#"}}, "no text matches"),
+    "unknown rule": ({"grammar": "start: nope"}, "nope"),
+    "endless rule": ({"grammar": "start: start"}, "no text matches"),
+    "unknown GBNF rule": ({"grammar": "root ::= nope"}, "nope"),
+    "nested groups": ({"grammar": "start: " + "(" * 60_000}, "nested"),
+    "nested regex": ({"regex": "(" * 5000 + "a" + ")" * 5000}, "invalid regex"),
+    "structural tag without tags": ({"structural_tag": tag(type="tags_with_separator", tags=[])}, "no tags"),
+    "unknown structural tag": ({"structural_tag": tag(type="sequence")}, "sequence"),
+    "tag without its trigger": (
+        {"structural_tag": tag(type="triggered_tags", triggers=["x"], tags=UNTRIGGERED)}, "triggers"
+    ),
+}  # fmt: skip
+# Each takes the library seconds, gigabytes or its stack.
+PATHOLOGICAL = {
+    "remainders": {"json": {"type": "integer", "multipleOf": 999_983}},
+    "intersections": {"grammar": "start: A\nA: " + " & ".join(f"/(.*[a-z]{{{n}}}.*)/" for n in range(2, 30))},
+    "chain of terminals": {
+        "grammar": "start: A0\n" + "".join(f"A{n}: A{n + 1}\n" for n in range(10_000)) + 'A10000: "a"'
+    },
+    "chain of rules": {
+        "grammar": "start: a0\n" + "".join(f"a{n}: a{n + 1}\n" for n in range(10_000)) + 'a10000: "a"'
+    },
+    "chain of GBNF rules": {
+        "grammar": "root ::= a0\n" + "".join(f"a{n} ::= a{n + 1}\n" for n in range(9000)) + 'a9000 ::= "a"'
+    },
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_good_grammar_passes(trials: GrammarTrials, name: str) -> None:
+    assert "start: " in verdict(trials, StructuredOutputsParams(**GOOD[name]))
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_grammar_is_refused_with_a_short_reason(trials: GrammarTrials, name: str) -> None:
+    options, expected = BAD[name]
+    with pytest.raises(InvalidRequestError, match=expected) as raised:
+        verdict(trials, StructuredOutputsParams(**options))
+    assert len(str(raised.value)) <= 200 and "\n" not in str(raised.value)
+    assert raised.value.parameter == "structured_outputs"
+
+
+@pytest.mark.parametrize("name", PATHOLOGICAL)
+def test_pathological_grammar_ends_at_a_limit_and_the_next_one_passes(
+    trials: GrammarTrials, name: str
+) -> None:
+    pending = trials.start(StructuredOutputsParams(**PATHOLOGICAL[name]))
+    assert verdict(trials, StructuredOutputsParams(choice=[name]))  # meanwhile
+    with pytest.raises(InvalidRequestError, match="too complex"):
+        pending.result(SECONDS).grammar()
+    assert verdict(trials, StructuredOutputsParams(choice=[name, "after"]))
+
+
+def test_pathological_grammars_do_not_hold_up_others(trials: GrammarTrials) -> None:
+    order = []
+    slow = [
+        trials.start(
+            StructuredOutputsParams(json={"type": "integer", "multipleOf": 999_983, "title": str(number)})
+        )
+        for number in range(3)
+    ]
+    for pending in slow:
+        pending.add_done_callback(lambda _: order.append("slow"))
+    fast = trials.start(StructuredOutputsParams(regex="[a-f]{3}"))
+    fast.add_done_callback(lambda _: order.append("fast"))
+    for pending in (*slow, fast):
+        pending.result(SECONDS)
+    assert order[0] == "fast"
+
+
+def test_equal_grammars_are_tried_once(trials: GrammarTrials) -> None:
+    first = trials.start(StructuredOutputsParams(regex="x{3}"))
+    again = trials.start(StructuredOutputsParams(regex="x{3}", starts_after=[4]))
+    assert first is again and not first.cancel()
+
+
+def test_trials_continue_after_their_process_was_killed(trials: GrammarTrials) -> None:
+    assert verdict(trials, StructuredOutputsParams(regex="before"))
+    process = trials._process
+    assert process is not None
+    process.kill()
+    process.wait()
+    assert verdict(trials, StructuredOutputsParams(regex="after"))
