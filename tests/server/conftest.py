@@ -182,7 +182,9 @@ def collector() -> Iterator[tuple[str, list[Any]]]:
 @pytest.fixture(scope="session")
 def server(start_server: StartServer, collector: tuple[str, list[Any]]) -> Server:
     """A ready server that all tests share; none of them may end it."""
-    server = start_server("--max-logprobs=25", f"--otlp-traces-endpoint={collector[0]}")
+    server = start_server(
+        "--max-logprobs=25", "--scheduling-policy=priority", f"--otlp-traces-endpoint={collector[0]}"
+    )
     server.wait_for_line("^phase ready ")
     return server
 

@@ -15,7 +15,7 @@ from engine_server.server.api.completion_answer import Completion, CompletionRen
 from engine_server.server.api.create_answer import create_answer
 from engine_server.server.api.fields import only, prompt_list
 from engine_server.server.api.generation_request import GenerationRequest, parse_request
-from engine_server.server.generation.prompts import decode_prompt, tokenize_prompts
+from engine_server.server.generation.prompts import decode_prompts, tokenize_prompts
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class CompletionRequest(GenerationRequest):
             cut=self.truncate_prompt_tokens is not None,
         )
         prompts = [self.finish_prompt(prompt, host.max_model_len) for prompt in tokenized]
-        return [await decode_prompt(host.engine, prompt) for prompt in prompts] if self.echo else prompts
+        return await decode_prompts(host.engine, prompts) if self.echo else prompts
 
     def renderer(self, host: EngineHost, identity: AnswerIdentity) -> CompletionRenderer:
         return CompletionRenderer(

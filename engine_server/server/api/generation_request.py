@@ -37,7 +37,7 @@ SAMPLING_FIELDS = (
     "logits_processors", "prompt_logprobs", "timeout",
 )  # fmt: skip
 # Those that a beam search takes; it refuses the others.
-BEAM_SEARCH_FIELDS = ("n", "temperature", "ignore_eos", "include_stop_str_in_output")
+BEAM_SEARCH_FIELDS = ("n", "temperature", "seed", "ignore_eos", "include_stop_str_in_output")
 
 
 class ApiRequest(BaseModel):

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from jinja2 import TemplateError
-
 from engine_server.contract.quoting import shorten
 from engine_server.server.http.errors import ApiError
 
@@ -78,23 +76,40 @@ def check_length(processor: Processor, text: str, param: str) -> None:
         raise ApiError(400, f"{param}: {error}" if param != "prompt" else error, param=param)
 
 
-async def decode_prompt(engine: AsyncLLMEngine, prompt: TokensPrompt) -> TokensPrompt:
-    """Return a prompt with its text, decoded from its tokens where it has none."""
+async def decode_prompts(engine: AsyncLLMEngine, prompts: Sequence[TokensPrompt]) -> list[TokensPrompt]:
+    """Return prompts with their texts, decoded from the tokens of those that have none."""
+    processor = await engine.get_input_preprocessor()
+    size = sum(
+        len(prompt["prompt_token_ids"]) + ITEM_OVERHEAD for prompt in prompts if "prompt" not in prompt
+    )
+    return await run_by_size(size, lambda: [decoded_prompt(processor, prompt) for prompt in prompts])
+
+
+def decoded_prompt(processor: Processor, prompt: TokensPrompt) -> TokensPrompt:
     token_ids = prompt["prompt_token_ids"]
     if "prompt" in prompt or not token_ids:
         return prompt
-    tokenizer = await engine.get_tokenizer()
-    if min(token_ids) < 0 or max(token_ids) >= engine.model_config.vocab_size:
+    if min(token_ids) < 0 or max(token_ids) >= processor.config.vocab_size:
         return prompt  # the engine refuses it
-    text = await run_by_size(len(token_ids), lambda: str(tokenizer.decode(token_ids)))
-    return {**prompt, "prompt": text}
+    tokenizer: Any = processor.tokenizer
+    return {**prompt, "prompt": tokenizer.decode(token_ids)}
 
 
 async def tokenize_chat(engine: AsyncLLMEngine, turns: ChatTurns) -> TokensPrompt:
     """Render the chat template and tokenize the result. Raises ApiError 400 where the template refuses the messages."""
+    (prompt,) = await tokenize_chats(engine, [turns])
+    return prompt
+
+
+async def tokenize_chats(engine: AsyncLLMEngine, chats: Sequence[ChatTurns]) -> list[TokensPrompt]:
+    """Render and tokenize several conversations, as `tokenize_chat` does one."""
     processor = await engine.get_input_preprocessor()
-    size = sum(num_characters(part) for part in (turns.messages, turns.tools, dict(turns.variables)))
-    return await run_by_size(size, lambda: render_chat(processor, turns))
+    size = sum(
+        num_characters(part)
+        for turns in chats
+        for part in (turns.messages, turns.tools, dict(turns.variables))
+    )
+    return await run_by_size(size, lambda: [render_chat(processor, turns) for turns in chats])
 
 
 def num_characters(value: object) -> int:
@@ -120,7 +135,7 @@ def render_chat(processor: Processor, turns: ChatTurns) -> TokensPrompt:
             chat_template=turns.template,
             **turns.variables,
         )
-    except (TemplateError, ValueError, TypeError) as error:
+    except Exception as error:  # a template may raise any, given data that it doesn't expect
         message = f"messages don't fit the model's chat template: {shorten(str(error))}"
         raise ApiError(400, message, param="messages") from None
     check_length(processor, text, "messages")

@@ -171,7 +171,7 @@ def test_n_gives_several_choices(client: openai.OpenAI) -> None:
         assert "".join(delta.content or "" for delta in rest) == choice.message.content
 
 
-def test_unknown_fields_are_ignored(client: openai.OpenAI) -> None:
+def test_unknown_and_neutral_fields_are_accepted(client: openai.OpenAI) -> None:
     extra = {"no_such_field": 1, "tools": [], "response_format": {"type": "text"}, "logit_bias": None}
     answer = client.chat.completions.create(**GREEDY, max_tokens=1, user="me", extra_body=extra)
     assert answer.choices[0].message.content == "The"

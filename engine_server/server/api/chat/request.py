@@ -16,7 +16,7 @@ from engine_server.server.api.chat.template_variables import check_variables
 from engine_server.server.api.chat.tools import NamedTool, ToolChoice, Tools, tool_use
 from engine_server.server.api.fields import Ignored, only
 from engine_server.server.api.generation_request import GenerationRequest
-from engine_server.server.generation.prompts import ChatTurns, tokenize_chat
+from engine_server.server.generation.prompts import ChatTurns, tokenize_chats
 from engine_server.server.http.errors import ApiError
 from engine_server.server.parsers.tool_use import AnswerStyle, ToolUse
 
@@ -118,7 +118,7 @@ class ChatFields(GenerationRequest):
             with_tools(self.turns(messages, host.settings), host.answer_format, use)
             for messages in self.conversations
         ]
-        prompts = [await tokenize_chat(host.engine, one) for one in turns]
+        prompts = await tokenize_chats(host.engine, turns)
         return [self.finish_prompt(prompt, host.max_model_len) for prompt in prompts]
 
     def turns(self, messages: list[Message], settings: ApiSettings) -> ChatTurns:

@@ -1,0 +1,47 @@
+"""Streamed answers of OpenAI's APIs, joined to the form of whole ones."""
+
+import json
+from typing import Any
+
+
+def events(body: bytes) -> list[dict[str, Any]]:
+    """Return the events of a complete stream, without the last one, [DONE]."""
+    *lines, done, end = body.decode().split("\n\n")
+    assert (done, end) == ("data: [DONE]", ""), body
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def joined(chunks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the whole answer that chunks make up; lists and texts are concatenated, other fields are replaced."""
+    answer: dict[str, Any] = {}
+    choices: dict[int, dict[str, Any]] = {}
+    for chunk in chunks:
+        for part in chunk.pop("choices"):
+            delta = part.pop("delta", None)
+            if delta is not None:
+                part["message"] = delta
+            merge(choices.setdefault(part["index"], {}), part)
+        answer |= {name: value for name, value in chunk.items() if value is not None}
+    answer["choices"] = [choices[index] for index in sorted(choices)]
+    return answer
+
+
+def merge(whole: dict[str, Any], part: dict[str, Any]) -> None:
+    for name, value in part.items():
+        before = whole.get(name)
+        if isinstance(value, dict) and isinstance(before, dict):
+            merge(before, value)
+        elif isinstance(value, str | list) and isinstance(before, str | list) and name != "role":
+            whole[name] = before + value
+        elif value is not None or name not in whole:
+            whole[name] = value
+
+
+def comparable(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return an answer without the fields that differ between two equal requests, and those that a stream lacks."""
+    skipped = ("id", "created", "object", "prompt_logprobs")
+    answer = {name: value for name, value in answer.items() if name not in skipped}
+    answer["choices"] = [
+        {name: value for name, value in choice.items() if name not in skipped} for choice in answer["choices"]
+    ]
+    return answer
