@@ -2,7 +2,8 @@
 
 # The time that in-flight requests get after SIGTERM, in engine and router, unless configured.
 DEFAULT_DRAIN_TIMEOUT_SECONDS = 60
-# The time for which a draining server still accepts requests, until its clients see that it is not ready.
+# The time for which a draining server still accepts requests, until its clients see that it is not ready, unless
+# configured.
 ANNOUNCE_SECONDS = 2.0
 # The sleep of the preStop hook, so that routers see the pod terminating before it gets SIGTERM.
 PRE_STOP_SECONDS = 3

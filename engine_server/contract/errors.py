@@ -9,6 +9,8 @@ class ErrorCode(StrEnum):
     """Values of an error's `code`, by which clients and dashboards tell errors apart."""
 
     # From the engine server.
+    INVALID_API_KEY = "invalid_api_key"
+    UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
     QUEUE_FULL = "queue_full"
     LOADING = "loading"
     DRAINING = "draining"

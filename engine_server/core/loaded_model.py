@@ -12,6 +12,7 @@ from engine_server.modeling.layers.rope import SequenceRope, sequence_rope
 from engine_server.modeling.loading.model_loader import first_position, load_model
 from engine_server.modeling.memory.device_memory import measured_memory
 from engine_server.modeling.platform.interface import Platform
+from engine_server.modeling.progress import ProgressClock
 from engine_server.modeling.split_classifier import SplitClassifier
 from engine_server.modeling.split_model import SplitModel
 
@@ -19,8 +20,15 @@ from engine_server.modeling.split_model import SplitModel
 class LoadedModel:
     """A model of transformers that gives hidden states and logits or scores. Its weights can be unloaded."""
 
-    def __init__(self, config: EngineConfig, platform: Platform, ranks: Communicator) -> None:
-        """Load the model, or this rank's part of it."""
+    def __init__(
+        self,
+        config: EngineConfig,
+        platform: Platform,
+        ranks: Communicator,
+        clock: ProgressClock | None = None,
+    ) -> None:
+        """Load the model, or this rank's part of it; the clock receives the progress."""
+        self._clock = clock
         self._config = config
         self._platform = platform
         self._ranks = ranks
@@ -56,7 +64,9 @@ class LoadedModel:
         """Read the weights, also after they were unloaded."""
         config = self._config
         with measured_memory("weights", self._platform):
-            self._model = load_model(config.model_config, config.load_config, self._platform, self._ranks)
+            self._model = load_model(
+                config.model_config, config.load_config, self._platform, self._ranks, self._clock
+            )
         self.rope = sequence_rope(self._model)
         self.first_position = first_position(self._model, config.model_config.max_model_len)
         pooling = config.model_config.pooling

@@ -82,7 +82,7 @@ class ModelRunner:
         """Load the model, and allocate everything else before the KV cache, which gets the remaining memory.
 
         on_phase: called with the name and the duration in seconds of each phase of the start.
-        progress: ticks at every layer.
+        progress: ticks at every layer, and receives the share of the weights that are loaded.
         """
         started = time.monotonic()
         self.config = config
@@ -95,7 +95,7 @@ class ModelRunner:
             config.model_config.pooling is None
         )
         rows = config.scheduler_config.max_num_seqs
-        self.loaded = LoadedModel(config, self.platform, ranks)
+        self.loaded = LoadedModel(config, self.platform, ranks, progress)
         loaded = time.monotonic()
         on_phase("load", loaded - started)
         # Each running request's last token, by its row of the block table, with one extra row for padding.

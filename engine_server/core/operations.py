@@ -48,7 +48,8 @@ class Operations:
             logger.warning(
                 "%s failed: %s", call.method, str(error)
             )  # a record may outlive the error's frames
-            return CallResult(call.call_id, error=f"{call.method}: {error}")
+            refused = isinstance(error, ValueError)
+            return CallResult(call.call_id, error=f"{call.method}: {error}", refused=refused)
 
     def pause(self) -> None:
         self._paused = True

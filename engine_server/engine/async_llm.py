@@ -26,7 +26,7 @@ from engine_server.engine.input.processor import Processor
 from engine_server.engine.input.tokenizer import load_tokenizer, model_vocabulary
 from engine_server.engine.loop import garbage
 from engine_server.engine.loop.async_stream import AsyncStream
-from engine_server.engine.loop.core_process import CoreProcess, OnPhase
+from engine_server.engine.loop.core_process import CoreProcess, OnLoad, OnPhase
 from engine_server.engine.loop.operations import Operations, PauseMode
 from engine_server.engine.loop.output_loop import OutputLoop
 from engine_server.engine.loop.request_streams import RequestStreams
@@ -52,8 +52,9 @@ class AsyncLLM:
     """An engine for an event loop. A request passes the processor, the core, the output processor and its stream.
 
     The constructor blocks until the core has loaded the model, and calls `on_phase(name, seconds)` at the end of each
-    phase of the start. It may run in any thread: the engine belongs to the event loop that first uses it. The core
-    ends when the engine is garbage collected. `core` may have been started earlier, since its imports take seconds.
+    phase of the start, and `on_load(share)` while weights are loaded. It may run in any thread: the engine belongs to
+    the event loop that first uses it. The core ends when the engine is garbage collected. `core` may have been started
+    earlier, since its imports take seconds.
 
     Raises ValueError for a model or setting that can't be used, EngineDeadError if the core can't start.
     """
@@ -70,6 +71,7 @@ class AsyncLLM:
         log_requests: bool = True,
         start_engine_loop: bool = True,
         on_phase: OnPhase | None = None,
+        on_load: OnLoad | None = None,
         core: CoreProcess | None = None,
     ) -> None:
         refuse(input_registry=input_registry is not INPUT_REGISTRY, use_cached_outputs=use_cached_outputs)
@@ -85,7 +87,7 @@ class AsyncLLM:
             if vocabulary is not None:
                 self._core.send(vocabulary)
             garbage.settle()
-            ready = self._core.wait_until_ready(on_phase)
+            ready = self._core.wait_until_ready(on_phase, on_load)
             self.config = config.with_blocks(ready.num_blocks)
             self._front_end = FrontEnd(self.config, tokenizer, vocabulary, log_stats, stat_loggers)
         except BaseException:
@@ -106,6 +108,7 @@ class AsyncLLM:
         usage_context: UsageContext = UsageContext.ENGINE_CONTEXT,
         stat_loggers: StatLoggers | None = None,
         on_phase: OnPhase | None = None,
+        on_load: OnLoad | None = None,
     ) -> Self:
         """Make an engine from its arguments; `engine_config` replaces the config that they resolve to."""
         core = CoreProcess()  # imports while this process reads the model's configuration
@@ -123,6 +126,7 @@ class AsyncLLM:
             start_engine_loop=start_engine_loop,
             stat_loggers=stat_loggers,
             on_phase=on_phase,
+            on_load=on_load,
             core=core,
         )
 

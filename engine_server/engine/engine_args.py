@@ -36,7 +36,12 @@ class EngineArgs(Arguments):
 
 
 @dataclass(kw_only=True)
-class AsyncEngineArgs(EngineArgs):
-    """EngineArgs for the asynchronous engine."""
+class RequestLogArguments:
+    """Requests in the log."""
 
     enable_log_requests: bool = argument(False, "log each request that is added or finished")
+
+
+@dataclass(kw_only=True)
+class AsyncEngineArgs(EngineArgs, RequestLogArguments):
+    """EngineArgs for the asynchronous engine."""

@@ -1,16 +1,19 @@
-"""The clock by which a hung engine core is detected: the time of its latest progress, shared with its parent."""
+"""The progress of an engine core, shared with its parent: the time of the latest, and the share of loaded weights."""
 
 import mmap
 import time
 from pathlib import Path
 
-# Name of the shared file in the core's folder, and its size in bytes: one float64.
+# Name of the shared file in the core's folder, and its size in bytes: two float64.
 FILE = "progress"
-SIZE = 8
+SIZE = 16
 
 
 class ProgressClock:
-    """The time of the latest progress on the system's monotonic clock, in memory or in a file that processes share."""
+    """The time of the latest progress on the system's monotonic clock, in memory or in a file that processes share.
+
+    A hung core is detected by it.
+    """
 
     def __init__(self, file: Path | None = None) -> None:
         """file: SIZE bytes, as `create` writes them; without one the clock belongs to this process alone."""
@@ -18,7 +21,7 @@ class ProgressClock:
         if file is not None:
             with file.open("r+b") as opened:
                 memory = mmap.mmap(opened.fileno(), SIZE)
-        self._latest = memoryview(memory).cast("d")
+        self._values = memoryview(memory).cast("d")
 
     @classmethod
     def create(cls, file: Path) -> "ProgressClock":
@@ -28,9 +31,18 @@ class ProgressClock:
 
     def tick(self) -> None:
         """Record progress. Called in every attention layer and every step, and while a core waits for work."""
-        self._latest[0] = time.monotonic()
+        self._values[0] = time.monotonic()
 
     @property
     def latest(self) -> float:
         """The time of the latest tick in seconds; 0 before the first."""
-        return self._latest[0]
+        return self._values[0]
+
+    @property
+    def loaded(self) -> float:
+        """The share of the weights' tensors that are loaded, 0 to 1."""
+        return self._values[1]
+
+    @loaded.setter
+    def loaded(self, share: float) -> None:
+        self._values[1] = share

@@ -16,6 +16,10 @@ class QueueFullError(RuntimeError):
     """A full queue; no part of the request was queued, and it can be retried soon."""
 
 
+class OperationRefusedError(RuntimeError):
+    """An operation on the engine, such as a profile, that its state or configuration does not allow."""
+
+
 class EngineDeadError(RuntimeError):
     """The end of the engine core, after which no request can be served.
 

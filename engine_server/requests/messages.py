@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
+from engine_server.requests.errors import OperationRefusedError
 from engine_server.requests.pooling_params import PoolingParams
 from engine_server.requests.sampling_params import SamplingParams
 from engine_server.requests.scheduler_stats import FinishReason, SchedulerStats
@@ -144,9 +145,13 @@ class CallResult(Message):
     call_id: int
     value: Any = None
     error: str | None = None
+    # True if the operation did nothing, for the reason in `error`.
+    refused: bool = False
 
     def result(self) -> Any:
-        """Return the value. Raises RuntimeError with the operation's message if it failed."""
+        """Return the value. Raises RuntimeError with the operation's message if it failed or was refused."""
+        if self.refused:
+            raise OperationRefusedError(self.error)
         if self.error is not None:
             raise RuntimeError(self.error)
         return self.value

@@ -1,63 +1,109 @@
-"""The ASGI application: the routes, and the middleware that a request passes on its way to them."""
+"""The ASGI applications: their routes, and the middleware that a request passes on its way to them."""
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from fastapi import FastAPI
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from starlette.responses import Response
+from fastapi import APIRouter, FastAPI
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
-from engine_server.server.api import completions, invocations, models, service, tokenization
+from engine_server.server.api import (
+    admin,
+    completions,
+    invocations,
+    models,
+    operation,
+    server_info,
+    tokenization,
+)
 from engine_server.server.api.answer_format import load_format
 from engine_server.server.api.chat import endpoint as chat
-from engine_server.server.api.health import health, readiness
 from engine_server.server.api.messages import endpoint as messages
+from engine_server.server.api.openapi import document
 from engine_server.server.api.pooling import classification, embeddings, pooling, ranking
 from engine_server.server.api.responses import endpoint as responses
 from engine_server.server.api.tasks import needs_task
-from engine_server.server.http.access_log import AccessLog
+from engine_server.server.http.access_log import WRITERS, AccessLog
 from engine_server.server.http.answer_headers import AnswerHeaders
+from engine_server.server.http.api_keys import ApiKeys, KeyCheck
+from engine_server.server.http.content_type import JsonBodies
 from engine_server.server.http.errors import add_error_handlers
 from engine_server.server.http.gate import Gate
 from engine_server.server.http.request_body import RequestBody
+from engine_server.server.http.root_path import RootPath
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
+    from engine_server.server.arguments import ServerArgs
     from engine_server.server.engine_host import EngineHost
 
+# The APIs whose requests the gate admits and counts.
+GENERATING = (chat, completions, messages, responses)
+OTHERS = (classification, embeddings, invocations, models, pooling, ranking, server_info, tokenization)
+# An admin request has no body.
+ADMIN_BODY_BYTES = 1 << 16
 
-# Paths that answer at any time, and are no requests in flight.
-OPERATIONAL = ("/health", "/ping", "/ready", "/metrics", "/version", "/load")
 
+def build_application(host: EngineHost, args: ServerArgs, keys: ApiKeys) -> tuple[ASGIApp, Gate]:
+    """Return the application, and its gate, which a shutdown closes.
 
-def build_application(host: EngineHost, max_body_bytes: int) -> tuple[ASGIApp, Gate]:
-    """Return the application, and its gate, which a shutdown closes."""
-    app = FastAPI(openapi_url=None)
+    A request passes, in this order: the root path, the access log, CORS, the check of its key, the answer's
+    headers, the gate, the check of its content type, and the body's middleware.
+    """
+    app = FastAPI(
+        title="Fairlead",
+        version=version("fairlead"),
+        root_path=args.root_path,
+        openapi_url=None if args.disable_fastapi_docs else "/openapi.json",
+        redoc_url=None,
+    )
     add_error_handlers(app)
     host.on_loaded.append(load_format)
-    gate = Gate(RequestBody(app, max_body_bytes), host, OPERATIONAL)
+    gate = Gate(JsonBodies(RequestBody(app, args.max_body_bytes)), host)
+    operational = operation.routes(host, gate)
+    gate.exempt(paths_of(app, operational))
+    generating = [api.routes(host) for api in GENERATING]
+    others = [operational, *(api.routes(host) for api in OTHERS)]
+    for router in generating:
+        app.include_router(router, dependencies=[needs_task(host, "generate")])
+    for router in others:
+        app.include_router(router)
+    routers = [*generating, *others]
+    document(app, routers, keys.required)
 
-    for generating in (chat, completions, messages, responses):
-        app.include_router(generating.routes(host), dependencies=[needs_task(host, "generate")])
-    for api in (classification, embeddings, invocations, models, pooling, ranking, tokenization):
-        app.include_router(api.routes(host))
-    app.include_router(service.routes(host, gate))
+    public = operation.PROBES if args.api_key_for_metrics else (*operation.PROBES, operation.METRICS)
+    answered = AnswerHeaders(gate, host)
+    checked = KeyCheck(answered, keys, public) if keys.required else answered
+    cors = CORSMiddleware(
+        checked,
+        allow_origins=args.allowed_origins,
+        allow_methods=args.allowed_methods,
+        allow_headers=args.allowed_headers,
+        allow_credentials=args.allow_credentials,
+    )
+    logged = AccessLog(
+        cors,
+        paths_of(app, *routers),
+        probes=(*operation.PROBES, operation.METRICS),
+        unlogged=args.disable_access_log_for_endpoints,
+        write=WRITERS[args.access_log_format],
+    )
+    return RootPath(logged, args.root_path) if args.root_path else logged, gate
 
-    @app.get("/health")
-    async def get_health() -> Response:
-        return await health(host)
 
-    @app.get("/ready")
-    async def get_readiness() -> Response:
-        return await readiness(host, gate)
+def admin_application(host: EngineHost, keys: ApiKeys) -> ASGIApp:
+    """Return the application of the admin port."""
+    app = FastAPI(openapi_url=None)
+    add_error_handlers(app)
+    router = admin.routes(host)
+    app.include_router(router)
+    body = RequestBody(app, ADMIN_BODY_BYTES)
+    return AccessLog(KeyCheck(body, keys, ()) if keys.required else body, paths_of(router), probes=())
 
-    @app.get("/metrics")
-    async def get_metrics() -> Response:
-        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
-    paths = [route.path for route in app.routes if isinstance(route, Route)]
-    # A request passes the access log, the answer's headers, the gate and the body's middleware, in this order.
-    return AccessLog(AnswerHeaders(gate, host), paths), gate
+def paths_of(*routers: FastAPI | APIRouter) -> list[str]:
+    """Return the paths of the routers' own routes, as they were declared."""
+    return [route.path for router in routers for route in router.routes if isinstance(route, Route)]

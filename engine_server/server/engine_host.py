@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from prometheus_client import Gauge
+
 from engine_server.requests.errors import EngineDeadError
 from engine_server.server.engine_load import EngineLoad
 
@@ -27,6 +29,9 @@ NEXT_PHASE = {"import": "load", "load": "warm up"}
 POLL_SECONDS = 0.2
 # W3C Trace Context.
 TRACE_HEADERS = ("traceparent", "tracestate")
+STARTUP = Gauge(
+    "fairlead:startup_seconds", "Duration of each phase of the start; ready: of the whole start.", ("phase",)
+)
 TraceHeaders = Mapping[str, str] | None
 
 
@@ -41,6 +46,8 @@ class EngineHost:
         self._loaded: asyncio.Future[AsyncLLMEngine]
         self._engine: AsyncLLMEngine | None = None
         self.phase: str | None = "import"
+        # The share of the weights that are loaded, 0 to 1.
+        self.loaded = 0.0
         self.served_names: list[str] = []
         self.max_model_len = 0
         # "generate", or those of a pooling model.
@@ -129,7 +136,10 @@ class EngineHost:
 
             template = self.settings.read_chat_template()
             engine = AsyncLLMEngine.from_engine_args(
-                self._args, usage_context=UsageContext.OPENAI_API_SERVER, on_phase=self._on_phase
+                self._args,
+                usage_context=UsageContext.OPENAI_API_SERVER,
+                on_phase=self._on_phase,
+                on_load=self._on_load,
             )
             self._prepare(engine, template)
         except BaseException as error:
@@ -163,7 +173,11 @@ class EngineHost:
         report_phase(name, seconds)
         self.phase = NEXT_PHASE.get(name, self.phase)
 
+    def _on_load(self, share: float) -> None:
+        self.loaded = share
+
 
 def report_phase(phase: str, seconds: float) -> None:
-    """Print the duration of a phase of the start to stderr."""
+    """Print the duration of a phase of the start to stderr, and set its metric."""
+    STARTUP.labels(phase).set(seconds)
     print(f"phase {phase} {seconds:.1f} s", file=sys.stderr, flush=True)

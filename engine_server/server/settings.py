@@ -10,7 +10,7 @@ from engine_server.engine.arguments.flags import json_object
 
 @dataclass(frozen=True, kw_only=True)
 class ApiSettings:
-    """Settings with vLLM's names. Raises ValueError for a chat template that can't be read."""
+    """Settings of answers."""
 
     chat_template: str | None = argument(
         None, "file with a chat template in place of the model's own", metavar="FILE"

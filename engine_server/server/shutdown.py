@@ -7,7 +7,6 @@ import logging
 import signal
 from typing import TYPE_CHECKING
 
-from engine_server.contract.drain import ANNOUNCE_SECONDS
 from engine_server.server.http.gate import Drain
 
 if TYPE_CHECKING:
@@ -23,10 +22,16 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class Shutdown:
     """Waits for SIGTERM or SIGINT, then drains."""
 
-    def __init__(self, gate: Gate, drain_timeout: float, end_requests: Callable[[], None]) -> None:
-        """drain_timeout: seconds, after which `end_requests` ends those still in flight."""
+    def __init__(
+        self, gate: Gate, drain_timeout: float, drain_grace: float, end_requests: Callable[[], None]
+    ) -> None:
+        """drain_timeout: seconds, after which `end_requests` ends those still in flight.
+
+        drain_grace: the first seconds of the drain, in which new requests are still accepted after SIGTERM.
+        """
         self._gate = gate
         self._drain_timeout = drain_timeout
+        self._drain_grace = drain_grace
         self._end_requests = end_requests
         self._signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
 
@@ -54,7 +59,7 @@ class Shutdown:
         try:
             async with asyncio.timeout(self._drain_timeout):
                 if announce and not gate.loading:
-                    await asyncio.sleep(ANNOUNCE_SECONDS)
+                    await asyncio.sleep(self._drain_grace)
                 gate.drain = Drain.CLOSED
                 await gate.wait_until_idle()
         except TimeoutError:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -146,7 +146,12 @@ def start_server() -> Iterator[StartServer]:
     """Start a server; it is listening when this returns, and loads its model then."""
     servers: list[Server] = []
 
-    def start(*flags: str, model: str = MODEL, names: Sequence[str] = (NAME, "second-name")) -> Server:
+    def start(
+        *flags: str,
+        model: str = MODEL,
+        names: Sequence[str] = (NAME, "second-name"),
+        environment: Mapping[str, str] | None = None,
+    ) -> Server:
         command = [sys.executable, "-m", "engine_server.cli", "engine", model, "--host=127.0.0.1", "--port=0"]
         command += [
             "--served-model-name",
@@ -156,8 +161,9 @@ def start_server() -> Iterator[StartServer]:
         ]
         command += ["--kv-cache-memory-bytes=256MiB", *flags]
         # One thread: several servers share the machine, and threads that wait for each other take its time.
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "OTEL_BSP_SCHEDULE_DELAY": "100"}
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+        variables = os.environ | {"OMP_NUM_THREADS": "1", "OTEL_BSP_SCHEDULE_DELAY": "100"}
+        variables |= environment or {}
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=variables)
         server = Server(process)
         servers.append(server)
         threading.Thread(target=server.read, daemon=True).start()

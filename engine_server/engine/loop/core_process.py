@@ -21,6 +21,8 @@ from engine_server.requests.errors import EngineDeadError
 from engine_server.requests.messages import Call, CallResult, CoreMessage, FrontEndMessage, Phase, Ready
 
 OnPhase = Callable[[str, float], None]
+# Called with the share of the weights that are loaded, 0 to 1.
+OnLoad = Callable[[float], None]
 
 # Maximum time for a message that the core sent just before its end to arrive.
 LAST_MESSAGES_SECONDS = 0.2
@@ -75,9 +77,11 @@ class CoreProcess:
             self._input.poll(POLL_MS, zmq.POLLOUT)
         self._send(data)
 
-    def wait_until_ready(self, on_phase: OnPhase | None) -> Ready:
+    def wait_until_ready(self, on_phase: OnPhase | None, on_load: OnLoad | None = None) -> Ready:
         """Block until the core takes requests. Raises EngineDeadError with the cause if it ends before that."""
         while True:
+            if on_load is not None:
+                on_load(self._progress.loaded)
             if not self._output.poll(POLL_MS):
                 ended = self._child.process.poll() is not None
                 if ended and not self._output.poll(int(LAST_MESSAGES_SECONDS * 1000)):

@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ from engine_server.modeling.loading.passes import LoadPlan, replace_modules, ver
 from engine_server.modeling.loading.report import PassReport
 from engine_server.modeling.loading.weights import settle
 from engine_server.modeling.platform.interface import Platform
+from engine_server.modeling.progress import ProgressClock
 from engine_server.models.folder import weight_bytes
 from engine_server.models.hf_config import read_hf_config
 
@@ -33,7 +35,11 @@ logger = logging.getLogger(__name__)
 
 
 def load_model(
-    config: ModelConfig, load: LoadConfig, platform: Platform, ranks: Communicator
+    config: ModelConfig,
+    load: LoadConfig,
+    platform: Platform,
+    ranks: Communicator,
+    clock: ProgressClock | None = None,
 ) -> PreTrainedModel:
     """Return the model of `config.path`, from safetensors or with random weights, on the platform's device.
 
@@ -41,14 +47,17 @@ def load_model(
     transformers reads, converts and renames the weights, and each layer immediately takes over its own: it cuts them
     for this rank, joins them with those of other layers and packs them. Raises ValueError if the model can't be
     loaded.
+
+    clock: receives the share of the weights that are loaded.
     """
+    clock = clock or ProgressClock()
     if config.batch_invariant and (ranks.size > 1 or not platform.batch_invariant):
         raise ValueError(
             f"batch_invariant takes one GPU with Triton and gcc; this is {ranks.size} {platform.device.type}. "
             "On a CPU, use dtype float32: results then differ by its rounding only"
         )
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    hook = transformers.utils.logging.set_tqdm_hook(show_progress)
+    hook = transformers.utils.logging.set_tqdm_hook(partial(show_progress, clock))
     try:
         settings: Any = read_hf_config(Path(config.path), config.hf_overrides, config.trust_remote_code)
         dtype = choose_dtype(
@@ -182,19 +191,21 @@ def check_room(folder: Path, dtype: torch.dtype | None, platform: Platform, rank
         )
 
 
-def progress(items: Collection[T], what: str) -> Iterator[T]:
-    """Log the progress of a long loop every few seconds."""
+def progress(clock: ProgressClock, items: Collection[T], what: str) -> Iterator[T]:
+    """Record the progress of a loop over weights, and log it every few seconds."""
     logged = time.monotonic()
     for count, item in enumerate(items):
+        clock.loaded = count / len(items)
         if time.monotonic() - logged > SECONDS_BETWEEN_LINES:
             logged = time.monotonic()
             logger.info("%s: %d of %d", what, count, len(items))
         yield item
+    clock.loaded = 1.0
 
 
-def show_progress(factory: Any, args: Any, options: Any) -> Any:
+def show_progress(clock: ProgressClock, factory: Any, args: Any, options: Any) -> Any:
     """Return transformers' progress bar, or log lines instead of a bar with a description."""
-    return progress(args[0], options["desc"]) if "desc" in options else factory(*args, **options)
+    return progress(clock, args[0], options["desc"]) if "desc" in options else factory(*args, **options)
 
 
 def first_position(model: nn.Module, max_model_len: int) -> int:

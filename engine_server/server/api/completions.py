@@ -10,7 +10,8 @@ from pydantic import Field, PlainValidator
 from starlette.responses import Response
 
 from engine_server.requests.validation import MAX_INT32
-from engine_server.server.api.completion_answer import CompletionRenderer
+from engine_server.server.api import openapi
+from engine_server.server.api.completion_answer import Completion, CompletionRenderer
 from engine_server.server.api.create_answer import create_answer
 from engine_server.server.api.fields import only, prompt_list
 from engine_server.server.api.generation_request import GenerationRequest, parse_request
@@ -86,6 +87,7 @@ def routes(host: EngineHost) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/completions", response_model=None)
+    @openapi.body(CompletionRequest, Completion, streamed=True)
     async def post_completions(request: Request) -> Response:
         body = parse_request(CompletionRequest, await request.body())
         return await create_answer(host, body, request.headers)

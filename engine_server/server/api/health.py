@@ -26,5 +26,7 @@ async def readiness(host: EngineHost, gate: Gate) -> Response:
     if gate.drain is not Drain.NONE:
         return JSONResponse({"status": "draining"}, 503)
     if host.loading:
-        return JSONResponse({"status": "loading", "phase": host.phase}, 503)
+        return JSONResponse(
+            {"status": "loading", "phase": host.phase, "percent": int(host.loaded * 100)}, 503
+        )
     return JSONResponse({"status": "ready"})

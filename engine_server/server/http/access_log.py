@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 import time
 import uuid
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+import msgspec
 from prometheus_client import Counter, Histogram
 from starlette.datastructures import MutableHeaders
 
@@ -19,8 +22,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Paths that are neither logged nor counted.
-PROBES = ("/health", "/ready", "/metrics")
 # nginx's status for a client that disconnected before the end of its answer.
 CLIENT_DISCONNECTED = 499
 VALID_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -34,15 +35,52 @@ DURATION = Histogram(
 )
 
 
-class AccessLog:
-    """The outermost ASGI middleware. It keeps the client's X-Request-Id, or generates one."""
+class Access(msgspec.Struct):
+    """One line of the log."""
 
-    def __init__(self, app: ASGIApp, routes: Collection[str]) -> None:
+    method: str
+    # The path as declared.
+    path: str
+    status: int
+    seconds: float
+    request_id: str
+
+
+def write_text(access: Access) -> None:
+    logger.info(
+        "%s %s %d %.3f s %s", access.method, access.path, access.status, access.seconds, access.request_id
+    )
+
+
+def write_json(access: Access) -> None:
+    fields = msgspec.structs.asdict(access) | {"seconds": round(access.seconds, 6)}
+    line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **fields}
+    print(msgspec.json.encode(line).decode(), file=sys.stderr, flush=True)
+
+
+WRITERS = {"text": write_text, "json": write_json}
+
+
+class AccessLog:
+    """ASGI middleware around all others. It keeps the client's X-Request-Id, or generates one."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        routes: Collection[str],
+        probes: Collection[str],
+        unlogged: Collection[str] = (),
+        write: Callable[[Access], None] = write_text,
+    ) -> None:
+        """routes: the paths as declared. probes: paths that are neither counted nor logged. unlogged: not logged."""
         self._app = app
         self._routes = frozenset(routes)
+        self._probes = frozenset(probes)
+        self._unlogged = frozenset(unlogged)
+        self._write = write
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in PROBES:
+        if scope["type"] != "http" or scope["path"] in self._probes:
             await self._app(scope, receive, send)
             return
         started = time.perf_counter()
@@ -77,7 +115,8 @@ class AccessLog:
                 status = CLIENT_DISCONNECTED
             REQUESTS.labels(handler, method, str(status)).inc()
             DURATION.labels(handler, method).observe(seconds)
-            logger.info("%s %s %d %.3f s %s", method, handler, status, seconds, request_id)
+            if scope["path"] not in self._unlogged:
+                self._write(Access(method, handler, status, seconds, request_id))
 
     def _handler(self, scope: Scope) -> str:
         """Return the route's path as declared, so that metrics have no more series than there are routes."""

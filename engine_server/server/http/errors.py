@@ -6,6 +6,7 @@ import logging
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -24,6 +25,7 @@ from engine_server.requests.errors import (
     EngineDeadError,
     EngineShutDownError,
     InvalidRequestError,
+    OperationRefusedError,
     QueueFullError,
 )
 
@@ -106,6 +108,8 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(503, str(error), code=ErrorCode.QUEUE_FULL, retry_after=1)
         case EngineShutDownError():
             return shutting_down()
+        case OperationRefusedError():
+            return ApiError(409, str(error))
         case EngineDeadError():
             # Nothing was sent yet, so 503 lets a router retry on another replica.
             message = f"the engine is dead: {error.cause}"
@@ -141,8 +145,24 @@ async def answer_http_exception(request: Request, error: Exception) -> Response:
     return response
 
 
+async def answer_invalid_parameter(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    name = str(first["loc"][-1])
+    message = f"{name}: {first['msg']}"
+    return ApiError(400, message, param=name, code=ErrorCode.INVALID_VALUE).response()
+
+
 def add_error_handlers(app: FastAPI) -> None:
     """Register the handlers that turn exceptions into error responses."""
-    for kind in (ApiError, InvalidRequestError, QueueFullError, EngineDeadError, Exception):
+    for kind in (
+        ApiError,
+        InvalidRequestError,
+        QueueFullError,
+        OperationRefusedError,
+        EngineDeadError,
+        Exception,
+    ):
         app.add_exception_handler(kind, answer_error)
+    app.add_exception_handler(RequestValidationError, answer_invalid_parameter)
     app.add_exception_handler(HTTPException, answer_http_exception)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Iterable
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -30,17 +30,21 @@ class Drain(Enum):
 class Gate:
     """ASGI middleware that admits API requests and counts those in flight.
 
-    Every request is one, unknown paths included, except those for the `operational` paths, which answer at any time.
+    Every request is one, unknown paths included, except those for exempt paths, which are answered at any time.
     """
 
-    def __init__(self, app: ASGIApp, host: EngineHost, operational: Collection[str] = ()) -> None:
+    def __init__(self, app: ASGIApp, host: EngineHost) -> None:
         self._app = app
         self._host = host
-        self._operational = frozenset(operational)
+        self._exempt: set[str] = set()
         self._in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self.drain = Drain.NONE
+
+    def exempt(self, paths: Iterable[str]) -> None:
+        """Answer requests for these paths at any time, and don't count them."""
+        self._exempt.update(paths)
 
     @property
     def in_flight(self) -> int:
@@ -55,7 +59,7 @@ class Gate:
         await self._idle.wait()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] in self._operational:
+        if scope["path"] in self._exempt:
             await self._app(scope, receive, send)
             return
         refusal = self._refusal(scope["method"])
@@ -73,17 +77,23 @@ class Gate:
 
     def _refusal(self, method: str) -> ApiError | None:
         """Return the error that a new request gets; None if it is admitted."""
-        host = self._host
-        if host.loading:
-            message = f"the model is loading (phase: {host.phase}); try again soon"
-            return ApiError(503, message, code=ErrorCode.LOADING, retry_after=2)
-        if host.death is not None:
-            return ApiError(503, "the engine is dead", code=ErrorCode.ENGINE_DEAD, retry_after=1, close=True)
+        if refusal := unavailable(self._host):
+            return refusal
         if self.drain is Drain.CLOSED:
             return shutting_down()
         if method == "POST":
             try:
-                host.engine.check_room()
+                self._host.engine.check_room()
             except QueueFullError as error:
                 return as_api_error(error)
         return None
+
+
+def unavailable(host: EngineHost) -> ApiError | None:
+    """Return the error of requests while the engine is not loaded, or dead; None while it serves."""
+    if host.loading:
+        message = f"the model is loading (phase: {host.phase}); try again soon"
+        return ApiError(503, message, code=ErrorCode.LOADING, retry_after=2)
+    if host.death is not None:
+        return ApiError(503, "the engine is dead", code=ErrorCode.ENGINE_DEAD, retry_after=1, close=True)
+    return None

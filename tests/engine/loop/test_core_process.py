@@ -24,14 +24,27 @@ def arguments(folder: Path) -> AsyncEngineArgs:
     )
 
 
+@pytest.fixture(scope="module")
+def loaded_shares() -> list[float]:
+    """The shares of the weights that were reported during the core's start."""
+    return []
+
+
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def core(tiny_llama: Path) -> AsyncIterator[CoreProcess]:
+async def core(tiny_llama: Path, loaded_shares: list[float]) -> AsyncIterator[CoreProcess]:
     """Return a core that is ready. The last test of this file ends it."""
     core = CoreProcess()
     core.configure(arguments(tiny_llama).create_engine_config())
-    await asyncio.to_thread(core.wait_until_ready, None)
+    await asyncio.to_thread(core.wait_until_ready, None, loaded_shares.append)
     yield core
     core.shutdown()
+
+
+async def test_start_reports_the_share_of_loaded_weights(
+    core: CoreProcess, loaded_shares: list[float]
+) -> None:
+    assert (loaded_shares[0], loaded_shares[-1]) == (0.0, 1.0)
+    assert loaded_shares == sorted(loaded_shares)
 
 
 async def test_start_raises_the_cause_when_the_core_dies_before_it_connects(

@@ -117,8 +117,8 @@ class ChatCompletion(AnswerHead, frozen=True):
     choices: list[Choice]
     usage: UsageBody
     prompt_logprobs: list[dict[int, PromptLogprob] | None] | None
-    prompt_token_ids: TokenIds
-    prompt_text: str | msgspec.UnsetType
+    prompt_token_ids: TokenIds = msgspec.UNSET
+    prompt_text: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatRenderer(OpenAIStream):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from fastapi import APIRouter, Request
 
+from engine_server.server.api import openapi
 from engine_server.server.api.answers import json_response
 from engine_server.server.api.create_answer import create_answer
 from engine_server.server.api.generation_request import parse_request
@@ -29,11 +30,13 @@ def routes(host: EngineHost) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/messages", response_model=None)
+    @openapi.body(MessagesRequest, streamed=True)
     async def post_messages(request: Request) -> Response:
         body = parse_request(MessagesRequest, await request.body())
         return await create_answer(host, body, request.headers)
 
     @router.post("/v1/messages/count_tokens", response_model=None)
+    @openapi.body(CountTokensRequest, TokenCount)
     async def post_count_tokens(request: Request) -> Response:
         body = parse_request(CountTokensRequest, await request.body())
         check_model(host, body.model, request.headers)

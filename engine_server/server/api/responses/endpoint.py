@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 from fastapi import APIRouter, Request
 
+from engine_server.server.api import openapi
 from engine_server.server.api.answers import json_response
 from engine_server.server.api.create_answer import create_answer
 from engine_server.server.api.generation_request import parse_request
@@ -31,11 +32,13 @@ def routes(host: EngineHost) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/responses", response_model=None)
+    @openapi.body(ResponsesRequest, streamed=True)
     async def post_responses(request: Request) -> Response:
         body = parse_request(ResponsesRequest, await request.body())
         return await create_answer(host, body, request.headers)
 
     @router.post("/v1/responses/input_tokens", response_model=None)
+    @openapi.body(ResponsesRequest, InputTokens)
     async def post_input_tokens(request: Request) -> Response:
         body = parse_request(ResponsesRequest, await request.body())
         check_model(host, body.model, request.headers)

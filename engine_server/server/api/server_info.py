@@ -1,4 +1,4 @@
-"""Endpoints about the server itself: /ping, /load, /version and /server_info."""
+"""GET /server_info."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from typing import TYPE_CHECKING
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
-from engine_server.server.api.health import health
-
 if TYPE_CHECKING:
     from engine_server.config import EngineConfig
     from engine_server.server.engine_host import EngineHost
-    from engine_server.server.http.gate import Gate
 
 # The settings that /server_info shows. They are listed one by one, so that a new one isn't published by accident:
 # paths and addresses may contain credentials.
@@ -34,24 +31,12 @@ SCHEDULER_SETTINGS = (
 )  # fmt: skip
 
 
-def routes(host: EngineHost, gate: Gate) -> APIRouter:
+def routes(host: EngineHost) -> APIRouter:
     router = APIRouter()
-
-    # SageMaker asks by GET; vLLM takes both.
-    @router.api_route("/ping", methods=["GET", "POST"], response_model=None)
-    async def ping() -> Response:
-        return await health(host)
-
-    @router.get("/load", response_model=None)
-    async def get_load() -> Response:
-        return JSONResponse({"server_load": gate.in_flight})
-
-    @router.get("/version", response_model=None)
-    async def get_version() -> Response:
-        return JSONResponse({"version": version("fairlead")})
 
     @router.get("/server_info", response_model=None)
     async def get_server_info() -> Response:
+        """Return the settings of model, cache and scheduler, without secrets."""
         return JSONResponse({"version": version("fairlead"), "vllm_config": describe(host.engine.config)})
 
     return router

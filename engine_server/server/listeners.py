@@ -1,0 +1,54 @@
+"""The sockets that the server listens on."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import stat
+from pathlib import Path
+
+from engine_server.server.arguments import ServerArgs
+
+logger = logging.getLogger(__name__)
+
+BACKLOG = 2048
+
+
+def listen(args: ServerArgs) -> socket.socket:
+    """Return the socket of the API. Raises OSError, whose message names the address."""
+    if args.uds is not None:
+        return listen_on_path(args.uds)
+    return listen_on_port(args.host, args.port, args.scheme)
+
+
+def listen_on_port(host: str, port: int, scheme: str, name: str = "") -> socket.socket:
+    """Return a TCP socket, and log its URL and the name of what it serves."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise OSError(f"{host}:{port}: {error}") from error
+    address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+    logger.info("%slistening on %s", name, address)
+    return listener
+
+
+def listen_on_path(path: Path) -> socket.socket:
+    """Return a Unix socket, in place of one that a server which has ended left behind."""
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        if path.exists() and stat.S_ISSOCK(path.stat().st_mode) and not answers(path):
+            path.unlink()
+        listener.bind(str(path))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise OSError(f"{path}: {error}") from error
+    logger.info("listening on unix:%s", path)
+    return listener
+
+
+def answers(path: Path) -> bool:
+    """Return True if a process listens on a Unix socket."""
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(str(path)) == 0

@@ -1,0 +1,75 @@
+"""Settings that the server refuses before it starts."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine_server.engine.engine_args import AsyncEngineArgs
+from engine_server.server.arguments import ServerArgs
+from engine_server.server.command import prepare
+from engine_server.server.engine_host import EngineHost
+from engine_server.server.settings import ApiSettings
+
+
+def refusal(**settings: Any) -> str:
+    with pytest.raises(ValueError) as refused:
+        prepare(EngineHost(AsyncEngineArgs(), ApiSettings(), 0.0), ServerArgs(port=0, **settings))
+    return str(refused.value)
+
+
+def test_key_file_that_is_missing_is_named(tmp_path: Path) -> None:
+    assert "none can't be read: No such file" in refusal(api_key_file=tmp_path / "none")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "::", "example.org"])
+def test_admin_api_without_a_key_is_refused_on_reachable_addresses(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FAIRLEAD_ADMIN_KEY", raising=False)
+    assert "takes a loopback address" in refusal(enable_admin=True, admin_host=host, admin_port=0)
+
+
+@pytest.mark.parametrize("variables", [{}, {"FAIRLEAD_ADMIN_KEY": "secret"}])
+def test_admin_api_starts_on_loopback_or_with_a_key(
+    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FAIRLEAD_ADMIN_KEY", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    host = "0.0.0.0" if variables else "127.0.0.1"
+    args = ServerArgs(port=0, enable_admin=True, admin_host=host, admin_port=0)
+    server = prepare(EngineHost(AsyncEngineArgs(), ApiSettings(), 0.0), args)
+    assert len(server.sites) == 2
+    for site in server.sites:
+        site.listener.close()
+
+
+def test_admin_api_is_off_by_default() -> None:
+    server = prepare(EngineHost(AsyncEngineArgs(), ApiSettings(), 0.0), ServerArgs(port=0))
+    (site,) = server.sites
+    site.listener.close()
+
+
+def test_wrong_flag_ends_the_process_with_a_message(start_server: Callable[..., Any], tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("max-nodel-len: 3\n")
+    with pytest.raises(AssertionError, match=r"config\.yaml has the key 'max-nodel-len'.*max-model-len"):
+        start_server(f"--config={config}")
+
+
+def test_port_in_use_ends_the_process_with_a_message(start_server: Callable[..., Any], server: Any) -> None:
+    with pytest.raises(AssertionError, match=rf"can't listen on 127\.0\.0\.1:{server.port}"):
+        start_server(f"--port={server.port}")
+
+
+def test_unix_socket_is_removed_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "engine.sock"
+    command = [sys.executable, "-m", "engine_server.cli", "engine", "/no/such/folder", f"--uds={path}"]
+    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert f"listening on unix:{path}" in ended.stderr
+    assert "/no/such/folder" in ended.stderr
+    assert not path.exists()
