@@ -35,10 +35,9 @@ class Lifecycle(msgspec.Struct):
     def visit(self, endpoint: Endpoint) -> None:
         """Count the request at `endpoint`, and no longer at the one before."""
         if self.endpoint is not None:
-            self.endpoint.in_flight -= 1
+            self.endpoint.release()
         self.endpoint = endpoint
-        endpoint.in_flight += 1
-        endpoint.last_used = perf_counter()
+        endpoint.count(perf_counter())
 
     def record_answer(self, status: int) -> None:
         """Record the status of the answer, as its first byte is sent to the client."""
@@ -49,7 +48,7 @@ class Lifecycle(msgspec.Struct):
         if isinstance(error, RequestError):
             self.record_answer(error.status)
         if self.endpoint is not None:
-            self.endpoint.in_flight -= 1
+            self.endpoint.release()
         self.metrics.in_flight -= 1
         duration = perf_counter() - self.started
         self.metrics.record(self.model, self.status, self.time_to_first_byte, duration)

@@ -25,11 +25,26 @@ class Address(NamedTuple):
 class Endpoint:
     """One engine, and the requests that were sent to it. It is the same object for as long as its address is known."""
 
-    __slots__ = ("address", "in_flight", "last_used")
+    __slots__ = ("address", "order")
 
     def __init__(self, address: Address) -> None:
         self.address = address
-        # Requests that were sent to it and have not ended.
-        self.in_flight = 0
-        # Time (perf_counter) of the last request that was sent to it; 0.0 before the first.
-        self.last_used = 0.0
+        # Requests that were sent to it and have not ended, and the time (perf_counter) of the last one, 0.0 before the
+        # first. One value, since policies compare it for all endpoints at each request.
+        self.order = (0, 0.0)
+
+    @property
+    def in_flight(self) -> int:
+        return self.order[0]
+
+    @property
+    def last_used(self) -> float:
+        return self.order[1]
+
+    def count(self, sent: float) -> None:
+        """Count a request that was sent at this time."""
+        self.order = (self.order[0] + 1, sent)
+
+    def release(self) -> None:
+        """Count a request as ended."""
+        self.order = (self.order[0] - 1, self.order[1])

@@ -9,7 +9,7 @@ from engine_server.router.routing.health import Health
 from engine_server.router.routing.key import RouteKey
 from engine_server.router.routing.policies.policy import Load
 
-LOAD: Load[Endpoint] = Load(order=attrgetter("in_flight", "last_used"), last_used=attrgetter("last_used"))
+LOAD: Load[Endpoint] = Load(order=attrgetter("order"), last_used=attrgetter("last_used"))
 
 
 class Selector:

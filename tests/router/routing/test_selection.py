@@ -27,7 +27,7 @@ def test_picks_neither_a_tried_nor_an_ejected_endpoint(policy, states):
         endpoints = directory.resolve("m").endpoints
         tried = []
         for endpoint, (live, was_tried, in_flight) in zip(endpoints, states, strict=True):
-            endpoint.in_flight = in_flight
+            endpoint.order = (in_flight, 0.0)
             if not live:
                 health.eject(endpoint, "test")
             if was_tried:
