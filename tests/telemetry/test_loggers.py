@@ -229,7 +229,7 @@ def test_every_metric_reports_the_requests_that_were_sent(tiny_llama: Path, fini
     registry = CollectorRegistry()
     arguments = EngineArgs(
         model=str(tiny_llama), served_model_name="small", dtype="float32", skip_tokenizer_init=True, max_num_seqs=3,
-        num_gpu_blocks_override=32, max_num_batched_tokens=64, max_queue=0,
+        num_gpu_blocks_override=32, max_num_batched_tokens=64, max_queue=1,
     )  # fmt: skip
     factory = partial(PrometheusStatLogger, registry=registry)
     engine = LLMEngine.from_engine_args(arguments, stat_loggers={"prometheus": factory})
