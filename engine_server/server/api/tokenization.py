@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from engine_server.contract.bounds import DETOKENIZED_TOKENS, TOKENIZED_CHARACTERS
 from engine_server.contract.errors import ErrorCode
 from engine_server.engine.input.tokenizer import encode_texts
+from engine_server.server.api import openapi
 from engine_server.server.api.answers import json_response
 from engine_server.server.api.chat.input import ChatInput
 from engine_server.server.api.generation_request import ApiRequest, parse_request
@@ -68,12 +69,14 @@ def routes(host: EngineHost) -> APIRouter:
     router = APIRouter()
 
     @router.post("/tokenize", response_model=None)
+    @openapi.body(TokenizeRequest, Tokens)
     async def post_tokenize(request: Request) -> Response:
         body = parse_request(TokenizeRequest, await request.body())
         served_name(host, body.model, request.headers)
         return json_response(await tokenize(host, body))
 
     @router.post("/detokenize", response_model=None)
+    @openapi.body(DetokenizeRequest, Detokenized)
     async def post_detokenize(request: Request) -> Response:
         body = parse_request(DetokenizeRequest, await request.body())
         served_name(host, body.model, request.headers)

@@ -28,7 +28,7 @@ def describe_tools(
     if not tools:
         return described
     description = DESCRIPTION.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
-    if described[0]["role"] == "system":
+    if described and described[0]["role"] == "system":
         first = described[0]["content"]
         return [{**described[0], "content": f"{first}\n\n{description}"}, *described[1:]]
     return [{"role": "system", "content": description}, *described]

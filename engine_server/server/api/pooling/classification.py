@@ -10,6 +10,7 @@ import msgspec
 from fastapi import APIRouter, Request
 
 from engine_server.requests.pooling_params import PoolingParams
+from engine_server.server.api import openapi
 from engine_server.server.api.answers import PromptUsage, json_response
 from engine_server.server.api.create_answer import deadline
 from engine_server.server.api.generation_request import parse_request
@@ -55,6 +56,7 @@ def routes(host: EngineHost) -> APIRouter:
     router = APIRouter(dependencies=[needs_task(host, "classify")])
 
     @router.post("/classify", response_model=None)
+    @openapi.body(ClassificationRequest, ClassificationList)
     async def post_classify(request: Request) -> Response:
         body = parse_request(ClassificationRequest, await request.body())
         return await create_classification(host, body, request.headers)

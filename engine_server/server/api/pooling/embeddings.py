@@ -10,6 +10,7 @@ import msgspec
 from fastapi import APIRouter, Request
 
 from engine_server.requests.pooling_params import PoolingParams
+from engine_server.server.api import openapi
 from engine_server.server.api.answers import PromptUsage, json_response
 from engine_server.server.api.create_answer import deadline
 from engine_server.server.api.fields import only
@@ -77,6 +78,7 @@ def routes(host: EngineHost) -> APIRouter:
     router = APIRouter(dependencies=[needs_task(host, "embed")])
 
     @router.post("/v1/embeddings", response_model=None)
+    @openapi.body(EmbeddingRequest, EmbeddingList)
     async def post_embeddings(request: Request) -> Response:
         body = parse_request(EmbeddingRequest, await request.body())
         return await create_embeddings(host, body, request.headers)

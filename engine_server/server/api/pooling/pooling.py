@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request
 from engine_server.contract.bounds import POOLED_TOKENS
 from engine_server.contract.errors import ErrorCode
 from engine_server.requests.pooling_params import PoolingParams, PoolingTask
+from engine_server.server.api import openapi
 from engine_server.server.api.answers import PromptUsage, json_response
 from engine_server.server.api.create_answer import deadline
 from engine_server.server.api.generation_request import parse_request
@@ -66,6 +67,7 @@ def routes(host: EngineHost) -> APIRouter:
     router = APIRouter(dependencies=[needs_task(host, "encode")])
 
     @router.post("/pooling", response_model=None)
+    @openapi.body(PooledRequest, PooledList)
     async def post_pooling(request: Request) -> Response:
         body = parse_request(PooledRequest, await request.body())
         return await create_pooled(host, body, request.headers)

@@ -15,6 +15,7 @@ from engine_server.contract.bounds import PROMPTS
 from engine_server.contract.errors import ErrorCode
 from engine_server.engine.input.tokenizer import Truncation
 from engine_server.requests.validation import MAX_INT32
+from engine_server.server.api import openapi
 from engine_server.server.api.answers import PromptUsage, json_response
 from engine_server.server.api.create_answer import deadline
 from engine_server.server.api.fields import check_bound
@@ -171,6 +172,7 @@ def routes(host: EngineHost) -> APIRouter:
 
     @router.post("/score", response_model=None)
     @router.post("/v1/score", response_model=None)
+    @openapi.body(ScoreRequest, ScoreList)
     async def post_score(request: Request) -> Response:
         body = parse_request(ScoreRequest, await request.body())
         return await create_scores(host, body, request.headers)
@@ -178,6 +180,7 @@ def routes(host: EngineHost) -> APIRouter:
     @router.post("/rerank", response_model=None)
     @router.post("/v1/rerank", response_model=None)
     @router.post("/v2/rerank", response_model=None)
+    @openapi.body(RerankRequest, Ranking)
     async def post_rerank(request: Request) -> Response:
         body = parse_request(RerankRequest, await request.body())
         return await create_ranking(host, body, request.headers)

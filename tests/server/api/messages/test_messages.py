@@ -187,6 +187,13 @@ def test_errors_have_anthropics_shape(
     assert answer.json["request_id"] == answer.headers["request-id"] == answer.headers["x-request-id"]
 
 
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+def test_empty_conversation_with_tools_causes_no_server_error(server: Any, path: str) -> None:
+    tools = [{"name": "f", "input_schema": {}}]
+    empty = {"messages": [{"role": "user", "content": []}], "tools": tools}
+    assert server.post(path, {"model": "smollm2", "max_tokens": 1, **empty}).status in (200, 400)
+
+
 def test_unknown_method_and_path_have_anthropics_shape(server: Any) -> None:
     wrong = server.get("/v1/messages")
     assert (wrong.status, wrong.error["type"]) == (405, "invalid_request_error")
