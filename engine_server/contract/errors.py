@@ -22,9 +22,7 @@ class ErrorCode(StrEnum):
     MISSING_FIELD = "missing_field"
     UNSUPPORTED_VALUE = "unsupported_value"
     INVALID_VALUE = "invalid_value"
-
     REQUEST_TIMEOUT = "request_timeout"
-
     MODEL_MISMATCH = "model_mismatch"
 
     # From both.

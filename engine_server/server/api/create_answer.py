@@ -72,7 +72,7 @@ class AnswerRequest(Protocol):
 
     @property
     def answer_style(self) -> AnswerStyle | None:
-        """What the answer may have besides text; None for plain text."""
+        """The parts that the answer may have besides text; None for plain text."""
 
     def renderer(self, host: EngineHost, identity: AnswerIdentity) -> Renderer: ...
 
