@@ -6,6 +6,8 @@ engine is lost, the router sends the same body again, with the field `fairlead` 
 The next engine sends the events that follow, byte for byte. Only streams of one choice are reported.
 """
 
+from typing import Annotated
+
 import msgspec
 
 # The beginning of a report's line.
@@ -51,7 +53,7 @@ class Resume(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # Those of the first report.
     id: str
     created: int
-    seed: int
+    seed: Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
     # The Fairlead-Model header of the engine that began the stream.
     model: str
     # All reported tokens.

@@ -183,6 +183,11 @@ def test_resume_without_the_routers_header_is_ignored(server: Any) -> None:
         (None, 400, "invalid_value"),
         ({"id": "a"}, 400, "invalid_value"),
         (
+            {"id": "a", "created": 1, "seed": 1 << 70, "model": "other", "token_ids": [], "events": 0},
+            400,
+            "invalid_value",
+        ),
+        (
             {"id": "a", "created": 1, "seed": 1, "model": "other", "token_ids": [], "events": 0},
             409,
             "model_mismatch",
