@@ -13,6 +13,7 @@ class InterpretedPlatform(CpuPlatform):
     """Triton's kernels on a CPU."""
 
     captures_graphs = True
+    compiles_late = True
     samples_by_kernel = True
     batch_invariant = True
 

@@ -16,6 +16,7 @@ from engine_server.config.model import (
 )
 from engine_server.config.observability import ObservabilityConfig
 from engine_server.config.parallel import ParallelConfig
+from engine_server.config.quantization import QuantizationConfig
 from engine_server.config.scheduler import SchedulerConfig
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Pooling",
     "PoolingConfig",
     "PromptAdapterConfig",
+    "QuantizationConfig",
     "SamplingDefaults",
     "SchedulerConfig",
     "SpeculativeConfig",

@@ -14,7 +14,7 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_memory_bytes: int | None
     num_gpu_blocks_override: int | None
     enable_prefix_caching: bool = True
-    # "auto": the model's dtype; or "fp8", "fp8_e4m3", with a scale for each head of each token.
+    # "auto": the model's dtype; or "fp8", "fp8_e4m3", "int8", with a scale for each head of each token.
     cache_dtype: str = "auto"
     # Number of blocks; known once the core is ready.
     num_gpu_blocks: int | None = None

@@ -42,7 +42,7 @@ class Executor:
         runner_class: type[ModelRunner] = pkgutil.resolve_name(config.parallel_config.worker_cls)
         self._workers = start_workers(config, on_death)
         self.runner = runner_class(config, self._workers.communicator, on_phase, progress)
-        # Of the latest step: True if CUDA graphs were replayed, and the seconds measured by a GPU's own clock.
+        # Of the latest step: True if a captured step was replayed, and the seconds measured by a GPU's own clock.
         self.replayed = False
         self.device_seconds = 0.0
         self._begun: torch.Event | None = None

@@ -4,6 +4,7 @@ import logging
 import pkgutil
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import msgspec
@@ -28,7 +29,8 @@ from engine_server.modeling.attention.interface import AttentionBackend, Staged,
 from engine_server.modeling.attention.step_attention import StepAttention
 from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.device_time import DeviceTimer
-from engine_server.modeling.graphs.step_graphs import StepGraphs, ladder
+from engine_server.modeling.graphs.captured_step import CapturedStep, StepPart
+from engine_server.modeling.graphs.recording import UnrecordableError
 from engine_server.modeling.loading.probe import largest_step, probe
 from engine_server.modeling.memory.cache_layout import Layout, lay_out
 from engine_server.modeling.memory.device_memory import measured_memory
@@ -56,8 +58,9 @@ class ForwardOutput(NamedTuple):
 class Graphs(NamedTuple):
     """The captured parts of decode steps; the head's draw is captured by the head."""
 
-    forward: StepGraphs
-    logits: StepGraphs
+    forward: CapturedStep
+    # None: the head doesn't take logits from a buffer.
+    logits: CapturedStep | None
 
 
 class CaptureBuffers(NamedTuple):
@@ -65,8 +68,8 @@ class CaptureBuffers(NamedTuple):
 
     # [max_num_seqs, hidden].
     states: Tensor
-    # float32 [max_num_seqs, vocabulary]: processors change it in place.
-    logits: Tensor
+    # float32 [max_num_seqs, vocabulary]: processors change it in place. None: it is not captured.
+    logits: Tensor | None
 
 
 class ModelRunner:
@@ -138,7 +141,7 @@ class ModelRunner:
             output = self._forward_eagerly(inputs, staged)
         else:
             assert self._graphs is not None and self._buffers is not None
-            with self.timer.measure():
+            with self._context.replay(self._for_attention(inputs.step, staged)):
                 self._graphs.forward.replay(size)
             output = ForwardOutput(self._buffers.states[: len(inputs.sampling)], [], size)
         if self.head is None:
@@ -152,9 +155,9 @@ class ModelRunner:
         captured_size: that of the forward that computed the states.
         """
         with self.timer.measure():
-            if captured_size is None:
+            if captured_size is None or self._graphs is None or self._graphs.logits is None:
                 return self.loaded.split.logits(states)
-            assert self._graphs is not None and self._buffers is not None
+            assert self._buffers is not None and self._buffers.logits is not None
             self._graphs.logits.replay(captured_size)
             return self._buffers.logits[: len(states)]
 
@@ -181,7 +184,8 @@ class ModelRunner:
         """Free the cache's memory and the weights': at level 1 the host keeps a copy, at level 2 none is kept."""
         self._release_graphs()
         self._staged = self._latest = None
-        tensors = [*self.backend.caches, *(self._buffers or ())]
+        buffers = [buffer for buffer in self._buffers or () if buffer is not None]
+        tensors = [*self.backend.caches, *buffers]
         if any(tensor.numel() for tensor in tensors):  # otherwise only the weights are awake
             self._freed = [(tensor, tensor.shape) for tensor in tensors]
         for tensor, _ in self._freed:
@@ -201,24 +205,31 @@ class ModelRunner:
             self.loaded.restore()
 
     def capture_graphs(self) -> None:
-        """Capture decode steps as CUDA graphs if the device and the model allow it. Called again after a sleep."""
+        """Capture decode steps if the device and the model allow it. Called again after a sleep."""
         self._release_graphs()
         if not self.platform.captures_graphs or not self.loaded.generates:
             return
-        self._warm_up()
+        if self.platform.compiles_late:
+            self._warm_up()
         if self._buffers is None:
             return
-        sizes = ladder(self.config.scheduler_config.max_num_seqs)
-        self.staging.put(NOTHING, NOTHING.starts, sizes[-1])
+        # Each sequence has a block at least.
+        most = min(self.config.scheduler_config.max_num_seqs, self.table.pool.num_blocks)
+        self.staging.put(self._example(most), np.arange(most))
         try:
-            self._graphs = Graphs(StepGraphs(self._run_forward, sizes), StepGraphs(self._run_logits, sizes))
+            states, logits = self._buffers
+            forward = self.platform.capture(self._part(self._run_forward, most, states))
+            if logits is None:
+                self._graphs = Graphs(forward, None)
+                return
+            self._graphs = Graphs(forward, self.platform.capture(self._part(self._run_logits, most, logits)))
             if isinstance(self.head, Sampler) and self.head.kernels:
-                self.head.kernels.capture(self._buffers.logits)
+                self.head.kernels.capture(logits)
         except RuntimeError as error:
-            if self.ranks.size > 1:  # the other ranks are inside a collective
-                raise
+            if self.ranks.size > 1 and not isinstance(error, UnrecordableError):
+                raise  # the other ranks are inside a collective
             self._release_graphs()
-            logger.warning("CUDA graph capture of decode steps failed, so they run slower: %s", error)
+            logger.warning("decode steps can't be captured, so they run slower: %s", error)
 
     def collective_rpc(
         self, method: str, args: list[Any], kwargs: dict[str, Any]
@@ -248,18 +259,21 @@ class ModelRunner:
 
     @property
     def _captures(self) -> bool:
-        """True if decode steps are captured: not with a stretched rope, which needs lengths from the host."""
+        """True if decode steps are captured: on a GPU not with a stretched rope, which needs lengths from the host."""
         return (
             self.platform.captures_graphs
             and self.loaded.generates
             and not self.config.model_config.enforce_eager
-            and self.loaded.rope is None
+            and (self.loaded.rope is None or not self.platform.asynchronous)
         )
 
     def _allocate_buffers(self) -> CaptureBuffers:
         rows, split = self.config.scheduler_config.max_num_seqs, self.loaded.split
         states = torch.zeros(rows, split.hidden_size, dtype=self.model.dtype, device=self.device)
-        return CaptureBuffers(states, torch.zeros(rows, split.vocabulary, device=self.device))
+        logits = None
+        if self.platform.samples_by_kernel:
+            logits = torch.zeros(rows, split.vocabulary, device=self.device)
+        return CaptureBuffers(states, logits)
 
     def _make_head(self) -> Head:
         """Build the sampler, whose tables are as large as any step needs, or the pooler."""
@@ -329,31 +343,58 @@ class ModelRunner:
             if isinstance(self.head, Sampler) and self.head.kernels:
                 self.head.kernels.sample(logits, None)
 
+    def _part(self, run: Callable[[int], None], most: int, output: Tensor) -> StepPart:
+        def context(size: int) -> AbstractContextManager[None]:
+            return self._context.replay(self._for_attention(self._example(size), self.staging.decodes(size)))
+
+        def erase() -> None:
+            self.erase([*range(most)])
+
+        return StepPart(run, context, most, output, self.backend.step_tensors, erase)
+
     @torch.inference_mode()
     def _run_forward(self, size: int) -> None:
-        """Compute the hidden states of the first `size` staged sequences, as captured in a graph."""
+        """Compute the hidden states of the first `size` staged sequences, to be captured."""
         assert self._buffers is not None
-        inputs = ModelInputs(NOTHING, NOTHING.starts, [], [], [], NO_CHANGES)
+        inputs = ModelInputs(self._example(size), NOTHING.starts, [], [], [], NO_CHANGES)
         output = self._forward_eagerly(inputs, self.staging.decodes(size))
         self._buffers.states[:size].copy_(output.rows)
 
     @torch.inference_mode()
     def _run_logits(self, size: int) -> None:
-        """Compute the logits of the first `size` rows of the states buffer, as captured in a graph."""
-        assert self._buffers is not None
+        """Compute the logits of the first `size` rows of the states buffer, to be captured."""
+        assert self._buffers is not None and self._buffers.logits is not None
         self._buffers.logits[:size].copy_(self.loaded.split.logits(self._buffers.states[:size]))
 
     @torch.inference_mode()
     def _forward_eagerly(self, inputs: ModelInputs, staged: Staged) -> ForwardOutput:
         arguments = self._arguments(inputs, staged)
-        step = inputs.step._replace(staged=staged, tables=list(self.staging.tables))
-        with self._context.run(step):
+        with self._context.run(self._for_attention(inputs.step, staged)):
             states = self.loaded.states(arguments)
             if not self.loaded.generates:
                 return ForwardOutput(states, [], None)
             rows = states.index_select(0, staged.logit_rows)
             prompt_rows = [states[torch.from_numpy(rows).to(self.device)] for rows in inputs.chunks]
         return ForwardOutput(rows, prompt_rows, None)
+
+    def _for_attention(self, step: StepInputs, staged: Staged) -> StepInputs:
+        return step._replace(staged=staged, tables=list(self.staging.tables))
+
+    def _example(self, count: int) -> StepInputs:
+        """Return a step of decodes with different contexts, each of which writes to a block of its own."""
+        rows, longest = np.arange(count), self.config.model_config.max_model_len
+        contexts = 1 + 37 * rows % longest
+        slots = [rows * self.table.block_size for _ in self.table.ids]
+        return StepInputs(
+            rows % self.loaded.split.vocabulary,
+            contexts - 1,
+            slots,
+            rows,
+            np.ones_like(rows),
+            contexts,
+            [],
+            rows,
+        )
 
     def _captured_size(self, inputs: ModelInputs) -> int | None:
         """Return the size of the captured step that can compute this step, or None."""
@@ -364,7 +405,9 @@ class ModelRunner:
     def _arguments(self, inputs: ModelInputs, staged: Staged) -> dict[str, Any]:
         """Return the model's arguments: tokens, or embeddings if a prompt was given as embeddings."""
         token_ids, positions = staged.token_ids.long(), staged.positions.long()
-        token_ids = torch.where(token_ids < 0, self._last_tokens[(-1 - token_ids).clamp(min=0)], token_ids)
+        if self.overlapped:
+            latest = self._last_tokens[(-1 - token_ids).clamp(min=0)]
+            token_ids = torch.where(token_ids < 0, latest, token_ids)
         if self.overlapped and self.ranks.size > 1:  # only the first rank samples
             self.ranks.broadcast(token_ids)
         arguments = {

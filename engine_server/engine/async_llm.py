@@ -281,6 +281,11 @@ class AsyncLLM:
     def core_pid(self) -> int:
         return self._core.pid
 
+    @property
+    def core_stalled(self) -> float:
+        """The seconds in which the core has made no progress, which it makes while idle too."""
+        return self._core.stalled
+
     async def check_health(self) -> None:
         """Raise EngineDeadError if the core has ended, or made no progress for `hang_timeout` seconds."""
         if self._loop.dead_error is not None:

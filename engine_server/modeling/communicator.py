@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, distributed
 
 from engine_server.modeling.device import Device
+from engine_server.modeling.native.recording import one_operation
 
 # Time that a rank waits for another one that is still loading.
 TIMEOUT = timedelta(hours=1)
@@ -28,11 +29,13 @@ class Communicator:
         self.size = size
         self._group = group
 
+    @one_operation
     def sum(self, part: Tensor) -> Tensor:
         """Add up the ranks' tensors in place, and return the sum."""
         self._group.allreduce([part]).wait()
         return part
 
+    @one_operation
     def gather(self, part: Tensor) -> Tensor:
         """Concatenate the ranks' tensors along the last dimension: [..., n] to [..., size * n]."""
         parts = [torch.empty_like(part) for _ in range(self.size)]
@@ -45,6 +48,7 @@ class Communicator:
         self._group.allreduce([least], distributed.ReduceOp.MIN).wait()
         return int(least)
 
+    @one_operation
     def broadcast(self, tensor: Tensor) -> None:
         """Overwrite a tensor with the first rank's."""
         self._group.broadcast([tensor]).wait()

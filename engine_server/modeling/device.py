@@ -23,8 +23,8 @@ class Device(ABC):
         self.device = device
 
     @abstractmethod
-    def check_float8(self, setting: str) -> None:
-        """Raise ValueError, naming `setting`, if this device cannot convert float8."""
+    def check_cache_dtype(self, dtype: torch.dtype, setting: str) -> None:
+        """Raise ValueError, naming `setting`, if this device does not support a KV cache of this quantised dtype."""
 
     # Memory
 

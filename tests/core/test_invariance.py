@@ -46,7 +46,7 @@ def model(request) -> tuple[Path, dict[str, LLMEngine], dict]:
     """Return a model, engines that get one request at a time, and their outputs by request."""
     folder = request.getfixturevalue(request.param)
     plain = {"max_num_batched_tokens": CONTEXT, "max_num_seqs": 1, "enable_prefix_caching": False}
-    engines = {dtype: make(folder, 0, 16, kv_cache_dtype=dtype, **plain) for dtype in ("auto", "fp8")}
+    engines = {dtype: make(folder, 0, 16, kv_cache_dtype=dtype, **plain) for dtype in ("auto", "fp8", "int8")}
     return folder, engines, {}
 
 
@@ -75,7 +75,7 @@ questions = st.lists(
 
 options = st.fixed_dictionaries(
     {
-        "kv_cache_dtype": st.sampled_from(["auto", "fp8"]),
+        "kv_cache_dtype": st.sampled_from(["auto", "fp8", "int8"]),
         "block_size": st.sampled_from([2, 4, 8, 16]),
         "max_num_batched_tokens": st.integers(7, 80),
         "max_num_seqs": st.integers(1, 8),

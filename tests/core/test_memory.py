@@ -41,8 +41,9 @@ def test_cache_size_leaves_room_for_the_largest_step_and_the_spared_share(a_gpu,
     config = EngineArgs(model=str(tiny_llama), skip_tokenizer_init=True).create_engine_config().cache_config
     blocks = num_blocks(config, layout, torch.bfloat16, GPU, 4096)
     assert blocks == (50 - 6 - 8) * GIB // block
+    sizes = "131072 MiB of cuda memory needed, 36864 MiB available"
     with pytest.raises(
-        ValueError, match=r"needs 65536 blocks .* room for 18432, .* raise gpu_memory_utilization"
+        ValueError, match=f"needs 65536 blocks .* room for 18432: {sizes}.* raise gpu_memory_utilization"
     ):
         num_blocks(config, layout, torch.bfloat16, GPU, 1 << 20)
 
@@ -52,7 +53,7 @@ def test_out_of_memory_error_names_sizes_and_advice(a_gpu) -> None:
     with pytest.raises(ValueError) as caught, measured_memory("weights", GPU):
         raise torch.OutOfMemoryError(f"{words}. Process 7 has 70.00 GiB. And so on.")
     assert str(caught.value) == (
-        f"weights: more than the {50 << 10} MiB of cuda memory that were free. {words}. "
+        f"weights: at least 51200 MiB of cuda memory needed, 51200 MiB available. {words}. "
         "Use a smaller model or dtype, or more GPUs by tensor_parallel_size"
     )
 

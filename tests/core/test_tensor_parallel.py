@@ -37,6 +37,14 @@ def without_values(answers: dict[str, Any]) -> dict[str, Any]:
     return {name: (tokens, [*map(list, logprobs[1:])]) for name, (tokens, logprobs) in answers.items()}
 
 
+def is_worker(child: psutil.Process) -> bool:
+    """Tell a rank's process from the children of other tests, of which some have ended and are not reaped yet."""
+    try:
+        return MODULE in child.cmdline()
+    except psutil.ZombieProcess:
+        return False
+
+
 def test_two_ranks_give_the_output_of_one(tiny_llama: Path, finish, tiny_params) -> None:
     one = LLMEngine.from_engine_args(EngineArgs(**options(tiny_llama, 1)))
     two = LLMEngine.from_engine_args(EngineArgs(**options(tiny_llama, 2), async_scheduling=True))
@@ -49,8 +57,7 @@ def test_two_ranks_give_the_output_of_one(tiny_llama: Path, finish, tiny_params)
     two.sleep(level=2)
     two.wake_up()
     assert without_values(answers(two, finish, greedy)) == expected
-    children = psutil.Process().children()  # includes those of other tests
-    (worker,) = (one for one in children if MODULE in one.cmdline())
+    (worker,) = (child for child in psutil.Process().children() if is_worker(child))
     del two
     gc.collect()
     until(lambda: not worker.is_running())

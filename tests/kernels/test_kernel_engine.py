@@ -1,6 +1,7 @@
 """Greedy output in float32 of an engine on our kernels, compared with that of plain torch's attention."""
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,6 +13,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForC
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams
 from engine_server.core import model_runner
+from engine_server.modeling.attention.hook import ForwardContext
 from engine_server.modeling.graphs import step_graphs as graphs
 
 # Output tokens of the first prompt; each following prompt gets one more.
@@ -63,6 +65,8 @@ def test_engine_on_triton_kernels_generates_the_same_as_on_torch(
     assert len(set(expected.values())) == len(PROMPTS)
     monkeypatch.setattr(model_runner, "choose_platform", lambda *_: InterpretedPlatform())
     monkeypatch.setattr(graphs, "capture", record)
+    # The replay of a real graph runs no Python code. That of a fake one does, in a context of its own.
+    monkeypatch.setattr(ForwardContext, "replay", lambda *_: nullcontext())
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 0))
     monkeypatch.setattr(RecordedStep, "replays", [])
     assert generate(tmp_path, dtype, eager) == expected
@@ -78,6 +82,8 @@ def test_all_device_memory_of_steps_is_allocated_before_the_kv_cache_is_sized(
     llama().save_pretrained(tmp_path)
     monkeypatch.setattr(model_runner, "choose_platform", lambda *_: InterpretedPlatform())
     monkeypatch.setattr(graphs, "capture", record)
+    # The replay of a real graph runs no Python code. That of a fake one does, in a context of its own.
+    monkeypatch.setattr(ForwardContext, "replay", lambda *_: nullcontext())
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 0))
     order: list[str] = []
 

@@ -8,6 +8,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams, StatLoggerBase
 
+pytestmark = pytest.mark.thorough
+
 NEW_TOKENS = 5
 LENGTHS = (
     *(1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 14, 15, 16, 17, 18),

@@ -39,6 +39,13 @@ def test_each_dtype_generates_like_float32(tiny_llama: Path, finish, dtype: str,
     assert answer(tiny_llama, finish, dtype=dtype)[:agreeing] == expected[:agreeing]
 
 
+@pytest.mark.parametrize("head", [False, True])
+def test_engine_generates_with_rounded_weights(tiny_llama: Path, finish, head: bool) -> None:
+    expected = answer(tiny_llama, finish, dtype="bfloat16")
+    found = answer(tiny_llama, finish, dtype="bfloat16", quantization="int8", quantize_head=head)
+    assert len(found) == len(expected) and found[0] == expected[0]
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_batch_invariant_mode_is_refused_without_a_gpu(tiny_llama: Path, finish, dtype: str) -> None:
     with pytest.raises(ValueError, match=r"takes one GPU with Triton and gcc; this is 1 cpu"):
@@ -63,7 +70,9 @@ def test_model_that_does_not_fit_is_refused_with_both_sizes(tiny_llama: Path, tm
     with (tmp_path / "model.safetensors").open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
     for dtype, wanted in (("auto", size >> 20), ("bfloat16", size >> 21)):
-        with pytest.raises(ValueError, match=rf"weights take {wanted} MiB, and \d+ MiB of cpu memory are"):
+        with pytest.raises(
+            ValueError, match=rf"weights: {wanted} MiB of cpu memory needed, \d+ MiB available"
+        ):
             answer(tmp_path, finish, dtype=dtype)
 
 

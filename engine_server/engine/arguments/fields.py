@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from engine_server.config import LogprobsMode
+from engine_server.config.quantization import Quantization
 from engine_server.engine.arguments.flags import context_length, full_dtype, json_object, parse_size
 from engine_server.requests.sampling_params import MAX_LOGPROBS
 
@@ -99,9 +100,19 @@ class WeightArguments:
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = argument(
         "auto", "the weights' type; auto: unchanged", type=full_dtype
     )
-    load_format: Literal["auto", "safetensors", "gguf", "dummy"] = argument(
-        "auto", "weights to load; auto: safetensors or gguf, whichever is there; dummy: random weights"
+    load_format: Literal["auto", "safetensors", "gguf", "dequantized", "dummy"] = argument(
+        "auto",
+        "weights to load; auto: safetensors or gguf, whichever is there; dequantized: the same, with quantized weights "
+        "made dense; dummy: random weights",
     )
+    quantization: Quantization | None = argument(
+        None,
+        "round the weights of linear layers to fewer bits while loading (default: the checkpoint's own form)",
+    )
+    quantization_group_size: Count | None = argument(
+        None, "inputs that share a scale (default: 64 with int4; all inputs of an output with int8)"
+    )
+    quantize_head: bool = argument(False, "with quantization, round the embedding and the head to int8")
     seed: Int64 | None = argument(0, "the seed from which requests without one draw theirs (None: 0)")
 
 
@@ -135,9 +146,10 @@ class CacheArguments:
     kv_cache_memory_bytes: Count | None = argument(
         None, "the KV cache's size, as 512MiB or 4GiB (default: from free memory)", type=parse_size
     )
-    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = argument(
+    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "int8"] = argument(
         "auto",
-        "the KV cache's type; fp8: half the bytes, with computed scales; auto: the type that the model computes in",
+        "the KV cache's type; fp8, int8: half the bytes, with computed scales (int8: on a CPU); auto: the type that "
+        "the model computes in",
     )
     num_gpu_blocks_override: Count | None = argument(
         None, "the number of blocks, regardless of the free memory"
@@ -193,7 +205,6 @@ class UnsupportedArguments:
     convert: Literal["auto"] = _unsupported("auto")
     compilation_config: None = _unsupported(None)
     attention_config: None = _unsupported(None)
-    quantization: None = _unsupported(None)
     # Ranks always run as processes on this machine.
     distributed_executor_backend: Literal["mp"] | None = _unsupported(None)
     # GiB; 4 is vLLM's default. No block is ever swapped.

@@ -92,7 +92,7 @@ def resolve_folder(args: Arguments) -> Path:
             raise ValueError(f"revision is {args.revision!r}; {uri} is not on the hub, and has no revisions")
         if source.revision not in (None, args.revision):
             raise ValueError(f"revision is {args.revision!r}; {uri} names another")
-        uri = f"hf://{source.repository}@{args.revision}"
+        uri = str(source._replace(revision=args.revision))
     return resolve(uri, load_format=args.load_format)
 
 

@@ -14,6 +14,7 @@ from engine_server.config import (
     LoadConfig,
     ObservabilityConfig,
     ParallelConfig,
+    QuantizationConfig,
     SchedulerConfig,
 )
 from engine_server.engine.arguments.fields import Arguments
@@ -25,6 +26,7 @@ from engine_server.modeling.platform.cpu_quota import available_cpus
 GPU_BUDGET = 8192
 BLOCK_SIZE = 16
 MAX_NUM_SEQS = 256
+INT4_GROUP = 64
 
 
 def resolve_config(args: Arguments) -> EngineConfig:
@@ -58,7 +60,7 @@ def resolve_config(args: Arguments) -> EngineConfig:
         parallel_config=ParallelConfig(tensor_parallel_size=args.tensor_parallel_size),
         scheduler_config=_scheduler_config(args, description),
         device_config=DeviceConfig(device=args.device),
-        load_config=LoadConfig(load_format=args.load_format),
+        load_config=LoadConfig(load_format=args.load_format, quantization=_quantization_config(args)),
         observability_config=ObservabilityConfig(
             hang_timeout=args.hang_timeout,
             torch_profiler_dir=args.torch_profiler_dir,
@@ -111,6 +113,23 @@ def _scheduler_config(args: Arguments, description: ModelDescription) -> Schedul
         max_num_partial_prefills=args.max_num_partial_prefills,
         long_prefill_token_threshold=args.long_prefill_token_threshold,
     )
+
+
+def _quantization_config(args: Arguments) -> QuantizationConfig | None:
+    """Return the settings of rounding while loading. Raises ValueError for one without effect."""
+    method, group = args.quantization, args.quantization_group_size
+    if method is None:
+        if group is not None or args.quantize_head:
+            name = "quantize_head" if group is None else "quantization_group_size"
+            raise ValueError(f"{name} is set without quantization; it takes int8, int4 or fp8")
+        return None
+    if args.batch_invariant:
+        raise ValueError(f"quantization is {method}; batch_invariant takes weights that are not quantized")
+    if method == "fp8" and group is not None:
+        raise ValueError(f"quantization_group_size is {group}; fp8 has one scale for each output")
+    if method == "int4" and group is None:
+        group = INT4_GROUP
+    return QuantizationConfig(method=method, group_size=group, head=args.quantize_head)
 
 
 def _uses_gpu(args: Arguments) -> bool:

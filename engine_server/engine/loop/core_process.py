@@ -36,6 +36,9 @@ class CoreProcess:
     configuration.
     """
 
+    # The core's module; benchmarks of the front end replace it.
+    module = "engine_server.core"
+
     def __init__(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="fairlead-")
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
@@ -47,7 +50,7 @@ class CoreProcess:
         self._input.bind(f"ipc://{self._folder}/input")
         self._output.bind(f"ipc://{self._folder}/output")
         self._progress = ProgressClock.create(Path(self._folder, FILE))
-        self._child = Child("the engine core", "engine_server.core", self._folder)
+        self._child = Child("the engine core", self.module, self._folder)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(CoreMessage)
         # Messages that were read from the socket but not received yet.
@@ -67,6 +70,11 @@ class CoreProcess:
     def connected(self) -> bool:
         """True while the core receives messages: from the end of its imports to its own end."""
         return not self._input.closed and bool(self._input.poll(0, zmq.POLLOUT))
+
+    @property
+    def stalled(self) -> float:
+        """The seconds without progress; 0 during an operation, which may take arbitrarily long."""
+        return 0.0 if self._calls else time.monotonic() - self._progress.latest
 
     def configure(self, config: EngineConfig) -> None:
         """Send the configuration once the core is connected. Raises EngineDeadError if it ends before that."""
@@ -103,11 +111,10 @@ class CoreProcess:
         """Raise EngineDeadError if the core has ended, or made no progress for `hang_timeout` seconds."""
         if self._child.process.poll() is not None:
             raise EngineDeadError(self._child.death())
-        if self._calls:  # an operation may take arbitrarily long
-            return
-        stuck = time.monotonic() - self._progress.latest
-        if stuck > hang_timeout:
-            raise EngineDeadError(f"the engine core (process {self.pid}) made no progress for {stuck:.0f} s")
+        if self.stalled > hang_timeout:
+            raise EngineDeadError(
+                f"the engine core (process {self.pid}) made no progress for {self.stalled:.0f} s"
+            )
 
     async def call(self, method: str, *args: Any) -> Any:
         """Run an operation of the core; return its result. Another task must be receiving.

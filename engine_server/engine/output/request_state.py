@@ -65,7 +65,7 @@ class RequestState(ABC):
 
     @property
     def finished(self) -> bool:
-        return all(completion.finish_reason for completion in self.completions)
+        return None not in [completion.finish_reason for completion in self.completions]
 
     @abstractmethod
     def append(self, completion: Completion, step: RequestStep) -> None:
@@ -125,13 +125,14 @@ class GenerationState(RequestState):
     def output(self) -> RequestOutput | None:
         params, completions = self.params, self.completions
         chooses = len(completions) > params.n
-        if not self.finished and (chooses or params.output_kind == RequestOutputKind.FINAL_ONLY):
+        finished = self.finished
+        if not finished and (chooses or params.output_kind == RequestOutputKind.FINAL_ONLY):
             return None
         if chooses:
             completions = sorted(completions, key=lambda one: -one.cumulative_logprob)[: params.n]
             for rank, completion in enumerate(completions):
                 completion.index = rank
-        output = self._output([])
+        output = self._output([], finished)
         if params.output_kind == RequestOutputKind.DELTA:
             self.prompt_logprobs = None
             completions = [completion for completion in completions if completion.changed]
@@ -147,12 +148,13 @@ class GenerationState(RequestState):
                     one.index, "", [], finish_reason=one.finish_reason, stop_reason=one.stop_reason
                 )
                 for one in self.completions[: self.params.n]
-            ]
+            ],
+            self.finished,
         )
 
-    def _output(self, completions: list[CompletionOutput]) -> RequestOutput:
+    def _output(self, completions: list[CompletionOutput], finished: bool) -> RequestOutput:
         return RequestOutput(
-            self.request_id, self.prompt, self.prompt_token_ids, self.prompt_logprobs, completions, self.finished,
+            self.request_id, self.prompt, self.prompt_token_ids, self.prompt_logprobs, completions, finished,
             self.metrics, self.num_cached_tokens,
         )  # fmt: skip
 

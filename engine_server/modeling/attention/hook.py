@@ -62,8 +62,20 @@ class ForwardContext:
     @contextmanager
     def run(self, inputs: StepInputs) -> Iterator[None]:
         """Route attention layers to the backend for one forward, in this thread."""
-        assert self._inputs is None, "forwards of one model do not nest"
         self.backend.begin(inputs)
+        with self._running(inputs):
+            yield
+
+    @contextmanager
+    def replay(self, inputs: StepInputs) -> Iterator[None]:
+        """Prepare a captured forward of decodes, which runs in this context."""
+        self.backend.stage(inputs)
+        with self._running(inputs):
+            yield
+
+    @contextmanager
+    def _running(self, inputs: StepInputs) -> Iterator[None]:
+        assert self._inputs is None, "forwards of one model do not nest"
         self._inputs = inputs
         token = _running.set(self)
         try:

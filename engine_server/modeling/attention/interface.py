@@ -95,6 +95,13 @@ class AttentionBackend(ABC):
         layer: None if an encoder does not number its layers.
         """
 
+    def stage(self, inputs: StepInputs) -> None:  # noqa: B027
+        """Prepare a step of decodes that was captured. Does nothing if all data is in `inputs.staged`."""
+
+    def step_tensors(self) -> list[Tensor]:
+        """Return what this step's captured layers read besides `inputs.staged`, in a fixed order."""
+        return []
+
     def erase(self, block_ids: list[int]) -> None:
         """Zero these blocks: a NaN makes a weighted sum NaN even with a weight of 0."""
         for cache in self.caches:

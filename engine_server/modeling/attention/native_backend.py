@@ -1,85 +1,80 @@
-"""Paged attention on a CPU: our C++ kernel for sequences with one token in a step, plain torch for the others."""
-
-from dataclasses import dataclass
+"""Paged attention on a CPU by our C++ kernels, which read K and V where they lie in the cache."""
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from engine_server.modeling.attention.interface import StepInputs
-from engine_server.modeling.attention.torch_backend import Part, TorchAttention, selection
-from engine_server.modeling.memory.cache_layout import Pages
-from engine_server.modeling.native.library import DTYPES, VECTOR, kernels
+from engine_server.modeling.attention.torch_backend import TorchAttention
+from engine_server.modeling.memory.cache_layout import FLOAT8, INT8, Pages
+from engine_server.modeling.native.library import DTYPES, kernels
 from engine_server.modeling.scoring import Scoring
 
-# Dims of heads for which attention.cpp is compiled.
-DIMS = (64, 80, 96, 128, 256)
+# The cache has tokens in groups of this number; a block is some groups.
+GROUP = 16
+# The kernels' numbers of a quantised cache's dtypes.
+QUANTISED = {INT8: 1, FLOAT8: 2}
 
 
 class NativeAttention(TorchAttention):
-    """Attention over the cache layout of TorchAttention that reads K and V in place instead of gathering them."""
+    """Attention over a cache with the shapes of TorchAttention's, and the order of elements of native/cache.h."""
 
     def begin(self, inputs: StepInputs) -> None:
         super().begin(inputs)
-        self._native: dict[int, list[Part]] = {}
+        rows = (inputs.rows, inputs.starts, inputs.lengths, inputs.contexts)
+        # int32 [S, 4]: row of the block table, first token, tokens in this step, tokens in the cache with them.
+        self._sequences = torch.from_numpy(np.stack(rows, 1).astype(np.int32))
+        # For each kind, int32 [R, blocks a row]; copies nothing if the table is staged.
+        self._tables = [torch.from_numpy(np.ascontiguousarray(table)) for table in inputs.tables]
 
-    def write(self, kind: int, pages: Pages, given: Tensor) -> None:
-        if pages.scales is not None or given.dtype != pages.data.dtype or given.stride(-1) != 1:
-            return super().write(kind, pages, given)
-        tokens, kv_heads, dim = given.shape
-        size = given.itemsize
+    def step_tensors(self) -> list[Tensor]:
+        return [*(slots.places for slots in self._slots), self._sequences, *self._tables]
+
+    def attend(
+        self, layer: int | None, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
+    ) -> Tensor:
+        assert layer is not None
+        kind, tensor = self.layout.kinds[layer], self.layout.tensors[layer]
+        keys, values = self.keys[tensor], self.values[tensor]
+        if not self._takes(query, keys):
+            return super().attend(layer, query, key, value, scoring)
+        query, key, value = (
+            given if given.stride(-1) == 1 else given.contiguous() for given in (query, key, value)
+        )
+        self._write(kind, keys, values, key, value)
+        return self._attend(kind, keys, values, query, scoring)
+
+    def _takes(self, query: Tensor, keys: Pages) -> bool:
+        """Return True if the kernels compute in the query's dtype over a layer's cache."""
+        whole = query.shape[-1] * query.itemsize % torch.float32.itemsize == 0
+        stored = keys.data.dtype == query.dtype or keys.data.dtype in QUANTISED
+        return query.dtype in DTYPES and stored and whole and self.block_size % GROUP == 0
+
+    def _write(self, kind: int, keys: Pages, values: Pages, key: Tensor, value: Tensor) -> None:
+        tokens, kv_heads, key_dim = key.shape
         kernels().write_cache(
-            pages.data.data_ptr(), given.data_ptr(), given.stride(0) * size, given.stride(1) * size,
-            self._slots[kind].places.data_ptr(), tokens, kv_heads, self.block_size, dim * size,
+            key.dtype == torch.bfloat16, QUANTISED.get(keys.data.dtype, 0), *addresses(keys), *addresses(values),
+            key.data_ptr(), key.stride(0), key.stride(1), value.data_ptr(), value.stride(0), value.stride(1),
+            self._slots[kind].places.data_ptr(), tokens, kv_heads, key_dim, value.shape[-1], self.block_size,
         )  # fmt: skip
 
-    def parts(self, kind: int, query: Tensor, values: Pages, scoring: Scoring) -> list[Part]:
-        if not self._takes(query, values, scoring):
-            return super().parts(kind, query, values, scoring)
-        if kind not in self._native:
-            self._native[kind] = [*self._prefills(self._inputs, kind), *self._decodes_of(kind)]
-        return self._native[kind]
-
-    def _takes(self, query: Tensor, values: Pages, scoring: Scoring) -> bool:
-        """Return True if the kernel supports a layer's cache and scoring."""
-        dim, plain = query.shape[-1], scoring.fused and scoring.alibi is None
-        known = query.dtype in DTYPES and values.data.dtype == query.dtype
-        return (
-            plain and known and dim in DIMS and values.data.shape[-1] == dim and self.block_size % VECTOR == 0
-        )
-
-    def _decodes_of(self, kind: int) -> list[Part]:
-        inputs, window = self._inputs, self.layout.windows[kind]
-        sequences = np.flatnonzero(inputs.lengths == 1)
-        if not len(sequences):
-            return []
-        firsts, contexts = (of_all[sequences] for of_all in self._seen(inputs, kind))
-        hidden = np.zeros_like(contexts) if window is None else np.maximum(contexts - window, 0)
-        rows = np.stack([inputs.rows[sequences], firsts, hidden, contexts], 1).astype(np.int32)
-        tables = np.ascontiguousarray(inputs.tables[kind])  # copies nothing if the table is staged
-        tokens = selection(inputs.starts[sequences], self.device)
-        return [Decodes(tokens, torch.from_numpy(rows), torch.from_numpy(tables))]
-
-
-@dataclass(slots=True)
-class Decodes:
-    """All sequences with one token in this step."""
-
-    # Their indices in the step.
-    tokens: slice | Tensor
-    # int32 [n, 4]: row of `tables`, first block, and from there on the number of hidden tokens and of all tokens.
-    rows: Tensor
-    # int32 [R, blocks a row]
-    tables: Tensor
-
-    def attend(self, query: Tensor, keys: Pages, values: Pages, scoring: Scoring) -> Tensor:
-        query = query if query.stride(-1) == 1 else query.contiguous()
-        count, heads, dim = query.shape
-        kv_heads, block_size = keys.data.shape[1:3]
-        out = query.new_empty(count, heads, dim)
-        kernels().decode(
-            query.dtype == torch.bfloat16, out.data_ptr(), query.data_ptr(), query.stride(0), query.stride(1),
-            keys.data.data_ptr(), values.data.data_ptr(), self.tables.data_ptr(), self.tables.shape[1],
-            self.rows.data_ptr(), count, heads, kv_heads, dim, block_size, scoring.scaling,
+    def _attend(self, kind: int, keys: Pages, values: Pages, query: Tensor, scoring: Scoring) -> Tensor:
+        tokens, heads, key_dim = query.shape
+        kv_heads, value_dim = values.data.shape[1], values.data.shape[-1]
+        table, out = self._tables[kind], query.new_empty(tokens, heads, value_dim)
+        by_head = [
+            None if given is None else given.float().contiguous() for given in (scoring.sinks, scoring.alibi)
+        ]
+        kernels().attention(
+            query.dtype == torch.bfloat16, QUANTISED.get(keys.data.dtype, 0), out.data_ptr(), query.data_ptr(),
+            query.stride(0), query.stride(1), *addresses(keys), *addresses(values), table.data_ptr(), table.shape[1],
+            self._sequences.data_ptr(), len(self._sequences), heads, kv_heads, key_dim, value_dim, self.block_size,
+            scoring.causal, scoring.window or 0, scoring.scaling, scoring.softcap or 0.0,
+            *(None if given is None else given.data_ptr() for given in by_head),
         )  # fmt: skip
         return out
+
+
+def addresses(pages: Pages) -> tuple[int, int | None]:
+    """Return the addresses of a cache's elements and of its scales, if it has any."""
+    return pages.data.data_ptr(), None if pages.scales is None else pages.scales.data_ptr()

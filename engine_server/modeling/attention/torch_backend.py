@@ -20,6 +20,7 @@ from engine_server.modeling.attention.torch_scores import (
 )
 from engine_server.modeling.device import Device
 from engine_server.modeling.memory.cache_layout import Layout, Pages, quantised
+from engine_server.modeling.native.recording import one_operation
 from engine_server.modeling.scoring import Scoring
 
 # Number of decodes of one width from which a CPU is faster in bfloat16 if scores are written to memory.
@@ -54,6 +55,10 @@ class TorchAttention(AttentionBackend):
         ]
         self._parts: dict[int, list[Part]] = {}
 
+    def stage(self, inputs: StepInputs) -> None:
+        self.begin(inputs)
+
+    @one_operation
     def attend(
         self, layer: int | None, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:
@@ -76,7 +81,7 @@ class TorchAttention(AttentionBackend):
         if pages.scales is None:
             pages.data.flatten(0, 2).index_copy_(0, rows, given)
             return
-        data, scales = quantised(given)
+        data, scales = quantised(given, pages.data.dtype)
         pages.data.view(torch.uint8).flatten(0, 2).index_copy_(0, rows, data.view(torch.uint8))
         pages.scales.flatten(0, 2).index_copy_(0, rows, scales)
 
@@ -157,7 +162,7 @@ class Blocks:
     by_heads: dict[int, Tensor] = field(default_factory=dict)
 
     def gather(self, pages: Pages, dtype: torch.dtype) -> Tensor:
-        """Return [n, kv heads, tokens, dim] of pages [all blocks, kv heads, block size, dim], float8 as `dtype`."""
+        """Return [n, kv heads, tokens, dim] of pages [all blocks, kv heads, block size, dim], converted to `dtype`."""
         data = self._gather(pages.data)
         return data if pages.scales is None else data.to(dtype) * self._gather(pages.scales).to(dtype)
 

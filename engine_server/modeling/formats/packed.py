@@ -4,11 +4,15 @@ import torch
 from torch import Tensor, nn
 
 from engine_server.modeling.formats.dense import DenseFormat
+from engine_server.modeling.formats.quantized import QuantizedFormat
 from engine_server.modeling.formats.weight_format import WeightFormat
+from engine_server.modeling.native.recording import one_operation
 
 
 class PackedFormat(WeightFormat):
     """The product with a dense weight in float32 or bfloat16."""
+
+    gathers = False
 
     def __init__(self, dense: DenseFormat) -> None:
         self.packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(dense.weight.detach(), None)
@@ -17,6 +21,7 @@ class PackedFormat(WeightFormat):
     def parameters(self) -> dict[str, nn.Parameter]:
         return {} if self.bias is None else {"bias": self.bias}
 
+    @one_operation
     def apply(self, values: Tensor) -> Tensor:
         if values.dtype == torch.float32 and values.numel() == values.shape[-1]:
             # oneDNN sums a single row in another order than one of several: multiply two, for the same bits.
@@ -30,8 +35,9 @@ class PackedFormat(WeightFormat):
 
 
 def pack(format: WeightFormat) -> WeightFormat:
-    """Return `format` packed, or unchanged if oneDNN doesn't support its dtype."""
-    return PackedFormat(format) if isinstance(format, DenseFormat) and can_pack(format) else format
+    """Return `format` packed, dequantised first if necessary, or unchanged if oneDNN doesn't support its dtype."""
+    dense = format.dequantised() if isinstance(format, QuantizedFormat) else format
+    return PackedFormat(dense) if isinstance(dense, DenseFormat) and can_pack(dense) else dense
 
 
 def can_pack(dense: DenseFormat) -> bool:

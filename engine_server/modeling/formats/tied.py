@@ -2,14 +2,13 @@
 
 from torch import Tensor, nn
 
-from engine_server.modeling.formats.dense import DenseFormat
 from engine_server.modeling.formats.weight_format import WeightFormat, WeightLayout
 
 
 class TiedFormat(WeightFormat):
     """A weight that is multiplied in one layout and gathered from another."""
 
-    def __init__(self, product: WeightFormat, rows: DenseFormat) -> None:
+    def __init__(self, product: WeightFormat, rows: WeightFormat) -> None:
         self.product = product
         self.rows = rows
 
@@ -23,7 +22,7 @@ class TiedFormat(WeightFormat):
         return self.rows.gather(rows)
 
 
-def tied(dense: DenseFormat, layout: WeightLayout) -> WeightFormat:
-    """Return `dense` in `layout`, and with `dense` for gathering rows if the layout can't."""
-    product = layout(dense)
-    return product if isinstance(product, DenseFormat) else TiedFormat(product, dense)
+def tied(format: WeightFormat, layout: WeightLayout) -> WeightFormat:
+    """Return `format` in `layout`, and with `format` for gathering rows if the layout can't."""
+    product = format.arranged(layout)
+    return product if product.gathers else TiedFormat(product, format)

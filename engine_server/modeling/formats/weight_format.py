@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -41,12 +41,15 @@ class WeightFormat(ABC):
     (`apply`) and gather rows (`gather`).
     """
 
+    # `gather` is supported.
+    gathers: ClassVar[bool] = True
+
     @classmethod
     def load(cls, weight: Tensor, bias: Tensor | None) -> Self:
         """Take over a checkpoint's tensors. weight: [..., out, in]; bias: [out]."""
         raise TypeError(f"{cls.__name__} is not read from checkpoints")
 
-    def shard(self, cut: Cut) -> Self:
+    def shard(self, cut: Cut) -> "WeightFormat":
         """Return one rank's part. Of a weight that is cut along its inputs, rank 0 alone keeps the bias."""
         raise TypeError(f"{type(self).__name__} is built from weights that are already cut")
 
@@ -54,6 +57,14 @@ class WeightFormat(ABC):
     def concat(cls, formats: Sequence[Self]) -> Self:
         """Join formats of one input: the outputs of the result are theirs, one after another."""
         raise TypeError(f"{cls.__name__} is built from weights that are already joined")
+
+    def can_join(self, other: "WeightFormat") -> bool:
+        """Return True if `concat` joins this with `other`."""
+        return type(self) is type(other)
+
+    def arranged(self, layout: "WeightLayout") -> "WeightFormat":
+        """Return this in `layout`, or its parts if it has several."""
+        return layout(self)
 
     @abstractmethod
     def parameters(self) -> dict[str, nn.Parameter]:

@@ -9,7 +9,7 @@ from engine_server.modeling.memory.cache_layout import Pages
 
 # Elements that one program copies at a time.
 TILE = 4096
-LARGEST = tl.constexpr(cache_layout.LARGEST)
+LARGEST = tl.constexpr(cache_layout.LARGEST[cache_layout.FLOAT8])
 SMALLEST = tl.constexpr(cache_layout.SMALLEST)
 
 

@@ -2,8 +2,8 @@
 
 from torch import Tensor, nn
 
-from engine_server.modeling.formats.dense import DenseFormat
-from engine_server.modeling.formats.weight_format import WeightFormat
+from engine_server.modeling.formats.quantized_tensor import format_of
+from engine_server.modeling.formats.weight_format import WeightFormat, WeightLayout, as_loaded
 from engine_server.modeling.layers.sharding import Sharding
 from engine_server.modeling.layers.weight_layer import WeightLayer, derived_class
 
@@ -12,6 +12,7 @@ class Embedding(WeightLayer, nn.Embedding):
     """An embedding, [...] to [..., hidden]. It may share its format with a linear layer that is tied to it."""
 
     format: WeightFormat | None = None
+    layout: WeightLayout = staticmethod(as_loaded)
     sharding: Sharding | None = None
 
     def forward(self, token_ids: Tensor) -> Tensor:
@@ -21,17 +22,18 @@ class Embedding(WeightLayer, nn.Embedding):
         return self.sharding.compute(self.format, token_ids)
 
     def receive(self, name: str, tensor: Tensor) -> None:
-        self.take(DenseFormat.load(tensor, None))
+        self.take(format_of(tensor, None))
 
     def take(self, whole: WeightFormat) -> None:
         """Gather from `whole` from now on, or from this rank's part of it."""
-        self.format = whole if self.sharding is None else whole.shard(self.sharding.cut)
+        own = whole if self.sharding is None else whole.shard(self.sharding.cut)
+        self.format = own.arranged(self.layout)
 
     def settle(self) -> None:
         if self.format is None:
-            self.take(DenseFormat.load(self.weight, None))
+            self.take(format_of(self.weight, None))
         assert self.format is not None
-        self.hold(self.format)
+        self.hold(self.format, self.weight.dtype)
 
 
 def receive_embeddings(embedding: nn.Embedding) -> Embedding:

@@ -6,8 +6,10 @@ from torch import Tensor, nn
 
 from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.formats.dense import DenseFormat
+from engine_server.modeling.formats.quantized_tensor import dense
 from engine_server.modeling.formats.weight_format import Cut, WeightFormat
 from engine_server.modeling.layers.weight_layer import WeightLayer, derived_class, original_class
+from engine_server.modeling.native.recording import one_operation
 
 
 class ReceivedParameters(WeightLayer):
@@ -19,7 +21,7 @@ class ReceivedParameters(WeightLayer):
     formats: dict[str, WeightFormat]
 
     def receive(self, name: str, tensor: Tensor) -> None:
-        whole = DenseFormat.load(tensor, None)
+        whole = DenseFormat.load(dense(tensor), None)
         format = whole.shard(self.cuts[name]) if name in self.cuts else whole
         format.weight._is_hf_initialized = True  # type: ignore[attr-defined]
         self.formats[name] = format
@@ -37,6 +39,7 @@ class Experts(ReceivedParameters):
     # The ranks over which the results are summed.
     ranks: Communicator | None = None
 
+    @one_operation  # its operations depend on the chosen experts
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         output: Tensor = super().forward(hidden_states, *args, **kwargs)
         return output if self.ranks is None else self.ranks.sum(output)

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from engine_server.modeling.formats.dense import DenseFormat
+from engine_server.modeling.formats.joined import join
+from engine_server.modeling.formats.quantized_tensor import format_of
 from engine_server.modeling.formats.weight_format import WeightFormat, WeightLayout
 from engine_server.modeling.layers.sharding import Sharding
 from engine_server.modeling.layers.weight_layer import WeightLayer
@@ -51,9 +52,7 @@ class Linear(WeightLayer, nn.Linear):
     def receive(self, name: str, tensor: Tensor) -> None:
         self.received[name] = tensor
         if self.received.keys() == {name for name, own in self._parameters.items() if own is not None}:
-            self.take(
-                DenseFormat.load(self._outputs_first(self.received["weight"]), self.received.get("bias"))
-            )
+            self.take(format_of(self._outputs_first(self.received["weight"]), self.received.get("bias")))
             self.received = {}
 
     def take(self, whole: WeightFormat) -> None:
@@ -62,16 +61,16 @@ class Linear(WeightLayer, nn.Linear):
         if self.fused is not None:
             self.fused.take(self.place, own)
         else:
-            self.format = self.layout(own)
+            self.format = own.arranged(self.layout)
 
     def settle(self) -> None:
         if self.format is None and (self.fused is None or self.fused.lacks(self.place)):
             weight, bias = (self.received.get(name, own) for name, own in self._parameters.items())
             assert weight is not None
             self.received = {}
-            self.take(DenseFormat.load(self._outputs_first(weight), bias))
+            self.take(format_of(self._outputs_first(weight), bias))
         if self.format is not None:
-            self.hold(self.format)
+            self.hold(self.format, self.weight.dtype)
         else:
             self._parameters.update(weight=None, bias=None)
 
@@ -86,6 +85,7 @@ class FusedLinear(WeightLayer):
         """Make the layers parts of this product, and join the formats of those that are loaded."""
         super().__init__()
         self.layout = linears[0].layout
+        self.dtype = linears[0].weight.dtype
         self.sizes = [linear.out_features for linear in linears]
         self.parts: list[WeightFormat | None] = [None] * len(linears)
         self.format: WeightFormat | None = None
@@ -120,7 +120,7 @@ class FusedLinear(WeightLayer):
         self.parts[place] = part
         parts = [part for part in self.parts if part is not None]
         if len(parts) == len(self.parts):
-            self.format = self.layout(type(parts[0]).concat(parts))
+            self.format = join(parts).arranged(self.layout)
             self.parts = []
 
     def lacks(self, place: int) -> bool:
@@ -129,4 +129,4 @@ class FusedLinear(WeightLayer):
 
     def settle(self) -> None:
         assert self.format is not None
-        self.hold(self.format)
+        self.hold(self.format, self.dtype)

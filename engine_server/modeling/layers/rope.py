@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from engine_server.modeling.attention.hook import running_forward
+from engine_server.modeling.native.recording import one_operation
 
 
 class SequenceRope(nn.Module):
@@ -32,6 +33,7 @@ class SequenceRope(nn.Module):
             return max(num_prompt - self.limit, 0)
         return int(num_tokens > self.limit)
 
+    @one_operation
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and sines: [1, T, dim]."""
         inputs = running_forward().inputs

@@ -4,8 +4,10 @@ transformers' loader sets each converted tensor as a parameter of the module tha
 receives it there, so that it can be cut, joined with others and packed before the next one is read.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 
 from engine_server.modeling.formats.weight_format import WeightFormat
@@ -16,6 +18,8 @@ class WeightLayer(nn.Module):
 
     # True if weights stay plain parameters until `settle`, since transformers ties them to others after the loading.
     deferred = False
+    # Tensors of the format that are not registered as parameters.
+    tables: tuple[nn.Parameter, ...] = ()
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         """Receive a weight that the loader sets; register everything else as nn.Module does."""
@@ -35,11 +39,23 @@ class WeightLayer(nn.Module):
         """Take over the parameters that were not received, and drop the placeholders."""
         raise NotImplementedError
 
-    def hold(self, format: WeightFormat) -> None:
-        """Register the format's parameters in place of the placeholders."""
+    def hold(self, format: WeightFormat, dtype: torch.dtype) -> None:
+        """Register the format's parameters of `dtype` in place of the placeholders, and keep the others.
+
+        transformers takes the dtype of a model's first parameter for the model's: codes and scales are no parameters.
+        """
         held = format.parameters()
         for name in self._parameters:
-            self._parameters[name] = held.get(name)
+            fits = name in held and held[name].dtype == dtype
+            self._parameters[name] = held.pop(name) if fits else None
+        self.tables = tuple(held.values())
+
+    def _apply(self, convert: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move the tensors that are no parameters too: nn.Module calls this for each module that it moves."""
+        super()._apply(convert, recurse)  # type: ignore[no-untyped-call]
+        for table in self.tables:
+            table.data = convert(table.data)
+        return self
 
 
 def is_loaded(parameter: nn.Parameter) -> bool:

@@ -2,9 +2,11 @@
 
 import logging
 import os
+import re
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,17 +20,22 @@ from engine_server.config import LoadConfig, ModelConfig
 from engine_server.modeling.attention.hook import IMPLEMENTATION
 from engine_server.modeling.attention.interface import UnsupportedModelError
 from engine_server.modeling.communicator import Communicator
+from engine_server.modeling.formats.checkpoints.checkpoint import QuantizedCheckpoint
+from engine_server.modeling.formats.checkpoints.stored import StoredTensor, StoredWeight
 from engine_server.modeling.loading.attention import implementation_for
 from engine_server.modeling.loading.passes import LoadPlan, replace_modules, verified_choices
+from engine_server.modeling.loading.replacements import Choices
 from engine_server.modeling.loading.report import PassReport
+from engine_server.modeling.loading.room import check_room, needed_bytes, saved_bytes
 from engine_server.modeling.loading.weights import settle
 from engine_server.modeling.platform.interface import Platform
 from engine_server.modeling.progress import ProgressClock
-from engine_server.models.folder import weight_bytes
 from engine_server.models.hf_config import read_hf_config
 
 T = TypeVar("T")
 SECONDS_BETWEEN_LINES = 5.0
+# transformers quotes the name of our attention where a model's class has no place for it.
+UNKNOWN_ATTENTION = re.compile(rf"""["']{IMPLEMENTATION}["']""")
 # The environment variable that stops transformers from reading weights ahead.
 NO_READING_AHEAD = "HF_DEACTIVATE_ASYNC_LOAD"
 logger = logging.getLogger(__name__)
@@ -60,28 +67,72 @@ def load_model(
     hook = transformers.utils.logging.set_tqdm_hook(partial(show_progress, clock))
     try:
         settings: Any = read_hf_config(Path(config.path), config.hf_overrides, config.trust_remote_code)
+        checkpoint = open_checkpoint(config, load, settings)
         dtype = choose_dtype(
-            None if config.dtype == "auto" else getattr(torch, config.dtype), settings.dtype, platform
+            None if config.dtype == "auto" else getattr(torch, config.dtype),
+            settings.dtype or (torch.bfloat16 if checkpoint else None),
+            platform,
         )
-        if load.load_format != "dummy":
-            check_room(Path(config.path), dtype, platform, ranks.size)
         skeleton = empty_model(config, settings, dtype)
-        choices = verified_choices(skeleton, platform)
-        plan = LoadPlan(platform, ranks, config.batch_invariant, choices)
-        read = random_model if load.load_format == "dummy" else read_model
-        model = read(config, skeleton.config, dtype, replaced_class(type(skeleton), plan), plan)
+        plan = LoadPlan(platform, ranks, config.batch_invariant, Choices(), load.quantization)
+        dense = load.load_format == "dequantized"
+        if load.load_format != "dummy":
+            needed = needed_bytes(Path(config.path), checkpoint, dtype, plan.layout, dense)
+            needed -= saved_bytes(skeleton, load.quantization, skeleton.dtype, plan.layout)
+            check_room(needed, platform, ranks.size)
+        plan = replace(plan, choices=verified_choices(skeleton, platform))
+        kind = replaced_class(type(skeleton), plan)
+        if load.load_format == "dummy":
+            model = random_model(config, skeleton.config, dtype, kind, plan)
+        else:
+            weights = None if checkpoint is None else checkpoint.state(skeleton.dtype, dense)
+            model = read_model(config, skeleton.config, dtype, kind, plan, weights)
     except UnsupportedModelError:
         raise
     except (OSError, KeyError, ValueError) as error:
-        reason = "its attention can't be replaced" if IMPLEMENTATION in str(error) else error
+        reason = "its attention can't be replaced" if UNKNOWN_ATTENTION.search(str(error)) else error
         raise ValueError(f"the model in {config.path} can't be loaded: {reason}") from error
     finally:
         transformers.utils.logging.set_tqdm_hook(hook)
     model.__class__ = type(skeleton)
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            module.warn_if_padding_and_no_attention_mask = no_warning  # type: ignore[method-assign]
     log(settle(model))
     model.requires_grad_(False)
     nn.Module.to(model, platform.device)
     return model
+
+
+def open_checkpoint(
+    config: ModelConfig, load: LoadConfig, settings: PreTrainedConfig
+) -> QuantizedCheckpoint | None:
+    """Return the checkpoint if its weights are quantised, and hide that from transformers, whose readers are not used.
+
+    Raises ValueError for a format that isn't known, and for options that a quantised checkpoint doesn't take.
+    """
+    quantization: Any = getattr(settings, "quantization_config", None)
+    if quantization is None:
+        return None
+    del settings.quantization_config
+    if load.load_format == "dummy":
+        return None
+    checkpoint = QuantizedCheckpoint(Path(config.path), quantization)
+    method = quantization["quant_method"]
+    if load.quantization is not None:
+        raise ValueError(
+            f"quantization is {load.quantization.method}; its weights are already quantized, with {method}"
+        )
+    if config.batch_invariant and load.load_format != "dequantized":
+        raise ValueError(
+            f"batch_invariant takes weights that are not quantized, and these are, with {method}; "
+            "load_format dequantized makes them dense"
+        )
+    return checkpoint
+
+
+def no_warning(token_ids: Any, attention_mask: Any) -> None:
+    """Do nothing, instead of reading every step's tokens to warn about padding, which flat batches don't have."""
 
 
 def empty_model(
@@ -116,14 +167,23 @@ def replaced_class(original: type[PreTrainedModel], plan: LoadPlan) -> Any:
 
 
 def read_model(
-    config: ModelConfig, settings: PreTrainedConfig, dtype: torch.dtype | None, kind: Any, plan: LoadPlan
+    config: ModelConfig,
+    settings: PreTrainedConfig,
+    dtype: torch.dtype | None,
+    kind: Any,
+    plan: LoadPlan,
+    weights: Mapping[str, StoredTensor | StoredWeight] | None,
 ) -> PreTrainedModel:
-    """Return a model of class `kind` with the weights of its files, which are mapped and copied once at most."""
+    """Return a model of class `kind` with the weights of its files, which are mapped and copied once at most.
+
+    weights: those of a quantised checkpoint; None: transformers reads the files itself.
+    """
     on_device = plan.platform.asynchronous and plan.ranks.size == 1  # the host cuts weights that ranks share
     with nullcontext() if on_device else one_weight_at_a_time():
         model: PreTrainedModel = kind.from_pretrained(
-            config.path,
+            config.path if weights is None else None,
             config=settings,
+            state_dict=weights,
             dtype=dtype or "auto",
             attn_implementation=implementation_for(settings),
             use_safetensors=True,
@@ -179,16 +239,6 @@ def choose_dtype(
     if dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise ValueError(f"its weights are {dtype}; dtype can make them float32, bfloat16 or float16")
     return platform.computing_dtype(dtype, asked is not None)
-
-
-def check_room(folder: Path, dtype: torch.dtype | None, platform: Platform, ranks: int) -> None:
-    """Raise ValueError, with both sizes, if one rank's weights don't fit."""
-    needed = weight_bytes(folder, None if dtype is None else dtype.itemsize) // ranks
-    free = platform.free_memory()
-    if needed > free:
-        raise ValueError(
-            f"its weights take {needed >> 20} MiB, and {free >> 20} MiB of {platform.device} memory are free"
-        )
 
 
 def progress(clock: ProgressClock, items: Collection[T], what: str) -> Iterator[T]:

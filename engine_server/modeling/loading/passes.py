@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from torch import nn
 from transformers import PreTrainedModel
 
+from engine_server.config import QuantizationConfig
 from engine_server.modeling.attention.interface import UnsupportedModelError
 from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.formats.weight_format import WeightLayout
@@ -27,6 +28,7 @@ from engine_server.modeling.loading.replacements import (
     replace_rotations,
 )
 from engine_server.modeling.loading.report import PassReport, Tally
+from engine_server.modeling.loading.rounding import round_weights
 from engine_server.modeling.loading.sample import sample_copy
 from engine_server.modeling.loading.sharding import shard
 from engine_server.modeling.loading.trial import Trial
@@ -53,6 +55,8 @@ class LoadPlan:
     batch_invariant: bool
     # The replacements that were verified on the two-layer copy.
     choices: Choices
+    # Dense weights are rounded to this form; None: they stay dense.
+    quantization: QuantizationConfig | None = None
 
     @property
     def layout(self) -> WeightLayout:
@@ -69,6 +73,7 @@ def replace_modules(model: PreTrainedModel, plan: LoadPlan) -> list[PassReport]:
         replace_embedding(model),
         replace_experts(model),
         shard(model, plan.ranks),
+        round_weights(model, plan.quantization, plan.layout),
         fuse_projections(model),
         fuse_mlps(model, choices.mlps),
         replace_norms(model, kernels, choices.norms),

@@ -6,7 +6,8 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from engine_server.modeling.formats.dense import DenseFormat
+from engine_server.modeling.formats.dense import as_parameter
+from engine_server.modeling.formats.quantized_tensor import QuantizedTensor, dense, format_of
 from engine_server.modeling.formats.tied import tied
 from engine_server.modeling.formats.weight_format import WeightLayout
 from engine_server.modeling.layers.embedding import Embedding, receive_embeddings
@@ -73,23 +74,32 @@ def settle(model: nn.Module) -> PassReport:
     for embedding in layers:
         if not isinstance(embedding, Embedding) or embedding.format is not None:
             continue
-        linears, whole = sharing[id(embedding.weight)], DenseFormat.load(embedding.weight, None)
+        linears, whole = sharing[id(embedding.weight)], format_of(embedding.weight, None)
         embedding.take(whole)
         for linear in linears:
             if tie(embedding, linear):
                 tally.replaced(original_class(linear), "the format of the embedding")
             else:
                 tally.left(original_class(linear), "another part of the weight, or a bias")
+    dequantise_others(model)
     for layer in sorted(layers, key=lambda layer: isinstance(layer, FusedLinear)):  # after its parts
         layer.settle()
     return tally.report()
+
+
+def dequantise_others(model: nn.Module) -> None:
+    """Dequantise parameters of modules that are no layers of ours."""
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if not isinstance(module, WeightLayer) and isinstance(parameter, QuantizedTensor):
+                module._parameters[name] = as_parameter(dense(parameter))
 
 
 def tie(embedding: Embedding, linear: Linear) -> bool:
     """Give both one format, unless this rank has different parts of their weight."""
     rows = embedding.format
     same = (embedding.sharding and embedding.sharding.cut) == (linear.sharding and linear.sharding.cut)
-    if not isinstance(rows, DenseFormat) or linear.bias is not None or linear.transposed or not same:
+    if rows is None or linear.bias is not None or linear.transposed or not same:
         return False
     linear.format = embedding.format = tied(rows, linear.layout)
     return True

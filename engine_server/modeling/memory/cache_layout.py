@@ -7,10 +7,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# The dtype of a quantised cache, which keeps a float32 scale for each head of each token beside.
-FLOAT8 = torch.float8_e4m3fn
-# The largest magnitude of FLOAT8, and the magnitude below which a row counts as zero.
-LARGEST, SMALLEST = torch.finfo(FLOAT8).max, 1e-30
+FLOAT8, INT8 = torch.float8_e4m3fn, torch.int8
+# The dtypes of a quantised cache, which keeps a float32 scale for each head of each token beside, and the largest
+# magnitude of each.
+LARGEST = {FLOAT8: torch.finfo(FLOAT8).max, INT8: 127.0}
+# The magnitude below which a row counts as zero.
+SMALLEST = 1e-30
 
 # Allocates zeros on a device: `Device.zeros`.
 Zeros = Callable[[Sequence[int], torch.dtype], Tensor]
@@ -31,7 +33,7 @@ class Pages(NamedTuple):
 
     # [blocks, ..., dim]
     data: Tensor
-    # float32 [blocks, ..., 1], of a cache in FLOAT8: see `quantised`.
+    # float32 [blocks, ..., 1], of a quantised cache: see `quantised`.
     scales: Tensor | None = None
 
 
@@ -53,7 +55,7 @@ class Layout(NamedTuple):
 
     def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
         """Return the bytes of `block_size` tokens in all layers, K and V: a block of each kind."""
-        scales = 2 * torch.float32.itemsize if dtype == FLOAT8 else 0
+        scales = 2 * torch.float32.itemsize if dtype in LARGEST else 0
         heads = ((one.kv_heads, one.key_dim + one.value_dim) for one in self.shapes)
         token = sum(count * (dims * dtype.itemsize + scales) for count, dims in heads)
         return token * len(self.windows) * block_size
@@ -69,19 +71,20 @@ class Layout(NamedTuple):
         def pages(heads: int, dim: int) -> Pages:
             rows = (heads, block_size) if heads_first else (block_size, heads)
             data = zeros((num_blocks, *rows, dim), dtype)
-            return Pages(data, zeros((num_blocks, *rows, 1), torch.float32) if dtype == FLOAT8 else None)
+            return Pages(data, zeros((num_blocks, *rows, 1), torch.float32) if dtype in LARGEST else None)
 
         keys = [pages(shape.kv_heads, shape.key_dim) for shape in self.shapes]
         return keys, [pages(shape.kv_heads, shape.value_dim) for shape in self.shapes]
 
 
-def quantised(given: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `given` [..., dim] in FLOAT8 and its scales, float32 [..., 1].
+def quantised(given: Tensor, dtype: torch.dtype = FLOAT8) -> tuple[Tensor, Tensor]:
+    """Return `given` [..., dim] in FLOAT8 or INT8 and its scales, float32 [..., 1].
 
-    Each row is divided by its scale, which makes its largest magnitude that of FLOAT8.
+    Each row is divided by its scale, which makes its largest magnitude that of the dtype.
     """
-    scales = given.abs().amax(-1, keepdim=True).float().clamp(min=SMALLEST) / LARGEST
-    return (given / scales).to(FLOAT8), scales
+    scales = given.abs().amax(-1, keepdim=True).float().clamp(min=SMALLEST) / LARGEST[dtype]
+    scaled = given / scales
+    return (scaled if dtype.is_floating_point else scaled.round_()).to(dtype), scales
 
 
 def lay_out(layers: Sequence[LayerShape], longest: int) -> Layout:

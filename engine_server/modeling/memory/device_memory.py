@@ -1,11 +1,13 @@
 """Accounting of device memory while the engine starts: usage by stage, and advice if it runs out."""
 
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
+from engine_server.contract.memory_shortage import MemoryShortage
 from engine_server.modeling.device import Device
 
 # Advice for the error message of a stage that runs out of memory.
@@ -14,6 +16,7 @@ ADVICE = {
     "largest step": "Lower max_num_batched_tokens or max_num_seqs",
     "KV cache": "Lower gpu_memory_utilization, or the setting of the cache's size",
 }
+UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 logger = logging.getLogger(__name__)
 
 
@@ -27,10 +30,9 @@ def measured_memory(stage: str, platform: Device) -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         # The first three sentences: the failed allocation, the device's memory, and its free part.
         reason = ". ".join(str(error).split(". ")[:3])
-        raise ValueError(
-            f"{stage}: more than the {before >> 20} MiB of {platform.device} memory that were free. {reason}. "
-            f"{ADVICE[stage]}"
-        ) from error
+        needed = before + max(0, failed_allocation(reason) - platform.free_memory())
+        sizes = MemoryShortage(needed >> 20, before >> 20, platform.device.type)
+        raise ValueError(f"{stage}: at least {sizes}. {reason}. {ADVICE[stage]}") from error
     platform.release_cached_memory()
     if (transient := platform.transient_memory()) is not None:
         left = platform.free_memory()
@@ -38,3 +40,9 @@ def measured_memory(stage: str, platform: Device) -> Iterator[None]:
             "%s: %d MiB of GPU memory, %d MiB more at its peak; %d MiB are left",
             stage, (before - left) >> 20, transient >> 20, left >> 20,
         )  # fmt: skip
+
+
+def failed_allocation(reason: str) -> int:
+    """Return the size in bytes of the allocation that failed, by torch's message; 0 if that is not known."""
+    found = re.search(r"Tried to allocate ([\d.]+) ([KMG]iB)", reason)
+    return int(float(found[1]) * UNITS[found[2]]) if found else 0

@@ -3,19 +3,24 @@
 import torch
 
 from engine_server.config import CacheConfig
+from engine_server.contract.memory_shortage import MemoryShortage
 from engine_server.modeling.device import Device
-from engine_server.modeling.memory.cache_layout import FLOAT8, Layout
+from engine_server.modeling.memory.cache_layout import FLOAT8, INT8, Layout
+
+# The dtypes of a quantised cache by the setting's values.
+QUANTISED = {"fp8": FLOAT8, "fp8_e4m3": FLOAT8, "int8": INT8}
 
 
 def cache_dtype(config: CacheConfig, computing: torch.dtype, platform: Device) -> torch.dtype:
     """Return the dtype of K and V in the cache; `computing` is the model's.
 
-    Raises ValueError for float8 on a device that cannot convert it.
+    Raises ValueError for a dtype that the device does not support in a cache.
     """
     if config.cache_dtype == "auto":
         return computing
-    platform.check_float8(config.cache_dtype)
-    return FLOAT8
+    dtype = QUANTISED[config.cache_dtype]
+    platform.check_cache_dtype(dtype, config.cache_dtype)
+    return dtype
 
 
 def num_blocks(
@@ -39,8 +44,9 @@ def num_blocks(
         count = max(memory // block, 0)
     needed = -(-longest // config.block_size)
     if count < needed:
+        sizes = MemoryShortage(needed * block >> 20, count * block >> 20, platform.device.type)
         raise ValueError(
-            f"one request of max_model_len {longest} needs {needed} blocks of KV cache, {needed * block >> 20} MiB; "
-            f"there is room for {count}, {count * block >> 20} MiB. Lower max_model_len, or raise {setting}"
+            f"one request of max_model_len {longest} needs {needed} blocks of KV cache; there is room for {count}: "
+            f"{sizes}. Lower max_model_len, or raise {setting}"
         )
     return count

@@ -1,204 +1,281 @@
-// Attention of sequences with one new token each over the paged KV cache, read in place (PagedAttention, arXiv
-// 2309.06180). A context is cut into pieces that are joined by their largest scores and sums (FlashDecoding). A
-// piece's bounds depend on its own context alone, so results are bitwise independent of batch composition.
+// Attention of a step's sequences, with one token or many, over the paged KV cache, which is read in place
+// (PagedAttention, arXiv 2309.06180). Sequences are cut into tiles of tokens and these into KV heads; where that is too
+// little work for all threads, also into pieces of the context, which are joined afterwards (FlashDecoding). Pieces are
+// computed apart and joined in their order either way, so a token's result is bitwise independent of batch composition,
+// of the number of threads, and of how a prompt was cut into chunks.
+
+#include <omp.h>
 
 #include <algorithm>
-#include <cstring>
-#include <memory>
 #include <vector>
 
-#include "vectors.h"
+#include "attention_tile.h"
 
 namespace {
 
-constexpr int PIECE = 128;          // tokens
-constexpr float HIDDEN = -1e30f;    // a score with a weight of 0
-constexpr int HEADER = LANES;       // of a piece's result: its largest score, the sum of its weights, its values
+constexpr int TILE = 96;             // rows
+constexpr int ITEMS_PER_THREAD = 8;  // from which on threads are busy evenly
 
 struct Sequence {
     int32_t row;      // of the block tables
-    int32_t first;    // index in that row of the first block to read
-    int32_t begin;    // number of tokens from there on that are hidden from the new one
-    int32_t context;  // number of tokens from there on
+    int32_t first;    // index of its first token in the step
+    int32_t tokens;   // in the step
+    int32_t context;  // tokens in the cache, with those of the step
 };
 
-struct Piece {
-    int32_t sequence, start, stop;  // tokens
-};
-
-// Arguments that all pieces share. Strides count elements.
+// Arguments that all items share. Strides count elements.
 struct Step {
+    void* out;
+    const void* query;
+    Pages keys, values;
+    Storage storage;
     const int32_t* tables;
     int64_t table_stride, query_token, query_head;
-    int heads, kv_heads, dim, block_size;
-    float scaling;
+    const Sequence* sequences;
+    int count, heads;
+    bool causal;
+    int window;  // 0 for none
+    Scores scores;
+    const float *sinks, *alibi;  // [heads], or null
+
+    int group() const { return heads / keys.kv_heads; }
+    const float* sink(int head) const { return sinks ? sinks + head : nullptr; }
+    int64_t stride() const { return HEADER + (values.dim + GROUP - 1) / GROUP * GROUP; }
 };
 
-template <typename T>
-void prefetch_token(const T* rows, int token, int dim) {
-    auto bytes = (const char*)(rows + token * dim);
-    for (size_t line = 0; line < dim * sizeof(T); line += 64) __builtin_prefetch(bytes + line);
+// Consecutive tokens of a sequence.
+struct Tokens {
+    const Sequence* sequence;
+    int first, count;  // in the sequence's tokens of the step
+
+    int position() const { return sequence->context - sequence->tokens + first; }
+};
+
+// Tokens, for the heads of one KV head, and the pieces of the context to compute.
+struct Item {
+    Tokens tokens;
+    int head, first, last;
+    int64_t kept;  // where its states are kept until all pieces are joined; -1 if it has all pieces
+};
+
+Row row_of(const Step& step, const Tokens& tokens, int index, int head) {
+    const int position = tokens.position() + index, context = tokens.sequence->context;
+    Row row{position, 0, step.causal ? position + 1 : context, step.alibi ? step.alibi[head] : 0};
+    if (step.window) {
+        row.begin = std::max(position - step.window + 1, 0);
+        row.end = std::min(row.end, position + step.window);
+    }
+    return row;
 }
 
-// GROUP query heads of one KV head over one piece. `kept`: [GROUP, HEADER + DIM].
-template <typename T, int DIM, int GROUP>
-void attend(const Step& step, const Sequence& sequence, const Piece& piece, const T* query, const T* keys,
-            const T* values, float* kept) {
-    constexpr int PARTS = DIM / LANES;
-    const int64_t block = int64_t(step.kv_heads) * step.block_size * DIM;
-    const int32_t* table = step.tables + sequence.row * step.table_stride + sequence.first;
-    auto place = [&](int token) { return table[token / step.block_size] * block + token % step.block_size * DIM; };
+// The memory of one thread, which grows as needed.
+struct Scratch {
+    std::vector<uint32_t> query, keys, values;
+    std::vector<float> states;
+    std::vector<Row> rows;
+};
 
-    floats queries[GROUP][PARTS];
-    for (int g = 0; g < GROUP; g++)
-        for (int p = 0; p < PARTS; p++) queries[g][p] = load(query + g * step.query_head + p * LANES) * step.scaling;
-
-    alignas(BYTES) float scores[GROUP][PIECE];
-    for (int start = piece.start; start < piece.stop; start += LANES) {
-        const T* key = keys + place(start);
-        const T* later_key = keys + place(std::min(start + LANES, piece.stop - 1) / LANES * LANES);
-        const T* value = values + place(start);
-        floats products[GROUP][LANES];
-        for (int token = 0; token < LANES; token++) {
-            prefetch_token(later_key, token, DIM);
-            prefetch_token(value, token, DIM);
-            floats parts[PARTS];
-            for (int p = 0; p < PARTS; p++) parts[p] = load(key + token * DIM + p * LANES);
-            for (int g = 0; g < GROUP; g++) {
-                products[g][token] = queries[g][0] * parts[0];
-                for (int p = 1; p < PARTS; p++) products[g][token] += queries[g][p] * parts[p];
-            }
-        }
-        for (int g = 0; g < GROUP; g++) store(scores[g] + start - piece.start, sums(products[g]));
-    }
-
-    const int count = piece.stop - piece.start, hidden = std::clamp(sequence.begin - piece.start, 0, count);
-    for (int g = 0; g < GROUP; g++) {
-        float* own = scores[g];
-        std::fill(own, own + hidden, HIDDEN);
-        std::fill(own + count, own + (count + LANES - 1) / LANES * LANES, HIDDEN);
-        float most = own[0];
-        for (int t = 1; t < count; t++) most = own[t] <= most ? most : own[t];
-        floats total = {};
-        for (int t = 0; t < count; t += LANES) {
-            floats weights = exponential(load(own + t) - most);
-            store(own + t, weights);
-            total += weights;
-        }
-        kept[g * (HEADER + DIM)] = most;
-        kept[g * (HEADER + DIM) + 1] = sum(total);
-    }
-
-    floats output[GROUP][PARTS] = {};
-    for (int token = piece.start + hidden; token < piece.stop;) {
-        const T* value = values + place(token);
-        const int stop = std::min((token / step.block_size + 1) * step.block_size, piece.stop);
-        for (; token < stop; token++, value += DIM)
-            for (int p = 0; p < PARTS; p++) {
-                floats part = load(value + p * LANES);
-                for (int g = 0; g < GROUP; g++) output[g][p] += part * scores[g][token - piece.start];
-            }
-    }
-    for (int g = 0; g < GROUP; g++)
-        for (int p = 0; p < PARTS; p++) store(kept + g * (HEADER + DIM) + HEADER + p * LANES, output[g][p]);
-}
-
-// `group` query heads, in groups whose sums fit into the CPU's registers.
-template <typename T, int DIM, int GROUP = std::clamp(REGISTERS * 3 / 4 / (DIM / LANES), 1, 4)>
-void attend_group(int group, const Step& step, const Sequence& sequence, const Piece& piece, const T* query,
-                  const T* keys, const T* values, float* kept) {
-    for (; group >= GROUP; group -= GROUP, query += GROUP * step.query_head, kept += GROUP * (HEADER + DIM))
-        attend<T, DIM, GROUP>(step, sequence, piece, query, keys, values, kept);
-    if constexpr (GROUP > 1)
-        if (group) attend_group<T, DIM, GROUP - 1>(group, step, sequence, piece, query, keys, values, kept);
-}
-
-// Joins one head's `count` pieces, `stride` floats apart.
-template <typename T, int DIM>
-void join(T* out, const float* kept, int count, int64_t stride) {
-    float most = kept[0];
-    for (int k = 1; k < count; k++) most = kept[k * stride] <= most ? most : kept[k * stride];
-    float total = 0;
-    floats output[DIM / LANES] = {};
-    for (int k = 0; k < count; k++, kept += stride) {
-        float weight = exponential(floats{} + (kept[0] - most))[0];
-        total += weight * kept[1];
-        for (int p = 0; p < DIM / LANES; p++) output[p] += load(kept + HEADER + p * LANES) * weight;
-    }
-    for (int p = 0; p < DIM / LANES; p++) store(out + p * LANES, output[p] / total);
-}
-
-template <typename T, int DIM>
-void decode(T* out, const T* query, const T* keys, const T* values, const Sequence* sequences, int count,
-            const Step& step) {
-    const int group = step.heads / step.kv_heads;
-    const int64_t row = HEADER + DIM;
-    std::vector<Piece> pieces;
-    std::vector<int> firsts;  // each sequence's first piece, and the total number
-    for (int s = 0; s < count; s++) {
-        firsts.push_back(int(pieces.size()));
-        for (int start = 0; start < sequences[s].context; start += PIECE)
-            pieces.push_back({s, start, std::min(start + PIECE, sequences[s].context)});
-    }
-    firsts.push_back(int(pieces.size()));
-    const auto kept = std::make_unique_for_overwrite<float[]>(pieces.size() * step.heads * row);
-    #pragma omp parallel
-    {
-        #pragma omp for schedule(dynamic, 4)
-        for (int work = 0; work < int(pieces.size()) * step.kv_heads; work++) {
-            const int head = work % step.kv_heads;
-            const Piece& piece = pieces[work / step.kv_heads];
-            const int64_t place = int64_t(head) * step.block_size * DIM;
-            attend_group<T, DIM>(
-                group, step, sequences[piece.sequence], piece,
-                query + piece.sequence * step.query_token + head * group * step.query_head,
-                keys + place, values + place, kept.get() + int64_t(work) * group * row
-            );
-        }
-        #pragma omp for schedule(static)
-        for (int work = 0; work < count * step.heads; work++) {
-            const int s = work / step.heads;
-            const float* first = kept.get() + (int64_t(firsts[s]) * step.heads + work % step.heads) * row;
-            join<T, DIM>(out + int64_t(work) * DIM, first, firsts[s + 1] - firsts[s], step.heads * row);
-        }
-    }
+// Sets the state of a row that has seen nothing, or the sink of its head.
+void start(const Step& step, float* state, const float* sink) {
+    std::fill(state, state + step.stride(), 0.0f);
+    state[0] = sink ? std::max(*sink, LOWEST) : LOWEST;
+    state[1] = sink ? 1 : 0;
 }
 
 template <typename T>
-void decode(void* out, const void* query, const void* keys, const void* values, const void* sequences, int count,
-            const Step& step) {
-    auto run = [&](auto kernel) {
-        kernel((T*)out, (const T*)query, (const T*)keys, (const T*)values, (const Sequence*)sequences, count, step);
+void finish(const Step& step, const float* state, const Tokens& tokens, int index, int head) {
+    const int dim = step.values.dim;
+    T* out = (T*)step.out + (int64_t(tokens.sequence->first + tokens.first + index) * step.heads + head) * dim;
+    for (int d = 0; d < dim; d += LANES) {
+        const floats values = load(state + HEADER + d) / state[1];
+        if (d + LANES <= dim) {
+            store(out + d, values);
+        } else {
+            T last[LANES];
+            store(last, values);
+            std::copy(last, last + dim - d, out + d);
+        }
+    }
+}
+
+// The elements of a group as T, and the address of its first scale if they are of 8 bits.
+template <typename T>
+const uint32_t* unpack(const Pages& pages, Storage storage, int64_t token, uint32_t* to, const float** scales) {
+    const char* from = pages.group(token);
+    if (storage == COMPUTED) return (const uint32_t*)from;
+    *scales = pages.scales + token;
+    auto convert = [&](auto unpack_bytes) {
+        for (int place = 0; place < GROUP * pages.dim; place += LANES)
+            store_exactly((T*)to + place, unpack_bytes(from + place));
     };
-    switch (step.dim) {
-        case 64: return run(decode<T, 64>);
-        case 80: return run(decode<T, 80>);
-        case 96: return run(decode<T, 96>);
-        case 128: return run(decode<T, 128>);
-        case 256: return run(decode<T, 256>);
+    storage == INT8 ? convert(unpack_int8) : convert(unpack_float8);
+    return to;
+}
+
+// The groups of a piece that have a token from begin to end.
+template <typename T>
+Piece piece_of(const Step& step, const Item& item, int index, int begin, int end, Scratch& scratch) {
+    const Pages &keys = step.keys, &values = step.values;
+    Piece piece;
+    piece.start = index * PIECE;
+    piece.scaled = step.storage != COMPUTED;
+    const int32_t* table = step.tables + item.tokens.sequence->row * step.table_stride;
+    const int key_words = GROUP / PAIR<T> * keys.dim, value_words = GROUP / PAIR<T> * values.dim;
+    if (piece.scaled) {
+        scratch.keys.resize(PIECE / GROUP * key_words);
+        scratch.values.resize(PIECE / GROUP * value_words);
+    }
+    const int last = std::min(PIECE, end - piece.start);
+    for (int g = std::max(begin - piece.start, 0) / GROUP; g * GROUP < last; g++) {
+        const int place = piece.start + g * GROUP;
+        const int64_t token = keys.token(table[place / keys.block_size], item.head, place % keys.block_size);
+        piece.keys[g] = unpack<T>(keys, step.storage, token, scratch.keys.data() + g * key_words,
+                                  piece.key_scales + g);
+        piece.values[g] = unpack<T>(values, step.storage, token, scratch.values.data() + g * value_words,
+                                    piece.value_scales + g);
+    }
+    return piece;
+}
+
+// Starts to read a piece that follows, which few rows compute in less time than it takes to read.
+void prefetch(const Step& step, const Item& item, int index, int end) {
+    const Pages &keys = step.keys, &values = step.values;
+    const int32_t* table = step.tables + item.tokens.sequence->row * step.table_stride;
+    for (int place = index * PIECE; place < std::min((index + 1) * PIECE, end); place += GROUP) {
+        const int64_t token = keys.token(table[place / keys.block_size], item.head, place % keys.block_size);
+        for (const Pages* pages : {&keys, &values})
+            for (int byte = 0; byte < GROUP * pages->dim * pages->item_size; byte += 64)
+                __builtin_prefetch(pages->group(token) + byte);
+    }
+}
+
+template <typename T>
+void attend(const Step& step, const Item& item, float* kept, Scratch& scratch) {
+    const Tokens& tokens = item.tokens;
+    const int group = step.group(), rows = tokens.count * group, words = step.keys.dim / PAIR<T>;
+    const int first_head = item.head * group;
+    scratch.query.resize(rows * words);
+    scratch.rows.resize(rows);
+    float* states = kept + item.kept;
+    if (item.kept < 0) {
+        scratch.states.resize(rows * step.stride());
+        states = scratch.states.data();
+    }
+    for (int r = 0; r < rows; r++) {
+        const int index = r / group, head = first_head + r % group;
+        const T* query = (const T*)step.query
+            + (tokens.sequence->first + tokens.first + index) * step.query_token + head * step.query_head;
+        std::memcpy(scratch.query.data() + r * words, query, words * sizeof(uint32_t));
+        scratch.rows[r] = row_of(step, tokens, index, head);
+        start(step, states + r * step.stride(), item.kept < 0 ? step.sink(head) : nullptr);
+    }
+    const Tile tile{scratch.query.data(), scratch.rows.data(), states, step.stride(), rows, words, step.values.dim,
+                    step.scores};
+    for (int index = item.first; index < item.last; index++) {
+        const Piece piece = piece_of<T>(step, item, index, tile.rows[0].begin, tile.rows[rows - 1].end, scratch);
+        if (rows <= GROUP && index + 1 < item.last) prefetch(step, item, index + 1, tile.rows[rows - 1].end);
+        attend<T>(tile, piece, 0, rows);
+    }
+    if (item.kept < 0)
+        for (int r = 0; r < rows; r++)
+            finish<T>(step, states + r * step.stride(), tokens, r / group, first_head + r % group);
+}
+
+// Joins the pieces of some tokens that were computed apart; `item` is the first of them.
+template <typename T>
+void join(const Step& step, const Item& item, int pieces, const float* kept, Scratch& scratch) {
+    const int group = step.group(), rows = item.tokens.count * group;
+    scratch.states.resize(step.stride());
+    float* state = scratch.states.data();
+    for (int r = 0; r < rows; r++) {
+        const int head = item.head * group + r % group;
+        start(step, state, step.sink(head));
+        for (int p = 0; p < pieces; p++) {
+            const float* part = kept + item.kept + (int64_t(p) * rows + r) * step.stride();
+            const Joint joint = join_header(state, part[0], part[1]);
+            for (int d = HEADER; d < step.stride(); d += LANES) join_values(state + d, load(part + d), joint);
+        }
+        finish<T>(step, state, item.tokens, r / group, head);
+    }
+}
+
+// The tiles and heads of all sequences, those with most work first; each with all its pieces.
+std::vector<Item> cut_tokens(const Step& step) {
+    std::vector<Item> items;
+    const int most = std::max(TILE / step.group(), 1);
+    for (int s = 0; s < step.count; s++)
+        for (int first = 0; first < step.sequences[s].tokens; first += most) {
+            const Tokens tokens{step.sequences + s, first, std::min(most, step.sequences[s].tokens - first)};
+            const int begin = row_of(step, tokens, 0, 0).begin, end = row_of(step, tokens, tokens.count - 1, 0).end;
+            for (int head = 0; head < step.keys.kv_heads; head++)
+                items.push_back({tokens, head, begin / PIECE, (end + PIECE - 1) / PIECE, -1});
+        }
+    auto work = [](const Item& item) { return (item.last - item.first) * int64_t(item.tokens.count); };
+    std::stable_sort(items.begin(), items.end(), [&](const Item& a, const Item& b) { return work(a) > work(b); });
+    return items;
+}
+
+// Work for threads: items, of which some have only one of several pieces.
+struct Plan {
+    std::vector<Item> items;
+    std::vector<int> joins;  // indices of the first of such items, and of the first after the last
+    int64_t kept = 0;        // floats
+};
+
+Plan plan_work(const Step& step, int threads) {
+    Plan plan;
+    const std::vector<Item> tiles = cut_tokens(step);
+    int64_t total = 0;
+    for (const Item& tile : tiles) total += int64_t(tile.last - tile.first) * tile.tokens.count;
+    for (const Item& tile : tiles) {
+        const int64_t pieces = tile.last - tile.first;
+        if (threads == 1 || pieces < 2 || pieces * tile.tokens.count * threads * ITEMS_PER_THREAD <= total) {
+            plan.items.push_back(tile);
+            continue;
+        }
+        plan.joins.push_back(int(plan.items.size()));
+        for (int piece = tile.first; piece < tile.last; piece++) {
+            plan.items.push_back({tile.tokens, tile.head, piece, piece + 1, plan.kept});
+            plan.kept += tile.tokens.count * step.group() * step.stride();
+        }
+        plan.joins.push_back(int(plan.items.size()));
+    }
+    return plan;
+}
+
+template <typename T>
+void attend(const Step& step) {
+    static thread_local std::vector<float> kept;
+    const Plan plan = plan_work(step, omp_get_max_threads());
+    kept.resize(std::max<size_t>(kept.size(), plan.kept));
+    float* shared = kept.data();
+    #pragma omp parallel if (plan.items.size() > 1)
+    {
+        static thread_local Scratch scratch;
+        #pragma omp for schedule(dynamic, 1)
+        for (size_t i = 0; i < plan.items.size(); i++) attend<T>(step, plan.items[i], shared, scratch);
+        #pragma omp for schedule(dynamic, 1) nowait
+        for (size_t j = 0; j < plan.joins.size(); j += 2)
+            join<T>(step, plan.items[plan.joins[j]], plan.joins[j + 1] - plan.joins[j], shared, scratch);
     }
 }
 
 }  // namespace
 
-// See NativeAttention: out [count, heads, dim]; query the same, with strides; keys, values: a layer's cache
-// [blocks, kv heads, block size, dim]; sequences: [count, 4]; tables: rows of block ids.
-extern "C" void decode(int is_bfloat16, void* out, const void* query, int64_t query_token, int64_t query_head,
-                       const void* keys, const void* values, const int32_t* tables, int64_t table_stride,
-                       const void* sequences, int count, int heads, int kv_heads, int dim, int block_size,
-                       float scaling) {
-    const Step step{tables, table_stride, query_token, query_head, heads, kv_heads, dim, block_size, scaling};
-    (is_bfloat16 ? decode<bfloat16> : decode<float>)(out, query, keys, values, sequences, count, step);
-}
-
-// Writes the K or V of `tokens` tokens to their slots (block id * block size + offset). Strides count bytes.
-extern "C" void write_cache(char* cache, const char* given, int64_t token_stride, int64_t head_stride,
-                            const int64_t* slots, int64_t tokens, int kv_heads, int block_size, int64_t row_bytes) {
-    #pragma omp parallel for if (tokens * kv_heads > 16)  // each row is a separate cache miss
-    for (int64_t token = 0; token < tokens; token++) {
-        const int64_t block = slots[token] / block_size, offset = slots[token] % block_size;
-        for (int head = 0; head < kv_heads; head++)
-            std::memcpy(cache + ((block * kv_heads + head) * block_size + offset) * row_bytes,
-                        given + token * token_stride + head * head_stride, row_bytes);
-    }
+// See NativeAttention. out: [tokens, heads, value dim]; query: [tokens, heads, key dim], with strides; keys, values: a
+// layer's cache as in cache.h; tables: rows of block ids; sequences: int32 [count, 4]: row, first token, tokens,
+// context; window, softcap: 0 for none; sinks, alibi: [heads], or null.
+extern "C" void attention(int is_bfloat16, int storage, void* out, const void* query, int64_t query_token,
+                          int64_t query_head, void* keys, float* key_scales, void* values, float* value_scales,
+                          const int32_t* tables, int64_t table_stride, const void* sequences, int count, int heads,
+                          int kv_heads, int key_dim, int value_dim, int block_size, int causal, int window,
+                          float scaling, float softcap, const float* sinks, const float* alibi) {
+    const int item_size = storage != COMPUTED ? 1 : is_bfloat16 ? 2 : 4;
+    const Step step{
+        out, query, {(char*)keys, key_scales, kv_heads, key_dim, block_size, item_size},
+        {(char*)values, value_scales, kv_heads, value_dim, block_size, item_size}, Storage(storage), tables,
+        table_stride, query_token, query_head, (const Sequence*)sequences, count, heads, bool(causal), window,
+        {scaling, softcap, alibi != nullptr}, sinks, alibi,
+    };
+    is_bfloat16 ? attend<bfloat16>(step) : attend<float>(step);
 }

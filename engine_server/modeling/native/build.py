@@ -14,8 +14,14 @@ from pathlib import Path
 from shutil import which
 
 FOLDER = Path(__file__).parent
-# Instruction levels of g++, by torch's name of a CPU's capability.
-LEVELS = {"AVX512": "x86-64-v4", "AVX2": "x86-64-v3"}
+# Instruction levels with g++'s options for them, the fastest first.
+LEVELS = {
+    "avx512-bf16": ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"),
+    "avx512-vnni": ("-march=x86-64-v4", "-mavx512vnni"),
+    "avx512": ("-march=x86-64-v4",),
+    "avx2-vnni": ("-march=x86-64-v3", "-mavxvnni"),
+    "avx2": ("-march=x86-64-v3",),
+}
 # The oldest supported version of g++.
 OLDEST = 11
 FLAGS = (
@@ -24,9 +30,9 @@ FLAGS = (
 )  # fmt: skip
 
 
-def library_file(capability: str) -> Path:
-    """Return the library for a CPU of torch's `capability`; it may not exist."""
-    return FOLDER / f"kernels-{LEVELS.get(capability, platform.machine())}.so"
+def library_file(level: str) -> Path:
+    """Return the library of an instruction level; it may not exist."""
+    return FOLDER / f"kernels-{level}.so"
 
 
 def find_compiler() -> str | None:
@@ -45,11 +51,11 @@ def main() -> int:
             "the CPU kernels need Linux on x86-64 and g++ 11; without them plain torch is used, which is slower"
         )
         return 0
-    for capability, level in LEVELS.items():
-        library = library_file(capability)
+    for level, options in LEVELS.items():
+        library = library_file(level)
         unfinished = library.with_suffix(f".{os.getpid()}")
         sources = map(str, sorted(FOLDER.glob("*.cpp")))
-        command = [compiler, *FLAGS, f"-march={level}", *sources, "-o", str(unfinished)]
+        command = [compiler, *FLAGS, *options, *sources, "-o", str(unfinished)]
         subprocess.run(command, check=True)
         unfinished.replace(library)
     return 0

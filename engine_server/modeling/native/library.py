@@ -2,20 +2,43 @@
 
 import ctypes
 import logging
+import platform
 from functools import cache
+from typing import Any
 
 import torch
 
 from engine_server.modeling.native.build import library_file
+from engine_server.modeling.native.recording import recorder
 
 POINTER, LONG, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 # Argument types of each function, as declared in its source.
 SIGNATURES = {
-    "decode": [INT, *[POINTER] * 2, *[LONG] * 2, *[POINTER] * 3, LONG, POINTER, *[INT] * 5, FLOAT],
-    "write_cache": [*[POINTER] * 2, *[LONG] * 2, POINTER, LONG, *[INT] * 2, LONG],
+    "attention": [
+        *[INT] * 2, *[POINTER] * 2, *[LONG] * 2, *[POINTER] * 5, LONG, POINTER, *[INT] * 8, *[FLOAT] * 2,
+        *[POINTER] * 2,
+    ],
+    "write_cache": [*[INT] * 2, *[POINTER] * 5, *[LONG] * 2, POINTER, *[LONG] * 2, POINTER, LONG, *[INT] * 4],
     "rms_norm": [INT, *[POINTER] * 5, *[LONG] * 2, FLOAT],
     "silu_and_mul": [INT, *[POINTER] * 2, *[LONG] * 2],
+    "add": [INT, *[POINTER] * 3, LONG],
+    "scale": [INT, *[POINTER] * 2, LONG, FLOAT],
+    "copy": [*[POINTER] * 2, *[LONG] * 13],
+    "gather": [*[POINTER] * 3, *[LONG] * 2],
+    "run_program": [POINTER, LONG, *[POINTER] * 2, LONG],
     "rotate": [INT, *[POINTER] * 2, *[LONG] * 2, *[POINTER] * 2, *[LONG] * 3],
+    "multiply_integer": [INT, *[POINTER] * 2, LONG, *[POINTER] * 4, *[LONG] * 3, *[INT] * 2, FLOAT],
+    "multiply_bfloat16": [*[POINTER] * 2, LONG, *[POINTER] * 2, *[LONG] * 3],
+    "gather_bfloat16": [*[POINTER] * 3, *[LONG] * 2],
+    "gather_integer": [INT, *[POINTER] * 5, *[LONG] * 2, *[INT] * 2, FLOAT],
+}  # fmt: skip
+# The capability of the CPU in torch's terms that an instruction level needs, and the instructions beyond it.
+NEEDS = {
+    "avx512-bf16": ("AVX512", ("avx512_vnni", "avx512_bf16")),
+    "avx512-vnni": ("AVX512", ("avx512_vnni",)),
+    "avx512": ("AVX512", ()),
+    "avx2-vnni": ("AVX2", ("avx_vnni",)),
+    "avx2": ("AVX2", ()),
 }
 DTYPES = (torch.float32, torch.bfloat16)
 # Row lengths must be a multiple of this number of elements, at every instruction level.
@@ -33,11 +56,53 @@ def loads() -> bool:
     return True
 
 
+class Kernel:
+    """A function of the library."""
+
+    def __init__(self, name: str, function: Any) -> None:
+        self.name = name
+        self._function = function
+        function.argtypes, function.restype = SIGNATURES[name], None
+
+    @property
+    def address(self) -> int:
+        """The function's address."""
+        return ctypes.cast(self._function, ctypes.c_void_p).value or 0
+
+    def __call__(self, *arguments: Any) -> None:
+        """Call the function. It takes numbers and addresses unchecked."""
+        self._function(*arguments)
+        current = recorder.get()
+        if current is not None:
+            current.native(self.name, arguments)
+
+
+def supported_levels() -> list[str]:
+    """Return the levels in `LEVELS` that this CPU supports, the fastest first."""
+    widths, instructions = ("AVX2", "AVX512"), torch.cpu.get_capabilities()
+    capability = torch.backends.cpu.get_cpu_capability()
+    held = widths[: widths.index(capability) + 1] if capability in widths else ()
+    return [
+        level
+        for level, (needed, beyond) in NEEDS.items()
+        if needed in held and all(instructions.get(name) for name in beyond)
+    ]
+
+
+def instruction_level() -> str:
+    """Return the fastest level that this CPU supports, or the name of its architecture."""
+    return next(iter(supported_levels()), platform.machine())
+
+
 @cache
-def kernels() -> ctypes.CDLL:
-    """Load the library. Its functions take numbers and addresses unchecked. Raises OSError if it cannot be loaded."""
-    found = ctypes.CDLL(str(library_file(torch.backends.cpu.get_cpu_capability())))
-    for name, arguments in SIGNATURES.items():
-        function = getattr(found, name)
-        function.argtypes, function.restype = arguments, None
+def kernels() -> Any:
+    """Load the library, which has a `Kernel` for each signature. Raises OSError if it cannot be loaded."""
+    found = ctypes.CDLL(str(library_file(instruction_level())))
+    for name in SIGNATURES:
+        setattr(found, name, Kernel(name, getattr(found, name)))
     return found
+
+
+def address(tensor: torch.Tensor | None) -> int | None:
+    """Return the address of a tensor's elements for a kernel's argument that may be null."""
+    return None if tensor is None else tensor.data_ptr()

@@ -1,6 +1,8 @@
 // Vectors as wide as the CPU's registers, in GCC's own notation, which it compiles for any CPU.
 #pragma once
 
+#include <immintrin.h>
+
 #include <cstdint>
 
 #ifdef __AVX512F__
@@ -34,6 +36,15 @@ inline void store(bfloat16* to, floats values) {
     words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     words number = (words)(values == values);
     *(any_halves*)to = __builtin_convertvector((rounded & number) | (0x7fc0 & ~number), any_halves);
+}
+
+// a * b + c, rounded once.
+inline floats fused(floats a, floats b, floats c) {
+#ifdef __AVX512F__
+    return _mm512_fmadd_ps(a, b, c);
+#else
+    return _mm256_fmadd_ps(a, b, c);
+#endif
 }
 
 inline float sum(floats values) {

@@ -14,8 +14,11 @@ from torch import Tensor, distributed
 from engine_server.modeling.attention.interface import AttentionBackend
 from engine_server.modeling.attention.native_backend import NativeAttention
 from engine_server.modeling.attention.torch_backend import TorchAttention
+from engine_server.modeling.formats.native import native
 from engine_server.modeling.formats.packed import pack
 from engine_server.modeling.formats.weight_format import WeightLayout
+from engine_server.modeling.graphs.captured_step import CapturedStep, StepPart
+from engine_server.modeling.graphs.step_programs import StepPrograms
 from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet
 from engine_server.modeling.layers.kernel_sets.native import NATIVE
 from engine_server.modeling.layers.kernel_sets.plain import CPU
@@ -72,8 +75,8 @@ class CpuPlatform(Platform):
         )  # fmt: skip
         return torch.float32
 
-    def check_float8(self, setting: str) -> None:
-        """Do nothing: torch converts float8 on every CPU."""
+    def check_cache_dtype(self, dtype: torch.dtype, setting: str) -> None:
+        """Do nothing: every CPU supports all of them."""
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Allocate zeroed memory, whose pages the kernel clears at their first write: clearing 2 GiB takes seconds."""
@@ -122,9 +125,18 @@ class CpuPlatform(Platform):
 class NativePlatform(CpuPlatform):
     """A CPU for which our C++ kernels were compiled."""
 
+    captures_graphs = True
+
+    def capture(self, part: StepPart) -> CapturedStep:
+        return StepPrograms(part)
+
     @property
     def module_kernels(self) -> KernelSet:
         return NATIVE
+
+    @property
+    def weight_layout(self) -> WeightLayout:
+        return native
 
     def paged_attention(
         self, layout: Layout, num_blocks: int, block_size: int, dtype: torch.dtype

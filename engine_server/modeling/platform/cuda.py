@@ -13,7 +13,7 @@ from engine_server.modeling.attention.torch_backend import TorchAttention
 from engine_server.modeling.formats.weight_format import WeightLayout, as_loaded
 from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet
 from engine_server.modeling.layers.kernel_sets.plain import NO_KERNELS
-from engine_server.modeling.memory.cache_layout import Layout
+from engine_server.modeling.memory.cache_layout import INT8, Layout
 from engine_server.modeling.platform.interface import Platform
 
 # The oldest compute capability that converts float8.
@@ -48,7 +48,11 @@ class CudaPlatform(Platform):
         )
         return torch.float16
 
-    def check_float8(self, setting: str) -> None:
+    def check_cache_dtype(self, dtype: torch.dtype, setting: str) -> None:
+        if dtype == INT8:
+            raise ValueError(
+                f"kv_cache_dtype is {setting}, which needs a CPU: on a GPU it can be auto or fp8"
+            )
         if torch.cuda.get_device_capability(self.device) < FLOAT8_CAPABILITY:
             raise ValueError(
                 f"kv_cache_dtype is {setting}, which {torch.cuda.get_device_name(self.device)} doesn't support: "
@@ -107,6 +111,7 @@ class TritonPlatform(CudaPlatform):
     """A GPU for which Triton compiles our kernels."""
 
     captures_graphs = True
+    compiles_late = True
     samples_by_kernel = True
     batch_invariant = True
 

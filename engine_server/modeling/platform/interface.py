@@ -8,6 +8,8 @@ import torch
 from engine_server.modeling.attention.interface import AttentionBackend
 from engine_server.modeling.device import Device
 from engine_server.modeling.formats.weight_format import WeightLayout
+from engine_server.modeling.graphs.captured_step import CapturedStep, StepPart
+from engine_server.modeling.graphs.step_graphs import StepGraphs, ladder
 from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet
 from engine_server.modeling.memory.cache_layout import Layout
 
@@ -15,10 +17,12 @@ from engine_server.modeling.memory.cache_layout import Layout
 class Platform(Device):
     """One rank's device with the kernels that can run on it."""
 
-    # Decode steps can be captured as CUDA graphs, since none of our kernels asks the host for anything.
+    # Decode steps can be captured: on a GPU none of our kernels asks the host for anything.
     captures_graphs: ClassVar[bool] = False
     # Tokens are drawn by kernels/sampling.py, which a graph can capture.
     samples_by_kernel: ClassVar[bool] = False
+    # Kernels are compiled at their first call.
+    compiles_late: ClassVar[bool] = False
     # Kernels with results bitwise independent of batch composition are available.
     batch_invariant: ClassVar[bool] = False
 
@@ -46,6 +50,10 @@ class Platform(Device):
         self, layout: Layout, num_blocks: int, block_size: int, dtype: torch.dtype
     ) -> AttentionBackend:
         """Allocate a KV cache of `dtype` and return its attention backend."""
+
+    def capture(self, part: StepPart) -> CapturedStep:
+        """Capture a part of decode steps. Raises RuntimeError if that is impossible."""
+        return StepGraphs(part.run, ladder(part.most))
 
     @abstractmethod
     def computing_dtype(self, weights: torch.dtype, asked: bool) -> torch.dtype:

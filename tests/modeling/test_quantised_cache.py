@@ -1,4 +1,4 @@
-"""A KV cache in float8: half the bytes, and nearly the same numbers."""
+"""A KV cache in float8 or int8: half the bytes, and nearly the same numbers."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import torch
 from engine_server import EngineArgs, LLMEngine
 from engine_server.modeling.attention.torch_backend import TorchAttention
 from engine_server.modeling.memory import kv_cache
-from engine_server.modeling.memory.cache_layout import FLOAT8, LayerShape, lay_out, quantised
+from engine_server.modeling.memory.cache_layout import FLOAT8, INT8, LayerShape, lay_out, quantised
 from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.modeling.platform.cuda import CudaPlatform
 
@@ -24,12 +24,13 @@ def make(model: Path, cache_dtype: str, **options: object) -> LLMEngine:
     )  # fmt: skip
 
 
-def test_logprobs_with_a_float8_cache_are_close_to_those_without(
-    tiny_llama: Path, finish, tiny_params
+@pytest.mark.parametrize("quantised_dtype", ["fp8", "int8"])
+def test_logprobs_with_a_quantised_cache_are_close_to_those_without(
+    tiny_llama: Path, finish, tiny_params, quantised_dtype: str
 ) -> None:
     """The prompt runs in chunks, so that most of it is read from the cache."""
     logprobs_by_cache = []
-    for cache_dtype in ("auto", "fp8"):
+    for cache_dtype in ("auto", quantised_dtype):
         engine = make(tiny_llama, cache_dtype, dtype="float32", num_gpu_blocks_override=20)
         engine.add_request("0", {"prompt_token_ids": PROMPT}, tiny_params(prompt_logprobs=0, max_tokens=1))
         logprobs = finish(engine)["0"].prompt_logprobs
@@ -52,6 +53,12 @@ def test_float8_cache_has_about_twice_as_many_blocks(tiny_llama: Path) -> None:
         "auto": (1 << 16) // 2048,
         "fp8_e4m3": (1 << 16) // (1024 + 512),
     }  # heads of 8, in 2 layers
+
+
+def test_int8_rows_of_any_magnitude_keep_seven_bits() -> None:
+    given = torch.randn(200, 64) * torch.logspace(-20, 20, 200)[:, None]
+    data, scales = quantised(given, INT8)
+    assert ((data * scales - given).abs() <= scales * 0.5001).all() and data.abs().amax(1).eq(127).all()
 
 
 def test_erasing_a_block_erases_its_scales() -> None:
@@ -91,3 +98,11 @@ def test_float8_cache_is_refused_on_a_gpu_that_cannot_convert_it(
             continue
         with pytest.raises(ValueError, match="kv_cache_dtype is fp8, which an A100 doesn't support"):
             kv_cache.cache_dtype(config.cache_config, torch.bfloat16, gpu)
+
+
+def test_int8_cache_is_refused_on_a_gpu(tiny_llama: Path) -> None:
+    config = EngineArgs(
+        model=str(tiny_llama), skip_tokenizer_init=True, kv_cache_dtype="int8"
+    ).create_engine_config()
+    with pytest.raises(ValueError, match="kv_cache_dtype is int8, which needs a CPU"):
+        kv_cache.cache_dtype(config.cache_config, torch.bfloat16, CudaPlatform(torch.device("cuda")))

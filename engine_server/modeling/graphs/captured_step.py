@@ -1,0 +1,36 @@
+"""The interface of captured steps, and the part of a decode step to capture."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+class CapturedStep(Protocol):
+    """One part of a decode step, captured for some batch sizes."""
+
+    def size_for(self, count: int) -> int | None:
+        """Return the smallest captured size with room for `count` sequences, or None."""
+
+    def replay(self, size: int) -> None:
+        """Compute what the captured part computes for a captured size."""
+
+
+@dataclass(frozen=True)
+class StepPart:
+    """One part of a decode step, which reads and writes buffers at fixed addresses that all sizes share."""
+
+    # Computes the part for a batch size.
+    run: Callable[[int], None]
+    # The context in which the captured part runs for a batch size.
+    context: Callable[[int], AbstractContextManager[None]]
+    # The largest batch size.
+    most: int
+    # The buffer that the part writes, [most, ...].
+    output: Tensor
+    # Returns the tensors that the latest step has read besides the buffers.
+    step_tensors: Callable[[], list[Tensor]]
+    # Zeroes what `run` has kept for later steps.
+    erase: Callable[[], None]

@@ -1,0 +1,64 @@
+"""Parts of decode steps as programs: a CPU runs one list of native operations instead of the model's Python code."""
+
+import logging
+import time
+from functools import partial
+
+import torch
+
+from engine_server.modeling.graphs.captured_step import StepPart
+from engine_server.modeling.graphs.merging import merge_recordings
+from engine_server.modeling.graphs.program import Program
+from engine_server.modeling.graphs.recording import UnrecordableError, record
+
+# Numbers of rows: integers are inferred from two recordings, and compared with a third.
+EXAMPLES = (3, 5, 4)
+# Numbers of rows for which a program is compared with the eager step: few and small, since the engine waits for it.
+COMPARED = {1, 2, 16}
+logger = logging.getLogger(__name__)
+
+
+class StepPrograms:
+    """One part of a decode step as a program for every batch size."""
+
+    def __init__(self, part: StepPart) -> None:
+        """Record the part, and compare the program with it. Raises UnrecordableError if they differ."""
+        started = time.monotonic()
+        # Torch may choose other operations, or another order of a sum, for a single row.
+        alone = range(1, 2 if part.most >= max(EXAMPLES) else part.most + 1)
+        self._programs = {size: _record(part, (size,), size) for size in alone}
+        if part.most not in alone:
+            self._programs |= dict.fromkeys(range(2, part.most + 1), _record(part, EXAMPLES, part.most))
+        for size in sorted(COMPARED & self._programs.keys()):
+            self._compare(part, size)
+        last, seconds = self._programs[part.most], time.monotonic() - started
+        logger.info(
+            "recorded decode steps as a program of %d native operations and %d of torch in %.1f s",
+            last.num_native, last.num_torch, seconds,
+        )  # fmt: skip
+
+    def size_for(self, count: int) -> int | None:
+        """Return `count` if a program computes that number of sequences, or None."""
+        return count if count in self._programs else None
+
+    def replay(self, size: int) -> None:
+        """Compute what `run(size)` computes."""
+        self._programs[size].run(size)
+
+    def _compare(self, part: StepPart, size: int) -> None:
+        part.erase()
+        part.run(size)
+        expected = part.output[:size].clone()
+        part.erase()
+        part.output[:size] = 0
+        with part.context(size):
+            self.replay(size)
+        if not torch.equal(part.output[:size], expected):
+            raise UnrecordableError(f"the program's results for {size} sequences differ from the model's")
+
+
+def _record(part: StepPart, sizes: tuple[int, ...], most: int) -> Program:
+    """Return a program of steps of up to `most` sequences, recorded with each of `sizes`."""
+    part.run(sizes[0])  # what is made at the first call isn't part of a step
+    recordings = [record(partial(part.run, size), part.step_tensors) for size in sizes]
+    return Program(merge_recordings(recordings, sizes), most, part.step_tensors)

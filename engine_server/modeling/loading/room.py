@@ -1,0 +1,98 @@
+"""The memory that a model's weights take on one rank, known before they are read."""
+
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from engine_server.config import QuantizationConfig
+from engine_server.contract.memory_shortage import MemoryShortage
+from engine_server.modeling.formats.checkpoints.checkpoint import QuantizedCheckpoint
+from engine_server.modeling.formats.checkpoints.stored import StoredTensor, StoredWeight
+from engine_server.modeling.formats.dense import DenseFormat
+from engine_server.modeling.formats.float8 import Float8Format
+from engine_server.modeling.formats.integer import IntegerFormat
+from engine_server.modeling.formats.packed import PackedFormat
+from engine_server.modeling.formats.quantized import QuantizedFormat
+from engine_server.modeling.formats.rounding import rounded_to_float8, rounded_to_integers
+from engine_server.modeling.formats.weight_format import WeightLayout
+from engine_server.modeling.loading.rounding import BITS
+from engine_server.modeling.platform.interface import Platform
+from engine_server.models.folder import weight_bytes
+
+# Outputs and inputs of a weight from which a layout's choice is seen.
+SAMPLE = 64
+SCALE_BYTES = 4
+FLOAT8_BITS = 8
+
+
+def check_room(needed: int, platform: Platform, ranks: int) -> None:
+    """Raise ValueError, with both sizes, if one rank's share of `needed` bytes doesn't fit."""
+    needed, free = needed // ranks, platform.free_memory()
+    if needed > free:
+        raise ValueError(f"weights: {MemoryShortage(needed >> 20, free >> 20, platform.device.type)}")
+
+
+def needed_bytes(
+    folder: Path,
+    checkpoint: QuantizedCheckpoint | None,
+    dtype: torch.dtype | None,
+    layout: WeightLayout,
+    dense: bool,
+) -> int:
+    """Return the size of a checkpoint's weights in memory.
+
+    dtype: that of dense weights; None: as stored. layout: decides which formats are kept. dense: none is kept.
+    """
+    if checkpoint is None or dtype is None:
+        return weight_bytes(folder, None if dtype is None else dtype.itemsize)
+    kept = {form for form in (IntegerFormat, Float8Format) if not dense and keeps(layout, form)}
+    total = 0
+    for name, tensor in checkpoint.tensors.items():
+        if isinstance(tensor, StoredWeight) and tensor.form in kept and ".experts." not in name:
+            total += sum(stored_bytes(part) for part in tensor.parts)
+        else:
+            total += prod(tensor.shape) * dtype.itemsize
+    return total
+
+
+def stored_bytes(tensor: StoredTensor) -> int:
+    """Return the size of a tensor in its file."""
+    sizes = {"64": 8, "32": 4, "16": 2}
+    return prod(tensor.shape) * next((size for bits, size in sizes.items() if tensor.dtype.endswith(bits)), 1)
+
+
+def saved_bytes(
+    model: PreTrainedModel, quantization: QuantizationConfig | None, dtype: torch.dtype, layout: WeightLayout
+) -> int:
+    """Return the memory that rounding while loading saves; `model` is on the meta device."""
+    if quantization is None:
+        return 0
+    form = Float8Format if quantization.method == "fp8" else IntegerFormat
+    bits = BITS.get(quantization.method, FLOAT8_BITS)
+    saved: int = 0
+    if keeps(layout, form):
+        for outputs, inputs in linear_shapes(model.base_model):
+            groups = inputs // (quantization.group_size or inputs)
+            saved += outputs * (inputs * dtype.itemsize - inputs * bits // 8 - groups * SCALE_BYTES)
+    return saved
+
+
+def linear_shapes(model: nn.Module) -> Iterator[tuple[int, int]]:
+    """Return the numbers of outputs and inputs of the linear layers that are rounded."""
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            yield module.out_features, module.in_features
+        elif type(module) is Conv1D:
+            yield module.nf, module.nx
+
+
+def keeps(layout: WeightLayout, form: type[QuantizedFormat]) -> bool:
+    """Return True if a layout keeps weights of this form quantised."""
+    sample = DenseFormat(torch.ones(SAMPLE, SAMPLE, dtype=torch.bfloat16))
+    rounded = rounded_to_float8(sample) if form is Float8Format else rounded_to_integers(sample, 8, SAMPLE)
+    return not isinstance(rounded.arranged(layout), DenseFormat | PackedFormat)

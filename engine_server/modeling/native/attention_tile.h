@@ -1,0 +1,224 @@
+// The kernel of attention: rows of queries over one piece of their context, joined to the pieces before it by largest
+// scores and sums (FlashAttention-2, arXiv 2307.08691). A row's operations and their order depend on its own context
+// alone: other rows of a tile, and tokens that none of them sees, add exact zeros at most.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "cache.h"
+
+constexpr int PIECE = 128;         // tokens, from multiples of it on
+constexpr float HIDDEN = -1e30f;   // a score with a weight of 0
+constexpr float LOWEST = -1e29f;   // at most any largest score, so that a row which sees nothing has no weights
+constexpr int HEADER = GROUP;      // of a state: the largest score, the sum of weights; then come the weighted values
+
+// The query of one head for one token.
+struct Row {
+    int position, begin, end;  // its token, and the first that it sees and the first after these
+    float slope;               // of ALiBi
+};
+
+struct Scores {
+    float scaling, softcap;  // softcap: 0 for none
+    bool alibi;
+};
+
+// Some of a KV head's tokens, by groups: those from `start` on.
+struct Piece {
+    int start;
+    bool scaled;  // the elements are multiples of the tokens' scales
+    const uint32_t *keys[PIECE / GROUP], *values[PIECE / GROUP];
+    const float *key_scales[PIECE / GROUP], *value_scales[PIECE / GROUP];
+};
+
+// Rows of one KV head.
+struct Tile {
+    const uint32_t* query;  // [count, key_words]
+    const Row* rows;
+    float* states;          // [count, stride]
+    int64_t stride;
+    int count, key_words, value_dim;
+    Scores scores;
+};
+
+inline words load_words(const uint32_t* from) { return (words)load((const float*)from); }
+
+// Adds the products of words' elements.
+template <typename T>
+inline floats dot(floats sum, words a, words b) {
+    if constexpr (PAIR<T> == 1) return fused((floats)a, (floats)b, sum);
+#ifdef __AVX512BF16__
+    return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
+#else
+    sum = fused((floats)(a << 16), (floats)(b << 16), sum);
+    return fused((floats)(a & 0xffff0000), (floats)(b & 0xffff0000), sum);
+#endif
+}
+
+inline void store_weights(float* to, floats weights) { store(to, weights); }
+
+inline void store_weights(bfloat16* to, floats weights) {
+#ifdef __AVX512BF16__
+    _mm256_storeu_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh(weights));
+#else
+    store(to, weights);
+#endif
+}
+
+// How two states are joined: both are multiplied, and added.
+struct Joint {
+    float shrink, grow;
+};
+
+// Joins the largest score and the sum of weights of `part` to `state`. Returns the factors of their values.
+inline Joint join_header(float* state, float most, float total) {
+    const float now = std::max(state[0], most);
+    const floats factors = exponential(floats{state[0], most} - floats{now, now});
+    state[0] = now;
+    state[1] = std::fma(state[1], factors[0], total * factors[1]);
+    return {factors[0], factors[1]};
+}
+
+inline void join_values(float* to, floats values, Joint joint) {
+    store(to, fused(load(to), floats{} + joint.shrink, values * joint.grow));
+}
+
+namespace {
+
+// Rows and vectors whose sums fit into the CPU's registers.
+constexpr int ROWS = REGISTERS == 32 ? 6 : 4, VECTORS = REGISTERS == 32 ? 4 : 2;
+
+// Scores of R rows, with COUNT vectors of keys from vector `first` of the piece on.
+template <typename T, int R, int COUNT>
+void multiply_keys(float (*scores)[PIECE], const Tile& tile, const uint32_t* query, const Piece& piece, int first) {
+    const uint32_t* keys[COUNT];
+    for (int c = 0; c < COUNT; c++)
+        keys[c] = piece.keys[(first + c) * LANES / GROUP] + (first + c) * LANES % GROUP;
+    floats sums[R][COUNT] = {};
+    for (int d = 0; d < tile.key_words; d++) {
+        words parts[COUNT];
+        for (int c = 0; c < COUNT; c++) parts[c] = load_words(keys[c] + d * GROUP);
+        for (int r = 0; r < R; r++) {
+            const words own = words{} + query[r * tile.key_words + d];
+            for (int c = 0; c < COUNT; c++) sums[r][c] = dot<T>(sums[r][c], parts[c], own);
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int c = 0; c < COUNT; c++) store(scores[r] + (first + c) * LANES, sums[r][c]);
+}
+
+// x -> softcap * tanh(x / softcap)
+inline floats capped(floats x, float softcap) {
+    const floats power = exponential((floats)((words)x & 0x7fffffff) * (-2 / softcap));
+    const floats magnitude = (1 - power) / (1 + power) * softcap;
+    return (floats)((words)magnitude | ((words)x & 0x80000000));
+}
+
+// Turns the products of one row into weights, relative to the largest of them, and joins these to its state.
+template <typename T>
+Joint weigh(T* weights, float* own, const Row& row, const Scores& scores, const Piece& piece, int first, int last,
+            float* state) {
+    const int begin = row.begin - piece.start, end = row.end - piece.start;
+    ints lanes;
+    for (int lane = 0; lane < LANES; lane++) lanes[lane] = lane;
+    auto seen = [&](int place, floats value, float otherwise) {
+        if (begin <= place && place + LANES <= end) return value;
+        const ints visible = (lanes + place >= begin) & (lanes + place < end);
+        return visible ? value : floats{} + otherwise;
+    };
+    auto scales = [](const float* const* groups, int place) { return load(groups[place / GROUP] + place % GROUP); };
+
+    floats largest = floats{} + LOWEST, total = {};
+    for (int place = first; place < last; place += LANES) {
+        floats score = load(own + place) * scores.scaling;
+        if (piece.scaled) score *= scales(piece.key_scales, place);
+        if (scores.softcap) score = capped(score, scores.softcap);
+        if (scores.alibi)
+            score -= row.slope * __builtin_convertvector(row.position - piece.start - place - lanes, floats);
+        score = seen(place, score, HIDDEN);
+        store(own + place, score);
+        largest = score > largest ? score : largest;
+    }
+    float most = largest[0];
+    for (int lane = 1; lane < LANES; lane++) most = std::max(most, largest[lane]);
+    for (int place = first; place < last; place += LANES) {
+        floats powers = exponential(load(own + place) - most);
+        total += powers;
+        if (piece.scaled) powers = seen(place, powers * scales(piece.value_scales, place), 0);
+        store_weights(weights + place, powers);
+    }
+    return join_header(state, most, sum(total));
+}
+
+// Adds the tokens begin to end of the piece, by their weights, to COUNT vectors of R rows' states, from dim `first` on.
+template <typename T, int R, int COUNT>
+void add_values(const Tile& tile, float* states, const uint32_t (*weights)[PIECE / PAIR<T>], const Joint* joints,
+                const Piece& piece, int begin, int end, int first) {
+    constexpr int PAIRS = GROUP / PAIR<T>;
+    const int lanes = std::min(LANES, tile.value_dim - first);
+    floats sums[R][COUNT] = {};
+    for (int pair = begin / PAIR<T>; pair * PAIR<T> < end; pair++) {
+        const uint32_t* value = piece.values[pair / PAIRS] + pair % PAIRS * tile.value_dim + first;
+        words parts[COUNT] = {};
+        if (COUNT == 1 && lanes < LANES)
+            std::memcpy(parts, value, lanes * sizeof(uint32_t));
+        else
+            for (int c = 0; c < COUNT; c++) parts[c] = load_words(value + c * LANES);
+        if (PAIR<T> == 2 && (2 * pair < begin || 2 * pair + 1 >= end)) {  // 0 * NaN is NaN
+            const uint32_t kept = 2 * pair < begin ? 0xffff0000 : 0xffff;
+            for (int c = 0; c < COUNT; c++) parts[c] &= kept;
+        }
+        for (int r = 0; r < R; r++) {
+            const words weight = words{} + weights[r][pair];
+            for (int c = 0; c < COUNT; c++) sums[r][c] = dot<T>(sums[r][c], parts[c], weight);
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int c = 0; c < COUNT; c++)
+            join_values(states + r * tile.stride + HEADER + first + c * LANES, sums[r][c], joints[r]);
+}
+
+// R rows from row `first` of the tile on, which see no token of the piece but some from `begin` to `end`.
+template <typename T, int R>
+void attend_rows(const Tile& tile, const Piece& piece, int first, int begin, int end) {
+    alignas(BYTES) float scores[R][PIECE];
+    alignas(BYTES) uint32_t weights[R][PIECE / PAIR<T>];
+    Joint joints[R];
+    const uint32_t* query = tile.query + int64_t(first) * tile.key_words;
+    float* states = tile.states + first * tile.stride;
+
+    const int begin_vector = begin / LANES, end_vector = (end + LANES - 1) / LANES;
+    int vector = begin_vector;
+    for (; vector + VECTORS <= end_vector; vector += VECTORS)
+        multiply_keys<T, R, VECTORS>(scores, tile, query, piece, vector);
+    for (; vector < end_vector; vector++) multiply_keys<T, R, 1>(scores, tile, query, piece, vector);
+
+    for (int r = 0; r < R; r++)
+        joints[r] = weigh((T*)weights[r], scores[r], tile.rows[first + r], tile.scores, piece, begin_vector * LANES,
+                          end_vector * LANES, states + r * tile.stride);
+
+    int dim = 0;
+    for (; dim + VECTORS * LANES <= tile.value_dim; dim += VECTORS * LANES)
+        add_values<T, R, VECTORS>(tile, states, weights, joints, piece, begin, end, dim);
+    for (; dim < tile.value_dim; dim += LANES)
+        add_values<T, R, 1>(tile, states, weights, joints, piece, begin, end, dim);
+}
+
+// Rows `first` to `last` of the tile, R at a time.
+template <typename T, int R = ROWS>
+void attend(const Tile& tile, const Piece& piece, int first, int last) {
+    for (; first + R <= last; first += R) {
+        int begin = PIECE, end = 0;
+        for (int r = first; r < first + R; r++) {
+            begin = std::min(begin, std::max(tile.rows[r].begin - piece.start, 0));
+            end = std::max(end, std::min(tile.rows[r].end - piece.start, PIECE));
+        }
+        if (begin < end) attend_rows<T, R>(tile, piece, first, begin, end);
+    }
+    if constexpr (R > 1)
+        if (first < last) attend<T, R - 1>(tile, piece, first, last);
+}
+
+}  // namespace

@@ -1,0 +1,106 @@
+// Writes a step's K and V to their slots in the paged cache, in the layout of cache.h.
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "cache.h"
+
+namespace {
+
+constexpr float SMALLEST = 1e-30f;  // magnitude below which a row counts as zero
+
+// A step's K, or V: [tokens, kv heads, dim]. Strides count elements.
+struct Given {
+    const void* rows;
+    int64_t token_stride, head_stride;
+};
+
+float number(float value) { return value; }
+
+float number(bfloat16 value) {
+    const uint32_t bits = uint32_t(value.bits) << 16;
+    float result;
+    std::memcpy(&result, &bits, 4);
+    return result;
+}
+
+// The largest magnitude of a row; NaN if any element is.
+template <typename T>
+float largest(const T* row, int dim) {
+    float most = 0;
+    for (int d = 0; d < dim; d++) {
+        const float magnitude = std::abs(number(row[d]));
+        if (!(magnitude <= most)) most = magnitude;
+        if (most != most) return most;
+    }
+    return most;
+}
+
+int8_t pack_int8(float value) { return int8_t(std::nearbyint(value)); }
+
+// e4m3fn. Rounds to the nearest, ties to even; |x| is at most 448.
+uint8_t pack_float8(float x) {
+    const float smallest = 0x1p-6f, ulps = 0x1p14f;  // the smallest normal number; one whose last bit is a subnormal's
+    uint32_t bits, subnormal;
+    std::memcpy(&bits, &x, 4);
+    const uint32_t sign = bits >> 31 << 7;
+    bits &= 0x7fffffff;
+    float magnitude;
+    std::memcpy(&magnitude, &bits, 4);
+    if (magnitude < smallest) {
+        magnitude += ulps;
+        std::memcpy(&subnormal, &magnitude, 4);
+        return sign | (subnormal & 0xf);
+    }
+    return sign | (((bits + 0x7ffff + (bits >> 20 & 1)) >> 20) - (120 << 3));
+}
+
+// `place(d)`: where a group of the cache has the element d of the token.
+template <typename T>
+void write_row(const Pages& pages, Storage storage, int64_t token, const T* row, auto place) {
+    char* group = pages.group(token);
+    if (storage == COMPUTED) {
+        for (int d = 0; d < pages.dim; d++) ((T*)group)[place(d)] = row[d];
+        return;
+    }
+    const float scale = std::max(largest(row, pages.dim), SMALLEST) / (storage == INT8 ? 127.0f : 448.0f);
+    pages.scales[token] = scale;
+    for (int d = 0; d < pages.dim; d++) {
+        const float value = number(row[d]) / scale;
+        group[place(d)] = storage == INT8 ? pack_int8(value) : pack_float8(value);
+    }
+}
+
+template <typename T>
+void write(Storage storage, const Pages& keys, const Pages& values, const Given& key, const Given& value,
+           const int64_t* slots, int64_t tokens) {
+    #pragma omp parallel for if (tokens * keys.kv_heads > 8)  // each row is a separate cache miss
+    for (int64_t t = 0; t < tokens; t++) {
+        const int64_t block = slots[t] / keys.block_size, offset = slots[t] % keys.block_size;
+        for (int head = 0; head < keys.kv_heads; head++) {
+            const int64_t token = keys.token(block, head, offset);
+            const int place = token % GROUP, dim = values.dim;
+            write_row(keys, storage, token, (const T*)key.rows + t * key.token_stride + head * key.head_stride,
+                      [=](int d) { return key_place<T>(place, d); });
+            write_row(values, storage, token, (const T*)value.rows + t * value.token_stride + head * value.head_stride,
+                      [=](int d) { return value_place<T>(place, d, dim); });
+        }
+    }
+}
+
+}  // namespace
+
+// See NativeAttention. key, value: [tokens, kv heads, dim], with strides; slots: block id * block size + offset.
+extern "C" void write_cache(int is_bfloat16, int storage, void* keys, float* key_scales, void* values,
+                            float* value_scales, const void* key, int64_t key_token, int64_t key_head,
+                            const void* value, int64_t value_token, int64_t value_head, const int64_t* slots,
+                            int64_t tokens, int kv_heads, int key_dim, int value_dim, int block_size) {
+    const Storage kind = Storage(storage);
+    const int item_size = kind != COMPUTED ? 1 : is_bfloat16 ? 2 : 4;
+    (is_bfloat16 ? write<bfloat16> : write<float>)(
+        kind, {(char*)keys, key_scales, kv_heads, key_dim, block_size, item_size},
+        {(char*)values, value_scales, kv_heads, value_dim, block_size, item_size},
+        {key, key_token, key_head}, {value, value_token, value_head}, slots, tokens
+    );
+}

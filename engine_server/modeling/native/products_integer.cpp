@@ -1,0 +1,245 @@
+// Products of values with integer weights of 4 or 8 bits. The values of each row and group of inputs are quantised to
+// int8, so that the sums within a group are exact integers; groups are then added in their order. Results are thus
+// bitwise independent of the number of rows and of threads, and equal at all instruction levels but for the rounding
+// of fused multiply-adds.
+
+#include <immintrin.h>
+
+#include <vector>
+
+#include "products.h"
+
+namespace {
+
+constexpr int BLOCK = 32;                      // outputs whose weights are interleaved
+constexpr int LINE = 4 * BLOCK;                // bytes: the codes of four inputs, or of two times four with 4 bits
+constexpr int VECTORS = 2, WIDTH = VECTORS * LANES;  // of a tile's outputs
+constexpr int TILE = REGISTERS / 5;            // rows whose sums stay in registers
+constexpr int AHEAD = 2048;                    // bytes from a load to its prefetch
+constexpr int64_t WORTH_QUANTISING = 1 << 14;  // elements that are worth a second thread
+
+typedef uint8_t bytes __attribute__((vector_size(BYTES), may_alias));
+typedef int8_t quarter __attribute__((vector_size(LANES), aligned(1), may_alias));
+
+struct Weight {
+    const uint8_t* codes;     // [blocks, in / inputs of a line, LINE]
+    const uint16_t* scales;   // float16 [blocks, groups, BLOCK]
+    const uint16_t* minima;   // the same, or null for symmetric weights
+    const float* bias;        // [out], or null
+    int64_t in, out;
+    int group, bits;
+    float unit;  // of scales and minima
+
+    int64_t groups() const { return in / group; }
+    int64_t block_bytes() const { return in * bits / 8 * BLOCK; }
+};
+
+// The quantised values of some rows.
+struct Quantised {
+    std::vector<int8_t> codes;    // [rows, in]
+    std::vector<float> scales;    // [rows, groups], times the weights' unit
+    std::vector<float> sums;      // [rows, groups] of the dequantised values, times the weights' unit
+    std::vector<int32_t> starts;  // [rows, groups]: the sums of codes times the zero point of symmetric weights
+
+    void resize(int64_t rows, int64_t in, int64_t groups) {
+        codes.resize(std::max<size_t>(codes.size(), rows * in));
+        const size_t count = std::max<size_t>(scales.size(), rows * groups);
+        scales.resize(count);
+        sums.resize(count);
+        starts.resize(count);
+    }
+};
+
+floats load_half(const uint16_t* from) {
+#ifdef __AVX512F__
+    return (floats)_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256((const __m256i*)from));
+#else
+    return (floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
+#endif
+}
+
+// Adds to each lane the products of its four codes with its four values.
+template <int BITS>
+inline ints dot(ints total, bytes codes, ints values) {
+#if defined(__AVX512VNNI__)
+    return (ints)_mm512_dpbusd_epi32((__m512i)total, (__m512i)codes, (__m512i)values);
+#elif defined(__AVXVNNI__)
+    return (ints)_mm256_dpbusd_avx_epi32((__m256i)total, (__m256i)codes, (__m256i)values);
+#else
+    // Pairs of products are added in 16 bits: of 4-bit codes, at most 2 * 15 * 128, and so without saturation.
+    auto add = [&](bytes four_bits, short factor) {
+#ifdef __AVX512F__
+        const __m512i pairs = _mm512_maddubs_epi16((__m512i)four_bits, (__m512i)values);
+        total += (ints)_mm512_madd_epi16(pairs, _mm512_set1_epi16(factor));
+#else
+        const __m256i pairs = _mm256_maddubs_epi16((__m256i)four_bits, (__m256i)values);
+        total += (ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(factor));
+#endif
+    };
+    if (BITS == 4) {
+        add(codes, 1);
+    } else {
+        add(codes & 15, 1);
+        add(codes >> 4, 16);
+    }
+    return total;
+#endif
+}
+
+// The same result in all lanes, of an associative operation over them.
+template <typename Operation>
+inline int32_t reduce(ints values, const Operation& operation) {
+    for (int distance = LANES / 2; distance; distance /= 2) {
+        ints other;
+        for (int lane = 0; lane < LANES; lane++) other[lane] = lane ^ distance;
+        values = operation(values, __builtin_shuffle(values, other));
+    }
+    return values[0];
+}
+
+// Rounds the values of one group to scale * code, with codes from -127 to 127. A NaN or an infinity makes the scale
+// NaN or infinite, and with it the results.
+template <typename T>
+void quantise_group(Quantised& to, const T* values, int8_t* codes, int64_t place, const Weight& weight) {
+    constexpr float ROUNDING = 12582912;  // 1.5 * 2^23: the sum's lowest bits are the integer
+    ints most = {};
+    for (int i = 0; i < weight.group; i += LANES) {
+        const ints magnitude = (ints)load(values + i) & 0x7fffffff;  // ordered as the floats are, and NaN above them
+        most = magnitude > most ? magnitude : most;
+    }
+    const int32_t bits = reduce(most, [](ints a, ints b) { return a > b ? a : b; });
+    float largest;
+    std::memcpy(&largest, &bits, sizeof largest);
+    const float inverse = largest > 1e-30f ? 127 / largest : 0;
+    ints sums = {};
+    for (int i = 0; i < weight.group; i += LANES) {
+        const ints rounded = (ints)(load(values + i) * inverse + ROUNDING) - 0x4b400000;
+        *(quarter*)(codes + i) = __builtin_convertvector(rounded, quarter);
+        sums += rounded;
+    }
+    const int32_t sum = reduce(sums, [](ints a, ints b) { return a + b; });
+    to.scales[place] = largest / 127 * weight.unit;
+    to.sums[place] = to.scales[place] * sum;
+    to.starts[place] = -(1 << (weight.bits - 1)) * sum;
+}
+
+template <typename T>
+void quantise(Quantised& to, const T* values, int64_t stride, int64_t rows, const Weight& weight) {
+    to.resize(rows, weight.in, weight.groups());
+    #pragma omp parallel for if (rows * weight.in > WORTH_QUANTISING)
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t g = 0; g < weight.groups(); g++) {
+            const int64_t first = g * weight.group;
+            quantise_group(to, values + row * stride + first, to.codes.data() + row * weight.in + first,
+                           row * weight.groups() + g, weight);
+        }
+}
+
+// Adds the products of INPUTS lines of codes, one below the other in the bits of `lines`, with four values each.
+template <int BITS, int ROWS>
+inline void add_products(ints (&totals)[ROWS][VECTORS], const bytes (&lines)[VECTORS], const int8_t* values,
+                         int64_t stride) {
+    for (int r = 0; r < ROWS; r++) {
+        int32_t four;
+        std::memcpy(&four, values + r * stride, sizeof four);
+        for (int v = 0; v < VECTORS; v++) totals[r][v] = dot<BITS>(totals[r][v], lines[v], ints{} + four);
+    }
+}
+
+// ROWS rows from `row` on times WIDTH outputs from `output` on.
+template <typename T, int BITS, bool MINIMA, int ROWS>
+void multiply_tile(T* out, const Quantised& values, const Weight& weight, int64_t row, int64_t output) {
+    const int64_t block = output / BLOCK, lane = output % BLOCK, groups = weight.groups();
+    const uint8_t* codes = weight.codes + block * weight.block_bytes() + lane * 4;
+    const int64_t table = block * groups * BLOCK + lane;
+    const int8_t* own = values.codes.data() + row * weight.in;
+    floats results[ROWS][VECTORS] = {};
+    for (int64_t g = 0; g < groups; g++) {
+        const int64_t place = row * groups + g;
+        ints totals[ROWS][VECTORS];
+        for (int r = 0; r < ROWS; r++)
+            for (int v = 0; v < VECTORS; v++)
+                totals[r][v] = MINIMA ? ints{} : ints{} + values.starts[place + r * groups];
+        const uint8_t* stop = codes + weight.group * BITS / 8 * BLOCK;
+        for (; codes < stop; codes += LINE, own += 32 / BITS) {
+            bytes lines[VECTORS], later[VECTORS];
+            for (int v = 0; v < VECTORS; v++) {
+                lines[v] = *(const bytes*)(codes + v * BYTES);
+                __builtin_prefetch(codes + v * BYTES + AHEAD);
+                if (BITS == 4) later[v] = lines[v] >> 4, lines[v] &= 15;
+            }
+            add_products<BITS>(totals, lines, own, weight.in);
+            if (BITS == 4) add_products<BITS>(totals, later, own + 4, weight.in);
+        }
+        for (int v = 0; v < VECTORS; v++) {
+            const int64_t own_table = table + g * BLOCK + v * LANES;
+            const floats scales = load_half(weight.scales + own_table);
+            for (int r = 0; r < ROWS; r++)
+                results[r][v] += __builtin_convertvector(totals[r][v], floats)
+                                 * (scales * values.scales[place + r * groups]);
+            if constexpr (MINIMA) {
+                const floats minima = load_half(weight.minima + own_table);
+                for (int r = 0; r < ROWS; r++) results[r][v] += minima * values.sums[place + r * groups];
+            }
+        }
+    }
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < VECTORS; v++)
+            store_results(out + (row + r) * weight.out, results[r][v], weight.bias, output + v * LANES, weight.out);
+}
+
+template <typename T, int BITS, bool MINIMA>
+void multiply(T* out, const T* values, int64_t stride, int64_t rows, const Weight& weight) {
+    thread_local Quantised scratch;
+    quantise(scratch, values, stride, rows, weight);
+    const Quantised& quantised = scratch;  // the calling thread's, in all threads
+    #pragma omp parallel for schedule(static) if (rows * weight.in * weight.out > WORTH_A_THREAD)
+    for (int64_t block = 0; block < (weight.out + BLOCK - 1) / BLOCK; block++)
+        for (int64_t output = block * BLOCK; output < std::min((block + 1) * BLOCK, weight.out); output += WIDTH)
+            for_row_tiles<TILE>(rows, [&]<int ROWS>(int64_t row, std::integral_constant<int, ROWS>) {
+                multiply_tile<T, BITS, MINIMA, ROWS>(out, quantised, weight, row, output);
+            });
+}
+
+template <typename T>
+void gather(T* out, const int64_t* rows, int64_t count, const Weight& weight) {
+    #pragma omp parallel for if (count * weight.in > WORTH_A_THREAD)
+    for (int64_t place = 0; place < count; place++) {
+        const int64_t block = rows[place] / BLOCK, lane = rows[place] % BLOCK;
+        const uint8_t* codes = weight.codes + block * weight.block_bytes() + lane * 4;
+        for (int64_t first = 0; first < weight.in; first += LANES) {
+            const int64_t scale = (block * weight.groups() + first / weight.group) * BLOCK + lane;
+            floats own;
+            for (int64_t i = first; i < first + LANES; i++)
+                own[i - first] = weight.bits == 8 ? codes[i / 4 * LINE + i % 4]
+                                                  : codes[i / 8 * LINE + i % 4] >> (i & 4) & 15;
+            const float unit = _cvtsh_ss(weight.scales[scale]) * weight.unit;
+            const float minimum = weight.minima ? _cvtsh_ss(weight.minima[scale]) * weight.unit
+                                                : -unit * (1 << (weight.bits - 1));
+            store(out + place * weight.in + first, own * unit + minimum);
+        }
+    }
+}
+
+}  // namespace
+
+// See NativeIntegerFormat: x [rows, in], with a stride in elements, to out [rows, out], of one type: bfloat16, or float.
+extern "C" void multiply_integer(int is_bfloat16, void* out, const void* x, int64_t x_stride, const uint8_t* codes,
+                                 const uint16_t* scales, const uint16_t* minima, const float* bias, int64_t rows,
+                                 int64_t in, int64_t outputs, int group, int bits, float unit) {
+    const Weight weight{codes, scales, minima, bias, in, outputs, group, bits, unit};
+    auto run = [&]<typename T>(T) {
+        const auto kernel = bits == 4 ? (minima ? multiply<T, 4, true> : multiply<T, 4, false>)
+                                      : (minima ? multiply<T, 8, true> : multiply<T, 8, false>);
+        kernel((T*)out, (const T*)x, x_stride, rows, weight);
+    };
+    is_bfloat16 ? run(bfloat16{}) : run(float{});
+}
+
+// Dequantises rows of the weight: out [count, in].
+extern "C" void gather_integer(int is_bfloat16, void* out, const int64_t* rows, const uint8_t* codes,
+                               const uint16_t* scales, const uint16_t* minima, int64_t count, int64_t in, int group,
+                               int bits, float unit) {
+    const Weight weight{codes, scales, minima, nullptr, in, 0, group, bits, unit};
+    is_bfloat16 ? gather((bfloat16*)out, rows, count, weight) : gather((float*)out, rows, count, weight);
+}

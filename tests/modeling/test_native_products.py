@@ -1,0 +1,252 @@
+"""The products of the C++ kernels, compared with float64 at every instruction level that this CPU supports."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine_server.modeling.formats.dense import DenseFormat
+from engine_server.modeling.formats.integer import IntegerFormat, dequantised
+from engine_server.modeling.formats.native import native
+from engine_server.modeling.formats.native_bfloat16 import NativeBfloat16Format
+from engine_server.modeling.formats.native_integer import NativeIntegerFormat
+from engine_server.modeling.formats.packed import PackedFormat
+from engine_server.modeling.native import library
+
+pytestmark = pytest.mark.skipif(
+    not library.loads(), reason="the CPU kernels are not compiled: that takes Linux on x86-64 and g++"
+)
+# Relative to the largest result: rounding of sums in float32, and of results in bfloat16.
+SLACK = {torch.float32: 1e-5, torch.bfloat16: 5e-3}
+# in, out, group; the last one has a scale for each output alone, and none fills the last block of outputs.
+SHAPES = [(64, 48, 16), (96, 33, 32), (192, 70, 64), (384, 5, 128), (576, 100, 576)]
+
+
+@pytest.fixture(autouse=True, params=library.supported_levels())
+def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Load the kernels of one instruction level."""
+    monkeypatch.setattr(library, "instruction_level", lambda: request.param)
+    library.kernels.cache_clear()
+    yield request.param
+    library.kernels.cache_clear()
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def integers(
+    inputs: int, outputs: int, group: int, bits: int, with_minima: bool, dtype: torch.dtype
+) -> IntegerFormat:
+    """Return random weights with a bias, of which scales differ by factors of a thousand."""
+    generator = torch.Generator().manual_seed(inputs + outputs)
+    codes = torch.randint(0, 256, (outputs, inputs * bits // 8), dtype=torch.uint8, generator=generator)
+    scales = (10 ** (3 * torch.rand(outputs, inputs // group, generator=generator) - 4)).half().float()
+    minima = torch.randn(outputs, inputs // group, generator=generator).half() if with_minima else None
+    return IntegerFormat(codes, scales, minima, torch.randn(outputs, generator=generator), bits, dtype)
+
+
+def values_of(rows: int, inputs: int, dtype: torch.dtype) -> Tensor:
+    generator = torch.Generator().manual_seed(rows)
+    return torch.randn(rows, inputs, generator=generator).to(dtype)
+
+
+def quantised_values(values: Tensor, group: int) -> Tensor:
+    """Return values in float64, rounded to 8 bits for each row and group of inputs."""
+    groups = values.float().unflatten(-1, (-1, group))
+    largest = groups.abs().amax(-1, keepdim=True)
+    codes = (groups.double() * (127 / largest).double()).round()
+    return (codes * (largest / 127).double()).flatten(-2)
+
+
+def weights_of(format: IntegerFormat) -> Tensor:
+    return dequantised(format.codes, format.scales, format.minima, format.bits).double()
+
+
+@pytest.mark.parametrize("dtype", SLACK)
+@pytest.mark.parametrize("with_minima", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("inputs", "outputs", "group"), SHAPES)
+def test_integer_product_equals_float64(inputs, outputs, group, bits, with_minima, dtype) -> None:
+    format = integers(inputs, outputs, group, bits, with_minima, dtype)
+    product = native(format)
+    assert isinstance(product, NativeIntegerFormat)
+    for rows in (1, 2, 7, 33):
+        values = values_of(rows, inputs, dtype)
+        exact = quantised_values(values, product.group) @ weights_of(format).T + format.bias.double()
+        output = product.apply(values).double()
+        assert (output - exact).abs().max() <= SLACK[dtype] * exact.abs().max()
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_integer_product_differs_from_its_weights_in_float64_by_the_rounding_of_values_alone(
+    bits: int,
+) -> None:
+    format = integers(192, 70, 64, bits, True, torch.float32)
+    values, weights = values_of(9, 192, torch.float32), weights_of(format)
+    steps = values.unflatten(1, (-1, 64)).abs().amax(-1).double() / 127
+    bound = steps.repeat_interleave(64, 1) @ weights.abs().T / 2
+    difference = native(format).apply(values).double() - values.double() @ weights.T - format.bias.double()
+    assert (difference.abs() <= bound * 1.001).all()
+
+
+@pytest.mark.parametrize("dtype", SLACK)
+@pytest.mark.parametrize(("bits", "with_minima"), [(4, True), (4, False), (8, False)])
+def test_row_of_an_integer_product_is_bitwise_independent_of_others(
+    threads, bits, with_minima, dtype
+) -> None:
+    product = native(integers(576, 300, 32, bits, with_minima, dtype))
+    values = values_of(64, 576, dtype)
+    together = product.apply(values)
+    order = torch.randperm(64)
+    assert torch.equal(product.apply(values[order]), together[order])
+    for count in (1, 2, 3, 5, 17):
+        assert torch.equal(product.apply(values[20 : 20 + count]), together[20 : 20 + count])
+
+
+def test_integer_products_are_bitwise_equal_with_one_and_two_threads() -> None:
+    product, values = (
+        native(integers(576, 1000, 64, 4, True, torch.float32)),
+        values_of(12, 576, torch.float32),
+    )
+    before, outputs = torch.get_num_threads(), []
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        outputs.append(product.apply(values))
+    torch.set_num_threads(before)
+    assert torch.equal(*outputs)
+
+
+def test_nan_in_one_row_of_an_integer_product_stays_there() -> None:
+    product, values = native(integers(96, 33, 32, 8, False, torch.float32)), values_of(5, 96, torch.float32)
+    expected = product.apply(values)
+    values[2, 40] = torch.nan
+    output = product.apply(values)
+    assert output[2].isnan().all()
+    others = [0, 1, 3, 4]
+    assert torch.equal(output[others], expected[others])
+
+
+def test_integer_product_reads_strided_values_and_writes_its_rows_alone() -> None:
+    format = integers(96, 33, 32, 4, True, torch.float32)
+    product, values = native(format), values_of(5, 96, torch.float32)
+    around = torch.full((7, 128), torch.nan)
+    around[1:6, 16:112] = values
+    output = torch.full((7, 33), torch.nan)
+    rows = around[1:6, 16:112]
+    assert torch.equal(product.apply(rows), product.apply(values))
+    library.kernels().multiply_integer(
+        False, output[1].data_ptr(), rows.data_ptr(), rows.stride(0), product.codes.data_ptr(),
+        product.scales.data_ptr(), product.minima.data_ptr(), product.bias.data_ptr(), 5, 96, 33, 32, 4, product.unit,
+    )  # fmt: skip
+    assert torch.equal(output[1:6], product.apply(values))
+    assert output[[0, 6]].isnan().all()
+
+
+def test_integer_product_of_zeros_is_the_bias() -> None:
+    format = integers(96, 33, 32, 8, True, torch.float32)
+    assert torch.equal(native(format).apply(torch.zeros(2, 96)), format.bias.expand(2, -1))
+    assert native(format).apply(torch.zeros(0, 96)).shape == (0, 33)
+
+
+@pytest.mark.parametrize("dtype", SLACK)
+@pytest.mark.parametrize(("bits", "with_minima"), [(4, True), (4, False), (8, False)])
+@pytest.mark.parametrize(("inputs", "outputs", "group"), SHAPES)
+def test_gathered_rows_equal_dequantised_weights(inputs, outputs, group, bits, with_minima, dtype) -> None:
+    format = integers(inputs, outputs, group, bits, with_minima, dtype)
+    rows = torch.tensor([[0, outputs - 1, 2], [1, 1, outputs // 2]])
+    torch.testing.assert_close(native(format).gather(rows), format.gather(rows), atol=1e-6, rtol=SLACK[dtype])
+
+
+@pytest.mark.parametrize(("inputs", "group", "dtype"), [(40, 8, torch.float32), (24, 8, torch.bfloat16)])
+def test_integer_weights_that_kernels_do_not_support_are_dequantised(inputs, group, dtype) -> None:
+    format, values = integers(inputs, 32, group, 8, False, dtype), values_of(3, inputs, dtype)
+    product = native(format)
+    assert not isinstance(product, NativeIntegerFormat)
+    expected = values.double() @ weights_of(format).T + format.bias.double()
+    torch.testing.assert_close(product.apply(values).double(), expected, atol=0.1, rtol=0.02)
+
+
+def dense(inputs: int, outputs: int, with_bias: bool = True) -> DenseFormat:
+    generator = torch.Generator().manual_seed(inputs + outputs)
+    bias = torch.randn(outputs, generator=generator).bfloat16() if with_bias else None
+    return DenseFormat(torch.randn(outputs, inputs, generator=generator).bfloat16(), bias)
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize(("inputs", "outputs"), [(2, 1), (50, 33), (64, 64), (576, 100), (1538, 31)])
+def test_bfloat16_product_equals_float64(inputs: int, outputs: int, with_bias: bool) -> None:
+    format = dense(inputs, outputs, with_bias)
+    product = NativeBfloat16Format(format)
+    for rows in (0, 1, 2, 4, 13, 37, 130):
+        values = values_of(rows, inputs, torch.bfloat16)
+        exact = values.double() @ format.weight.double().T + (
+            0 if format.bias is None else format.bias.double()
+        )
+        slack = 2**-8 * exact.abs() + 1e-5 * values.double().abs() @ format.weight.double().abs().T
+        assert ((product.apply(values).double() - exact).abs() <= slack).all()
+
+
+def test_row_of_a_bfloat16_product_is_bitwise_independent_of_others(threads) -> None:
+    product, values = NativeBfloat16Format(dense(576, 300)), values_of(64, 576, torch.bfloat16)
+    together = product.apply(values)
+    order = torch.randperm(64)
+    assert torch.equal(product.apply(values[order]), together[order])
+    assert torch.equal(product.apply(values.repeat(4, 1)), together.repeat(4, 1))
+    for count in (1, 2, 3, 5, 13, 17):
+        assert torch.equal(product.apply(values[20 : 20 + count]), together[20 : 20 + count])
+
+
+def test_bfloat16_products_are_bitwise_equal_with_one_and_two_threads() -> None:
+    product, values = NativeBfloat16Format(dense(576, 1000)), values_of(12, 576, torch.bfloat16)
+    before, outputs = torch.get_num_threads(), []
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        outputs.append(product.apply(values))
+    torch.set_num_threads(before)
+    assert torch.equal(*outputs)
+
+
+def test_bfloat16_product_reads_strided_values_and_writes_its_rows_alone() -> None:
+    product, values = NativeBfloat16Format(dense(96, 33)), values_of(5, 96, torch.bfloat16)
+    around = torch.full((7, 128), torch.nan, dtype=torch.bfloat16)
+    around[1:6, 16:112] = values
+    rows, output = around[1:6, 16:112], torch.full((7, 33), torch.nan, dtype=torch.bfloat16)
+    library.kernels().multiply_bfloat16(
+        output[1].data_ptr(), rows.data_ptr(), rows.stride(0), product.weight.data_ptr(), product.bias.data_ptr(),
+        5, 96, 33,
+    )  # fmt: skip
+    assert torch.equal(output[1:6], product.apply(values))
+    assert torch.equal(product.apply(rows), product.apply(values))
+    assert output[[0, 6]].isnan().all()
+
+
+def test_nan_in_one_row_of_a_bfloat16_product_stays_there() -> None:
+    product, values = NativeBfloat16Format(dense(96, 33)), values_of(5, 96, torch.bfloat16)
+    expected = product.apply(values)
+    values[2, 95] = torch.nan
+    output = product.apply(values)
+    assert output[2].isnan().all()
+    assert torch.equal(output[[0, 1, 3, 4]], expected[[0, 1, 3, 4]])
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(2, 1), (576, 100)])
+def test_gathered_rows_of_a_bfloat16_weight_are_its_rows(inputs: int, outputs: int) -> None:
+    format, rows = dense(inputs, outputs), torch.tensor([[0, outputs - 1], [outputs // 2, 0]])
+    assert torch.equal(NativeBfloat16Format(format).gather(rows), format.gather(rows))
+
+
+def test_bfloat16_weights_with_an_odd_number_of_inputs_are_multiplied_by_onednn() -> None:
+    format, values = dense(33, 20), values_of(3, 33, torch.bfloat16)
+    torch.testing.assert_close(native(format).apply(values), format.apply(values), atol=0.1, rtol=0.02)
+
+
+@pytest.mark.parametrize(("tiles", "kind"), [(False, NativeBfloat16Format), (True, PackedFormat)])
+def test_bfloat16_weights_are_left_to_onednn_on_cpus_with_tiles(tiles: bool, kind: type, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": tiles})
+    assert isinstance(native(dense(64, 32)), kind)

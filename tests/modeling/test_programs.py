@@ -1,0 +1,80 @@
+"""Decode steps as programs: the same bits as the model's own code, for every architecture that has one."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from architectures import ARCHITECTURES, SIZES, Architecture
+
+from engine_server import EngineArgs, LLMEngine, SamplingParams, StatLoggerBase
+from engine_server.modeling.native import library
+from engine_server.requests.scheduler_stats import SchedulerStats
+from engine_server.telemetry.stats import IterationStats
+
+pytestmark = pytest.mark.skipif(
+    not library.loads(), reason="the CPU kernels are not compiled: that takes Linux on x86-64 and g++"
+)
+LENGTHS = (3, 14, 5, 9, 4, 7)
+NEW_TOKENS = 12
+
+
+class Replays(StatLoggerBase):
+    """Counts the steps that were replayed."""
+
+    def __init__(self, config: object = None, engine_index: int = 0) -> None:
+        self.count = 0
+
+    def record(self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats | None) -> None:
+        self.count += bool(scheduler_stats and scheduler_stats.replayed)
+
+    def log_engine_initialized(self) -> None: ...
+
+
+def decode(folder: Path, finish, eager: bool, dtype: str, most: int = 8) -> tuple[list[object], int]:
+    """Return the tokens and log-probabilities of several requests, and the number of replayed steps."""
+    replays = Replays()
+    engine = LLMEngine.from_engine_args(
+        EngineArgs(
+            model=str(folder), dtype=dtype, skip_tokenizer_init=True, max_model_len=48, block_size=16,
+            num_gpu_blocks_override=64, max_num_batched_tokens=64, max_num_seqs=most, enforce_eager=eager,
+        ),
+        stat_loggers={"replays": replays},
+    )  # fmt: skip
+    for name, length in enumerate(LENGTHS):
+        prompt = {"prompt_token_ids": [2 + (7 * name + place) % 90 for place in range(length)]}
+        params = SamplingParams(
+            temperature=0, max_tokens=NEW_TOKENS - name, ignore_eos=True, detokenize=False, logprobs=3
+        )
+        engine.add_request(str(name), prompt, params)
+    last = finish(engine)
+    outputs = [last[str(name)].outputs[0] for name in range(len(LENGTHS))]
+    return [(output.token_ids, output.logprobs) for output in outputs], replays.count
+
+
+def save(architecture: Architecture, folder: Path) -> None:
+    torch.manual_seed(0)
+    model_class = getattr(transformers, architecture.model)
+    model_class(model_class.config_class(**SIZES | architecture.settings)).save_pretrained(folder)
+
+
+# Dense, with windows and scaled embeddings, with learned positions, and with experts; the others are thorough tests.
+QUICK = "llama", "gemma 3", "gpt2", "mixtral"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        pytest.param(one, id=one.name, marks=[] if one.name in QUICK else [pytest.mark.thorough])
+        for one in ARCHITECTURES
+    ],
+)
+def test_program_has_the_same_bits_as_the_eager_step(
+    architecture: Architecture, dtype: str, tmp_path: Path, finish
+) -> None:
+    save(architecture, tmp_path)
+    expected, none = decode(tmp_path, finish, True, dtype)
+    found, replays = decode(tmp_path, finish, False, dtype)
+    assert found == expected
+    assert replays > 0 and none == 0

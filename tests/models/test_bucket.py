@@ -1,0 +1,280 @@
+"""`s3://` against moto's server, in processes of its own and with real requests."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from obstore.store import S3Store
+from waiting import until
+
+MOTO = Path(sys.prefix) / "moto"
+KEYS = {
+    "AWS_ACCESS_KEY_ID": "AKIAEXAMPLE",
+    "AWS_SECRET_ACCESS_KEY": "very-secret-key",
+    "AWS_REGION": "us-east-1",
+}
+FETCH = [sys.executable, "-m", "engine_server.cli", "fetch"]
+WEIGHTS = bytes(range(256)) * (40 << 12)
+FILES = {
+    "org/model/config.json": b"{}",
+    "org/model/tokenizer.json": b"{}",
+    "org/model/nested/model.safetensors": b"nested",
+    "org/model/model.safetensors": WEIGHTS,
+    "org/model/pytorch_model.bin": b"unsafe",
+    "org/model-2/config.json": b"{}",
+    "elsewhere/config.json": b"{}",
+}
+
+
+@pytest.fixture(scope="module")
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Run moto's server with a bucket of FILES; return its address."""
+    if not MOTO.is_dir():
+        pytest.fail(f"there is no moto in {MOTO}: make .venv/.moto")
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    log = tmp_path_factory.mktemp("moto") / "log"
+    command = [sys.executable, "-m", "moto.server", "--host=127.0.0.1", f"--port={port}"]
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            command, env={**os.environ, "PYTHONPATH": str(MOTO)}, stdout=output, stderr=output
+        )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        until(lambda: has_bucket(f"{url}/models"))
+        for key, content in FILES.items():
+            upload(url, key, content)
+        yield url
+    finally:
+        server.kill()
+        server.wait()
+
+
+def has_bucket(url: str) -> bool:
+    """Create the bucket; return False if the server does not listen yet."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, method="PUT")) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def upload(url: str, key: str, content: bytes) -> None:
+    store = S3Store(
+        "models",
+        endpoint=url,
+        access_key_id=KEYS["AWS_ACCESS_KEY_ID"],
+        secret_access_key=KEYS["AWS_SECRET_ACCESS_KEY"],
+        client_options={"allow_http": True},
+    )
+    store.put(key, content)
+
+
+class Proxy(ThreadingHTTPServer):
+    """A proxy in front of moto that may refuse requests, or hold the first part of the weights back."""
+
+    def __init__(self, target: str) -> None:
+        super().__init__(("127.0.0.1", 0), Forwarder)
+        self.target = target.removeprefix("http://")
+        # The status and S3 code of every answer, if any.
+        self.refusal: tuple[int, str] | None = None
+        # The number of ranges of the weights to answer before the proxy holds requests back; None: all.
+        self.ranges_until_stall: int | None = None
+        self.stalled = threading.Event()
+        self.resume = threading.Event()
+        self.ranges: list[str] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Forwarder(BaseHTTPRequestHandler):
+    server: Proxy
+
+    def do_GET(self) -> None:
+        if self.server.refusal:
+            status, code = self.server.refusal
+            body = f"<Error><Code>{code}</Code><AWSAccessKeyId>AKIAEXAMPLE</AWSAccessKeyId></Error>".encode()
+            self.answer(status, {}, body)
+            return
+        if "model.safetensors" in self.path and "nested" not in self.path:
+            self.server.ranges.append(self.headers["range"])
+            if len(self.server.ranges) - 1 == self.server.ranges_until_stall:
+                self.server.stalled.set()
+                self.server.resume.wait()
+        connection = HTTPConnection(self.server.target, timeout=30)
+        connection.request("GET", self.path, headers=dict(self.headers))
+        response = connection.getresponse()
+        self.answer(response.status, dict(response.getheaders()), response.read())
+
+    def answer(self, status: int, headers: dict[str, str], body: bytes) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            if name.lower() not in ("content-length", "transfer-encoding", "connection", "date", "server"):
+                self.send_header(name, value)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def proxy(moto: str) -> Iterator[Proxy]:
+    with Proxy(moto) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.resume.set()
+        server.shutdown()
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Callable[..., dict[str, str]]:
+    """Return a function that makes the environment of a process that fetches from an address."""
+
+    def settings(url: str, **more: str) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+        folder = {"FAIRLEAD_CACHE": str(tmp_path / "cache")}
+        return {**kept, **KEYS, **folder, "AWS_ENDPOINT_URL": url, **more}
+
+    return settings
+
+
+def fetch(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*FETCH, *arguments], capture_output=True, text=True, env=environment)
+
+
+def test_downloads_the_used_files_below_the_prefix(
+    moto: str, settings: Callable[..., dict[str, str]], tmp_path: Path
+) -> None:
+    place = tmp_path / "models/model"
+
+    done = fetch(settings(moto), "s3://models/org/model", "--to", str(place))
+
+    assert done.returncode == 0, done.stderr
+    assert (place / "model.safetensors").read_bytes() == WEIGHTS
+    found = {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()}
+    assert found == {
+        ".fairlead-model", ".fairlead-sizes", "config.json", "tokenizer.json", "model.safetensors",
+        "nested/model.safetensors",
+    }  # fmt: skip
+    assert "AKIAEXAMPLE" not in done.stderr and "very-secret-key" not in done.stderr
+
+
+def test_the_cache_keeps_a_model_for_each_endpoint(
+    moto: str, proxy: Proxy, settings: Callable[..., dict[str, str]]
+) -> None:
+    first = fetch(settings(moto), "s3://models/org/model")
+    proxy.refusal = (403, "AccessDenied")
+
+    again = fetch(settings(moto), "s3://models/org/model/")
+    elsewhere = fetch(settings(proxy.url), "s3://models/org/model")
+
+    assert first.stdout and again.stdout == first.stdout
+    assert elsewhere.returncode == 1
+
+
+def test_a_killed_download_is_resumed_at_its_last_part(
+    proxy: Proxy, settings: Callable[..., dict[str, str]], tmp_path: Path
+) -> None:
+    place = tmp_path / "models/model"
+    proxy.ranges_until_stall = 1
+    command = [*FETCH, "s3://models/org/model", "--to", str(place)]
+    killed = subprocess.Popen(command, env=settings(proxy.url))
+    assert proxy.stalled.wait(60)
+    killed.kill()
+    killed.wait()
+    assert not place.exists()
+    proxy.ranges_until_stall = None
+    proxy.resume.set()
+    proxy.ranges.clear()
+
+    done = fetch(settings(proxy.url), "s3://models/org/model", "--to", str(place))
+
+    assert done.returncode == 0, done.stderr
+    assert proxy.ranges[0].startswith(f"bytes={16 << 20}-")
+    assert (place / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_a_resumed_download_takes_no_part_of_a_replaced_object(
+    proxy: Proxy, moto: str, settings: Callable[..., dict[str, str]], tmp_path: Path
+) -> None:
+    place = tmp_path / "models/model"
+    proxy.ranges_until_stall = 1
+    command = [*FETCH, "s3://models/org/model", "--to", str(place)]
+    killed = subprocess.Popen(command, env=settings(proxy.url))
+    assert proxy.stalled.wait(60)
+    killed.kill()
+    killed.wait()
+    proxy.resume.set()
+    replaced = WEIGHTS[::-1]
+    try:
+        upload(moto, "org/model/model.safetensors", replaced)
+
+        done = fetch(settings(moto), "s3://models/org/model", "--to", str(place))
+
+        assert done.returncode == 0, done.stderr
+        assert (place / "model.safetensors").read_bytes() == replaced
+        assert not list(place.rglob("*.part"))
+    finally:
+        upload(moto, "org/model/model.safetensors", WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    ("uri", "words"),
+    [
+        ("s3://absent/model", "the bucket absent at {url}: NoSuchBucket: there is no such bucket"),
+        ("s3://models/nothing", "the bucket models at {url} has no model files there"),
+        ("s3://models/elsewhere", "*.safetensors missing"),
+    ],
+)
+def test_an_error_names_the_bucket_and_the_endpoint(
+    moto: str, settings: Callable[..., dict[str, str]], tmp_path: Path, uri: str, words: str
+) -> None:
+    done = fetch(settings(moto), uri, "--to", str(tmp_path / "model"))
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert words.format(url=moto) in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "words"),
+    [
+        (403, "AccessDenied", "s3:ListBucket on the bucket and s3:GetObject on the objects are needed"),
+        (403, "InvalidAccessKeyId", "the endpoint does not know the access key in AWS_ACCESS_KEY_ID"),
+        (403, "SignatureDoesNotMatch", "AWS_SECRET_ACCESS_KEY does not belong to AWS_ACCESS_KEY_ID"),
+        (400, "ExpiredToken", "AWS_SESSION_TOKEN has expired"),
+    ],
+)
+def test_an_error_names_the_missing_right_and_no_key(
+    proxy: Proxy, settings: Callable[..., dict[str, str]], tmp_path: Path, status: int, code: str, words: str
+) -> None:
+    proxy.refusal = (status, code)
+
+    done = fetch(settings(proxy.url), "s3://models/org/model", "--to", str(tmp_path / "model"))
+
+    assert done.returncode == 1
+    assert f"{code}: {words}" in done.stderr
+    assert "AKIAEXAMPLE" not in done.stderr and "very-secret-key" not in done.stderr
+
+
+def test_an_endpoint_that_does_not_answer_is_named(
+    settings: Callable[..., dict[str, str]], tmp_path: Path
+) -> None:
+    done = fetch(settings("http://127.0.0.1:1"), "s3://models/org/model", "--to", str(tmp_path / "model"))
+
+    assert done.returncode == 1
+    assert "the bucket models at http://127.0.0.1:1" in done.stderr
+    assert "AKIAEXAMPLE" not in done.stderr and "Traceback" not in done.stderr
