@@ -1,70 +1,134 @@
-"""The paths that the router serves: its own pages, and all that is forwarded to engines."""
+"""The public port: the paths of models, which are forwarded to engines, and the router's own pages."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import NoReturn
 from urllib.parse import unquote_to_bytes
 
 import msgspec
 
+from engine_server.contract.paths import MODEL_PATHS
 from engine_server.router import errors
-from engine_server.router.exposition import Exposition
+from engine_server.router.callers.account import Caller, visible_models
+from engine_server.router.callers.callers import Callers
+from engine_server.router.errors import RequestError
+from engine_server.router.http.cross_origin import CrossOrigin
 from engine_server.router.http.exchange import JSON, Answer, Exchange
 from engine_server.router.requests.attempts import Forwarder
+from engine_server.router.requests.observation import Observation
 from engine_server.router.routing.directory import Directory, Route
 
-PROMETHEUS_TEXT = b"text/plain; version=0.0.4; charset=utf-8"
+FORWARDED = frozenset(path.encode() for path in MODEL_PATHS)
 MODELS = b"/v1/models"
 ONE_MODEL = b"/v1/models/"
+PROBES = (b"/health", b"/ready")
+OWN_PAGES = (*PROBES, MODELS)
 # Returns "ready", or a word for the reason why not.
 Readiness = Callable[[], str]
 
 
 class Application:
-    """Answers each request by its path."""
+    """Answers each request by its path, which is compared as it was received: engines have paths that nobody may call.
+
+    Neither percent encodings nor `..` are resolved, so no spelling of another path passes as one of these.
+    """
 
     def __init__(
-        self, forwarder: Forwarder, directory: Directory, exposition: Exposition, readiness: Readiness
+        self,
+        forwarder: Forwarder,
+        callers: Callers,
+        directory: Directory,
+        readiness: Readiness,
+        observation: Observation,
+        cross_origin: CrossOrigin | None,
     ) -> None:
+        """Answer pages of the origins in `cross_origin`, if there are any."""
         self._forward = forwarder.forward
+        self._callers = callers
         self._directory = directory
-        self._exposition = exposition
         self._readiness = readiness
+        self._observation = observation
+        self._cross_origin = cross_origin
 
     def answer(self, exchange: Exchange) -> Answer:
         """Return the coroutine that answers the exchange's request."""
-        target = exchange.request.target
-        if target.startswith(b"/v1/") and not target.startswith(MODELS):
+        request = exchange.request
+        if self._cross_origin is not None:
+            exchange.lines += self._cross_origin.lines(request.fields)
+        if request.method == b"POST" and (request.target in FORWARDED or request.path in FORWARDED):
             return self._forward(exchange)
         return self._respond(exchange)
 
+    def check_sender(self, fields: Mapping[bytes, bytes]) -> None:
+        """Raise RequestError (401) if the sender has no valid key."""
+        self._callers.identify(fields)
+
+    async def refuse(self, exchange: Exchange, error: RequestError) -> None:
+        """Answer a request that was not received whole. Raises `error`."""
+        if self._cross_origin is not None:
+            exchange.lines += self._cross_origin.lines(exchange.request.fields)
+        self._reject(exchange, error)
+
     async def _respond(self, exchange: Exchange) -> None:
-        path = exchange.request.target.partition(b"?")[0]
-        status, body, content_type = self._page(path)
-        if exchange.request.method not in (b"GET", b"HEAD"):
-            raise errors.wrong_method(path, b"GET, HEAD")
-        exchange.respond(status, body, content_type)
+        method, path = exchange.request.method, exchange.request.path
+        methods = allowed_methods(path)
+        if methods is None:
+            self._reject(exchange, errors.unknown_path(path))
+        if method == b"OPTIONS":
+            self._respond_preflight(exchange, methods)
+        elif method in (b"GET", b"HEAD") and path in PROBES:
+            exchange.respond(*self._probe(path), JSON)
+        elif method in (b"GET", b"HEAD") and path not in FORWARDED:
+            with self._observation.begin_own(exchange.request) as lifecycle:
+                exchange.respond(
+                    200, self._models(path, self._callers.identify(exchange.request.fields)), JSON
+                )
+                lifecycle.record_answer(200)
+        else:
+            self._reject(exchange, errors.wrong_method(path, methods))
 
-    def _page(self, path: bytes) -> tuple[int, bytes, bytes]:
-        """Return status, body and content type. Raises RequestError (404) for an unknown path or model."""
+    def _respond_preflight(self, exchange: Exchange, methods: bytes) -> None:
+        lines = [b"Allow: %b\r\n" % methods]
+        if self._cross_origin is not None:
+            lines += self._cross_origin.preflight_lines(exchange.request.fields, methods)
+        exchange.respond_empty(lines)
+
+    def _reject(self, exchange: Exchange, error: RequestError) -> NoReturn:
+        """Count and log a request that is not routed, and raise its error."""
+        with self._observation.begin_own(exchange.request):
+            raise error
+
+    def _probe(self, path: bytes) -> tuple[int, bytes]:
+        """Return status and JSON body of a page that is neither counted nor logged."""
         if path == b"/health":
-            return 200, b'{"status":"ok"}', JSON
-        if path == b"/ready":
-            status = self._readiness()
-            return 200 if status == "ready" else 503, msgspec.json.encode({"status": status}), JSON
-        if path == b"/metrics":
-            return 200, self._exposition.text(), PROMETHEUS_TEXT
-        if path == MODELS:
-            cards = [model_card(name, route) for name, route in self._directory.models().items()]
-            return 200, msgspec.json.encode(ModelList(data=cards)), JSON
-        if path.startswith(ONE_MODEL):
-            return 200, self._model(path.removeprefix(ONE_MODEL)), JSON
-        raise errors.unknown_path(path)
+            return 200, b'{"status":"ok"}'
+        status = self._readiness()
+        return 200 if status == "ready" else 503, msgspec.json.encode({"status": status})
 
-    def _model(self, quoted_name: bytes) -> bytes:
+    def _models(self, path: bytes, caller: Caller) -> bytes:
+        """Return the JSON of all models or of one. Raises RequestError (404) for an unknown model."""
+        if path == MODELS:
+            models = visible_models(caller, self._directory)
+            cards = [model_card(name, route) for name, route in models.items()]
+            return msgspec.json.encode(ModelList(data=cards))
+        return self._model(path.removeprefix(ONE_MODEL), caller)
+
+    def _model(self, quoted_name: bytes, caller: Caller) -> bytes:
         name = unquote_to_bytes(quoted_name).decode(errors="replace")
         route = self._directory.resolve(name)
         if route is None:
-            raise errors.unknown_model(name, list(self._directory.models()))
+            raise errors.unknown_model(name, list(visible_models(caller, self._directory)))
+        if not caller.may_use(route, self._directory):
+            raise errors.model_not_allowed(name, list(visible_models(caller, self._directory)))
         return msgspec.json.encode(model_card(name, route))
+
+
+def allowed_methods(path: bytes) -> bytes | None:
+    """Return the methods that a path takes, as the field `Allow` lists them, or None for an unknown path."""
+    if path in FORWARDED:
+        return b"POST, OPTIONS"
+    if path in OWN_PAGES or path.startswith(ONE_MODEL):
+        return b"GET, HEAD, OPTIONS"
+    return None
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):

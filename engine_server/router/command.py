@@ -10,11 +10,22 @@ from pathlib import Path
 import uvloop
 
 from engine_server.contract.drain import ANNOUNCE_SECONDS, DEFAULT_DRAIN_TIMEOUT_SECONDS
-from engine_server.contract.labels import ROUTER_PORT
-from engine_server.router.http.downstream import Limits
+from engine_server.contract.labels import METRICS_PORT, ROUTER_PORT
+from engine_server.contract.open_files import raise_open_files_limit
+from engine_server.contract.policies import DEFAULT_POLICY
+from engine_server.router.callers.callers import Callers
+from engine_server.router.callers.peers import PeerSettings
+from engine_server.router.http.limits import Limits
+from engine_server.router.line_writer import LineWriter
+from engine_server.router.memory_limit import memory_limit
+from engine_server.router.requests.access_log import RENDERERS, AccessLog
+from engine_server.router.requests.hold.hold import HoldSettings
+from engine_server.router.requests.watch import WatchTimes
 from engine_server.router.routing.directory import Deployment
-from engine_server.router.routing.policies.registry import DEFAULT_POLICY, POLICIES
-from engine_server.router.server import Server, Settings
+from engine_server.router.routing.endpoint import Address
+from engine_server.router.routing.key import DEFAULT_PREFIX_CHARS
+from engine_server.router.routing.policies.registry import POLICIES
+from engine_server.router.server import Outputs, Server, Settings
 from engine_server.router.sources.file import FileSource
 from engine_server.router.sources.flags import deployments_from_flags, parse_endpoint
 from engine_server.router.sources.kubernetes.access import AccessError, find_access
@@ -22,6 +33,11 @@ from engine_server.router.sources.kubernetes.source import KubernetesSource
 from engine_server.router.sources.source import Source
 
 log = logging.getLogger(__name__)
+
+# For the last lines of the log, in case that nobody reads them.
+LOG_CLOSE_SECONDS = 1.0
+# The part of the memory limit that bodies may take unless configured.
+BUFFER_SHARE = 4
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -31,10 +47,23 @@ def build_parser() -> argparse.ArgumentParser:
     flag("--host", default="0.0.0.0", help="address to listen on (%(default)s)")  # noqa: S104
     flag("--port", type=int, default=ROUTER_PORT, help="port to listen on; 0 takes a free one (%(default)s)")
     flag(
+        "--metrics-port",
+        type=int,
+        default=METRICS_PORT,
+        help="port of /metrics and /internal, for the cluster alone; 0 takes a free one (%(default)s)",
+    )
+    flag(
         "--policy",
         choices=sorted(POLICIES),
         default=DEFAULT_POLICY,
         help="policy of deployments that do not name one (%(default)s)",
+    )
+    flag(
+        "--prefix-chars",
+        type=positive,
+        default=DEFAULT_PREFIX_CHARS,
+        metavar="N",
+        help="characters of the first user message, or of the prompt, by which the policy prefix chooses (%(default)s)",
     )
     flag(
         "--max-body-bytes",
@@ -44,11 +73,94 @@ def build_parser() -> argparse.ArgumentParser:
         help="largest body of a request (%(default)s)",
     )
     flag(
+        "--buffer-bytes",
+        type=int,
+        metavar="N",
+        help="most memory for the bodies of all requests (default: a quarter of the memory limit)",
+    )
+    flag(
+        "--allow-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="origin whose pages may call the router from browsers, or *; may be repeated (default: none)",
+    )
+    flag(
+        "--drain-grace",
+        type=float,
+        default=ANNOUNCE_SECONDS,
+        metavar="S",
+        help="seconds after SIGTERM in which connections are still accepted, until load balancers see that the router "
+        "is not ready (%(default)s)",
+    )
+    flag(
         "--drain-timeout",
         type=float,
         default=DEFAULT_DRAIN_TIMEOUT_SECONDS,
         metavar="S",
-        help="seconds that requests in flight get after SIGTERM (%(default)s)",
+        help="seconds that requests in flight get after that, at most: with --kubernetes they get the longest "
+        "rollout.drainTimeoutSeconds of all LLMDeployments (%(default)s)",
+    )
+    flag(
+        "--access-log",
+        choices=("off", *RENDERERS),
+        default="off",
+        help="a line on stderr for each request (%(default)s)",
+    )
+    flag(
+        "--otlp-traces-endpoint",
+        metavar="URL",
+        help="export a span for each request of a sampled trace to this address (OTLP over HTTP)",
+    )
+    flag = parser.add_argument_group("keys and limits").add_argument
+    flag(
+        "--keys-file",
+        type=Path,
+        metavar="FILE",
+        help="callers' keys and limits, YAML, read again when it changes",
+    )
+    flag(
+        "--engine-key-file",
+        type=Path,
+        metavar="FILE",
+        help="root key from which the keys for engines are derived, read again when it changes",
+    )
+    flag(
+        "--peer",
+        type=parse_peer,
+        action="append",
+        default=[],
+        metavar="URL",
+        help="http://HOST:PORT of another router's internal port, with which limits are shared; may be repeated",
+    )
+    flag("--peers-service", metavar="NAME", help="DNS name that has the addresses of all routers")
+    hold = HoldSettings()
+    flag(
+        "--hold-requests",
+        type=int,
+        default=hold.requests,
+        metavar="N",
+        help="requests of one deployment that wait at most for a replica (%(default)s)",
+    )
+    flag(
+        "--hold-seconds",
+        type=float,
+        default=hold.seconds,
+        metavar="S",
+        help="longest wait for a replica; 0 refuses requests immediately (%(default)s)",
+    )
+    flag(
+        "--queue-when-full",
+        action="store_true",
+        help="requests that find all replicas full wait too, instead of getting a 503",
+    )
+    flag(
+        "--stall-timeout",
+        type=float,
+        default=WatchTimes().stall,
+        metavar="S",
+        help="seconds without a byte of an engine after which a stream is continued by another replica; engines send a "
+        "comment every 15 s (%(default)s)",
     )
     flag = parser.add_argument_group("sources of endpoints (several may be given)").add_argument
     flag("--endpoint", type=parse_endpoint, action="append", default=[], metavar="NAME[,NAME...]=URL")
@@ -70,11 +182,23 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def positive(text: str) -> int:
+    """Return the number in a flag's value. Raises ValueError unless it is at least 1."""
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
 def main(argv: list[str]) -> int:
     """Run a router until SIGTERM or SIGINT; return the exit status."""
+    if argv[:1] == ["key"]:
+        # With a YAML writer, which a running router does not need.
+        from engine_server.router.callers import new_key
+
+        return new_key.main(argv[1:])
     parser = build_parser()
     flags = parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="router: %(message)s", stream=sys.stderr)
     sources: list[Source] = []
     if flags.endpoints_file:
         sources.append(FileSource(flags.endpoints_file))
@@ -85,17 +209,69 @@ def main(argv: list[str]) -> int:
             parser.error(str(error))
     if not (flags.endpoint or sources):
         parser.error("no source of endpoints: give --endpoint, --endpoints-file or --kubernetes")
-    limits = Limits(body=flags.max_body_bytes)
-    settings = Settings(flags.host, flags.port, flags.policy, limits, flags.drain_timeout)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(settings, deployments_from_flags(flags.endpoint), sources))
+    try:
+        callers = Callers(flags.keys_file, flags.engine_key_file)
+    except ValueError as error:
+        parser.error(str(error))
+    raise_open_files_limit()
+    settings = Settings(
+        host=flags.host,
+        port=flags.port,
+        metrics_port=flags.metrics_port,
+        policy=flags.policy,
+        limits=Limits(body=flags.max_body_bytes),
+        buffer_bytes=flags.buffer_bytes or memory_limit() // BUFFER_SHARE,
+        origins=flags.allow_origin,
+        drain_grace=flags.drain_grace,
+        drain_timeout=flags.drain_timeout,
+        peers=PeerSettings(tuple(flags.peer), flags.peers_service),
+        watch=WatchTimes(stall=flags.stall_timeout),
+        hold=HoldSettings(flags.hold_requests, flags.hold_seconds, flags.queue_when_full),
+        prefix_chars=flags.prefix_chars,
+    )
+    tracing = None
+    if flags.otlp_traces_endpoint:
+        try:
+            from engine_server.router.requests.tracing import Tracing
+        except ImportError as error:
+            parser.error(f"--otlp-traces-endpoint needs `pip install fairlead[tracing]`: {error}")
+        tracing = Tracing(flags.otlp_traces_endpoint)
+    lines = LineWriter(sys.stderr.fileno())
+    logging.basicConfig(level=logging.INFO, format="router: %(message)s", stream=lines)
+    access_log = None if flags.access_log == "off" else AccessLog(lines, RENDERERS[flags.access_log])
+    outputs = Outputs(lines, access_log, tracing)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            deployments = deployments_from_flags(flags.endpoint)
+            runner.run(serve(settings, deployments, sources, callers, outputs))
+    finally:
+        lines.close(LOG_CLOSE_SECONDS)
     return 0
 
 
-async def serve(settings: Settings, deployments: list[Deployment], sources: list[Source]) -> None:
+async def serve(
+    settings: Settings,
+    deployments: list[Deployment],
+    sources: list[Source],
+    callers: Callers,
+    outputs: Outputs,
+) -> None:
     """Run a server that drains on a signal; after SIGINT it does not wait until clients see that it is not ready."""
-    server = Server(settings, deployments, sources)
+    server = Server(settings, deployments, sources, callers, outputs)
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, server.leave, ANNOUNCE_SECONDS)
+    loop.add_signal_handler(signal.SIGTERM, server.leave, settings.drain_grace)
     loop.add_signal_handler(signal.SIGINT, server.leave, 0.0)
-    await server.run(lambda port: log.info("listening on http://%s:%d", settings.host, port))
+
+    def report(port: int, metrics_port: int) -> None:
+        log.info("metrics are on http://%s:%d/metrics", settings.host, metrics_port)
+        log.info("listening on http://%s:%d", settings.host, port)
+
+    await server.run(report)
+
+
+def parse_peer(flag: str) -> Address:
+    """Return the address in the value of a flag `--peer`. Raises argparse.ArgumentTypeError."""
+    try:
+        return Address.parse(flag)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

@@ -1,11 +1,34 @@
-"""The errors that the router answers itself, in the shape of OpenAI's API."""
+"""The errors that the router answers itself, in the shape of OpenAI's or Anthropic's API."""
 
 from collections.abc import Sequence
+from math import ceil
 
-from engine_server.contract.errors import ErrorBody, ErrorCode, ErrorDetail, router_error_type
+import msgspec
 
+from engine_server.contract.errors import (
+    AnthropicErrorBody,
+    AnthropicErrorDetail,
+    ErrorBody,
+    ErrorCode,
+    ErrorDetail,
+    anthropic_error_type,
+    has_anthropic_errors,
+    router_error_type,
+)
+from engine_server.contract.quoting import quote, shorten
+
+RESPONSES_PATH = b"/v1/responses"
 # Models that a 404 lists at most.
 MAX_LISTED_MODELS = 20
+
+
+class ResponsesErrorEvent(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
+    """The data of an error event of the responses API, which numbers its events."""
+
+    sequence_number: int
+    code: ErrorCode
+    message: str
+    param: str | None
 
 
 class RequestError(Exception):
@@ -26,10 +49,24 @@ class RequestError(Exception):
         # Further lines of the answer's head.
         self.lines = lines
 
-    def body(self) -> bytes:
-        """Return the JSON body, which is also the data of an error event in a stream."""
-        detail = ErrorDetail(str(self), router_error_type(self.status), self.param, self.code)
-        return ErrorBody(detail).encode()
+    def event(self, path: bytes, num_events: int) -> bytes:
+        """Return the event that ends a stream of the API of `path`, after `num_events` events."""
+        if has_anthropic_errors(path.decode("latin-1")):
+            return b"event: error\ndata: %b\n\n" % self.body(path)
+        if path == RESPONSES_PATH:
+            error = ResponsesErrorEvent(num_events, self.code, str(self), self.param)
+            return b"event: error\ndata: %b\n\n" % msgspec.json.encode(error)
+        return b"data: %b\n\n" % self.body()
+
+    def body(self, path: bytes = b"") -> bytes:
+        """Return the JSON body in the shape of the API that `path` belongs to, which is also the data of an event."""
+        if has_anthropic_errors(path.decode("latin-1")):
+            return AnthropicErrorBody(
+                AnthropicErrorDetail(anthropic_error_type(self.status), str(self), self.code)
+            ).encode()
+        return ErrorBody(
+            ErrorDetail(str(self), router_error_type(self.status), self.param, self.code)
+        ).encode()
 
 
 def malformed(reason: str) -> RequestError:
@@ -47,46 +84,117 @@ def head_too_large(limit: int) -> RequestError:
     return RequestError(431, ErrorCode.HEAD_TOO_LARGE, f"The request's head is larger than {limit} bytes")
 
 
+def too_many_fields(limit: int) -> RequestError:
+    """Return the error for a head of more than `limit` header fields."""
+    return RequestError(431, ErrorCode.HEAD_TOO_LARGE, f"The request has more than {limit} header fields")
+
+
+def too_much_framing(limit: int) -> RequestError:
+    """Return the error for a chunked body with more than `limit` bytes of trailers or chunk extensions."""
+    message = f"The trailers and chunk extensions of the body are larger than {limit} bytes"
+    return RequestError(431, ErrorCode.HEAD_TOO_LARGE, message)
+
+
+def target_too_long(limit: int) -> RequestError:
+    """Return the error for a path and query of more than `limit` bytes."""
+    return RequestError(
+        414, ErrorCode.TARGET_TOO_LONG, f"The path and query of the request are longer than {limit} bytes"
+    )
+
+
 def body_too_large(limit: int) -> RequestError:
     """Return the error for a body of more than `limit` bytes."""
     return RequestError(413, ErrorCode.BODY_TOO_LARGE, f"The request's body is larger than {limit} bytes")
 
 
+def slow_request(part: str, seconds: float) -> RequestError:
+    """Return the error for a request of which `part` did not arrive within `seconds`."""
+    return RequestError(408, ErrorCode.SLOW_REQUEST, f"{part} did not arrive within {seconds:g} s")
+
+
+def buffer_full() -> RequestError:
+    """Return the error for a body that found no room in time."""
+    message = "The bodies of other requests take all memory that there is for them; try again later"
+    return RequestError(503, ErrorCode.BUFFER_FULL, message, lines=[b"Retry-After: 1\r\n"])
+
+
 def unknown_path(path: bytes) -> RequestError:
     """Return the error for a path that the router does not serve."""
-    return RequestError(404, ErrorCode.UNKNOWN_PATH, f"Unknown path {path.decode('latin-1')}")
+    return RequestError(404, ErrorCode.UNKNOWN_PATH, f"Unknown path {shorten(path.decode('latin-1'))}")
 
 
 def wrong_method(path: bytes, allowed: bytes) -> RequestError:
     """Return the error for a path that takes only the methods in `allowed`."""
-    message = f"{path.decode('latin-1')} allows only {allowed.decode()}"
+    message = f"{shorten(path.decode('latin-1'))} allows only {allowed.decode()}"
     return RequestError(405, ErrorCode.METHOD_NOT_ALLOWED, message, lines=[b"Allow: %b\r\n" % allowed])
 
 
 def unknown_model(model: str, known: Sequence[str]) -> RequestError:
     """Return the error for a model name that means no deployment."""
-    names = ", ".join(known[:MAX_LISTED_MODELS]) + ("" if len(known) <= MAX_LISTED_MODELS else ", ...")
-    available = f"available: {names}" if known else "none is available yet"
     return RequestError(
-        404, ErrorCode.MODEL_NOT_FOUND, f"The model {model!r} does not exist; {available}", "model"
+        404,
+        ErrorCode.MODEL_NOT_FOUND,
+        f"The model {quote(model)} does not exist; {available(known)}",
+        "model",
     )
 
 
-def no_replica(model: str) -> RequestError:
-    """Return the error for a deployment without a live endpoint to try."""
-    message = f"No replica of {model!r} is ready"
-    return RequestError(503, ErrorCode.NO_REPLICA, message, lines=[b"Retry-After: 1\r\n"])
+def available(models: Sequence[str]) -> str:
+    """Return the models as a part of a message."""
+    names = ", ".join(models[:MAX_LISTED_MODELS]) + ("" if len(models) <= MAX_LISTED_MODELS else ", ...")
+    return f"available: {names}" if models else "none is available yet"
+
+
+def invalid_api_key() -> RequestError:
+    """Return the error for a request without a key that the router knows."""
+    message = "The request has no valid API key; it takes `Authorization: Bearer KEY` or `x-api-key: KEY`"
+    return RequestError(401, ErrorCode.INVALID_API_KEY, message, lines=[b"WWW-Authenticate: Bearer\r\n"])
+
+
+def model_not_allowed(model: str, known: Sequence[str]) -> RequestError:
+    """Return the error for a model that the request's key may not use, with those that it may."""
+    message = f"The API key may not use the model {quote(model)}; {available(known)}"
+    return RequestError(403, ErrorCode.MODEL_NOT_ALLOWED, message, "model")
+
+
+def rate_limited(limit: str, seconds: float) -> RequestError:
+    """Return the error for a request beyond a limit of its key, which has room again after `seconds`."""
+    message = f"The API key {limit}; try again in {max(1, ceil(seconds))} s"
+    return RequestError(429, ErrorCode.RATE_LIMITED, message, lines=[retry_after(seconds)])
+
+
+def no_replica(model: str, reason: str = "", seconds: float = 1.0) -> RequestError:
+    """Return the error for a deployment without a live endpoint to try; one is expected after `seconds`."""
+    message = f"No replica of {quote(model)} is ready" + (f": {reason}" if reason else "")
+    return RequestError(503, ErrorCode.NO_REPLICA, message, lines=[retry_after(seconds)])
+
+
+def retry_after(seconds: float) -> bytes:
+    """Return the header line that asks a client to wait for so long."""
+    return b"Retry-After: %d\r\n" % max(1, ceil(seconds))
+
+
+def saturated(model: str, seconds: float) -> RequestError:
+    """Return the error for a deployment whose live replicas are all full, the soonest for `seconds` more."""
+    message = f"All replicas of {quote(model)} are full"
+    return RequestError(503, ErrorCode.SATURATED, message, lines=[retry_after(seconds)])
 
 
 def no_answer(model: str, tries: int) -> RequestError:
-    """Return the error for a request that `tries` engines did not answer."""
-    return RequestError(
-        502, ErrorCode.NO_ANSWER, f"{model!r} closed the connection without an answer {tries} times"
-    )
+    """Return the error for a request that `tries` engines did not answer. It may have made them fail."""
+    message = f"{tries} replicas of {quote(model)} failed before they answered the request"
+    # OpenAI's and Anthropic's clients obey it.
+    return RequestError(502, ErrorCode.NO_ANSWER, message, lines=[b"x-should-retry: false\r\n"])
 
 
 def interrupted(model: str) -> RequestError:
     """Return the error for an answer that broke off; it is the last event of a stream."""
     return RequestError(
-        502, ErrorCode.INTERRUPTED, f"The replica of {model!r} failed in the middle of its answer"
+        502, ErrorCode.INTERRUPTED, f"The replica of {quote(model)} failed in the middle of its answer"
     )
+
+
+def refused(model: str, status: int, code: ErrorCode | None, message: str) -> RequestError:
+    """Return the error for a request that an engine refused with `message` after the client got a stream's head."""
+    message = message or f"The replica of {quote(model)} answered with status {status}"
+    return RequestError(status, code or ErrorCode.NO_ANSWER, message)

@@ -2,6 +2,12 @@
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+from engine_server.contract.api import Key
+from engine_server.contract.continuation import ReportedUsage
+from engine_server.router.demand import Demand
 
 # Requests are counted in batches: counting each one alone would evict the forwarding code from the CPU's caches.
 BATCH_SIZE = 64
@@ -33,32 +39,78 @@ class Histogram:
         return rows
 
 
+class WatchState(NamedTuple):
+    """The state of one watch of the Kubernetes API."""
+
+    kind: str
+    # Empty: all namespaces.
+    namespace: str
+    # Seconds since the API server was last heard of.
+    age: float
+    # Number of lists and watches that failed.
+    failures: int
+
+
+# The end of a request: its deployment, status, seconds to the first byte (None without an answer) and to the end, the
+# name of the caller's key (empty without one), and the tokens (None if the engine reported none). A plain tuple costs
+# a quarter of a named one.
+Ended = tuple[Key | None, int, float | None, float, str, ReportedUsage | None]
+
+
 class Metrics:
-    """All that the router counts. Histograms and `requests` are current after `flush`."""
+    """All that the router counts. A deployment of None stands for requests that name none that exists.
+
+    Histograms and `requests` are current after `flush`.
+    """
 
     def __init__(self) -> None:
         self.in_flight = 0
-        # By model and status.
-        self.requests: Counter[tuple[str, int]] = Counter()
-        # By model.
-        self.times_to_first_byte: defaultdict[str, Histogram] = defaultdict(Histogram)
-        self.durations: defaultdict[str, Histogram] = defaultdict(Histogram)
+        self.demand = Demand()
+        # By deployment and status.
+        self.requests: Counter[tuple[Key | None, int]] = Counter()
+        # By deployment.
+        self.times_to_first_byte: defaultdict[Key | None, Histogram] = defaultdict(Histogram)
+        self.durations: defaultdict[Key | None, Histogram] = defaultdict(Histogram)
+        # Errors that the router answered itself, by deployment and error code.
+        self.errors: Counter[tuple[Key | None, str]] = Counter()
         # By the outcome of the attempt before.
         self.retries: Counter[str] = Counter()
+        # Streams that went on at another replica, by the reason.
+        self.resumed: Counter[str] = Counter()
+        # Answers that broke off for the client.
         self.interrupted = 0
-        self._ended: list[tuple[str, int, float | None, float]] = []
+        # That engines reported, by the name of the caller's key, and by `prompt` or `completion`.
+        self.tokens: Counter[tuple[str, str]] = Counter()
+        self._ended: list[Ended] = []
 
-    def record(self, model: str, status: int, time_to_first_byte: float | None, duration: float) -> None:
-        """Record the end of a request. Without an answer, it has no time to first byte."""
-        self._ended.append((model, status, time_to_first_byte, duration))
+    def record(self, ended: Ended) -> None:
+        """Record the end of a request."""
+        self._ended.append(ended)
         if len(self._ended) == BATCH_SIZE:
             self.flush()
 
     def flush(self) -> None:
         """Count the requests that were recorded since the last call."""
-        for model, status, time_to_first_byte, duration in self._ended:
-            self.requests[model, status] += 1
-            self.durations[model].observe(duration)
+        for deployment, status, time_to_first_byte, duration, key, usage in self._ended:
+            self.requests[deployment, status] += 1
+            self.durations[deployment].observe(duration)
             if time_to_first_byte is not None:
-                self.times_to_first_byte[model].observe(time_to_first_byte)
+                self.times_to_first_byte[deployment].observe(time_to_first_byte)
+            if usage is not None:
+                self.tokens[key, "prompt"] += usage.prompt_tokens
+                self.tokens[key, "completion"] += usage.completion_tokens
         self._ended.clear()
+
+    def keep_only(self, deployments: Collection[Key], keys: Collection[str]) -> None:
+        """Forget all other deployments and keys, which were removed."""
+        known = {None, *deployments}
+        by_deployment: Iterable[dict[Key | None, Histogram]] = (self.times_to_first_byte, self.durations)
+        for histograms in by_deployment:
+            for deployment in histograms.keys() - known:
+                del histograms[deployment]
+        for status_count in [pair for pair in self.requests if pair[0] not in known]:
+            del self.requests[status_count]
+        for error_count in [pair for pair in self.errors if pair[0] not in known]:
+            del self.errors[error_count]
+        for token_count in [pair for pair in self.tokens if pair[0] and pair[0] not in keys]:
+            del self.tokens[token_count]

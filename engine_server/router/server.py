@@ -3,28 +3,45 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import TYPE_CHECKING
 
-from engine_server.contract.drain import DEFAULT_DRAIN_TIMEOUT_SECONDS
-from engine_server.contract.labels import ROUTER_PORT
+from engine_server.contract.demand import DEMAND_PATH
+from engine_server.contract.drain import ANNOUNCE_SECONDS, DEFAULT_DRAIN_TIMEOUT_SECONDS
+from engine_server.contract.labels import METRICS_PORT, ROUTER_PORT
+from engine_server.contract.policies import DEFAULT_POLICY
 from engine_server.router.application import Application
-from engine_server.router.exposition import Exposition
-from engine_server.router.http.downstream import ClientConnection, Limits
+from engine_server.router.callers.callers import Callers
+from engine_server.router.callers.peers import USAGE_PATH, Peers, PeerSettings
+from engine_server.router.demand_page import DemandPage
+from engine_server.router.endpoints_page import EndpointsPage
+from engine_server.router.exposition import PROMETHEUS_TEXT, Exposition, ProcessState
+from engine_server.router.http.body_budget import BodyBudget
+from engine_server.router.http.clients import Clients
+from engine_server.router.http.cross_origin import CrossOrigin
+from engine_server.router.http.exchange import JSON
+from engine_server.router.http.limits import Limits
 from engine_server.router.http.upstream import Pools
+from engine_server.router.internal import InternalApplication, Page
+from engine_server.router.line_writer import LineWriter
 from engine_server.router.metrics import Metrics
+from engine_server.router.requests.access_log import AccessLog
 from engine_server.router.requests.attempts import Forwarder
+from engine_server.router.requests.hold.hold import Hold, HoldSettings
+from engine_server.router.requests.observation import Observation
+from engine_server.router.requests.watch import Watch, WatchTimes
 from engine_server.router.routing.directory import Deployment, Directory
 from engine_server.router.routing.endpoint import Endpoint
-from engine_server.router.routing.health import Health
-from engine_server.router.routing.policies.registry import DEFAULT_POLICY
+from engine_server.router.routing.health import DEFAULT_TIMES, Health, ProbeTimes
+from engine_server.router.routing.key import DEFAULT_PREFIX_CHARS
 from engine_server.router.sources.source import Source
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from engine_server.router.requests.tracing import Tracing
 
-LISTEN_BACKLOG = 4096
-SWEEP_INTERVAL_SECONDS = 5.0
-# Longest pause between two requests of a client, and between two pieces of one.
-IDLE_LIMIT_SECONDS = 60.0
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,96 +52,155 @@ class Settings:
     host: str = "0.0.0.0"  # noqa: S104
     # 0 takes a free one.
     port: int = ROUTER_PORT
+    # Of metrics and internal pages; 0 takes a free one.
+    metrics_port: int = METRICS_PORT
     # For deployments that do not name one.
     policy: str = DEFAULT_POLICY
     limits: Limits = field(default_factory=Limits)
-    # Seconds.
+    # Bytes of the bodies of all requests.
+    buffer_bytes: int = 256 * 1024 * 1024
+    # Origins whose pages may call the router.
+    origins: Sequence[str] = ()
+    # Seconds after SIGTERM in which connections are still accepted.
+    drain_grace: float = ANNOUNCE_SECONDS
+    # Seconds after that at most, for requests in flight.
     drain_timeout: float = DEFAULT_DRAIN_TIMEOUT_SECONDS
+    # Characters of the first user message, or of the prompt, by which the policy `prefix` chooses.
+    prefix_chars: int = DEFAULT_PREFIX_CHARS
+    probes: ProbeTimes = DEFAULT_TIMES
+    watch: WatchTimes = field(default_factory=WatchTimes)
+    # The other routers, with which the limits of keys are shared.
+    peers: PeerSettings = field(default_factory=PeerSettings)
+    hold: HoldSettings = field(default_factory=HoldSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """The outputs of a router process besides its metrics; None where there is none."""
+
+    # The lines of `logging` and of the access log.
+    lines: LineWriter | None = None
+    access_log: AccessLog | None = None
+    tracing: "Tracing | None" = None
 
 
 class Server:
     """Accepts connections and runs the sources of deployments."""
 
     def __init__(
-        self, settings: Settings, deployments: Iterable[Deployment], sources: Sequence[Source]
+        self,
+        settings: Settings,
+        deployments: Iterable[Deployment],
+        sources: Sequence[Source],
+        callers: Callers,
+        outputs: Outputs | None = None,
     ) -> None:
-        """Route to `deployments`, and to those that the sources add."""
+        """Route requests of `callers` to `deployments`, and to those that the sources add."""
         self._settings = settings
         self._sources = sources
-        self._clients: set[ClientConnection] = set()
+        self._callers = callers
+        self._peers = Peers(settings.peers, callers.ledger)
         self._leaving = asyncio.Event()
+        self._aborting = asyncio.Event()
         self._announce_seconds = 0.0
         self._pools = Pools()
-        self._health = Health()
+        self._health = Health(settings.probes)
+        self._watch = Watch(self._health, settings.watch)
         self._directory = Directory(settings.policy, on_added=self._health.add, on_removed=self._forget)
         for deployment in deployments:
             self._directory.put(deployment)
+        self._hold = Hold(settings.hold, self._directory, self._health)
         metrics = Metrics()
-        forwarder = Forwarder(self._directory, self._health, self._pools, metrics)
-        exposition = Exposition(metrics, self._directory, self._health)
-        self._application = Application(forwarder, self._directory, exposition, self._readiness)
-
-    async def run(self, on_listening: Callable[[int], None]) -> None:
-        """Serve until `leave` is called, then drain. `on_listening` is called with the port."""
-        listener = await asyncio.get_running_loop().create_server(
-            self._accept, self._settings.host, self._settings.port, backlog=LISTEN_BACKLOG
+        self._outputs = outputs = outputs or Outputs()
+        observation = Observation(metrics, outputs.access_log, outputs.tracing)
+        forwarder = Forwarder(
+            callers,
+            self._directory,
+            self._health,
+            self._hold,
+            self._watch,
+            self._pools,
+            observation,
+            settings.prefix_chars,
         )
-        on_listening(listener.sockets[0].getsockname()[1])
+        budget = BodyBudget(settings.buffer_bytes)
+        process = ProcessState(
+            watches=lambda: chain.from_iterable(source.watches() for source in sources),
+            buffer_bytes=lambda: budget.used,
+            dropped_lines=lambda: 0 if outputs.lines is None else outputs.lines.dropped,
+        )
+        exposition = Exposition(
+            metrics, self._directory, self._health, callers.ledger, self._hold.counts, process
+        )
+        cross_origin = CrossOrigin(settings.origins) if settings.origins else None
+        application = Application(
+            forwarder, callers, self._directory, self._readiness, observation, cross_origin
+        )
+        internal = InternalApplication(
+            {
+                b"/metrics": Page(PROMETHEUS_TEXT, exposition.text),
+                USAGE_PATH.encode(): Page(JSON, callers.usage),
+                DEMAND_PATH.encode(): Page(
+                    JSON, DemandPage(metrics.demand, self._directory, self._hold.counts).render
+                ),
+                b"/internal/endpoints": Page(JSON, EndpointsPage(self._directory, self._health).render),
+            }
+        )
+        limits = replace(settings.limits, body=min(settings.limits.body, settings.buffer_bytes))
+        self._clients = Clients(application, limits, budget)
+        self._internal_clients = Clients(internal, limits, budget)
+
+    async def run(self, on_listening: Callable[[int, int], None]) -> None:
+        """Serve until `leave` is called, then drain. `on_listening` is called with the port and the metrics port."""
+        host, port, metrics_port = self._settings.host, self._settings.port, self._settings.metrics_port
+        listener = await self._clients.listen(host, port)
+        internal = await self._internal_clients.listen(host, metrics_port)
+        on_listening(listener.sockets[0].getsockname()[1], internal.sockets[0].getsockname()[1])
         async with asyncio.TaskGroup() as tasks:
             background = [tasks.create_task(source.run(self._directory)) for source in self._sources]
-            background.append(tasks.create_task(self._close_idle_clients()))
+            background += [tasks.create_task(c.sweep()) for c in (self._clients, self._internal_clients)]
+            for part in (self._hold, self._callers, self._peers, self._watch):
+                background.append(tasks.create_task(part.run()))
             await self._leaving.wait()
-            await asyncio.sleep(self._announce_seconds)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._announce_seconds):
+                    await self._aborting.wait()
             listener.close()
-            await self._drain()
+            deployments = [route.deployment for route in self._directory.routes]
+            await self._clients.drain(drain_seconds(self._settings.drain_timeout, deployments))
+            self._hold.close()
+            self._clients.abort()
+            internal.close()
+            self._internal_clients.abort()
             for task in background:
                 task.cancel()
+        if self._outputs.access_log is not None:
+            self._outputs.access_log.flush()
+        if self._outputs.tracing is not None:
+            await asyncio.to_thread(self._outputs.tracing.close)
 
     def leave(self, announce_seconds: float) -> None:
         """Drain after accepting connections for `announce_seconds` more; a second call aborts all connections."""
         if self._leaving.is_set():
-            self._abort_clients()
+            self._aborting.set()
+            self._clients.abort()
             return
         log.warning("draining")
         self._leaving.set()
         self._announce_seconds = announce_seconds
-        for client in self._clients:
-            client.closing = True
-
-    async def _drain(self) -> None:
-        for client in [*self._clients]:
-            client.close_when_idle()
-        if self._clients:
-            closed = [client.closed for client in self._clients]
-            await asyncio.wait(closed, timeout=self._settings.drain_timeout)
-        self._abort_clients()
-
-    def _abort_clients(self) -> None:
-        if self._clients:
-            log.warning("aborting %d connections", len(self._clients))
-        for client in [*self._clients]:
-            client.abort()
-
-    async def _close_idle_clients(self) -> None:
-        while True:
-            await asyncio.sleep(SWEEP_INTERVAL_SECONDS)
-            limit = asyncio.get_running_loop().time() - IDLE_LIMIT_SECONDS
-            for client in [*self._clients]:
-                if client.idle_since < limit:
-                    client.abort()
+        self._clients.leave()
 
     def _readiness(self) -> str:
         if self._leaving.is_set():
             return "draining"
         return "ready" if all(source.synced for source in self._sources) else "starting"
 
-    def _accept(self) -> ClientConnection:
-        client = ClientConnection(self._application.answer, self._settings.limits)
-        client.closing = self._leaving.is_set()
-        self._clients.add(client)
-        client.closed.add_done_callback(lambda _: self._clients.discard(client))
-        return client
-
     def _forget(self, endpoint: Endpoint) -> None:
         self._health.remove(endpoint)
         self._pools.remove(endpoint)
+
+
+def drain_seconds(limit: float, deployments: Iterable[Deployment]) -> float:
+    """Return the longest drain timeout of the deployments, at most `limit`, which holds where one is unknown."""
+    timeouts = [limit if one.drain_timeout is None else one.drain_timeout for one in deployments]
+    return min(limit, max(timeouts, default=limit))

@@ -12,10 +12,15 @@ import pytest
 import uvloop
 from waiting import until_async
 
-from engine_server.router.http.downstream import Limits
+from engine_server.router.callers.callers import Callers
+from engine_server.router.http.limits import Limits
+from engine_server.router.requests.hold.hold import HoldSettings
 from engine_server.router.routing.endpoint import Address
 from engine_server.router.server import Server, Settings
 from engine_server.router.sources.flags import deployments_from_flags
+
+# Tests of failures expect them immediately.
+HOLD_NOTHING = HoldSettings(seconds=0.0)
 
 
 def pytest_asyncio_loop_factories(config, item):
@@ -39,6 +44,8 @@ class Engine:
 
     behave: Callable[["Engine", Received, asyncio.StreamWriter], Awaitable[None]]
     ready: bool = True
+    # Accepts connections and answers no probe, as a stopped process does.
+    mute: bool = False
     port: int = 0
     received: list[Received] = field(default_factory=list)
     connections: int = 0
@@ -79,6 +86,8 @@ class Engine:
                 request = Received(method, path, headers, await reader.readexactly(length))
                 if path == "/ready":
                     self.probes += 1
+                    if self.mute:
+                        await reader.read()
                     status = "200 OK" if self.ready else "503 Service Unavailable"
                     writer.write(
                         f"HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode()
@@ -132,6 +141,7 @@ async def start_engine() -> AsyncIterator[Callable[..., Awaitable[Engine]]]:
 @dataclass
 class Router:
     port: int
+    metrics_port: int
     server: Server
     session: aiohttp.ClientSession
 
@@ -144,6 +154,10 @@ class Router:
 
     def get(self, path: str):
         return self.session.get(self.url + path)
+
+    def internal(self, path: str):
+        """Request a page of the internal port."""
+        return self.session.get(f"http://127.0.0.1:{self.metrics_port}{path}")
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", self.port, limit=2**26)
@@ -158,7 +172,7 @@ class Router:
             writer.close()
 
     async def metric(self, pattern: str) -> float:
-        async with self.get("/metrics") as response:
+        async with self.internal("/metrics") as response:
             text = await response.text()
         return sum(float(value) for value in re.findall(rf"^{pattern} (\S+)$", text, re.MULTILINE))
 
@@ -169,17 +183,38 @@ async def start_router(eventually) -> AsyncIterator[Callable[..., Awaitable[Rout
     async with contextlib.AsyncExitStack() as stack:
 
         async def start(
-            models=None, *, sources=(), policy="least_load", limits=None, drain_timeout=5.0
+            models=None,
+            *,
+            sources=(),
+            policy="least_load",
+            limits=None,
+            drain_timeout=5.0,
+            outputs=None,
+            keys_file=None,
+            engine_key_file=None,
+            hold=HOLD_NOTHING,
+            **settings,
         ) -> Router:
             models = models or {}
             flags = [([m], Address.parse(engine.url)) for m, engines in models.items() for engine in engines]
             server = Server(
-                Settings("127.0.0.1", 0, policy, limits or Limits(), drain_timeout),
+                Settings(
+                    host="127.0.0.1",
+                    port=0,
+                    metrics_port=0,
+                    policy=policy,
+                    limits=limits or Limits(),
+                    drain_timeout=drain_timeout,
+                    hold=hold,
+                    **settings,
+                ),
                 deployments_from_flags(flags),
                 sources,
+                Callers(keys_file, engine_key_file),
+                outputs,
             )
-            port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-            task = asyncio.create_task(server.run(port.set_result))
+            ports: asyncio.Future[tuple[int, int]] = asyncio.get_running_loop().create_future()
+            task = asyncio.create_task(server.run(lambda *bound: ports.set_result(bound)))
             session = await stack.enter_async_context(aiohttp.ClientSession())
 
             async def stop() -> None:
@@ -188,7 +223,7 @@ async def start_router(eventually) -> AsyncIterator[Callable[..., Awaitable[Rout
                 server.leave(0.0)
                 await asyncio.wait_for(task, 10)
 
-            router = Router(await port, server, session)
+            router = Router(*await ports, server, session)
             stack.push_async_callback(stop)
             expected = len({engine.port for engines in models.values() for engine in engines if engine.ready})
             live = r"fairlead_router_endpoint_live\{.*\}"

@@ -1,6 +1,8 @@
-"""The router's own pages: models, health, metrics."""
+"""The public port: the paths of models, and the router's own pages: models and health."""
 
 import pytest
+
+from engine_server.contract.paths import MODEL_PATHS
 
 
 async def test_lists_the_models_of_all_deployments(start_engine, start_router):
@@ -24,9 +26,9 @@ async def test_lists_the_models_of_all_deployments(start_engine, start_router):
         ("GET", "/nope", 404, None),
         ("HEAD", "/nope", 404, None),
         ("POST", "/", 404, None),
-        ("GET", "/v1/chat/completions", 405, "POST"),
-        ("DELETE", "/v1/models", 405, "GET, HEAD"),
-        ("POST", "/health", 405, "GET, HEAD"),
+        ("GET", "/v1/chat/completions", 405, "POST, OPTIONS"),
+        ("DELETE", "/v1/models", 405, "GET, HEAD, OPTIONS"),
+        ("POST", "/health", 405, "GET, HEAD, OPTIONS"),
         ("HEAD", "/health", 200, None),
     ],
 )
@@ -40,15 +42,157 @@ async def test_answers_unknown_paths_and_wrong_methods(start_router, method, pat
     assert (body == b"") == (method == "HEAD")
 
 
+@pytest.mark.parametrize("path", sorted(MODEL_PATHS))
+async def test_forwards_every_model_path_of_the_engine_server(start_engine, start_router, path):
+    engine = await start_engine()
+    router = await start_router({"m": [engine]})
+    for target in (path, f"{path}?beta=true"):
+        async with router.session.post(router.url + target, json={"model": "m"}) as response:
+            assert response.status == 200
+        assert engine.received[-1].path == target
+    async with router.get(path) as response:
+        assert response.status == 405 and response.headers["Allow"] == "POST, OPTIONS"
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/v1/%6coad_lora_adapter",
+        "/v1/load_lora_adapter",
+        "/v1/../sleep",
+        "/v1/chat/../../sleep",
+        "/v1/completions/",
+        "//v1/completions",
+        "/V1/completions",
+        "/v1/completions%3Fa=b",
+        "/v1/%63ompletions",
+        "/v1/completions;a=b",
+        "/v1/completions#a",
+        "/sleep",
+        "/v1/",
+        "*",
+    ],
+)
+async def test_other_paths_and_other_spellings_of_paths_are_unknown(start_engine, start_router, target):
+    engine = await start_engine()
+    router = await start_router({"m": [engine]})
+    head = f"POST {target} HTTP/1.1\r\nConnection: close\r\nContent-Length: 13\r\n\r\n"
+    answer = await router.raw(head.encode() + b'{"model":"m"}')
+    assert answer.startswith(b"HTTP/1.1 404") and b'"unknown_path"' in answer
+    assert not engine.received
+
+
 async def test_counts_requests_by_model_and_status(start_engine, start_router):
     router = await start_router({"m": [await start_engine()]})
     for model in ("m", "m", "x"):
         async with router.chat(model):
             pass
     requests = "fairlead_router_requests_total"
-    assert await router.metric(requests + r'\{code="200",model="m"\}') == 2
+    assert await router.metric(requests + r'\{code="200",model="default/m"\}') == 2
     assert await router.metric(requests + r'\{code="404",model=""\}') == 1
-    assert await router.metric(r'fairlead_router_request_duration_seconds_count\{model="m"\}') == 2
+    assert await router.metric(r'fairlead_router_request_duration_seconds_count\{model="default/m"\}') == 2
     assert (
-        await router.metric(r'fairlead_router_time_to_first_byte_seconds_bucket\{le="\+Inf",model="m"\}') == 2
+        await router.metric(
+            r'fairlead_router_time_to_first_byte_seconds_bucket\{le="\+Inf",model="default/m"\}'
+        )
+        == 2
     )
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "code"),
+    [("POST", "/sleep", 404), ("GET", "/v1/completions", 405), ("GET", "/nope", 404)],
+)
+async def test_counts_requests_that_are_not_routed(start_router, method, path, code):
+    router = await start_router()
+    async with router.session.request(method, router.url + path) as response:
+        assert response.status == code
+    counted = rf'fairlead_router_requests_total\{{code="{code}",model=""\}}'
+    assert await router.metric(counted) == 1
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens?beta=true"])
+async def test_errors_on_paths_of_anthropics_api_have_its_shape(start_router, path):
+    router = await start_router()
+    async with router.session.post(router.url + path, json={"model": "m"}) as response:
+        body = await response.json()
+    assert response.status == 404
+    assert body["type"] == "error"
+    assert body["error"]["type"] == "not_found_error" and body["error"]["code"] == "model_not_found"
+
+
+ORIGIN = "https://chat.example"
+
+
+async def test_without_origins_a_preflight_allows_no_other_origin(start_router):
+    router = await start_router()
+    headers = {"Origin": ORIGIN, "Access-Control-Request-Method": "POST"}
+    for path, allow in (("/v1/completions", "POST, OPTIONS"), ("/v1/models", "GET, HEAD, OPTIONS")):
+        async with router.session.options(router.url + path, headers=headers) as response:
+            assert response.status == 204 and response.headers["Allow"] == allow
+            assert not [name for name in response.headers if name.startswith("Access-Control")]
+    async with router.session.options(router.url + "/sleep", headers=headers) as response:
+        assert response.status == 404
+
+
+@pytest.mark.parametrize(
+    ("allowed", "origin", "expected"),
+    [
+        ([ORIGIN], ORIGIN, ORIGIN),
+        (["https://other.example", ORIGIN], ORIGIN, ORIGIN),
+        ([ORIGIN], "https://chat.example.evil", None),
+        ([ORIGIN], None, None),
+        (["*"], "https://any.example", "*"),
+    ],
+)
+async def test_allows_pages_of_configured_origins(start_engine, start_router, allowed, origin, expected):
+    """Own answers, preflights, errors and answers of engines, whose own fields are replaced."""
+
+    async def behave(engine, request, writer):
+        writer.write(
+            b"HTTP/1.1 200 OK\r\nAccess-Control-Allow-Origin: https://engine.example\r\n"
+            b"Access-Control-Allow-Credentials: true\r\nContent-Length: 2\r\n\r\nok"
+        )
+
+    router = await start_router({"m": [await start_engine(behave)]}, origins=allowed)
+    headers = {"Origin": origin} if origin else {}
+    preflight = {**headers, "Access-Control-Request-Headers": "authorization,content-type"}
+    async with router.session.options(f"{router.url}/v1/completions", headers=preflight) as response:
+        assert response.status == 204
+        assert response.headers["Access-Control-Allow-Methods"] == "POST, OPTIONS"
+        assert response.headers["Access-Control-Allow-Headers"] == "authorization,content-type"
+        answers = [response]
+    for method, path, body in (
+        ("POST", "/v1/completions", b'{"model":"m"}'),
+        ("GET", "/v1/models", b""),
+        ("GET", "/nope", b""),
+        ("POST", "/v1/completions", b"{"),
+    ):
+        async with router.session.request(method, router.url + path, data=body, headers=headers) as response:
+            answers.append(response)
+    assert [answer.headers.getall("Access-Control-Allow-Origin", [None]) for answer in answers] == [
+        [expected]
+    ] * 5
+    assert all("Access-Control-Allow-Credentials" not in answer.headers for answer in answers)
+    refused = f"POST /v1/completions HTTP/1.1\r\nOrigin: {origin}\r\nContent-Length: 999999999999\r\n\r\n"
+    said = (await router.raw(refused.encode())).decode()
+    assert said.startswith("HTTP/1.1 413")
+    assert (f"Access-Control-Allow-Origin: {expected}\r\n" in said) == (expected is not None)
+
+
+async def test_drops_every_field_between_router_and_engines(start_engine, start_router):
+    async def behave(engine, request, writer):
+        writer.write(
+            b"HTTP/1.1 200 OK\r\nFairlead-Load: 1\r\nFAIRLEAD-Future: 1\r\nContent-Length: 2\r\n\r\nok"
+        )
+
+    engine = await start_engine(behave)
+    router = await start_router({"m": [engine]})
+    fields = {"Fairlead-Resume": "1", "fairlead-deployment": "a/b", "Fairlead-Future": "1", "X-Fairlead": "1"}
+    async with router.session.post(
+        f"{router.url}/v1/completions", json={"model": "m"}, headers=fields
+    ) as response:
+        assert not [name for name in response.headers if name.lower().startswith("fairlead")]
+    received = engine.received[0]
+    assert not any(received.header(name) for name in fields if name != "X-Fairlead")
+    assert received.header("X-Fairlead") == "1"

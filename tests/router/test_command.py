@@ -15,6 +15,10 @@ from engine_server.router.command import main
         (["--endpoint", "m"], "NAME[,NAME...]=URL"),
         (["--endpoint", "m=https://h"], "http://HOST:PORT"),
         (["--endpoint", "m=http://h", "--policy", "none"], "--policy"),
+        (["--endpoint", "m=http://h", "--prefix-chars", "0"], "--prefix-chars"),
+        (["--endpoint", "m=http://h", "--peer", "h:9090"], "http://HOST:PORT"),
+        (["--endpoint", "m=http://h", "--keys-file", "/not/there"], "/not/there: No such file"),
+        (["--endpoint", "m=http://h", "--engine-key-file", "/dev/null"], "/dev/null: it has no key"),
         (["--kubernetes", "--kubeconfig", "/not/there"], "kubeconfig"),
     ],
 )
@@ -31,3 +35,8 @@ def test_imports_neither_an_engine_nor_a_kubernetes_client():
         "sys.exit(f'imported: {heavy}' if heavy else 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_has_a_command_for_keys(capsys):
+    assert main(["key", "team-a"]) == 0
+    assert "name: team-a" in capsys.readouterr().out

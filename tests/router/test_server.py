@@ -1,39 +1,22 @@
 """The router process: draining after a signal, and closing connections that are idle for too long."""
 
 import asyncio
-import contextlib
 import os
+import resource
 import signal
-import sys
 
 import pytest
+from router_process import start_process
 
-from engine_server.router import server
+from engine_server.contract.api import Key
+from engine_server.router.routing.directory import Deployment
+from engine_server.router.server import drain_seconds
 
 POST = b'POST /v1/completions HTTP/1.1\r\nContent-Length: 13\r\n\r\n{"model":"m"}'
 
 
-async def start_process(*flags: str) -> tuple[asyncio.subprocess.Process, str]:
-    command = [
-        sys.executable,
-        "-m",
-        "engine_server.cli",
-        "router",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        "0",
-        *flags,
-    ]
-    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
-    async for line in process.stderr:
-        if b"listening on " in line:
-            return process, line.decode().split("listening on ")[1].strip()
-    raise AssertionError("the router did not start")
-
-
 @pytest.fixture
-async def process(start_engine, eventually):
+async def process(start_engine, eventually, session):
     """A router process in front of an engine that holds its answers; (process, URL, engine, event to release them)."""
     release = asyncio.Event()
 
@@ -42,8 +25,14 @@ async def process(start_engine, eventually):
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
 
     engine = await start_engine(behave)
-    child, url = await start_process("--endpoint", f"m={engine.url}", "--drain-timeout", "30")
-    await eventually(lambda: engine.probes)
+    child, url, metrics = await start_process("--endpoint", f"m={engine.url}", "--drain-timeout", "30")
+
+    async def is_live() -> bool:
+        async with session.get(metrics) as response:
+            text = await response.text()
+            return 'endpoint_live{deployment="m"' in text and "} 1.0" in text.split("endpoint_live{")[1]
+
+    await eventually(is_live)
     yield child, url, engine, release
     if child.returncode is None:
         child.kill()
@@ -91,6 +80,46 @@ async def test_a_second_signal_aborts_requests_in_flight(process, eventually, se
     assert isinstance((await asyncio.gather(pending, return_exceptions=True))[0], OSError | Exception)
 
 
+async def test_drain_grace_is_configurable_and_a_second_signal_ends_it(start_engine, eventually, session):
+    engine = await start_engine()
+    child, url, _ = await start_process("--endpoint", f"m={engine.url}", "--drain-grace", "3600")
+    os.kill(child.pid, signal.SIGTERM)
+
+    async def draining() -> bool:
+        async with session.get(f"{url}/ready") as response:
+            return response.status == 503
+
+    await eventually(draining)
+
+    async def answers() -> bool:
+        return await send(session, url) == (200, "close")
+
+    await eventually(answers)
+    os.kill(child.pid, signal.SIGTERM)
+    assert await asyncio.wait_for(child.wait(), 20) == 0
+
+
+@pytest.mark.parametrize(
+    ("timeouts", "seconds"), [([], 600), ([60], 60), ([60, 300], 300), ([60, 900], 600), ([60, None], 600)]
+)
+def test_drain_lasts_as_long_as_the_longest_of_the_deployments_within_the_limit(timeouts, seconds):
+    deployments = [Deployment(Key("a", f"m{n}"), (), drain_timeout=one) for n, one in enumerate(timeouts)]
+    assert drain_seconds(600, deployments) == seconds
+
+
+async def test_raises_the_limit_of_open_files():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard - 1, hard))
+    try:
+        child, _, _ = await start_process("--endpoint", "m=http://127.0.0.1:9")
+        limits = resource.prlimit(child.pid, resource.RLIMIT_NOFILE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    child.kill()
+    await child.wait()
+    assert limits == (hard, hard)
+
+
 async def send(session, url) -> tuple[int, str | None]:
     async with session.post(f"{url}/v1/completions", json={"model": "m"}) as response:
         await response.read()
@@ -98,37 +127,6 @@ async def send(session, url) -> tuple[int, str | None]:
 
 
 async def send_until_it_arrives(session, url, engine, eventually) -> asyncio.Task:
-    async def is_live() -> bool:
-        async with session.get(f"{url}/metrics") as response:
-            return (
-                'endpoint_live{deployment="m"' in (text := await response.text())
-                and "} 1.0" in text.split("endpoint_live{")[1]
-            )
-
-    await eventually(is_live)
     task = asyncio.create_task(send(session, url))
     await eventually(lambda: engine.received)
     return task
-
-
-async def test_closes_idle_connections_and_no_busy_ones(start_engine, start_router, monkeypatch):
-    monkeypatch.setattr(server, "SWEEP_INTERVAL_SECONDS", 0.02)
-    monkeypatch.setattr(server, "IDLE_LIMIT_SECONDS", 0.1)
-    release = asyncio.Event()
-
-    async def behave(engine, request, writer):
-        await release.wait()
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
-
-    router = await start_router({"m": [await start_engine(behave)]})
-    busy, busy_writer = await router.connect()
-    busy_writer.write(POST)
-    for said in (b"", b"POST /v1/completions HTTP/1.1\r\nContent-Le"):
-        reader, writer = await router.connect()
-        writer.write(said)
-        with contextlib.suppress(ConnectionResetError):
-            assert await reader.read() == b""
-        writer.close()
-    release.set()
-    assert (await busy.readline()).startswith(b"HTTP/1.1 200")
-    busy_writer.close()

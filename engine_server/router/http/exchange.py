@@ -8,11 +8,20 @@ from typing import Any, Protocol
 import msgspec
 
 from engine_server.router.errors import RequestError
-from engine_server.router.http.wire import Request, own_response_head
+from engine_server.router.http.wire import (
+    LAST_CHUNK,
+    REASONS,
+    Request,
+    chunk,
+    own_response_head,
+    response_head,
+)
 
 log = logging.getLogger(__name__)
 
 JSON = b"application/json"
+STREAM_LINES = b"Content-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-cache\r\n"
+COMMENT = b": keep-alive\n\n"
 
 
 class Client(Protocol):
@@ -20,6 +29,8 @@ class Client(Protocol):
 
     # The connection closes after this answer.
     closing: bool
+    # The client is slow to read.
+    blocked: bool
     write: Callable[[bytes], None]
 
     def finish(self) -> None:
@@ -64,8 +75,13 @@ class Exchange(msgspec.Struct, eq=False):
 
     client: Client
     request: Request
+    # Further header lines of whatever answers the request.
+    lines: bytes = b""
     # The transport of the engine whose answer is forwarded; it is paused while the client is slow to read.
     source: Transport | None = None
+    # The client has the head of a stream of events, and so many events: an error is one more event.
+    streaming: bool = False
+    num_events: int = 0
     # None while the coroutine runs, and after its end.
     waiting_for: Wait | None = None
     steps: Generator[Any, Any, None] | None = None
@@ -85,12 +101,21 @@ class Exchange(msgspec.Struct, eq=False):
             if self.waiting_for is not None:
                 return
         except RequestError as failure:
-            self.respond(failure.status, failure.body(), lines=failure.lines)
+            if self.streaming:
+                self.end_stream(failure)
+            else:
+                self.respond(failure.status, failure.body(self.request.path), lines=failure.lines)
         except Exception:  # a fault in the router ends one connection, not the process
             log.exception("failed to answer a request")
             self.cut()
         self.steps = None
         self.client.finish()
+
+    def follow(self, source: Transport) -> None:
+        """Pause the engine's transport whenever the client is slow to read, and now if it is."""
+        self.source = source
+        if self.client.blocked:
+            source.pause_reading()
 
     def stop(self) -> None:
         """End the exchange where it is: the client has left."""
@@ -102,8 +127,28 @@ class Exchange(msgspec.Struct, eq=False):
         self, status: int, body: bytes, content_type: bytes = JSON, lines: Sequence[bytes] = ()
     ) -> None:
         """Send an answer of the router's own. `lines` are further lines of its head."""
+        lines = (*lines, self.lines)
         head = own_response_head(status, len(body), content_type, lines, close=self.client.closing)
         self.client.write(head if self.request.method == b"HEAD" else head + body)
+
+    def respond_empty(self, lines: Sequence[bytes]) -> None:
+        """Send an answer without a body, status 204, with these lines in its head."""
+        head = b"".join((*lines, self.lines))
+        self.client.write(response_head(204, REASONS[204], head, close=self.client.closing))
+
+    def send_comment(self) -> None:
+        """Send a comment of a stream of events, after the head if the client does not have it yet."""
+        chunked = self.request.http11
+        if not self.streaming:
+            self.streaming = True
+            lines = STREAM_LINES + self.lines + (b"Transfer-Encoding: chunked\r\n" if chunked else b"")
+            self.client.write(response_head(200, b"OK", lines, close=self.client.closing))
+        self.client.write(chunk(COMMENT) if chunked else COMMENT)
+
+    def end_stream(self, failure: RequestError) -> None:
+        """Send an error as the last event of a stream."""
+        event = failure.event(self.request.path, self.num_events)
+        self.client.write(chunk(event) + LAST_CHUNK if self.request.http11 else event)
 
     def cut(self) -> None:
         """Close the client's connection so that it sees that the answer is not complete."""

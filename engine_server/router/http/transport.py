@@ -1,13 +1,18 @@
 """Socket options of the connections to clients and engines."""
 
+import array
 import asyncio
+import fcntl
 import socket
 import sys
+import termios
 
 KEEPALIVE_IDLE_SECONDS = 15
 KEEPALIVE_INTERVAL_SECONDS = 5
 KEEPALIVE_PROBES = 4
 UNACKNOWLEDGED_MILLISECONDS = 30_000
+# Bytes that the kernel keeps for a peer that reads nothing; it would keep megabytes, which count as the pod's memory.
+UNSENT_BYTES = 128 * 1024
 
 
 def configure_transport(transport: asyncio.Transport) -> None:
@@ -29,3 +34,28 @@ def limit_unacknowledged_time(transport: asyncio.Transport) -> None:
     if sys.platform == "linux":
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MILLISECONDS)
+
+
+def limit_unsent_bytes(transport: asyncio.Transport) -> None:
+    """Keep less for a peer that is slow to read; bytes that are on their way to it do not count."""
+    if sys.platform == "linux":
+        sock = transport.get_extra_info("socket")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+
+
+def unacknowledged_bytes(transport: asyncio.Transport) -> int:
+    """Return the number of bytes that were written and that the peer has not acknowledged.
+
+    The kernel's part counts where it can be asked: it may be megabytes, so that a slow peer frees none of ours for
+    minutes.
+    """
+    waiting = transport.get_write_buffer_size()
+    if (
+        sys.platform == "linux"
+        and (sock := transport.get_extra_info("socket")) is not None
+        and sock.fileno() >= 0
+    ):
+        kernel = array.array("i", [0])
+        fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, kernel)
+        waiting += kernel[0]
+    return waiting

@@ -9,7 +9,7 @@ from httptools import HttpParserError, HttpResponseParser
 
 from engine_server.router.http.exchange import Exchange, wait_for
 from engine_server.router.http.transport import configure_transport, limit_unacknowledged_time
-from engine_server.router.http.wire import Fields
+from engine_server.router.http.wire import Fields, Message
 from engine_server.router.routing.endpoint import Address, Endpoint
 
 # Connects to a pod that is gone are not refused for a while but get no answer at all.
@@ -24,7 +24,7 @@ class Receiver(Protocol):
         ...
 
     def on_body(self, data: bytes) -> None:
-        """Take a piece of the body."""
+        """Take a piece of the body. Raises ValueError if the engine can't have meant it."""
         ...
 
     def on_end(self) -> None:
@@ -47,32 +47,37 @@ class Receiver(Protocol):
 class EngineConnection(asyncio.Protocol):
     """Parses answers as bytes arrive. Each is given to a receiver of its own, which gets nothing after its release."""
 
-    send: Callable[[bytes], None]
+    send: Callable[[Message], None]
 
     def __init__(self, pool: "Pool") -> None:
         self._pool = pool
         self._fields = Fields()
         self.on_header = self._fields.add
+        # Pieces of the body that arrived last.
+        self._pieces: list[bytes] = []
+        self.on_body = self._pieces.append
+        # Pieces of the reason of a head that has not arrived whole.
+        self._reason: list[bytes] = []
+        self.on_status = self._reason.append
         self._parser = HttpResponseParser(self)
         # None between two answers.
         self._receiver: Receiver | None = None
-        self._reason = b""
         # The head of an answer has arrived that is not an interim one (1xx).
         self._begun = False
-        # The answer has ended as it should, and nothing came after it.
+        # The answer has ended, and as it should.
+        self._ended = False
         self._reusable = False
 
     def receive(self, receiver: Receiver) -> None:
         """Give the answer to the request that was sent to `receiver`, until `release`."""
         self._receiver = receiver
-        self._begun = self._reusable = False
-        self._reason = b""
+        self._begun = self._ended = self._reusable = False
         self._fields.clear()
 
     def release(self) -> None:
         """Keep the connection for another request, or close it, which tells the engine to stop an unfinished one."""
         self._receiver = None
-        if self._reusable:
+        if self._reusable and not self._reason:  # which would be that of a further answer
             self.transport.resume_reading()
             self._pool.put(self)
         else:
@@ -82,7 +87,7 @@ class EngineConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        self.send = self.transport.write
+        self.send = self.transport.writelines
         configure_transport(self.transport)
         limit_unacknowledged_time(self.transport)
 
@@ -92,8 +97,15 @@ class EngineConnection(asyncio.Protocol):
             self.transport.abort()  # it answers more than it was asked
             return
         try:
-            self._parser.feed_data(data)
-        except HttpParserError:
+            try:
+                self._parser.feed_data(data)
+            finally:
+                for piece in self._pieces:
+                    receiver.on_body(piece)
+                self._pieces.clear()
+                if self._ended:
+                    receiver.on_end()
+        except (HttpParserError, ValueError):
             self._reusable = False
             receiver.on_failure()
         receiver.flush()
@@ -111,31 +123,21 @@ class EngineConnection(asyncio.Protocol):
 
     # Called by the parser
 
-    def on_status(self, reason: bytes) -> None:
-        self._reusable = False  # true only of an answer that nothing follows
-        self._reason += reason
-
     def on_headers_complete(self) -> None:
         if self._begun:
             raise HttpParserError("more than one answer")
-        status = self._parser.get_status_code()
+        status, reason = self._parser.get_status_code(), b"".join(self._reason)
+        self._reason.clear()
         if status < 200:
-            self._reason = b""
             self._fields.clear()
             return
         self._begun = True
         assert self._receiver is not None
-        self._receiver.on_head(status, self._reason, self._fields)
-
-    def on_body(self, data: bytes) -> None:
-        assert self._receiver is not None
-        self._receiver.on_body(data)
+        self._receiver.on_head(status, reason, self._fields)
 
     def on_message_complete(self) -> None:
         if self._begun:
-            assert self._receiver is not None
-            self._receiver.on_end()
-            self._reusable = self._parser.should_keep_alive()
+            self._ended, self._reusable = True, self._parser.should_keep_alive()
 
 
 class Pool:

@@ -9,6 +9,8 @@ import msgspec
 from engine_server.contract.headers import ALL_HEADERS
 
 REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
+# A body of up to this size is copied behind its head, which costs less than sending two buffers.
+JOINED_BYTES = 16 * 1024
 LAST_CHUNK = b"0\r\n\r\n"
 HOP_BY_HOP_FIELDS = (
     b"connection",
@@ -20,21 +22,48 @@ HOP_BY_HOP_FIELDS = (
     b"upgrade",
 )
 # Fields that the router writes itself, or answers.
-REWRITTEN_FIELDS = (b"content-length", b"expect", b"http2-settings")
-NOT_FORWARDED = frozenset(
-    (*HOP_BY_HOP_FIELDS, *REWRITTEN_FIELDS, *(name.lower().encode() for name in ALL_HEADERS))
-)
+REWRITTEN_FIELDS = (b"content-length", b"expect", b"http2-settings", b"x-request-id")
+# Fields that are forwarded only where the router has no keys.
+CREDENTIAL_FIELDS = (b"authorization", b"x-api-key")
+# Fields between the router and the engines, and those by which the router answers browsers.
+OWN_PREFIXES = (b"fairlead-", b"access-control-")
+OWN_FIELDS = (*(name.lower().encode() for name in ALL_HEADERS), b"access-control-request-headers")
+NOT_FORWARDED = frozenset((*HOP_BY_HOP_FIELDS, *REWRITTEN_FIELDS, *CREDENTIAL_FIELDS))
 # Fields that the router looks at: all that are not forwarded, and some that are.
-READ = NOT_FORWARDED | {b"host", b"content-type"}
+READ = NOT_FORWARDED | {
+    *OWN_FIELDS,
+    b"host",
+    b"content-type",
+    b"retry-after",
+    b"x-session-id",
+    b"traceparent",
+    b"origin",
+}
 PARTS_PER_LINE = 4
 # Takes what is added to a head after its end, which are trailers, and keeps nothing.
 DISCARDED: deque[bytes] = deque(maxlen=0)
 
 
+# Treatments by name as it was written: clients keep to one spelling, and this saves the conversion to lower case.
+KNOWN_NAMES: dict[bytes, tuple[bytes | None, bool]] = {}
+MOST_KNOWN_NAMES = 1024
+LONGEST_KNOWN_NAME = 64
+
+
+def field_treatment(name: bytes) -> tuple[bytes | None, bool]:
+    """Return the name in lower case if the router reads the field, else None, and True if it is forwarded."""
+    key = name.lower()
+    forwarded = key not in NOT_FORWARDED and not key.startswith(OWN_PREFIXES)
+    treatment = (key if key in READ else None, forwarded)
+    if len(KNOWN_NAMES) < MOST_KNOWN_NAMES and len(name) <= LONGEST_KNOWN_NAME:
+        KNOWN_NAMES[name] = treatment
+    return treatment
+
+
 class Fields:
     """The header fields of one message at a time: those that the router reads, and the lines that it forwards."""
 
-    __slots__ = ("_parts", "read")
+    __slots__ = ("_parts", "read", "repeated")
 
     def __init__(self) -> None:
         self.clear()
@@ -43,21 +72,27 @@ class Fields:
         """Forget the fields, so that the next message's can be added."""
         # Values by name in lower case.
         self.read: dict[bytes, bytes] = {}
+        # Further values of fields in `read`.
+        self.repeated: list[tuple[bytes, bytes]] = []
         # Of the lines to forward: name, separator, value and line end of each.
         self._parts: list[bytes] | deque[bytes] = []
 
     def add(self, name: bytes, value: bytes) -> None:
         """Add one field as it was received."""
-        key = name.lower()
-        if key in READ:
-            self.read[key] = value
-            if key in NOT_FORWARDED:
-                return
-        self._parts.extend((name, b": ", value, b"\r\n"))
+        key, forwarded = KNOWN_NAMES.get(name) or field_treatment(name)
+        if key is not None:
+            if key in self.read:
+                self.repeated.append((key, value))
+            else:
+                self.read[key] = value
+        if forwarded:
+            self._parts.extend((name, b": ", value, b"\r\n"))
 
     def take_forwarded(self) -> bytes:
         """Return the lines to forward, without fields that Connection names, and ignore fields that follow."""
         parts, self._parts = self._parts, DISCARDED
+        if self.repeated:
+            self._join_repeated()
         connection = self.read.get(b"connection")
         if connection is None or connection.lower() in (b"keep-alive", b"close"):
             return b"".join(parts)
@@ -69,6 +104,17 @@ class Fields:
                 forwarded.extend(received[start : start + PARTS_PER_LINE])
         return b"".join(forwarded)
 
+    def _join_repeated(self) -> None:
+        """Join the values of a repeated field by commas, which is what a list means."""
+        values: dict[bytes, list[bytes]] = {}
+        for key, value in self.repeated:
+            values.setdefault(key, [self.read[key]]).append(value)
+        self.read.update((key, b", ".join(parts)) for key, parts in values.items())
+
+
+# The buffers of a request to an engine, which are sent together.
+Message = Sequence[bytes | bytearray]
+
 
 class Request(msgspec.Struct, frozen=True):
     """A request with its whole body."""
@@ -77,16 +123,30 @@ class Request(msgspec.Struct, frozen=True):
     target: bytes
     # The lines of its head that are forwarded.
     lines: bytes
-    body: bytearray
+    # The fields that the router reads, by name in lower case.
+    fields: dict[bytes, bytes]
+    body: bytes | bytearray
     # The client understands HTTP/1.1, chunked bodies included.
     http11: bool
     # The client's connection closes after the answer.
     last: bool
+    # Of the log, of the engine's log, and of the answer.
+    id: bytes
 
-    def message(self) -> bytes:
-        """Return the bytes to send to an engine; they are the same for every engine."""
-        parts = (self.method, self.target, self.lines, len(self.body))
-        return b"%b %b HTTP/1.1\r\n%bContent-Length: %d\r\n\r\n" % parts + self.body
+    @property
+    def path(self) -> bytes:
+        """The target without its query, as it was received."""
+        return self.target.partition(b"?")[0]
+
+    def message(self, lines: bytes = b"", body: bytes | None = None) -> Message:
+        """Return the buffers to send to an engine, with further lines of the head, and `body` in place of its own.
+
+        A large body is not copied.
+        """
+        sent = self.body if body is None else body
+        parts = (self.method, self.target, self.lines, lines, self.id, len(sent))
+        head = b"%b %b HTTP/1.1\r\n%b%bX-Request-Id: %b\r\nContent-Length: %d\r\n\r\n" % parts
+        return [head + sent] if len(sent) <= JOINED_BYTES else [head, sent]
 
 
 def response_head(status: int, reason: bytes, lines: bytes, *, close: bool) -> bytes:

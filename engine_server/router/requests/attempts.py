@@ -1,107 +1,152 @@
-"""The attempts to have a request answered, and every decision on what follows each."""
+"""The attempts to have a request answered: each sends it to an endpoint, until a decision ends them."""
 
 from engine_server.router import errors
+from engine_server.router.callers.account import visible_models
+from engine_server.router.callers.callers import Callers
 from engine_server.router.errors import RequestError
 from engine_server.router.http.exchange import Exchange
 from engine_server.router.http.upstream import EngineConnection, Pools
-from engine_server.router.metrics import Metrics
+from engine_server.router.http.wire import Message
+from engine_server.router.requests.decisions import Attempts, Decisions
+from engine_server.router.requests.hold.hold import Hold
+from engine_server.router.requests.journal import resume_message
 from engine_server.router.requests.lifecycle import Lifecycle
-from engine_server.router.requests.relay import Outcome, Relay
-from engine_server.router.routing.directory import Directory
+from engine_server.router.requests.observation import Observation
+from engine_server.router.requests.outcome import Outcome
+from engine_server.router.requests.relay import Relay
+from engine_server.router.requests.watch import Watch
+from engine_server.router.routing.directory import Directory, Route
 from engine_server.router.routing.endpoint import Endpoint
 from engine_server.router.routing.health import Health
-from engine_server.router.routing.key import RouteKey, decode_key
-from engine_server.router.routing.selection import Selector
-
-# A request that crashes engines must not reach all of them.
-MAX_UNANSWERED = 3
+from engine_server.router.routing.key import RouteKey, read_key
 
 
 class Forwarder:
     """Sends requests to endpoints of the deployments that they name."""
 
-    def __init__(self, directory: Directory, health: Health, pools: Pools, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        callers: Callers,
+        directory: Directory,
+        health: Health,
+        hold: Hold,
+        watch: Watch,
+        pools: Pools,
+        observation: Observation,
+        prefix_chars: int,
+    ) -> None:
+        self._callers = callers
+        self._credentials = callers.engine_credentials
         self._directory = directory
         self._health = health
-        self._selector = Selector(directory, health)
+        self._hold = hold
+        self._open = watch.open
         self._pools = pools
-        self._metrics = metrics
+        self._observation = observation
+        self._decisions = Decisions(health, hold, observation.metrics)
+        self._prefix_chars = prefix_chars
 
     async def forward(self, exchange: Exchange) -> None:
         """Answer a request with an engine's answer. Raises RequestError if no engine gives one."""
         request = exchange.request
-        if request.method != b"POST":
-            raise errors.wrong_method(request.target.partition(b"?")[0], b"POST")
-        with Lifecycle(self._metrics) as lifecycle:
-            key = decode_key(request.body)
-            message = request.message()
-            tried: list[Endpoint] = []
-            unanswered = 0
-            outcome: Outcome | None = None
-            reconnect = False
+        with self._observation.begin(request) as lifecycle:
+            self._decisions.count(lifecycle.started)
+            caller = self._callers.identify(request.fields)
+            key = read_key(request.body, request.fields, self._prefix_chars)
+            lifecycle.admit(caller)
+            attempts = Attempts()
             while True:
-                # Pick an endpoint, unless the last one gets the request again.
-                if not reconnect:
-                    picked = self._selector.pick(key, tried)
-                    if picked is None:
-                        raise self._no_endpoint(key, tried, lifecycle)
-                    endpoint = picked
-                    if outcome is not None:
-                        self._metrics.retries[outcome] += 1
-                    lifecycle.model = key.model
-                    lifecycle.visit(endpoint)
-                    tried.append(endpoint)
+                route = self._directory.resolve(key.model)
+                if route is None:
+                    raise errors.unknown_model(key.model, list(visible_models(caller, self._directory)))
+                if not caller.may_use(route, self._directory):
+                    raise errors.model_not_allowed(key.model, list(visible_models(caller, self._directory)))
+                lifecycle.assign(key.model, route.deployment.key)
 
-                # Connect, unless a kept connection can be used.
-                connection = None if reconnect else self._pools[endpoint].take()
-                reused = connection is not None
-                if connection is None:
-                    connection = await self._connect(endpoint, exchange)
+                stream = lifecycle.journal
+                endpoint = self._decisions.pick(route, key, attempts, stream)
+                if endpoint is None:
+                    if self._decisions.is_settled_without_endpoint(route, attempts, lifecycle):
+                        return None
+                    attempts = await self._wait(route, key, attempts, exchange, lifecycle)
+                    continue
+                attempts.tried.append(endpoint)
+                lifecycle.visit(endpoint, key.size)
 
-                # Send, and relay the answer. Sending comes first, so that the engine works while the relay is set up.
-                if connection is None:
-                    outcome = "unanswered" if reconnect else "unreachable"
+                lines = route.request_lines + self._credentials.lines(request.fields, route.deployment)
+                traced = request if lifecycle.trace is None else lifecycle.trace.inject(request)
+                if stream is not None and stream.begun:
+                    message = resume_message(traced, lines, stream)
                 else:
-                    try:
-                        connection.send(message)
-                        relay = Relay(exchange, lifecycle)
-                        connection.receive(relay)
-                        exchange.source = connection.transport
-                        await relay
-                        if relay.held:
-                            self._health.eject(endpoint, "it answered 503")
-                            if self._selector.pick(key, tried) is None:
-                                await relay.pass_on()
-                        outcome = "refused" if relay.held else relay.outcome
-                    finally:
-                        exchange.source = None
-                        connection.release()
+                    message = traced.message(lines)
+                relay = await self._attempt(endpoint, message, exchange, lifecycle)
+                if relay.outcome is Outcome.FINISHED:
+                    endpoint.failures_in_row = 0
+                    return None
+                if self._decisions.is_settled(relay, attempts, route, endpoint):
+                    return None
 
-                # Decide.
-                if outcome == "finished":
-                    return
-                if outcome == "cut":
-                    self._metrics.interrupted += 1
-                    exchange.cut()
-                    return
-                # The engine may have closed a kept connection just as it was used: it gets the request once more.
-                reconnect = outcome == "unanswered" and reused
-                if outcome == "unanswered" and not reused:
-                    unanswered += 1
-                    if unanswered == MAX_UNANSWERED:
-                        raise errors.no_answer(key.model, unanswered)
+    async def _wait(
+        self, route: Route, key: RouteKey, attempts: Attempts, exchange: Exchange, lifecycle: Lifecycle
+    ) -> Attempts:
+        """Hold a request until an endpoint may take it, and return its attempts, which begin again."""
+        lifecycle.leave()
+        caller = lifecycle.caller
+        try:
+            held = await self._hold.wait(
+                route,
+                key.model,
+                exchange,
+                attempts.held,
+                stream=exchange.streaming or key.stream,
+                caller=caller.name,
+                priority=caller.priority,
+            )
+        except RequestError:
+            if lifecycle.journal is not None and lifecycle.journal.begun:
+                self._observation.metrics.interrupted += 1
+            raise
+        return Attempts(attempts.unanswered, attempts.unreachable, held=held)
+
+    async def _attempt(
+        self, endpoint: Endpoint, message: Message, exchange: Exchange, lifecycle: Lifecycle
+    ) -> Relay:
+        """Send `message` to an endpoint and forward its answer. Return the relay, which has the outcome."""
+        connection = self._pools[endpoint].take()
+        kept = connection is not None
+        relay: Relay | None = None
+        while True:
+            if connection is None:
+                connection = await self._connect(endpoint, exchange)
+                if connection is None:
+                    return relay or Relay(exchange, lifecycle, outcome=Outcome.UNREACHABLE)
+            connection.send(message)  # first, so that the engine works while the relay is set up
+            relay = Relay(exchange, lifecycle)
+            try:
+                connection.receive(relay)
+                exchange.follow(connection.transport)
+                self._open.add(relay)
+                await relay
+            finally:
+                self._open.discard(relay)
+                exchange.source = None
+                connection.release()
+                if endpoint.full_until and relay.outcome is not Outcome.REFUSED:
+                    endpoint.full_until = 0.0  # the request, which it had taken, has ended
+                if self._hold.count:
+                    self._hold.on_end(endpoint.deployment)
+            if relay.outcome is not Outcome.UNANSWERED or not kept:
+                return relay
+            # The engine may have closed the kept connection just as it was used: it gets the request once more.
+            connection, kept = None, False
 
     async def _connect(self, endpoint: Endpoint, exchange: Exchange) -> EngineConnection | None:
-        """Return a new connection, or eject the endpoint and return None."""
+        """Return a new connection, or None if none can be opened, which ejects the endpoint."""
         try:
             return await self._pools[endpoint].connect(exchange)
+        except ConnectionRefusedError as error:
+            self._health.eject(endpoint, str(error))
         except OSError as error:
-            self._health.eject(endpoint, str(error) or "no answer to a connect")
-            return None
-
-    def _no_endpoint(self, key: RouteKey, tried: list[Endpoint], lifecycle: Lifecycle) -> RequestError:
-        """Return the error for a request that no endpoint is left for."""
-        if not tried and self._directory.resolve(key.model) is None:
-            return errors.unknown_model(key.model, list(self._directory.models()))
-        lifecycle.model = key.model
-        return errors.no_replica(key.model)
+            # The cause may be the router's own: its network, or a lack of file descriptors.
+            self._health.suspect(endpoint, str(error) or "no answer to a connect")
+        return None

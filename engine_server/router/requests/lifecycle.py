@@ -1,54 +1,172 @@
 """The lifecycle of a request in the router, from its arrival to its end."""
 
+from datetime import UTC, datetime
 from time import perf_counter
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 
+from engine_server.contract.api import Key
+from engine_server.contract.continuation import ReportedUsage
+from engine_server.router.callers.account import ANYONE, Caller
 from engine_server.router.errors import RequestError
+from engine_server.router.http.wire import Request
 from engine_server.router.metrics import Metrics
+from engine_server.router.requests.access_log import Access, AccessLog, logged_path
+from engine_server.router.requests.journal import Journal
 from engine_server.router.routing.endpoint import Endpoint
+
+if TYPE_CHECKING:
+    from engine_server.router.requests.tracing import Trace
 
 # nginx's status for a client that closed its connection before an answer.
 CLIENT_CLOSED_REQUEST = 499
+# Of ordinary text.
+BYTES_PER_TOKEN = 4
+NO_TOKENS = ReportedUsage(0, 0)
 
 
 class Lifecycle(msgspec.Struct):
     """Counts a request as in flight, in the router and at its endpoint, for as long as the `with` block lasts.
 
-    The end of the answer, an error and a client that hangs up all leave the block, so each of them counts down.
+    The end of the answer, an error and a client that hangs up all leave the block, so each of them counts down, and is
+    recorded in the metrics, the access log and the request's trace.
     """
 
     metrics: Metrics
+    request: Request
+    # None: requests are not logged.
+    access_log: AccessLog | None = None
+    # None: the request is not traced.
+    trace: "Trace | None" = None
     # Times and durations are in seconds (perf_counter).
     started: float = msgspec.field(default_factory=perf_counter)
     time_to_first_byte: float | None = None
-    endpoint: Endpoint | None = None
-    # Empty if the body does not name one that exists.
+    # Bytes of the prompt that count as load of the endpoint: none after the first byte of the answer.
+    prompt_bytes: int = 0
+    # The name in the request, and the deployment that it means; empty and None if there is none.
     model: str = ""
+    deployment: Key | None = None
+    # The endpoint that was tried last, and the number of attempts.
+    endpoint: Endpoint | None = None
+    attempts: int = 0
+    # Set if the answer is a stream of events.
+    journal: Journal | None = None
     status: int = CLIENT_CLOSED_REQUEST
+    # The name of the sender's key; empty without one.
+    key: str = ""
+    # The sender, once its limits have admitted the request.
+    caller: Caller = ANYONE
+    # The tokens of a whole answer; the journal has those of a stream.
+    usage: ReportedUsage | None = None
 
     def __enter__(self) -> Self:
         self.metrics.in_flight += 1
         return self
 
-    def visit(self, endpoint: Endpoint) -> None:
+    def admit(self, caller: Caller) -> None:
+        """Count the request at its sender. Raises RequestError (429) if a limit is reached."""
+        self.key = caller.name
+        caller.admit(self.started)
+        self.caller = caller
+
+    def assign(self, model: str, deployment: Key) -> None:
+        """Count the request at the deployment that its model means, and no longer at the one before."""
+        if deployment != self.deployment:
+            if self.deployment is not None:
+                self.metrics.demand.end(self.deployment)
+            self.metrics.demand.begin(deployment)
+        self.model, self.deployment = model, deployment
+
+    def visit(self, endpoint: Endpoint, prompt_bytes: int) -> None:
         """Count the request at `endpoint`, and no longer at the one before."""
         if self.endpoint is not None:
-            self.endpoint.release()
+            self.endpoint.release(self.prompt_bytes)
         self.endpoint = endpoint
-        endpoint.count(perf_counter())
+        self.attempts += 1
+        # The end of a resumed prompt's work cannot be seen.
+        self.prompt_bytes = prompt_bytes if self.time_to_first_byte is None else 0
+        endpoint.count(perf_counter(), self.prompt_bytes)
+        if self.trace is not None:
+            self.trace.begin_attempt(endpoint)
+
+    def leave(self) -> None:
+        """Count the request at no endpoint: it waits for one."""
+        if self.endpoint is not None:
+            self.endpoint.release(self.prompt_bytes)
+            self.endpoint = None
 
     def record_answer(self, status: int) -> None:
         """Record the status of the answer, as its first byte is sent to the client."""
         self.status = status
         self.time_to_first_byte = perf_counter() - self.started
+        if self.prompt_bytes and self.endpoint is not None:
+            self.endpoint.record_first_token(self.prompt_bytes)
+            self.prompt_bytes = 0
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, RequestError):
+        if isinstance(error, RequestError) and self.time_to_first_byte is None:
             self.record_answer(error.status)
+            self.metrics.errors[self.deployment, error.code] += 1
         if self.endpoint is not None:
-            self.endpoint.release()
+            self.endpoint.release(self.prompt_bytes)
+        if self.deployment is not None:
+            self.metrics.demand.end(self.deployment)
         self.metrics.in_flight -= 1
-        duration = perf_counter() - self.started
-        self.metrics.record(self.model, self.status, self.time_to_first_byte, duration)
+        if self.usage is None and self.journal is not None:
+            self.usage = self.journal.usage
+        now = perf_counter()
+        if self.caller is not ANYONE:
+            self.caller.settle(now, self.usage or self._estimated_tokens())
+        duration = now - self.started
+        first_byte = self.time_to_first_byte
+        self.metrics.record((self.deployment, self.status, first_byte, duration, self.key, self.usage))
+        if self.access_log is not None:
+            self.access_log.record(self._access(duration))
+        if self.trace is not None:
+            self.trace.end(self.status, self._attributes())
+
+    def _attributes(self) -> dict[str, str | int]:
+        """Return the attributes of the request's span."""
+        attributes: dict[str, str | int] = {
+            "fairlead.request_id": self.request.id.decode(),
+            "fairlead.attempts": self.attempts,
+        }
+        if self.deployment is not None:
+            attributes["fairlead.deployment"] = str(self.deployment)
+            attributes["gen_ai.request.model"] = self.model
+        if self.key:
+            attributes["fairlead.key"] = self.key
+        if self.usage is not None:
+            attributes["gen_ai.usage.input_tokens"] = self.usage.prompt_tokens
+            attributes["gen_ai.usage.output_tokens"] = self.usage.completion_tokens
+        return attributes
+
+    def _access(self, duration: float) -> Access:
+        request, first, usage = self.request, self.time_to_first_byte, self.usage
+        return Access(
+            datetime.now(UTC),
+            request.method.decode(),
+            logged_path(request.target),
+            self.status,
+            request.id.decode(),
+            round(duration, 6),
+            None if first is None else round(first, 6),
+            self.model,
+            "" if self.deployment is None else str(self.deployment),
+            "" if self.endpoint is None else str(self.endpoint.address),
+            self.attempts,
+            None if usage is None else usage.prompt_tokens,
+            None if usage is None else usage.completion_tokens,
+            self.key,
+        )
+
+    def _estimated_tokens(self) -> ReportedUsage:
+        """Return the tokens of a request whose engine reported none: none if it did not work on the answer."""
+        journal = self.journal
+        # An engine that reports no tokens sends about one event for each.
+        streamed = 0 if journal is None else max(len(journal.token_ids), journal.events)
+        worked = self.endpoint is not None or streamed > 0
+        if not worked or self.status not in (200, CLIENT_CLOSED_REQUEST):
+            return NO_TOKENS
+        return ReportedUsage(len(self.request.body) // BYTES_PER_TOKEN, streamed)

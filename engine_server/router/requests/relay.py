@@ -1,89 +1,139 @@
 """The relay of one answer from an engine to a client."""
 
-from typing import Literal
-
 import msgspec
 
-from engine_server.router.errors import interrupted
+from engine_server.contract.continuation import ReportedUsage
+from engine_server.contract.errors import ErrorCode
+from engine_server.router import errors
 from engine_server.router.http.exchange import Wait
 from engine_server.router.http.wire import LAST_CHUNK, Fields, chunk, response_head
+from engine_server.router.requests.event_reader import EventReader
+from engine_server.router.requests.journal import Journal
 from engine_server.router.requests.lifecycle import Lifecycle
+from engine_server.router.requests.outcome import (
+    MAX_REFUSAL_BYTES,
+    REFUSAL_STATUSES,
+    Outcome,
+    Refusal,
+    read_refusal,
+)
 
-EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
-
-
-# The end of an attempt, which is also the reason of a retry in the metrics.
-Outcome = Literal[
-    # The client has the whole answer.
-    "finished",
-    # No connection could be opened.
-    "unreachable",
-    # The connection ended before the head of an answer.
-    "unanswered",
-    # The engine answered 503, and none of it was sent to the client.
-    "refused",
-    # The answer broke off after some of it was sent to the client.
-    "cut",
-]
+EVENT_STREAM = b"text/event-stream"
 
 
 class Relay(Wait):
     """Forwards one answer as it arrives; the exchange waits for its outcome.
 
-    Nothing is sent to the client before the head of the answer is complete, nor of a 503 before `pass_on`: until then
-    the request can be sent to another endpoint.
+    Nothing is sent to the client before the head of the answer is complete, nor of a refusal before `pass_on`: until
+    then the request can be sent to another endpoint. A refusal is read to its end, which keeps its connection usable.
+    If the client has the head of a stream already, the answer continues it without a head of its own.
     """
 
     lifecycle: Lifecycle
     status: int = 0
-    # A 503 that waits for the decision to pass it on.
+    # The answer is a refusal: it waits for the decision to pass it on.
     held: bool = False
+    retry_after: bytes | None = None
+    # The body of a refusal as the engine sent it.
+    refusal_body: bytes = b""
     # The client gets a chunked body.
     chunked: bool = False
     # The engine marks the end of the answer by closing the connection.
     until_close: bool = False
-    # The answer is a stream of server-sent events whose length is not declared.
-    events: bool = False
-    partial_event: bytes = b""
+    # Set if the answer is a stream of server-sent events.
+    events: EventReader | None = None
     # Bytes for the client that the next flush sends.
     pending: list[bytes] = msgspec.field(default_factory=list)
     outcome: Outcome | None = None
+    # Something has arrived since the last sweep of the watch.
+    received: bool = True
+    # Time (of the event loop) of the last sweep that found that something had arrived.
+    silent_since: float = 0.0
 
-    async def pass_on(self) -> None:
-        """Send a refusal that was held, and wait for the rest of the answer."""
+    @property
+    def refusal(self) -> Refusal:
+        """The refusal that was held."""
+        return read_refusal(self.status, self.retry_after, self.refusal_body)
+
+    @property
+    def stream_error(self) -> ErrorCode | None:
+        """The error for which the engine broke off a stream that another one can continue."""
+        return self.events.error if self.events is not None else None
+
+    def pass_on(self) -> None:
+        """Send the refusal that was held. Raises RequestError if the client has the head of a stream."""
+        if self.exchange.streaming:
+            refusal = self.refusal
+            raise errors.refused(self.lifecycle.model, refusal.status, refusal.code, refusal.message)
         self.held = False
         self.flush()
-        if self.outcome is None:
-            await self
+
+    def break_off(self) -> None:
+        """End the attempt, whose engine is silent for too long."""
+        if self.outcome is not None:
+            return
+        if self.status == 0:
+            self.outcome = Outcome.SILENT
+        elif self.held:
+            self.outcome = Outcome.REFUSED
+        else:
+            self.on_failure()
+        self.flush()
 
     # Called by the engine's connection
 
     def on_head(self, status: int, reason: bytes, fields: Fields) -> None:
         self.status = status
-        self.held = status == 503
-        lines, read = fields.take_forwarded(), fields.read
-        request, client = self.exchange.request, self.exchange.client
+        lines, read = fields.take_forwarded() + self.exchange.lines, fields.read
+        exchange = self.exchange
+        streams = read.get(b"content-type", b"").startswith(EVENT_STREAM)
+        if status in REFUSAL_STATUSES or (exchange.streaming and not (streams and status == 200)):
+            self.held = True
+            self.retry_after = read.get(b"retry-after")
+        model, load = read.get(b"fairlead-model"), read.get(b"fairlead-load")
+        if self.lifecycle.endpoint is not None and (model or load):
+            self.lifecycle.endpoint.record_report(model, load)
+        if b"fairlead-usage" in read:
+            self.lifecycle.usage = ReportedUsage.parse_header(read[b"fairlead-usage"])
         coded = b"transfer-encoding" in read
         if b"content-length" in read and not coded and status != 204:
             lines += b"Content-Length: %b\r\n" % read[b"content-length"]
         elif status not in (204, 304):
             self.until_close = not coded
-            self.chunked = request.http11
+            self.chunked = exchange.request.http11
             if self.chunked:
                 lines += b"Transfer-Encoding: chunked\r\n"
-            self.events = read.get(b"content-type", b"").startswith(b"text/event-stream")
-        self.pending.append(response_head(status, reason, lines, close=client.closing))
+            if streams and not self.held:
+                self._begin_stream(model or b"")
+                if exchange.streaming:
+                    return
+                exchange.streaming = True
+        self.pending.append(response_head(status, reason, lines, close=exchange.client.closing))
 
     def on_body(self, data: bytes) -> None:
-        if self.events:
-            data = self._complete_events(data)
+        if self.held:
+            if len(self.refusal_body) <= MAX_REFUSAL_BYTES:
+                self.refusal_body += data
+            if self.exchange.streaming:
+                return
+            self.held = len(self.refusal_body) <= MAX_REFUSAL_BYTES
+        if self.events is not None:
+            data = self.events.read(data)
+            if self.events.broken:
+                self._interrupt()
         if data:
             self.pending.append(chunk(data) if self.chunked else data)
 
     def on_end(self) -> None:
-        if self.chunked or self.events:
-            self._end_body(self.partial_event)
-        self.outcome = "finished"
+        if self.outcome is not None:
+            return
+        rest = self.events.end() if self.events is not None else b""
+        if rest is None:
+            self._interrupt()
+            return
+        if rest or self.chunked:
+            self._end_body(rest)
+        self.outcome = Outcome.REFUSED if self.held else Outcome.FINISHED
 
     def on_close(self) -> None:
         if self.until_close and self.outcome is None:
@@ -94,28 +144,36 @@ class Relay(Wait):
     def on_failure(self) -> None:
         if self.outcome is not None:
             return
-        if self.events:
-            self._end_body(b"data: %b\n\n" % interrupted(self.lifecycle.model).body())
-        self.outcome = "cut" if self.status else "unanswered"
+        if self.status == 0 or self.held:
+            self.outcome = Outcome.UNANSWERED
+        elif self.events is not None and self.events.ended:
+            self._end_body(b"")
+            self.outcome = Outcome.FINISHED
+        else:
+            self._interrupt()
 
     def flush(self) -> None:
+        self.received = True
         if self.pending and not self.held:
             self.exchange.client.write(b"".join(self.pending))
             self.pending.clear()
             if self.lifecycle.time_to_first_byte is None:
                 self.lifecycle.record_answer(self.status)
-        if self.held or self.outcome is not None:
+        if self.outcome is not None:
             self.exchange.resume(self)
 
-    def _complete_events(self, data: bytes) -> bytes:
-        """Return the events that `data` completes; a client gets whole events, so that an error can follow each."""
-        data = self.partial_event + data
-        if data.endswith(EVENT_ENDS):
-            self.partial_event = b""
-            return data
-        end = max((data.rfind(mark) + len(mark) for mark in EVENT_ENDS if mark in data), default=0)
-        self.partial_event = data[end:]
-        return data[:end]
+    def _begin_stream(self, model: bytes) -> None:
+        """Read the body as a stream of events of an engine with this `Fairlead-Model`."""
+        journal = self.lifecycle.journal
+        if journal is None:
+            journal = self.lifecycle.journal = Journal()
+        journal.model = journal.model or model
+        self.events = EventReader(journal)
+
+    def _interrupt(self) -> None:
+        self.outcome = Outcome.INTERRUPTED
+        if self.lifecycle.journal is not None:
+            self.exchange.num_events = self.lifecycle.journal.events
 
     def _end_body(self, data: bytes) -> None:
         """Append the last piece of a body whose length was not declared."""

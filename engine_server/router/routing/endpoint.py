@@ -1,7 +1,21 @@
 """Addresses of engines, and the endpoints that requests are sent to."""
 
+import re
+from time import perf_counter
 from typing import NamedTuple, Self
 from urllib.parse import urlsplit
+
+from engine_server.contract.api import Key
+from engine_server.contract.authority import authority
+
+LOAD_FIELD = re.compile(rb"running=(\d+), waiting=(\d+), room=(\d+), kv=(\d+(?:\.\d+)?)")
+# A prompt without a first token adds to the load as one more request per so many bytes, about 4,000 tokens. A power of
+# two, so that sums of such parts are exact and end at zero.
+BYTES_PER_REQUEST = 16_384
+# The load of other routers counts for so long after the engine's report.
+REPORT_SECONDS = 1.0
+RAMP_SECONDS = 10.0
+LEAST_SHARE = 0.1
 
 
 class Address(NamedTuple):
@@ -11,7 +25,7 @@ class Address(NamedTuple):
     port: int
 
     def __str__(self) -> str:
-        return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
+        return f"http://{authority(self.host, self.port)}"
 
     @classmethod
     def parse(cls, url: str) -> Self:
@@ -22,29 +36,125 @@ class Address(NamedTuple):
         return cls(parts.hostname, parts.port or 80)
 
 
+class ReportedLoad(NamedTuple):
+    """The load that an engine reports of itself, whichever routers its requests come from."""
+
+    running: int = 0
+    waiting: int = 0
+    # Requests that it would run besides.
+    room: int = 0
+    # Share of the KV cache that is in use.
+    kv: float = 0.0
+
+    @classmethod
+    def parse(cls, field: bytes) -> Self:
+        """Return the load in a `Fairlead-Load` field; one of another form means nothing."""
+        match = LOAD_FIELD.match(field)
+        if match is None:
+            return cls()
+        running, waiting, room, kv = match.groups()
+        return cls(int(running), int(waiting), int(room), float(kv))
+
+
 class Endpoint:
-    """One engine, and the requests that were sent to it. It is the same object for as long as its address is known."""
+    """One engine of a deployment, the requests that were sent to it, and its last report of itself.
 
-    __slots__ = ("address", "order")
+    It is the same object for as long as the deployment lists its address. Times are of perf_counter.
+    """
 
-    def __init__(self, address: Address) -> None:
+    __slots__ = (
+        "_load_field",
+        "_other_load",
+        "_own_load",
+        "_ramp_end",
+        "address",
+        "deployment",
+        "ejected_at",
+        "ejected_for",
+        "engine_model",
+        "failures_in_row",
+        "full_until",
+        "in_flight",
+        "last_used",
+        "recent_ejections",
+        "reported_at",
+        "reported_load",
+    )
+
+    def __init__(self, deployment: Key, address: Address) -> None:
+        self.deployment = deployment
         self.address = address
-        # Requests that were sent to it and have not ended, and the time (perf_counter) of the last one, 0.0 before the
-        # first. One value, since policies compare it for all endpoints at each request.
-        self.order = (0, 0.0)
+        # Requests that were sent to it and have not ended.
+        self.in_flight = 0
+        # Those, and their prompts without a first token as a part of a request.
+        self._own_load = 0.0
+        # The load that other routers had sent at the last report.
+        self._other_load = 0.0
+        # Time until which it gets no new requests because it said that it is full; 0.0 if it is not.
+        self.full_until = 0.0
+        # Failures that may be the requests' own, since the last success.
+        self.failures_in_row = 0
+        # Number of ejections, which decays with time, and the time (perf_counter) of the last one.
+        self.recent_ejections = 0.0
+        self.ejected_at = 0.0
+        # The reason of the last ejection.
+        self.ejected_for = ""
+        # The hash of all that a continued stream depends on; empty if the engine has not reported one.
+        self.engine_model = b""
+        self.reported_load = ReportedLoad()
+        # Time of the last report of the load, 0.0 before the first.
+        self.reported_at = 0.0
+        self._load_field = b""
+        self.begin_ramp(perf_counter())
 
-    @property
-    def in_flight(self) -> int:
-        return self.order[0]
+    def begin_ramp(self, now: float) -> None:
+        """Start with the least share: the engine is new, or has recovered, and its caches are empty."""
+        # The time of the last request that it was sent, or of its start.
+        self.last_used = now
+        self._ramp_end = now + RAMP_SECONDS
 
-    @property
-    def last_used(self) -> float:
-        return self.order[1]
+    def load(self, now: float) -> float:
+        """Return the number of requests that the engine has, prompts without a first token being parts of one."""
+        if now < self.reported_at + REPORT_SECONDS:
+            return self._own_load + self._other_load
+        return self._own_load
 
-    def count(self, sent: float) -> None:
+    def share(self, now: float) -> float:
+        """Return the part of an engine's usual load that it is to get, which grows to 1.0 in RAMP_SECONDS."""
+        if now >= self._ramp_end:
+            return 1.0
+        return max(LEAST_SHARE, 1.0 - (self._ramp_end - now) / RAMP_SECONDS)
+
+    def load_and_share(self, now: float) -> tuple[float, float]:
+        """Return both at once: all policies by load need them of each candidate."""
+        load = self._own_load
+        if now < self.reported_at + REPORT_SECONDS:
+            load += self._other_load
+        return load, 1.0 if now >= self._ramp_end else self.share(now)
+
+    def count(self, sent: float, prompt_bytes: int) -> None:
         """Count a request that was sent at this time."""
-        self.order = (self.order[0] + 1, sent)
+        self.in_flight += 1
+        self.last_used = sent
+        self._own_load += 1.0 + prompt_bytes / BYTES_PER_REQUEST
 
-    def release(self) -> None:
-        """Count a request as ended."""
-        self.order = (self.order[0] - 1, self.order[1])
+    def record_first_token(self, prompt_bytes: int) -> None:
+        """Count the prompt of a request as processed."""
+        self._own_load -= prompt_bytes / BYTES_PER_REQUEST
+
+    def release(self, prompt_bytes: int) -> None:
+        """Count a request as ended. prompt_bytes: 0 if it had a first token."""
+        self.in_flight -= 1
+        self._own_load -= 1.0 + prompt_bytes / BYTES_PER_REQUEST
+
+    def record_report(self, model: bytes | None, load: bytes | None) -> None:
+        """Record the fields `Fairlead-Model` and `Fairlead-Load` of an answer."""
+        if model is not None:
+            self.engine_model = model
+        if load is not None:
+            if load != self._load_field:
+                self._load_field = load
+                self.reported_load = ReportedLoad.parse(load)
+            reported = self.reported_load.running + self.reported_load.waiting
+            self._other_load = max(0, reported - self.in_flight)
+            self.reported_at = perf_counter()

@@ -1,71 +1,189 @@
-"""The health of endpoints: which are live, and the probes that bring the others back."""
+"""The health of endpoints: which are live, why others are ejected, and the probes that bring them back."""
 
 import asyncio
 import logging
+from collections import Counter, defaultdict
 from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from random import uniform
+from time import perf_counter
 
+from engine_server.contract.api import Key
 from engine_server.router.routing.endpoint import Address, Endpoint
 
 log = logging.getLogger(__name__)
 
-PROBE_INTERVAL_SECONDS = 0.25
-PROBE_TIMEOUT_SECONDS = 2.0
+# Failures in a row, without a success between them, that eject an endpoint.
+BURST = 5
+# Seconds in which the count of an endpoint's ejections decays to half.
+EJECTIONS_HALF_LIFE = 300.0
+# Limit of that count; more would not lengthen an interval.
+MAX_RECENT_EJECTIONS = 8.0
+# Share by which the interval between two probes varies, so that routers don't probe in step.
+JITTER = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeTimes:
+    """Intervals and limits of probes, in seconds."""
+
+    # Interval before the first probe after an ejection. It doubles with each failed probe and each recent ejection.
+    shortest: float = 0.25
+    longest: float = 30.0
+    # Longest interval of an endpoint that was not live yet, and of all while none of the deployment is live.
+    longest_urgent: float = 1.0
+    # After which a probe has failed.
+    timeout: float = 2.0
+
+
+DEFAULT_TIMES = ProbeTimes()
+
+
+class Cause(StrEnum):
+    """The class of an ejection's reason."""
+
+    # No connection could be opened.
+    UNREACHABLE = "unreachable"
+    # It answered that it takes no requests.
+    REFUSING = "refusing"
+    # Failures in a row.
+    FAILING = "failing"
+    # It sent nothing for too long.
+    SILENT = "silent"
+    # Its address belongs to another deployment.
+    MOVED = "moved"
 
 
 class Health:
-    """Which of the known endpoints are live. One that is not is probed until its `/ready` answers 200."""
+    """Which of the known endpoints are live. One that is ejected is probed until its `/ready` answers 200.
 
-    def __init__(self) -> None:
-        self._known: set[Endpoint] = set()
-        # The known endpoints that are not live, with their probes.
-        self.down: dict[Endpoint, asyncio.Task[None]] = {}
-        # The number of times that a live endpoint was ejected.
-        self.ejections = 0
+    An ejection is certain if the endpoint cannot be connected to or said itself that it takes no requests. All others
+    are suspicions: they never eject more than half of a deployment's endpoints, since the cause may lie elsewhere.
+    """
+
+    def __init__(self, times: ProbeTimes = DEFAULT_TIMES) -> None:
+        self._times = times
+        self._known: defaultdict[Key, set[Endpoint]] = defaultdict(set)
+        # The known endpoints that are not live, with their probes. An endpoint without a probe stays out.
+        self.down: dict[Endpoint, asyncio.Task[None] | None] = {}
+        # The number of times that a live endpoint was ejected, by cause.
+        self.ejections: Counter[Cause] = Counter()
 
     def add(self, endpoint: Endpoint, live: bool) -> None:
         """Begin to follow an endpoint; unless it is known to be live, a probe has to succeed first."""
-        self._known.add(endpoint)
+        self._known[endpoint.deployment].add(endpoint)
         if not live:
-            self._begin_probe(endpoint)
+            self._begin_probes(endpoint, 0.0)
 
     def remove(self, endpoint: Endpoint) -> None:
         """Stop following an endpoint."""
-        self._known.discard(endpoint)
-        if probe := self.down.pop(endpoint, None):
-            probe.cancel()
-
-    def eject(self, endpoint: Endpoint, reason: str) -> None:
-        """Give no requests to an endpoint until it is ready again. One that is not live or not known is left as is."""
-        if self.is_live(endpoint):
-            log.warning("ejected endpoint %s: %s", endpoint.address, reason)
-            self.ejections += 1
-            self._begin_probe(endpoint)
+        siblings = self._known[endpoint.deployment]
+        siblings.discard(endpoint)
+        self._stop_probes(endpoint)
+        self._hasten_probes(endpoint.deployment)
+        if not siblings:
+            del self._known[endpoint.deployment]
 
     def is_live(self, endpoint: Endpoint) -> bool:
         """Return True if the endpoint may be given requests."""
-        return endpoint in self._known and endpoint not in self.down
+        return endpoint not in self.down and endpoint in self._known.get(endpoint.deployment, ())
 
-    def _begin_probe(self, endpoint: Endpoint) -> None:
-        self.down[endpoint] = asyncio.get_running_loop().create_task(self._probe_until_ready(endpoint))
+    # Ejections: of endpoints that are not live, or not known any more, they change nothing
 
-    async def _probe_until_ready(self, endpoint: Endpoint) -> None:
-        while not await is_ready(endpoint.address):  # noqa: ASYNC110 - the engine is another process
-            await asyncio.sleep(PROBE_INTERVAL_SECONDS)
+    def eject(self, endpoint: Endpoint, reason: str, cause: Cause = Cause.UNREACHABLE) -> None:
+        """Give no requests to an endpoint until it is ready again."""
+        if not self.is_live(endpoint):
+            return
+        now = perf_counter()
+        decay = 0.5 ** ((now - endpoint.ejected_at) / EJECTIONS_HALF_LIFE)
+        endpoint.recent_ejections = min(endpoint.recent_ejections * decay + 1.0, MAX_RECENT_EJECTIONS)
+        endpoint.ejected_at = now
+        self._record_ejection(endpoint, reason, cause)
+        growth = 2.0 ** (endpoint.recent_ejections - 1.0)
+        self._begin_probes(endpoint, min(self._times.shortest * growth, self._times.longest))
+        self._hasten_probes(endpoint.deployment)
+
+    def suspect(self, endpoint: Endpoint, reason: str, cause: Cause = Cause.FAILING) -> None:
+        """Eject an endpoint, unless more than half of its deployment's endpoints would then be out."""
+        siblings = self._known.get(endpoint.deployment, ())
+        out = sum(sibling in self.down for sibling in siblings)
+        if 2 * (out + 1) <= len(siblings):
+            self.eject(endpoint, reason, cause)
+
+    def record_failure(self, endpoint: Endpoint, reason: str) -> None:
+        """Count a failure of an endpoint that may be the request's own; BURST in a row are suspicious."""
+        endpoint.failures_in_row += 1
+        if endpoint.failures_in_row >= BURST:
+            self.suspect(endpoint, f"{reason}, {endpoint.failures_in_row} times in a row")
+
+    def retire(self, endpoint: Endpoint, reason: str) -> None:
+        """Give no requests to an endpoint until its deployment lists it anew."""
+        if self.is_live(endpoint):
+            self._record_ejection(endpoint, reason, Cause.MOVED)
+            self.down[endpoint] = None
+            self._hasten_probes(endpoint.deployment)
+
+    def _record_ejection(self, endpoint: Endpoint, reason: str, cause: Cause) -> None:
+        log.warning("ejected endpoint %s of %s: %s", endpoint.address, endpoint.deployment, reason)
+        self.ejections[cause] += 1
+        endpoint.ejected_for = reason
+
+    # Probes
+
+    def _begin_probes(self, endpoint: Endpoint, interval: float) -> None:
+        """Probe an endpoint after `interval` seconds, and again at growing intervals."""
+        self._stop_probes(endpoint)
+        probes = self._probe_until_ready(endpoint, interval)
+        self.down[endpoint] = asyncio.get_running_loop().create_task(probes)
+
+    def _stop_probes(self, endpoint: Endpoint) -> None:
+        if probes := self.down.pop(endpoint, None):
+            probes.cancel()
+
+    def _hasten_probes(self, deployment: Key) -> None:
+        """Begin the probes of a deployment again if it has just lost its last live endpoint."""
+        if not self._has_live(deployment):
+            for endpoint in self._known[deployment]:
+                if self.down[endpoint] is not None:
+                    self._begin_probes(endpoint, self._times.shortest)
+
+    async def _probe_until_ready(self, endpoint: Endpoint, interval: float) -> None:
+        while True:
+            interval = min(interval, self._longest_interval(endpoint))
+            await asyncio.sleep(jittered(interval))
+            if await probe(endpoint.address, self._times.timeout) == 200:
+                break
+            interval = max(2.0 * interval, self._times.shortest)
         del self.down[endpoint]
-        log.info("endpoint %s is ready", endpoint.address)
+        endpoint.begin_ramp(perf_counter())
+        log.info("endpoint %s of %s is ready", endpoint.address, endpoint.deployment)
+
+    def _longest_interval(self, endpoint: Endpoint) -> float:
+        starting = endpoint.ejected_at == 0.0
+        urgent = starting or not self._has_live(endpoint.deployment)
+        return self._times.longest_urgent if urgent else self._times.longest
+
+    def _has_live(self, deployment: Key) -> bool:
+        return any(endpoint not in self.down for endpoint in self._known[deployment])
 
 
-async def is_ready(address: Address) -> bool:
-    """Return True if `GET /ready` answers 200 within PROBE_TIMEOUT_SECONDS."""
+def jittered(interval: float) -> float:
+    """Return an interval that varies around `interval`."""
+    return interval * uniform(1.0 - JITTER, 1.0 + JITTER)
+
+
+async def probe(address: Address, seconds: float) -> int | None:
+    """Return the status of `GET /ready`, or None if there is no HTTP answer in so many seconds."""
     writer = None
     try:
-        async with asyncio.timeout(PROBE_TIMEOUT_SECONDS):
+        async with asyncio.timeout(seconds):
             reader, writer = await asyncio.open_connection(address.host, address.port)
             writer.write(b"GET /ready HTTP/1.1\r\nHost: fairlead\r\nConnection: close\r\n\r\n")
-            status_line = await reader.readline()
-            return status_line.split(b" ")[1:2] == [b"200"]
+            version, status, *_ = (await reader.readline()).split(b" ")
+            return int(status) if version.startswith(b"HTTP/") else None
     except (OSError, ValueError):
-        return False
+        return None
     finally:
         if writer is not None:
             with suppress(OSError):

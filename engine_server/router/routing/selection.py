@@ -1,32 +1,57 @@
-"""The choice of an endpoint for a request: directory, health and policy together."""
+"""The choice of an endpoint for a request: liveness, room and policy together."""
 
 from collections.abc import Collection
-from operator import attrgetter
+from time import perf_counter
 
-from engine_server.router.routing.directory import Directory
+from engine_server.router.routing.directory import Route
 from engine_server.router.routing.endpoint import Endpoint
 from engine_server.router.routing.health import Health
 from engine_server.router.routing.key import RouteKey
-from engine_server.router.routing.policies.policy import Load
-
-LOAD: Load[Endpoint] = Load(order=attrgetter("order"), last_used=attrgetter("last_used"))
 
 
 class Selector:
-    """Chooses among the live endpoints of the deployment that a request names."""
+    """Chooses among the endpoints of a deployment that are live and have room."""
 
-    def __init__(self, directory: Directory, health: Health) -> None:
-        self._directory = directory
+    def __init__(self, health: Health) -> None:
         self._health = health
+        # Endpoints that said that they are full, and some that no longer are.
+        self._full: set[Endpoint] = set()
 
-    def pick(self, key: RouteKey, tried: Collection[Endpoint]) -> Endpoint | None:
-        """Return a live endpoint for the request that is not among `tried`, or None if there is none."""
-        route = self._directory.resolve(key.model)
-        if route is None:
-            return None
+    def pick(
+        self, route: Route, key: RouteKey, tried: Collection[Endpoint], model: bytes = b""
+    ) -> Endpoint | None:
+        """Return an endpoint for the request that is not among `tried`, or None if there is none.
+
+        model: the `Fairlead-Model` that it must have, as far as it is known; empty if it may have any.
+        """
         candidates, down = route.endpoints, self._health.down
-        if down or tried:
-            candidates = tuple(e for e in candidates if e not in down and e not in tried)
+        if model:
+            candidates = tuple(e for e in candidates if e.engine_model in (b"", model))
+        if down or tried or self._full:
+            full = self._current_full() if self._full else ()
+            candidates = tuple(e for e in candidates if e not in down and e not in tried and e not in full)
         if len(candidates) < 2:
             return candidates[0] if candidates else None
-        return route.policy.pick(key, candidates, LOAD)
+        return route.policy.pick(key, candidates, perf_counter())
+
+    def mark_full(self, endpoint: Endpoint, seconds: float) -> None:
+        """Give no requests to an endpoint for so long, or until one of its own has ended."""
+        endpoint.full_until = perf_counter() + seconds
+        self._full.add(endpoint)
+
+    def has_live(self, route: Route) -> bool:
+        """Return True if an endpoint is live, even if it is full."""
+        return not self._health.down.keys() >= {*route.endpoints}
+
+    def seconds_until_room(self, route: Route) -> float | None:
+        """Return the time after which the first of the live endpoints is to be tried again, if all are full."""
+        live = [endpoint for endpoint in route.endpoints if endpoint not in self._health.down]
+        full = self._current_full()
+        if not live or not full.issuperset(live):
+            return None
+        return min(endpoint.full_until for endpoint in live) - perf_counter()
+
+    def _current_full(self) -> set[Endpoint]:
+        now = perf_counter()
+        self._full = {endpoint for endpoint in self._full if endpoint.full_until > now}
+        return self._full

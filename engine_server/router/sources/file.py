@@ -2,16 +2,17 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 from engine_server.contract.api import Key
 from engine_server.contract.endpoints_file import EndpointsFile, FileDeployment
+from engine_server.router.metrics import WatchState
 from engine_server.router.routing.directory import Deployment, Directory
 from engine_server.router.routing.endpoint import Address
+from engine_server.router.watched_file import POLL_SECONDS, WatchedFile
 
 log = logging.getLogger(__name__)
-
-POLL_SECONDS = 0.25
 
 
 def to_deployment(entry: FileDeployment) -> Deployment:
@@ -22,6 +23,7 @@ def to_deployment(entry: FileDeployment) -> Deployment:
         tuple(Address.parse(url) for url in entry.endpoints),
         entry.created.timestamp() if entry.created else 0.0,
         entry.policy,
+        known_to_engines=True,
     )
 
 
@@ -30,10 +32,12 @@ class FileSource:
 
     def __init__(self, path: Path) -> None:
         self.synced = False
-        self._path = path
-        # Modification time in ns, inode and size of the content that was read last.
-        self._version: tuple[int, int, int] | None = None
+        self._file = WatchedFile(path)
         self._keys: set[Key] = set()
+
+    def watches(self) -> Sequence[WatchState]:
+        """Return nothing: a file needs no watch."""
+        return ()
 
     async def run(self, directory: Directory) -> None:
         """Poll the file for changes until cancelled."""
@@ -44,19 +48,16 @@ class FileSource:
     def refresh(self, directory: Directory) -> None:
         """Apply the file to the directory if it has changed since the last call."""
         try:
-            stat = self._path.stat()
-            version = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
-            if version == self._version:
+            content = self._file.read_if_changed()
+            if content is None:
                 return
-            self._version = version
-            content = EndpointsFile.decode(self._path.read_bytes())
-            deployments = [to_deployment(entry) for entry in content.deployments]
+            deployments = [to_deployment(entry) for entry in EndpointsFile.decode(content).deployments]
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
             log.error(
                 "%s is not a valid endpoints file, its last valid content stays in force: %s",
-                self._path,
+                self._file.path,
                 error,
             )
             return

@@ -1,7 +1,9 @@
 """The interface of the sources of deployments."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
+from engine_server.router.metrics import WatchState
 from engine_server.router.routing.directory import Directory
 
 
@@ -11,6 +13,10 @@ class Source(Protocol):
     @property
     def synced(self) -> bool:
         """True once everything that existed when the source started is in the directory."""
+        ...
+
+    def watches(self) -> Sequence[WatchState]:
+        """Return the state of the watches that the source depends on."""
         ...
 
     async def run(self, directory: Directory) -> None:

@@ -12,6 +12,7 @@ class Client:
 
     def __init__(self) -> None:
         self.closing = False
+        self.blocked = False
         self.written = b""
         self.events: list[str] = []
 
@@ -29,7 +30,9 @@ class Client:
 
 
 def new_exchange(client: Client, method: bytes = b"POST", *, http11: bool = True) -> Exchange:
-    return Exchange(client, Request(method, b"/v1/x", b"", bytearray(), http11, not http11))
+    return Exchange(
+        client, Request(method, b"/v1/completions", b"", {}, bytearray(), http11, not http11, b"id")
+    )
 
 
 def test_only_the_wait_in_force_resumes_an_exchange():
@@ -133,3 +136,37 @@ def test_cuts_an_http_1_0_answer_with_a_reset():
     client = Client()
     new_exchange(client, http11=False).cut()
     assert client.events == ["abort"]
+
+
+class Source:
+    """Records whether an engine's transport is paused."""
+
+    paused = False
+
+    def pause_reading(self) -> None:
+        self.paused = True
+
+
+def test_engine_is_paused_from_the_start_if_the_client_is_slow_to_read():
+    client, fast, slow = Client(), Source(), Source()
+    exchange = new_exchange(client)
+    exchange.follow(fast)
+    client.blocked = True
+    exchange.follow(slow)
+    assert (fast.paused, slow.paused) == (False, True)
+
+
+def test_error_after_the_head_of_a_stream_is_its_last_event():
+    client = Client()
+    exchange = new_exchange(client)
+    exchange.streaming = True
+
+    async def answer() -> None:
+        raise no_replica("m")
+
+    exchange.begin(answer())
+    size, _, rest = client.written.partition(b"\r\n")
+    event, end = rest[: int(size, 16)], rest[int(size, 16) :]
+    assert event.startswith(b'data: {"error":') and event.endswith(b"\n\n")
+    assert end == b"\r\n0\r\n\r\n"
+    assert client.events == ["finish"]

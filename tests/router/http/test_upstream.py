@@ -123,7 +123,9 @@ async def test_a_new_connection_that_is_closed_before_its_use_is_an_error(eventu
     accepted: list[asyncio.StreamWriter] = []
     server = await asyncio.start_server(lambda _, writer: accepted.append(writer), "127.0.0.1", 0)
     pool = WatchedPool(Address(*server.sockets[0].getsockname()))
-    exchange = DeferredExchange(None, Request(b"POST", b"/v1/x", b"", bytearray(), True, False))
+    exchange = DeferredExchange(
+        None, Request(b"POST", b"/v1/completions", b"", {}, bytearray(), True, False, b"id")
+    )
     opening = pool.connect(exchange).__await__()
     next(opening)
     await eventually(lambda: exchange.wakes and accepted)

@@ -47,7 +47,8 @@ async def test_forwards_a_request_unchanged_except_for_hop_by_hop_fields(start_e
     headers = {
         "Authorization": "Bearer sk-1",
         "X-Request-Id": "7",
-        "Fairlead-Report-Tokens": "1",
+        "Fairlead-Report-Tokens": "0",
+        "Fairlead-Resume": "1",
         "TE": "trailers",
         "Connection": "keep-alive, X-Hop",
         "X-Hop": "1",
@@ -59,7 +60,8 @@ async def test_forwards_a_request_unchanged_except_for_hop_by_hop_fields(start_e
     assert got.header("Authorization") == "Bearer sk-1"
     assert got.header("X-Request-Id") == "7"
     assert got.header("Host") == f"127.0.0.1:{router.port}"
-    assert not any(got.header(name) for name in ("Fairlead-Report-Tokens", "TE", "Connection", "X-Hop"))
+    assert [value for name, value in got.headers if name.lower() == "fairlead-report-tokens"] == ["1"]
+    assert not any(got.header(name) for name in ("Fairlead-Resume", "TE", "Connection", "X-Hop"))
 
 
 async def test_forwards_each_chunk_of_a_stream_as_it_arrives(start_engine, start_router):
@@ -147,8 +149,10 @@ def test_every_write_of_a_stream_ends_with_a_whole_event(events, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(body)), max_size=8)))
     pieces = [body[start:end] for start, end in zip([0, *cuts], [*cuts, len(body)], strict=True)]
     client = RecordingClient()
-    http10 = Request(b"POST", b"/v1/x", b"", bytearray(), http11=False, last=True)  # its body is not chunked
-    relay = Relay(Exchange(client, http10), Lifecycle(Metrics()))
+    http10 = Request(
+        b"POST", b"/v1/completions", b"", {}, bytearray(), http11=False, last=True, id=b"id"
+    )  # its body is not chunked
+    relay = Relay(Exchange(client, http10), Lifecycle(Metrics(), http10))
     fields = Fields()
     fields.add(b"Content-Type", b"text/event-stream")
 

@@ -1,8 +1,13 @@
-"""Addresses of endpoints."""
+"""Endpoints: their addresses, and what engines report of themselves."""
+
+from time import perf_counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from engine_server.router.routing.endpoint import Address
+from engine_server.contract.api import Key
+from engine_server.router.routing.endpoint import REPORT_SECONDS, Address, Endpoint, ReportedLoad
 
 
 @pytest.mark.parametrize(
@@ -23,3 +28,58 @@ def test_refuses_a_url_that_is_not_http_host_port(url):
 )
 def test_parses_a_url_and_shows_it_in_full(url, parsed, shown):
     assert Address.parse(url) == parsed and str(Address.parse(url)) == shown
+
+
+def test_counts_the_load_of_other_routers_for_a_second_after_the_report():
+    endpoint = Endpoint(Key("n", "m"), Address("h", 1))
+    endpoint.count(perf_counter(), 0)
+    endpoint.record_report(None, b"running=3, waiting=2, room=59, kv=0.125")
+    reported = perf_counter()
+
+    assert endpoint.load(reported) == 5.0
+    assert endpoint.load(reported + REPORT_SECONDS) == 1.0
+
+
+@given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 20))
+def test_the_load_of_other_routers_is_never_below_zero(running, waiting, own):
+    endpoint = Endpoint(Key("n", "m"), Address("h", 1))
+    for _ in range(own):
+        endpoint.count(perf_counter(), 0)
+    endpoint.record_report(None, f"running={running}, waiting={waiting}, room=0, kv=1".encode())
+
+    assert endpoint.load(perf_counter()) == max(own, running + waiting)
+
+
+def test_a_share_grows_from_a_tenth_to_the_whole():
+    endpoint = Endpoint(Key("n", "m"), Address("h", 1))
+    endpoint.begin_ramp(100.0)
+
+    assert [endpoint.share(100.0 + seconds) for seconds in (0.0, 5.0, 10.0, 60.0)] == [0.1, 0.5, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("field", "load"),
+    [
+        (b"running=3, waiting=1, room=60, kv=0.125", ReportedLoad(3, 1, 60, 0.125)),
+        (b"running=3, waiting=1, room=60, kv=1, unknown=7", ReportedLoad(3, 1, 60, 1.0)),
+        (b"running=many, waiting=2", ReportedLoad()),
+        (b"running=-1, waiting=0, room=1, kv=0", ReportedLoad()),
+        (b"running=inf, waiting=2", ReportedLoad()),
+        (b"running=nan", ReportedLoad()),
+        (b"\xff=,,=", ReportedLoad()),
+        (b"", ReportedLoad()),
+    ],
+)
+def test_reads_the_load_that_an_engine_reports(field, load):
+    assert ReportedLoad.parse(field) == load
+
+
+def test_an_endpoint_keeps_the_last_report_when_an_answer_has_none():
+    endpoint = Endpoint(Key("default", "m"), Address("h", 1))
+    endpoint.record_report(b"abc", b"running=3, waiting=0, room=1, kv=0.5")
+    reported_at = endpoint.reported_at
+    endpoint.record_report(None, None)
+
+    assert endpoint.reported_at == reported_at > 0.0
+    assert endpoint.reported_load == ReportedLoad(3, 0, 1, 0.5)
+    assert endpoint.engine_model == b"abc"

@@ -2,10 +2,12 @@
 
 import asyncio
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_server.contract.api import Key
+from engine_server.contract.policies import DEFAULT_POLICY
 from engine_server.router.routing.directory import Deployment, Directory
 from engine_server.router.routing.endpoint import Address
 from engine_server.router.routing.health import Health
@@ -16,29 +18,36 @@ from engine_server.router.routing.selection import Selector
 
 @given(
     st.sampled_from(sorted(POLICIES)),
-    st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 3)), max_size=6),
+    st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans(), st.integers(0, 3)), max_size=6),
 )
-def test_picks_neither_a_tried_nor_an_ejected_endpoint(policy, states):
+def test_picks_neither_a_tried_nor_an_ejected_nor_a_full_endpoint(policy, states):
     async def pick_repeatedly() -> None:
         health = Health()
         directory = Directory(policy, on_added=health.add, on_removed=health.remove)
         addresses = tuple(Address("192.0.2.1", 1 + n) for n in range(len(states)))
         directory.put(Deployment(Key("n", "m"), ("m",), addresses, vouched=True))
         endpoints = directory.resolve("m").endpoints
-        tried = []
-        for endpoint, (live, was_tried, in_flight) in zip(endpoints, states, strict=True):
-            endpoint.order = (in_flight, 0.0)
+        selector = Selector(health)
+        tried, full = [], []
+        for endpoint, (live, was_tried, is_full, in_flight) in zip(endpoints, states, strict=True):
+            for _ in range(in_flight):
+                endpoint.count(0.0, 0)
+            if is_full:
+                full.append(endpoint)
+                selector.mark_full(endpoint, 60.0)
             if not live:
                 health.eject(endpoint, "test")
             if was_tried:
                 tried.append(endpoint)
-        left = [endpoint for endpoint in endpoints if health.is_live(endpoint) and endpoint not in tried]
-        selector = Selector(directory, health)
+        live_endpoints = [endpoint for endpoint in endpoints if health.is_live(endpoint)]
+        left = [endpoint for endpoint in live_endpoints if endpoint not in tried and endpoint not in full]
+        all_full = bool(live_endpoints) and set(full) >= set(live_endpoints)
 
         for _ in range(len(states) + 1):
-            picked = selector.pick(RouteKey("m"), tried)
+            picked = selector.pick(directory.resolve("m"), RouteKey("m"), tried)
 
             assert picked in left if left else picked is None
+        assert (selector.seconds_until_room(directory.resolve("m")) is not None) == all_full
         directory.remove(Key("n", "m"))
 
     asyncio.run(pick_repeatedly())
@@ -54,3 +63,36 @@ async def test_sequential_requests_are_spread_evenly_by_every_policy(start_engin
             async with router.chat() as response:
                 assert response.status == 200
         assert [len(engine.received) for engine in engines] == [10] * 4
+
+
+async def test_all_turns_of_a_conversation_go_to_one_engine_by_default(start_engine, start_router):
+    engines = [await start_engine() for _ in range(4)]
+    router = await start_router({"m": engines}, policy=DEFAULT_POLICY)
+    for conversation in range(20):
+        messages = [{"role": "system", "content": "You are helpful."}]
+        for engine in engines:
+            engine.received.clear()
+        for turn in range(3):
+            messages.append({"role": "user", "content": f"Question {turn} of {conversation}"})
+            async with router.chat(messages=messages) as response:
+                assert response.status == 200
+            messages.append({"role": "assistant", "content": "An answer"})
+
+        assert sorted(len(engine.received) for engine in engines) == [0, 0, 0, 3]
+
+
+@pytest.mark.parametrize(("policy", "headers"), [("session", {"X-Session-Id": "s"}), ("least_load", {})])
+async def test_requests_of_a_session_go_to_one_engine_with_its_policy_alone(
+    start_engine, start_router, policy, headers
+):
+    engines = [await start_engine() for _ in range(4)]
+    router = await start_router({"m": engines}, policy=policy)
+    for number in range(8):
+        body = {"model": "m", "prompt": f"prompt {number}"}
+        async with router.session.post(
+            f"{router.url}/v1/completions", json=body, headers=headers
+        ) as response:
+            assert response.status == 200
+
+    used = sum(bool(engine.received) for engine in engines)
+    assert used == (1 if policy == "session" else 4)

@@ -1,29 +1,27 @@
 """The interface of policies."""
 
-from collections.abc import Callable, Sequence
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Protocol
 
+from engine_server.router.routing.endpoint import Endpoint
 from engine_server.router.routing.key import RouteKey
-
-E = TypeVar("E")
-
-
-class Load(NamedTuple, Generic[E]):
-    """The load of endpoints, as far as policies see it."""
-
-    # Requests in flight at an endpoint, then the time at which it was last used: sorts the least loaded first.
-    order: Callable[[E], tuple[int, float]]
-    # Time at which an endpoint was last sent a request, on any clock that only grows.
-    last_used: Callable[[E], float]
+from engine_server.router.routing.policies.ring import Ring
 
 
 class Policy(Protocol):
-    """Chooses the endpoint of a request.
+    """Chooses the endpoint of a request. There is one for each deployment, made again when its endpoints change.
 
-    The choice depends on the arguments alone and changes nothing. It counts only once the request is sent, which the
-    load then shows; so a caller may ask again, or drop the choice.
+    The choice changes nothing. It counts only once the request is sent, which the endpoint's load then shows; so a
+    caller may ask again, or drop the choice.
     """
 
-    def pick(self, key: RouteKey, candidates: Sequence[E], load: Load[E]) -> E:
-        """Return one of `candidates`, of which there is at least one."""
+    # Their hits and spills are exposed as metrics. All other results of a choice are its return value.
+    rings: Sequence[Ring]
+
+    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
+        """Choose among these endpoints, or those of them that can take a request."""
+        ...
+
+    def pick(self, key: RouteKey, candidates: Sequence[Endpoint], now: float) -> Endpoint:
+        """Return one of `candidates`, of which there is at least one. now: the time (perf_counter)."""
         ...

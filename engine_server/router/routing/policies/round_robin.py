@@ -2,13 +2,21 @@
 
 from collections.abc import Sequence
 
+from engine_server.router.routing.endpoint import Endpoint
 from engine_server.router.routing.key import RouteKey
-from engine_server.router.routing.policies.policy import E, Load
+from engine_server.router.routing.policies.ring import Ring
 
 
 class RoundRobin:
-    """Takes endpoints in turn: the next one is the one that was used longest ago."""
+    """Takes endpoints in turn: the next one is the one that was used longest ago.
 
-    def pick(self, key: RouteKey, candidates: Sequence[E], load: Load[E]) -> E:
+    A new endpoint's time passes more slowly, by its share, so that its turns are as much rarer.
+    """
+
+    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
+        """Need nothing of the endpoints: each knows when it was used."""
+        self.rings: Sequence[Ring] = ()
+
+    def pick(self, key: RouteKey, candidates: Sequence[Endpoint], now: float) -> Endpoint:
         """Return the candidate that was used longest ago."""
-        return min(candidates, key=load.last_used)
+        return max(candidates, key=lambda endpoint: (now - endpoint.last_used) * endpoint.share(now))

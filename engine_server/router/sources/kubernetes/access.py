@@ -10,6 +10,8 @@ from typing import Any
 
 import yaml
 
+from engine_server.contract.authority import authority
+
 # Where the kubelet mounts the service account of a pod.
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -54,9 +56,8 @@ def find_access(kubeconfig: Path | None) -> Access:
 def from_account(account: Path) -> Access:
     """Return the access of a pod with its service account mounted at `account`."""
     host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ.get("KUBERNETES_SERVICE_PORT", "443")
-    authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     tls = ssl.create_default_context(cafile=account / "ca.crt")
-    return Access(f"https://{authority}", tls, token_file=account / "token")
+    return Access(f"https://{authority(host, port)}", tls, token_file=account / "token")
 
 
 def from_kubeconfig(path: Path) -> Access:

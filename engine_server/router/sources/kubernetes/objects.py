@@ -5,6 +5,7 @@ from datetime import datetime
 import msgspec
 
 from engine_server.contract.api import Key
+from engine_server.contract.drain import DEFAULT_DRAIN_TIMEOUT_SECONDS
 from engine_server.contract.labels import HTTP_PORT_NAME, LLMDEPLOYMENT_LABEL
 
 # Namespace and name.
@@ -16,7 +17,10 @@ class Metadata(msgspec.Struct, rename="camel"):
 
     name: str = ""
     namespace: str = ""
+    uid: str = ""
     resource_version: str = ""
+    # Grows with each change of the spec.
+    generation: int = 0
     creation_timestamp: datetime | None = None
     labels: dict[str, str] = {}
 
@@ -44,17 +48,59 @@ class Routing(msgspec.Struct):
     policy: str | None = None
 
 
+class Autoscaling(msgspec.Struct):
+    """`spec.autoscaling`."""
+
+    min: int = 0
+
+
+class Rollout(msgspec.Struct, rename="camel"):
+    """`spec.rollout`."""
+
+    drain_timeout_seconds: int = DEFAULT_DRAIN_TIMEOUT_SECONDS
+
+
 class Spec(msgspec.Struct):
     """The spec of an LLMDeployment."""
 
     model: Model = msgspec.field(default_factory=Model)
     routing: Routing = msgspec.field(default_factory=Routing)
+    replicas: int = 1
+    autoscaling: Autoscaling | None = None
+    rollout: Rollout = msgspec.field(default_factory=Rollout)
+
+
+class Condition(msgspec.Struct, rename="camel"):
+    """A condition that the operator reports."""
+
+    type: str = ""
+    status: str = ""
+    reason: str = ""
+    message: str = ""
+    observed_generation: int = 0
+
+
+class Status(msgspec.Struct):
+    """The status of an LLMDeployment."""
+
+    conditions: list[Condition] = []
+    # Restarts of the replicas' containers; None from operators before 0.2.0.
+    restarts: int | None = None
 
 
 class LLMDeployment(Object):
-    """A deployment: its names, policy and age."""
+    """A deployment: its names, policy, age and scale, and what the operator reports of it."""
 
     spec: Spec = msgspec.field(default_factory=Spec)
+    status: Status = msgspec.field(default_factory=Status)
+
+    @property
+    def not_ready(self) -> Condition | None:
+        """The condition `Ready` if it is false, and not older than the spec."""
+        for condition in self.status.conditions:
+            if (condition.type, condition.status) == ("Ready", "False"):
+                return condition if condition.observed_generation >= self.metadata.generation else None
+        return None
 
 
 class Conditions(msgspec.Struct):
@@ -109,3 +155,9 @@ class EndpointSlice(Object, rename="camel"):
         """The port for HTTP; the first one if none has its name."""
         ports = self.ports or []
         return next((p.port for p in ports if p.name == HTTP_PORT_NAME), ports[0].port if ports else None)
+
+
+class Message(msgspec.Struct):
+    """The message of an error."""
+
+    message: str = ""

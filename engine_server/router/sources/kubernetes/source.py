@@ -6,12 +6,14 @@ from collections.abc import Iterable, Sequence
 
 import aiohttp
 
-from engine_server.contract.api import Key, collection_path
+from engine_server.contract.api import KIND, Key, collection_path
 from engine_server.contract.labels import LLMDEPLOYMENT_LABEL
+from engine_server.router.metrics import WatchState
 from engine_server.router.routing.directory import Deployment, Directory
 from engine_server.router.routing.endpoint import Address
 from engine_server.router.sources.kubernetes.access import Access
 from engine_server.router.sources.kubernetes.objects import EndpointSlice, Identity, LLMDeployment
+from engine_server.router.sources.kubernetes.start import ScaleFromZero, find_obstacle
 from engine_server.router.sources.kubernetes.watch import Watch
 
 
@@ -19,28 +21,45 @@ class KubernetesSource:
     """Watches the LLMDeployments and EndpointSlices of some namespaces, or of the whole cluster if none is given."""
 
     def __init__(self, access: Access, namespaces: Sequence[str]) -> None:
+        self.access = access
         self._deployments: dict[Key, LLMDeployment] = {}
         self._slices: defaultdict[Key, dict[Identity, EndpointSlice]] = defaultdict(dict)
-        self._watches: list[Watch[LLMDeployment] | Watch[EndpointSlice]] = []
+        # With kind and namespace, which is empty for all.
+        self._watches: list[tuple[str, str, Watch[LLMDeployment] | Watch[EndpointSlice]]] = []
         for namespace in namespaces or (None,):
             path = collection_path(namespace)
-            self._watches.append(Watch(access, path, LLMDeployment, self._on_deployment))
+            deployments = Watch(access, path, LLMDeployment, self._on_deployment)
             scope = f"/namespaces/{namespace}" if namespace else ""
             path = f"/apis/discovery.k8s.io/v1{scope}/endpointslices"
-            self._watches.append(
-                Watch(access, path, EndpointSlice, self._on_slice, selector=LLMDEPLOYMENT_LABEL)
-            )
+            slices = Watch(access, path, EndpointSlice, self._on_slice, selector=LLMDEPLOYMENT_LABEL)
+            self._watches += [
+                (KIND, namespace or "", deployments),
+                ("EndpointSlice", namespace or "", slices),
+            ]
 
     @property
     def synced(self) -> bool:
-        """True once every collection was listed."""
-        return all(watch.synced for watch in self._watches)
+        """True once every collection was listed, but for those of namespaces that are missing or may not be read."""
+        watches = [watch for _, _, watch in self._watches]
+        return any(watch.synced for watch in watches) and all(
+            watch.synced or watch.refused for watch in watches
+        )
+
+    def watches(self) -> list[WatchState]:
+        """Return the state of each watch."""
+        return [
+            WatchState(kind, namespace, watch.age, watch.failures) for kind, namespace, watch in self._watches
+        ]
 
     async def run(self, directory: Directory) -> None:
         """Apply changes to the directory until cancelled."""
         self._directory = directory
-        async with aiohttp.ClientSession() as session:
-            await asyncio.gather(*(watch.run(session) for watch in self._watches))
+        async with aiohttp.ClientSession() as self.session:
+            await asyncio.gather(*(watch.run(self.session) for _, _, watch in self._watches))
+
+    def deployment(self, key: Key) -> LLMDeployment | None:
+        """Return an LLMDeployment, if it exists."""
+        return self._deployments.get(key)
 
     def _on_deployment(self, deployment: LLMDeployment, exists: bool) -> None:
         key = Key(*deployment.identity)
@@ -60,22 +79,28 @@ class KubernetesSource:
 
     def _update(self, key: Key) -> None:
         if found := self._deployments.get(key):
-            self._directory.put(to_deployment(key, found, self._slices[key].values()))
+            self._directory.put(self._to_deployment(key, found))
         else:
             self._directory.remove(key)
 
-
-def to_deployment(key: Key, found: LLMDeployment, slices: Iterable[EndpointSlice]) -> Deployment:
-    """Return a deployment from its objects in the cluster."""
-    created = found.metadata.creation_timestamp
-    return Deployment(
-        key,
-        tuple(found.spec.model.served_names) or (key.name,),
-        serving_addresses(slices),
-        created.timestamp() if created else 0.0,
-        found.spec.routing.policy,
-        vouched=True,
-    )
+    def _to_deployment(self, key: Key, found: LLMDeployment) -> Deployment:
+        """Return a deployment from its objects in the cluster."""
+        created, obstacle = found.metadata.creation_timestamp, find_obstacle(found)
+        is_asleep = found.spec.replicas == 0 and not obstacle.permanent
+        return Deployment(
+            key,
+            tuple(found.spec.model.served_names) or (key.name,),
+            serving_addresses(self._slices[key].values()),
+            created.timestamp() if created else 0.0,
+            found.spec.routing.policy,
+            uid=found.metadata.uid,
+            drain_timeout=found.spec.rollout.drain_timeout_seconds,
+            vouched=True,
+            known_to_engines=True,
+            reason=obstacle.reason,
+            cannot_start=obstacle.permanent,
+            waker=ScaleFromZero(self, key, found.metadata.generation) if is_asleep else None,
+        )
 
 
 def serving_addresses(slices: Iterable[EndpointSlice]) -> tuple[Address, ...]:

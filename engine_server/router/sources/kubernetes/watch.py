@@ -1,18 +1,18 @@
 """A watched collection: list, watch, and list again when the watch may have missed something."""
 
-import asyncio
 import logging
 import random
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Generic, TypeVar
 
 import aiohttp
 import msgspec
 
+from engine_server.router.backoff import Backoff
 from engine_server.router.sources.kubernetes.access import Access
-from engine_server.router.sources.kubernetes.objects import Identity, Object
+from engine_server.router.sources.kubernetes.objects import Identity, Message, Object
 
 log = logging.getLogger(__name__)
 
@@ -24,9 +24,16 @@ LIST_TIMEOUT_SECONDS = 30.0
 CONNECT_TIMEOUT_SECONDS = 5.0
 # Between attempts after failures, doubling up to the longest.
 FIRST_PAUSE_SECONDS = 0.5
-LONGEST_PAUSE_SECONDS = 30.0
+LONGEST_PAUSE_SECONDS = 10.0
+
+# Failures that an API server, or the way to it, can cause.
+EXPECTED = (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError)
 
 T = TypeVar("T", bound=Object)
+
+
+class RefusedError(aiohttp.ClientError):
+    """An answer that the collection may not be read or does not exist."""
 
 
 class ListMetadata(msgspec.Struct, rename="camel"):
@@ -50,16 +57,11 @@ class Event(msgspec.Struct):
     object: msgspec.Raw
 
 
-class Status(msgspec.Struct):
-    """The body of an error."""
-
-    message: str = ""
-
-
 class Watch(Generic[T]):
     """Follows the objects of one kind.
 
-    `on_change` is called with each object that was added, changed or removed, and whether it exists.
+    `on_change` is called with each object that was added, changed or removed, and whether it exists. While the API
+    server fails or cannot be reached, the objects stay as they were.
     """
 
     def __init__(
@@ -73,6 +75,14 @@ class Watch(Generic[T]):
         self._objects: dict[Identity, T] = {}
         # True once the collection was listed.
         self.synced = False
+        # True while the API server answers that the collection may not be listed or is not there.
+        self.refused = False
+        # Number of lists and watches that failed.
+        self.failures = 0
+        # Time (monotonic) at which the API server was last heard of.
+        self._heard = time.monotonic()
+        # The message of the failure that was logged last, empty after a success.
+        self._last_failure = ""
         self._access = access
         self._path = path
         self._query = {"labelSelector": selector} if selector else {}
@@ -81,20 +91,28 @@ class Watch(Generic[T]):
 
     async def run(self, session: aiohttp.ClientSession) -> None:
         """Follow the collection until cancelled; failures are logged and retried."""
-        pause = FIRST_PAUSE_SECONDS
+        backoff = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
         while True:
             try:
                 version: str | None = await self._list(session)
-                pause = FIRST_PAUSE_SECONDS
                 relist_at = time.monotonic() + RELIST_SECONDS * random.uniform(0.8, 1.2)
                 while version is not None and time.monotonic() < relist_at:
+                    started = time.monotonic()
                     version = await self._watch(session, version)
-            except (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError) as error:
-                log.warning(
-                    "failed to watch %s, retrying: %s", self._path, str(error) or type(error).__name__
-                )
-                await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-                pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+                    backoff.reset()
+                    if time.monotonic() - started < FIRST_PAUSE_SECONDS:  # it was ended as soon as it began
+                        await backoff.wait()
+            except (
+                Exception
+            ) as error:  # whatever the API server answers, the router goes on with what it knows
+                self.refused = isinstance(error, RefusedError)
+                self._report_failure(error)
+                await backoff.wait()
+
+    @property
+    def age(self) -> float:
+        """Seconds since the API server was last heard of: at least once a minute while all is well."""
+        return time.monotonic() - self._heard
 
     async def _list(self, session: aiohttp.ClientSession) -> str:
         """List all objects, report the differences, and return the list's version."""
@@ -109,11 +127,27 @@ class Watch(Generic[T]):
             if not page.metadata.continue_:
                 break
             query["continue"] = page.metadata.continue_
-        before, self._objects, self.synced = self._objects, found, True
-        for identity, item in (before | found).items():
-            if before.get(identity) != found.get(identity):
-                self._on_change(item, identity in found)
+        for identity, item in (self._objects | found).items():
+            if self._objects.get(identity) != found.get(identity):
+                self._change(item, identity in found)
+        self.synced, self.refused = True, False
         return page.metadata.resource_version
+
+    def _change(self, item: T, exists: bool) -> None:
+        self._on_change(item, exists)
+        if exists:
+            self._objects[item.identity] = item
+        else:
+            self._objects.pop(item.identity, None)
+
+    def _report_failure(self, error: Exception) -> None:
+        """Count a failure, and log it unless the one before was the same."""
+        self.failures += 1
+        message = str(error) or type(error).__name__
+        if message != self._last_failure:
+            unexpected = not isinstance(error, EXPECTED)
+            log.warning("failed to watch %s, retrying: %s", self._path, message, exc_info=unexpected)
+            self._last_failure = message
 
     async def _watch(self, session: aiohttp.ClientSession, version: str) -> str | None:
         """Follow changes until the server ends the watch.
@@ -123,28 +157,27 @@ class Watch(Generic[T]):
         query = {"watch": "1", "resourceVersion": version, "allowWatchBookmarks": "true", **self._query}
         query["timeoutSeconds"] = str(WATCH_SECONDS)
         async with self._get(session, query, WATCH_SECONDS + LIST_TIMEOUT_SECONDS) as response:
+            if self._last_failure:
+                log.info("watching %s again", self._path)
+                self._last_failure = ""
             async for line in lines(response.content):
+                self._heard = time.monotonic()
                 event = msgspec.json.decode(line, type=Event)
                 if event.type == "ERROR":
-                    status = msgspec.json.decode(event.object, type=Status)
+                    status = msgspec.json.decode(event.object, type=Message)
                     log.info("the watch of %s ended: %s", self._path, status.message)
-                    await asyncio.sleep(FIRST_PAUSE_SECONDS * random.uniform(0.5, 1.5))
                     return None
                 item = self._decoder.decode(event.object)
                 version = item.metadata.resource_version
-                if event.type == "DELETED":
-                    self._objects.pop(item.identity, None)
-                elif event.type != "BOOKMARK":
-                    self._objects[item.identity] = item
                 if event.type != "BOOKMARK":
-                    self._on_change(item, event.type != "DELETED")
+                    self._change(item, event.type != "DELETED")
         return version
 
     @asynccontextmanager
     async def _get(
         self, session: aiohttp.ClientSession, query: dict[str, str], timeout_seconds: float
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Yield the response to a GET. Raises aiohttp.ClientError for a status other than 200."""
+        """Yield the response to a GET. Raises RefusedError or aiohttp.ClientError for a status other than 200."""
         async with session.get(
             self._access.server + self._path,
             params=query,
@@ -153,8 +186,14 @@ class Watch(Generic[T]):
             timeout=aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=CONNECT_TIMEOUT_SECONDS),
         ) as response:
             if response.status != 200:
-                status = msgspec.json.decode(await response.read() or b"{}", type=Status)
-                raise aiohttp.ClientError(f"{response.status} {status.message}")
+                message = response.reason
+                with suppress(
+                    msgspec.DecodeError, aiohttp.ClientError
+                ):  # what is between may answer in any format
+                    message = msgspec.json.decode(await response.read(), type=Message).message
+                failure = RefusedError if response.status in (403, 404) else aiohttp.ClientError
+                raise failure(f"{response.status} {message}")
+            self._heard = time.monotonic()
             yield response
 
 

@@ -1,47 +1,10 @@
 """Deployments from a real API server."""
 
-from pathlib import Path
-from uuid import uuid4
-
-import pytest
+import yaml
 from kubernetes_objects import endpoint, llmd, slice_of
 
 from engine_server.router.routing.policies.round_robin import RoundRobin
 from engine_server.router.sources.kubernetes.access import from_kubeconfig
-
-CRD = Path(__file__).parents[4] / "charts" / "fairlead" / "files" / "llmdeployment-crd.yaml"
-
-
-@pytest.fixture
-def cluster(api_server):
-    """Install the CRD and create two namespaces; (apply, delete, names of the namespaces)."""
-
-    def kubectl(*arguments: str, stdin=None) -> None:
-        result = api_server.kubectl(*arguments, stdin=stdin)
-        assert result.returncode == 0, result.stderr
-
-    kubectl("apply", "-f", str(CRD))
-    kubectl("wait", "--for=condition=Established", "crd/llmdeployments.fairlead.dev")
-    namespaces = [f"{color}-{uuid4().hex[:8]}" for color in ("red", "blue")]
-    for namespace in namespaces:
-        kubectl("create", "namespace", namespace)
-
-    def apply(namespace: str, *objects: dict) -> None:
-        kubectl(
-            "apply",
-            "-n",
-            namespace,
-            "-f",
-            "-",
-            stdin={"apiVersion": "v1", "kind": "List", "items": [*objects]},
-        )
-
-    def delete(namespace: str, kind: str, name: str) -> None:
-        kubectl("delete", kind, name, "-n", namespace)
-
-    yield apply, delete, namespaces
-    for namespace in namespaces:
-        kubectl("delete", "llmdeployments,endpointslices", "--all", "-n", namespace)
 
 
 async def test_follows_deployments_and_slices_of_a_cluster(api_server, cluster, follow, eventually):
@@ -75,3 +38,49 @@ async def test_follows_each_of_several_namespaces(api_server, cluster, follow):
         apply(namespace, llmd("a"))
     everywhere = await follow(from_kubeconfig(api_server.kubeconfig), *namespaces)
     assert [everywhere.live(f"{namespace}/a") for namespace in namespaces] == [[], []]
+
+
+def rights_of(account_namespace: str) -> list[dict]:
+    """Return a role that may read what a router reads, and its binding to the account `router` of a namespace."""
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "router"}
+    verbs = ["list", "watch"]
+    return [
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "Role",
+            "metadata": {"name": "router"},
+            "rules": [
+                {"apiGroups": ["fairlead.dev"], "resources": ["llmdeployments"], "verbs": verbs},
+                {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": verbs},
+            ],
+        },
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "RoleBinding",
+            "metadata": {"name": "router"},
+            "roleRef": role,
+            "subjects": [{"kind": "ServiceAccount", "name": "router", "namespace": account_namespace}],
+        },
+    ]
+
+
+async def test_namespace_that_may_not_be_read_delays_no_other_and_is_followed_once_it_may(
+    api_server, cluster, follow, eventually
+):
+    apply, _, (red, blue) = cluster
+    apply(red, llmd("a"))
+    apply(blue, llmd("b"))
+    rights = rights_of(red)
+    apply(red, *rights, {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "router"}})
+    token = api_server.kubectl("create", "token", "router", "-n", red).stdout.strip()
+    config = yaml.safe_load(api_server.kubeconfig.read_text())
+    config["users"][0]["user"] = {"token": token}
+    file = api_server.kubeconfig.with_name(f"router-of-{red}")
+    file.write_text(yaml.safe_dump(config))
+    followed = await follow(from_kubeconfig(file), red, blue)
+    assert followed.live(f"{red}/a") == []
+    assert followed.live(f"{blue}/b") is None
+    failures = {state.namespace: state.failures for state in followed.source.watches()}
+    assert failures[blue] > 0
+    apply(blue, *rights)
+    await eventually(lambda: followed.live(f"{blue}/b") == [])

@@ -1,69 +1,14 @@
 """The watch, against a small API server that fails on demand."""
 
-import asyncio
-import json
+import time
 
 import pytest
-from aiohttp import web
+from api_server import event
 from kubernetes_objects import endpoint, llmd, slice_of
 
 from engine_server.contract.labels import LLMDEPLOYMENT_LABEL as LABEL
 from engine_server.router.sources.kubernetes import watch
 from engine_server.router.sources.kubernetes.access import Access
-
-
-class FakeApi:
-    """Serves lists and watches over HTTP. A watch sends what is put into its queue, and ends at None."""
-
-    def __init__(self) -> None:
-        self.items: dict[str, list[dict]] = {"llmdeployments": [], "endpointslices": []}
-        self.watches: dict[str, asyncio.Queue] = {kind: asyncio.Queue() for kind in self.items}
-        self.queries: list[dict[str, str]] = []
-        self.lists = 0
-        self.failures = 0
-        self.page = 1000
-        self.url = ""
-
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        kind = request.path.rsplit("/", 1)[1]
-        self.queries.append({"kind": kind, **request.query})
-        if self.failures:
-            self.failures -= 1
-            return web.json_response({"kind": "Status", "message": "no"}, status=500)
-        if "watch" not in request.query:
-            self.lists += 1
-            start = int(request.query.get("continue") or 0)
-            more = start + self.page < len(self.items[kind])
-            list_metadata = {"resourceVersion": "7", **({"continue": str(start + self.page)} if more else {})}
-            return web.json_response(
-                {"metadata": list_metadata, "items": self.items[kind][start : start + self.page]}
-            )
-        response = web.StreamResponse()
-        await response.prepare(request)
-        while (data := await self.watches[kind].get()) is not None:
-            await response.write(data)
-        return response
-
-
-def event(type_: str, changed: dict) -> bytes:
-    return json.dumps({"type": type_, "object": changed}).encode() + b"\n"
-
-
-@pytest.fixture
-async def api(monkeypatch):
-    monkeypatch.setattr(watch, "FIRST_PAUSE_SECONDS", 0.02)
-    fake = FakeApi()
-    application = web.Application()
-    application.router.add_get("/{path:.*}", fake.handle)
-    runner = web.AppRunner(application, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    fake.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    yield fake
-    for queue in fake.watches.values():
-        queue.put_nowait(None)
-    await runner.cleanup()
 
 
 def metadata(name: str, namespace: str = "x", version: str = "7") -> dict:
@@ -123,6 +68,18 @@ async def test_lists_again_at_intervals(api, follow, eventually, monkeypatch):
     followed = await follow(Access(api.url))
     api.items["llmdeployments"] = [llmd(**metadata("m"))]
     await eventually(lambda: followed.live("m") == [])
+
+
+async def test_pauses_between_watches_that_end_as_soon_as_they_begin(api, follow, eventually):
+    await follow(Access(api.url))
+    watches = 20
+    started = time.monotonic()
+    for _ in range(watches):
+        api.watches["llmdeployments"].put_nowait(None)
+    await eventually(
+        lambda: sum(q["kind"] == "llmdeployments" and "watch" in q for q in api.queries) > watches
+    )
+    assert time.monotonic() - started >= (watches - 1) * watch.FIRST_PAUSE_SECONDS / 2
 
 
 async def test_reads_an_event_larger_than_any_buffer(api, follow, eventually):

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from engine_server.router.http.downstream import Limits
+from engine_server.router.http.limits import Limits
 
 POST = b'POST /v1/completions HTTP/1.1\r\nContent-Length: 13\r\n\r\n{"model":"m"}'
 
@@ -44,7 +44,9 @@ async def test_pipelined_requests_are_answered_in_order(start_engine, start_rout
     for n in range(50):
         body = json.dumps({"model": "m", "n": f"<{n}>"}).encode()
         last = b"Connection: close\r\n" if n == 49 else b""
-        requests.append(b"POST /v1/x HTTP/1.1\r\n%bContent-Length: %d\r\n\r\n%b" % (last, len(body), body))
+        requests.append(
+            b"POST /v1/completions HTTP/1.1\r\n%bContent-Length: %d\r\n\r\n%b" % (last, len(body), body)
+        )
     said = await router.raw(b"".join(requests))
     assert [part.split(b"<")[-1] for part in said.split(b">")[:-1]] == [b"%d" % n for n in range(50)]
 
@@ -147,11 +149,13 @@ async def test_refuses_a_body_over_the_limit(start_engine, start_router, declare
         yield data
 
     async with router.session.post(
-        f"{router.url}/v1/x", data=exactly if declared else pieces(exactly)
+        f"{router.url}/v1/completions", data=exactly if declared else pieces(exactly)
     ) as response:
         assert response.status == 200
     over = exactly + b" "
-    async with router.session.post(f"{router.url}/v1/x", data=over if declared else pieces(over)) as response:
+    async with router.session.post(
+        f"{router.url}/v1/completions", data=over if declared else pieces(over)
+    ) as response:
         assert response.status == 413
         assert "1000" in (await response.json())["error"]["message"]
         assert response.headers["Connection"] == "close"
@@ -161,7 +165,7 @@ async def test_refuses_a_body_over_the_limit(start_engine, start_router, declare
 async def test_a_client_that_is_still_sending_reads_the_refusal(start_router):
     router = await start_router(limits=Limits(body=1000))
     reader, writer = await router.connect()
-    writer.write(b"POST /v1/x HTTP/1.1\r\nContent-Length: 8000000\r\n\r\n" + b"x" * 8_000_000)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nContent-Length: 8000000\r\n\r\n" + b"x" * 8_000_000)
     assert (await reader.readline()).startswith(b"HTTP/1.1 413")
     writer.close()
 
@@ -172,32 +176,45 @@ async def test_a_client_that_is_still_sending_reads_the_refusal(start_router):
 @pytest.mark.parametrize("end", [b"\r\n\r\n", b""], ids=["ended", "open"])
 async def test_refuses_a_head_over_the_limit(start_router, line, end):
     router = await start_router()
-    said = await router.raw(b"POST /v1/x HTTP/1.1\r\n" + line + end)
+    said = await router.raw(b"POST /v1/completions HTTP/1.1\r\n" + line + end)
     assert said.startswith(b"HTTP/1.1 431") and b"65536" in said
 
 
 async def test_refuses_a_head_over_the_limit_that_arrives_at_once(start_router):
     router = await start_router(limits=Limits(head=1000))
-    said = await router.raw(b"POST /v1/x HTTP/1.1\r\nX: " + b"x" * 1000 + b"\r\n\r\n")
+    said = await router.raw(b"POST /v1/completions HTTP/1.1\r\nX: " + b"x" * 1000 + b"\r\n\r\n")
     assert said.startswith(b"HTTP/1.1 431")
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-        b"POST /v1/x HTTP/1.1\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n",
-        b"POST /v1/x HTTP/1.1\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
-        b"POST /v1/x HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-        b"CONNECT a:1 HTTP/1.1\r\n\r\n",
-    ],
-    ids=["tls", "two framings", "two lengths", "bad chunk", "connect"],
-)
-async def test_refuses_bytes_that_are_not_a_valid_request(start_router, said):
+async def test_a_refused_connection_is_closed_and_counted(start_router, caplog):
     router = await start_router()
-    answer = await router.raw(said)
+    answer = await router.raw(
+        b"POST /v1/completions HTTP/1.1\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd"
+    )
     assert answer.startswith(b"HTTP/1.1 400") and b"Connection: close" in answer
     json.loads(answer.partition(b"\r\n\r\n")[2])
+    assert await router.metric(r'fairlead_router_requests_total\{code="400",model=""\}') == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "kind"),
+    [("/v1/messages", "request_too_large"), ("/v1/messages/count_tokens?beta=true", "request_too_large")],
+)
+async def test_refusals_have_the_shape_of_the_path(start_router, target, kind):
+    router = await start_router(limits=Limits(body=10))
+    head = f"POST {target} HTTP/1.1\r\nContent-Length: 11\r\n\r\n"
+    body = json.loads((await router.raw(head.encode())).partition(b"\r\n\r\n")[2])
+    assert body["type"] == "error" and body["error"]["type"] == kind
+    assert body["error"]["code"] == "body_too_large"
+
+
+async def test_answers_two_thousand_offers_of_http2_in_one_write(start_engine, start_router, caplog):
+    router = await start_router({"m": [await start_engine()]})
+    offer = POST.replace(b"Content", b"Connection: Upgrade\r\nUpgrade: h2c\r\nContent")
+    end = POST.replace(b"Content", b"Connection: close\r\nContent")
+    said = await router.raw(offer * 2_000 + end)
+    assert said.count(b"HTTP/1.1 200 OK") == 2_001
+    assert not caplog.records
 
 
 async def test_answers_requests_in_flight_before_a_refusal(start_engine, start_router):

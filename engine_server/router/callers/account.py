@@ -1,0 +1,157 @@
+"""The account of one key: what the key allows, and what requests with it have used at all routers."""
+
+from typing import Protocol
+
+import msgspec
+
+from engine_server.contract.continuation import ReportedUsage
+from engine_server.router import errors
+from engine_server.router.callers.keys import ALL_OF_NAMESPACE, KeyEntry
+from engine_server.router.callers.limits import Debt, Window
+from engine_server.router.routing.directory import Directory, Route
+
+# A place becomes free as soon as any request ends.
+CONCURRENCY_RETRY_SECONDS = 1.0
+
+
+class Caller(Protocol):
+    """The sender of a request."""
+
+    @property
+    def name(self) -> str:
+        """The name of its key; empty where none is asked for."""
+        ...
+
+    @property
+    def priority(self) -> int:
+        """Held requests of a higher priority are sent first."""
+        ...
+
+    def may_use(self, route: Route, directory: Directory) -> bool:
+        """Return True if it may send requests to this deployment."""
+        ...
+
+    def admit(self, now: float) -> None:
+        """Count a request that begins at the time `now` (perf_counter). Raises RequestError (429) beyond a limit."""
+        ...
+
+    def settle(self, now: float, usage: ReportedUsage) -> None:
+        """Count the end of a request that was admitted, and its tokens."""
+        ...
+
+
+class Anyone:
+    """The sender of a request to a router that asks for no keys."""
+
+    name = ""
+    priority = 0
+
+    def may_use(self, route: Route, directory: Directory) -> bool:
+        return True
+
+    def admit(self, now: float) -> None:
+        pass
+
+    def settle(self, now: float, usage: ReportedUsage) -> None:
+        pass
+
+
+ANYONE = Anyone()
+
+
+def visible_models(caller: Caller, directory: Directory) -> dict[str, Route]:
+    """Return the models to list for a caller: those that it may use."""
+    return {name: route for name, route in directory.models().items() if caller.may_use(route, directory)}
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """The use of one key, as one router tells the others."""
+
+    # Counted by this router alone, since its start.
+    requests: int
+    tokens: int
+    # In flight at this router.
+    in_flight: int
+    # All that this router knows of, from all routers.
+    requests_last_minute: int
+    tokens_owed: float
+
+
+class Account:
+    """One key with its limits and its use."""
+
+    def __init__(self, entry: KeyEntry) -> None:
+        # Of all routers.
+        self._window = Window()
+        self._debt = Debt(entry.tokens_per_minute)
+        # Counted by this router alone, since its start.
+        self.requests = 0
+        self.prompt_tokens = 0
+        self.completion_tokens = 0
+        self.in_flight = 0
+        # In flight at other routers, when they were last asked.
+        self.in_flight_elsewhere = 0
+        self.change(entry)
+
+    def change(self, entry: KeyEntry) -> None:
+        """Apply a changed entry; what was used stays counted."""
+        self.entry = entry
+        self.name = entry.name
+        self.priority = entry.priority
+        self._debt.per_minute = entry.tokens_per_minute
+        self._all_models = entry.models is None
+        models = entry.models or ()
+        self._namespaces = frozenset(
+            model.removesuffix(ALL_OF_NAMESPACE) for model in models if model.endswith(ALL_OF_NAMESPACE)
+        )
+        self._names = tuple(model for model in models if not model.endswith(ALL_OF_NAMESPACE))
+
+    def may_use(self, route: Route, directory: Directory) -> bool:
+        """Return True if one of the key's models means this deployment, under whatever name it is asked for."""
+        if self._all_models:
+            return True
+        for name in self._names:
+            if directory.resolve(name) is route:
+                return True
+        return route.deployment.key.namespace in self._namespaces
+
+    def admit(self, now: float) -> None:
+        limits = self.entry
+        per_minute = limits.requests_per_minute
+        if per_minute is not None and self._window.total(now) >= per_minute:
+            wait = self._window.seconds_until_below(per_minute, now)
+            raise errors.rate_limited(f"{self.name!r} may send {per_minute} requests per minute", wait)
+        if limits.tokens_per_minute is not None and (wait := self._debt.seconds_until_repaid(now)):
+            raise errors.rate_limited(
+                f"{self.name!r} may use {limits.tokens_per_minute} tokens per minute", wait
+            )
+        concurrency = limits.concurrency
+        if concurrency is not None and self.in_flight + self.in_flight_elsewhere >= concurrency:
+            message = f"{self.name!r} may have {concurrency} requests in flight"
+            raise errors.rate_limited(message, CONCURRENCY_RETRY_SECONDS)
+        self.requests += 1
+        self.in_flight += 1
+        self._window.add(now, 1)
+
+    def settle(self, now: float, usage: ReportedUsage) -> None:
+        self.in_flight -= 1
+        self.prompt_tokens += usage.prompt_tokens
+        self.completion_tokens += usage.completion_tokens
+        self._debt.add(now, usage.prompt_tokens + usage.completion_tokens)
+
+    # Between routers
+
+    def counts(self, now: float) -> Counts:
+        """Return the use of the key, for the other routers."""
+        return Counts(
+            self.requests,
+            self.prompt_tokens + self.completion_tokens,
+            self.in_flight,
+            self._window.total(now),
+            self._debt.owed(now),
+        )
+
+    def add_elsewhere(self, now: float, requests: int, tokens: float) -> None:
+        """Count requests and tokens of another router."""
+        self._window.add(now, requests)
+        self._debt.add(now, tokens)

@@ -1,0 +1,52 @@
+"""The credentials that engines get."""
+
+from pathlib import Path
+
+from engine_server.contract.api import Key
+from engine_server.contract.engine_keys import derive_key, parse_root_keys
+from engine_server.router.http.wire import CREDENTIAL_FIELDS
+from engine_server.router.routing.directory import Deployment
+from engine_server.router.watched_file import WatchedFile
+
+
+class EngineCredentials:
+    """The header lines with the credentials for engines.
+
+    They are the router's own where there is a root key. Else they are those of the client, unless these are meant for
+    the router itself.
+    """
+
+    def __init__(self, root_key_file: Path | None = None, *, pass_on: bool = True) -> None:
+        """Pass on clients' credentials if there is no file. Raises ValueError if the file has no key."""
+        self._pass_on = pass_on
+        self._file = None if root_key_file is None else WatchedFile(root_key_file)
+        self._root = b""
+        # By deployment, with the message that each was derived from.
+        self._lines: dict[Key, tuple[str, bytes]] = {}
+        if self._file is not None:
+            self._file.load(self._apply)
+
+    def lines(self, fields: dict[bytes, bytes], deployment: Deployment) -> bytes:
+        """Return the credentials for a request with these fields to this deployment."""
+        if self._file is not None:
+            return self._derived(deployment)
+        if not self._pass_on or not (b"authorization" in fields or b"x-api-key" in fields):
+            return b""
+        return b"".join(b"%b: %b\r\n" % (name, fields[name]) for name in CREDENTIAL_FIELDS if name in fields)
+
+    async def run(self) -> None:
+        """Follow changes of the file until cancelled."""
+        if self._file is not None:
+            await self._file.follow(self._apply)
+
+    def _derived(self, deployment: Deployment) -> bytes:
+        message = deployment.uid or str(deployment.key)
+        known, lines = self._lines.get(deployment.key, ("", b""))
+        if known != message:
+            lines = b"Authorization: Bearer %b\r\n" % derive_key(self._root, message).encode()
+            self._lines[deployment.key] = message, lines
+        return lines
+
+    def _apply(self, content: bytes) -> None:
+        self._root = parse_root_keys(content)[0]
+        self._lines.clear()

@@ -1,0 +1,252 @@
+"""The connection to a client: requests arrive on it, and are answered in their order."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Protocol, cast
+
+from engine_server.router.errors import RequestError, buffer_full
+from engine_server.router.http.body_budget import BodyBudget
+from engine_server.router.http.exchange import Answer, Exchange
+from engine_server.router.http.limits import Limits
+from engine_server.router.http.receiving import Refusal, RequestReader
+from engine_server.router.http.request_id import id_line
+from engine_server.router.http.transport import configure_transport, limit_unsent_bytes, unacknowledged_bytes
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class Application(Protocol):
+    """Answers the requests of a port."""
+
+    def answer(self, exchange: Exchange) -> Answer:
+        """Return the coroutine that answers a request."""
+        ...
+
+    def check_sender(self, fields: Mapping[bytes, bytes]) -> None:
+        """Raise RequestError if the sender of these header fields may not send a large body."""
+        ...
+
+    def refuse(self, exchange: Exchange, error: RequestError) -> Answer:
+        """Return the coroutine that answers a request that was not received whole with an error."""
+        ...
+
+
+class ClientConnection(asyncio.Protocol):
+    """Answers one request at a time; each answer has an exchange of its own. `sweep` ends what takes too long."""
+
+    write: Callable[[bytes], None]
+
+    def __init__(self, application: Application, limits: Limits, budget: BodyBudget) -> None:
+        self._application = application
+        self._limits = limits
+        self._budget = budget
+        self._loop = asyncio.get_running_loop()
+        self._reader = RequestReader(limits, self._expect_body, application.check_sender)
+        self._received = self._reader.received
+        self._exchange: Exchange | None = None
+        # Bytes of bodies that were taken from the budget.
+        self._claimed = 0
+        # Times (of the event loop) since which a state lasts; None if the connection is not in it.
+        # The bytes that arrived last wait for room in the budget.
+        self._without_room: float | None = None
+        # Nothing is read, because the client sends faster than it is answered, or for want of room.
+        self._paused: float | None = None
+        # The last answer was a refusal, and the rest of the request is discarded.
+        self._lingering: float | None = None
+        # The client is slow to read; the bytes that it had to acknowledge at the last sweep, and the time at which it
+        # last acknowledged any.
+        self.blocked = False
+        self._unread = 0
+        self._last_read = 0.0
+        # Time at which the client last sent a part of a request or got an answer.
+        self._last_active = self._loop.time()
+        # Done once the connection is closed.
+        self.closed: asyncio.Future[None] = self._loop.create_future()
+        self.closing = False
+
+    # Called by the transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self.write = self._transport.write
+        configure_transport(self._transport)
+        limit_unsent_bytes(self._transport)
+
+    def data_received(self, data: bytes) -> None:
+        reader = self._reader
+        if reader.refused:
+            return
+        if reader.receiving:
+            reader.feed_more(data)
+        else:
+            reader.feed(data)
+        if reader.receiving:
+            self._last_active = now = self._loop.time()
+            reader.note_piece(now)
+        if reader.held != self._claimed:
+            self._claim()
+        self._advance()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed.set_result(None)
+        self._received.clear()
+        if self._without_room is not None:
+            self._without_room = None
+            self._budget.withdraw(self)
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.stop()
+        claimed, self._claimed = self._claimed, 0
+        self._budget.release(claimed)
+
+    def pause_writing(self) -> None:
+        self.blocked = True
+        self._last_read = self._loop.time()
+        self._unread = unacknowledged_bytes(self._transport)
+        if self._exchange is not None and self._exchange.source is not None:
+            self._exchange.source.pause_reading()
+
+    def resume_writing(self) -> None:
+        self.blocked = False
+        if self._exchange is not None and self._exchange.source is not None:
+            self._exchange.source.resume_reading()
+        self._advance()
+
+    # Memory
+
+    def _claim(self) -> None:
+        """Take room for the bodies that arrived, and return that of bodies that were refused."""
+        size = self._reader.held - self._claimed
+        if size > 0:
+            if self._budget.claim(size, self):
+                self._claimed += size
+            else:
+                self._without_room = self._loop.time()
+        elif size < 0:
+            self._claimed += size
+            self._budget.release(-size)
+
+    def admit(self) -> None:
+        """Go on with the requests whose bodies waited for room."""
+        self._without_room = None
+        self._claimed = self._reader.held
+        self._advance()
+
+    # Answers
+
+    def _advance(self) -> None:
+        """Begin the next answer if the one before has ended."""
+        if self._without_room is not None:
+            self._pause()
+        elif not self._received:
+            if self._paused is not None:
+                self._resume()
+        elif self._exchange is not None or self.blocked:
+            self._pause()  # the client sends faster than it is answered
+        else:
+            received = self._received.popleft()
+            if isinstance(received, Refusal):
+                self.closing = True
+                self._exchange = exchange = Exchange(self, received.request, id_line(received.request))
+                exchange.begin(self._application.refuse(exchange, received.error))
+            else:
+                if received.last:
+                    self.closing = True
+                self._exchange = exchange = Exchange(self, received, id_line(received))
+                exchange.begin(self._application.answer(exchange))
+            if self._received and self._exchange is not None:
+                self._pause()
+
+    def finish(self) -> None:
+        """Go on with the next request: the exchange has ended."""
+        exchange, self._exchange = self._exchange, None
+        self._last_active = self._loop.time()
+        if self.closing:
+            self._end()
+        elif self._received:
+            self._loop.call_soon(self._advance)
+        elif self._paused is not None:
+            self._advance()
+        if exchange is not None and (size := len(exchange.request.body)):
+            self._reader.held -= size
+            self._claimed -= size
+            self._budget.release(size)
+
+    def _end(self) -> None:
+        """Close the connection after the last answer; a client that still sends gets to read it first."""
+        if self._reader.refused and not self._received and not self._transport.is_closing():
+            self._lingering = self._loop.time()
+            self._transport.write_eof()
+            self._resume()
+        else:
+            self._reader.drop_received()
+            self._transport.close()
+
+    def _expect_body(self) -> None:
+        if not self._busy:
+            self.write(CONTINUE)
+
+    def _pause(self) -> None:
+        if self._paused is None:
+            self._paused = self._loop.time()
+            self._transport.pause_reading()
+
+    def _resume(self) -> None:
+        if self._paused is not None:
+            now = self._loop.time()
+            self._reader.extend(now, now - self._paused)
+            self._paused = None
+            self._transport.resume_reading()
+
+    # Ends
+
+    def close(self) -> None:
+        """Close the connection after what was written."""
+        self._transport.close()
+
+    def close_when_idle(self) -> None:
+        """Accept no further requests, and close once those that have arrived are answered."""
+        self.closing = True
+        if not (self._busy or self._reader.receiving or self._reader.refused):
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Reset the connection, whatever is in flight."""
+        self._transport.abort()
+
+    def sweep(self, now: float) -> None:
+        """End what has taken too long at this time (of the event loop)."""
+        limits = self._limits
+        if self.blocked:
+            unread = unacknowledged_bytes(self._transport)
+            if unread < self._unread:
+                self._last_read = now
+            self._unread = unread
+            if now - self._last_read > limits.unread_seconds:
+                self.abort()
+        elif self._lingering is not None:
+            if now - self._lingering > limits.linger_seconds:
+                self.close()
+        elif self._without_room is not None:
+            if now - self._without_room > limits.room_seconds:
+                self._give_up_waiting()
+        elif self._reader.receiving:
+            if self._paused is None:
+                self._reader.check_times(now)
+                if self._reader.refused:
+                    self._claim()
+                    self._advance()
+        elif not self._busy and now - self._last_active > limits.idle_seconds:
+            self.abort()
+
+    def _give_up_waiting(self) -> None:
+        """Refuse the requests whose bodies wait for room."""
+        self._without_room = None
+        self._budget.withdraw(self)
+        self._reader.refuse_all(buffer_full())
+        self._claim()
+        self._advance()
+
+    @property
+    def _busy(self) -> bool:
+        return self._exchange is not None or bool(self._received)

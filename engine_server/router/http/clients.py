@@ -1,0 +1,65 @@
+"""The connections of clients to one port."""
+
+import asyncio
+import logging
+
+from engine_server.router.http.body_budget import BodyBudget
+from engine_server.router.http.client_connection import Application, ClientConnection
+from engine_server.router.http.limits import Limits
+
+log = logging.getLogger(__name__)
+
+LISTEN_BACKLOG = 4096
+
+
+class Clients:
+    """Accepts connections on a port, and closes them."""
+
+    def __init__(self, application: Application, limits: Limits, budget: BodyBudget) -> None:
+        self._application = application
+        self._limits = limits
+        self._budget = budget
+        self._open: set[ClientConnection] = set()
+        # Each connection is closed after its current answer.
+        self._leaving = False
+
+    async def listen(self, host: str, port: int) -> asyncio.Server:
+        """Return a server that accepts connections; port 0 takes a free one."""
+        loop = asyncio.get_running_loop()
+        return await loop.create_server(self._accept, host, port, backlog=LISTEN_BACKLOG)
+
+    async def sweep(self) -> None:
+        """End what takes too long on the connections, for as long as this runs."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self._limits.sweep_seconds)
+            now = loop.time()
+            for client in [*self._open]:
+                client.sweep(now)
+
+    def leave(self) -> None:
+        """Close every connection after its current answer, and those that are still accepted."""
+        self._leaving = True
+        for client in self._open:
+            client.closing = True
+
+    async def drain(self, seconds: float) -> None:
+        """Close connections once their requests are answered, and wait for that, but no longer than `seconds`."""
+        for client in [*self._open]:
+            client.close_when_idle()
+        if self._open:
+            await asyncio.wait([client.closed for client in self._open], timeout=seconds)
+
+    def abort(self) -> None:
+        """Reset all connections."""
+        if self._open:
+            log.warning("aborting %d connections", len(self._open))
+        for client in [*self._open]:
+            client.abort()
+
+    def _accept(self) -> ClientConnection:
+        client = ClientConnection(self._application, self._limits, self._budget)
+        client.closing = self._leaving
+        self._open.add(client)
+        client.closed.add_done_callback(lambda _: self._open.discard(client))
+        return client

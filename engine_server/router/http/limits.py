@@ -1,0 +1,33 @@
+"""The limits on a client's requests and on its connection."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Sizes in bytes and times in seconds, beyond which a request is refused or a connection closed."""
+
+    # The request line and the header fields together.
+    head: int = 64 * 1024
+    # Path and query.
+    target: int = 8 * 1024
+    # Number of header fields.
+    fields: int = 128
+    body: int = 32 * 1024 * 1024
+    # Trailers and chunk extensions; more chunk headers than this are accepted in proportion to the body.
+    framing: int = 64 * 1024
+
+    head_seconds: float = 10.0
+    # Between two pieces of a body.
+    piece_seconds: float = 30.0
+    body_seconds: float = 300.0
+    # Until the bodies of other requests leave room for one.
+    room_seconds: float = 10.0
+    # A client that has answers to read acknowledges none of their bytes.
+    unread_seconds: float = 60.0
+    # A kept connection between two requests.
+    idle_seconds: float = 60.0
+    # The rest of a refused request is read and discarded, so that the client gets to read the refusal.
+    linger_seconds: float = 2.0
+    # Between two looks at the times of all connections.
+    sweep_seconds: float = 1.0

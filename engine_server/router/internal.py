@@ -1,0 +1,40 @@
+"""The pages on the internal port: they name namespaces and pods, so that clients must not reach them."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from engine_server.router import errors
+from engine_server.router.errors import RequestError
+from engine_server.router.http.exchange import Exchange
+
+
+class Page(NamedTuple):
+    """A page that is rendered at each request."""
+
+    content_type: bytes
+    render: Callable[[], bytes]
+
+
+class InternalApplication:
+    """Answers GET requests for a fixed set of pages."""
+
+    def __init__(self, pages: Mapping[bytes, Page]) -> None:
+        """Serve `pages`, by path."""
+        self._pages = pages
+
+    async def answer(self, exchange: Exchange) -> None:
+        """Answer the exchange's request. Raises RequestError for an unknown path or another method."""
+        path = exchange.request.path
+        page = self._pages.get(path)
+        if page is None:
+            raise errors.unknown_path(path)
+        if exchange.request.method not in (b"GET", b"HEAD"):
+            raise errors.wrong_method(path, b"GET, HEAD")
+        exchange.respond(200, page.render(), page.content_type)
+
+    def check_sender(self, fields: Mapping[bytes, bytes]) -> None:
+        """Accept any sender: the port is internal."""
+
+    async def refuse(self, exchange: Exchange, error: RequestError) -> None:
+        """Raise the error of a request that was not received whole."""
+        raise error

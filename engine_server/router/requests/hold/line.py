@@ -1,0 +1,84 @@
+"""The order in which the waiting requests of one deployment are released."""
+
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Iterator
+from operator import attrgetter
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+
+class Place(NamedTuple):
+    """The place of a request in its line. A lower one is released earlier."""
+
+    # The negated priority.
+    rank: int
+    # Each caller has one request in each round.
+    round: int
+    arrival: int
+    caller: str
+
+
+class Placed(Protocol):
+    """Anything that can wait in a line."""
+
+    place: Place
+
+
+P = TypeVar("P", bound=Placed)
+PLACE = attrgetter("place")
+
+
+class Line(Generic[P]):
+    """Waiting requests: higher priorities first, then round robin between callers, then first come, first served.
+
+    A place is fixed when it is given, so a request that was released in vain can return to it. No caller is starved
+    by others of its priority: each of them has at most one request in each of the rounds before.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[P] = []
+        self._arrivals = 0
+        # By rank and caller: the number of requests that wait, and the round of the one that was released last.
+        self._counts: Counter[tuple[int, str]] = Counter()
+        self._served: dict[tuple[int, str], int] = {}
+        # By rank: the highest round of which a request was released.
+        self._rounds: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[P]:
+        return iter(self._waiting)
+
+    def new_place(self, caller: str, priority: int) -> Place:
+        """Return the place of a request that arrives now."""
+        rank = -priority
+        last = self._served.get((rank, caller), -1)
+        if self._counts[rank, caller]:
+            places = (request.place for request in reversed(self._waiting))
+            last = next(place.round for place in places if (place.rank, place.caller) == (rank, caller))
+        self._arrivals += 1
+        return Place(rank, max(self._rounds.get(rank, 0), last + 1), self._arrivals, caller)
+
+    def add(self, request: P) -> None:
+        """Add a request at its place."""
+        insort(self._waiting, request, key=PLACE)
+        self._counts[request.place.rank, request.place.caller] += 1
+
+    def remove(self, request: P) -> bool:
+        """Remove a request that no longer waits, and return True if it was in the line."""
+        index = bisect_left(self._waiting, request.place, key=PLACE)
+        if index == len(self._waiting) or self._waiting[index] is not request:
+            return False
+        del self._waiting[index]
+        self._counts[request.place.rank, request.place.caller] -= 1
+        return True
+
+    def release(self) -> P:
+        """Remove and return the request whose turn it is; there must be one."""
+        first = self._waiting[0]
+        self.remove(first)
+        rank, turn, _, caller = first.place
+        self._served[rank, caller] = max(turn, self._served.get((rank, caller), turn))
+        self._rounds[rank] = max(turn, self._rounds.get(rank, turn))
+        return first

@@ -1,0 +1,107 @@
+"""The journal of a stream: all that another engine needs to continue it."""
+
+from array import array
+
+import msgspec
+
+from engine_server.contract.continuation import (
+    ROUTER_FIELD,
+    ReportedUsage,
+    Resume,
+    RouterFields,
+    TokenReport,
+)
+from engine_server.contract.headers import RESUME
+from engine_server.router.http.wire import Message, Request
+
+RESUME_LINE = f"{RESUME}: 1\r\n".encode()
+TOKEN_BYTES = 8
+# A longer stream is not resumed.
+MAX_TOKENS = (1 << 20) // TOKEN_BYTES
+MAX_RESUMES = 3
+
+
+class Journal(msgspec.Struct):
+    """Records the groups of events that were sent to the client of one stream, over all engines that answer it."""
+
+    # The Fairlead-Model of the engine that began the stream; empty if it has none.
+    model: bytes = b""
+    # Those of the first report.
+    id: str = ""
+    created: int = 0
+    seed: int = 0
+    # Of all reports whose events were forwarded.
+    token_ids: "array[int]" = msgspec.field(default_factory=lambda: array("q"))
+    # Number of events that were forwarded. Comments don't count.
+    events: int = 0
+    # Known at the end of the stream.
+    usage: ReportedUsage | None = None
+    # The client has the last event; only the end of the body may be missing.
+    ended: bool = False
+    # Reports cover all forwarded events.
+    complete: bool = True
+    # Number of times that the stream broke off and was continued.
+    resumes: int = 0
+
+    @property
+    def begun(self) -> bool:
+        """True if the client has an event: another engine must continue the stream, and not start it again."""
+        return self.events > 0
+
+    def resume(self) -> bool:
+        """Prepare for another engine, after the last one failed. Return False if none can continue the stream."""
+        if not self.complete or self.resumes == MAX_RESUMES or (self.begun and not self.model):
+            return False
+        self.resumes += 1
+        if not self.begun:
+            self.model = b""
+            del self.token_ids[:]
+        return True
+
+    def record(self, report: TokenReport) -> None:
+        """Record a report whose events are forwarded."""
+        if not self.events and report.id is not None:
+            self.id, self.created, self.seed = report.id, report.created or 0, report.seed
+        self.events += report.events
+        if report.usage is not None:
+            self.usage = report.usage
+            self.ended = True
+        elif self.complete:
+            self.token_ids.extend(report.token_ids)
+            if len(self.token_ids) > MAX_TOKENS:
+                self.forgo()
+
+    def record_unreported(self) -> None:
+        """Record an event that no report covers: the engine doesn't report this stream's tokens."""
+        self.events += 1
+        self.forgo()
+
+    def forgo(self) -> None:
+        """Keep no tokens any more: the stream can't be resumed."""
+        self.complete = False
+        del self.token_ids[:]
+
+
+def resume_body(body: bytes | bytearray, journal: Journal) -> bytes:
+    """Return the body of the request that continues the stream, which `body` began.
+
+    The field comes last: engines take the last of several fields of one name, so a client's own has no effect.
+    """
+    token_ids = journal.token_ids.tolist()
+    resume = Resume(
+        id=journal.id,
+        created=journal.created,
+        seed=journal.seed,
+        model=journal.model.decode("latin-1"),
+        token_ids=token_ids,
+        events=journal.events,
+    )
+    field = b',"%b":%b' % (ROUTER_FIELD.encode(), msgspec.json.encode(RouterFields(resume)))
+    end = body.rindex(b"}")
+    view = memoryview(body)
+    return b"".join((view[:end], field, view[end:]))
+
+
+def resume_message(request: Request, lines: bytes, journal: Journal) -> Message:
+    """Return the request that continues the stream, which `request` began, with further lines of the head."""
+    return request.message(lines + RESUME_LINE, resume_body(request.body, journal))

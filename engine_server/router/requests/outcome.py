@@ -1,0 +1,76 @@
+"""The outcome of an attempt, and the refusal of an engine that another replica may not share."""
+
+import math
+from enum import StrEnum
+
+import msgspec
+
+from engine_server.contract.errors import ErrorCode
+
+
+class Outcome(StrEnum):
+    """The end of one attempt at a replica."""
+
+    # The client has the whole answer.
+    FINISHED = "finished"
+    # No connection could be opened.
+    UNREACHABLE = "unreachable"
+    # The connection ended before the client got a byte.
+    UNANSWERED = "unanswered"
+    # The watch ended the attempt before the client got a byte.
+    SILENT = "silent"
+    # The engine answered with an error that another replica may not give. It is held: the client got nothing of it.
+    REFUSED = "refused"
+    # The answer broke off after some of it was sent to the client.
+    INTERRUPTED = "interrupted"
+
+
+# Statuses of refusals. Others are passed on as they arrive: 501 and 504 would be the same at each replica.
+REFUSAL_STATUSES = frozenset((404, 409, 500, 502, 503))
+# Longer bodies are not the errors of an engine; they are passed on as they arrive.
+MAX_REFUSAL_BYTES = 16 * 1024
+DEFAULT_RETRY_AFTER_SECONDS = 1.0
+ERROR_CODES = frozenset(ErrorCode)
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """An error that an engine answered with."""
+
+    status: int
+    # None if the body has none that we know, as with engines of another make.
+    code: ErrorCode | None
+    # Seconds after which the engine asks to be tried again.
+    retry_after: float
+    # Empty if the body has none.
+    message: str = ""
+
+
+class _Detail(msgspec.Struct):
+    code: str | int | None = None
+    message: str = ""
+
+
+class _Body(msgspec.Struct):
+    error: _Detail
+
+
+_decoder = msgspec.json.Decoder(_Body)
+
+
+def read_refusal(status: int, retry_after: bytes | None, body: bytes) -> Refusal:
+    """Return the refusal that an answer means. OpenAI's and Anthropic's shapes have its parts at the same places."""
+    try:
+        detail = _decoder.decode(body).error
+    except msgspec.DecodeError:
+        detail = _Detail()
+    code = ErrorCode(detail.code) if detail.code in ERROR_CODES else None
+    return Refusal(status, code, read_seconds(retry_after), detail.message)
+
+
+def read_seconds(retry_after: bytes | None) -> float:
+    """Return the value of a Retry-After field in seconds; a date or nonsense means the default."""
+    try:
+        seconds = float(retry_after or b"")
+    except ValueError:
+        return DEFAULT_RETRY_AFTER_SECONDS
+    return seconds if 0.0 <= seconds < math.inf else DEFAULT_RETRY_AFTER_SECONDS

@@ -1,0 +1,26 @@
+"""The policy `prefix`."""
+
+from collections.abc import Sequence
+
+from engine_server.router.routing.endpoint import Endpoint
+from engine_server.router.routing.key import RouteKey
+from engine_server.router.routing.policies.least_load import LeastLoad
+from engine_server.router.routing.policies.ring import Ring
+
+
+class Prefix:
+    """Sends prompts that begin alike to the endpoint that has their beginning in its cache, unless it is overloaded.
+
+    Requests without a prompt go where the load is least.
+    """
+
+    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
+        self._ring = Ring(endpoints)
+        self.rings: Sequence[Ring] = (self._ring,)
+        self._least_load = LeastLoad(endpoints)
+
+    def pick(self, key: RouteKey, candidates: Sequence[Endpoint], now: float) -> Endpoint:
+        """Return the candidate for the key's model and prefix."""
+        if not key.prefix:
+            return self._least_load.pick(key, candidates, now)
+        return self._ring.pick(f"{key.model}\n{key.prefix}", candidates, now)

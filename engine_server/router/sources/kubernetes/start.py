@@ -1,0 +1,116 @@
+"""The start of deployments in a cluster: what prevents it, and the scale from zero."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import aiohttp
+import msgspec
+
+from engine_server.contract.api import Key, collection_path
+from engine_server.router.routing.waker import WakeError
+from engine_server.router.sources.kubernetes.access import Access
+from engine_server.router.sources.kubernetes.objects import LLMDeployment, Message
+
+TIMEOUT_SECONDS = 10.0
+STOPPED = "it is stopped: spec.replicas is 0, and there is no spec.autoscaling"
+# Reasons of the condition Ready that time does not remove: somebody has to change an object, an image or a quota.
+# Others may pass, such as Unschedulable, which is how a cluster autoscaler comes to add a node.
+PERMANENT_REASONS = frozenset(
+    (
+        "InvalidSpec",
+        "Refused",
+        "ChildExists",
+        "ClaimNotFound",
+        "SecretNotFound",
+        "FailedCreate",
+        "QuotaExceeded",
+        "ModelFetchFailed",
+        "ModelAccessDenied",
+        "InsufficientGPUMemory",
+        "InsufficientMemory",
+        "CrashLoopBackOff",
+        "ImagePullBackOff",
+        "ErrImageNeverPull",
+        "InvalidImageName",
+        "CreateContainerConfigError",
+        "CreateContainerError",
+        "ProgressDeadlineExceeded",
+    )
+)
+
+
+# The operator has one reason for an engine that ended, once or again and again; so many restarts are a loop.
+LOOP_RESTARTS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """The state of a deployment without a ready replica, as the cluster reports it."""
+
+    # Empty if it says nothing.
+    reason: str = ""
+    # No replica will come until somebody acts.
+    permanent: bool = False
+
+
+def find_obstacle(deployment: LLMDeployment) -> Obstacle:
+    """Return what prevents the start of a deployment."""
+    condition = deployment.not_ready
+    if condition is not None and condition.reason in PERMANENT_REASONS and not is_first_failure(deployment):
+        return Obstacle(f"{condition.message} ({condition.reason})", permanent=True)
+    if deployment.spec.replicas == 0:
+        stopped = deployment.spec.autoscaling is None
+        return Obstacle(STOPPED, permanent=True) if stopped else Obstacle()
+    return Obstacle(f"{condition.message} ({condition.reason})") if condition else Obstacle()
+
+
+def is_first_failure(deployment: LLMDeployment) -> bool:
+    """Return True for an engine that ended once: the next attempt may succeed."""
+    condition, restarts = deployment.not_ready, deployment.status.restarts
+    is_loop = condition is not None and condition.reason == "CrashLoopBackOff"
+    return is_loop and restarts is not None and restarts < LOOP_RESTARTS
+
+
+class Cluster(Protocol):
+    """The access to a cluster, and its objects as they were seen last."""
+
+    access: Access
+    session: aiohttp.ClientSession
+
+    def deployment(self, key: Key) -> LLMDeployment | None:
+        """Return an LLMDeployment, if it exists."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleFromZero:
+    """Scales a deployment that its autoscaling allows to be at zero. `generation` is that of its spec."""
+
+    cluster: Cluster
+    key: Key
+    generation: int
+
+    async def wake(self) -> None:
+        """Set the number of replicas to the minimum of the autoscaling, at least one, if it still is zero."""
+        found = self.cluster.deployment(self.key)
+        if found is None or found.spec.replicas or found.spec.autoscaling is None:
+            return
+        access = self.cluster.access
+        # The resource version makes the API server refuse the patch if the object has changed.
+        patch = {
+            "metadata": {"resourceVersion": found.metadata.resource_version},
+            "spec": {"replicas": max(1, found.spec.autoscaling.min)},
+        }
+        try:
+            async with self.cluster.session.patch(
+                f"{access.server}{collection_path(self.key.namespace)}/{self.key.name}/scale",
+                data=msgspec.json.encode(patch),
+                headers={"Content-Type": "application/merge-patch+json", **access.headers()},
+                ssl=access.tls or True,
+                timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS),
+            ) as response:
+                if response.status != 200:
+                    status = msgspec.json.decode(await response.read() or b"{}", type=Message)
+                    raise WakeError(f"{response.status} {status.message}")
+        except (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError) as error:
+            raise WakeError(str(error) or type(error).__name__) from None

@@ -1,0 +1,14 @@
+import asyncio
+
+import pytest
+
+
+@pytest.fixture
+async def background():
+    """Run coroutines until the end of the test."""
+    tasks: list[asyncio.Task] = []
+
+    yield lambda coroutine: tasks.append(asyncio.create_task(coroutine))
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,65 @@
+"""The credentials that engines get."""
+
+import hashlib
+import hmac
+
+import pytest
+
+from engine_server.contract.api import Key
+from engine_server.router.callers.engine_credentials import EngineCredentials
+from engine_server.router.routing.directory import Deployment
+
+ROOT = b"root of all"
+
+
+def line(root: bytes, message: str) -> bytes:
+    key = hmac.new(root, message.encode(), hashlib.sha256).hexdigest()
+    return f"Authorization: Bearer {key}\r\n".encode()
+
+
+def test_each_deployment_gets_a_key_of_its_own_derived_from_its_uid(tmp_path):
+    file = tmp_path / "root"
+    file.write_bytes(ROOT + b"\n")
+    keys = EngineCredentials(file)
+    one = Deployment(Key("ns", "a"), ("a",), uid="11-22")
+    assert keys.lines({}, one) == keys.lines({}, one) == line(ROOT, "11-22")
+    # The object was deleted and created again.
+    assert keys.lines({}, Deployment(Key("ns", "a"), ("a",), uid="33")) == line(ROOT, "33")
+    assert keys.lines({}, Deployment(Key("ns", "b"), ("b",))) == line(ROOT, "ns/b")
+
+
+def test_first_of_several_root_keys_is_used(tmp_path):
+    file = tmp_path / "root"
+    file.write_bytes(b"\nnew root\nold root\n")
+    assert EngineCredentials(file).lines({}, Deployment(Key("ns", "a"), ("a",), uid="1")) == line(
+        b"new root", "1"
+    )
+
+
+def test_there_is_no_key_without_a_file():
+    assert EngineCredentials().lines({}, Deployment(Key("ns", "a"), ("a",))) == b""
+
+
+@pytest.mark.parametrize("content", [None, b"", b" \n"])
+def test_a_file_without_a_key_is_an_error_at_the_start(tmp_path, content):
+    file = tmp_path / "root"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ValueError):
+        EngineCredentials(file)
+
+
+async def test_follows_changes_of_the_file_and_keeps_the_key_when_it_is_emptied(
+    tmp_path, eventually, background, caplog
+):
+    file = tmp_path / "root"
+    file.write_bytes(ROOT)
+    keys, deployment = EngineCredentials(file), Deployment(Key("ns", "a"), ("a",), uid="1")
+    assert keys.lines({}, deployment) == line(ROOT, "1")
+    background(keys.run())
+    file.write_bytes(b"another root")
+    await eventually(lambda: keys.lines({}, deployment) == line(b"another root", "1"))
+    file.write_bytes(b"")
+    await eventually(lambda: "it has no key" in caplog.text)
+    assert keys.lines({}, deployment) == line(b"another root", "1")
+    assert "root" not in caplog.text.replace(str(file), "")

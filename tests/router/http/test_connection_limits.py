@@ -1,0 +1,283 @@
+"""Limits of time and memory on the connections of clients."""
+
+import asyncio
+import contextlib
+import json
+import socket
+
+import pytest
+
+from engine_server.router.http.limits import Limits
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\n"
+POST = HEAD + b'Content-Length: 13\r\n\r\n{"model":"m"}'
+PIECE = b"x" * 65_536
+
+
+def limits(**changed) -> Limits:
+    """Return limits on time that the test never reaches, but for those that it shortens."""
+    hours = dict.fromkeys(
+        ("head_seconds", "piece_seconds", "body_seconds", "room_seconds", "unread_seconds", "idle_seconds"),
+        3600.0,
+    )
+    return Limits(**{**hours, "sweep_seconds": 0.02, "linger_seconds": 0.05, **changed})
+
+
+async def endless(engine, request, writer):
+    """Answer with bytes for as long as they are read."""
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000000\r\n\r\n")
+    try:
+        while True:
+            writer.write(PIECE)
+            await writer.drain()
+    finally:
+        engine.hung_up.set()
+
+
+async def held(engine, request, writer):
+    """Answer nothing."""
+    await asyncio.Event().wait()
+
+
+async def read_nothing(router) -> socket.socket:
+    """Send a request over a connection with a small buffer, and return it without reading from it."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(client, ("127.0.0.1", router.port))
+    await loop.sock_sendall(client, POST)
+    return client
+
+
+@pytest.mark.parametrize(
+    ("sent", "limit", "words"),
+    [
+        (HEAD, {"head_seconds": 0.1}, "The request's head did not arrive within 0.1 s"),
+        (HEAD + b"Content-Length: 9\r\n\r\n{", {"body_seconds": 0.1}, "The request's body did not arrive"),
+        (
+            HEAD + b"Content-Length: 9\r\n\r\n{",
+            {"piece_seconds": 0.1},
+            "The next piece of the request's body",
+        ),
+        (HEAD + b"Content-Length: 9\r\n\r\n", {"piece_seconds": 0.1}, "The next piece of the request's body"),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", {"piece_seconds": 0.1}, "The next piece"),
+    ],
+    ids=["head", "body", "piece", "first piece", "first chunk"],
+)
+async def test_refuses_a_request_that_arrives_too_slowly(start_router, sent, limit, words):
+    router = await start_router(limits=limits(**limit))
+    answer = await router.raw(sent)
+    assert (
+        answer.startswith(b"HTTP/1.1 408")
+        and words in json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
+    )
+    assert await router.metric(r'fairlead_router_requests_total\{code="408",model=""\}') == 1
+
+
+async def test_pieces_of_a_head_do_not_extend_its_time(start_router):
+    router = await start_router(limits=limits(head_seconds=0.2))
+    reader, writer = await router.connect()
+    writer.write(HEAD)
+    answered = asyncio.create_task(reader.readline())
+    while not answered.done():
+        writer.write(b"X: y\r\n")
+        await asyncio.wait([answered], timeout=0.01)
+    assert answered.result().startswith(b"HTTP/1.1 408")
+    writer.close()
+
+
+async def test_pieces_of_a_body_extend_the_time_for_the_next_one(start_engine, start_router):
+    """The body takes many times as long as the limit between two pieces."""
+    engine = await start_engine()
+    router = await start_router({"m": [engine]}, limits=limits(piece_seconds=0.5))
+    reader, writer = await router.connect()
+    writer.write(HEAD + b"Content-Length: 113\r\n\r\n")
+    answered = asyncio.create_task(reader.readline())
+    for byte in b'{"model":"m"}' + b" " * 100:
+        writer.write(bytes([byte]))
+        await asyncio.wait([answered], timeout=0.01)
+    assert (await answered).startswith(b"HTTP/1.1 200")
+    writer.close()
+
+
+async def test_a_pipelined_request_is_not_late_while_the_one_before_is_answered(start_engine, start_router):
+    """The router does not read it then."""
+    release = asyncio.Event()
+
+    async def behave(engine, request, writer):
+        await release.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+    engine = await start_engine(behave)
+    router = await start_router({"m": [engine]}, limits=limits(head_seconds=0.3, piece_seconds=0.3))
+    reader, writer = await router.connect()
+    writer.write(POST + POST + POST[:-3])
+    await asyncio.sleep(0)
+    probe = await router.connect()
+    for _ in range(2):  # twice as long as the limit
+        probe[1].write(HEAD)
+        assert (await probe[0].readline()).startswith(b"HTTP/1.1 408")
+        probe[1].close()
+        probe = await router.connect()
+    probe[1].close()
+    release.set()
+    for _ in range(2):
+        assert (await reader.readuntil(b"\r\n\r\nok")).startswith(b"HTTP/1.1 200")
+    writer.write(POST[-3:])
+    assert (await reader.readuntil(b"\r\n\r\nok")).startswith(b"HTTP/1.1 200")
+    writer.close()
+
+
+async def test_closes_idle_connections_and_no_busy_ones(start_engine, start_router):
+    release = asyncio.Event()
+
+    async def behave(engine, request, writer):
+        await release.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+    router = await start_router({"m": [await start_engine(behave)]}, limits=limits(idle_seconds=0.1))
+    busy, busy_writer = await router.connect()
+    busy_writer.write(POST)
+    reader, writer = await router.connect()
+    with contextlib.suppress(ConnectionResetError):
+        assert await reader.read() == b""
+    writer.close()
+    release.set()
+    assert (await busy.readline()).startswith(b"HTTP/1.1 200")
+    busy_writer.close()
+
+
+async def test_disconnects_a_client_that_reads_nothing(start_engine, start_router, eventually):
+    engine = await start_engine(endless)
+    router = await start_router({"m": [engine]}, limits=limits(unread_seconds=0.3))
+    client = await read_nothing(router)
+    await asyncio.wait_for(engine.hung_up.wait(), 60)
+    assert await router.metric("fairlead_router_in_flight") == 0
+    client.close()
+
+
+async def test_a_client_that_reads_slowly_is_not_disconnected(start_engine, start_router):
+    """It reads far less than the kernel buffers, but goes on for several times the limit."""
+    engine = await start_engine(endless)
+    router = await start_router({"m": [engine]}, limits=limits(unread_seconds=0.5))
+    client = await read_nothing(router)
+    loop = asyncio.get_running_loop()
+    disconnected = asyncio.create_task(engine.hung_up.wait())
+    for _ in range(40):
+        assert await loop.sock_recv(client, 20_000)
+        await asyncio.wait([disconnected], timeout=0.05)
+    assert not disconnected.done()
+    client.close()
+    await asyncio.wait_for(engine.hung_up.wait(), 60)
+
+
+async def test_a_client_that_reads_nothing_does_not_hold_a_drain(start_engine, start_router):
+    engine = await start_engine(endless)
+    router = await start_router({"m": [engine]}, limits=limits(unread_seconds=0.3), drain_timeout=3600.0)
+    client = await read_nothing(router)
+    router.server.leave(0.0)
+    await asyncio.wait_for(engine.hung_up.wait(), 60)
+    client.close()
+
+
+# Memory
+
+
+def large(size: int) -> bytes:
+    return b'{"model":"m","prompt":"%b"}' % (b"x" * (size - 25))
+
+
+async def send_large(router, size: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await router.connect()
+    writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % size + large(size))
+    return reader, writer
+
+
+async def test_bodies_wait_until_others_leave_room(start_engine, start_router, eventually):
+    release = asyncio.Event()
+
+    async def behave(engine, request, writer):
+        await release.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+    engine = await start_engine(behave)
+    router = await start_router({"m": [engine]}, limits=limits(), buffer_bytes=5_000_000)
+    clients = [await send_large(router, 2_000_000) for _ in range(4)]
+    await eventually(lambda: len(engine.received) == 2)
+    async with router.get("/health") as response:  # requests without a body go on
+        assert response.status == 200
+    assert len(engine.received) == 2
+    release.set()
+    for reader, writer in clients:
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        writer.close()
+    assert [len(request.body) for request in engine.received] == [2_000_000] * 4
+
+
+async def test_a_body_that_finds_no_room_in_time_gets_503(start_engine, start_router, eventually):
+    engine = await start_engine(held)
+    router = await start_router({"m": [engine]}, limits=limits(room_seconds=0.1), buffer_bytes=3_000_000)
+    first = await send_large(router, 2_000_000)
+    await eventually(lambda: len(engine.received) == 1)
+    for _ in range(3):
+        reader, writer = await send_large(router, 2_000_000)
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 503") and b"\r\nRetry-After: 1\r\n" in head
+        assert b'"buffer_full"' in await reader.read()
+        writer.close()
+    assert await router.metric(r'fairlead_router_requests_total\{code="503",model=""\}') == 3
+    first[1].close()
+    await asyncio.wait_for(engine.hung_up.wait(), 60)
+    again = await send_large(router, 2_000_000)
+    await eventually(lambda: len(engine.received) == 2)
+    again[1].close()
+
+
+async def test_room_returns_however_requests_end(start_engine, start_router, eventually):
+    """Clients leave while they send, while they wait for room, while they are answered; others are refused."""
+    engine = await start_engine(held)
+    router = await start_router(
+        {"m": [engine]}, limits=limits(room_seconds=0.1, body=2_500_000), buffer_bytes=3_000_000
+    )
+    for _ in range(20):
+        half = await router.connect()
+        half[1].write(HEAD + b"Content-Length: 2000000\r\n\r\n" + large(1_000_000))
+        invalid = await router.connect()
+        invalid[1].write(HEAD + b"Transfer-Encoding: chunked\r\n\r\n10000\r\n" + PIECE + b"\r\nzz\r\n")
+        clients = [await send_large(router, 2_000_000) for _ in range(3)]
+        assert b"400" in await invalid[0].readline()
+        for _, writer in (half, invalid, *clients):
+            writer.transport.abort()
+    engine.behave = answer_ok
+
+    async def has_room() -> bool:
+        reader, writer = await send_large(router, 2_500_000)
+        status = await reader.readline()
+        writer.close()
+        return status.startswith(b"HTTP/1.1 200")
+
+    await eventually(has_room)
+
+
+async def answer_ok(engine, request, writer):
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+
+async def test_a_body_larger_than_the_buffer_is_too_large(start_router):
+    router = await start_router(buffer_bytes=1000)
+    answer = await router.raw(HEAD + b"Content-Length: 1001\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 413") and b"1000 bytes" in answer
+
+
+@pytest.mark.parametrize(
+    "before", [b"3\r\nabc\r\n0\r\nX: ", b"3\r\nabc\r\n3;x="], ids=["trailer", "extension"]
+)
+async def test_refuses_an_endless_trailer_or_chunk_extension(start_router, before):
+    router = await start_router()
+    reader, writer = await router.connect()
+    writer.write(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+    writer.write(before)
+    writer.write(PIECE * 16)
+    assert (await reader.readline()).startswith(b"HTTP/1.1 431")
+    writer.close()

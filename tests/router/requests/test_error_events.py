@@ -1,0 +1,56 @@
+"""Recognition of the events by which engines report errors, in each API."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from engine_server.contract.errors import ErrorCode
+from engine_server.router.requests.error_events import reported_error
+from engine_server.server.api.answers import AnswerIdentity
+from engine_server.server.api.generation_request import parse_request
+from engine_server.server.api.messages.answer import MessagesRenderer
+from engine_server.server.api.responses.request import ResponsesRequest
+from engine_server.server.http.errors import ApiError
+from engine_server.server.http.event_stream import OpenAIStream
+
+
+def responses_renderer():
+    request = parse_request(ResponsesRequest, b'{"model": "m", "input": "a"}')
+    return request.renderer(SimpleNamespace(sampling_defaults={}), AnswerIdentity("resp_1", 1, "m"))
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        OpenAIStream(),
+        MessagesRenderer("msg_1", "m", 5, show_thinking=True, report_cached=False),
+        responses_renderer(),
+    ],
+    ids=["openai", "anthropic", "responses"],
+)
+@pytest.mark.parametrize("code", [ErrorCode.DRAINING, ErrorCode.REQUEST_FAILED, None])
+def test_code_of_an_engines_error_event_is_recognized(stream, code):
+    first, *_ = stream.error(ApiError(503, "reason", code=code)).split(b"\n\n")
+    assert reported_error(first + b"\n\n") == (code or "")
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        b'data: {"id":"chatcmpl-1","choices":[{"delta":{"content":"error"}}]}\n\n',
+        b'data: {"choices":[],"error":null}\n\n',
+        b'event: response.failed\ndata: {"type":"response.failed","response":{"error":{"code":"draining"}}}\n\n',
+        b"data: [DONE]\n\n",
+        b"data: error\r\n\r\n",
+        b"\n\n",
+    ],
+)
+def test_other_events_are_not_taken_for_errors(event):
+    assert reported_error(event) is None
+
+
+@pytest.mark.parametrize(
+    "event", [b"event: error\ndata: broken\n\n", b'data: {"error":{"code":500}}\r\n\r\n']
+)
+def test_errors_of_other_servers_are_recognized(event):
+    assert reported_error(event) in ("", "500")

@@ -1,0 +1,89 @@
+"""The record of a stream, and the body of the request that continues it."""
+
+import pytest
+
+from engine_server.contract.continuation import ReportedUsage, TokenReport
+from engine_server.router.requests import journal as journal_module
+from engine_server.router.requests.journal import MAX_RESUMES, Journal, resume_body
+from engine_server.server.api.chat.request import ChatRequest
+from engine_server.server.api.continuation import resumed_stream
+from engine_server.server.api.generation_request import parse_request
+
+FIRST = TokenReport(seed=-7, token_ids=[1, 2], events=2, id="chatcmpl-1", created=5)
+
+
+def recorded(*reports: TokenReport) -> Journal:
+    journal = Journal(model=b"weights-1")
+    for report in reports:
+        journal.record(report)
+    return journal
+
+
+def test_journal_has_the_tokens_and_events_of_all_reports_and_the_identity_of_the_first():
+    journal = recorded(FIRST, TokenReport(seed=-7, token_ids=[3], events=0), TokenReport(-7, [4], 3))
+    assert journal.token_ids.tolist() == [1, 2, 3, 4]
+    assert (journal.events, journal.id, journal.created, journal.seed) == (5, "chatcmpl-1", 5, -7)
+
+
+def test_stream_whose_last_report_was_forwarded_has_ended_and_is_not_resumable():
+    usage = ReportedUsage(3, 2)
+    journal = recorded(FIRST, TokenReport(seed=-7, events=1, usage=usage))
+    assert journal.ended and journal.usage == usage
+
+
+def test_stream_is_resumed_three_times_at_most():
+    journal = recorded(FIRST)
+    assert [journal.resume() for _ in range(MAX_RESUMES + 1)] == [True] * MAX_RESUMES + [False]
+    assert journal.token_ids.tolist() == [1, 2]
+
+
+def test_stream_without_the_engines_model_is_not_resumable():
+    journal = recorded(FIRST)
+    journal.model = b""
+    assert not journal.resume()
+
+
+def test_stream_of_unreported_events_is_not_resumable():
+    journal = Journal(model=b"weights-1")
+    journal.record_unreported()
+    assert not journal.resume()
+
+
+def test_stream_without_an_event_starts_again_with_the_tokens_of_another_engine():
+    journal = recorded(TokenReport(seed=1, token_ids=[1], events=0, id="a", created=1))
+    assert not journal.begun and journal.resume()
+    journal.model = b"weights-2"
+    journal.record(FIRST)
+    assert (journal.id, journal.seed, journal.token_ids.tolist()) == ("chatcmpl-1", -7, [1, 2])
+
+
+def test_stream_with_more_tokens_than_are_kept_is_not_resumable_and_keeps_none(monkeypatch):
+    monkeypatch.setattr(journal_module, "MAX_TOKENS", 3)
+    journal = recorded(FIRST, TokenReport(-7, [3], 1))
+    assert journal.token_ids
+    journal.record(TokenReport(-7, [4], 1))
+    journal.record(TokenReport(-7, [5], 1))
+    assert not journal.token_ids and journal.events == 5 and not journal.resume()
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "",
+        '"fairlead": {"resume": {"id": "smuggled"}}, ',
+        r'"fairl\u0065ad": {"resume": {"id": "smuggled"}}, "fairlead": null, ',
+    ],
+)
+@pytest.mark.parametrize("end", ["", " \r\n\t"])
+def test_engine_reads_the_routers_field_and_never_a_clients_of_the_same_name(field, end):
+    text = "{" + field + '"model": "m", "messages": [{"role": "user", "content": "}"}]}' + end
+    body = bytearray(text.encode())
+
+    request = parse_request(ChatRequest, resume_body(body, recorded(FIRST)))
+
+    resume = resumed_stream({"Fairlead-Resume": "1"}, request.model_extra or {}, "weights-1")
+    assert resume is not None
+    assert (resume.id, resume.created, resume.seed, resume.events) == ("chatcmpl-1", 5, -7, 2)
+    assert resume.token_ids == [1, 2]
+    assert request.messages[0].content == "}"
+    assert body == bytearray(text.encode())

@@ -1,0 +1,486 @@
+"""Streams that break off and are continued by another engine."""
+
+import asyncio
+import json
+
+import pytest
+from waiting import until_async
+
+from engine_server.contract.continuation import ReportedUsage, Resume, TokenReport
+from engine_server.router.requests import event_reader
+from engine_server.router.requests.watch import WatchTimes
+
+KEEP_ALIVE = b": keep-alive\n\n"
+STALL_SECONDS = 0.3
+DONE = b"data: [DONE]\n\n"
+PATHS = ("/v1/chat/completions", "/v1/messages", "/v1/responses")
+# An error event of each API, as an engine sends it.
+ERROR_EVENTS = {
+    "/v1/chat/completions": 'data: {{"error":{{"message":"a","type":"b","code":"{}"}}}}\n\ndata: [DONE]\n\n',
+    "/v1/messages": 'event: error\ndata: {{"type":"error","error":{{"type":"a","message":"b","code":"{}"}}}}\n\n',
+    "/v1/responses": (
+        'event: error\ndata: {{"type":"error","sequence_number":2,"code":"{}","message":"a","param":null}}\n\n'
+        'event: response.failed\ndata: {{"type":"response.failed","response":{{}}}}\n\n'
+    ),
+}
+
+
+def event(number: int) -> bytes:
+    return b'data: {"n": %d}\n\n' % number
+
+
+WHOLE = b"".join(event(number) for number in range(6)) + DONE
+
+
+class Stream:
+    """Answers a request by events with the numbers 0 to 5, which stand for one token each, with reports.
+
+    A resumed request gets those that follow. `failure` is called before the event of a number in `fails`, the first
+    time that it is due.
+    """
+
+    def __init__(self, *fails, failure=None, model=b"weights-1", reports=True):
+        self.fails = set(fails)
+        self.failure = failure or reset
+        self.model = model
+        self.reports = reports
+
+    async def __call__(self, engine, request, writer):
+        resume = None
+        if request.header("Fairlead-Resume") == "1":
+            resume = json.loads(request.body)["fairlead"]["resume"]
+            if resume["model"].encode() != self.model:
+                refuse(writer, 409, "model_mismatch", self.model)
+                return
+            assert resume["token_ids"] == [100 + number for number in range(resume["events"])]
+            assert (resume["id"], resume["created"], resume["seed"]) == ("chatcmpl-1", 7, 42)
+        writer.write(
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nFairlead-Model: %b\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n" % self.model
+        )
+        start = resume["events"] if resume else 0
+        for number in range(start, 6):
+            if number in self.fails:
+                self.fails.discard(number)
+                await self.failure(engine, request, writer, number)
+                if writer.transport.is_closing():
+                    return
+            self.write(writer, number, first=number == start)
+            await writer.drain()
+        if self.reports:
+            chunk(writer, TokenReport(42, events=1, usage=ReportedUsage(3, 6)).encode())
+        chunk(writer, DONE)
+        writer.write(b"0\r\n\r\n")
+
+    def write(self, writer, number, first):
+        report = b""
+        if self.reports:
+            identity = {"id": "chatcmpl-1", "created": 7} if first else {}
+            report = TokenReport(42, [100 + number], 1, **identity).encode()
+        chunk(writer, report + event(number))
+
+
+def chunk(writer, data: bytes) -> None:
+    writer.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+
+def refuse(writer, status: int, code: str, model: bytes = b"weights-1") -> None:
+    body = json.dumps({"error": {"message": code, "type": "t", "param": None, "code": code}}).encode()
+    writer.write(
+        b"HTTP/1.1 %d Refused\r\nFairlead-Model: %b\r\nContent-Length: %d\r\n\r\n%b"
+        % (status, model, len(body), body)
+    )
+
+
+async def reset(engine, request, writer, number):
+    await writer.drain()
+    writer.transport.abort()
+
+
+async def reset_within_the_event(engine, request, writer, number):
+    chunk(writer, TokenReport(42, [100 + number], 1).encode() + event(number)[:-3])
+    await reset(engine, request, writer, number)
+
+
+async def reset_within_the_report(engine, request, writer, number):
+    chunk(writer, TokenReport(42, [100 + number], 1).encode()[:-3])
+    await reset(engine, request, writer, number)
+
+
+async def close(engine, request, writer, number):
+    await writer.drain()
+    writer.close()
+
+
+async def end_early(engine, request, writer, number):
+    chunk(writer, TokenReport(42, [100 + number], 1).encode())
+    writer.write(b"0\r\n\r\n")
+    await reset(engine, request, writer, number)
+
+
+async def stall(engine, request, writer, number):
+    await asyncio.Event().wait()
+
+
+async def think(engine, request, writer, number):
+    """Send comments for longer than the stall timeout."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + 2 * STALL_SECONDS
+
+    def has_ended() -> bool:
+        chunk(writer, KEEP_ALIVE)
+        return loop.time() > end
+
+    await until_async(has_ended)
+
+
+async def keep_alive(engine, request, writer, number):
+    chunk(writer, KEEP_ALIVE)
+    await reset(engine, request, writer, number)
+
+
+def reports_error(path, code):
+    async def failure(engine, request, writer, number):
+        chunk(writer, ERROR_EVENTS[path].format(code).encode())
+        writer.write(b"0\r\n\r\n")
+        await close(engine, request, writer, number)
+
+    return failure
+
+
+def endpoint_events(response: bytes) -> list[bytes]:
+    return [part + b"\n\n" for part in response.split(b"\n\n") if part]
+
+
+async def read(router, path="/v1/chat/completions", **body) -> bytes:
+    async with router.session.post(
+        f"{router.url}{path}", json={"model": "m", "stream": True, **body}
+    ) as answer:
+        assert answer.status == 200
+        assert answer.content_type == "text/event-stream"
+        return await answer.read()
+
+
+@pytest.mark.parametrize("fails", [0, 1, 3, 5])
+@pytest.mark.parametrize(
+    "failure", [reset, reset_within_the_event, reset_within_the_report, close, keep_alive, end_early]
+)
+async def test_stream_continues_on_another_replica_without_loss_or_repetition(
+    start_engine, start_router, failure, fails
+):
+    stream = Stream(fails, failure=failure)
+    engines = [await start_engine(stream) for _ in range(2)]
+    router = await start_router({"m": engines})
+
+    body = await read(router, messages=[{"role": "user", "content": "}"}])
+
+    assert body.replace(KEEP_ALIVE, b"") == WHOLE
+    first, second = (request for engine in engines for request in engine.received)
+    first, second = (first, second) if len(first.body) < len(second.body) or not fails else (second, first)
+    assert json.loads(second.body).items() >= json.loads(first.body).items()
+    if fails:
+        Resume(**json.loads(second.body)["fairlead"]["resume"])
+    assert not stream.fails
+    assert sum(len(engine.received) for engine in engines) == 2
+    assert await router.metric(r'fairlead_router_retries_total\{reason="interrupted"\}') == 1
+    assert await router.metric("fairlead_router_interrupted_total") == 0
+    assert await router.metric(r"fairlead_router_endpoint_in_flight\{.*\}") == 0
+
+
+@pytest.mark.parametrize("fails", [0, 3])
+async def test_stream_continues_on_another_replica_when_its_engine_sends_nothing(
+    start_engine, start_router, eventually, fails
+):
+    stream = Stream(fails, failure=stall)
+    engines = [await start_engine(stream) for _ in range(2)]
+    router = await start_router({"m": engines}, watch=WatchTimes(sweep=0.02, stall=0.2))
+    assert await read(router) == WHOLE
+    assert [len(engine.received) for engine in engines] == [1, 1]
+    await eventually(lambda: any(engine.hung_up.is_set() for engine in engines))
+    assert await router.metric(r"fairlead_router_ejections_total\{.*\}") == 1
+
+
+async def test_comments_keep_a_stream_with_its_engine(start_engine, start_router):
+    stream = Stream(3, failure=think)
+    engines = [await start_engine(stream) for _ in range(2)]
+    router = await start_router({"m": engines}, watch=WatchTimes(sweep=0.02, stall=STALL_SECONDS))
+    assert (await read(router)).replace(KEEP_ALIVE, b"") == WHOLE
+    assert sum(len(engine.received) for engine in engines) == 1
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("code", ["draining", "aborted", "engine_dead", "queue_full"])
+@pytest.mark.parametrize("fails", [0, 2])
+async def test_stream_continues_after_an_error_that_concerns_one_replica(
+    start_engine, start_router, path, code, fails
+):
+    stream = Stream(fails, failure=reports_error(path, code))
+    engines = [await start_engine(stream) for _ in range(2)]
+    router = await start_router({"m": engines})
+    assert await read(router, path) == WHOLE
+    assert [len(engine.received) for engine in engines] == [1, 1]
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_other_errors_are_forwarded_and_end_the_stream(start_engine, start_router, path):
+    stream = Stream(2, failure=reports_error(path, "request_failed"))
+    engines = [await start_engine(stream) for _ in range(2)]
+    router = await start_router({"m": engines})
+    assert (
+        await read(router, path) == event(0) + event(1) + ERROR_EVENTS[path].format("request_failed").encode()
+    )
+    assert sum(len(engine.received) for engine in engines) == 1
+
+
+async def test_stream_is_continued_three_times_at_most(start_engine, start_router):
+    stream = Stream(1, 2, 3, 4)
+    engines = [await start_engine(stream) for _ in range(5)]
+    router = await start_router({"m": engines})
+
+    *events, last = endpoint_events(await read(router))
+
+    assert b"".join(events) == b"".join(event(number) for number in range(4))
+    assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "interrupted"
+    assert sum(len(engine.received) for engine in engines) == 4
+    assert await router.metric("fairlead_router_interrupted_total") == 1
+
+
+async def test_stream_returns_to_a_replica_that_failed_earlier(start_engine, start_router):
+    stream = Stream(1, 2, 3)
+    engines = [await start_engine(stream) for _ in range(2)]
+    router = await start_router({"m": engines})
+    assert await read(router) == WHOLE
+    assert [len(engine.received) for engine in engines] == [2, 2]
+
+
+async def test_stream_continues_only_on_a_replica_of_the_same_model(start_engine, start_router):
+    """All but one replica have other weights, which the router learns by asking each once."""
+    old = [await start_engine(Stream(2, 4)) for _ in range(2)]
+    new = [await start_engine(Stream(model=b"weights-2")) for _ in range(4)]
+    router = await start_router({"m": [*old, *new]}, policy="round_robin")
+    streams = await asyncio.gather(*(read(router) for _ in range(12)))
+    assert streams == [WHOLE] * 12
+    again = await asyncio.gather(*(read(router) for _ in range(12)))
+    assert again == [WHOLE] * 12
+    refused = [r for engine in new for r in engine.received if r.header("Fairlead-Resume")]
+    assert len(refused) <= len(new)
+
+
+async def test_stream_ends_with_an_error_if_only_replicas_of_another_model_are_left(
+    start_engine, start_router
+):
+    engines = [await start_engine(Stream(2)), await start_engine(Stream(model=b"weights-2"))]
+    router = await start_router({"m": engines}, policy="round_robin")
+    bodies = [await read(router), await read(router)]
+    assert WHOLE in bodies
+    (broken,) = (body for body in bodies if body != WHOLE)
+    *events, last = endpoint_events(broken)
+    assert b"".join(events) == event(0) + event(1)
+    assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "interrupted"
+
+
+async def test_stream_continues_past_replicas_that_refuse_or_are_gone(start_engine, start_router):
+    async def refuses(engine, request, writer):
+        if request.header("Fairlead-Resume"):
+            refuse(writer, 503, "queue_full")
+        else:
+            await stream(engine, request, writer)
+
+    stream = Stream(3, failure=reset)
+    good, full, gone = await start_engine(Stream()), await start_engine(refuses), await start_engine()
+    router = await start_router({"m": [full, gone, good]}, policy="round_robin")
+    await gone.stop()
+    assert [await read(router) for _ in range(3)] == [WHOLE] * 3
+    assert not stream.fails
+
+
+@pytest.mark.parametrize("status", [400, 503])
+async def test_refusal_after_the_head_of_a_stream_is_an_error_event_and_no_second_head(
+    start_engine, start_router, status
+):
+    """The first engine fails after a comment, and all others refuse the request with a long body."""
+    started = asyncio.Event()
+
+    async def behave(engine, request, writer):
+        if started.is_set():
+            refuse(writer, status, "x" * 40_000)
+            return
+        started.set()
+        await Stream(0, failure=keep_alive)(engine, request, writer)
+
+    router = await start_router({"m": [await start_engine(behave) for _ in range(4)]})
+    body = await read(router)
+    assert body.startswith(KEEP_ALIVE + b'data: {"error":') and b"HTTP/1.1" not in body
+
+
+async def test_refusal_after_the_head_of_a_stream_keeps_its_message_and_code(start_engine, start_router):
+    started = asyncio.Event()
+
+    async def behave(engine, request, writer):
+        if started.is_set():
+            refuse(writer, 400, "invalid_value")
+            return
+        started.set()
+        await Stream(0, failure=keep_alive)(engine, request, writer)
+
+    router = await start_router({"m": [await start_engine(behave) for _ in range(2)]})
+    event = (await read(router)).removeprefix(KEEP_ALIVE)
+    error = json.loads(event.removeprefix(b"data: "))["error"]
+    assert (error["code"], error["message"]) == ("invalid_value", "invalid_value")
+
+
+async def test_stream_continues_past_a_replica_that_answers_with_a_long_error(start_engine, start_router):
+    async def fail_at_length(engine, request, writer):
+        writer.write(b"HTTP/1.1 500 No\r\nFairlead-Model: weights-1\r\nContent-Length: 40000\r\n\r\n")
+        writer.write(b"x" * 40000)
+
+    engines = [await start_engine(behave) for behave in (Stream(2), fail_at_length, Stream())]
+    router = await start_router({"m": engines})
+    assert await read(router) == WHOLE
+    assert [len(engine.received) for engine in engines] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_error_in_the_shape_of_the_api_ends_a_stream_that_no_replica_can_continue(
+    start_engine, start_router, path
+):
+    router = await start_router({"m": [await start_engine(Stream(2))]})
+    *events, last = endpoint_events(await read(router, path))
+    assert b"".join(events) == event(0) + event(1)
+    *names, data = last.strip().split(b"\n")
+    error = json.loads(data.removeprefix(b"data: "))
+    if path == "/v1/chat/completions":
+        assert names == [] and error["error"]["code"] == "interrupted"
+    elif path == "/v1/messages":
+        assert names == [b"event: error"] and error["type"] == "error"
+        assert error["error"]["type"] == "api_error"
+    else:
+        assert names == [b"event: error"]
+        assert (error["type"], error["sequence_number"], error["code"]) == ("error", 2, "interrupted")
+    assert await router.metric("fairlead_router_interrupted_total") == 1
+    assert await router.metric(r'fairlead_router_requests_total\{code="200",model="default/m"\}') == 1
+
+
+async def test_stream_without_reports_ends_with_an_error_after_its_first_event(start_engine, start_router):
+    engines = [await start_engine(Stream(2, reports=False)) for _ in range(2)]
+    router = await start_router({"m": engines})
+    *events, last = endpoint_events(await read(router))
+    assert b"".join(events) == event(0) + event(1)
+    assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "interrupted"
+    assert sum(len(engine.received) for engine in engines) == 1
+
+
+async def test_stream_without_reports_starts_again_if_it_had_only_comments(start_engine, start_router):
+    stream = Stream(0, reports=False, failure=keep_alive)
+    router = await start_router({"m": [await start_engine(stream) for _ in range(2)]})
+    assert await read(router) == KEEP_ALIVE + WHOLE
+
+
+async def test_reset_after_the_last_event_is_the_end_of_the_stream(start_engine, start_router):
+    async def behave(engine, request, writer):
+        await Stream(9)(engine, request, CutWriter(writer))
+        await reset(engine, request, writer, 6)
+
+    engines = [await start_engine(behave) for _ in range(2)]
+    router = await start_router({"m": engines})
+    assert await read(router) == WHOLE
+    assert sum(len(engine.received) for engine in engines) == 1
+
+
+class CutWriter:
+    """Writes all but the end of a chunked body."""
+
+    def __init__(self, writer):
+        self._writer = writer
+        self.drain = writer.drain
+        self.transport = writer.transport
+
+    def write(self, data):
+        if data != b"0\r\n\r\n":
+            self._writer.write(data)
+
+
+async def test_clients_own_field_does_not_reach_the_engine_as_a_resume(start_engine, start_router):
+    stream = Stream(2)
+    engines = [await start_engine(stream) for _ in range(2)]
+    router = await start_router({"m": engines})
+    smuggled = {"resume": {"id": "other", "token_ids": [1]}}
+    async with router.session.post(
+        f"{router.url}/v1/completions",
+        json={"model": "m", "fairlead": smuggled},
+        headers={"Fairlead-Resume": "1"},
+    ) as answer:
+        assert await answer.read() == WHOLE
+
+
+async def test_event_without_an_end_breaks_the_attempt_and_is_not_tried_elsewhere(
+    start_engine, start_router, monkeypatch
+):
+    monkeypatch.setattr(event_reader, "MAX_HELD_BYTES", 1 << 16)
+
+    async def endless(engine, request, writer, number):
+        while not writer.transport.is_closing():
+            chunk(writer, b"x" * 4096)
+            await writer.drain()
+
+    engines = [await start_engine(Stream(1, failure=endless)) for _ in range(2)]
+    router = await start_router({"m": engines})
+    *events, last = endpoint_events(await read(router))
+    assert events == [event(0)]
+    assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "interrupted"
+    assert sum(len(engine.received) for engine in engines) == 1
+
+
+async def test_http_1_0_client_gets_a_continued_stream_unchunked(start_engine, start_router):
+    stream = Stream(3)
+    router = await start_router({"m": [await start_engine(stream) for _ in range(2)]})
+    body = b'{"model":"m","stream":true}'
+    answer = await router.raw(
+        b"POST /v1/completions HTTP/1.0\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    )
+    assert answer.partition(b"\r\n\r\n")[2] == WHOLE
+
+
+async def test_slow_client_pauses_the_engine_that_continues_its_stream_and_is_no_stall(
+    start_engine, start_router, eventually
+):
+    """The client reads nothing while the first engine fails and the second one has much to send."""
+    before, after = 100, 600
+    large = b'data: {"n": "%b"}\n\n' % (b"x" * 65536)
+    loop = asyncio.get_running_loop()
+    # The times at which the engines sent an event.
+    sent: list[float] = []
+
+    async def behave(engine, request, writer):
+        resumed = request.header("Fairlead-Resume") is not None
+        writer.write(
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nFairlead-Model: a\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n"
+        )
+        for number in range(after if resumed else before):
+            identity = {"id": "chatcmpl-1", "created": 7} if number == 0 else {}
+            chunk(writer, TokenReport(1, [number], 1, **identity).encode() + large)
+            sent.append(loop.time())
+            await writer.drain()
+        if not resumed:
+            writer.close()  # in order, so that all that was sent arrives
+            return
+        chunk(writer, TokenReport(1, events=1, usage=ReportedUsage(1, 1)).encode() + DONE)
+        writer.write(b"0\r\n\r\n")
+
+    engines = [await start_engine(behave) for _ in range(2)]
+    router = await start_router({"m": engines}, watch=WatchTimes(sweep=0.02, stall=STALL_SECONDS))
+    reader, writer = await asyncio.open_connection("127.0.0.1", router.port, limit=2**16)
+    body = b'{"model":"m"}'
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+
+    # Nothing moves for longer than a stall.
+    await eventually(lambda: sent and loop.time() > sent[-1] + 2 * STALL_SECONDS)
+    assert len(sent) < before + after
+    received = bytearray()
+    while DONE not in received[-100:]:  # nothing but the last chunk follows
+        received += await reader.read(1 << 20)
+    writer.close()
+    assert received.count(b"data: {") == before + after
+    assert sum(len(engine.received) for engine in engines) == 2
+    assert await router.metric(r"fairlead_router_ejections_total\{.*\}") == 0

@@ -1,0 +1,139 @@
+"""The start of deployments: obstacles from conditions, and the scale from zero on a real API server."""
+
+import json
+
+import msgspec
+import pytest
+from kubernetes_objects import llmd
+
+from engine_server.contract.api import Key
+from engine_server.router.routing.waker import WakeError
+from engine_server.router.sources.kubernetes.access import from_kubeconfig
+from engine_server.router.sources.kubernetes.objects import LLMDeployment
+from engine_server.router.sources.kubernetes.start import ScaleFromZero, find_obstacle
+
+
+def deployment(reason: str, *, replicas: int = 1, autoscaling: dict | None = None, observed: int = 3):
+    """Return generation 3 of an LLMDeployment that is not ready."""
+    ready = {"type": "Ready", "status": "False", "reason": reason, "message": "words"}
+    spec = {"replicas": replicas, **({"autoscaling": autoscaling} if autoscaling else {})}
+    manifest = llmd("m", spec=spec, namespace="x", generation=3)
+    manifest["status"] = {"conditions": [{**ready, "observedGeneration": observed}]}
+    return msgspec.convert(manifest, LLMDeployment)
+
+
+@pytest.mark.parametrize("reason", ["ImagePullBackOff", "InvalidSpec", "SecretNotFound", "CrashLoopBackOff"])
+def test_a_deployment_with_a_permanent_problem_cannot_start(reason):
+    obstacle = find_obstacle(deployment(reason))
+    assert obstacle.permanent and obstacle.reason == f"words ({reason})"
+
+
+@pytest.mark.parametrize("reason", ["Loading", "Starting", "FetchingModel", "Unschedulable", "Restarting"])
+def test_a_deployment_with_a_problem_that_may_pass_can_start(reason):
+    obstacle = find_obstacle(deployment(reason))
+    assert not obstacle.permanent and reason in obstacle.reason
+
+
+@pytest.mark.parametrize(("restarts", "permanent"), [(None, True), (0, False), (1, False), (2, True)])
+def test_an_engine_that_ended_once_can_start(restarts, permanent):
+    crashed = deployment("CrashLoopBackOff")
+    crashed.status.restarts = restarts
+    assert find_obstacle(crashed).permanent == permanent
+
+
+def test_a_condition_of_an_earlier_spec_says_nothing():
+    assert find_obstacle(deployment("ImagePullBackOff", observed=2)).reason == ""
+
+
+def test_a_deployment_without_replicas_and_autoscaling_is_stopped():
+    obstacle = find_obstacle(deployment("ScaledToZero", replicas=0))
+    assert obstacle.permanent and "spec.replicas is 0" in obstacle.reason
+
+
+def test_a_deployment_that_autoscaling_may_start_is_not_stopped():
+    obstacle = find_obstacle(deployment("ScaledToZero", replicas=0, autoscaling={"min": 0, "max": 2}))
+    assert not obstacle.permanent and obstacle.reason == ""
+
+
+def test_a_deployment_at_zero_that_its_spec_makes_impossible_cannot_start():
+    assert find_obstacle(deployment("InvalidSpec", replicas=0, autoscaling={"max": 2})).permanent
+
+
+class Scales:
+    """LLMDeployments of a namespace of its own, on the API server, and the source that follows them."""
+
+    def __init__(self, api_server, namespace, followed):
+        self._kubectl = api_server.kubectl
+        self._namespace = namespace
+        self.source = followed.source
+        self.directory = followed.directory
+
+    def call(self, *arguments, stdin=None) -> str:
+        result = self._kubectl(*arguments, "-n", self._namespace, stdin=stdin)
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    def apply(self, name, **spec) -> None:
+        self.call("apply", "-f", "-", stdin=llmd(name, spec=spec))
+
+    def replicas(self, name) -> int:
+        return json.loads(self.call("get", "llmd", name, "-o", "json"))["spec"]["replicas"]
+
+    def route(self, name):
+        return self.directory.route(Key(self._namespace, name))
+
+
+@pytest.fixture
+async def scales(api_server, cluster, follow):
+    """Return the scales in one of the namespaces."""
+    _, _, (namespace, _) = cluster
+    return Scales(api_server, namespace, await follow(from_kubeconfig(api_server.kubeconfig), namespace))
+
+
+@pytest.mark.parametrize(("minimum", "replicas"), [(0, 1), (2, 2)])
+async def test_scales_from_zero_to_the_minimum_of_the_autoscaling(scales, eventually, minimum, replicas):
+    scales.apply("m", replicas=0, autoscaling={"min": minimum, "max": 3})
+    await eventually(lambda: scales.route("m"))
+
+    await scales.route("m").deployment.waker.wake()
+
+    assert scales.replicas("m") == replicas
+    await eventually(lambda: scales.route("m").deployment.waker is None)
+
+
+async def test_each_time_at_zero_has_another_waker(scales, eventually):
+    scales.apply("m", replicas=0, autoscaling={"max": 3})
+    await eventually(lambda: scales.route("m"))
+    first = scales.route("m").deployment.waker
+
+    scales.call("scale", "llmd/m", "--replicas=1")
+    await eventually(lambda: scales.route("m").deployment.waker is None)
+    scales.call("scale", "llmd/m", "--replicas=0")
+    await eventually(lambda: scales.route("m").deployment.waker is not None)
+
+    assert scales.route("m").deployment.waker != first
+
+
+async def test_does_not_scale_a_deployment_that_was_changed_unseen(scales, eventually):
+    scales.apply("m", replicas=0, autoscaling={"max": 3})
+    await eventually(lambda: scales.route("m"))
+    waker = scales.route("m").deployment.waker
+    stale = scales.source.deployment(waker.key)
+    scales.call("scale", "llmd/m", "--replicas=3")
+
+    class Unaware:
+        access, session = scales.source.access, scales.source.session
+
+        def deployment(self, key):
+            return stale
+
+    with pytest.raises(WakeError, match="409"):
+        await ScaleFromZero(Unaware(), waker.key, waker.generation).wake()
+    assert scales.replicas("m") == 3
+
+
+async def test_a_stopped_deployment_is_not_scaled(scales, eventually):
+    scales.apply("m", replicas=0)
+    await eventually(lambda: scales.route("m"))
+    stopped = scales.route("m").deployment
+    assert stopped.waker is None and stopped.cannot_start
