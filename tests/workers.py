@@ -8,6 +8,7 @@ from xdist.scheduler import LoadScopeScheduling
 # Prefixes of test paths. A group shares fixtures that are slow to start. The longest groups run first, and those that
 # mostly wait run before those that compute, so that both overlap.
 GROUPS = (
+    ("tests/server/api/",),
     ("tests/server/",),
     (
         "tests/operator/control/",

@@ -6,6 +6,7 @@ engine is lost, the router sends the same body again, with the field `fairlead` 
 The next engine sends the events that follow, byte for byte. Only streams of one choice are reported.
 """
 
+import re
 from typing import Annotated
 
 import msgspec
@@ -14,6 +15,7 @@ import msgspec
 REPORT_PREFIX = b": fairlead "
 # The field of a request's body with the router's fields.
 ROUTER_FIELD = "fairlead"
+_USAGE = re.compile(rb"prompt=([0-9]{1,18}), completion=([0-9]{1,18})")
 
 
 class ReportedUsage(msgspec.Struct, frozen=True):
@@ -21,6 +23,16 @@ class ReportedUsage(msgspec.Struct, frozen=True):
 
     prompt_tokens: int
     completion_tokens: int
+
+    def header(self) -> str:
+        """Return the value of the header `Fairlead-Usage`."""
+        return f"prompt={self.prompt_tokens}, completion={self.completion_tokens}"
+
+    @classmethod
+    def parse_header(cls, value: bytes) -> "ReportedUsage | None":
+        """Return the numbers in a value of `Fairlead-Usage`, or None for anything else."""
+        match = _USAGE.fullmatch(value)
+        return cls(int(match[1]), int(match[2])) if match else None
 
 
 class TokenReport(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -7,12 +7,10 @@ DEFAULT_DRAIN_TIMEOUT_SECONDS = 60
 ANNOUNCE_SECONDS = 2.0
 # The sleep of the preStop hook, so that routers see the pod terminating before it gets SIGTERM.
 PRE_STOP_SECONDS = 3
-# The time between the end of a pod's drain timeout and SIGKILL; the preStop sleep counts against it.
+# The time between the end of a drain timeout and SIGKILL; a pod's preStop sleep counts against it.
 STOP_MARGIN_SECONDS = 15
-# The time between SIGTERM and SIGKILL for the router of `fairlead up`, which waits for the engines' requests.
-ROUTER_GRACE_SECONDS = 90.0
 
 
 def termination_grace(drain_timeout: int) -> int:
-    """Return the time between a pod's deletion and SIGKILL for an engine with this drain timeout."""
+    """Return the time between the begin of a termination and SIGKILL for an engine or a local router."""
     return drain_timeout + STOP_MARGIN_SECONDS

@@ -35,7 +35,13 @@ class ErrorCode(StrEnum):
     # From the router.
     INVALID_BODY = "invalid_body"
     UNKNOWN_PATH = "unknown_path"
+    TARGET_TOO_LONG = "target_too_long"
+    SLOW_REQUEST = "slow_request"
+    BUFFER_FULL = "buffer_full"
+    MODEL_NOT_ALLOWED = "model_not_allowed"
+    RATE_LIMITED = "rate_limited"
     NO_REPLICA = "no_replica"
+    SATURATED = "saturated"
     NO_ANSWER = "no_answer"
     INTERRUPTED = "interrupted"
 
@@ -45,6 +51,7 @@ class ErrorType(StrEnum):
 
     INVALID_REQUEST = "invalid_request_error"
     NOT_FOUND = "not_found_error"
+    RATE_LIMIT = "rate_limit_error"
     SERVICE_UNAVAILABLE = "service_unavailable_error"
     SERVER = "server_error"
 
@@ -64,6 +71,8 @@ def router_error_type(status: int) -> ErrorType:
     It differs from the server's for 404, and for 502: to a client of the router an engine that gives no answer is a
     service that is unavailable.
     """
+    if status == 429:
+        return ErrorType.RATE_LIMIT
     return ErrorType.INVALID_REQUEST if status < 500 else ErrorType.SERVICE_UNAVAILABLE
 
 

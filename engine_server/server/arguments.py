@@ -84,7 +84,9 @@ class KeyArguments:
         metavar="KEY",
     )
     api_key_file: Path | None = argument(
-        None, "a file with one key per line, read again when it changes", metavar="FILE"
+        None,
+        "a file with one key per line, or its hash as `sha256:HEX`, read again when it changes",
+        metavar="FILE",
     )
     api_key_for_metrics: bool = argument(
         False, "require a key for /metrics too, which is public by default, as Prometheus sends none"
@@ -104,8 +106,8 @@ class AdminArguments:
     )
     admin_key_file: Path | None = argument(
         None,
-        "a file with the admin API's keys, one per line, read again when it changes; or the environment variable "
-        "FAIRLEAD_ADMIN_KEY. Without a key the address must be a loopback address",
+        "a file with the admin API's keys as in --api-key-file; or the environment variable FAIRLEAD_ADMIN_KEY. "
+        "Without a key the address must be a loopback address",
         metavar="FILE",
     )
 

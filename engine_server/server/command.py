@@ -10,6 +10,7 @@ import time
 import uvloop
 
 from engine_server.contract.bounds import CHOICES
+from engine_server.contract.open_files import raise_open_files_limit
 from engine_server.engine.engine_args import AsyncEngineArgs
 from engine_server.server.application import admin_application, build_application
 from engine_server.server.arguments import ServerArgs, is_loopback
@@ -18,7 +19,6 @@ from engine_server.server.http.api_keys import ApiKeys
 from engine_server.server.http.file_watch import FileWatch
 from engine_server.server.http.tls import Tls
 from engine_server.server.listeners import listen, listen_on_port
-from engine_server.server.open_files import raise_open_files_limit
 from engine_server.server.serving import Server, Site
 from engine_server.server.settings import ApiSettings
 from engine_server.server.shutdown import Shutdown

@@ -32,6 +32,10 @@ TRACE_HEADERS = ("traceparent", "tracestate")
 STARTUP = Gauge(
     "fairlead:startup_seconds", "Duration of each phase of the start; ready: of the whole start.", ("phase",)
 )
+STALLED = Gauge(
+    "fairlead:core_stalled_seconds",
+    "Time in which the engine core has made no progress; unhealthy above --hang-timeout.",
+)
 TraceHeaders = Mapping[str, str] | None
 
 
@@ -46,6 +50,8 @@ class EngineHost:
         self._loaded: asyncio.Future[AsyncLLMEngine]
         self._engine: AsyncLLMEngine | None = None
         self.phase: str | None = "import"
+        # The durations of the phases that have ended.
+        self.phase_seconds: dict[str, float] = {}
         # The share of the weights that are loaded, 0 to 1.
         self.loaded = 0.0
         self.served_names: list[str] = []
@@ -104,6 +110,7 @@ class EngineHost:
         self._loaded = asyncio.get_running_loop().create_future()
         self._thread.start()
         engine = self._engine = await self._loaded
+        STALLED.set_function(lambda: engine.core_stalled)
         model = await engine.get_model_config()
         if not engine.is_running:
             engine.start_background_loop()  # detects the core's death before the first request
@@ -171,6 +178,7 @@ class EngineHost:
 
     def _on_phase(self, name: str, seconds: float) -> None:
         report_phase(name, seconds)
+        self.phase_seconds[name] = round(seconds, 2)
         self.phase = NEXT_PHASE.get(name, self.phase)
 
     def _on_load(self, share: float) -> None:

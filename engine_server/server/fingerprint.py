@@ -11,9 +11,10 @@ less than 1/`SAMPLES` of the file may go unnoticed, which no fine-tuning or quan
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 if TYPE_CHECKING:
     from engine_server.config import EngineConfig
@@ -38,11 +39,13 @@ def fingerprint(config: EngineConfig, chat_template: object) -> str:
         "dtype": model.dtype,
         "kv_cache_dtype": config.cache_config.cache_dtype,
         "device": device_kind(config.device_config.device),
+        "dequantized": config.load_config.load_format == "dequantized",
+        "quantization": config.load_config.quantization,
         "hf_overrides": model.hf_overrides,
         "batch_invariant": model.batch_invariant,
         "chat_template": chat_template,
     }
-    add(digest, json.dumps(settings, sort_keys=True).encode())
+    add(digest, msgspec.json.encode(settings, order="sorted"))
     for folder in dict.fromkeys((Path(model.path), Path(model.tokenizer))):
         for name in CONFIG_FILES:
             file = folder / name
@@ -56,9 +59,11 @@ def device_kind(device: str) -> str:
     """Return the kind of device that computes; on a CPU with its instruction set, on which rounding depends."""
     import torch  # the tokenizer has imported it
 
+    from engine_server.modeling.native.library import instruction_level
+
     if device == "cuda" or (device == "auto" and torch.cuda.is_available()):
         return torch.cuda.get_device_name()
-    return f"cpu {torch.backends.cpu.get_cpu_capability()}"
+    return f"cpu {instruction_level()}"
 
 
 def weight_files(model: Path) -> list[Path]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
+from bisect import bisect_left
+from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -162,19 +165,29 @@ class PrometheusStatLogger(StatLoggerBase):
         family = self._families.family(kind, metric.name, metric.text, labels, metric.former, **options)
         series = family.labels(**{name: self._names[name] for name in metric.scope}, **metric.labels)
         value = attrgetter(metric.value) if isinstance(metric.value, str) else metric.value
-        return value, getattr(series, TAKES[metric.kind])
+        if metric.kind is Histogram:
+            return value, partial(_observe, series)
+        return value, series.set if metric.kind is Gauge else series.inc
 
 
-# A function that reads values from statistics, and the metric's method that records each.
-Series = tuple[Callable[[Any], float | list[float]], Callable[[float], None]]
-TAKES: dict[Any, str] = {Gauge: "set", Counter: "inc", Histogram: "observe"}
+# A function that reads values from statistics, and one that records them.
+Series = tuple[Callable[[Any], float | list[float]], Callable[[Any], None]]
 
 
 def _feed(table: list[Series], stats: Any) -> None:
     for value, take in table:
-        values = value(stats)
-        for number in values if isinstance(values, list) else (values,):
-            take(number)
+        take(value(stats))
+
+
+def _observe(series: Any, values: float | list[float]) -> None:
+    """Record a histogram's values with one update for each bucket: a step has a value for each of its requests."""
+    if not isinstance(values, list):
+        values = [values]
+    if values:
+        series._sum.inc(sum(values))
+    bounds = series._upper_bounds
+    for bucket, count in Counts(bisect_left(bounds, value) for value in values).items():
+        series._buckets[bucket].inc(count)
 
 
 def _cache_settings(config: EngineConfig) -> dict[str, str]:

@@ -66,7 +66,7 @@ OF_STATE = [  # from SchedulerStats
            lambda s: [s.host_seconds] if s.num_tokens else [], STEP_TIME),
     Metric(Histogram, "fairlead:step_device_seconds", "Device time of a step.",
            lambda s: [s.device_seconds] if s.num_tokens else [], STEP_TIME),
-    *(Metric(Counter, "fairlead:steps", "Steps by execution of the model: replayed from a CUDA graph, or eager.",
+    *(Metric(Counter, "fairlead:steps", "Steps by execution of the model: replayed from a capture, or eager.",
              partial(lambda replayed, s: s.num_tokens > 0 and s.replayed == replayed, replayed), labels={"run": run})
       for replayed, run in enumerate(("eager", "graph"))),
     *(Metric(Gauge, "fairlead:gpu_memory_bytes", "GPU memory by use; weights include all that lives between steps.",

@@ -16,12 +16,12 @@ def test_a_pod_is_killed_only_after_its_pre_stop_and_its_drain():
 
 
 def test_a_router_is_killed_only_after_its_drain():
-    drained = drain.ANNOUNCE_SECONDS + drain.DEFAULT_DRAIN_TIMEOUT_SECONDS
+    for timeout in (5, drain.DEFAULT_DRAIN_TIMEOUT_SECONDS, 3600):
+        assert drain.ANNOUNCE_SECONDS + timeout < drain.termination_grace(timeout)
 
-    assert drained < drain.ROUTER_GRACE_SECONDS
 
+def test_the_chart_limits_the_drain_of_routers_above_the_default_of_a_deployment():
+    router = yaml.safe_load(VALUES.read_text())["router"]
 
-def test_the_chart_gives_the_router_the_same_grace_as_fairlead_up():
-    values = yaml.safe_load(VALUES.read_text())
-
-    assert values["router"]["terminationGracePeriodSeconds"] == drain.ROUTER_GRACE_SECONDS
+    assert router["drainGraceSeconds"] == drain.ANNOUNCE_SECONDS
+    assert router["drainTimeoutSeconds"] > drain.DEFAULT_DRAIN_TIMEOUT_SECONDS

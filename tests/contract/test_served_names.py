@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llm_operator.control.claims import Claims
+from llm_operator.control.watching.claims import Claims
 
 from engine_server.contract.api import Key
 from engine_server.contract.served_names import NameClaim, holders, is_foreign

@@ -157,6 +157,7 @@ def start_server() -> Iterator[StartServer]:
             "--served-model-name",
             *names,
             "--dtype=float32",
+            "--load-format=dequantized",
             f"--max-model-len={CONTEXT}",
         ]
         command += ["--kv-cache-memory-bytes=256MiB", *flags]

@@ -25,7 +25,7 @@ def test_refuses_requests_while_loading_and_finishes_them_while_draining(
     server = start_server()
     loading = server.get("/ready")
     assert loading.status == 503
-    assert loading.json == {"status": "loading", "phase": "import", "percent": 0}
+    assert loading.json == {"status": "loading", "phase": "import", "percent": 0, "seconds": {}}
     assert server.get("/health").status == 200
     refused = server.post("/v1/completions", {"model": "smollm2", "prompt": "Hello"})
     assert refused.status == 503
@@ -33,7 +33,9 @@ def test_refuses_requests_while_loading_and_finishes_them_while_draining(
     assert "import" in refused.error["message"]
 
     server.wait_for_line("^phase ready ")
-    assert server.get("/ready").status == 200
+    ready = server.get("/ready")
+    assert ready.status == 200
+    assert list(ready.json["seconds"]) == ["import", "load", "warm up"]
     phases = [line.split(" ")[1:-2] for line in server.lines if line.startswith("phase ")]
     assert phases == [["import"], ["load"], ["warm", "up"], ["ready"]]
     metrics = server.get("/metrics").body.decode()
@@ -76,6 +78,7 @@ def test_health_fails_for_a_hung_core_under_load_and_process_exits_for_a_dead_on
     until(lambda: server.get("/health").status == 503)
     assert "no progress" in server.get("/health").json["reason"]
     assert server.get("/ready").json == {"status": "unhealthy"}
+    assert server.metric("fairlead:core_stalled_seconds") > 2
     assert not statuses
     server.core.send_signal(signal.SIGCONT)
     until(lambda: server.get("/health").status == 200)

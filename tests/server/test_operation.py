@@ -12,10 +12,13 @@ from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families
 from waiting import until
 
+from engine_server.contract.paths import MODEL_PATHS
+from engine_server.server.api.operation import PROBES
+
 
 def test_health_readiness_and_version_answer(server: Any) -> None:
     assert (server.get("/health").status, server.get("/health").json) == (200, {"status": "alive"})
-    assert (server.get("/ready").status, server.get("/ready").json) == (200, {"status": "ready"})
+    assert (server.get("/ready").status, server.get("/ready").json["status"]) == (200, "ready")
     assert server.get("/version").json == {"version": version("fairlead")}
 
 
@@ -156,6 +159,13 @@ def test_openapi_document_describes_bodies_answers_and_errors(server: Any) -> No
         assert name in schemas
     Draft202012Validator.check_schema(schemas["ChatRequest"])
     assert b"/openapi.json" in server.get("/docs").body
+
+
+def test_a_router_knows_every_path_that_takes_a_model(server: Any) -> None:
+    """Paths with parameters, which are for stored responses, name no model."""
+    paths = server.get("/openapi.json").json["paths"]
+    posts = {path for path, operations in paths.items() if "post" in operations and "{" not in path}
+    assert posts - set(PROBES) == MODEL_PATHS
 
 
 def test_answer_is_valid_by_the_openapi_document(server: Any) -> None:

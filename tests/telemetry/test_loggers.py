@@ -322,8 +322,11 @@ def test_every_metric_reports_the_requests_that_were_sent(tiny_llama: Path, fini
         labels = tuple(sorted(names.items()))
         assert values[f"fairlead:{name}_count", labels] == steps
         assert 0 < values[f"fairlead:{name}_sum", labels] < spent
-    for run, count in (("eager", steps), ("graph", 0)):  # without a GPU
-        assert values["fairlead:steps_total", tuple(sorted((names | {"run": run}).items()))] == count
+    by_run = [
+        values["fairlead:steps_total", tuple(sorted((names | {"run": run}).items()))]
+        for run in ("eager", "graph")
+    ]
+    assert by_run[0] > 0 and sum(by_run) == steps
     for name in ("time_to_first_token_seconds", "request_prefill_time_seconds"):
         timed(name, 5 if "first" in name else 6)
     for name in (

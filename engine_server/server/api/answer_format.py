@@ -16,7 +16,7 @@ from engine_server.server.parsers.described_tools import describe_tools, with_te
 
 if TYPE_CHECKING:
     from engine_server.server.engine_host import EngineHost
-    from engine_server.server.generation.generate import Generation
+    from engine_server.server.generation.generation import Generation
     from engine_server.server.parsers.model_format import ModelFormat
     from engine_server.server.parsers.tool_use import AnswerStyle, ToolUse
 

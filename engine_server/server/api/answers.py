@@ -6,6 +6,8 @@ from typing import Literal, NamedTuple
 import msgspec
 from starlette.responses import Response
 
+from engine_server.contract.continuation import ReportedUsage
+from engine_server.contract.headers import USAGE
 from engine_server.requests.logprobs import Logprob, TokenLogprobs
 from engine_server.server.generation.events import Usage
 
@@ -160,3 +162,9 @@ def token_text(token_id: int, entry: Logprob, as_id: bool) -> str:
 
 def json_response(answer: msgspec.Struct) -> Response:
     return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+def prompt_response(answer: msgspec.Struct, num_tokens: int) -> Response:
+    """Return the response with an answer to prompts of so many tokens, which has no generated text."""
+    headers = {USAGE: ReportedUsage(num_tokens, 0).header()}
+    return Response(msgspec.json.encode(answer), headers=headers, media_type="application/json")

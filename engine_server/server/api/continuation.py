@@ -17,7 +17,7 @@ from engine_server.server.http.errors import ApiError
 if TYPE_CHECKING:
     from engine_server.requests.prompts import TokensPrompt
     from engine_server.server.api.answers import AnswerIdentity
-    from engine_server.server.generation.generate import Generation
+    from engine_server.server.generation.generation import Generation
 
 
 def resumed_stream(

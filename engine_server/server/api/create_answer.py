@@ -12,7 +12,8 @@ from engine_server.server.api.answer_format import with_parser
 from engine_server.server.api.answers import AnswerIdentity
 from engine_server.server.api.continuation import apply_resume, first_report, resumed_stream
 from engine_server.server.api.models import check_model
-from engine_server.server.generation.generate import Generation, generate, refusal
+from engine_server.server.generation.generate import GenerationEvents
+from engine_server.server.generation.generation import Generation, refusal
 from engine_server.server.generation.render import Renderer, stream_answer, whole_answer
 from engine_server.server.http.errors import ApiError
 
@@ -110,7 +111,7 @@ async def create_answer(host: EngineHost, request: AnswerRequest, headers: Mappi
         generation = apply_resume(generation, resume, request.streams)
     report = first_report(headers, generation, identity, request.streams)
     renderer = request.renderer(host, identity)
-    events = generate(host.engine, generation)
+    events = GenerationEvents(host.engine, generation)
     if request.streams:
         return stream_answer(events, renderer, host.settings.sse_keep_alive_interval, report)
     return await whole_answer(events, renderer)

@@ -25,8 +25,11 @@ async def readiness(host: EngineHost, gate: Gate) -> Response:
         return JSONResponse({"status": "unhealthy"}, 503)
     if gate.drain is not Drain.NONE:
         return JSONResponse({"status": "draining"}, 503)
+    # A copy, since the thread of the start adds phases.
+    seconds = dict(host.phase_seconds)
     if host.loading:
+        percent = int(host.loaded * 100)
         return JSONResponse(
-            {"status": "loading", "phase": host.phase, "percent": int(host.loaded * 100)}, 503
+            {"status": "loading", "phase": host.phase, "percent": percent, "seconds": seconds}, 503
         )
-    return JSONResponse({"status": "ready"})
+    return JSONResponse({"status": "ready", "seconds": seconds})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
@@ -19,14 +18,13 @@ async def beam_search(
     request_id: str,
     params: BeamSearchParams,
     logprobs: int | None,
-) -> AsyncGenerator[RequestOutput, None]:
-    """Yield the one result of a search: the best beams, with the `logprobs` likeliest tokens at each place."""
-    results = engine.beam_search(prompt, request_id, params)
-    async with aclosing(results):
-        async for result in results:
-            for output in result.outputs:
-                limit_logprobs(output, logprobs)
-            yield result
+) -> RequestOutput:
+    """Return the result of a search: the best beams, with the `logprobs` likeliest tokens at each place."""
+    async with aclosing(engine.beam_search(prompt, request_id, params)) as results:
+        result = await anext(results)
+    for output in result.outputs:
+        limit_logprobs(output, logprobs)
+    return result
 
 
 def limit_logprobs(output: CompletionOutput, count: int | None) -> None:

@@ -1,7 +1,5 @@
 """Events of a generation, in the order in which they happen; every API renders the same ones."""
 
-from typing import NamedTuple
-
 import msgspec
 
 from engine_server.requests.logprobs import PromptLogprobs, SampleLogprobs
@@ -40,7 +38,7 @@ class Finish(msgspec.Struct, frozen=True):
     stop: int | str | None
 
 
-class Usage(NamedTuple):
+class Usage(msgspec.Struct, frozen=True):
     """Numbers of tokens of all prompts and choices so far."""
 
     prompt_tokens: int
@@ -79,7 +77,11 @@ class ChoiceDelta(msgspec.Struct, frozen=True):
     @property
     def text(self) -> str:
         """The new text of the answer proper."""
-        return "".join(part.text for part in self.parts if isinstance(part, Text))
+        text = ""
+        for part in self.parts:  # a loop, since `join` would start a generator for every token
+            if isinstance(part, Text):
+                text += part.text
+        return text
 
 
 class Resumed(msgspec.Struct, frozen=True):

@@ -1,18 +1,14 @@
-"""Run the prompts of one HTTP request in the engine and merge their outputs into one stream of events."""
+"""Events of a generation, as they happen."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Self
+
+from msgspec.structs import replace
 
 from engine_server.contract.errors import ErrorCode
-from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.outputs import CompletionOutput
-from engine_server.server.generation.answer_parser import ParserFactory, plain_text
-from engine_server.server.generation.beam_search import beam_search
 from engine_server.server.generation.events import (
     ChoiceDelta,
     Finish,
@@ -23,93 +19,97 @@ from engine_server.server.generation.events import (
     Resumed,
     Usage,
 )
+from engine_server.server.generation.generation import Generation, Results
 from engine_server.server.generation.work import check_work
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
     from engine_server.contract.continuation import Resume
     from engine_server.engine.async_llm import AsyncLLMEngine
-    from engine_server.engine.beam_search import BeamSearchParams
     from engine_server.requests.logprobs import SampleLogprobs
     from engine_server.requests.outputs import RequestOutput
-    from engine_server.requests.prompts import TokensPrompt
-    from engine_server.requests.sampling_params import SamplingParams
-    from engine_server.server.engine_host import TraceHeaders
 
 
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """The prompts of one HTTP request; prompt p has the choices p * n to p * n + n - 1."""
+class GenerationEvents:
+    """An asynchronous iterator of a generation's events, as lists of those that happen together.
 
-    # Unique among the requests in flight.
-    request_id: str
-    prompts: list[TokensPrompt]
-    params: SamplingParams
-    trace_headers: TraceHeaders = None
-    # The client's field for an engine's parameter, where their names differ.
-    fields: Mapping[str, str] = field(default_factory=dict)
-    parser: ParserFactory = plain_text
-    # Lower priorities run first.
-    priority: int = 0
-    # Search in place of sampling; `params` then says only what is reported.
-    beams: BeamSearchParams | None = None
-    # Report the prompts and nothing else.
-    prompt_only: bool = False
-    # The state of the stream that this generation continues; only for a single choice.
-    resume: Resume | None = None
-
-    @property
-    def choices_per_prompt(self) -> int:
-        return self.params.n if self.beams is None else self.beams.beam_width
-
-
-async def generate(
-    engine: AsyncLLMEngine, generation: Generation
-) -> AsyncGenerator[Resumed | GenerationEvent, None]:
-    """Yield the events of all prompts as they happen. Closing the generator aborts what is still running.
-
-    Raises ApiError for a request that the engine refuses or fails.
+    The first iteration queues the prompts; `aclose` aborts what is still running. Raises ApiError for a request that
+    the engine refuses or fails.
     """
-    width = generation.choices_per_prompt
-    params = generation.params
-    check_work(engine, generation.prompts, params, max(width, params.num_children))
-    choices: dict[int, ChoiceReader] = {}
-    prompts: dict[int, Prompt] = {}
-    prompt_tokens = sum(len(prompt["prompt_token_ids"]) for prompt in generation.prompts)
-    usage = Usage(prompt_tokens, 0)
-    resume, several = generation.resume, len(generation.prompts) > 1
-    results = merge_prompts(engine, generation) if several else run_prompt(engine, generation, 0)
-    async with aclosing(results):
-        async for index, result in results:
-            if index not in prompts:
-                prompts[index] = Prompt(
-                    generation.prompts[index].get("prompt"), result.prompt_token_ids, result.prompt_logprobs
-                )
-                cached = (usage.cached_tokens or 0) + (result.num_cached_tokens or 0)
-                usage = usage._replace(cached_tokens=cached)
-            for output in result.outputs:
+
+    def __init__(self, engine: AsyncLLMEngine, generation: Generation) -> None:
+        self._engine = engine
+        self._generation = generation
+        self._results = Results(engine, generation)
+        self._choices: dict[int, ChoiceReader] = {}
+        self._prompts: dict[int, Prompt] = {}
+        self._usage = Usage(sum(len(prompt["prompt_token_ids"]) for prompt in generation.prompts), 0)
+        self._started = self._finished = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[Resumed | GenerationEvent]:
+        if self._finished:
+            raise StopAsyncIteration
+        if not self._started:
+            self._started = True
+            generation = self._generation
+            width = max(generation.choices_per_prompt, generation.params.num_children)
+            check_work(self._engine, generation.prompts, generation.params, width)
+            await self._results.start()
+        events: list[Resumed | GenerationEvent] = []
+        while not events:
+            for index, result in await self._results.get():
+                self._read(index, result, events)
+            if self._results.ended:
+                self._finished = True
+                events.append(GenerationFinished(self._usage))
+        return events
+
+    async def aclose(self) -> None:
+        self._finished = True
+        await self._results.close()
+
+    def _read(self, index: int, result: RequestOutput, events: list[Resumed | GenerationEvent]) -> None:
+        """Add the events of a prompt's next result."""
+        first = index * self._generation.choices_per_prompt
+        if index not in self._prompts:
+            self._add_prompt(index, result)
+        for output in result.outputs:
+            if output.finish_reason is not None:
                 raise_if_failed(output)
-                choice = index * width + output.index
-                reader = choices.get(choice)
-                if reader is None:
-                    reader = choices[choice] = ChoiceReader(choice, generation, prompts[index])
-                    if resume is not None:
-                        usage = usage._replace(
-                            completion_tokens=len(resume.token_ids),
-                            reasoning_tokens=reader.count_reasoning(resume.token_ids),
-                        )
-                        yield Resumed(
-                            reader.replay(resume.token_ids, output.resumed_text, usage), resume.events
-                        )
-                usage = Usage(
-                    prompt_tokens,
-                    usage.completion_tokens + reader.count(output),
-                    usage.cached_tokens,
-                    usage.reasoning_tokens + reader.count_reasoning(output.token_ids),
+            reader = self._choices.get(first + output.index)
+            if reader is None:
+                reader = self._choices[first + output.index] = ChoiceReader(
+                    first + output.index, self._generation, self._prompts[index]
                 )
-                if delta := reader.read(output, usage):
-                    yield delta
-    yield GenerationFinished(usage)
+                if self._generation.resume is not None:
+                    events.append(self._replay(reader, self._generation.resume, output))
+            before = self._usage
+            self._usage = Usage(
+                before.prompt_tokens,
+                before.completion_tokens + reader.count(output),
+                before.cached_tokens,
+                before.reasoning_tokens + reader.count_reasoning(output.token_ids),
+            )
+            if delta := reader.read(output, self._usage):
+                events.append(delta)
+
+    def _add_prompt(self, index: int, result: RequestOutput) -> None:
+        text = self._generation.prompts[index].get("prompt")
+        self._prompts[index] = Prompt(text, result.prompt_token_ids, result.prompt_logprobs)
+        cached = (self._usage.cached_tokens or 0) + (result.num_cached_tokens or 0)
+        self._usage = replace(self._usage, cached_tokens=cached)
+
+    def _replay(self, reader: ChoiceReader, resume: Resume, output: CompletionOutput) -> Resumed:
+        """Return the part of the answer that the client has already."""
+        self._usage = replace(
+            self._usage,
+            completion_tokens=len(resume.token_ids),
+            reasoning_tokens=reader.count_reasoning(resume.token_ids),
+        )
+        return Resumed(reader.replay(resume.token_ids, output.resumed_text, self._usage), resume.events)
 
 
 class ChoiceReader:
@@ -164,49 +164,6 @@ class ChoiceReader:
         return ChoiceDelta(self._choice, parts, token_ids, logprobs, finish, usage, prompt)
 
 
-async def run_prompt(
-    engine: AsyncLLMEngine, generation: Generation, index: int
-) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-    """Yield the results of the prompt at `index`; the first has the prompt's log-probabilities, if requested."""
-    params, request_id, prompt = generation.params, generation.request_id, generation.prompts[index]
-    if len(generation.prompts) > 1:
-        request_id = f"{request_id}-{index}"
-    if generation.beams is not None:
-        results = beam_search(engine, prompt, request_id, generation.beams, params.logprobs)
-    else:
-        results = engine.generate(
-            prompt,
-            params,
-            request_id,
-            trace_headers=generation.trace_headers,
-            priority=generation.priority,
-        )
-    awaits_prompt = params.prompt_logprobs is not None
-    held: list[RequestOutput] = []
-    async with aclosing(results):
-        try:
-            async for result in results:
-                if awaits_prompt:  # choices after the first may be ahead of it
-                    held.append(result)
-                    if result.prompt_logprobs is None and not result.finished:
-                        continue
-                    awaits_prompt = False
-                    held[0].prompt_logprobs = result.prompt_logprobs
-                    for earlier in held:
-                        yield index, earlier
-                else:
-                    yield index, result
-        except InvalidRequestError as error:
-            raise refusal(error, generation.fields) from None
-
-
-def refusal(error: InvalidRequestError, fields: Mapping[str, str]) -> ApiError:
-    """Return the engine's error as one of the client's field."""
-    param = fields.get(error.parameter or "", error.parameter)
-    message = str(error) if param == error.parameter else f"{param}: {error}"
-    return ApiError(400, message, param=param)
-
-
 def raise_if_failed(output: CompletionOutput) -> None:
     """Raise ApiError for an output that ended without an answer."""
     if output.finish_reason == "error":
@@ -214,36 +171,3 @@ def raise_if_failed(output: CompletionOutput) -> None:
     if output.finish_reason == "abort":
         message = "the request was aborted by the server"
         raise ApiError(503, message, code=ErrorCode.ABORTED, retry_after=1)
-
-
-async def merge_prompts(
-    engine: AsyncLLMEngine, generation: Generation
-) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-    """Yield the results of all prompts, which run concurrently; the first failure ends all."""
-    merged: asyncio.Queue[tuple[int, RequestOutput] | Exception | None] = asyncio.Queue()
-
-    async def forward(index: int) -> None:
-        try:
-            async with aclosing(run_prompt(engine, generation, index)) as results:
-                async for result in results:
-                    merged.put_nowait(result)
-        except Exception as error:
-            merged.put_nowait(error)
-        else:
-            merged.put_nowait(None)
-
-    tasks = [asyncio.create_task(forward(index)) for index in range(len(generation.prompts))]
-    running = len(tasks)
-    try:
-        while running:
-            match await merged.get():
-                case None:
-                    running -= 1
-                case Exception() as error:
-                    raise error
-                case result:
-                    yield result
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engine_server.contract.engine_keys import parse_key_line
 from engine_server.contract.errors import ErrorCode
 from engine_server.server.http.errors import ApiError
 
@@ -18,7 +19,7 @@ BEARER = b"bearer "
 
 
 class ApiKeys:
-    """The accepted keys, kept as hashes: those that were given, and those in the lines of a file."""
+    """The accepted keys, kept as hashes: those that were given, and those in the lines of a file, or their hashes."""
 
     def __init__(self, keys: Iterable[str], file: Path | None = None) -> None:
         """Raises ValueError if the file can't be read."""
@@ -40,7 +41,7 @@ class ApiKeys:
                 lines += file.read_bytes().splitlines()
             except OSError as error:
                 raise ValueError(f"the keys in {file} can't be read: {error.strerror}") from error
-        self._of_file = [digest(key) for line in lines if (key := line.strip())]
+        self._of_file = [parse_key_line(key) for line in lines if (key := line.strip())]
 
     def accept(self, candidates: Iterable[bytes]) -> bool:
         """Return True if one of the candidates is a key; the time does not depend on which, nor on the keys."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Protocol
 
 from starlette.responses import Response
 
+from engine_server.server.http.chunks import CHUNKS, WriteChunk
 from engine_server.server.http.errors import ApiError, as_api_error
 
 if TYPE_CHECKING:
@@ -37,6 +38,14 @@ class OpenAIStream:
         return b"data: " + error.body() + b"\n\n"
 
 
+class Events(Protocol):
+    """An asynchronous iterator of encoded events, as those that happen together."""
+
+    def __aiter__(self) -> AsyncIterator[bytes]: ...
+
+    async def aclose(self) -> None: ...
+
+
 class EventStream(Response):
     """A response that sends events while they happen.
 
@@ -45,9 +54,7 @@ class EventStream(Response):
     seconds gets a comment, and before its first event the status with it.
     """
 
-    def __init__(
-        self, events: AsyncGenerator[bytes, None], stream_format: StreamFormat, keep_alive: float
-    ) -> None:
+    def __init__(self, events: Events, stream_format: StreamFormat, keep_alive: float) -> None:
         super().__init__(
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}, media_type="text/event-stream"
         )
@@ -57,52 +64,62 @@ class EventStream(Response):
         self._keep_alive = keep_alive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = _Body(self, send)
+        body = _Body(self, send, scope["extensions"][CHUNKS]["write"])
         comments = asyncio.create_task(body.keep_alive(self._keep_alive))
         try:
-            async with aclosing(self._events) as events:
-                try:
-                    async for event in events:
-                        await body.write(event)
-                except Exception as error:  # any: the client must not take a part of an answer for the whole
-                    if not body.started:
-                        raise
-                    await body.write(self._format.error(as_api_error(error)))
+            # A task of its own: waking one costs time for each coroutine that awaits, and middleware is many.
+            await asyncio.create_task(self._send_events(body))
         finally:
             comments.cancel()
         await body.end(self._format.end)
+
+    async def _send_events(self, body: _Body) -> None:
+        async with aclosing(self._events) as events:
+            try:
+                async for event in events:
+                    await body.write(event)
+            except Exception as error:  # any: the client must not take a part of an answer for the whole
+                if not body.started:
+                    raise
+                await body.write(self._format.error(as_api_error(error)))
 
 
 class _Body:
     """The bytes of one stream on their way to the client."""
 
-    def __init__(self, response: Response, send: Send) -> None:
+    def __init__(self, response: Response, send: Send, write: WriteChunk) -> None:
         self._response = response
         self._send = send
-        # Held during a write, which waits while the client reads too slowly.
-        self._lock = asyncio.Lock()
-        self._last_write = asyncio.get_running_loop().time()
+        self._write = write
+        # Held while the status is sent, which waits while the client reads an earlier answer.
+        self._starting = asyncio.Lock()
+        self._clock = asyncio.get_running_loop().time
+        self._last_write = self._clock()
         self.started = False
 
-    async def write(self, data: bytes, more: bool = True) -> None:
-        async with self._lock:
+    async def write(self, data: bytes) -> None:
+        if not self.started:
+            await self._start()
+        await self._write(data)
+        self._last_write = self._clock()
+
+    async def end(self, data: bytes) -> None:
+        await self._start()
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def keep_alive(self, interval: float) -> None:
+        """Write a comment whenever nothing was written for `interval` seconds; never returns."""
+        while True:
+            idle = self._clock() - self._last_write
+            if idle < interval:
+                await asyncio.sleep(interval - idle)
+            else:
+                await self.write(KEEP_ALIVE)
+
+    async def _start(self) -> None:
+        async with self._starting:
             if not self.started:
                 response = self._response
                 start = {"status": response.status_code, "headers": response.raw_headers}
                 await self._send({"type": "http.response.start", **start})
                 self.started = True
-            await self._send({"type": "http.response.body", "body": data, "more_body": more})
-        self._last_write = asyncio.get_running_loop().time()
-
-    async def end(self, data: bytes) -> None:
-        await self.write(data, more=False)
-
-    async def keep_alive(self, interval: float) -> None:
-        """Write a comment whenever nothing was written for `interval` seconds; never returns."""
-        loop = asyncio.get_running_loop()
-        while True:
-            idle = loop.time() - self._last_write
-            if idle < interval:
-                await asyncio.sleep(interval - idle)
-            else:
-                await self.write(KEEP_ALIVE)

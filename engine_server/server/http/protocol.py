@@ -12,6 +12,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from engine_server.contract.errors import ErrorCode
 from engine_server.server.http.answer_transport import AnswerTransport
+from engine_server.server.http.chunks import CHUNKS, ChunkWriter
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ class Connection(HttpToolsProtocol):
         self._input = Input.BODY
         super().on_headers_complete()
         self.cycle.transport = self._answers
+        self.scope["extensions"] = {CHUNKS: {"write": ChunkWriter(self.cycle).write}}
 
     def on_body(self, body: bytes) -> None:
         self._unreported = 0

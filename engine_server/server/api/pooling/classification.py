@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 
 from engine_server.requests.pooling_params import PoolingParams
 from engine_server.server.api import openapi
-from engine_server.server.api.answers import PromptUsage, json_response
+from engine_server.server.api.answers import PromptUsage, prompt_response
 from engine_server.server.api.create_answer import deadline
 from engine_server.server.api.generation_request import parse_request
 from engine_server.server.api.models import served_name
@@ -76,9 +76,8 @@ async def create_classification(
     batch = Batch(request_id, prompts, params, request.priority or 0, host.trace_headers(headers))
     outputs = await encode(host.engine, batch)
     data = [to_classification(host, index, output.outputs.probs) for index, output in enumerate(outputs)]
-    return json_response(
-        ClassificationList(request_id, created, model, data, PromptUsage.of(batch.num_tokens))
-    )
+    answer = ClassificationList(request_id, created, model, data, PromptUsage.of(batch.num_tokens))
+    return prompt_response(answer, batch.num_tokens)
 
 
 def to_classification(host: EngineHost, index: int, probs: list[float]) -> Classification:

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 
 from engine_server.requests.pooling_params import PoolingParams
 from engine_server.server.api import openapi
-from engine_server.server.api.answers import PromptUsage, json_response
+from engine_server.server.api.answers import PromptUsage, prompt_response
 from engine_server.server.api.create_answer import deadline
 from engine_server.server.api.fields import only
 from engine_server.server.api.generation_request import parse_request
@@ -96,4 +96,5 @@ async def create_embeddings(
     outputs = await encode(host.engine, batch)
     vectors = await encode_numbers(outputs, request.encoding_format or "float")
     data = [Embedding(index, vector) for index, vector in enumerate(vectors)]
-    return json_response(EmbeddingList(request_id, created, model, data, PromptUsage.of(batch.num_tokens)))
+    answer = EmbeddingList(request_id, created, model, data, PromptUsage.of(batch.num_tokens))
+    return prompt_response(answer, batch.num_tokens)

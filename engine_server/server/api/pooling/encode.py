@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from engine_server.contract.errors import ErrorCode
 from engine_server.engine.beam_search import all_or_none
 from engine_server.requests.errors import InvalidRequestError
-from engine_server.server.generation.generate import refusal
+from engine_server.server.generation.generation import refusal
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:

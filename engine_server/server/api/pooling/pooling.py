@@ -13,7 +13,7 @@ from engine_server.contract.bounds import POOLED_TOKENS
 from engine_server.contract.errors import ErrorCode
 from engine_server.requests.pooling_params import PoolingParams, PoolingTask
 from engine_server.server.api import openapi
-from engine_server.server.api.answers import PromptUsage, json_response
+from engine_server.server.api.answers import PromptUsage, prompt_response
 from engine_server.server.api.create_answer import deadline
 from engine_server.server.api.generation_request import parse_request
 from engine_server.server.api.models import served_name
@@ -86,4 +86,5 @@ async def create_pooled(host: EngineHost, request: PooledRequest, headers: Mappi
     outputs = await encode(host.engine, batch)
     numbers = await encode_numbers(outputs, request.encoding_format or "float")
     data = [Pooled(index, one) for index, one in enumerate(numbers)]
-    return json_response(PooledList(request_id, created, model, data, PromptUsage.of(batch.num_tokens)))
+    answer = PooledList(request_id, created, model, data, PromptUsage.of(batch.num_tokens))
+    return prompt_response(answer, batch.num_tokens)

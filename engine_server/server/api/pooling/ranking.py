@@ -16,7 +16,7 @@ from engine_server.contract.errors import ErrorCode
 from engine_server.engine.input.tokenizer import Truncation
 from engine_server.requests.validation import MAX_INT32
 from engine_server.server.api import openapi
-from engine_server.server.api.answers import PromptUsage, json_response
+from engine_server.server.api.answers import PromptUsage, prompt_response
 from engine_server.server.api.create_answer import deadline
 from engine_server.server.api.fields import check_bound
 from engine_server.server.api.generation_request import parse_request
@@ -204,9 +204,8 @@ async def create_scores(host: EngineHost, request: ScoreRequest, headers: Mappin
     )
     scores = await score(host, scoring)
     data = [Score(index, value) for index, value in enumerate(scores.values)]
-    return json_response(
-        ScoreList(scoring.request_id, created, model, data, PromptUsage.of(scores.num_tokens))
-    )
+    answer = ScoreList(scoring.request_id, created, model, data, PromptUsage.of(scores.num_tokens))
+    return prompt_response(answer, scores.num_tokens)
 
 
 async def create_ranking(host: EngineHost, request: RerankRequest, headers: Mapping[str, str]) -> Response:
@@ -229,7 +228,8 @@ async def create_ranking(host: EngineHost, request: RerankRequest, headers: Mapp
         "billed_units": {"search_units": 1},
         "tokens": {"input_tokens": scores.num_tokens},
     }
-    return json_response(Ranking(scoring.request_id, model, results, PromptUsage.of(scores.num_tokens), meta))
+    answer = Ranking(scoring.request_id, model, results, PromptUsage.of(scores.num_tokens), meta)
+    return prompt_response(answer, scores.num_tokens)
 
 
 def rank(scores: Scores, documents: list[str], request: RerankRequest) -> list[Ranked]:

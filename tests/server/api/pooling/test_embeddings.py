@@ -57,6 +57,8 @@ def test_usage_counts_the_tokens_of_all_inputs(minilm: openai.OpenAI, tokenizer:
     answer = minilm.embeddings.create(model="minilm", input=SENTENCES)
     count = sum(map(len, tokenizer(SENTENCES).input_ids))
     assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (count, count)
+    raw = minilm.embeddings.with_raw_response.create(model="minilm", input=SENTENCES)
+    assert raw.headers["Fairlead-Usage"] == f"prompt={count}, completion=0"
 
 
 def test_base64_holds_the_same_float32_numbers_as_the_list(minilm_server: Any) -> None:

@@ -7,7 +7,7 @@ CODE = """
 import resource
 _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
-from engine_server.server.open_files import raise_open_files_limit
+from engine_server.contract.open_files import raise_open_files_limit
 raise_open_files_limit()
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 assert soft == hard > 200, (soft, hard)
