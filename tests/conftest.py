@@ -14,12 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import yaml
 from waiting import until
 from workers import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401  (hooks)
 
 pytest_plugins = ["engines"]
+
+# Speed is no property of these tests: a machine may be slow, or busy.
+hypothesis.settings.register_profile(
+    "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("untimed")
 
 ROOT = Path(__file__).parent.parent
 CLUSTER = ROOT.parent / "shared" / "cluster" / "cluster"
@@ -91,6 +98,7 @@ def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
         f"--cert-dir={folder / 'certs'}",
         f"--token-auth-file={folder / 'tokens.csv'}",
         "--authorization-mode=RBAC",
+        "--allow-privileged=true",
         "--service-cluster-ip-range=198.19.0.0/16",
         "--service-account-issuer=https://kubernetes.default.svc",
         f"--service-account-key-file={key}",

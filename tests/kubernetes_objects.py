@@ -3,8 +3,8 @@
 from engine_server.contract.labels import LLMDEPLOYMENT_LABEL as LABEL
 
 
-def llmd(name: str, *served: str, policy: str | None = None, **metadata) -> dict:
-    spec: dict = {"model": {"uri": "pvc://claim/path"}}
+def llmd(name: str, *served: str, policy: str | None = None, spec: dict | None = None, **metadata) -> dict:
+    spec = {"model": {"uri": "pvc://claim/path"}, **(spec or {})}
     if served:
         spec["model"]["servedNames"] = [*served]
     if policy:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from engine_server.contract.endpoints_file import EndpointsFile, FileDeployment
 from llm_local import machine, replica
 from llm_local.processes import Program, StartError, say
-from llm_local.replica import HOST, Pod
+from llm_local.replica import HOST, Fetch, Pod
 
 # Returns the command line that runs `fairlead` with these arguments.
 Command = Callable[[Sequence[str]], tuple[str, ...]]
@@ -29,15 +29,15 @@ class Engine(NamedTuple):
 
 
 def engines(
-    pods: Sequence[Pod], models: dict[str, str], gpus: Sequence[str], command: Command
+    pods: Sequence[Pod], models: dict[Fetch, str], gpus: Sequence[str], command: Command
 ) -> Iterator[Engine]:
-    """Yield every replica. Cores are divided evenly, and GPUs are assigned in turn."""
-    listed = [(pod, index) for pod in pods for index in range(pod.deployment.spec.replicas)]
+    """Yield every replica. Cores are divided evenly, and each GPU is assigned once."""
+    listed = [(pod, index) for pod in pods for index in range(pod.replicas)]
     threads = max(1, machine.cores() // max(1, len(listed)))
-    turns = itertools.cycle(gpus)
+    free = iter(gpus)
     for (pod, index), port in zip(listed, machine.free_ports([0] * len(listed)), strict=True):
         model = models[pod.fetch] if pod.fetch else None
-        assigned = list(itertools.islice(turns, pod.gpus))
+        assigned = list(itertools.islice(free, pod.gpus))
         arguments = replica.arguments(pod, port, model, assigned)
         environment = replica.environment(pod, threads, assigned)
         program = Program(f"{pod.label}-{index}", command(arguments), environment, pod.grace)
@@ -46,14 +46,18 @@ def engines(
 
 def available_gpus(pods: Sequence[Pod]) -> list[str]:
     """Return the GPUs of this machine if a pod asks for any. Raises StartError if there are some, but too few."""
-    if not any(pod.gpus for pod in pods):
+    asking = [pod for pod in pods if pod.gpus and pod.replicas]
+    if not asking:
         return []
     gpus = machine.visible_gpus(os.environ.get(replica.GPUS))
-    for pod in pods:
-        if pod.gpus and not gpus:
+    if not gpus:
+        for pod in asking:
             say(f"{pod.label} asks for {pod.gpus} GPUs; there is none here, so it runs on the CPU")
-        elif pod.gpus > len(gpus):
-            raise StartError(f"{pod.label} asks for {pod.gpus} GPUs a replica; there are {len(gpus)} here")
+        return []
+    total = sum(pod.replicas * pod.gpus for pod in asking)
+    if total > len(gpus):
+        each = ", ".join(f"{pod.label} asks for {pod.replicas} x {pod.gpus}" for pod in asking)
+        raise StartError(f"{total} GPUs are asked for and there are {len(gpus)} here: {each}")
     return gpus
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import aiohttp
 
-from engine_server.contract.drain import ROUTER_GRACE_SECONDS
+from engine_server.contract.drain import termination_grace
 from llm_local.engines import Command, available_gpus, endpoints, engines
 from llm_local.processes import Program, StartError, forward_to_stderr, running, say, seconds_text
-from llm_local.replica import HOST, Pod
+from llm_local.replica import HOST, Fetch, Pod
 from llm_local.supervise import supervise
 
 POLL_SECONDS = 0.1
@@ -54,9 +54,20 @@ async def serve(pods: Sequence[Pod], port: int, command: Command, hurry: asyncio
     with tempfile.TemporaryDirectory(prefix="fairlead-") as folder:
         file = Path(folder) / "endpoints.json"
         file.write_bytes(endpoints(pods, replicas).encode())
-        arguments = ("router", f"--host={HOST}", f"--port={port}", f"--endpoints-file={file}")
+        # The router logs the address of its metrics.
+        ports = (f"--port={port}", "--metrics-port=0")
+        # The router waits for the engine that may take longest to finish its requests.
+        drain = max(pod.deployment.spec.rollout.drain_timeout_seconds for pod in pods)
+        arguments = (
+            "router",
+            f"--host={HOST}",
+            *ports,
+            f"--drain-timeout={drain}",
+            f"--endpoints-file={file}",
+        )
         programs = [(engine.program, f"{engine.url}/ready") for engine in replicas]
-        programs += [(Program("router", command(arguments), grace=ROUTER_GRACE_SECONDS), f"{address}/health")]
+        router = Program("router", command(arguments), grace=termination_grace(drain))
+        programs += [(router, f"{address}/health")]
         say(f"starting {len(replicas)} engines and the router")
         timeout = aiohttp.ClientTimeout(total=PROBE_SECONDS)
         async with aiohttp.ClientSession(timeout=timeout) as session:
@@ -74,19 +85,20 @@ async def serve(pods: Sequence[Pod], port: int, command: Command, hurry: asyncio
                 raise failed.exceptions[0] from None
 
 
-async def fetch(pods: Sequence[Pod], command: Command, hurry: asyncio.Event) -> dict[str, str]:
-    """Return the folder of each model by its URI; each is fetched once. Raises StartError."""
+async def fetch(pods: Sequence[Pod], command: Command, hurry: asyncio.Event) -> dict[Fetch, str]:
+    """Return the folder of each model; the same fetch runs once. Raises StartError."""
     folders = {}
-    for uri in dict.fromkeys(pod.fetch for pod in pods if pod.fetch and pod.deployment.spec.replicas):
+    for wanted in dict.fromkeys(pod.fetch for pod in pods if pod.fetch and pod.replicas):
+        uri = wanted.uri
         start = time.monotonic()
         say(f"fetching {uri} ...")
         lines: list[str] = []
-        program = Program("fetch", command(["fetch", uri]))
+        program = Program("fetch", command(["fetch", uri]), dict(wanted.environment))
         async with running(program, lines.append, forward_to_stderr("fetch"), hurry) as process:
             code = await process.wait()
         if code != 0 or not lines:
             raise StartError(f"{uri} cannot be fetched; the lines above say why")
-        folders[uri] = lines[-1]
+        folders[wanted] = lines[-1]
         say(f"{uri} is in {lines[-1]} after {seconds_text(time.monotonic() - start)}")
     return folders
 
@@ -104,7 +116,7 @@ async def wait_for_answer(session: aiohttp.ClientSession, method: str, url: str,
 async def wait_for_routes(session: aiohttp.ClientSession, address: str, pods: Sequence[Pod]) -> None:
     """Wait until the router forwards requests to a replica of each deployment."""
     for pod in pods:
-        if pod.deployment.spec.replicas:
+        if pod.replicas:
             body = {"model": pod.deployment.served_names[0], "prompt": "Hello", "max_tokens": 1}
             await wait_for_answer(session, "POST", f"{address}/v1/completions", body)
 

@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 from llm_operator.api.schema import SpecError
 from llm_operator.api.spec import LLMDeployment
 from llm_operator.observed import Observed, workload_key
 from llm_operator.plan.plan import plan
-from llm_operator.plan.pods import CACHE_ENV
-from llm_operator.plan.volumes import MODEL_FOLDER
+from llm_operator.plan.pod.pods import CACHE_ENV
+from llm_operator.plan.pod.volumes import MODEL_FOLDER
 from llm_operator.settings import Settings
 
 from engine_server.contract import labels
@@ -23,6 +24,13 @@ GPUS = "CUDA_VISIBLE_DEVICES"
 SHARDING = "--tensor-parallel-size="
 
 
+class Fetch(NamedTuple):
+    """The work of a pod's init container."""
+
+    uri: str
+    environment: tuple[tuple[str, str], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Pod:
     """The subset of a planned pod that is needed to run it locally."""
@@ -30,11 +38,14 @@ class Pod:
     deployment: LLMDeployment
     arguments: tuple[str, ...]
     environment: dict[str, str]
-    # The URI that its init container fetches.
-    fetch: str | None
+    fetch: Fetch | None
     gpus: int
     # Seconds between SIGTERM and SIGKILL.
     grace: float
+
+    @property
+    def replicas(self) -> int:
+        return self.deployment.spec.replicas
 
     @property
     def label(self) -> str:
@@ -46,22 +57,35 @@ class Pod:
 def pod(deployment: LLMDeployment) -> Pod:
     """Return the pod that the operator would create. Raises SpecError for what only a cluster has."""
     uri = deployment.spec.model.uri
-    goal = plan(deployment, Observed(), Settings(engine_image=""))
+    # No pod is created: its confinement is for the cluster to check.
+    settings = Settings(engine_image="", pod_security="any", allow_service_account=True)
+    # The hub's token comes from this machine's environment, its cache keeps models, and profiles are for nodes.
+    model = msgspec.structs.replace(deployment.spec.model, secret_ref=None, cache=None)
+    local = msgspec.structs.replace(deployment.spec, model=model, profile=None)
+    goal = plan(msgspec.structs.replace(deployment, spec=local), Observed(), settings)
     if isinstance(parse(uri), VolumeClaim):
         raise SpecError("spec.model.uri", f"{uri} is a volume claim, which only a cluster has")
+    if deployment.spec.engine.env_from:
+        raise SpecError("spec.engine.envFrom", "only a cluster has ConfigMaps and Secrets; use engine.env")
+    if deployment.spec.engine.files:
+        reason = "only pods have files mounted; refer to files of this machine in engine.args"
+        raise SpecError("spec.engine.files", reason)
     spec = goal.apply[workload_key(deployment.name)]["spec"]["template"]["spec"]
     containers = {each["name"]: each for each in (*spec["containers"], *spec.get("initContainers", ()))}
     engine, fetch = containers[labels.ENGINE_CONTAINER], containers.get(labels.MODEL_CONTAINER)
     return Pod(
         deployment=deployment,
         arguments=tuple(engine["args"]),
-        environment={
-            entry["name"]: value(entry) for entry in engine["env"] if entry["name"] not in CACHE_ENV
-        },
-        fetch=fetch["args"][1] if fetch else None,
-        gpus=deployment.spec.resources.gpu,
+        environment=variables(engine),
+        fetch=Fetch(fetch["args"][1], tuple(variables(fetch).items())) if fetch else None,
+        gpus=deployment.spec.resources.gpus,
         grace=float(spec["terminationGracePeriodSeconds"]),
     )
+
+
+def variables(container: dict[str, Any]) -> dict[str, str]:
+    """Return a container's variables, but for the places of its caches."""
+    return {entry["name"]: value(entry) for entry in container["env"] if entry["name"] not in CACHE_ENV}
 
 
 def value(variable: dict[str, Any]) -> str:

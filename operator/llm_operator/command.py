@@ -1,137 +1,145 @@
 """`fairlead operator`: one process that stands by, and works for as long as it holds the Lease."""
 
-import argparse
 import asyncio
 import logging
-import signal
 import socket
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
+from typing import Any
 
-import kopf
 from aiohttp import web
-from kubernetes.aio.client import ApiClient, Configuration
+from kubernetes.aio.client import ApiClient
 from prometheus_client.aiohttp import make_aiohttp_handler
 
-from engine_server.contract.api import DEFAULT_NAMESPACE
 from llm_operator import metrics
-from llm_operator.control import handlers
+from llm_operator.autoscaling.autoscaler import Autoscaler
+from llm_operator.autoscaling.routers import Routers
 from llm_operator.control.cluster import Cluster, load_configuration
+from llm_operator.control.deletion_costs import DeletionCosts
 from llm_operator.control.lease import Lease
-from llm_operator.control.reconcile import RETRY_SECONDS, Reconciler
-from llm_operator.settings import Settings
+from llm_operator.control.reconcile import Reconciler
+from llm_operator.control.root_keys import RootKeys
+from llm_operator.control.watching.informer import Informer, cancel, on_signals
+from llm_operator.flags import LEASE_NAME, Options, parse
 
-LEASE_NAME = "fairlead-operator"
-OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+# Writes to the cluster until it is cancelled. Only the operator that holds the Lease runs it.
+Writer = Callable[[], Coroutine[Any, Any, None]]
 
 logger = logging.getLogger(__name__)
 
 
-def own_namespace() -> str:
-    """Return the namespace of this pod, or the default one outside a cluster."""
-    return OWN_NAMESPACE.read_text().strip() if OWN_NAMESPACE.exists() else DEFAULT_NAMESPACE
-
-
 def main(argv: list[str]) -> int:
     """Run the operator; the return value is the process's exit status."""
-    flags = argparse.ArgumentParser(prog="fairlead operator", description="Turns LLMDeployments into pods.")
-    flags.add_argument("--engine-image", required=True, help="for LLMDeployments without engine.image")
-    flags.add_argument(
-        "--namespace", action="append", default=[], help="namespace to watch; repeatable; default: all"
-    )
-    flags.add_argument(
-        "--lease-namespace", default=own_namespace(), help="namespace of the Lease (default: %(default)s)"
-    )
-    flags.add_argument(
-        "--allow-service-account", action="store_true", help="let a podTemplate choose its service account"
-    )
-    flags.add_argument("--health-port", type=int, default=8081)
-    flags.add_argument("--metrics-port", type=int, default=9090)
-    flags.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
-    options = flags.parse_args(argv)
+    options = parse(argv)
     logging.basicConfig(
         level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     if options.log_level == "info":
         # kopf logs every event at this level.
         logging.getLogger("kopf").setLevel(logging.WARNING)
-    settings = Settings(
-        engine_image=options.engine_image,
-        namespaces=tuple(options.namespace),
-        allow_service_account=options.allow_service_account,
-    )
-    return asyncio.run(run(settings, options.lease_namespace, (options.health_port, options.metrics_port)))
+    return asyncio.run(run(options))
 
 
-async def run(settings: Settings, lease_namespace: str, ports: tuple[int, int]) -> int:
+async def run(options: Options) -> int:
     """Stand by, then work; return the exit status."""
+    settings = options.settings
     configuration = await load_configuration()
-    async with ApiClient(configuration) as api, serve_health(ports):
+    # None while standing by.
+    informers: list[Informer] = []
+    async with ApiClient(configuration) as api, serve_health(options.ports, informers):
         cluster = Cluster(api)
-        reconciler = Reconciler(cluster, settings)
-        lease = Lease(cluster, lease_namespace, LEASE_NAME, f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}")
-        standing_by = asyncio.create_task(stand_by(reconciler, lease))
+        root_keys = None
+        if options.key_secrets is not None:
+            root_keys = RootKeys(cluster, options.lease_namespace, options.key_secrets)
+        reconciler = Reconciler(cluster, settings, root_keys)
+        writers: list[Writer] = [reconciler.run]
+        if options.router_service is not None:
+            scales = reconciler.store.scales
+            routers = Routers(cluster, options.router_service)
+            writers.append(Autoscaler(cluster, settings.operator, scales, routers).run)
+            reconciler.deletion_costs = DeletionCosts(cluster, routers.reports)
+        identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
+        lease = Lease(cluster, options.lease_namespace, LEASE_NAME, identity)
+        standing_by = asyncio.create_task(lease.acquire())
         on_signals(standing_by.cancel)
         try:
             await standing_by
-            return await work(reconciler, lease, configuration)
         except asyncio.CancelledError:
-            return 0
-        finally:
             await lease.release()
+            return 0
+        for namespace in settings.namespaces or ("",):
+            informers.append(
+                Informer(cluster, reconciler.store, reconciler.queue, configuration, settings, namespace)
+            )
+        return await work(writers, lease, informers)
 
 
-def on_signals(act: Callable[[], object]) -> None:
-    """Call `act` on SIGINT and SIGTERM."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, act)
-
-
-async def stand_by(reconciler: Reconciler, lease: Lease) -> None:
-    """Wait until the API server lists LLMDeployments and this operator holds the lease."""
-    while not await reconciler.relist():  # noqa: ASYNC110 (it asks the API server)
-        await asyncio.sleep(RETRY_SECONDS)
-    await lease.acquire()
-    # The holder of a name is known only when all claims are.
-    await reconciler.relist()
-
-
-async def work(reconciler: Reconciler, lease: Lease, configuration: Configuration) -> int:
-    """Reconcile until a signal arrives or the lease is lost; return the exit status.
+async def work(writers: Sequence[Writer], lease: Lease, informers: Sequence[Informer]) -> int:
+    """Reconcile and scale until a signal arrives or the lease is lost; return the exit status.
 
     After a lost lease the process ends, since another operator works then.
     """
-    metrics.LEADER.set(1)
-    namespaces = reconciler.settings.namespaces
     stop = asyncio.Event()
-    others = asyncio.all_tasks()
-    tasks = await kopf.spawn_tasks(
-        registry=handlers.registry(reconciler, configuration),
-        settings=handlers.settings(),
-        clusterwide=not namespaces,
-        namespaces=namespaces,
-        standalone=True,
-        stop_flag=stop,
-    )
-    keeping = asyncio.create_task(lease.keep())
-    keeping.add_done_callback(lambda _: stop.set())
-    # kopf stops quickly by the event, and slowly by a cancellation.
     on_signals(stop.set)
-    reconciling = asyncio.create_task(reconciler.run())
-    await kopf.run_tasks([*tasks, keeping, reconciling], ignored=others)
-    if not keeping.cancelled():
+    watching = [asyncio.create_task(informer.run(stop)) for informer in informers]
+    leading = asyncio.create_task(lead(writers, lease, informers))
+    stopping = asyncio.create_task(stop.wait())
+    ended, _ = await asyncio.wait((stopping, leading, *watching), return_when=asyncio.FIRST_COMPLETED)
+    # The next operator starts as soon as the lease is free, so nothing may be written any more.
+    await cancel(leading)
+    await lease.release()
+    stop.set()
+    await asyncio.gather(*watching)
+    for task in ended:
+        task.result()
+    if leading in ended:
         logger.error("the lease is lost")
-    return int(not keeping.cancelled())
+    return int(stopping not in ended)
+
+
+async def lead(writers: Iterable[Writer], lease: Lease, informers: Iterable[Informer]) -> None:
+    """Reconcile and scale while the lease is held; return when another operator has it.
+
+    While the API server does not answer, this operator cannot know who holds the lease, and writes nothing.
+    """
+    while True:
+        metrics.LEADER.set(1)
+        writing = asyncio.create_task(write(writers, informers))
+        keeping = asyncio.create_task(lease.keep())
+        try:
+            ended, _ = await asyncio.wait((writing, keeping), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            metrics.LEADER.set(0)
+            await cancel(writing, keeping)
+        for task in ended:
+            task.result()
+        if lease.holder == lease.identity:
+            logger.warning("the API server does not answer; nothing is reconciled before it does")
+        if not await lease.regain():
+            return
+        logger.info("the API server answers again")
+        # Watches may have been interrupted too, and wait for answers that will not come.
+        for informer in informers:
+            informer.is_stale.set()
+
+
+async def write(writers: Iterable[Writer], informers: Iterable[Informer]) -> None:
+    """Run the writers once all claims on served names are known, but for those of namespaces that cannot be read."""
+    for informer in informers:
+        await informer.tried.wait()
+    async with asyncio.TaskGroup() as group:
+        for writer in writers:
+            group.create_task(writer())
 
 
 @asynccontextmanager
-async def serve_health(ports: Iterable[int]) -> AsyncIterator[None]:
+async def serve_health(ports: Iterable[int], informers: Iterable[Informer]) -> AsyncIterator[None]:
     """Serve /healthz and /metrics on `ports` inside the block, while standing by and while working."""
 
     async def health(_: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
+        problems = [problem for informer in informers for problem in informer.problems()]
+        return web.Response(text="\n".join(problems or ["ok"]) + "\n", status=503 if problems else 200)
 
     application = web.Application()
     application.router.add_get("/healthz", health)

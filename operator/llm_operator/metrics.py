@@ -1,36 +1,141 @@
 """The operator's Prometheus metrics."""
 
 from collections.abc import Iterable
-from typing import get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
-from llm_operator.api.status import ConditionType
+from engine_server.contract.api import Key
+from llm_operator.api.status import Status
+
+# In seconds. A wait for a worker is far below one; a wait for another operator's Lease is up to a minute.
+QUEUE_BOUNDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+# Of status.start.
+START_PHASES = ("scheduled", "pulled", "fetched", "loaded", "warmed", "ready")
 
 REGISTRY = CollectorRegistry()
+ProcessCollector(registry=REGISTRY)
 RECONCILES = Counter("fairlead_operator_reconciles", "Finished reconciles.", ["outcome"], registry=REGISTRY)
 RECONCILE_SECONDS = Histogram(
     "fairlead_operator_reconcile_seconds", "Duration of a reconcile in seconds.", registry=REGISTRY
 )
 QUEUED = Gauge("fairlead_operator_queued", "LLMDeployments that wait for a reconcile.", registry=REGISTRY)
-LEADER = Gauge("fairlead_operator_leader", "1 while this operator holds the Lease.", registry=REGISTRY)
-LLMDEPLOYMENTS = Gauge(
-    "fairlead_operator_llmdeployments",
-    "LLMDeployments by condition.",
-    ["condition", "status"],
+QUEUE_SECONDS = Histogram(
+    "fairlead_operator_queue_seconds",
+    "Time from the first event that asks for a reconcile to its start.",
+    buckets=QUEUE_BOUNDS,
     registry=REGISTRY,
 )
-for condition in get_args(ConditionType):
-    for status in ("True", "False"):
-        LLMDEPLOYMENTS.labels(condition, status).set(0)
+FOREIGN = Gauge(
+    "fairlead_operator_foreign_llmdeployments",
+    "LLMDeployments that another operator manages.",
+    registry=REGISTRY,
+)
+LEADER = Gauge("fairlead_operator_leader", "1 while this operator holds the Lease.", registry=REGISTRY)
+# verb: as in RBAC rules (get, list, watch, create, update, patch, delete). code: the status, or `none` without answer.
+API_REQUESTS = Counter(
+    "fairlead_operator_api_requests", "Calls to the API server.", ["verb", "code"], registry=REGISTRY
+)
+# resource: the plural name. namespace: empty for a watch of all namespaces.
+WATCH_RESTARTS = Counter(
+    "fairlead_operator_watch_restarts",
+    "Watches that ended and were opened again.",
+    ["resource", "namespace"],
+    registry=REGISTRY,
+)
+WATCH_AGE = Gauge(
+    "fairlead_operator_watch_age_seconds",
+    "Time since the watch was interrupted; 0 while it is open.",
+    ["resource", "namespace"],
+    registry=REGISTRY,
+)
+NAMESPACE_MISSING = Gauge(
+    "fairlead_operator_namespace_missing",
+    "1 while a watched namespace does not exist or may not be read.",
+    ["namespace"],
+    registry=REGISTRY,
+)
+for outcome in ("success", "error"):
+    RECONCILES.labels(outcome)
 
-# Pairs of type and status.
-Conditions = Iterable[tuple[str, str]]
+
+class ReportedStatus(Collector):
+    """The replicas and conditions of each LLMDeployment, as they were last reported."""
+
+    def __init__(self) -> None:
+        # The desired replicas and the status.
+        self._by_key: dict[Key, tuple[int, Status]] = {}
+
+    def put(self, key: Key, desired_replicas: int, status: Status) -> None:
+        self._by_key[key] = desired_replicas, status
+
+    def remove(self, key: Key) -> None:
+        """Remove the series of an LLMDeployment that was deleted."""
+        self._by_key.pop(key, None)
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        """Yield the metric families; called by the registry."""
+        labels = ["namespace", "name"]
+        desired = GaugeMetricFamily("fairlead_operator_desired_replicas", "spec.replicas.", labels=labels)
+        ready = GaugeMetricFamily(
+            "fairlead_operator_ready_replicas", "Replicas that are ready.", labels=labels
+        )
+        conditions = GaugeMetricFamily(
+            "fairlead_operator_condition",
+            "1 for the current status of each condition of each LLMDeployment.",
+            labels=[*labels, "condition", "status"],
+        )
+        starts = GaugeMetricFamily(
+            "fairlead_operator_start_seconds",
+            "Duration of each phase of the last start of a replica.",
+            labels=[*labels, "phase"],
+        )
+        for key, (desired_replicas, status) in self._by_key.items():
+            desired.add_metric(key, desired_replicas)
+            ready.add_metric(key, status.ready_replicas)
+            for condition in status.conditions:
+                conditions.add_metric([*key, condition.type, condition.status], 1)
+            for phase in START_PHASES:
+                seconds = getattr(status.start, phase, None)
+                if seconds is not None:
+                    starts.add_metric([*key, phase], seconds)
+        return desired, ready, conditions, starts
 
 
-def recount(before: Conditions, now: Conditions) -> None:
-    """Count a change of one LLMDeployment's conditions."""
-    for condition in before:
-        LLMDEPLOYMENTS.labels(*condition).dec()
-    for condition in now:
-        LLMDEPLOYMENTS.labels(*condition).inc()
+class ScalingDecisions(Collector):
+    """The last decision of the autoscaler on each LLMDeployment that it scales."""
+
+    def __init__(self) -> None:
+        # Wanted replicas and reason.
+        self._by_key: dict[Key, tuple[int, str]] = {}
+
+    def put(self, key: Key, replicas: int, reason: str) -> None:
+        self._by_key[key] = replicas, reason
+
+    def remove(self, key: Key) -> None:
+        """Remove the series of an LLMDeployment that is scaled no more."""
+        self._by_key.pop(key, None)
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        """Yield the metric families; called by the registry."""
+        wanted = GaugeMetricFamily(
+            "fairlead_operator_wanted_replicas",
+            "Replicas that the autoscaler wants.",
+            labels=["namespace", "name"],
+        )
+        reasons = GaugeMetricFamily(
+            "fairlead_operator_scaling_reason",
+            "1 for the reason of the autoscaler's last decision on each LLMDeployment.",
+            labels=["namespace", "name", "reason"],
+        )
+        for key, (replicas, reason) in self._by_key.items():
+            wanted.add_metric([*key], replicas)
+            reasons.add_metric([*key, reason], 1)
+        yield from (wanted, reasons)
+
+
+STATUS = ReportedStatus()
+REGISTRY.register(STATUS)
+SCALING = ScalingDecisions()
+REGISTRY.register(SCALING)

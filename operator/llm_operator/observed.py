@@ -10,7 +10,14 @@ from engine_server.contract.api import Key
 
 # A Kubernetes object as the API server sends and takes it.
 Manifest = dict[str, Any]
+# Given to each ReplicaSet by the Deployment's controller, in rising order.
+REVISION_ANNOTATION = "deployment.kubernetes.io/revision"
 EPOCH = datetime.fromtimestamp(0, UTC)
+
+
+def timestamp(moment: datetime) -> str:
+    """Return a time in UTC as Kubernetes writes it, in whole seconds."""
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class ChildKey(NamedTuple):
@@ -32,9 +39,66 @@ class Problem(NamedTuple):
     message: str
 
 
+class KeyHashes(NamedTuple):
+    """Lines of an engine's key files: hashes of the keys that the router and the operator may use."""
+
+    router: tuple[str, ...] = ()
+    admin: tuple[str, ...] = ()
+
+
+class Replica(NamedTuple):
+    """One start of one engine."""
+
+    pod: str
+    # The time at which the engine's container started, as the pod's status has it.
+    started_at: str
+    address: str
+
+
+class StartReport(NamedTuple):
+    """The answer of an engine to the question whether it is ready."""
+
+    replica: Replica
+    # The current phase of the start: import, load or warm up; empty once the engine serves.
+    phase: str
+    # The share of the weights that is loaded.
+    percent: int
+    # The duration of each phase that has ended.
+    seconds: Mapping[str, float]
+    # The engine serves: its report does not change any more.
+    is_final: bool
+
+
 def workload_key(name: str) -> ChildKey:
     """Return the key of the Deployment that runs the engines of the LLMDeployment `name`."""
     return ChildKey("apps/v1", "Deployment", labels.child_name(name))
+
+
+def claim_key(name: str) -> ChildKey:
+    return ChildKey("v1", "PersistentVolumeClaim", name)
+
+
+def fetch_key(cache: str) -> ChildKey:
+    """Return the key of the Job that downloads a model into the cache of this name."""
+    return ChildKey("batch/v1", "Job", cache)
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """The download of a model into its cache, at one moment."""
+
+    pods: tuple[Manifest, ...] = ()
+    # Bytes on the volume, and in total; 0 if they are not known.
+    done: int = 0
+    total: int = 0
+    # The Warnings about the claim and the pods, in the order of their time.
+    warnings: tuple[Manifest, ...] = ()
+
+
+def revision(replica_set: Manifest) -> int:
+    """Return the revision of a ReplicaSet, 0 if it has none."""
+    number = replica_set["metadata"].get("annotations", {}).get(REVISION_ANNOTATION, "")
+    return int(number) if number.isdecimal() else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +109,20 @@ class Observed:
     subject: Manifest = field(default_factory=dict)
     children: Mapping[ChildKey, Manifest] = field(default_factory=dict)
     pods: tuple[Manifest, ...] = ()
+    # The ReplicaSets with the label of the LLMDeployment, in any order; of each only the metadata is used.
+    replica_sets: tuple[Manifest, ...] = ()
     # Served names that mean another LLMDeployment, each with that one's namespace and name.
     name_holders: tuple[tuple[str, str], ...] = ()
+    # The download of the model, None while there is none.
+    fetch: Fetch | None = None
+    # The last answer of the replica that starts, or that started last.
+    start_report: StartReport | None = None
+    # The image pull secrets of the namespace's account `default`.
+    default_pull_secrets: tuple[str, ...] = ()
     # The reason why the plan was not carried out, if it was not.
     refusal: Problem | None = None
+    # Empty where engines need no keys.
+    key_hashes: KeyHashes = field(default_factory=KeyHashes)
     now: datetime = EPOCH
 
     @property
@@ -60,6 +134,12 @@ class Observed:
         return int(self.subject["metadata"].get("generation", 0))
 
     @property
+    def is_paused(self) -> bool:
+        """True if the user has stopped the operator's work on this LLMDeployment."""
+        annotations = self.subject.get("metadata", {}).get("annotations") or {}
+        return str(annotations.get(labels.PAUSED_ANNOTATION, "false")).lower() != "false"
+
+    @property
     def reported(self) -> Manifest:
         """The status that was reported last."""
         status: Manifest = self.subject.get("status", {})
@@ -68,3 +148,11 @@ class Observed:
     def workload(self, name: str) -> Manifest:
         """Return the Deployment with the engines, empty if there is none."""
         return self.children.get(workload_key(name), {})
+
+    def cached_model(self, child: ChildKey) -> str:
+        """Return the record of a complete model on a Deployment or on a claim, empty without one."""
+        annotations = self.children.get(child, {}).get("metadata", {}).get("annotations", {})
+        return str(annotations.get(labels.CACHED_MODEL_ANNOTATION, ""))
+
+    def claim_uid(self, name: str) -> str:
+        return str(self.children.get(claim_key(name), {}).get("metadata", {}).get("uid", ""))

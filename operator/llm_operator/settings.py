@@ -1,15 +1,37 @@
 """The operator's settings, which are fixed at its start."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import version
+from typing import Any, Literal
+
+# The Pod Security Standard that engine pods must satisfy.
+PodSecurity = Literal["restricted", "baseline", "any"]
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     # For LLMDeployments without an image of their own.
     engine_image: str
+    # This installation, as the NAMESPACE/NAME of its Lease.
+    operator: str = ""
+    # Manage LLMDeployments that another operator manages.
+    take_over: bool = False
     # The namespaces to watch; all if there are none.
     namespaces: tuple[str, ...] = ()
+    pod_security: PodSecurity = "restricted"
     # Allow a podTemplate to choose a service account.
     allow_service_account: bool = False
+    # Values for the specs that choose one by name: `resources` and `podTemplate`.
+    profiles: Mapping[str, Any] = field(default_factory=dict)
+    # Secrets for the image of engines, in the namespace of each LLMDeployment.
+    image_pull_secrets: tuple[str, ...] = ()
+    # The peers that may reach engines, as in a NetworkPolicy; without any there are no NetworkPolicies.
+    network_peers: tuple[dict[str, Any], ...] = ()
+    # Engines accept only the calls of the router and of the operator, by keys that are derived from root keys.
+    engine_keys: bool = False
+    # The interval of lists that find what watches have lost.
+    relist_seconds: float = 60
+    # A watch without an event or a bookmark for so long is opened again; the API server sends a bookmark every minute.
+    watch_silence_seconds: float = 70
     version: str = version("fairlead")

@@ -40,12 +40,13 @@ def helm() -> Helm:
 
 @pytest.fixture
 def render(helm: Helm, tmp_path: Path) -> Callable[..., list[Manifest]]:
-    """The manifests of the chart for some values."""
+    """The manifests of the chart for some values; with `tests`, also those of `helm test`."""
 
-    def rendered(**values: Any) -> list[Manifest]:
+    def rendered(tests: bool = False, **values: Any) -> list[Manifest]:
         file = tmp_path / "values.yaml"
         file.write_text(yaml.safe_dump(values))
-        result = helm("template", "fairlead", CHART, "--namespace", "fairlead-system", "--values", file)
+        release = ["fairlead", CHART, "--namespace", "fairlead-system"]
+        result = helm("template", *release, "--values", file, *([] if tests else ["--skip-tests"]))
         assert result.returncode == 0, result.stderr
         return [manifest for manifest in yaml.safe_load_all(result.stdout) if manifest]
 

@@ -1,63 +1,25 @@
 """The chart and the plain manifests that are rendered from it."""
 
+import re
 import subprocess
-from collections.abc import Callable, Iterator
+import textwrap
+import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from chart_manifests import DIGEST, EVERY_VALUE, arguments, find, kinds, names, pods
 from llm_operator.api import crd
+from llm_operator.api.profiles import read_profiles
+from llm_operator.api.spec import parse
+
+from engine_server.contract.labels import METRICS_PORT
 
 Manifest = dict[str, Any]
 Render = Callable[..., list[Manifest]]
 Helm = Callable[..., subprocess.CompletedProcess[str]]
-
-DIGEST = "sha256:" + "0f" * 32
-EVERY_VALUE: dict[str, Any] = {
-    "image": {"repository": "registry.example/fairlead", "digest": DIGEST, "pullPolicy": "Always"},
-    "imagePullSecrets": [{"name": "registry"}],
-    "watchNamespaces": ["team-a", "team-b"],
-    "engine": {"image": "registry.example/engine:2"},
-    "operator": {
-        "args": ["--verbose"],
-        "podAnnotations": {"a": "b"},
-        "podLabels": {"team": "ml"},
-        "nodeSelector": {"pool": "cpu"},
-        "tolerations": [{"key": "pool", "operator": "Exists"}],
-        "affinity": {"nodeAffinity": {}},
-        "priorityClassName": "system-cluster-critical",
-        "serviceAccount": {"annotations": {"role": "x"}},
-    },
-    "router": {
-        "replicas": 3,
-        "policy": "round_robin",
-        "service": {"type": "NodePort", "port": 8080, "nodePort": 30080, "annotations": {"a": "b"}},
-        "podDisruptionBudget": {"enabled": False},
-        "resources": {"limits": {"cpu": 1}},
-    },
-}
-
-
-def find(manifests: list[Manifest], kind: str, name: str) -> Manifest:
-    return next(m for m in manifests if m["kind"] == kind and m["metadata"]["name"] == name)
-
-
-def kinds(manifests: list[Manifest]) -> set[str]:
-    return {manifest["kind"] for manifest in manifests}
-
-
-def names(manifests: list[Manifest], kind: str) -> set[str]:
-    return {manifest["metadata"]["name"] for manifest in manifests if manifest["kind"] == kind}
-
-
-def pods(manifests: list[Manifest]) -> Iterator[Manifest]:
-    yield from (m["spec"]["template"]["spec"] for m in manifests if m["kind"] == "Deployment")
-
-
-def arguments(manifests: list[Manifest], component: str) -> list[str]:
-    pod = find(manifests, "Deployment", f"fairlead-{component}")["spec"]["template"]["spec"]
-    return list(pod["containers"][0]["args"])
 
 
 @pytest.fixture(params=[{}, EVERY_VALUE], ids=["defaults", "every value"])
@@ -70,13 +32,21 @@ def test_helm_lint_finds_nothing(helm: Helm, root: Path) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+def test_chart_package_and_image_have_the_same_version(root: Path) -> None:
+    version = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
+    chart = yaml.safe_load((root / "charts/fairlead/Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (version, version)
+    assert f"\nARG VERSION={version}\n" in (root / "Dockerfile").read_text()
+
+
 def test_rbac_lists_verbs_and_kinds_one_by_one(manifests: list[Manifest]) -> None:
     rules = [rule for m in manifests if m["kind"] in ("Role", "ClusterRole") for rule in m["rules"]]
     assert rules
     for rule in rules:
         assert {"apiGroups", "resources", "verbs"} <= set(rule)
         assert not any("*" in word for words in rule.values() for word in words)
-        assert not {"secrets", "roles", "clusterroles", "pods/exec"} & set(rule["resources"])
+        assert not {"roles", "clusterroles", "pods/exec"} & set(rule["resources"])
+        assert "secrets" not in rule["resources"] or rule["resourceNames"]
         assert not {"escalate", "bind", "impersonate"} & set(rule["verbs"])
 
 
@@ -86,7 +56,11 @@ def test_pods_meet_the_restricted_pod_security_standard(manifests: list[Manifest
         assert context["runAsNonRoot"] is True
         assert context["runAsUser"] > 0
         assert context["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert {next(iter(set(volume) - {"name"})) for volume in pod["volumes"]} == {"emptyDir"}
+        assert {next(iter(set(volume) - {"name"})) for volume in pod["volumes"]} <= {
+            "configMap",
+            "emptyDir",
+            "secret",
+        }
         for container in pod["containers"]:
             assert container["securityContext"] == {
                 "allowPrivilegeEscalation": False,
@@ -128,7 +102,8 @@ def test_only_the_crd_is_kept(manifests: list[Manifest]) -> None:
 def test_generated_files_are_current(helm: Helm, root: Path) -> None:
     definition = yaml.safe_load((root / "charts/fairlead/files/llmdeployment-crd.yaml").read_text())
     assert definition == crd.crd()
-    rendered = helm("template", "fairlead", root / "charts/fairlead", "--namespace", "fairlead-system").stdout
+    release = ["fairlead", root / "charts/fairlead", "--namespace", "fairlead-system"]
+    rendered = helm("template", *release, "--skip-tests").stdout
     plain = (root / "manifests/fairlead.yaml").read_text()
     assert list(yaml.safe_load_all(plain)) == list(yaml.safe_load_all(rendered)), "run `make manifests`"
 
@@ -139,7 +114,8 @@ def test_crd_can_be_left_out(render: Render) -> None:
 
 def test_watches_all_namespaces_by_default(render: Render) -> None:
     manifests = render()
-    assert names(manifests, "Role") == names(manifests, "RoleBinding") == {"fairlead-operator-lease"}
+    own = {"fairlead-operator-lease", "fairlead-operator-routers"}
+    assert names(manifests, "Role") == names(manifests, "RoleBinding") == own
     assert not any(flag.startswith("--namespace") for flag in arguments(manifests, "operator"))
     assert not any(flag.startswith("--namespace") for flag in arguments(manifests, "router"))
 
@@ -182,9 +158,24 @@ def test_image_is_chosen_by_tag_or_digest(render: Render) -> None:
     assert "--engine-image=engine:2" in arguments(pinned, "operator")
 
 
+def test_pod_security_is_lowered_by_a_value(render: Render) -> None:
+    assert not any("--pod-security" in argument for argument in arguments(render(), "operator"))
+    assert "--pod-security=any" in arguments(render(engine={"podSecurity": "any"}), "operator")
+
+
+def test_the_operator_can_read_the_profiles_of_the_values(render: Render, tmp_path: Path) -> None:
+    profiles = {"gpu-l4": {"resources": {"gpu": 1}, "podTemplate": {"spec": {"nodeSelector": {"a": "b"}}}}}
+
+    rendered = find(render(profiles=profiles), "ConfigMap", "fairlead-operator-files")
+
+    file = tmp_path / "profiles.yaml"
+    file.write_text(rendered["data"]["profiles.yaml"])
+    assert read_profiles(file) == profiles
+
+
 def test_placement_values_reach_the_pods(render: Render) -> None:
     pod = find(render(**EVERY_VALUE), "Deployment", "fairlead-operator")["spec"]["template"]
-    assert pod["metadata"]["annotations"] == {"a": "b"}
+    assert pod["metadata"]["annotations"].items() >= {"a": "b"}.items()
     assert pod["metadata"]["labels"]["team"] == "ml"
     assert pod["spec"]["nodeSelector"] == {"pool": "cpu"}
     assert pod["spec"]["tolerations"] == [{"key": "pool", "operator": "Exists"}]
@@ -193,13 +184,93 @@ def test_placement_values_reach_the_pods(render: Render) -> None:
     assert pod["spec"]["imagePullSecrets"] == [{"name": "registry"}]
 
 
+def test_metrics_of_the_router_are_not_on_its_service(render: Render) -> None:
+    manifests = render()
+    container = find(manifests, "Deployment", "fairlead-router")["spec"]["template"]["spec"]["containers"][0]
+    assert {"name": "metrics", "containerPort": METRICS_PORT} in container["ports"]
+    assert f"--metrics-port={METRICS_PORT}" in container["args"]
+    assert "metrics" not in [
+        port["name"] for port in find(manifests, "Service", "fairlead-router")["spec"]["ports"]
+    ]
+
+
+def test_router_policy_follows_its_values(render: Render) -> None:
+    assert {"--policy=prefix", "--prefix-chars=100"} <= set(arguments(render(), "router"))
+    assert {"--policy=session", "--prefix-chars=200"} <= set(arguments(render(**EVERY_VALUE), "router"))
+
+
+def test_router_holds_requests_as_its_values_say(render: Render) -> None:
+    flags = arguments(render(), "router")
+    assert "--hold-requests=1024" in flags and "--hold-seconds=900" in flags
+    assert "--queue-when-full" not in flags
+    chosen = arguments(render(**EVERY_VALUE), "router")
+    assert {"--hold-requests=10", "--hold-seconds=60", "--queue-when-full"} <= {*chosen}
+
+
 def test_router_service_follows_its_values(render: Render) -> None:
     service = find(render(), "Service", "fairlead-router")["spec"]
     assert service["type"] == "ClusterIP"
     assert service["ports"] == [{"name": "http", "port": 80, "targetPort": "http"}]
     open_service = find(render(**EVERY_VALUE), "Service", "fairlead-router")["spec"]
-    assert open_service["type"] == "NodePort"
+    assert open_service["type"] == "LoadBalancer"
+    assert open_service["loadBalancerClass"] == "example.com/lb"
+    assert open_service["loadBalancerSourceRanges"] == ["203.0.113.0/24"]
+    assert open_service["externalTrafficPolicy"] == "Local"
     assert open_service["ports"] == [{"name": "http", "port": 8080, "targetPort": "http", "nodePort": 30080}]
+
+
+def test_router_is_killed_only_after_its_pre_stop_and_its_drain(render: Render) -> None:
+    grace, timeout = 30, 300
+    manifests = render(router={"drainGraceSeconds": grace, "drainTimeoutSeconds": timeout})
+    pod = find(manifests, "Deployment", "fairlead-router")["spec"]["template"]["spec"]
+    pre_stop = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert pre_stop == grace
+    assert {f"--drain-grace={grace}", f"--drain-timeout={timeout}"} <= set(arguments(manifests, "router"))
+    assert pod["terminationGracePeriodSeconds"] == pre_stop + grace + timeout + 15
+
+
+def test_router_without_a_drain_grace_has_no_pre_stop(render: Render) -> None:
+    manifests = render(router={"drainGraceSeconds": 0, "drainTimeoutSeconds": 60})
+    pod = find(manifests, "Deployment", "fairlead-router")["spec"]["template"]["spec"]
+    assert "lifecycle" not in pod["containers"][0]
+    assert pod["terminationGracePeriodSeconds"] == 75
+
+
+def test_router_asks_for_no_keys_by_default(render: Render) -> None:
+    manifests = render()
+    flags = " ".join(arguments(manifests, "router"))
+    assert not any(flag in flags for flag in ("--keys-file", "--engine-key-file", "--peers-service"))
+
+
+def test_operator_finds_every_router_by_a_headless_service(render: Render) -> None:
+    manifests = render()
+    service = find(manifests, "Service", "fairlead-router-peers")
+    # Routers that drain have requests, and those that start may get some before the operator lists them again.
+    assert service["spec"]["publishNotReadyAddresses"]
+    namespace = service["metadata"]["namespace"]
+    assert f"--router-service={namespace}/fairlead-router-peers" in arguments(manifests, "operator")
+
+
+def test_router_reads_keys_from_mounted_secrets(render: Render) -> None:
+    manifests = render(**EVERY_VALUE)
+    pod = find(manifests, "Deployment", "fairlead-router")["spec"]["template"]["spec"]
+    secrets = {v["name"]: v["secret"]["secretName"] for v in pod["volumes"] if "secret" in v}
+    assert secrets == {"keys": "callers", "router-key": "router-root"}
+    mounts = {mount["name"]: mount for mount in pod["containers"][0]["volumeMounts"]}
+    flags = arguments(manifests, "router")
+    for name, flag in (("keys", "--keys-file={}/callers.yaml"), ("router-key", "--engine-key-file={}/keys")):
+        # A Secret that is mounted with a subPath is not updated.
+        assert mounts[name]["readOnly"] and "subPath" not in mounts[name]
+        assert flag.format(mounts[name]["mountPath"]) in flags
+
+
+def test_routers_with_keys_find_each_other_by_a_headless_service(render: Render) -> None:
+    manifests = render(**EVERY_VALUE)
+    peers = find(manifests, "Service", "fairlead-router-peers")["spec"]
+    assert peers["clusterIP"] == "None" and peers["publishNotReadyAddresses"]
+    assert peers["selector"] == find(manifests, "Service", "fairlead-router")["spec"]["selector"]
+    assert peers["ports"][0]["port"] == 9090
+    assert "--peers-service=fairlead-router-peers" in arguments(manifests, "router")
 
 
 @pytest.mark.parametrize(
@@ -207,11 +278,22 @@ def test_router_service_follows_its_values(render: Render) -> None:
     [
         ("router.replica=2", "replica"),
         ("router.replicas=-1", "replicas"),
+        ("router.drainGraceSeconds=-1", "drainGraceSeconds"),
+        ("router.drainTimeoutSeconds=1m", "drainTimeoutSeconds"),
         ("image.digest=latest", "digest"),
         ("router.policy=fastest", "policy"),
+        ("engine.podSecurity=privileged", "podSecurity"),
+        ("router.hold.seconds=-1", "seconds"),
         ("router.service.typ=NodePort", "typ"),
+        ("router.keysSecret.key=a/b", "key"),
         ("replicas=2", "replicas"),
         ("watchNamespaces={Team_A}", "watchNamespaces"),
+        ("router.serviceAccount.create=false", "name"),
+        ("router.httpRoute.enabled=true", "parentRefs"),
+        ("router.service.externalTrafficPolicy=local", "externalTrafficPolicy"),
+        ("profiles.gpu-l4.replicas=2", "replicas"),
+        ("networkPolicies.allowFrom[0].pods=x", "pods"),
+        ("podMonitors.interval=15", "interval"),
     ],
 )
 def test_values_schema_refuses_invalid_settings(helm: Helm, root: Path, setting: str, named: str) -> None:
@@ -225,9 +307,109 @@ def test_values_schema_covers_every_value(root: Path) -> None:
     schema = yaml.safe_load((root / "charts/fairlead/values.schema.json").read_text())
 
     def check(value: Any, node: dict[str, Any], where: str) -> None:
+        assert value.keys() == node["properties"].keys() - {"global"}, where
         for key, inner in value.items():
-            assert key in node["properties"], f"{where}.{key}"
             if isinstance(inner, dict) and "properties" in node["properties"][key]:
                 check(inner, node["properties"][key], f"{where}.{key}")
 
     check(values, schema, "values")
+
+
+def secrets(manifests: list[Manifest], component: str) -> dict[str, str]:
+    """Return the Secrets that a component mounts, by the name of the volume."""
+    pod = find(manifests, "Deployment", f"fairlead-{component}")["spec"]["template"]["spec"]
+    return {each["name"]: each["secret"]["secretName"] for each in pod["volumes"] if "secret" in each}
+
+
+def test_root_keys_are_left_to_the_operator_so_that_every_rendering_is_the_same(render: Render) -> None:
+    manifests = render(keys={"enabled": True})
+    names = ["fairlead-router-key", "fairlead-admin-key"]
+
+    assert render(keys={"enabled": True}) == manifests
+    for name in names:
+        assert find(manifests, "Secret", name).keys() == {"apiVersion", "kind", "metadata"}
+    assert find(manifests, "Role", "fairlead-operator-keys")["rules"] == [
+        {"apiGroups": [""], "resources": ["secrets"], "resourceNames": names, "verbs": ["get"]},
+        {"apiGroups": [""], "resources": ["secrets"], "resourceNames": names, "verbs": ["patch"]},
+    ]
+    assert secrets(manifests, "router") == {"router-key": "fairlead-router-key"}
+    assert secrets(manifests, "operator") == {}
+    given = {f"--{role}-key-secret=fairlead-{role}-key" for role in ("router", "admin")}
+    assert given <= set(arguments(manifests, "operator"))
+
+
+def test_given_root_keys_are_used_and_only_read(render: Render) -> None:
+    manifests = render(keys={"enabled": True, "routerSecret": "one", "adminSecret": "two"})
+
+    assert {"--router-key-secret=one", "--admin-key-secret=two"} <= set(arguments(manifests, "operator"))
+    assert secrets(manifests, "router") == {"router-key": "one"}
+    assert "Secret" not in kinds(manifests)
+    (rule,) = find(manifests, "Role", "fairlead-operator-keys")["rules"]
+    assert (rule["resourceNames"], rule["verbs"]) == (["one", "two"], ["get"])
+
+
+def test_there_are_no_root_keys_by_default(render: Render) -> None:
+    manifests = render()
+    assert "Secret" not in kinds(manifests)
+    assert not any("key" in argument for argument in arguments(manifests, "operator"))
+
+
+@pytest.mark.parametrize("settings", [[], ["--set=watchNamespaces={team-a}"]], ids=["all namespaces", "one"])
+def test_notes_have_a_complete_example_and_refer_to_no_file(
+    helm: Helm, root: Path, settings: list[str]
+) -> None:
+    release = ["fairlead", root / "charts/fairlead", "--namespace", "fairlead-system"]
+    result = helm("install", *release, "--dry-run=client", *settings)
+    assert result.returncode == 0, result.stderr
+    notes = result.stdout.partition("NOTES:")[2]
+    manifest = textwrap.dedent(notes.partition("<<EOF\n")[2].partition("     EOF\n")[0])
+    assert parse(yaml.safe_load(manifest)).name == "smollm2"
+    assert "manifests/" not in notes and ".yaml" not in notes
+    assert notes.count("--namespace team-a") == (2 if settings else 0)
+
+
+def test_every_group_of_values_is_documented(root: Path) -> None:
+    values = yaml.safe_load((root / "charts/fairlead/values.yaml").read_text())
+    documented = (root / "docs/operations.md").read_text()
+    paths = {
+        f"{component}.{name}" if component in ("operator", "router") else component
+        for component, inner in values.items()
+        for name in (inner if component in ("operator", "router") else [component])
+    }
+
+    def is_documented(path: str) -> bool:
+        # A row may list fields of one component by their names alone.
+        name = path.rpartition(".")[2]
+        return bool(re.search(rf"`{path}[`.]|`\.{name}`", documented))
+
+    assert [path for path in sorted(paths) if not is_documented(path)] == []
+
+
+def permissions(rules: list[Manifest]) -> set[tuple[str, str, str]]:
+    return {
+        (group, resource, verb)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def listed_permissions(text: str) -> set[tuple[str, str, str]]:
+    """Return those in a table with the columns group, resources and verbs; remarks are in parentheses."""
+    rows = re.findall(r"^\| (core|`[\w.]+\.\w+`|`\w+`) \| (`[^|]+) \| ([^|(]+)", text, re.MULTILINE)
+    return {
+        ("" if group == "core" else group.strip("`"), resource.strip(" `"), verb.strip())
+        for group, resources, verbs in rows
+        for resource in resources.split(",")
+        for verb in verbs.split(",")
+    }
+
+
+def test_documented_permissions_are_those_of_the_roles(render: Render, root: Path) -> None:
+    text = (root / "docs/api.md").read_text().partition("Its permissions")[2].partition("\n# ")[0]
+    operator, _, router = text.partition("Those of the router")
+    manifests = render()
+    for component, table in (("operator", operator), ("router", router)):
+        rules = find(manifests, "ClusterRole", f"fairlead-{component}")["rules"]
+        assert listed_permissions(table) == permissions(rules)

@@ -1,8 +1,9 @@
 """Fixtures for a cluster with Fairlead installed.
 
-KUBECONFIG    the cluster to use; kind gets the image by `kind load`, any other needs E2E_IMAGE
-E2E_IMAGE     an image that the cluster can pull; default: one is built from this checkout
-KEEP_CLUSTER  leave everything running after the tests
+KUBECONFIG               the cluster to use; kind gets the images by `kind load`, any other needs E2E_IMAGE
+E2E_IMAGE                an image that the cluster can pull; default: both images are built from this checkout
+E2E_CONTROL_PLANE_IMAGE  the image of the target `control-plane`; default: E2E_IMAGE
+KEEP_CLUSTER             leave everything running after the tests
 Without KUBECONFIG the script shared/cluster/cluster beside the repository starts a cluster, and stops it at the end
 unless it was running before.
 """
@@ -29,6 +30,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT.parent / "shared" / "cluster" / "cluster"
 SYSTEM = "fairlead-system"
 IMAGE = "fairlead:dev"
+CONTROL_PLANE_IMAGE = "fairlead-control-plane:dev"
 NAMESPACES = ("team-a", "team-b")
 RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
 CONFINED = {
@@ -53,6 +55,8 @@ class Cluster:
 
     environment: dict[str, str]
     image: str
+    # Without an engine.
+    control_plane_image: str
 
     def run(
         self, *command: str | Path, input: str | None = None, check: bool = True
@@ -89,6 +93,36 @@ class Cluster:
     def pods(self, name: str, namespace: str) -> list[Manifest]:
         items: list[Manifest] = self.get("pods", "-n", namespace, "-l", f"{LABEL}={name}")["items"]
         return items
+
+    def engines(self, name: str, namespace: str) -> set[str]:
+        """Return the UIDs of a deployment's pods."""
+        return {pod["metadata"]["uid"] for pod in self.pods(name, namespace)}
+
+    def merge(self, name: str, namespace: str, **spec: Any) -> None:
+        """Change fields of an LLMDeployment's spec; None removes one."""
+        patch = json.dumps({"spec": spec})
+        self.kubectl("patch", "llmd", name, "-n", namespace, "--type=merge", "-p", patch)
+
+    def metric(self, pod: str, namespace: str, name: str) -> float:
+        """Return the sum of an engine's metric over its labels."""
+        page = self.kubectl("get", "--raw", f"/api/v1/namespaces/{namespace}/pods/{pod}:8000/proxy/metrics")
+        return sum(
+            float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(f"{name}{{")
+        )
+
+    @contextmanager
+    def forward(self, pod: str, namespace: str, port: int) -> Iterator[str]:
+        """Yield an address on this machine that reaches a port of a pod."""
+        command = ["kubectl", "port-forward", f"pod/{pod}", f":{port}", "-n", namespace]
+        with subprocess.Popen(command, env=self.environment, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout is not None
+                # Forwarding from 127.0.0.1:PORT -> ...
+                place = process.stdout.readline().partition("127.0.0.1:")[2].partition(" ")[0]
+                assert place, f"no port-forward to {pod}"
+                yield f"http://127.0.0.1:{place}"
+            finally:
+                process.terminate()
 
     def wait_ready(self, name: str, namespace: str, seconds: int = 180) -> None:
         waited = self.run(
@@ -142,7 +176,9 @@ def cluster() -> Iterator[Cluster]:
         ours = not answers(started(environment)) and "KEEP_CLUSTER" not in environment
         subprocess.run([SCRIPT, "up", "--nodes", "2"], check=True, stdout=subprocess.DEVNULL)
         environment = started(environment)
-    cluster = Cluster(environment, environment.get("E2E_IMAGE", IMAGE))
+    image = environment.get("E2E_IMAGE", IMAGE)
+    small = CONTROL_PLANE_IMAGE if image == IMAGE else image
+    cluster = Cluster(environment, image, environment.get("E2E_CONTROL_PLANE_IMAGE", small))
     try:
         if cluster.names("crd", "default", "app.kubernetes.io/name=fairlead"):
             pytest.exit("this cluster has Fairlead in it already: these tests would remove it", returncode=2)
@@ -166,7 +202,7 @@ def answers(environment: dict[str, str]) -> bool:
 
 
 def deliver(environment: dict[str, str]) -> None:
-    """Build the image from this checkout and load it on every node."""
+    """Build the images from this checkout and load them on every node. Most of their stages are shared."""
 
     def call(*command: str | Path) -> None:
         done = subprocess.run(
@@ -178,12 +214,17 @@ def deliver(environment: dict[str, str]) -> None:
     context = subprocess.run(
         ["kubectl", "config", "current-context"], env=environment, capture_output=True, text=True
     ).stdout.strip()
+    small = ("--target", "control-plane")
     if context.startswith("kind-"):
         call("docker", "build", "--tag", IMAGE, ".")
-        call("kind", "load", "docker-image", IMAGE, "--name", context.removeprefix("kind-"))
+        call("docker", "build", "--tag", CONTROL_PLANE_IMAGE, *small, ".")
+        name = context.removeprefix("kind-")
+        call("kind", "load", "docker-image", IMAGE, CONTROL_PLANE_IMAGE, "--name", name)
     elif SCRIPT.exists() and started(environment)["KUBECONFIG"] == environment["KUBECONFIG"]:
         call(SCRIPT, "build", ".", IMAGE)
-        call(SCRIPT, "load", IMAGE)
+        call(SCRIPT, "build", ".", CONTROL_PLANE_IMAGE, *small)
+        for image in (IMAGE, CONTROL_PLANE_IMAGE):
+            call(SCRIPT, "load", image)
     else:
         pytest.exit(
             "no way to bring an image onto this cluster: push one, and name it in E2E_IMAGE", returncode=2
@@ -191,27 +232,27 @@ def deliver(environment: dict[str, str]) -> None:
 
 
 @pytest.fixture(scope="session")
-def install(cluster: Cluster) -> Callable[..., None]:
-    """Install the chart with the router on a NodePort."""
-    repository, _, tag = cluster.image.rpartition(":")
-    values = [f"image.repository={repository}", f"image.tag={tag}", "router.service.type=NodePort"]
+def helm(cluster: Cluster) -> Callable[..., None]:
+    """Install or upgrade the release, with the router on a NodePort. An upgrade keeps no values of the last one."""
 
-    def installed(*more: str) -> None:
-        settings = [word for value in [*values, *more] for word in ("--set", value)]
-        chart = ["fairlead", "charts/fairlead", "--namespace", SYSTEM]
-        result = cluster.run("helm", "install", *chart, *settings, "--wait", "--timeout", "3m", check=False)
+    def helm(command: str, *values: str, chart: str = "charts/fairlead", image: str = cluster.image) -> None:
+        repository, _, tag = image.rpartition(":")
+        own = (f"image.repository={repository}", f"image.tag={tag}", "router.service.type=NodePort")
+        settings = [word for value in (*own, *values) for word in ("--set", value)]
+        place = ("--namespace", SYSTEM, "--wait", "--timeout", "3m")
+        result = cluster.run("helm", command, "fairlead", chart, *place, *settings, check=False)
         if result.returncode:
             ours = ["-n", SYSTEM, "-l", "app.kubernetes.io/name=fairlead"]
             logs = cluster.run("kubectl", "logs", *ours, "--tail=20", "--prefix", check=False).stdout
             pytest.fail("\n".join([result.stderr, cluster.kubectl("get", "pods", *ours, "-o", "wide"), logs]))
 
-    return installed
+    return helm
 
 
 @pytest.fixture(scope="session")
-def release(cluster: Cluster, install: Callable[..., None]) -> None:
+def release(cluster: Cluster, helm: Callable[..., None]) -> None:
     cluster.kubectl("apply", "-f", "manifests/namespace.yaml")
-    install()
+    helm("install")
     for namespace in NAMESPACES:
         cluster.kubectl("create", "namespace", namespace)
         cluster.kubectl("label", "namespace", namespace, RESTRICTED)
@@ -320,6 +361,7 @@ class Load:
     """Load of consecutive requests from several threads; failures are recorded as text."""
 
     client: openai.OpenAI
+    model: str = "smollm2"
     answered: int = 0
     failures: list[str] = field(default_factory=list)
     stopped: threading.Event = field(default_factory=threading.Event)
@@ -327,7 +369,7 @@ class Load:
     def ask(self) -> None:
         while not self.stopped.is_set():
             try:
-                reply = self.client.completions.create(model="smollm2", prompt="The sea is", max_tokens=8)
+                reply = self.client.completions.create(model=self.model, prompt="The sea is", max_tokens=8)
                 assert reply.choices[0].text
                 self.answered += 1
             except (openai.OpenAIError, AssertionError) as error:
@@ -342,8 +384,8 @@ class Load:
 @pytest.fixture
 def load(client: openai.OpenAI) -> Callable[[], Any]:
     @contextmanager
-    def under_load(threads: int = 2) -> Iterator[Load]:
-        load = Load(client)
+    def under_load(threads: int = 2, model: str = "smollm2") -> Iterator[Load]:
+        load = Load(client, model)
         workers = [threading.Thread(target=load.ask) for _ in range(threads)]
         for worker in workers:
             worker.start()
@@ -356,3 +398,19 @@ def load(client: openai.OpenAI) -> Callable[[], Any]:
                 worker.join()
 
     return under_load
+
+
+@pytest.fixture
+def served(cluster: Cluster, load: Callable[..., Any]) -> Callable[..., Any]:
+    """Send requests of 8 clients during and after a block; fail the test if one of them fails."""
+
+    @contextmanager
+    def served(title: str, model: str = "smollm2", requests: int = 500) -> Iterator[None]:
+        with load(threads=8, model=model) as running:
+            yield
+            what = f"{requests} answers; failures: {running.failures}"
+            until(lambda: running.answered >= requests, what, 600)
+        cluster.show(title, f"{running.answered} requests, {len(running.failures)} failed")
+        assert running.failures == []
+
+    return served

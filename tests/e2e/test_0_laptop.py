@@ -27,6 +27,7 @@ class Up:
     def __init__(self, folder: Path, replicas: int) -> None:
         manifest = yaml.safe_load(SAMPLE.read_text())
         manifest["spec"]["replicas"] = replicas
+        manifest["spec"]["model"]["servedNames"] = ["smollm2", "alias"]
         (folder / "smollm2.yaml").write_text(yaml.safe_dump(manifest))
         self.log = folder / "log"
         with self.log.open("w") as log:
@@ -98,8 +99,9 @@ def test_replicas_answer_restart_after_a_kill_and_end_with_the_command(up: Calla
     )
     assert "Paris" in "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
 
-    qualified = client.completions.create(model="default/smollm2", prompt="Hello", max_tokens=1)
-    assert qualified.choices[0].finish_reason == "length"
+    for name in ("alias", "default/smollm2", "default/alias"):
+        answer = client.completions.create(model=name, prompt="Hello", max_tokens=1)
+        assert (answer.model, answer.choices[0].finish_reason) == (name, "length")
 
     assert len(cores(running.family())) == 2
     cores(running.family())[0].kill()

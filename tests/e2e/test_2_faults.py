@@ -63,25 +63,21 @@ def stream(client: openai.OpenAI) -> str:
     return str(finish[-1])
 
 
-def test_killed_engine_core_is_restarted_and_reported(
+def test_killed_engine_core_is_restarted_and_its_streams_continue_elsewhere(
     cluster: Any, smollm2: str, client: openai.OpenAI
 ) -> None:
-    victim = cluster.pods(smollm2, NAMESPACE)[0]["metadata"]["name"]
+    def running(pod: str) -> float:
+        count: float = cluster.metric(pod, NAMESPACE, "vllm:num_requests_running")
+        return count
 
-    def running() -> float:
-        metrics = cluster.kubectl(
-            "get", "--raw", f"/api/v1/namespaces/{NAMESPACE}/pods/{victim}:8000/proxy/metrics"
-        )
-        lines = [line for line in metrics.splitlines() if line.startswith("vllm:num_requests_running{")]
-        return sum(float(line.rpartition(" ")[2]) for line in lines)
-
+    names = [pod["metadata"]["name"] for pod in cluster.pods(smollm2, NAMESPACE)]
     with ThreadPoolExecutor(6) as pool:
         streams = [pool.submit(stream, client) for _ in range(6)]
-        until(lambda: running() >= 1, "streams on the replica that is to die")
+        until(lambda: any(running(name) for name in names), "streams on a replica")
+        victim = max(names, key=running)
         cluster.kubectl("exec", victim, "-n", NAMESPACE, "-c", "engine", "--", "python", "-c", FINDS_THE_CORE)
         ends = [future.result() for future in streams]
-    assert {end for end in ends if not end.startswith("error: ")} <= {"length"}
-    assert any(end.startswith("error: ") for end in ends), "nobody was told"
+    assert ends == ["length"] * 6
 
     with ThreadPoolExecutor(4) as pool:
         answers = list(

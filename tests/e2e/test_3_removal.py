@@ -10,6 +10,7 @@ from waiting import until
 
 pytestmark = pytest.mark.e2e
 
+LAST_RELEASE = "tests/e2e/fairlead-0.1.0.tgz"
 SYSTEM, NAMESPACE, OTHER = "fairlead-system", "team-a", "team-b"
 CHILDREN = "deployments,replicasets,pods,services,endpointslices,serviceaccounts,configmaps,secrets,leases"
 EVERYTHING = f"{CHILDREN},roles,rolebindings,poddisruptionbudgets"
@@ -55,10 +56,6 @@ def test_delete_removes_everything_of_a_deployment(
     until(lambda: set(cluster.names(CHILDREN, OTHER)) <= others, "nothing of it is left")
 
 
-def engines(cluster: Any) -> set[str]:
-    return {pod["metadata"]["uid"] for pod in cluster.pods("smollm2", NAMESPACE)}
-
-
 def answers(client: openai.OpenAI) -> bool:
     return bool(client.completions.create(model="smollm2", prompt="The sea is", max_tokens=4).choices[0].text)
 
@@ -79,26 +76,29 @@ def uninstall(cluster: Any) -> None:
 
 
 def test_uninstall_keeps_the_crd_and_the_llmdeployments(cluster: Any, smollm2: str) -> None:
-    running = engines(cluster)
+    running = cluster.engines(smollm2, NAMESPACE)
     uninstall(cluster)
     assert cluster.names("llmd", NAMESPACE) == ["llmdeployment.fairlead.dev/smollm2"]
-    assert engines(cluster) == running
+    assert cluster.engines(smollm2, NAMESPACE) == running
 
 
-def test_installs_again_for_one_namespace(cluster: Any, smollm2: str, install: Any) -> None:
-    running = engines(cluster)
-    install(f"watchNamespaces={{{NAMESPACE}}}", "rbac.aggregateToDefaultRoles=false")
+def test_installs_again_for_one_namespace_from_the_image_without_an_engine(
+    cluster: Any, smollm2: str, helm: Any
+) -> None:
+    running = cluster.engines(smollm2, NAMESPACE)
+    helm(
+        "install", f"watchNamespaces={{{NAMESPACE}}}", "rbac.aggregateToDefaultRoles=false",
+        f"engine.image={cluster.image}", image=cluster.control_plane_image,
+    )  # fmt: skip
     assert cluster.names("clusterroles", SYSTEM, "app.kubernetes.io/name=fairlead") == []
     cluster.kubectl("annotate", "llmd", smollm2, "-n", NAMESPACE, "looked=at")
-    cluster.kubectl(
-        "patch", "llmd", smollm2, "-n", NAMESPACE, "--type=merge", "-p", '{"spec": {"routing": {}}}'
-    )
+    cluster.merge(smollm2, NAMESPACE, routing={})
     generation = cluster.get("llmd", smollm2, "-n", NAMESPACE)["metadata"]["generation"]
     until(
         lambda: cluster.get("llmd", smollm2, "-n", NAMESPACE)["status"]["observedGeneration"] == generation,
         "the operator sees a change in the namespace that it watches",
     )
-    assert engines(cluster) == running
+    assert cluster.engines(smollm2, NAMESPACE) == running
 
 
 def test_router_of_one_namespace_answers(smollm2: str, client: openai.OpenAI) -> None:
@@ -109,14 +109,35 @@ def test_uninstalls_the_namespaced_release(cluster: Any, smollm2: str) -> None:
     uninstall(cluster)
 
 
+def test_router_of_the_chart_of_0_1_0_starts(helm: Any, smollm2: str) -> None:
+    helm("install", chart=LAST_RELEASE)
+
+
+def test_upgrade_from_the_chart_of_0_1_0_restarts_no_engine_and_fails_no_request(
+    cluster: Any, helm: Any, smollm2: str, served: Any
+) -> None:
+    running = cluster.engines(smollm2, NAMESPACE)
+    with served("helm upgrade from 0.1.0"):
+        # Nobody can pull this image: an engine that takes it never starts.
+        helm("upgrade", "engine.image=registry.invalid/fairlead:next")
+        cluster.kubectl("rollout", "status", "deploy/fairlead-router", "-n", SYSTEM, "--timeout=120s")
+        operator = f"{SYSTEM}/fairlead-operator"
+        until(
+            lambda: cluster.get("llmd", smollm2, "-n", NAMESPACE)["status"].get("operator") == operator,
+            "the new operator manages the LLMDeployment",
+        )
+    assert cluster.engines(smollm2, NAMESPACE) == running
+    uninstall(cluster)
+
+
 def test_plain_manifests_take_over_and_serve(cluster: Any, smollm2: str) -> None:
-    running = engines(cluster)
+    running = cluster.engines(smollm2, NAMESPACE)
     cluster.kubectl("apply", "--dry-run=server", "-k", "manifests")
     cluster.kubectl("apply", "-k", "tests/e2e/plain")
     for component in ("operator", "router"):
         cluster.kubectl("rollout", "status", f"deploy/fairlead-{component}", "-n", SYSTEM, "--timeout=120s")
     cluster.wait_ready(smollm2, NAMESPACE)
-    assert engines(cluster) == running
+    assert cluster.engines(smollm2, NAMESPACE) == running
 
 
 def test_router_of_the_plain_manifests_answers(smollm2: str, client: openai.OpenAI) -> None:

@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 from llm_local import replica
+from llm_operator.api.schema import SpecError
 from llm_operator.api.spec import parse
 from llm_operator.observed import Observed, workload_key
 from llm_operator.plan.plan import plan
@@ -41,7 +43,7 @@ def test_arguments_differ_from_the_planned_container_in_port_host_and_model(mani
         "CUDA_VISIBLE_DEVICES": "0",
     }
     assert pod.grace == template["spec"]["terminationGracePeriodSeconds"]
-    assert pod.fetch == "pypi://tiny"
+    assert pod.fetch == ("pypi://tiny", (("A", "b"),))
 
 
 def test_without_gpus_the_model_is_not_split_over_gpus(manifest: Any) -> None:
@@ -62,3 +64,27 @@ def test_a_local_folder_is_served_in_place(manifest: Any, tmp_path: Path) -> Non
     pod = replica.pod(parse(document))
     assert pod.fetch is None
     assert replica.arguments(pod, 1, None, [])[1] == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("engine", "field"),
+    [
+        ({"envFrom": [{"secretRef": {"name": "s"}}]}, "spec.engine.envFrom"),
+        ({"files": [{"path": "/etc/a", "content": "x"}]}, "spec.engine.files"),
+    ],
+)
+def test_what_only_a_cluster_has_is_refused(manifest: Any, engine: dict[str, Any], field: str) -> None:
+    with pytest.raises(SpecError, match=field):
+        replica.pod(parse(manifest(engine=engine)))
+
+
+def test_a_pod_template_that_an_operator_may_forbid_is_no_obstacle_locally(manifest: Any) -> None:
+    overlay = {"spec": {"hostNetwork": True, "serviceAccountName": "admin"}}
+
+    pod = replica.pod(parse(manifest(podTemplate=overlay)))
+
+    assert pod.arguments[0] == "engine"
+
+
+def test_a_profile_of_a_cluster_is_left_out(manifest: Any) -> None:
+    assert replica.pod(parse(manifest(profile="gpu-l4"))).gpus == 0

@@ -26,7 +26,7 @@ PROGRAM = """
 import http.server, json, os, signal, subprocess, sys
 name, *rest = sys.argv[1:]
 if name == "fetch":
-    print("looking", file=sys.stderr)
+    print("looking", os.environ.get("MARK", "without a mark"), file=sys.stderr)
     print("/cache/" + rest[0].split("/")[-1])
     sys.exit(3 if "missing" in rest[0] else 0)
 if "--fail" in rest:
@@ -224,15 +224,42 @@ def test_a_second_signal_skips_the_grace_period(up: Callable[..., Up], manifest:
     assert gone(reports)
 
 
-def test_assigns_gpus_in_turn_and_none_to_a_cpu_pod(up: Callable[..., Up], manifest: Any) -> None:
-    running = up(manifest(replicas=2, resources={"gpu": 2}), manifest("cpu"))
+def test_assigns_each_gpu_once_and_none_to_a_cpu_pod(up: Callable[..., Up], manifest: Any) -> None:
+    running = up(manifest(resources={"gpu": 2}), manifest("other", resources={"gpu": 1}), manifest("cpu"))
     ready(running)
     reports = running.reports()
-    assert [reports[name]["CUDA_VISIBLE_DEVICES"] for name in ("tiny-0", "tiny-1", "cpu-0")] == [
+    assert [reports[name]["CUDA_VISIBLE_DEVICES"] for name in ("tiny-0", "other-0", "cpu-0")] == [
         "4,5",
-        "6,4",
+        "6",
         "",
     ]
+
+
+def test_refuses_more_gpus_in_total_than_there_are(up: Callable[..., Up], manifest: Any) -> None:
+    running = up(manifest(replicas=2, resources={"gpu": 1}), manifest("other", resources={"gpu": 2}))
+    said = running.rest()
+    assert (
+        "fairlead up: 4 GPUs are asked for and there are 3 here: tiny asks for 2 x 1, other asks for 1 x 2"
+        in said
+    )
+    assert running.process.wait(PATIENCE) == 1
+    assert running.reports() == {} and "fetching" not in said
+
+
+def test_the_fetch_gets_the_environment_of_the_spec(up: Callable[..., Up], manifest: Any) -> None:
+    marked = manifest(engine={"env": [{"name": "MARK", "value": "seen"}]})
+    marked["spec"]["model"]["secretRef"] = {"name": "hub"}
+    running = up(marked)
+    ready(running)
+    assert "fetch | looking seen" in running.seen
+
+
+def test_the_router_drains_as_long_as_the_slowest_engine(up: Callable[..., Up], manifest: Any) -> None:
+    running = up(
+        manifest(rollout={"drainTimeoutSeconds": 300}), manifest("quick", rollout={"drainTimeoutSeconds": 5})
+    )
+    ready(running)
+    assert "--drain-timeout=300" in running.reports()["router"]["arguments"]  # type: ignore[operator]
 
 
 def test_ends_before_anything_runs_when_a_model_cannot_be_fetched(
@@ -240,7 +267,7 @@ def test_ends_before_anything_runs_when_a_model_cannot_be_fetched(
 ) -> None:
     running = up(manifest("missing"))
     said = running.rest()
-    assert "fetch | looking" in said
+    assert "fetch | looking without a mark" in said
     assert "fairlead up: pypi://missing cannot be fetched" in said
     assert running.process.wait(PATIENCE) == 1
     assert running.reports() == {}

@@ -5,7 +5,9 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,7 @@ def rules_in_manifests(kind: str, name: str) -> list[dict[str, Any]]:
 
 OPERATOR_RULES = rules_in_manifests("ClusterRole", "fairlead-operator")
 LEASE_RULES = rules_in_manifests("Role", "fairlead-operator-lease")
+ROUTERS_RULES = rules_in_manifests("Role", "fairlead-operator-routers")
 
 
 def bound(
@@ -76,6 +79,7 @@ class World:
         for namespace in namespaces or ("",):
             self.apply(*bound(kind, f"operator-of-{home}", namespace, home, OPERATOR_RULES))
         self.apply(*bound("Role", "operator-lease", home, home, LEASE_RULES))
+        self.apply(*bound("Role", "operator-routers", home, home, ROUTERS_RULES))
         self.apply(
             {
                 "apiVersion": "v1",
@@ -94,6 +98,10 @@ class World:
         file = self.api_server.kubeconfig.with_name(f"operator-of-{home}")
         file.write_text(yaml.safe_dump(config))
         return Path(file)
+
+    def grant(self, role: str, namespace: str, rules: list[dict[str, Any]]) -> None:
+        """Give the operator's account of a namespace further rights there."""
+        self.apply(*bound("Role", role, namespace, namespace, rules))
 
     def kubectl(self, *arguments: str, stdin: object = None) -> str:
         done = self.api_server.kubectl(*arguments, stdin=stdin)
@@ -178,9 +186,20 @@ class Operator:
             pytest.fail(f"the operator ended:\n{self.log.read_text()}")
         return words in self.log.read_text()
 
+    def metrics(self) -> str:
+        """Return the page of metrics; only an operator that has logged something serves it."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=30) as page:
+            return str(page.read().decode())
+
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(20)
+
+
+@pytest.fixture(scope="session")
+def operator_class() -> type[Operator]:
+    """The class of running operators, for fixtures that need another kubeconfig or other flags."""
+    return Operator
 
 
 @pytest.fixture
@@ -201,11 +220,26 @@ def start_operator(tmp_path: Path) -> Iterator[Callable[..., Operator]]:
 
 
 @pytest.fixture(scope="module")
-def operator(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
+def run_operator(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """Return a context manager that runs an operator, which must end in order and without a traceback."""
+
+    @contextmanager
+    def run(kubeconfig: Path, *flags: str) -> Iterator[Operator]:
+        running = Operator(kubeconfig, tmp_path_factory.mktemp("operator") / "operator.log", *flags)
+        try:
+            yield running
+            assert running.stop() == 0, running.log.read_text()
+            assert "Traceback" not in running.log.read_text(), running.log.read_text()
+        finally:
+            running.process.kill()
+            running.process.wait()
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def operator(world: World, run_operator: Callable[..., Any]) -> Iterator[Operator]:
     """Run one operator for all tests of a module, with the rights that the chart gives it."""
-    log = tmp_path_factory.mktemp("operator") / "operator.log"
-    running = Operator(world.service_account("default"), log)
-    until(lambda: running.logged("holds default/fairlead-operator"))
-    yield running
-    assert running.stop() == 0, log.read_text()
-    assert "Traceback" not in log.read_text(), log.read_text()
+    with run_operator(world.service_account("default")) as running:
+        until(lambda: running.logged("holds default/fairlead-operator"))
+        yield running

@@ -1,17 +1,17 @@
 """The CustomResourceDefinition, generated from the typed spec and status."""
 
-from typing import Any
+from typing import get_args
 
 import msgspec
 import yaml
 
 from engine_server.contract import api
 from llm_operator.api.rules import OBJECT_RULES
-from llm_operator.api.schema import Section, validations
+from llm_operator.api.schema import NOT_IN_PODS, validations, without_none
 from llm_operator.api.spec import LLMDeploymentSpec
 from llm_operator.api.status import Status
+from llm_operator.api.structural import Schema, structural
 
-NOT_STRUCTURAL = ("title", "default", "additionalProperties")
 READY = '.status.conditions[?(@.type=="Ready")]'
 # The columns of `kubectl get`; those with a priority are shown with -o wide.
 COLUMNS = (
@@ -20,6 +20,8 @@ COLUMNS = (
     {"name": "Ready", "type": "integer", "jsonPath": ".status.readyReplicas"},
     {"name": "Status", "type": "string", "jsonPath": f"{READY}.reason"},
     {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+    {"name": "Image", "type": "string", "jsonPath": ".status.image", "priority": 1},
+    {"name": "Restarts", "type": "integer", "jsonPath": ".status.restarts", "priority": 1},
     {"name": "Message", "type": "string", "jsonPath": f"{READY}.message", "priority": 1},
 )
 SCALE = {
@@ -27,7 +29,9 @@ SCALE = {
     "statusReplicasPath": ".status.replicas",
     "labelSelectorPath": ".status.selector",
 }
-Schema = dict[str, Any]
+
+# Without it, kstatus takes an object that the operator has not seen yet as complete, and `helm --wait` ends.
+UNOBSERVED = {"observedGeneration": -1}
 
 
 def crd() -> Schema:
@@ -62,8 +66,10 @@ def crd() -> Schema:
 
 def root_schema() -> Schema:
     """Return the schema of an LLMDeployment."""
-    spec = structural(LLMDeploymentSpec)
-    # The only default in the schema, since defaults persist in etcd: the scale subresource needs the field.
+    spec: Schema = {"description": "The wanted state: which model, on which resources, by how many replicas."}
+    spec |= structural(LLMDeploymentSpec)
+    describe_changes(LLMDeploymentSpec, spec)
+    # The only default of a spec, since defaults persist in etcd: the scale subresource needs the field.
     spec["properties"]["replicas"]["default"] = 1
     return {
         "type": "object",
@@ -74,39 +80,33 @@ def root_schema() -> Schema:
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
             "spec": spec,
-            "status": structural(Status),
+            "status": {
+                "description": "The observed state, and its reasons.",
+                **structural(Status),
+                "default": UNOBSERVED,
+            },
         },
     } | validations(OBJECT_RULES)
 
 
-def structural(section: type[Section]) -> Schema:
-    """Return msgspec's JSON schema in the structural form of Kubernetes: without references, nulls and titles."""
-    (schema,), definitions = msgspec.json.schema_components([section])
-    return inlined(schema, definitions)
+def describe_changes(section: type[msgspec.Struct], schema: Schema, is_in_pods: bool = True) -> None:
+    """Add to the description of each field if a change of it replaces the replicas."""
+    for field in msgspec.structs.fields(section):
+        described = schema["properties"][field.encode_name]
+        rolls = is_in_pods and NOT_IN_PODS not in get_args(field.type)
+        kind = without_none(field.type)
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            describe_changes(kind, described, rolls)
+        else:
+            described["description"] += f" A change replaces {'the replicas' if rolls else 'no replica'}."
 
 
-def inlined(schema: Schema, definitions: dict[str, Schema]) -> Schema:
-    """Replace the references in `schema` by their definitions, and keywords that structural schemas lack."""
-    own = dict(schema)
-    arms = [arm for arm in own.pop("anyOf", []) if arm != {"type": "null"}]
-    if "$ref" in own:
-        own = definitions[own.pop("$ref").removeprefix("#/$defs/")] | own
-    if len(arms) == 1:
-        own = inlined(arms[0], definitions) | own
-    elif arms:
-        # An integer or a string: the bounds of either arm apply to values of its type alone.
-        bounds = {key: value for arm in arms for key, value in arm.items() if key != "type"}
-        own |= {"anyOf": [{"type": arm["type"]} for arm in arms]} | bounds
-    if "enum" in own:
-        own["type"] = "string"
-    if "properties" in own:
-        own["properties"] = {name: inlined(field, definitions) for name, field in own["properties"].items()}
-    elif own.get("type") == "object":
-        own["x-kubernetes-preserve-unknown-fields"] = True
-    if "items" in own:
-        own["items"] = inlined(own["items"], definitions)
-    return {key: own[key] for key in own if key not in NOT_STRUCTURAL and own[key] != []}
+class Dumper(yaml.SafeDumper):
+    """Writes what is equal in full each time."""
+
+    def ignore_aliases(self, _: object) -> bool:
+        return True
 
 
 if __name__ == "__main__":
-    print(yaml.safe_dump(crd(), sort_keys=False, width=110), end="")
+    print(yaml.dump(crd(), Dumper=Dumper, sort_keys=False, width=110), end="")

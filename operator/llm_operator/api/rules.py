@@ -8,8 +8,8 @@ from engine_server.contract.served_names import is_foreign
 from llm_operator.api.schema import Object, Rule
 
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
-SOURCE_PATTERN = f"^({'|'.join(model_uri.SCHEMES)})://[^/].*"
-CLAIM_PATTERN = f"^pvc://{model_uri.CLAIM_PATTERN}/[^/].*$"
+# The beginnings of URIs whose models are fetched.
+FETCHED_PATTERN = "^(hf://|pypi://|s3://|[A-Za-z0-9_][^:]*/)"
 # Flags of `fairlead engine` that the operator sets from other fields.
 OWNED_FLAGS = (
     "--model",
@@ -20,6 +20,12 @@ OWNED_FLAGS = (
     "--tensor-parallel-size",
     "--drain-timeout",
 )
+# An absolute path of printable ASCII characters without colons, which mounts do not allow.
+FILE_PATH_PATTERN = "^(/[!-.0-9;-~]+)+$"
+# Folders of the kernel, and those in which the operator mounts volumes.
+OWN_FOLDERS = ("/proc", "/sys", "/dev", "/models", "/cache", "/tmp", "/etc/fairlead")  # noqa: S108
+# A ConfigMap holds 1 MiB, and a character takes up to 4 bytes.
+MOST_FILE_CHARACTERS = 256 * 1024
 
 
 def is_owned(argument: str) -> bool:
@@ -28,8 +34,20 @@ def is_owned(argument: str) -> bool:
     return len(flag) > 3 and flag.startswith("--") and any(owned.startswith(flag) for owned in OWNED_FLAGS)
 
 
-def is_path_of_claim(uri: str) -> bool:
-    return re.search(CLAIM_PATTERN, uri) is not None and ".." not in uri
+def is_free_path(path: str) -> bool:
+    folders = path.split("/")
+    is_taken = any(
+        f"{path}/".startswith(f"{folder}/") or folder.startswith(f"{path}/") for folder in OWN_FOLDERS
+    )
+    return (
+        re.fullmatch(FILE_PATH_PATTERN, path) is not None and not {".", ".."} & set(folders) and not is_taken
+    )
+
+
+def are_nested(files: list[Object]) -> bool:
+    """Return True if the path of a file lies below that of another."""
+    paths = [file["path"] for file in files]
+    return any(path.startswith(f"{parent}/") for parent in paths for path in paths)
 
 
 def has_valid_name(manifest: Object) -> bool:
@@ -43,15 +61,33 @@ def has_own_served_names(manifest: Object) -> bool:
     return not any(is_foreign(name, key) for name in manifest["spec"]["model"].get("servedNames", ()))
 
 
-KNOWN_SOURCE = Rule(
-    cel=f"!self.contains('://') || self.matches('{SOURCE_PATTERN}')",
-    message="a model is hf://ORG/NAME[@REVISION], pypi://PACKAGE, pvc://CLAIM/PATH, ORG/NAME or a path",
-    holds=lambda uri: "://" not in uri or re.search(SOURCE_PATTERN, uri) is not None,
+def has_step(rollout: Object) -> bool:
+    """Return True if a rollout may start or end at least one replica."""
+    strategy = rollout.get("strategy", "surge")
+    surge = rollout.get("maxSurge", int(strategy == "surge"))
+    unavailable = rollout.get("maxUnavailable", int(strategy == "inPlace"))
+    return not {surge, unavailable} <= {0, "0%"}
+
+
+MODEL_URI = Rule(
+    cel=f'self.matches(r"^(?:{model_uri.PATTERN})$")',
+    message=f"a model is {model_uri.FORMS}",
+    holds=model_uri.is_valid,
 )
-CLAIM_HAS_PATH = Rule(
-    cel=f"!self.startsWith('pvc://') || self.matches('{CLAIM_PATTERN}') && !self.contains('..')",
-    message="a model on a volume is pvc://CLAIM/PATH, with no .. in the path",
-    holds=lambda uri: not uri.startswith("pvc://") or is_path_of_claim(uri),
+CACHED_SOURCE = Rule(
+    cel=f"!has(self.cache) || self.uri.matches('{FETCHED_PATTERN}')",
+    message="cache is for a model that is fetched: from hf://, pypi:// or s3://",
+    holds=lambda model: "cache" not in model or re.search(FETCHED_PATTERN, str(model["uri"])) is not None,
+)
+CLAIM_OR_SIZE = Rule(
+    cel="has(self.claim) != has(self.size)",
+    message="a cache has either a claim, which exists, or the size of one to create",
+    holds=lambda cache: ("claim" in cache) != ("size" in cache),
+)
+SIZE_WITH_OPTIONS = Rule(
+    cel="has(self.size) || !has(self.class) && !has(self.accessMode)",
+    message="class and accessMode are for a claim that is created: they need a size",
+    holds=lambda cache: "size" in cache or not ("class" in cache or "accessMode" in cache),
 )
 NOT_OWNED = Rule(
     cel="!self.startsWith('--') || size(self.split('=')[0]) <= 3 || "
@@ -71,10 +107,51 @@ MIN_AT_MOST_MAX = Rule(
     message="min is more than max",
     holds=lambda bounds: bounds.get("min", 0) <= bounds["max"],
 )
+PANIC_WITHIN_STABLE = Rule(
+    cel="(has(self.panicWindowSeconds) ? self.panicWindowSeconds : 6)"
+    " <= (has(self.stableWindowSeconds) ? self.stableWindowSeconds : 60)",
+    message="panicWindowSeconds (6 by default) is more than stableWindowSeconds (60 by default)",
+    holds=lambda given: given.get("panicWindowSeconds", 6) <= given.get("stableWindowSeconds", 60),
+)
 ONE_VALUE = Rule(
     cel="!(has(self.value) && has(self.valueFrom))",
     message="a variable has a value or a valueFrom, not both",
     holds=lambda variable: not ("value" in variable and "valueFrom" in variable),
+)
+HAS_STEP = Rule(
+    cel="(has(self.maxSurge) ? !(string(self.maxSurge) in ['0', '0%']) : self.?strategy.orValue('surge') == 'surge')"
+    " || (has(self.maxUnavailable) ? !(string(self.maxUnavailable) in ['0', '0%'])"
+    " : self.?strategy.orValue('surge') == 'inPlace')",
+    message="maxSurge and maxUnavailable are both 0: no replica could ever be replaced",
+    holds=has_step,
+)
+ONE_OBJECT = Rule(
+    cel="has(self.configMapRef) != has(self.secretRef)",
+    message="variables come from a configMapRef or a secretRef",
+    holds=lambda source: ("configMapRef" in source) != ("secretRef" in source),
+)
+ONE_CONTENT = Rule(
+    cel="[has(self.content), has(self.configMap), has(self.secret)].filter(given, given).size() == 1",
+    message="a file has one of content, configMap and secret",
+    holds=lambda file: len({"content", "configMap", "secret"} & file.keys()) == 1,
+)
+FREE_PATH = Rule(
+    cel=f"self.matches('{FILE_PATH_PATTERN}') && !self.split('/').exists(part, part == '.' || part == '..')"
+    f" && ![{', '.join(repr(folder) for folder in OWN_FOLDERS)}]"
+    ".exists(folder, (self + '/').startsWith(folder + '/') || folder.startsWith(self + '/'))",
+    message="a file has an absolute path of printable ASCII characters, without . and .. and colons, outside of"
+    f" {', '.join(OWN_FOLDERS)}",
+    holds=is_free_path,
+)
+BOUNDED_CONTENT = Rule(
+    cel=f"self.map(file, has(file.content) ? size(file.content) : 0).sum() <= {MOST_FILE_CHARACTERS}",
+    message=f"the contents of all files have at most {MOST_FILE_CHARACTERS} characters",
+    holds=lambda files: sum(len(file.get("content", "")) for file in files) <= MOST_FILE_CHARACTERS,
+)
+SEPARATE_PATHS = Rule(
+    cel="!self.exists(parent, self.exists(file, file.path.startsWith(parent.path + '/')))",
+    message="a file cannot lie below the path of another one",
+    holds=lambda files: not are_nested(files),
 )
 # CEL sees no namespace: the API server accepts ANYTHING/NAME, and the operator only NAMESPACE/NAME. A name that an
 # earlier release accepted passes until servedNames change, since else the status could not be written.

@@ -1,139 +1,102 @@
 """The LLMDeployment as users write it: typed, frozen, parsed once."""
 
-import hashlib
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, inspect
 
 from engine_server.contract.api import API_VERSION, DEFAULT_NAMESPACE, KIND, Key
-from engine_server.contract.drain import DEFAULT_DRAIN_TIMEOUT_SECONDS
+from engine_server.contract.labels import ROLLED_AT_ANNOTATION
 from engine_server.contract.served_names import NameClaim
 from llm_operator.api import rules, validation
 from llm_operator.api.schema import (
-    LIST_KEYS,
-    LIST_TYPE,
+    NOT_IN_PODS,
     Count,
     Object,
-    Positive,
     Section,
     SpecError,
     about,
     fields_of,
     ruled,
+    shaped,
 )
+from llm_operator.api.sections.autoscaling import Autoscaling
+from llm_operator.api.sections.budget import Budget
+from llm_operator.api.sections.engine import Engine
+from llm_operator.api.sections.model import Model
+from llm_operator.api.sections.pod_template import PodTemplate
+from llm_operator.api.sections.resources import Resources
+from llm_operator.api.sections.rollout import Rollout
+from llm_operator.api.sections.routing import Routing
+from llm_operator.api.sections.service_account import ServiceAccount
 
-INT_OR_STRING = {"x-kubernetes-int-or-string": True}
-Name = Annotated[str, Meta(min_length=1, max_length=253)]
-Cpu = Annotated[str, Meta(pattern=r"^[0-9]+(\.[0-9]+)?m?$")]
-Memory = Annotated[str, Meta(pattern=r"^[0-9]+(\.[0-9]+)?(k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$")]
-Seconds = Annotated[int, Meta(ge=1, le=86400, extra_json_schema={"format": "int32"})]
-Whole = Annotated[int, Meta(ge=0)]
-
-
-class SecretRef(Section, frozen=True):
-    name: Annotated[Name, about("The name of a Secret whose key `token` is the hub's token.")]
-
-
-class Model(Section, frozen=True):
-    uri: Annotated[
-        str,
-        Meta(min_length=1, max_length=1024),
-        ruled(rules.KNOWN_SOURCE, rules.CLAIM_HAS_PATH),
-        about("hf://ORG/NAME[@REVISION], pypi://PACKAGE, pvc://CLAIM/PATH, ORG/NAME or a path in the image."),
-    ]
-    served_names: Annotated[
-        tuple[Annotated[Name, ruled(rules.NOT_BLANK)], ...],
-        Meta(max_length=16, extra_json_schema={LIST_TYPE: "set"}),
-        about("The model names that requests may use; metadata.name by default."),
-    ] = ()
-    secret_ref: Annotated[SecretRef | None, about("The Secret with the hub's token, for private models.")] = (
-        None
-    )
-
-
-class EnvVar(Section, frozen=True):
-    name: Annotated[Name, about("The name of the variable.")]
-    value: Annotated[str | None, about("The value.")] = None
-    value_from: Annotated[Object | None, about("The source of the value, as in a container's env.")] = None
-
-
-class Engine(Section, frozen=True):
-    image: Annotated[
-        Annotated[str, Meta(min_length=1, max_length=1024)] | None,
-        about("The image of the engine; by default the operator's, which then stays until the spec changes."),
-    ] = None
-    max_model_len: Annotated[
-        Positive | None,
-        about("The longest context in tokens, prompt and answer together; by default the model's own."),
-    ] = None
-    args: Annotated[
-        tuple[Annotated[str, Meta(max_length=4096), ruled(rules.NOT_OWNED)], ...],
-        Meta(max_length=128),
-        about("Further flags of `fairlead engine`, as in a container's args."),
-    ] = ()
-    env: Annotated[
-        tuple[Annotated[EnvVar, ruled(rules.ONE_VALUE)], ...],
-        Meta(max_length=128, extra_json_schema={LIST_TYPE: "map", LIST_KEYS: ["name"]}),
-        about("Environment variables, as in a container."),
-    ] = ()
-
-
-class Resources(Section, frozen=True):
-    gpu: Annotated[Count, about("GPUs for each replica; 0, the default, is a CPU pod.")] = 0
-    cpu: Annotated[
-        Whole | Cpu | None,
-        Meta(extra_json_schema=INT_OR_STRING),
-        about("CPU request of each replica; it has no CPU limit."),
-    ] = None
-    memory: Annotated[
-        Whole | Memory | None,
-        Meta(extra_json_schema=INT_OR_STRING),
-        about("Memory request and limit of each replica."),
-    ] = None
-
-
-class Autoscaling(Section, frozen=True):
-    max: Annotated[Positive, about("The largest number of replicas.")]
-    min: Annotated[Count, about("The smallest number of replicas; 0 allows scaling to zero.")] = 0
-    target_in_flight: Annotated[Positive | None, about("Requests in flight for each replica.")] = None
-
-
-class Routing(Section, frozen=True):
-    policy: Annotated[
-        Literal["least_load", "round_robin"] | None,
-        about("The policy by which the router picks a replica; the router's own by default."),
-    ] = None
-
-
-class Rollout(Section, frozen=True):
-    strategy: Annotated[
-        Literal["surge", "inPlace"],
-        about("surge starts a new replica before it ends an old one; inPlace needs no spare GPU."),
-    ] = "surge"
-    drain_timeout_seconds: Annotated[
-        Seconds, about("The time in which a stopping replica may finish its requests.")
-    ] = DEFAULT_DRAIN_TIMEOUT_SECONDS
+PROFILE_PATTERN = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 
 
 class LLMDeploymentSpec(Section, frozen=True):
-    model: Annotated[Model, about("The model and its origin.")]
-    engine: Annotated[Engine, about("The configuration of the engine.")] = Engine()
-    resources: Annotated[Resources, about("The resources of each replica.")] = Resources()
-    replicas: Annotated[Count, about("The number of engines.")] = 1
+    model: Annotated[
+        Model,
+        ruled(rules.CACHED_SOURCE),
+        about("The model: where it comes from, and the names under which requests reach it."),
+    ]
+    engine: Annotated[Engine, about("The engine's container: its image, flags, variables and files.")] = (
+        Engine()
+    )
+    resources: Annotated[
+        Resources, about("The resources of each replica, which is one pod: GPUs, CPU, memory and disk.")
+    ] = Resources()
+    replicas: Annotated[
+        Count,
+        NOT_IN_PODS,
+        about(
+            "The number of replicas, 1 by default; kubectl scale, HPA, KEDA and autoscaling set it too. 0 stops all"
+            " of them; with autoscaling the next request starts one."
+        ),
+    ] = 1
     autoscaling: Annotated[
-        Autoscaling | None, ruled(rules.MIN_AT_MOST_MAX), about("Bounds and target for autoscalers.")
+        Autoscaling | None,
+        NOT_IN_PODS,
+        ruled(rules.MIN_AT_MOST_MAX, rules.PANIC_WITHIN_STABLE),
+        about(
+            "Automatic scaling by the demand at the routers: the operator sets replicas. None by default: then"
+            " kubectl, an HPA or KEDA may."
+        ),
     ] = None
-    routing: Annotated[Routing, about("The distribution of requests over replicas.")] = Routing()
-    rollout: Annotated[Rollout, about("The way in which a change reaches the replicas.")] = Rollout()
+    routing: Annotated[
+        Routing, NOT_IN_PODS, about("The way in which the router distributes requests over replicas.")
+    ] = Routing()
+    rollout: Annotated[
+        Rollout, ruled(rules.HAS_STEP), about("The way in which a change reaches the replicas.")
+    ] = Rollout()
+    budget: Annotated[
+        Budget,
+        NOT_IN_PODS,
+        about("The PodDisruptionBudget of the replicas, which holds when nodes are drained."),
+    ] = Budget()
+    profile: Annotated[
+        Annotated[str, Meta(pattern=PROFILE_PATTERN)] | None,
+        about(
+            "The name of a profile of the operator (in the chart's values: profiles), whose resources and podTemplate"
+            " hold where this spec has no values of its own; none by default. A changed profile takes effect with the"
+            " next change of the spec."
+        ),
+    ] = None
+    service_account: Annotated[
+        ServiceAccount,
+        NOT_IN_PODS,
+        about(
+            "The service account of the pods, NAME-engine. It has no rights, and its token is not mounted."
+        ),
+    ] = ServiceAccount()
     pod_template: Annotated[
-        Object | None, about("Merged over the operator's pod template last, for what has no field here.")
+        Object | None,
+        shaped(PodTemplate),
+        about(
+            "Merged over the operator's pod template last, as kubectl patch merges, for what has no field here. The"
+            " result must satisfy the Pod Security Standard of the operator, restricted by default."
+        ),
     ] = None
-
-
-# The fields that pods do not depend on, with their defaults: a change of one of these replaces no pod.
-NOT_IN_PODS = {"replicas": 1, "autoscaling": None, "routing": Routing()}
 
 
 class Metadata(msgspec.Struct, frozen=True):
@@ -143,6 +106,7 @@ class Metadata(msgspec.Struct, frozen=True):
     namespace: str = DEFAULT_NAMESPACE
     uid: str = ""
     generation: int = 0
+    annotations: Object = {}
 
 
 class LLMDeployment(Section, frozen=True):
@@ -165,10 +129,9 @@ class LLMDeployment(Section, frozen=True):
         return self.metadata.namespace
 
     @property
-    def spec_hash(self) -> str:
-        """Hash of the fields that pods depend on; defaults are left out, so that new fields do not change it."""
-        pod_spec = msgspec.structs.replace(self.spec, **NOT_IN_PODS)
-        return hashlib.sha256(msgspec.json.encode(pod_spec, order="sorted")).hexdigest()[:16]
+    def rolled_at(self) -> str:
+        """The request to take the operator's current image and template; empty without one."""
+        return str(self.metadata.annotations.get(ROLLED_AT_ANNOTATION, ""))
 
     @property
     def served_names(self) -> tuple[str, ...]:

@@ -9,12 +9,12 @@ from llm_operator.api.schema import LIST_KEYS, LIST_TYPE, Count, Object, Section
 
 BY_TYPE = {LIST_TYPE: "map", LIST_KEYS: ["type"]}
 # The schema does not restrict a condition's type to these: a later operator may write more than an older CRD knows.
-ConditionType = Literal["Ready", "Progressing", "Degraded", "NameTaken"]
+ConditionType = Literal["Ready", "Progressing", "Degraded", "Stalled", "ModelCached", "NameTaken"]
 ConditionStatus = Literal["True", "False", "Unknown"]
 
 
 class Condition(Section, frozen=True, omit_defaults=False):
-    type: Annotated[str, about("Ready, Progressing, Degraded or NameTaken.")]
+    type: Annotated[str, about("Ready, Progressing, Degraded, Stalled, ModelCached or NameTaken.")]
     status: Annotated[ConditionStatus, about("True if the condition holds.")]
     reason: Annotated[str, about("One word for programs.")]
     message: Annotated[str, about("A sentence for people.")]
@@ -25,17 +25,51 @@ class Condition(Section, frozen=True, omit_defaults=False):
 
     @property
     def is_bad(self) -> bool:
-        return self.type in ("Degraded", "NameTaken") and self.status == "True"
+        return self.type in ("Degraded", "Stalled", "NameTaken") and self.status == "True"
+
+
+class Start(Section, frozen=True, omit_defaults=False):
+    pod: Annotated[str, about("The pod of the replica.")]
+    started_at: Annotated[str | None, about("The time at which the engine's container started.")] = None
+    scheduled: Annotated[Count | None, about("Until a node took the pod.")] = None
+    pulled: Annotated[Count | None, about("Until the image was pulled and the volumes were mounted.")] = None
+    fetched: Annotated[Count | None, about("For the model's download, where the pod makes it.")] = None
+    loaded: Annotated[Count | None, about("For loading the engine's libraries and the weights.")] = None
+    warmed: Annotated[Count | None, about("For warming up: memory, kernels and graphs.")] = None
+    ready: Annotated[Count | None, about("From the warm-up until the pod was ready.")] = None
 
 
 class Status(Section, frozen=True, omit_defaults=False):
     observed_generation: Annotated[int, about("The generation of the spec that the status refers to.")] = 0
+    operator: Annotated[
+        str,
+        about(
+            "The operator that manages the object, as the NAMESPACE/NAME of its Lease. Others change nothing."
+        ),
+    ] = ""
     replicas: Annotated[Count, about("Existing replicas.")] = 0
     ready_replicas: Annotated[Count, about("Replicas that are ready.")] = 0
+    image: Annotated[str, about("The image of the engine that is in force.")] = ""
+    restarts: Annotated[Count, about("Restarts of the containers of all existing replicas.")] = 0
     selector: Annotated[str, about("The label selector of the pods, for autoscalers.")] = ""
+    start: Annotated[
+        Start | None, about("The last start of a replica: the seconds of each phase that has ended.")
+    ] = None
     conditions: Annotated[
         tuple[Condition, ...], Meta(extra_json_schema=BY_TYPE), about("The state, with reasons.")
     ] = ()
 
     def as_manifest(self) -> Object:
+        """Return the status as the API server stores it, without nulls."""
+        manifest: Object = without_nulls(self.as_patch())
+        return manifest
+
+    def as_patch(self) -> Object:
+        """Return the merge patch that makes any status this one: a null removes a field."""
         return msgspec.json.decode(msgspec.json.encode(self), type=dict[str, Any])
+
+
+def without_nulls(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {key: without_nulls(item) for key, item in value.items() if item is not None}

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import inspect
 
-from llm_operator.api.schema import LIST_KEYS, LIST_TYPE, RULES, SpecError
+from llm_operator.api.schema import LIST_KEYS, LIST_TYPE, RULES, SHAPE, SpecError
 
 ROOT = "the manifest"
 # Values of these types are shown in full.
@@ -30,9 +30,12 @@ def check(value: Any, kind: inspect.Type, path: str = "") -> None:
     """Raise SpecError if `value`, which lies at `path`, is not of the type `kind` or breaks one of its rules."""
     match kind:
         case inspect.Metadata():
+            extra = kind.extra or {}
             check(value, kind.type, path)
+            if SHAPE in extra and value is not None:
+                check(value, inspect.type_info(extra[SHAPE]), path)
             check_unique(value, kind.extra_json_schema or {}, path)
-            for rule in (kind.extra or {}).get(RULES, ()):
+            for rule in extra.get(RULES, ()):
                 rule.check(value, path)
         case inspect.UnionType():
             matching = [arm for arm in kind.types if name_of(arm) == json_type(value)]
@@ -50,6 +53,7 @@ def check(value: Any, kind: inspect.Type, path: str = "") -> None:
         case inspect.DictType():
             for name in value:
                 check(name, kind.key_type, f"{path}.{name}")
+                check(value[name], kind.value_type, f"{path}.{name}")
         case inspect.LiteralType() if value not in kind.values:
             allowed = ", ".join(map(str, kind.values))
             raise SpecError(path, f"invalid enum value {value!r}; allowed: {allowed}")
@@ -121,6 +125,8 @@ def name_of(kind: inspect.Type) -> str:
             return "str"
         case inspect.IntType():
             return "int"
+        case inspect.BoolType():
+            return "bool"
         case inspect.NoneType():
             return "null"
     raise TypeError(f"the API has no fields of type {kind}")

@@ -7,6 +7,10 @@ from kubernetes.aio.client import ApiException
 # Everything that a call may raise: an error answer, or no answer.
 FAILURES = (ApiException, ClientError, OSError, TimeoutError)
 
+OUTAGE_SECONDS = 1.0
+# The longest time that an answer may ask to wait for.
+LONGEST_OUTAGE_SECONDS = 60.0
+
 
 class Cause(msgspec.Struct, frozen=True):
     """One violation: the path of the field, and the problem with it."""
@@ -44,3 +48,32 @@ def describe(error: Exception) -> str:
 def is_rejection(error: ApiException) -> bool:
     """Return True if the API server has read the request and refuses its content."""
     return error.status in (400, 403, 422)
+
+
+def is_missing(error: Exception) -> bool:
+    """Return True if what was asked for does not exist, or may not be read."""
+    return isinstance(error, ApiException) and error.status in (403, 404)
+
+
+def is_transient(error: Exception) -> bool:
+    """Return True for a conflict or a failure of the server: it ends without a change of what was asked for."""
+    return (
+        isinstance(error, ApiException)
+        and error.status is not None
+        and (error.status == 409 or error.status >= 500)
+    )
+
+
+def outage_seconds(error: Exception) -> float | None:
+    """Return the seconds after which to call again if the API server does not answer or has no time; else None."""
+    if not isinstance(error, FAILURES):
+        return None
+    if not isinstance(error, ApiException):
+        return OUTAGE_SECONDS
+    if error.status not in (429, 503, 504):
+        return None
+    try:
+        asked = float((error.headers or {}).get("Retry-After", 0))
+    except ValueError:  # it may be a date
+        return OUTAGE_SECONDS
+    return min(LONGEST_OUTAGE_SECONDS, max(OUTAGE_SECONDS, asked))

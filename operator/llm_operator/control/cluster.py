@@ -4,59 +4,38 @@ import asyncio
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from kubernetes.aio.client import ApiClient, ApiException, Configuration
 from kubernetes.aio.config import load_incluster_config, load_kube_config
 
-from engine_server.contract import api
 from engine_server.contract.api import Key
-from engine_server.contract.labels import FIELD_MANAGER, selector_text
+from engine_server.contract.labels import FIELD_MANAGER
+from llm_operator.control.resources import LLMDEPLOYMENTS, child_path
+from llm_operator.control.tracing import counting
 from llm_operator.observed import ChildKey, Manifest
 
-REQUEST_SECONDS = 30
-LONGEST_EVENT_MESSAGE = 1024
-
-
-class Resource(NamedTuple):
-    """The place of a kind's objects in the API."""
-
-    group: str
-    version: str
-    plural: str
-
-    def path(self, namespace: str = "", name: str = "") -> str:
-        """Return the path of an object; without a name of a namespace's collection, else of the whole cluster's."""
-        root = f"/apis/{self.group}" if self.group else "/api"
-        scope = f"/namespaces/{namespace}" if namespace else ""
-        return f"{root}/{self.version}{scope}/{self.plural}" + (f"/{name}" if name else "")
-
-
-LLMDEPLOYMENTS = Resource(api.GROUP, api.VERSION, api.PLURAL)
-PODS = Resource("", "v1", "pods")
-EVENTS = Resource("", "v1", "events")
-# The kinds of children, by apiVersion and kind.
-CHILDREN = {
-    ("v1", "ServiceAccount"): Resource("", "v1", "serviceaccounts"),
-    ("v1", "Service"): Resource("", "v1", "services"),
-    ("apps/v1", "Deployment"): Resource("apps", "v1", "deployments"),
-}
-
-
-def child_path(namespace: str, key: ChildKey, name: str | None = None) -> str:
-    return CHILDREN[key.api_version, key.kind].path(namespace, key.name if name is None else name)
+# The API server answers a page of a list within a second.
+REQUEST_SECONDS = 15
+APPLY = "application/apply-patch+yaml"
 
 
 async def load_configuration() -> Configuration:
     """Return the access to the cluster: of KUBECONFIG if set, else of the pod, else of the user's own file."""
-    configuration = Configuration()
+    configuration = Configuration(trace_configs=[counting()])
     if "KUBECONFIG" not in os.environ and "KUBERNETES_SERVICE_HOST" in os.environ:
         load_incluster_config(configuration)  # type: ignore[no-untyped-call]
     else:
         await load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
     return configuration
+
+
+async def reload_credentials(configuration: Configuration) -> None:
+    """Read the credentials again, since tokens are replaced before they expire."""
+    fresh = await load_configuration()
+    configuration.api_key = fresh.api_key
+    configuration.refresh_api_key_hook = fresh.refresh_api_key_hook
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +52,48 @@ class Cluster:
         content_type: str = "application/json",
         **query: str,
     ) -> Manifest:
+        """Call the API server and decode the object that it answers."""
+        text = await self.request(method, path, body, content_type, query)
+        return msgspec.json.decode(text, type=dict[str, Any])
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        content_type: str = "application/json",
+        query: Mapping[str, str] | None = None,
+    ) -> bytes:
+        """Call the API server and return its answer. Credentials that it refuses are read again once."""
+        try:
+            return await self._request(method, path, body, content_type, query)
+        except ApiException as error:
+            if error.status != 401:
+                raise
+        await reload_credentials(self.api.configuration)
+        return await self._request(method, path, body, content_type, query)
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        content_type: str,
+        query: Mapping[str, str] | None,
+    ) -> bytes:
         request = await self.api.param_serialize(
             method,
             path,
-            query_params=list(query.items()),
+            query_params=list((query or {}).items()),
             header_params={"Content-Type": content_type, "Accept": "application/json"},
             body=body,
             auth_settings=["BearerToken"],
         )
         response = await self.api.call_api(*request, _request_timeout=REQUEST_SECONDS)
-        text = await response.response.text()
+        answer = await response.response.read()
         if not 200 <= response.status < 300:
-            raise ApiException.from_response(http_resp=response, body=text, data=None)
-        return msgspec.json.decode(text, type=dict[str, Any])
+            raise ApiException.from_response(http_resp=response, body=answer.decode(), data=None)
+        return bytes(answer)
 
     async def find(self, path: str) -> Manifest | None:
         """Return the object at `path`, or None if there is none."""
@@ -96,34 +104,27 @@ class Cluster:
                 return None
             raise
 
-    async def llmdeployment(self, key: Key) -> Manifest | None:
-        return await self.find(LLMDEPLOYMENTS.path(*key))
-
-    async def llmdeployments(self, namespaces: Iterable[str]) -> list[Manifest]:
-        """Return the LLMDeployments of `namespaces`, or of the whole cluster if there are none."""
-        paths = [LLMDEPLOYMENTS.path(namespace) for namespace in namespaces] or [LLMDEPLOYMENTS.path()]
-        pages = await asyncio.gather(*(self.call("GET", path) for path in paths))
-        return [item for page in pages for item in page["items"]]
-
-    async def children(self, namespace: str, keys: Iterable[ChildKey]) -> dict[ChildKey, Manifest]:
-        """Return those of the given children that exist."""
+    async def look_up(self, namespace: str, keys: Iterable[ChildKey]) -> dict[ChildKey, Manifest | None]:
+        """Return the objects that have the names of the given children, or None for each that does not exist."""
         listed = list(keys)
         found = await asyncio.gather(*(self.find(child_path(namespace, key)) for key in listed))
-        return {key: child for key, child in zip(listed, found, strict=True) if child is not None}
+        return dict(zip(listed, found, strict=True))
 
-    async def pods(self, key: Key) -> list[Manifest]:
-        page = await self.call("GET", PODS.path(key.namespace), labelSelector=selector_text(key.name))
-        items: list[Manifest] = page["items"]
-        return items
+    async def patch(
+        self, path: str, body: Manifest, content_type: str, manager: str = FIELD_MANAGER, **query: str
+    ) -> Manifest:
+        return await self.call("PATCH", path, body, content_type, fieldManager=manager, **query)
 
-    async def patch(self, path: str, body: Manifest, content_type: str, **query: str) -> Manifest:
-        return await self.call("PATCH", path, body, content_type, fieldManager=FIELD_MANAGER, **query)
+    async def apply(self, namespace: str, key: ChildKey, child: Manifest, manager: str) -> Manifest:
+        """Apply on the server's side: afterwards every field that `child` names has the value that it gives.
 
-    async def apply(self, namespace: str, key: ChildKey, child: Manifest) -> Manifest:
-        """Apply on the server's side: afterwards every field that `child` names has the value that it gives."""
+        Fields that the manager has applied before, and that nobody else has, are removed if `child` lacks them.
+        Of two LLMDeployments that create the same Job, the second one gets a conflict, and then looks again.
+        """
+        force = "false" if key.kind == "Job" else "true"
         try:
             path = child_path(namespace, key)
-            return await self.patch(path, child, "application/apply-patch+yaml", force="true")
+            return await self.patch(path, child, APPLY, manager, force=force)
         except ApiException as error:
             if error.status == 500:
                 await self.validate(namespace, key, child)
@@ -142,32 +143,48 @@ class Cluster:
             if error.status in (400, 422):
                 raise
 
-    async def delete(self, namespace: str, key: ChildKey, uid: str) -> None:
-        """Delete a child if it still is the object with this UID."""
-        options = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
+    async def release(self, namespace: str, key: ChildKey, owner_uid: str, manager: str) -> None:
+        """Remove an owner from a shared child, or delete the child if it has no other one.
+
+        Raises ApiException 409 if somebody changes the child at the same time: of two owners that are removed
+        together, the second must see that it is the last.
+        """
+        existing = await self.find(child_path(namespace, key))
+        if existing is None:
+            return
+        version = existing["metadata"]["resourceVersion"]
+        others = [
+            reference
+            for reference in existing["metadata"].get("ownerReferences", ())
+            if reference["uid"] != owner_uid
+        ]
+        if not others:
+            return await self.delete(namespace, key, uid=existing["metadata"]["uid"], resourceVersion=version)
+        nothing = {"name": key.name, "resourceVersion": version}
+        body = {"apiVersion": key.api_version, "kind": key.kind, "metadata": nothing}
+        await self.patch(child_path(namespace, key), body, APPLY, manager)
+
+    async def delete(self, namespace: str, key: ChildKey, **preconditions: str) -> None:
+        """Delete a child if it still is the object with this UID, and at this resource version if one is given."""
+        options = {"propagationPolicy": "Background", "preconditions": preconditions}
         try:
             await self.call("DELETE", child_path(namespace, key), options)
         except ApiException as error:
             if error.status not in (404, 409):
                 raise
 
-    async def report(self, key: Key, status: Manifest) -> None:
-        path = f"{LLMDEPLOYMENTS.path(*key)}/status"
-        await self.patch(path, {"status": status}, "application/merge-patch+json")
+    async def report(self, key: Key, status: Manifest, resource_version: str | None = None) -> Manifest:
+        """Write fields of an LLMDeployment's status, and return the object as it is then.
 
-    async def post_event(self, subject: Manifest, kind: str, reason: str, message: str) -> None:
-        """Create an event, which `kubectl describe` shows."""
-        about = {key: subject["metadata"][key] for key in ("name", "namespace", "uid")}
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        event = {
-            "metadata": {"generateName": f"{about['name']}.", "namespace": about["namespace"]},
-            "involvedObject": {"apiVersion": api.API_VERSION, "kind": api.KIND, **about},
-            "type": kind,
-            "reason": reason,
-            "message": message[:LONGEST_EVENT_MESSAGE],
-            "source": {"component": "fairlead-operator"},
-            "firstTimestamp": now,
-            "lastTimestamp": now,
-            "count": 1,
-        }
-        await self.call("POST", EVENTS.path(about["namespace"]), event)
+        Raises ApiException with status 409 if a resource version is given and the object has another one.
+        """
+        path = f"{LLMDEPLOYMENTS.path(*key)}/status"
+        body: Manifest = {"status": status}
+        if resource_version is not None:
+            body["metadata"] = {"resourceVersion": resource_version}
+        return await self.patch(path, body, "application/merge-patch+json")
+
+    async def scale(self, key: Key, replicas: int, resource_version: str) -> None:
+        """Set the number of replicas of an LLMDeployment that still has this resource version."""
+        change = {"metadata": {"resourceVersion": resource_version}, "spec": {"replicas": replicas}}
+        await self.patch(f"{LLMDEPLOYMENTS.path(*key)}/scale", change, "application/merge-patch+json")

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from llm_operator.control.api_errors import FAILURES, describe
-from llm_operator.control.cluster import Cluster, Resource
+from llm_operator.control.cluster import Cluster
+from llm_operator.control.resources import Resource
 from llm_operator.observed import Manifest
 
 LEASES = Resource("coordination.k8s.io", "v1", "leases")
@@ -17,6 +18,8 @@ DURATION_SECONDS = 15
 GIVE_UP_SECONDS = 10
 RENEW_SECONDS = 3
 RETRY_SECONDS = 1
+# A call that is not answered by then is made again, so that an outage is noticed to end.
+CALL_SECONDS = 3
 
 logger = logging.getLogger(__name__)
 
@@ -54,32 +57,40 @@ class Lease:
         logger.info("this operator holds %s", self)
 
     async def keep(self) -> None:
-        """Renew the lease; return when it is lost."""
+        """Renew the lease; return when another operator has it, or when it could not be renewed for long."""
         with suppress(TimeoutError):
             while True:
                 await asyncio.sleep(RENEW_SECONDS)
                 async with asyncio.timeout(GIVE_UP_SECONDS):
-                    while not await self.hold():
-                        if self.holder != self.identity:
-                            return
-                        await asyncio.sleep(RETRY_SECONDS)
+                    if not await self.regain():
+                        return
+
+    async def regain(self) -> bool:
+        """Renew the lease as soon as the API server answers; return False if another operator has it."""
+        while not await self.hold():
+            if self.holder != self.identity:
+                return False
+            await asyncio.sleep(RETRY_SECONDS)
+        return True
 
     async def release(self) -> None:
         """Give the lease up, so that the next operator can start at once."""
         if self.holder == self.identity:
             try:
-                await self.write("")
+                async with asyncio.timeout(CALL_SECONDS):
+                    await self.write("")
             except FAILURES as error:
                 logger.warning("could not release the lease: %s", describe(error))
 
     async def hold(self) -> bool:
         """Take or renew the lease; return False if another operator has it or the API server does not answer."""
         try:
-            await self.look()
-            age = asyncio.get_running_loop().time() - self.seen_at
-            if self.holder not in ("", self.identity) and age < DURATION_SECONDS:
-                return False
-            await self.write(self.identity)
+            async with asyncio.timeout(CALL_SECONDS):
+                await self.look()
+                age = asyncio.get_running_loop().time() - self.seen_at
+                if self.holder not in ("", self.identity) and age < DURATION_SECONDS:
+                    return False
+                await self.write(self.identity)
         except FAILURES as error:
             logger.warning("lease %s: %s", self, describe(error))
             return False

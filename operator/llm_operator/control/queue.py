@@ -1,37 +1,68 @@
 """A queue of LLMDeployments: each at most once in it, and with one worker at a time."""
 
 import asyncio
+import itertools
 import random
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
 
 from engine_server.contract.api import Key
+from llm_operator import metrics
 
 FIRST_DELAY_SECONDS = 0.5
 LONGEST_DELAY_SECONDS = 60.0
+
+
+class Priority(IntEnum):
+    """The order in which keys are taken. An edit waits neither for a relist nor for the changes of pods."""
+
+    EDIT = 0
+    EVENT = 1
+    RELIST = 2
+
+
+class Due(NamedTuple):
+    """A key's place in the queue: since when, and with which priority."""
+
+    since: float
+    priority: Priority
 
 
 @dataclass(slots=True)
 class WorkQueue:
     """A key that is added while a worker has it is queued again afterwards."""
 
-    ready: asyncio.Queue[Key] = field(default_factory=asyncio.Queue)
-    due: set[Key] = field(default_factory=set)
+    # An entry is out of date if its key is not due any more, is in progress or is postponed.
+    ready: asyncio.PriorityQueue[tuple[Priority, int, Key]] = field(default_factory=asyncio.PriorityQueue)
+    entries: Iterator[int] = field(default_factory=itertools.count)
+    due: dict[Key, Due] = field(default_factory=dict)
     in_progress: set[Key] = field(default_factory=set)
     # The last delay of keys that failed, in seconds.
     delays: dict[Key, float] = field(default_factory=dict)
     # The pending timer of a key, at most one.
     timers: dict[Key, asyncio.TimerHandle] = field(default_factory=dict)
+    # Keys that are not taken before their timer has expired.
+    postponed: set[Key] = field(default_factory=set)
 
-    def add(self, key: Key) -> None:
-        if key not in self.due:
-            self.due.add(key)
-            if key not in self.in_progress:
-                self.ready.put_nowait(key)
+    def add(self, key: Key, priority: Priority = Priority.EVENT) -> None:
+        """Queue a key, or raise its priority if it is queued already."""
+        known = self.due.get(key)
+        if known is not None and known.priority <= priority:
+            return
+        self.due[key] = Due(known.since if known else time.monotonic(), priority)
+        if self._is_free(key):
+            self._enter(key)
 
     async def take(self) -> Key:
-        """Return the next key. The worker passes it to `done` or `retry` afterwards."""
-        key = await self.ready.get()
-        self.due.remove(key)
+        """Return the next key. The worker passes it to `done`, `retry` or `postpone` afterwards."""
+        while True:
+            _, _, key = await self.ready.get()
+            if key in self.due and self._is_free(key):
+                break
+        metrics.QUEUE_SECONDS.observe(time.monotonic() - self.due.pop(key).since)
         self.in_progress.add(key)
         if timer := self.timers.pop(key, None):
             timer.cancel()
@@ -44,25 +75,42 @@ class WorkQueue:
         if again_after is not None:
             self._add_after(key, again_after)
 
-    def retry(self, key: Key) -> float:
+    def retry(self, key: Key, longest: float = LONGEST_DELAY_SECONDS) -> float:
         """End the work on a key that failed; return the delay in seconds after which it is queued again.
 
-        The delay doubles with each failure in a row.
+        The delay doubles with each failure in a row, up to `longest`. An event queues the key before.
         """
-        delay = min(LONGEST_DELAY_SECONDS, 2 * self.delays.get(key, FIRST_DELAY_SECONDS / 2))
+        delay = min(longest, 2 * self.delays.get(key, FIRST_DELAY_SECONDS / 2))
         self.delays[key] = delay
         self._release(key)
         self._add_after(key, delay * random.uniform(0.8, 1.2))
         return delay
 
+    def postpone(self, key: Key, delay: float) -> float:
+        """End the work on a key that could not be done; return the delay in seconds, before which nothing queues it."""
+        self.postponed.add(key)
+        self._release(key)
+        self._add_after(key, delay * random.uniform(1.0, 1.2))
+        return delay
+
     def _release(self, key: Key) -> None:
         self.in_progress.remove(key)
-        if key in self.due:
-            self.ready.put_nowait(key)
+        if key in self.due and self._is_free(key):
+            self._enter(key)
+
+    def _is_free(self, key: Key) -> bool:
+        return key not in self.in_progress and key not in self.postponed
+
+    def _enter(self, key: Key) -> None:
+        self.ready.put_nowait((self.due[key].priority, next(self.entries), key))
 
     def _add_after(self, key: Key, delay: float) -> None:
         self.timers[key] = asyncio.get_running_loop().call_later(delay, self._expire, key)
 
     def _expire(self, key: Key) -> None:
         del self.timers[key]
+        if key in self.postponed:
+            self.postponed.remove(key)
+            if key in self.due:
+                self._enter(key)
         self.add(key)

@@ -10,21 +10,33 @@ from kubernetes.aio.client import ApiException
 
 from engine_server.contract.api import Key
 from llm_operator import metrics
-from llm_operator.api.status import Condition, Status
-from llm_operator.control.api_errors import FAILURES, describe, is_rejection
-from llm_operator.control.claims import Claims, claim_of
+from llm_operator.control.api_errors import FAILURES, describe, is_rejection, is_transient, outage_seconds
 from llm_operator.control.cluster import Cluster
-from llm_operator.control.queue import WorkQueue
-from llm_operator.control.record import Record
-from llm_operator.observed import ChildKey, Manifest, Observed, Problem
+from llm_operator.control.custody import Custody
+from llm_operator.control.default_accounts import DefaultAccounts
+from llm_operator.control.deletion_costs import DeletionCosts
+from llm_operator.control.events import Events
+from llm_operator.control.fetch import observe_fetch
+from llm_operator.control.queue import LONGEST_DELAY_SECONDS, WorkQueue
+from llm_operator.control.record import Record, marked
+from llm_operator.control.resources import CHILDREN
+from llm_operator.control.root_keys import RootKeys
+from llm_operator.control.start_poller import StartPoller
+from llm_operator.control.status_writer import StatusWriter
+from llm_operator.control.watching.store import Store
+from llm_operator.control.watching.trim import trimmed
+from llm_operator.observed import ChildKey, KeyHashes, Manifest, Observed, Problem
 from llm_operator.plan.decide import Decision, decide
-from llm_operator.plan.plan import child_keys
+from llm_operator.plan.deletion_cost import is_scale_down
+from llm_operator.plan.ownership import field_manager
 from llm_operator.settings import Settings
 from llm_operator.status.assess import assess
+from llm_operator.status.messages import presentable
+from llm_operator.status.start import replica_to_ask
 
 WORKERS = 8
-RELIST_SECONDS = 300
-RETRY_SECONDS = 2
+# The longest delay of a retry where the API server has failed: work resumes within seconds after it recovers.
+LONGEST_FAILURE_SECONDS = 4.0
 
 logger = logging.getLogger(__name__)
 
@@ -35,63 +47,45 @@ class RefusedError(Exception):
 
 @dataclass(slots=True)
 class Reconciler:
-    """Brings the cluster to the state that LLMDeployments ask for, one at a time in each worker."""
+    """Brings the cluster to the state that LLMDeployments ask for, one at a time in each worker.
+
+    It reads the store alone, and puts the answers to its writes there, so that the next reconcile knows of them.
+    """
 
     cluster: Cluster
     settings: Settings
+    # None where engines need no keys.
+    root_keys: RootKeys | None = None
+    # None where no routers are known.
+    deletion_costs: DeletionCosts | None = None
+    store: Store = field(default_factory=Store)
     queue: WorkQueue = field(default_factory=WorkQueue)
-    claims: Claims = field(default_factory=Claims)
     records: defaultdict[Key, Record] = field(default_factory=lambda: defaultdict(Record))
+    custody: Custody = field(init=False)
+    status_writer: StatusWriter = field(init=False)
+    start_poller: StartPoller = field(init=False)
+    default_accounts: DefaultAccounts = field(init=False)
 
-    # --- events
+    def __post_init__(self) -> None:
+        self.custody = Custody(self.cluster, self.store, self.settings.operator, self.settings.take_over)
+        self.start_poller = StartPoller(self.queue.add)
+        self.default_accounts = DefaultAccounts(self.cluster)
+        self.status_writer = StatusWriter(self.cluster, self.store, Events(self.cluster))
 
-    def wake(self, *keys: Key) -> None:
-        for key in keys:
+    def wake_all(self) -> None:
+        for key in self.store.claims.by_key:
             self.queue.add(key)
 
-    def saw(self, manifest: Manifest) -> None:
-        """Take note of an LLMDeployment that was created or changed."""
-        key = Key.of(manifest)
-        self.wake(key, *self.claims.put(key, claim_of(manifest)))
-
-    def saw_gone(self, key: Key) -> None:
-        """Forget an LLMDeployment that was deleted."""
-        self.wake(*self.claims.put(key, None))
-        if record := self.records.pop(key, None):
-            record.count([])
-
-    def saw_child(self, key: Key, child: ChildKey) -> None:
-        """Take note of a child that was created or changed."""
-        self.records[key].children.add(child)
-        self.wake(key)
-
-    def saw_child_gone(self, key: Key, child: ChildKey) -> None:
-        self.records[key].children.discard(child)
-        self.wake(key)
-
-    async def relist(self) -> bool:
-        """Make up for missed events. Return False if the API server does not answer."""
-        try:
-            listed = await self.cluster.llmdeployments(self.settings.namespaces)
-        except FAILURES as error:
-            logger.warning("could not list LLMDeployments: %s", describe(error))
-            return False
-        for key in self.claims.by_key.keys() - {Key.of(manifest) for manifest in listed}:
-            self.saw_gone(key)
-        for manifest in listed:
-            self.saw(manifest)
-        return True
-
-    # --- work
-
     async def run(self) -> None:
+        """Reconcile what is queued until cancelled."""
         metrics.QUEUED.set_function(lambda: len(self.queue.due))
+        if self.root_keys is not None:
+            await self.root_keys.load()
         async with asyncio.TaskGroup() as group:
             for _ in range(WORKERS):
                 group.create_task(self.work())
-            while True:
-                listed = await self.relist()
-                await asyncio.sleep(RELIST_SECONDS if listed else RETRY_SECONDS)
+            if self.root_keys is not None:
+                group.create_task(self.root_keys.follow(self.wake_all))
 
     async def work(self) -> None:
         while True:
@@ -99,78 +93,124 @@ class Reconciler:
             try:
                 with metrics.RECONCILE_SECONDS.time():
                     again_after = await self.reconcile(key)
+            except asyncio.CancelledError:
+                self.queue.add(key)
+                self.queue.done(key)
+                raise
             except Exception as error:
                 metrics.RECONCILES.labels("error").inc()
-                delay = self.queue.retry(key)
+                outage = outage_seconds(error)
+                delay = self.retry(key, error) if outage is None else self.queue.postpone(key, outage)
                 unexpected = None if isinstance(error, (RefusedError, *FAILURES)) else error
                 logger.warning("%s: %s; retry in %.1f s", key, describe(error), delay, exc_info=unexpected)
+                # An API server in trouble is not asked about every object.
+                await asyncio.sleep(outage or 0)
             else:
                 metrics.RECONCILES.labels("success").inc()
                 self.queue.done(key, again_after)
 
+    def retry(self, key: Key, error: Exception) -> float:
+        """Queue a key whose reconcile failed; return the delay in seconds."""
+        return self.queue.retry(
+            key, LONGEST_FAILURE_SECONDS if is_transient(error) else LONGEST_DELAY_SECONDS
+        )
+
     async def reconcile(self, key: Key) -> float | None:
         """Carry out one LLMDeployment. Return the seconds after which to do so again without an event, if ever."""
-        manifest = await self.cluster.llmdeployment(key)
+        manifest = self.store.llmdeployment(key)
         if manifest is None:
-            self.saw_gone(key)
+            self.forget(key)
             return None
-        if "deletionTimestamp" in manifest["metadata"]:
+        if "deletionTimestamp" in manifest["metadata"] or not await self.custody.take(key, manifest):
             return None
-        observed = await self.observe(key, manifest)
-        decision = decide(observed, self.settings)
+        manifest = self.store.llmdeployment(key) or manifest
+        observed, decision = await self.decide(key, manifest)
         observed = await self.carry_out(key, decision, observed)
-        await self.report(key, observed, assess(decision.spec, observed))
+        if cache := decision.plan.fetches:
+            observed = replace(observed, fetch=await observe_fetch(self.cluster, key.namespace, cache))
+        status = assess(decision.spec, observed)
+        metrics.STATUS.put(key, observed.subject["spec"].get("replicas", 1), status)
+        self.start_poller.follow(key, replica_to_ask(observed))
+        write_after = await self.status_writer.write(key, observed, status)
         if observed.refusal is not None and decision.may_succeed_later:
-            raise RefusedError(observed.refusal.message)
-        return decision.plan.requeue_after
-
-    async def observe(self, key: Key, manifest: Manifest) -> Observed:
-        known = dict.fromkeys((*child_keys(key.name), *sorted(self.records[key].children)))
-        children, pods = await asyncio.gather(
-            self.cluster.children(key.namespace, known), self.cluster.pods(key)
+            raise RefusedError(presentable(observed.refusal.message))
+        return min(
+            (after for after in (decision.plan.requeue_after, write_after) if after is not None), default=None
         )
+
+    def forget(self, key: Key) -> None:
+        """Forget an LLMDeployment that was deleted."""
+        self.records.pop(key, None)
+        self.custody.forget(key)
+        self.status_writer.forget(key)
+        self.start_poller.forget(key)
+        metrics.STATUS.remove(key)
+
+    async def decide(self, key: Key, manifest: Manifest) -> tuple[Observed, Decision]:
+        """Observe and decide, again once planned children that are not watched were looked up.
+
+        A foreign object may have such a child's name; only objects with our label are watched.
+        """
+        default_pull_secrets = await self.default_accounts.pull_secrets(key.namespace)
+        looked_up: dict[ChildKey, Manifest | None] = {}
+        while True:
+            observed = replace(
+                self.observe(key, manifest, looked_up), default_pull_secrets=default_pull_secrets
+            )
+            decision = decide(observed, self.settings)
+            unknown = sorted(decision.plan.apply.keys() - observed.children.keys() - looked_up.keys())
+            if not unknown:
+                return observed, decision
+            looked_up |= await self.cluster.look_up(key.namespace, unknown)
+
+    def observe(self, key: Key, manifest: Manifest, looked_up: dict[ChildKey, Manifest | None]) -> Observed:
+        found = {child: existing for child, existing in looked_up.items() if existing is not None}
         return Observed(
             subject=manifest,
-            children=children,
-            pods=tuple(pods),
-            name_holders=self.claims.held_by_others(key),
+            children=found | self.store.children(key),
+            pods=self.store.pods(key),
+            replica_sets=self.store.replica_sets(key),
+            start_report=self.start_poller.reports.get(key),
+            name_holders=self.store.claims.held_by_others(key),
+            key_hashes=self.root_keys.hashes(manifest["metadata"]["uid"]) if self.root_keys else KeyHashes(),
             now=datetime.now(UTC),
         )
 
     async def carry_out(self, key: Key, decision: Decision, observed: Observed) -> Observed:
         """Apply and prune. Return `observed` with the children that exist afterwards, and with a refusal, if any."""
-        children = dict(observed.children)
         record = self.records[key]
         refusal = decision.refusal
         try:
             for child, planned in decision.plan.apply.items():
-                if not record.is_settled(child, planned, children.get(child)):
-                    children[child] = await self.cluster.apply(key.namespace, child, planned)
-                    record.settle(child, planned, children[child])
+                existing = observed.children.get(child)
+                if record.is_settled(child, planned, existing):
+                    continue
+                if self.deletion_costs is not None and is_scale_down(existing, planned):
+                    await self.deletion_costs.write(key, observed.pods)
+                await self.apply(key, child, planned)
             for child in decision.plan.delete:
-                await self.cluster.delete(key.namespace, child, children.pop(child)["metadata"]["uid"])
+                uid = observed.children[child]["metadata"]["uid"]
+                await self.cluster.delete(key.namespace, child, uid=uid)
                 logger.info("%s: deleted %s %s, which is not planned any more", key, child.kind, child.name)
+            for child in decision.plan.release:
+                manager = field_manager(observed.children[child], key.name)
+                uid = observed.subject["metadata"]["uid"]
+                await self.cluster.release(key.namespace, child, uid, manager)
+                logger.info("%s: released %s %s, which is not planned any more", key, child.kind, child.name)
         except ApiException as error:
             if not is_rejection(error):
                 raise
             refusal = Problem("Refused", describe(error))
+        children = dict(observed.children) | self.store.children(key)
+        for child in (*decision.plan.delete, *decision.plan.release):
+            children.pop(child, None)
         return replace(observed, children=children, refusal=refusal)
 
-    async def report(self, key: Key, observed: Observed, status: Status) -> None:
-        """Write a status that differs from the reported one. An equal one is not written: a write wakes us again."""
-        self.records[key].count([(condition.type, condition.status) for condition in status.conditions])
-        if status.as_manifest() == observed.reported:
-            return
-        await self.cluster.report(key, status.as_manifest())
-        before = {entry["type"]: entry for entry in observed.reported.get("conditions", ())}
-        for condition in status.conditions:
-            if is_news(condition, before.get(condition.type, {})):
-                kind = "Warning" if condition.is_bad else "Normal"
-                await self.cluster.post_event(observed.subject, kind, condition.reason, condition.message)
-
-
-def is_news(condition: Condition, last: Manifest) -> bool:
-    """Return True for a change that deserves an event: Ready turned, or there is a new reason why something is bad."""
-    if condition.type == "Ready":
-        return condition.status != str(last.get("status", "False"))
-    return condition.is_bad and (last.get("status"), last.get("reason")) != ("True", condition.reason)
+    async def apply(self, key: Key, child: ChildKey, planned: Manifest) -> None:
+        """Apply one child, and wake the others that share it."""
+        resource = CHILDREN[child.api_version, child.kind]
+        manager = field_manager(planned, key.name)
+        applied = await self.cluster.apply(key.namespace, child, marked(planned), manager)
+        self.records[key].settle(child, planned, trimmed(resource, applied))
+        for other in self.store.put(resource, applied) - {key}:
+            self.queue.add(other)

@@ -34,6 +34,8 @@ def decide(observed: Observed, settings: Settings) -> Decision:
         goal = plan(deployment, observed, settings)
     except SpecError as error:
         return Decision(None, NOTHING, Problem("InvalidSpec", str(error)))
+    if observed.is_paused:
+        return Decision(deployment.spec, NOTHING)
     if refusal := obstacle(goal, deployment, observed):
         return Decision(deployment.spec, NOTHING, refusal)
     return Decision(deployment.spec, goal)

@@ -17,15 +17,40 @@ def child(deployment: LLMDeployment, key: ChildKey, settings: Settings, **conten
     return {"apiVersion": key.api_version, "kind": key.kind, "metadata": metadata, **content}
 
 
+def shared_child(deployment: LLMDeployment, key: ChildKey, settings: Settings, **content: object) -> Manifest:
+    """Return a manifest of a child that several LLMDeployments own, deleted by the API server with the last of them.
+
+    Each of them applies it in its own name, so its content must not depend on the one that applies it.
+    """
+    metadata = {
+        "name": key.name,
+        "namespace": deployment.namespace,
+        "labels": labels.shared_labels(settings.version),
+        "ownerReferences": [reference(deployment)],
+    }
+    return {"apiVersion": key.api_version, "kind": key.kind, "metadata": metadata, **content}
+
+
 def owner_reference(deployment: LLMDeployment) -> Manifest:
+    return {**reference(deployment), "controller": True, "blockOwnerDeletion": True}
+
+
+def reference(deployment: LLMDeployment) -> Manifest:
     return {
         "apiVersion": api.API_VERSION,
         "kind": api.KIND,
         "name": deployment.name,
         "uid": deployment.metadata.uid,
-        "controller": True,
-        "blockOwnerDeletion": True,
     }
+
+
+def field_manager(child: Manifest, owner: str) -> str:
+    """Return the field manager that applies a child of the LLMDeployment `owner`: its own if the child is shared."""
+    return f"{labels.FIELD_MANAGER}/{owner}" if is_shared(child) else labels.FIELD_MANAGER
+
+
+def is_shared(child: Manifest) -> bool:
+    return bool(child["metadata"].get("labels", {}).get(labels.LLMDEPLOYMENT_LABEL) == "")
 
 
 def is_owned(existing: Manifest, deployment: LLMDeployment) -> bool:
@@ -41,8 +66,8 @@ def has_label(existing: Manifest, deployment: LLMDeployment) -> bool:
 
 
 def may_apply(existing: Manifest, deployment: LLMDeployment) -> bool:
-    """Return True for an object that we own, or may adopt: one with our label and without a controller."""
-    if is_owned(existing, deployment):
+    """Return True for an object that we own, share, or may adopt: one with our label and without a controller."""
+    if is_owned(existing, deployment) or is_shared(existing):
         return True
     references = existing["metadata"].get("ownerReferences", [])
     is_orphan = not any(reference.get("controller") for reference in references)
@@ -50,6 +75,33 @@ def may_apply(existing: Manifest, deployment: LLMDeployment) -> bool:
 
 
 def may_delete(existing: Manifest, deployment: LLMDeployment) -> bool:
-    """Return True for an object with both our owner reference and our label that is not being deleted already."""
-    is_terminating = "deletionTimestamp" in existing["metadata"]
-    return is_owned(existing, deployment) and has_label(existing, deployment) and not is_terminating
+    """Return True for an object of ours that is not being deleted already.
+
+    It has our owner reference, and our label. Of shared objects it is the Job that downloads as our spec asks.
+    """
+    is_ours = has_label(existing, deployment) or is_followed(existing, deployment)
+    return is_owned(existing, deployment) and is_ours and not is_terminating(existing)
+
+
+def may_release(existing: Manifest, deployment: LLMDeployment) -> bool:
+    """Return True for a shared object with our owner reference that is not deleted, nor being deleted already."""
+    is_kept = not is_terminating(existing) and not may_delete(existing, deployment)
+    return is_owned(existing, deployment) and is_shared(existing) and is_kept
+
+
+def is_terminating(existing: Manifest | None) -> bool:
+    return existing is not None and "deletionTimestamp" in existing["metadata"]
+
+
+def is_followed(existing: Manifest, deployment: LLMDeployment) -> bool:
+    """Return True for an unfinished Job of which this deployment decides: its own, or that of one that is gone."""
+    follows = existing["metadata"].get("annotations", {}).get(labels.FETCH_OWNER_ANNOTATION)
+    owners = {reference["uid"] for reference in existing["metadata"].get("ownerReferences", ())}
+    is_decided_here = follows == deployment.metadata.uid or follows not in owners
+    return follows is not None and is_decided_here and not is_complete(existing)
+
+
+def is_complete(job: Manifest) -> bool:
+    """Return True for a Job that has ended well."""
+    conditions = job.get("status", {}).get("conditions", ())
+    return any((entry["type"], entry["status"]) == ("Complete", "True") for entry in conditions)

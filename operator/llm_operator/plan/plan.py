@@ -1,31 +1,38 @@
 """The plan: the children that an LLMDeployment should have, from its spec and the cluster's state. No I/O."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from llm_operator.api.model_cache import ModelCache
 from llm_operator.api.spec import LLMDeployment
 from llm_operator.observed import ChildKey, Manifest, Observed
-from llm_operator.plan import deployment as workload
-from llm_operator.plan import service, service_account
-from llm_operator.plan.ownership import may_delete
+from llm_operator.plan.children import budget, cache, network_policy, service, service_account
+from llm_operator.plan.children import deployment as workload
+from llm_operator.plan.ownership import may_delete, may_release
+from llm_operator.plan.pod import files, keys
 from llm_operator.settings import Settings
 
 
 class Planner(Protocol):
-    """A module that plans one child."""
+    """A module that plans the children of one kind."""
 
-    def key(self, name: str) -> ChildKey:
-        """Return the key of the child of the LLMDeployment `name`."""
-        ...
-
-    def plan(self, deployment: LLMDeployment, observed: Observed, settings: Settings) -> Manifest:
-        """Return the child. Raises SpecError for a spec that cannot be carried out."""
+    def plan(self, deployment: LLMDeployment, observed: Observed, settings: Settings) -> Iterable[Manifest]:
+        """Return the children in full. Raises SpecError for a spec that cannot be carried out."""
         ...
 
 
-# In the order in which children are applied: pods need their service account.
-PLANNERS: tuple[Planner, ...] = (service_account, service, workload)
+# In the order in which children are applied: pods need their service account, files, keys and model.
+PLANNERS: tuple[Planner, ...] = (
+    service_account,
+    files,
+    keys,
+    cache,
+    service,
+    network_policy,
+    budget,
+    workload,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +43,24 @@ class Plan:
     apply: Mapping[ChildKey, Manifest]
     # Children of ours that are not wanted any more.
     delete: tuple[ChildKey, ...] = ()
+    # Children that others may share, and of which this one is an owner no more.
+    release: tuple[ChildKey, ...] = ()
+    # The cache into which the model is downloaded at present.
+    fetches: ModelCache | None = None
     # The time in seconds after which to plan again without an event, if ever.
     requeue_after: float | None = None
 
 
-def child_keys(name: str) -> tuple[ChildKey, ...]:
-    """Return the keys of all children that a plan for the LLMDeployment `name` may have."""
-    return tuple(planner.key(name) for planner in PLANNERS)
-
-
 def plan(deployment: LLMDeployment, observed: Observed, settings: Settings) -> Plan:
     """Return the plan for a spec. Raises SpecError for a spec that cannot be carried out."""
-    wanted = [planner.plan(deployment, observed, settings) for planner in PLANNERS]
+    wanted = (child for planner in PLANNERS for child in planner.plan(deployment, observed, settings))
     apply = {ChildKey.of(child): child for child in wanted}
-    unwanted = (
-        key for key, child in observed.children.items() if key not in apply and may_delete(child, deployment)
+    others = {key: existing for key, existing in observed.children.items() if key not in apply}
+    fetches = cache.fetched_into(deployment, observed)
+    return Plan(
+        apply,
+        delete=tuple(key for key, existing in others.items() if may_delete(existing, deployment)),
+        release=tuple(key for key, existing in others.items() if may_release(existing, deployment)),
+        fetches=fetches,
+        requeue_after=cache.POLL_SECONDS if fetches else None,
     )
-    return Plan(apply, tuple(unwanted))

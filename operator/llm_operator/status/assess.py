@@ -1,37 +1,69 @@
 """The assessment: the status that an LLMDeployment reports, from its spec and the cluster's state. No I/O."""
 
-from engine_server.contract.labels import selector_text
+from dataclasses import replace
+
+from engine_server.contract.labels import ENGINE_CONTAINER, selector_text
 from llm_operator.api.spec import LLMDeploymentSpec
 from llm_operator.api.status import Condition, ConditionStatus, ConditionType, Status
-from llm_operator.observed import Observed
-from llm_operator.status.conditions import Evidence, Verdict, degraded, name_taken, progressing, ready
+from llm_operator.observed import Manifest, Observed, timestamp
+from llm_operator.status.conditions import (
+    Evidence,
+    Verdict,
+    degraded,
+    name_taken,
+    progressing,
+    ready,
+    stalled,
+)
+from llm_operator.status.messages import presentable
+from llm_operator.status.model_cache import cache_problem, model_cached
+from llm_operator.status.problems import restarts
+from llm_operator.status.start import last_start
 
 
 def assess(spec: LLMDeploymentSpec | None, observed: Observed) -> Status:
     """Return the status. Without a valid spec it refers to what runs: the replicas of the Deployment in force."""
     workload = observed.workload(observed.key.name)
     wanted = workload.get("spec", {}).get("replicas", 0) if spec is None else spec.replicas
-    evidence = Evidence.of(wanted, workload, observed)
-    verdicts: dict[ConditionType, Verdict] = {
-        "Ready": ready(evidence),
+    is_autoscaled = spec is not None and spec.autoscaling is not None
+    evidence = Evidence.of(wanted, is_autoscaled, workload, observed)
+    if problem := cache_problem(spec, observed):
+        evidence = replace(evidence, problems=[*evidence.problems, problem])
+    cached = model_cached(spec, observed)
+    is_fetching = cached is not None and not cached.holds and not workload and not evidence.problems
+    verdicts: dict[ConditionType, Verdict | None] = {
+        "Ready": cached if is_fetching else ready(evidence),
         "Progressing": progressing(evidence),
         "Degraded": degraded(evidence),
+        "Stalled": stalled(evidence),
+        "ModelCached": cached,
+        "NameTaken": name_taken(observed),
     }
-    if taken := name_taken(observed):
-        verdicts["NameTaken"] = taken
     return Status(
         observed_generation=observed.generation,
+        operator=str(observed.reported.get("operator", "")),
         replicas=evidence.counts.replicas,
         ready_replicas=evidence.counts.ready_replicas,
+        image=image_in_force(workload),
+        restarts=restarts(observed.pods),
+        start=last_start(observed),
         selector=selector_text(observed.key.name),
-        conditions=tuple(dated(kind, verdict, observed) for kind, verdict in verdicts.items()),
+        conditions=tuple(dated(kind, verdict, observed) for kind, verdict in verdicts.items() if verdict),
+    )
+
+
+def image_in_force(workload: Manifest) -> str:
+    """Return the image of the engine's container; empty before the Deployment exists."""
+    containers = workload.get("spec", {}).get("template", {}).get("spec", {}).get("containers", ())
+    return next(
+        (str(entry.get("image", "")) for entry in containers if entry["name"] == ENGINE_CONTAINER), ""
     )
 
 
 def dated(kind: ConditionType, verdict: Verdict, observed: Observed) -> Condition:
     """Return a condition, with the time of the last transition if the status is still the reported one."""
     status: ConditionStatus = "True" if verdict.holds else "False"
-    since = observed.now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    since = timestamp(observed.now)
     for last in observed.reported.get("conditions", ()):
         if (last["type"], last["status"]) == (kind, status):
             since = last["lastTransitionTime"]
@@ -39,7 +71,7 @@ def dated(kind: ConditionType, verdict: Verdict, observed: Observed) -> Conditio
         type=kind,
         status=status,
         reason=verdict.reason,
-        message=verdict.message,
+        message=presentable(verdict.message),
         last_transition_time=since,
         observed_generation=observed.generation,
     )

@@ -6,12 +6,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine_server.contract.labels import ENGINE_CONTAINER, MODEL_CONTAINER
-from llm_operator.observed import Manifest, Observed, Problem
+from engine_server.contract.labels import ENGINE_CONTAINER, MODEL_CONTAINER, PAUSED_ANNOTATION
+from llm_operator.observed import Manifest, Observed, Problem, StartReport
 from llm_operator.status.problems import condition, is_running, phase, problems
+from llm_operator.status.rollout import failing_pods
 
 # A Degraded message has at most so many problems.
 MOST_PROBLEMS = 3
+PAUSED = f"changes are not carried out while the annotation {PAUSED_ANNOTATION} is set"
 
 
 class Verdict(NamedTuple):
@@ -37,22 +39,41 @@ class Evidence:
     """The facts that the verdicts depend on."""
 
     wanted: int
+    # Requests may start the first replica.
+    is_autoscaled: bool
     counts: Counts
     workload: Manifest
     pods: Sequence[Manifest]
     # The problems that are known, the most important first.
     problems: Sequence[Problem]
     refusal: Problem | None
+    # The reasons why replicas of the newest revision fail again and again.
+    failures: Sequence[Problem]
+    is_paused: bool
+    start_report: StartReport | None
 
     @classmethod
-    def of(cls, wanted: int, workload: Manifest, observed: Observed) -> "Evidence":
+    def of(cls, wanted: int, is_autoscaled: bool, workload: Manifest, observed: Observed) -> "Evidence":
         counts = msgspec.convert(workload.get("status", {}), Counts)
         # Failed pods, such as evicted ones, stay around after others have replaced them.
         are_replaced = counts.ready_replicas >= wanted
         pods = [pod for pod in observed.pods if not (are_replaced and phase(pod) == "Failed")]
-        found = (observed.refusal, *problems(pods), blockage(workload))
+        pod_spec = workload.get("spec", {}).get("template", {}).get("spec", {})
+        found = (observed.refusal, *problems(pods, pod_spec), blockage(workload))
         known = [problem for problem in found if problem]
-        return cls(wanted, counts, workload, pods, known, observed.refusal)
+        failures = problems(failing_pods(pods, observed.replica_sets), pod_spec)
+        return cls(
+            wanted=wanted,
+            is_autoscaled=is_autoscaled,
+            counts=counts,
+            workload=workload,
+            pods=pods,
+            problems=known,
+            refusal=observed.refusal,
+            failures=failures,
+            is_paused=observed.is_paused,
+            start_report=observed.start_report,
+        )
 
     @property
     def is_counted(self) -> bool:
@@ -65,10 +86,18 @@ def blockage(workload: Manifest) -> Problem | None:
     """Return the reason why the Deployment cannot create pods, or has given up waiting for them."""
     failure = condition(workload, "ReplicaFailure")
     if failure.get("status") == "True":
-        return Problem(failure.get("reason", "ReplicaFailure"), failure.get("message", ""))
+        return creation_problem(failure.get("reason", "ReplicaFailure"), failure.get("message", ""))
     if condition(workload, "Progressing").get("reason") == "ProgressDeadlineExceeded":
         return Problem("ProgressDeadlineExceeded", "the replicas were not ready within the deadline")
     return None
+
+
+def creation_problem(reason: str, message: str) -> Problem:
+    """Return the reason why pods cannot be created. The name of the refused pod, a new one each time, is left out."""
+    _, is_quota, detail = message.partition("exceeded quota: ")
+    if is_quota:
+        return Problem("QuotaExceeded", f"no further pod can be created: it would exceed the quota {detail}")
+    return Problem(reason, message)
 
 
 def ready(evidence: Evidence) -> Verdict:
@@ -78,13 +107,25 @@ def ready(evidence: Evidence) -> Verdict:
         return Verdict(True, "ReplicasReady", f"{answering} of {wanted} replicas answer")
     if evidence.problems:
         return Verdict(False, *evidence.problems[0])
+    if not wanted and evidence.is_autoscaled:
+        return Verdict(True, "ScaledToZero", "the next request starts a replica")
     if not wanted:
-        return Verdict(False, "ScaledToZero", "no replica is wanted")
+        return Verdict(False, "Stopped", "spec.replicas is 0, and there is no spec.autoscaling")
     if any(is_running(pod, ENGINE_CONTAINER) for pod in evidence.pods):
-        return Verdict(False, "Loading", "the engine loads the model")
+        return loading(evidence.start_report)
     if any(is_running(pod, MODEL_CONTAINER) for pod in evidence.pods):
         return Verdict(False, "FetchingModel", "the model is being fetched")
     return Verdict(False, "Starting", "pods are being started")
+
+
+def loading(report: StartReport | None) -> Verdict:
+    """Return the phase of an engine that starts."""
+    match report.phase if report else "":
+        case "load" if report:
+            return Verdict(False, "Loading", f"the engine loads the model: {report.percent} %")
+        case "warm up":
+            return Verdict(False, "WarmingUp", "the model is loaded, and the engine warms up")
+    return Verdict(False, "Loading", "the engine loads the model")
 
 
 def progressing(evidence: Evidence) -> Verdict:
@@ -92,11 +133,15 @@ def progressing(evidence: Evidence) -> Verdict:
     wanted, counts = evidence.wanted, evidence.counts
     if evidence.refusal:
         return Verdict(False, *evidence.refusal)
+    if evidence.is_paused:
+        return Verdict(False, "Paused", PAUSED)
     are_current = counts.replicas == counts.updated_replicas == counts.ready_replicas == wanted
     if evidence.is_counted and are_current:
         return Verdict(False, "Complete", f"{wanted} of {wanted} replicas are ready")
     if evidence.is_counted and (reason := blockage(evidence.workload)):
         return Verdict(False, *reason)
+    if evidence.is_counted and evidence.failures:
+        return Verdict(False, *evidence.failures[0])
     message = f"{counts.updated_replicas} of {wanted} replicas are up to date, {counts.ready_replicas} ready"
     return Verdict(True, "RollingOut", message)
 
@@ -107,6 +152,11 @@ def degraded(evidence: Evidence) -> Verdict:
         return Verdict(False, "AsExpected", "nothing is wrong")
     first = evidence.problems[:MOST_PROBLEMS]
     return Verdict(True, first[0].reason, "; ".join(problem.message for problem in first))
+
+
+def stalled(evidence: Evidence) -> Verdict | None:
+    """True means that only a change by the user can help; None leaves the condition out, as kstatus expects."""
+    return Verdict(True, *evidence.refusal) if evidence.refusal else None
 
 
 def name_taken(observed: Observed) -> Verdict | None:

@@ -1,15 +1,21 @@
 """The reasons why pods do not serve, from the pods' own status."""
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from engine_server.contract.labels import MODEL_CONTAINER
+from engine_server.contract.memory_shortage import find_shortage
 from llm_operator.observed import Problem
 from llm_operator.status.missing_objects import find_missing_object
+from llm_operator.status.scheduling import scheduling_problem
 
-LONGEST_MESSAGE = 500
 # Reasons for which a healthy container waits.
 HEALTHY_WAITS = ("", "ContainerCreating", "PodInitializing")
+# The one reason of a container that ends again and again, whether it runs, has ended or waits at the moment.
+CRASH_LOOP = "CrashLoopBackOff"
+# Answers of a hub to a token that is missing or has no access, in the words of `fairlead fetch` and of HTTP libraries.
+DENIED = re.compile(r"must be granted to you|401 Unauthorized|403 Forbidden|40[13] Client Error")
 # The kubelet alternates between these; one name keeps the condition from alternating too.
 SAME_AS = {"ErrImagePull": "ImagePullBackOff"}
 
@@ -24,6 +30,11 @@ def statuses(pod: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
 
 
+def restarts(pods: Iterable[Mapping[str, Any]]) -> int:
+    """Return how often containers of the pods were restarted."""
+    return sum(entry.get("restartCount", 0) for pod in pods for entry in statuses(pod))
+
+
 def phase(pod: Mapping[str, Any]) -> str:
     return str(pod.get("status", {}).get("phase", ""))
 
@@ -34,25 +45,28 @@ def condition(resource: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
     return next((entry for entry in listed if entry["type"] == kind), {})
 
 
-def problems(pods: Iterable[Mapping[str, Any]]) -> list[Problem]:
-    """Return the problems of pods, the most frequent first, each once however many pods have it."""
-    found = [problem for pod in pods if (problem := problem_of(pod)) is not None]
+def problems(pods: Iterable[Mapping[str, Any]], pod_spec: Mapping[str, Any]) -> list[Problem]:
+    """Return the problems of pods, the most frequent first, each once however many pods have it.
+
+    pod_spec: the spec that their template asks for.
+    """
+    found = [problem for pod in pods if (problem := problem_of(pod, pod_spec)) is not None]
     return sorted(set(found), key=lambda problem: (-found.count(problem), problem))
 
 
-def problem_of(pod: Mapping[str, Any]) -> Problem | None:
+def problem_of(pod: Mapping[str, Any], pod_spec: Mapping[str, Any]) -> Problem | None:
     """Return the reason why a pod does not serve; None for one that serves, starts or is being deleted."""
     if "deletionTimestamp" in pod["metadata"] or condition(pod, "Ready").get("status") == "True":
         return None
     if phase(pod) == "Failed":
         status = pod["status"]
-        return Problem(
-            status.get("reason") or "PodFailed", shortened(status.get("message", "the pod failed"))
-        )
+        return Problem(status.get("reason") or "PodFailed", status.get("message", "the pod failed"))
     scheduled = condition(pod, "PodScheduled")
     if scheduled.get("status") == "False":
         message = scheduled.get("message", "no node takes the pod")
-        return waiting_problem(scheduled.get("reason", "Unschedulable"), message)
+        if scheduled.get("reason") == "SchedulingGated":
+            return Problem("SchedulingGated", message)
+        return find_missing_object(message) or scheduling_problem(message, pod_spec)
     return next(filter(None, map(container_problem, statuses(pod))), None)
 
 
@@ -64,22 +78,40 @@ def container_problem(container: Mapping[str, Any]) -> Problem | None:
     waiting = state.get("waiting", {})
     reason = waiting.get("reason", "")
     ended = state.get("terminated") or container.get("lastState", {}).get("terminated", {})
-    if ended.get("exitCode", 0) != 0 and reason in (*HEALTHY_WAITS, "CrashLoopBackOff"):
-        return exit_problem(container["name"], reason, ended)
+    if ended.get("exitCode", 0) != 0 and reason in (*HEALTHY_WAITS, CRASH_LOOP):
+        return exit_problem(container["name"], ended)
     return None if reason in HEALTHY_WAITS else waiting_problem(reason, waiting.get("message") or reason)
 
 
-def exit_problem(name: str, reason: str, terminated: Mapping[str, Any]) -> Problem:
+def exit_problem(name: str, terminated: Mapping[str, Any]) -> Problem:
     """Return the problem of a container that failed, with the last line that it printed."""
     line = last_line(terminated)
     if name == MODEL_CONTAINER:
-        return Problem("ModelFetchFailed", shortened(f"the model could not be fetched: {line}"))
-    return Problem(reason if reason == "CrashLoopBackOff" else "Restarting", shortened(line))
+        return fetch_problem(line)
+    shortage = find_shortage(terminated.get("message", ""))
+    if shortage is None:
+        return Problem(CRASH_LOOP, line)
+    kind = "GPU memory" if shortage.is_on_gpu else "memory"
+    sizes = f"the engine needs {shortage.needed} MiB of {kind}, and {shortage.available} MiB are available"
+    return Problem(
+        "InsufficientGPUMemory" if shortage.is_on_gpu else "InsufficientMemory", f"{sizes}: {line}"
+    )
+
+
+def fetch_problem(line: str) -> Problem:
+    """Return the problem of a fetch that failed, from the last line that it printed."""
+    if DENIED.search(line):
+        return Problem(
+            "ModelAccessDenied",
+            "the hub denies access to the model: accept its terms, and set spec.model.secretRef to a token that may "
+            f"read it: {line}",
+        )
+    return Problem("ModelFetchFailed", f"the model could not be fetched: {line}")
 
 
 def waiting_problem(reason: str, message: str) -> Problem:
     """Return the problem of a pod or container that waits for `reason`."""
-    return find_missing_object(message) or Problem(SAME_AS.get(reason, reason), shortened(message))
+    return find_missing_object(message) or Problem(SAME_AS.get(reason, reason), message)
 
 
 def last_line(terminated: Mapping[str, Any]) -> str:
@@ -87,8 +119,3 @@ def last_line(terminated: Mapping[str, Any]) -> str:
         return "it ran out of memory (OOMKilled)"
     lines = [line.strip() for line in terminated.get("message", "").splitlines() if line.strip()]
     return lines[-1] if lines else f"it ended with exit code {terminated.get('exitCode')} and printed nothing"
-
-
-def shortened(message: str) -> str:
-    text = " ".join(message.split())
-    return text if len(text) <= LONGEST_MESSAGE else text[: LONGEST_MESSAGE - 1] + "…"

@@ -39,3 +39,22 @@ def test_an_operator_that_loses_its_lease_ends(world: Any, start_operator: Any) 
     assert "the lease is lost" in operator.log.read_text()
     assert "Traceback" not in operator.log.read_text()
     assert world.get("lease", "fairlead-operator", "lost")["spec"]["holderIdentity"] == "other"
+
+
+def test_a_deleted_lease_is_created_again(world: Any, start_operator: Any) -> None:
+    world.kubectl("create", "namespace", "deleted")
+    operator = start_operator(
+        world.service_account("deleted", "deleted"), "--namespace=deleted", "--lease-namespace=deleted"
+    )
+    until(lambda: operator.logged("this operator holds deleted/fairlead-operator"))
+    holder = world.get("lease", "fairlead-operator", "deleted")["spec"]["holderIdentity"]
+
+    world.kubectl("delete", "lease", "fairlead-operator", "-n", "deleted")
+
+    until(lambda: holds(world, holder, "deleted"))
+    assert operator.stop() == 0
+
+
+def holds(world: Any, holder: str, namespace: str) -> bool:
+    listed = world.kubectl("get", "leases", "-n", namespace, "-o", "jsonpath={.items[*].spec.holderIdentity}")
+    return bool(listed == holder)

@@ -49,6 +49,15 @@ def test_prunes_owned_children_that_are_not_planned_and_nothing_else(
     assert {f"{name}-engine", f"{name}-unowned", f"{name}-unlabeled"} <= service_accounts(world)
 
 
+def test_prunes_a_budget_that_the_spec_disables(world: Any, manifest: Any, name: str) -> None:
+    world.apply(manifest(name))
+    until(lambda: f"{name}-engine" in world.kubectl("get", "pdb", "-o", "name"))
+
+    world.apply(manifest(name, budget={"enabled": False}))
+
+    until(lambda: f"{name}-engine" not in world.kubectl("get", "pdb", "-o", "name"))
+
+
 def test_prunes_nothing_while_the_spec_is_invalid(world: Any, manifest: Any, name: str) -> None:
     world.apply(manifest(name, podTemplate={"spec": {"serviceAccountName": "admin"}}))
     until(lambda: world.degraded(name, "InvalidSpec"))

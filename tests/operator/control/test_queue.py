@@ -4,7 +4,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from llm_operator.control.queue import WorkQueue
+from llm_operator import metrics
+from llm_operator.control.queue import Priority, WorkQueue
 from waiting import until_async
 
 from engine_server.contract.api import Key
@@ -36,6 +37,22 @@ async def test_a_key_that_is_added_during_its_work_is_queued_afterwards(queue: W
     assert await queue.take() == KEY
 
 
+async def test_the_wait_of_each_key_that_is_taken_is_observed(queue: WorkQueue) -> None:
+    count = "fairlead_operator_queue_seconds_count"
+    before = metrics.REGISTRY.get_sample_value(count)
+    assert before is not None
+    queue.add(KEY)
+    queue.add(KEY)
+    await queue.take()
+    queue.add(KEY)
+    assert metrics.REGISTRY.get_sample_value(count) == before + 1
+
+    queue.done(KEY)
+    await queue.take()
+
+    assert metrics.REGISTRY.get_sample_value(count) == before + 2
+
+
 async def test_delays_double_with_each_failure_in_a_row(queue: WorkQueue) -> None:
     delays = []
     for _ in range(9):
@@ -51,6 +68,56 @@ async def test_delays_double_with_each_failure_in_a_row(queue: WorkQueue) -> Non
     queue.add(KEY)
     await queue.take()
     assert queue.retry(KEY) == 0.5
+
+
+async def test_delays_stay_below_a_given_bound(queue: WorkQueue) -> None:
+    delays = []
+    for _ in range(6):
+        queue.add(KEY)
+        await queue.take()
+        delays.append(queue.retry(KEY, longest=4))
+
+    assert delays == [0.5, 1, 2, 4, 4, 4]
+
+
+async def test_an_event_takes_a_key_that_failed_before_its_delay_has_ended(queue: WorkQueue) -> None:
+    queue.add(KEY)
+    await queue.take()
+    queue.retry(KEY)
+
+    queue.add(KEY)
+
+    assert await queue.take() == KEY
+
+
+async def test_no_event_takes_a_key_that_was_postponed(queue: WorkQueue) -> None:
+    queue.add(KEY, Priority.RELIST)
+    # The entry of the lower priority is left behind.
+    queue.add(KEY, Priority.EDIT)
+    await queue.take()
+    queue.add(KEY)
+    queue.postpone(KEY, 60)
+    (timer,) = queue.timers.values()
+    assert timer.when() >= asyncio.get_running_loop().time() + 59
+
+    queue.add(KEY, Priority.EDIT)
+
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(queue.take(), 0.05)
+
+
+async def test_a_postponed_key_is_queued_when_its_delay_has_ended(queue: WorkQueue) -> None:
+    for has_event in (False, True):
+        queue.add(KEY)
+        await queue.take()
+        queue.postpone(KEY, 0.01)
+        if has_event:
+            queue.add(KEY, Priority.EDIT)
+
+        assert await asyncio.wait_for(queue.take(), 60) == KEY
+        queue.done(KEY)
+
+    assert (queue.timers, queue.postponed) == ({}, set())
 
 
 async def test_a_key_that_asks_for_it_is_queued_again_without_an_event(queue: WorkQueue) -> None:

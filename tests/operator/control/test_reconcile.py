@@ -144,11 +144,34 @@ def test_an_impossible_pod_template_becomes_a_condition(world: Any, manifest: An
     limits = [{"name": "engine", "resources": {"limits": {"cpu": "lots"}}}]
     world.apply(manifest(name, podTemplate={"spec": {"containers": limits}}))
     found = until(lambda: failing_with(world, name, "Refused", "quantities"))
-    twice = [{"name": "x", "image": "x", "ports": [{"containerPort": 70000}]}]
-    world.apply(manifest(name, podTemplate={"spec": {"containers": twice}}))
-    until(lambda: failing_with(world, name, "Refused", ".ports[0].containerPort: Invalid value"))
+    port = [{"name": "engine", "ports": [{"containerPort": 70000}]}]
+    world.apply(manifest(name, podTemplate={"spec": {"containers": port}}))
+    until(lambda: failing_with(world, name, "Refused", "containerPort: Invalid value"))
     world.apply(manifest(name))
     until(lambda: world.condition(name, "Degraded")["status"] == "False")
+
+
+def test_a_paused_deployment_is_changed_once_it_is_resumed(world: Any, manifest: Any, name: str) -> None:
+    world.apply(manifest(name))
+    before = until(lambda: template(world, name))
+    world.kubectl("annotate", "llmd", name, "fairlead.dev/paused=true")
+    until(lambda: world.condition(name, "Progressing")["reason"] == "Paused")
+    world.apply(manifest(name, engine={"maxModelLen": 512}))
+    until(lambda: world.get("llmd", name)["status"]["observedGeneration"] == 2)
+    assert template(world, name) == before
+
+    world.kubectl("annotate", "llmd", name, "fairlead.dev/paused-")
+
+    until(lambda: "--max-model-len=512" in template(world, name)["spec"]["containers"][0]["args"])
+    until(lambda: world.condition(name, "Progressing")["reason"] == "RollingOut")
+
+
+def test_wide_columns_show_image_restarts_and_message(world: Any, manifest: Any, name: str) -> None:
+    world.apply(manifest(name))
+    until(lambda: world.get("llmd", name)["status"]["image"])
+    header, row = world.kubectl("get", "llmd", name, "-o", "wide").splitlines()
+    assert header.split()[-3:] == ["IMAGE", "RESTARTS", "MESSAGE"]
+    assert row.endswith(" 0          pods are being started") and " engine:1 " in row
 
 
 def test_leaves_an_object_of_another_owner_alone(world: Any, manifest: Any, name: str) -> None:
@@ -222,9 +245,13 @@ def reconciled(operator: Any) -> float:
 
 
 def metric(operator: Any, series: str) -> float:
+    lines = metrics_text(operator).splitlines()
+    return next((float(line.split()[-1]) for line in lines if line.startswith(series)), 0.0)
+
+
+def metrics_text(operator: Any) -> str:
     with urllib.request.urlopen(f"http://127.0.0.1:{operator.metrics_port}/metrics") as answer:
-        lines = answer.read().decode().splitlines()
-    return next(float(line.split()[-1]) for line in lines if line.startswith(series))
+        return str(answer.read().decode())
 
 
 def settled(world: Any, operator: Any, quiet: int = 15) -> None:
@@ -238,11 +265,21 @@ def settled(world: Any, operator: Any, quiet: int = 15) -> None:
     until(still)
 
 
-def test_metrics_count_conditions(world: Any, manifest: Any, name: str, operator: Any) -> None:
-    world.apply(manifest(name))
-    until(lambda: world.condition(name, "Ready"))
-    assert metric(operator, 'fairlead_operator_llmdeployments{condition="Ready",status="False"}') >= 1
+def test_metrics_have_a_series_for_each_condition_until_the_object_is_deleted(
+    world: Any, manifest: Any, name: str, operator: Any
+) -> None:
+    world.apply(manifest(name, replicas=2))
+    ready = (
+        f'fairlead_operator_condition{{condition="Ready",name="{name}",namespace="default",status="False"}}'
+    )
+    until(lambda: metric(operator, ready) == 1)
+    assert f'name="{name}",namespace="default",status="True"' in metrics_text(operator)
+    labels = f'{{name="{name}",namespace="default"}}'
+    assert metric(operator, f"fairlead_operator_desired_replicas{labels}") == 2
+    assert metric(operator, f"fairlead_operator_ready_replicas{labels}") == 0
     assert metric(operator, "fairlead_operator_leader") == 1
+    world.kubectl("delete", "llmd", name)
+    until(lambda: name not in metrics_text(operator))
 
 
 def test_needs_no_rights_beyond_its_namespaces(

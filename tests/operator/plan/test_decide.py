@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 from llm_operator.observed import ChildKey, Observed
 from llm_operator.plan.decide import NOTHING, decide
-from llm_operator.plan.plan import child_keys
 from llm_operator.settings import Settings
 
 SETTINGS = Settings(engine_image="engine:1")
@@ -29,7 +28,22 @@ def test_a_valid_spec_is_planned(manifest: Any) -> None:
     decision = decide(observed(manifest(replicas=3)), SETTINGS)
 
     assert decision.spec is not None and decision.spec.replicas == 3
-    assert set(decision.plan.apply) == set(child_keys("smollm2"))
+    assert set(decision.plan.apply) == {
+        ("v1", "ServiceAccount", "smollm2-engine"),
+        ("v1", "Service", "smollm2-engine"),
+        ("policy/v1", "PodDisruptionBudget", "smollm2-engine"),
+        ("apps/v1", "Deployment", "smollm2-engine"),
+    }
+    assert decision.refusal is None
+
+
+def test_a_paused_deployment_changes_nothing(manifest: Any) -> None:
+    paused = manifest(replicas=3)
+    paused["metadata"]["annotations"] = {"fairlead.dev/paused": "true"}
+
+    decision = decide(observed(paused), SETTINGS)
+
+    assert decision.plan == NOTHING
     assert decision.refusal is None
 
 
@@ -72,3 +86,19 @@ def test_takes_over(manifest: Any, metadata: dict[str, Any]) -> None:
 
     assert SERVICE in decision.plan.apply
     assert decision.refusal is None
+
+
+def test_a_profile_that_is_removed_during_a_download_changes_nothing(manifest: Any) -> None:
+    model = {"uri": "hf://org/name", "cache": {"size": "1Gi"}}
+    subject = manifest(model=model, profile="gpu-l4", resources={"memory": "1Gi"})
+    subject = subject | {"metadata": {**subject["metadata"], "uid": "u-1", "generation": 1}}
+    with_profile = Settings(engine_image="engine:1", profiles={"gpu-l4": {}, "gpu-h200": {}})
+    started = decide(Observed(subject=subject), with_profile).plan
+    assert {key.kind for key in started.apply} > {"Job", "PersistentVolumeClaim"}
+
+    without = Settings(engine_image="engine:1", profiles={"gpu-h200": {}})
+    decision = decide(Observed(subject=subject, children=started.apply), without)
+
+    assert decision.plan == NOTHING
+    assert decision.refusal is not None and decision.refusal.reason == "InvalidSpec"
+    assert "the operator has no profile 'gpu-l4'; it has: gpu-h200" in decision.refusal.message

@@ -4,10 +4,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from llm_operator.api.spec import LLMDeploymentSpec, Model
+from llm_operator.api.sections.autoscaling import Autoscaling
+from llm_operator.api.sections.model import Model
+from llm_operator.api.spec import LLMDeploymentSpec
 from llm_operator.api.status import Condition, Status
 from llm_operator.observed import Observed, Problem, workload_key
 from llm_operator.status.assess import assess
+
+from engine_server.contract.memory_shortage import MemoryShortage
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -110,11 +114,18 @@ def test_is_not_complete_while_an_old_replica_exists() -> None:
     assert outcome(assessed(2, workload(3, ready=3, updated=2)), "Progressing") == ("True", "RollingOut")
 
 
-def test_zero_replicas_are_not_ready_and_complete() -> None:
+def test_zero_replicas_without_autoscaling_are_stopped_and_complete() -> None:
     status = assessed(0, workload(0))
-    assert outcome(status, "Ready") == ("False", "ScaledToZero")
+    assert outcome(status, "Ready") == ("False", "Stopped")
     assert outcome(status, "Progressing") == ("False", "Complete")
     assert outcome(status, "Degraded") == ("False", "AsExpected")
+
+
+def test_zero_replicas_with_autoscaling_are_ready_since_a_request_starts_one() -> None:
+    spec = LLMDeploymentSpec(model=Model(uri="a/b"), replicas=0, autoscaling=Autoscaling(max=2))
+    children = {workload_key("smollm2"): workload(0)}
+    status = assess(spec, Observed(subject=subject(), children=children, pods=(), now=NOON))
+    assert outcome(status, "Ready") == ("True", "ScaledToZero")
 
 
 def test_loading_and_fetching_are_distinguished() -> None:
@@ -181,7 +192,7 @@ def test_loading_and_fetching_are_distinguished() -> None:
                 ],
             ),
             "Unschedulable",
-            "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.",
+            "none of 2 nodes takes the pod: 2 with too little free nvidia.com/gpu",
         ),
         (
             pod(
@@ -197,6 +208,21 @@ def test_loading_and_fetching_are_distinguished() -> None:
             "ClaimNotFound",
             "there is no PersistentVolumeClaim models",
         ),
+        (
+            fetch(**crashed("fairlead fetch: hf://a/b: https://hub failed: Client error '401 Unauthorized'")),
+            "ModelAccessDenied",
+            "the hub denies access to the model: accept its terms, and set spec.model.secretRef to a token that may "
+            "read it: fairlead fetch: hf://a/b: https://hub failed: Client error '401 Unauthorized'",
+        ),
+        (
+            engine(
+                **crashed(
+                    f"ValueError: weights: {MemoryShortage(30517, 15109, 'cuda')}\nEngineDeadError: the core ended"
+                )
+            ),
+            "InsufficientGPUMemory",
+            "the engine needs 30517 MiB of GPU memory, and 15109 MiB are available: EngineDeadError: the core ended",
+        ),
         (pod(phase="Failed", reason="Evicted", message="low on memory"), "Evicted", "low on memory"),
     ],
 )
@@ -209,6 +235,15 @@ def test_a_pods_reason_and_message_become_the_conditions(
     assert all(
         condition.message == words for condition in status.conditions if condition.type != "Progressing"
     )
+
+
+def test_no_condition_contains_credentials() -> None:
+    line = "ProxyError: http://me:hunter2@proxy:3128 refused https://s3/model?X-Amz-Signature=hunter2"
+    refusal = Problem("Refused", line)
+    for status in (assessed(1, workload(1), fetch(**crashed(line))), assessed(1, None, refusal=refusal)):
+        messages = [condition.message for condition in status.conditions]
+        assert not any("hunter2" in message for message in messages)
+        assert any("http://proxy:3128 refused https://s3/model" in message for message in messages)
 
 
 def test_is_degraded_by_a_bad_new_replica_while_old_ones_answer() -> None:
@@ -226,15 +261,31 @@ def test_is_not_degraded_by_pods_that_are_deleted_or_replaced() -> None:
 
 
 def test_is_degraded_when_the_deployment_cannot_create_pods() -> None:
+    policy = {
+        "type": "ReplicaFailure",
+        "status": "True",
+        "reason": "FailedCreate",
+        "message": 'pods "smollm2-engine-x7z" is forbidden: violates PodSecurity "restricted"',
+    }
+    status = assessed(1, workload(conditions=[policy]))
+    assert outcome(status, "Ready") == ("False", "FailedCreate")
+    assert outcome(status, "Degraded") == ("True", "FailedCreate")
+
+
+def test_a_quota_is_named_without_the_changing_name_of_the_pod() -> None:
     quota = {
         "type": "ReplicaFailure",
         "status": "True",
         "reason": "FailedCreate",
-        "message": "exceeded quota",
+        "message": 'pods "smollm2-engine-x7z" is forbidden: exceeded quota: gpus, requested: nvidia.com/gpu=1, '
+        "used: nvidia.com/gpu=4, limited: nvidia.com/gpu=4",
     }
     status = assessed(1, workload(conditions=[quota]))
-    assert outcome(status, "Ready") == ("False", "FailedCreate")
-    assert outcome(status, "Degraded") == ("True", "FailedCreate")
+    assert outcome(status, "Ready") == ("False", "QuotaExceeded")
+    assert status.conditions[0].message == (
+        "no further pod can be created: it would exceed the quota gpus, requested: nvidia.com/gpu=1, "
+        "used: nvidia.com/gpu=4, limited: nvidia.com/gpu=4"
+    )
 
 
 def test_is_degraded_when_a_rollout_exceeds_its_deadline() -> None:
@@ -247,9 +298,41 @@ def test_is_degraded_when_a_rollout_exceeds_its_deadline() -> None:
 def test_a_refusal_comes_first_and_ends_progress() -> None:
     refusal = Problem("InvalidSpec", "spec.podTemplate.spec.hostPID: no")
     status = assessed(1, None, refusal=refusal)
-    assert {outcome(status, kind)[1] for kind in ("Ready", "Progressing", "Degraded")} == {"InvalidSpec"}
+    kinds = ("Ready", "Progressing", "Degraded", "Stalled")
+    assert {outcome(status, kind)[1] for kind in kinds} == {"InvalidSpec"}
     still_serving = assessed(1, workload(1, ready=1), refusal=refusal)
     assert outcome(still_serving, "Ready") == ("True", "ReplicasReady")
+
+
+def test_is_stalled_only_where_the_user_must_act() -> None:
+    refusal = Problem("ChildExists", "a Service named smollm2-engine is there already and is not ours")
+    assert outcome(assessed(1, workload(1, ready=1), refusal=refusal), "Stalled") == ("True", "ChildExists")
+    assert find(assessed(1, workload(1), engine(**crashed("bye"))), "Stalled") is None
+
+
+def test_a_paused_deployment_is_not_progressing_and_serves_on() -> None:
+    paused = subject()
+    paused["metadata"]["annotations"] = {"fairlead.dev/paused": ""}
+    status = assessed(2, workload(1, ready=1), subject=paused)
+    assert outcome(status, "Progressing") == ("False", "Paused")
+    assert outcome(status, "Ready") == ("True", "ReplicasReady")
+
+
+def test_an_annotation_with_the_value_false_does_not_pause() -> None:
+    running = subject()
+    running["metadata"]["annotations"] = {"fairlead.dev/paused": "false"}
+    assert outcome(assessed(2, workload(1), subject=running), "Progressing") == ("True", "RollingOut")
+
+
+def test_reports_the_image_in_force_and_the_restarts_of_all_pods() -> None:
+    template = {
+        "spec": {"containers": [{"name": "proxy", "image": "p:1"}, {"name": "engine", "image": "e:1"}]}
+    }
+    deployment = workload(2) | {"spec": {"template": template}}
+    pods = (engine(restartCount=2), fetch(restartCount=1))
+    status = assessed(2, deployment, *pods)
+    assert (status.image, status.restarts) == ("e:1", 3)
+    assert (assessed(2, None).image, assessed(2, None).restarts) == ("", 0)
 
 
 def test_a_taken_name_is_reported_with_its_holder_and_the_name_that_works() -> None:

@@ -1,0 +1,60 @@
+{{- define "fairlead.image" -}}
+{{- with .Values.image }}
+{{- if .digest }}{{ .repository }}@{{ .digest }}{{ else }}{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}
+{{- end }}
+{{- end }}
+
+{{/* The labels of a component's pods, as (list $ "router"). */}}
+{{- define "fairlead.podLabels" -}}
+{{- $values := index (index . 0).Values (index . 1) }}
+{{- merge (include "fairlead.labels" . | fromYaml) $values.podLabels | toYaml }}
+{{- end }}
+
+{{/* The account, the security context and the placement of a component's pods, as (list $ "router"). */}}
+{{- define "fairlead.podSettings" -}}
+{{- $root := index . 0 }}
+{{- $values := index $root.Values (index . 1) -}}
+serviceAccountName: {{ include "fairlead.serviceAccountName" . }}
+{{- with $root.Values.imagePullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $root.Values.podSecurityContext }}
+securityContext: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with $values.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $values.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $values.affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $values.topologySpreadConstraints }}
+{{- $selector := dict "labelSelector" (dict "matchLabels" (include "fairlead.selector" $ | fromYaml)) }}
+topologySpreadConstraints:
+{{- range . }}
+  - {{- ternary . (merge (deepCopy .) $selector) (hasKey . "labelSelector") | toYaml | nindent 4 }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* The image, the security context, the variables and the resources of a component's container, as (list $ "router"). */}}
+{{- define "fairlead.containerSettings" -}}
+{{- $root := index . 0 }}
+{{- $values := index $root.Values (index . 1) -}}
+image: {{ include "fairlead.image" $root }}
+imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+{{- with $root.Values.securityContext }}
+securityContext: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $values.extraEnv }}
+env: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $values.resources }}
+resources: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}

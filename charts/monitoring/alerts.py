@@ -1,0 +1,140 @@
+"""The alerts, as Prometheus' rules. Each has a section of the same name in docs/monitoring.md."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from charts.monitoring.promql import by_model_of_router, largest, rate, ratio, series, total
+
+ENGINE = ("namespace", "llmdeployment")
+REPLICA = (*ENGINE, "pod")
+# The objective for requests: the share that may fail.
+ERROR_BUDGET = 0.001
+FAILED = series("fairlead_router_requests_total", 'code=~"5.."', 'model!=""')
+REQUESTS = series("fairlead_router_requests_total", 'model!=""')
+WAITING = total("vllm:num_requests_waiting", *ENGINE)
+DESIRED = total("fairlead_operator_desired_replicas", "namespace", "name")
+READY = total("fairlead_operator_ready_replicas", "namespace", "name")
+
+
+@dataclass(frozen=True)
+class Alert:
+    """An alerting rule. `expression` must hold for the time `hold`; labels of its series name what is affected."""
+
+    name: str
+    expression: str
+    hold: str
+    severity: str
+    summary: str
+    description: str
+
+    def rule(self) -> dict[str, Any]:
+        return {
+            "alert": self.name,
+            "expr": self.expression,
+            "for": self.hold,
+            "labels": {"severity": self.severity},
+            "annotations": {"summary": self.summary, "description": self.description},
+        }
+
+
+def burns(factor: float, long_window: str, short_window: str) -> str:
+    """Return the models that use up their error budget `factor` times as fast as allowed, over both windows."""
+    limit = f"{factor * ERROR_BUDGET:g}"
+    shares = (
+        ratio(rate(FAILED, "model", window=window), rate(REQUESTS, "model", window=window))
+        for window in (long_window, short_window)
+    )
+    return " and ".join(f"({share}) > {limit}" for share in shares)
+
+
+BURN = "{{ $labels.model }} fails {{ $value | humanizePercentage }} of its requests"
+ALERTS = [
+    Alert(
+        "FairleadNoReadyReplica",
+        f"{DESIRED} > 0 unless {READY} > 0",
+        "10m",
+        "critical",
+        "{{ $labels.namespace }}/{{ $labels.name }} has no ready replica",
+        "{{ $value }} replicas are wanted and none has been ready for 10 minutes. Requests wait, or are refused.",
+    ),
+    Alert(
+        "FairleadEngineHung",
+        f"{largest('fairlead:core_stalled_seconds', *REPLICA)} > 120",
+        "1m",
+        "critical",
+        "The engine {{ $labels.namespace }}/{{ $labels.pod }} hangs",
+        "Its core has made no progress for {{ $value | humanizeDuration }}. The pod is restarted after --hang-timeout.",
+    ),
+    Alert(
+        "FairleadQueueGrowing",
+        f"{WAITING} > 10 and {total('deriv(vllm:num_requests_waiting[10m])', *ENGINE)} > 0",
+        "10m",
+        "warning",
+        "The queue of {{ $labels.namespace }}/{{ $labels.llmdeployment }} grows",
+        "{{ $value }} requests wait in its engines, and more arrive than are answered.",
+    ),
+    Alert(
+        "FairleadRequestsHeld",
+        f"{by_model_of_router(total('fairlead_router_held', 'model'))} > 0",
+        "15m",
+        "warning",
+        "Requests for {{ $labels.namespace }}/{{ $labels.name }} wait for a replica",
+        "For 15 minutes routers have held requests, {{ $value }} now, because no replica is ready.",
+    ),
+    Alert(
+        "FairleadKVCacheFull",
+        f"{largest('vllm:kv_cache_usage_perc', *REPLICA)} > 0.95",
+        "10m",
+        "warning",
+        "The KV cache of {{ $labels.namespace }}/{{ $labels.pod }} is full",
+        "{{ $value | humanizePercentage }} of its blocks are in use. Further requests wait or are preempted.",
+    ),
+    Alert(
+        "FairleadSlowColdStart",
+        largest('fairlead:startup_seconds{phase="ready"}', *REPLICA)
+        + " > 600 and "
+        + f"time() - {largest('process_start_time_seconds', *REPLICA)} < 7200",
+        "0m",
+        "warning",
+        "{{ $labels.namespace }}/{{ $labels.pod }} took {{ $value | humanizeDuration }} to start",
+        "The process took more than 10 minutes to serve. Requests wait that long when the model scales up.",
+    ),
+    Alert(
+        "FairleadErrorBudgetBurnsFast",
+        burns(14.4, "1h", "5m"),
+        "2m",
+        "critical",
+        BURN,
+        "At this rate, over an hour and over 5 minutes, the error budget of a month (0.1 %) lasts two days.",
+    ),
+    Alert(
+        "FairleadErrorBudgetBurns",
+        burns(6, "6h", "30m"),
+        "15m",
+        "warning",
+        BURN,
+        "At this rate, over 6 hours and over 30 minutes, the error budget of a month (0.1 %) lasts five days.",
+    ),
+    Alert(
+        "FairleadNoLeader",
+        "sum(fairlead_operator_leader) == 0",
+        "5m",
+        "warning",
+        "No operator holds the Lease",
+        "Operators run, but none works: changes of LLMDeployments have no effect.",
+    ),
+    Alert(
+        "FairleadWatchStale",
+        "max by (pod, kind, namespace) (fairlead_router_watch_age_seconds) > 180 or "
+        "max by (pod, resource, namespace) (fairlead_operator_watch_age_seconds) > 180",
+        "2m",
+        "warning",
+        "{{ $labels.pod }} has heard nothing of the API server for {{ $value | humanizeDuration }}",
+        "It works with the state that it knew then: changes of the cluster have no effect.",
+    ),
+]
+
+
+def groups() -> dict[str, Any]:
+    """Return the content of a file of rules."""
+    return {"groups": [{"name": "fairlead", "rules": [alert.rule() for alert in ALERTS]}]}

@@ -1,0 +1,168 @@
+"""The dashboard of all models: which are ready, how much they serve, and which need attention."""
+
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from charts.monitoring.panels import Column, Query, board, graph, number, table
+from charts.monitoring.promql import (
+    IN_ENGINES,
+    IN_OPERATOR,
+    IN_ROUTER,
+    by_model_of_engines,
+    by_model_of_router,
+    largest,
+    or_zero,
+    quantile,
+    rate,
+    ratio,
+    series,
+    total,
+)
+from charts.monitoring.shared_panels import (
+    DESIRED,
+    FAILED,
+    GENERATED,
+    READY,
+    REQUESTS,
+    failed_requests,
+    generated_tokens,
+    gpu_memory,
+    llmdeployments,
+    replicas,
+    requests,
+    requests_by_model,
+)
+
+MODEL = ("namespace", "name")
+MODEL_TITLES = {"namespace": "Namespace", "name": "Model"}
+IS_READY = series("fairlead_operator_condition", IN_OPERATOR, 'condition="Ready"', 'status="True"')
+NOT_READY = series("fairlead_operator_condition", IN_OPERATOR, 'condition="Ready"', 'status!="True"')
+PROBLEM = series(
+    "fairlead_operator_condition", IN_OPERATOR, 'condition=~"Degraded|Stalled|NameTaken"', 'status="True"'
+)
+WAITING = series("vllm:num_requests_waiting", IN_ENGINES)
+RUNNING = series("vllm:num_requests_running", IN_ENGINES)
+HELD = series("fairlead_router_held", IN_ROUTER)
+KV_USE = series("vllm:kv_cache_usage_perc", IN_ENGINES)
+
+
+def fleet() -> Dashboard:
+    return board(
+        "Fleet",
+        "All LLMDeployments: which are ready, how much they serve, and which need attention.",
+        [
+            ("Overview", OVERVIEW),
+            ("Models", [MODELS, PROBLEMS]),
+            ("Traffic", TRAFFIC),
+            ("Capacity", CAPACITY),
+        ],
+    )
+
+
+OVERVIEW = [
+    llmdeployments(),
+    number(
+        "Not ready",
+        "LLMDeployments whose condition Ready is not True, those that were stopped by `replicas: 0` included.",
+        "short",
+        f"({or_zero(f'count({DESIRED})')}) - ({or_zero(f'sum({IS_READY})')})",
+        (1, "orange"),
+    ),
+    number(
+        "Replicas ready",
+        "Ready replicas as a share of those that are wanted.",
+        "percentunit",
+        ratio(total(READY), total(DESIRED)),
+    ),
+    requests(),
+    failed_requests(),
+    generated_tokens(),
+    number("Requests in engines", "Requests that run or wait in engines.", "short",
+           or_zero(f"{total(RUNNING)} + {total(WAITING)}")),
+    number(
+        "Held requests", "Requests that wait in routers for a replica.", "short", or_zero(total(HELD)), (1, "orange")
+    ),
+]  # fmt: skip
+
+MODELS = table(
+    "Models",
+    "One row for each LLMDeployment; its name links to the dashboard of the model. Ready: 1 if a request is answered.",
+    MODEL_TITLES,
+    Column("Ready", f"{total(IS_READY, *MODEL)} or {total(DESIRED, *MODEL)} * 0"),
+    Column("Replicas", total(DESIRED, *MODEL)),
+    Column("Ready replicas", total(READY, *MODEL)),
+    Column("Requests/s", by_model_of_router(rate(REQUESTS, "model")), "reqps"),
+    Column(
+        "Failed", by_model_of_router(ratio(rate(FAILED, "model"), rate(REQUESTS, "model"))), "percentunit"
+    ),
+    Column(
+        "First byte p95",
+        by_model_of_router(
+            quantile(0.95, "fairlead_router_time_to_first_byte_seconds", "model", matchers=IN_ROUTER)
+        ),
+        "s",
+    ),
+    Column("Tokens/s", by_model_of_engines(rate(GENERATED, "namespace", "llmdeployment"))),
+    Column("Waiting", by_model_of_engines(total(WAITING, "namespace", "llmdeployment"))),
+    Column("Held", by_model_of_router(total(HELD, "model"))),
+    Column("KV use", by_model_of_engines(largest(KV_USE, "namespace", "llmdeployment")), "percentunit"),
+)
+PROBLEMS = table(
+    "Conditions that need attention",
+    "Conditions of LLMDeployments that are not as they should be. The reason is in `kubectl describe llmd NAME`.",
+    {**MODEL_TITLES, "condition": "Condition", "status": "Status"},
+    Column(
+        "",
+        total(f"{NOT_READY} or {PROBLEM}", *MODEL, "condition", "status"),
+    ),
+)
+
+TRAFFIC = [
+    requests_by_model(),
+    graph(
+        "Failed requests by model",
+        "Share of requests with a status of 500 or above.",
+        "percentunit",
+        Query("{{model}}", ratio(rate(FAILED, "model"), rate(REQUESTS, "model"))),
+    ),
+    graph(
+        "Time to first byte by model",
+        "95th percentile over all routers, from a request's arrival.",
+        "s",
+        Query(
+            "{{model}}",
+            quantile(0.95, "fairlead_router_time_to_first_byte_seconds", "model", matchers=IN_ROUTER),
+        ),
+    ),
+    graph(
+        "Generated tokens by model",
+        "Tokens per second that engines generated.",
+        "short",
+        Query("{{namespace}}/{{llmdeployment}}", rate(GENERATED, "namespace", "llmdeployment")),
+        stacked=True,
+    ),
+    graph(
+        "Requests that wait",
+        "In engines for a place in the batch, and in routers for a replica.",
+        "short",
+        Query("{{namespace}}/{{llmdeployment}} in engines", total(WAITING, "namespace", "llmdeployment")),
+        Query("{{model}} in routers", total(HELD, "model")),
+    ),
+    graph(
+        "KV cache use by model",
+        "The fullest replica's share of KV cache blocks in use.",
+        "percentunit",
+        Query("{{namespace}}/{{llmdeployment}}", largest(KV_USE, "namespace", "llmdeployment")),
+    ),
+]
+
+CAPACITY = [
+    replicas(),
+    graph(
+        "Requests in the batch by model",
+        "Requests that engines compute at the same time.",
+        "short",
+        Query("{{namespace}}/{{llmdeployment}}", total(RUNNING, "namespace", "llmdeployment")),
+        stacked=True,
+    ),
+    gpu_memory(),
+]

@@ -1,0 +1,123 @@
+"""The loop that scales LLMDeployments with `autoscaling`, as a client of their scale subresource."""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import aiohttp
+from kubernetes.aio.client import ApiException
+
+from engine_server.contract.api import Key
+from engine_server.contract.demand import DemandReport, DeploymentDemand
+from llm_operator import metrics
+from llm_operator.autoscaling.decision import Decision, decide
+from llm_operator.autoscaling.history import History, Load, Sample, Summary
+from llm_operator.autoscaling.routers import Reports, Routers
+from llm_operator.control.api_errors import FAILURES, describe
+from llm_operator.control.cluster import Cluster
+from llm_operator.control.watching.scales import Scale, Scales
+
+INTERVAL_SECONDS = 1.0
+# After a failed write.
+RETRY_SECONDS = 10.0
+# An older report of an engine says nothing of its KV cache: engines report with the head of each answer.
+KV_REPORT_SECONDS = 30.0
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Track:
+    """The demand for one LLMDeployment so far, and the last attempt to scale it."""
+
+    history: History = field(default_factory=History)
+    # The resource version that was scaled: the watch has not reported the result while it is the current one.
+    scaled_version: str = ""
+    # The event loop's time before which nothing is written, after a failure.
+    not_before: float = 0.0
+
+
+@dataclass(slots=True)
+class Autoscaler:
+    """Scales by the demand that routers report. Only the operator that holds the Lease runs it."""
+
+    cluster: Cluster
+    # This operator, as it is recorded on the LLMDeployments that it manages.
+    operator: str
+    scales: Scales
+    routers: Routers
+    tracks: defaultdict[Key, Track] = field(default_factory=lambda: defaultdict(Track))
+
+    async def run(self) -> None:
+        """Decide at intervals until cancelled."""
+        loop = asyncio.get_running_loop()
+        async with aiohttp.ClientSession() as session:
+            while True:
+                next_time = loop.time() + INTERVAL_SECONDS
+                if self.scales.by_key or self.tracks:
+                    await self.scale_all(await self.routers.ask(session), loop.time())
+                await asyncio.sleep(next_time - loop.time())
+
+    async def scale_all(self, reports: Reports, now: float) -> None:
+        """Decide on every LLMDeployment that this operator manages, and write what has changed."""
+        scales = {key: scale for key, scale in self.scales.by_key.items() if scale.operator == self.operator}
+        for key in self.tracks.keys() - scales.keys():
+            del self.tracks[key]
+            metrics.SCALING.remove(key)
+        demands = by_deployment(reports.reports)
+        writes = []
+        for key, scale in scales.items():
+            track = self.tracks[key]
+            is_complete = reports.is_complete and len(demands[key]) == len(reports.reports)
+            sample = sample_of(demands[key], scale, is_complete=is_complete, now=now)
+            summary = track.history.record(sample, scale.autoscaling)
+            decision = decide(scale.autoscaling, scale.replicas, scale.ready_replicas, summary)
+            metrics.SCALING.put(key, decision.replicas, decision.reason)
+            is_awaited = track.scaled_version == scale.resource_version
+            if decision.replicas != scale.replicas and not is_awaited and now >= track.not_before:
+                writes.append(self.write(key, scale, decision, summary))
+        await asyncio.gather(*writes)
+
+    async def write(self, key: Key, scale: Scale, decision: Decision, summary: Summary) -> None:
+        """Scale an LLMDeployment that has not changed since: a wake by a router is never undone."""
+        track = self.tracks[key]
+        try:
+            await self.cluster.scale(key, decision.replicas, scale.resource_version)
+        except FAILURES as error:
+            # After a conflict the watch brings the newer object at once.
+            if not (isinstance(error, ApiException) and error.status == 409):
+                logger.warning("%s: cannot be scaled to %d: %s", key, decision.replicas, describe(error))
+                track.not_before = asyncio.get_running_loop().time() + RETRY_SECONDS
+            return
+        track.scaled_version = scale.resource_version
+        logger.info(
+            "%s: scaled from %d to %d (%s): on average %.1f requests in flight or held, and %.2f KV caches in use",
+            key, scale.replicas, decision.replicas, decision.reason, summary.stable.requests, summary.stable.kv,
+        )  # fmt: skip
+
+
+def by_deployment(reports: Iterable[DemandReport]) -> Mapping[Key, list[DeploymentDemand]]:
+    """Return the demand for each LLMDeployment, one entry for each router that knows it."""
+    demands: defaultdict[Key, list[DeploymentDemand]] = defaultdict(list)
+    for report in reports:
+        for demand in report.deployments:
+            demands[Key(demand.namespace, demand.name)].append(demand)
+    return demands
+
+
+def sample_of(demands: Iterable[DeploymentDemand], scale: Scale, *, is_complete: bool, now: float) -> Sample:
+    """Return the sum of the routers' requests, and of each engine's KV use as it was reported last."""
+    requests, idle_seconds = 0, float("inf")
+    # By address: the age of the report, and the share in use.
+    newest: dict[str, tuple[float, float]] = {}
+    for demand in demands:
+        requests += demand.in_flight + demand.held
+        idle_seconds = min(idle_seconds, demand.idle_seconds)
+        for load in demand.endpoints:
+            if load.age <= KV_REPORT_SECONDS:
+                report = (load.age, load.kv)
+                newest[load.address] = min(newest.get(load.address, report), report)
+    kv = sum(share for _, share in newest.values())
+    return Sample(now, Load(requests, kv), idle_seconds, is_complete, is_ready=scale.ready_replicas > 0)

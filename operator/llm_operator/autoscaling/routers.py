@@ -1,0 +1,164 @@
+"""The routers: found by the EndpointSlices of their Service, and asked for the demand on their internal port."""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple, Self
+
+import aiohttp
+import msgspec
+
+from engine_server.contract.authority import authority
+from engine_server.contract.demand import DEMAND_PATH, DemandReport
+from engine_server.contract.labels import METRICS_PORT
+from llm_operator.control.api_errors import FAILURES, describe
+from llm_operator.control.cluster import Cluster
+from llm_operator.control.resources import Resource
+from llm_operator.observed import Manifest
+
+ENDPOINT_SLICES = Resource("discovery.k8s.io", "v1", "endpointslices")
+SERVICE_LABEL = "kubernetes.io/service-name"
+METRICS_PORT_NAME = "metrics"
+LIST_SECONDS = 3.0
+ANSWER_SECONDS = 1.0
+# An answer counts for so long, so that a router that is busy for a moment is not unknown.
+PATIENCE_SECONDS = 5.0
+# A longer answer is not a report.
+LONGEST_ANSWER = 16 * 1024 * 1024
+
+logger = logging.getLogger(__name__)
+
+
+class RouterService(NamedTuple):
+    """The Service whose endpoints are the routers."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the Service in NAMESPACE/NAME. Raises ValueError for anything else."""
+        namespace, slash, name = text.partition("/")
+        if not (namespace and slash and name) or "/" in name:
+            raise ValueError(f"a Service is NAMESPACE/NAME, not {text!r}")
+        return cls(namespace, name)
+
+
+class Reports(NamedTuple):
+    """The reports of the routers that answer."""
+
+    reports: tuple[DemandReport, ...]
+    # There is at least one router, and all have answered.
+    is_complete: bool
+
+
+class Answer(NamedTuple):
+    """The last report of a router, and the event loop's time at which it came."""
+
+    report: DemandReport
+    time: float
+
+
+@dataclass(slots=True)
+class Routers:
+    """Asks every router, those that start or drain included: each may have requests."""
+
+    cluster: Cluster
+    service: RouterService
+    # Addresses as HOST:PORT, and the event loop's time at which they were listed; None before the first list.
+    addresses: frozenset[str] = frozenset()
+    listed_at: float | None = None
+    # Why the last list failed, as it was logged; empty if it did not.
+    failure: str = ""
+    answers: dict[str, Answer] = field(default_factory=dict)
+    # Those whose demand is unknown, as they were logged.
+    unknown: set[str] = field(default_factory=set)
+
+    async def ask(self, session: aiohttp.ClientSession) -> Reports:
+        """Return the current reports."""
+        await self._find()
+        await asyncio.gather(*(self._ask(session, address) for address in self.addresses))
+        oldest = asyncio.get_running_loop().time() - PATIENCE_SECONDS
+        self.answers = {
+            address: answer
+            for address, answer in self.answers.items()
+            if address in self.addresses and answer.time >= oldest
+        }
+        unknown = {f"the router at {address}" for address in self.addresses - self.answers.keys()}
+        if self.listed_at is None or self.listed_at < oldest or not self.addresses:
+            unknown.add(f"the endpoints of Service {self.service}")
+        self._note(unknown)
+        return Reports(tuple(answer.report for answer in self.answers.values()), not unknown)
+
+    async def reports(self) -> tuple[DemandReport, ...]:
+        """Return the current reports for a single use."""
+        async with aiohttp.ClientSession() as session:
+            return (await self.ask(session)).reports
+
+    async def _find(self) -> None:
+        """List the routers at intervals. Those that were found last stay in use if it fails."""
+        now = asyncio.get_running_loop().time()
+        if self.listed_at is not None and now < self.listed_at + LIST_SECONDS:
+            return
+        path = ENDPOINT_SLICES.path(self.service.namespace)
+        try:
+            page = await self.cluster.call("GET", path, labelSelector=f"{SERVICE_LABEL}={self.service.name}")
+        except FAILURES as error:
+            if describe(error) != self.failure:
+                self.failure = describe(error)
+                logger.warning("cannot list the routers: %s", self.failure)
+            return
+        self.failure = ""
+        self.addresses = frozenset(addresses(page["items"]))
+        self.listed_at = now
+
+    async def _ask(self, session: aiohttp.ClientSession, address: str) -> None:
+        """Store the report of one router, if it answers."""
+        try:
+            async with session.get(
+                f"http://{address}{DEMAND_PATH}",
+                allow_redirects=False,
+                raise_for_status=True,
+                timeout=aiohttp.ClientTimeout(total=ANSWER_SECONDS),
+            ) as response:
+                report = msgspec.json.decode(await body_of(response), type=DemandReport)
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            logger.debug("the router at %s: %s", address, str(error) or type(error).__name__)
+            return
+        self.answers[address] = Answer(report, asyncio.get_running_loop().time())
+
+    def _note(self, unknown: set[str]) -> None:
+        """Log what begins and what ends to be unknown."""
+        for subject in sorted(unknown - self.unknown):
+            logger.warning("no demand from %s: nothing is scaled down", subject)
+        for subject in sorted(self.unknown - unknown):
+            logger.info("%s: answering, or gone", subject)
+        self.unknown = unknown
+
+
+async def body_of(response: aiohttp.ClientResponse) -> bytes:
+    """Return the body of an answer. Raises ValueError if it is too long."""
+    body = bytearray()
+    async for part in response.content.iter_any():
+        body += part
+        if len(body) > LONGEST_ANSWER:
+            raise ValueError(f"the answer has more than {LONGEST_ANSWER} bytes")
+    return bytes(body)
+
+
+def addresses(slices: list[Manifest]) -> Iterator[str]:
+    """Yield one HOST:PORT for each router, whichever slices have it."""
+    by_pod: dict[str, str] = {}
+    # IPv4 comes before IPv6, so it wins where a pod has both.
+    for one in sorted(slices, key=lambda one: str(one["addressType"])):
+        ports = {port.get("name"): port.get("port") for port in one.get("ports") or ()}
+        port = ports.get(METRICS_PORT_NAME, METRICS_PORT)
+        for endpoint in one.get("endpoints") or ():
+            host = endpoint["addresses"][0]
+            pod = endpoint.get("targetRef", {}).get("name", host)
+            by_pod.setdefault(pod, authority(host, port))
+    yield from by_pod.values()

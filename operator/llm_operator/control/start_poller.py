@@ -1,0 +1,87 @@
+"""Questions to engines that start: their phase, and how much of the model they have loaded."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+from aiohttp import ClientError, ClientSession, ClientTimeout
+
+from engine_server.contract.api import Key
+from engine_server.contract.authority import authority
+from engine_server.contract.labels import ENGINE_PORT
+from llm_operator.observed import Replica, StartReport
+
+INTERVAL_SECONDS = 2.0
+# Failures in a row after which a replica is not asked again, as where a NetworkPolicy separates it from the operator.
+# The interval doubles with each.
+MOST_FAILURES = 7
+TIMEOUT = ClientTimeout(total=2)
+MOST_QUESTIONS = 16
+LARGEST_ANSWER = 4096
+
+
+class Readiness(msgspec.Struct, frozen=True):
+    """The answer of an engine's /ready. Engines before 0.2.0 do not report seconds."""
+
+    status: str
+    phase: str = ""
+    percent: int = 0
+    seconds: dict[str, float] = {}
+
+
+@dataclass(slots=True)
+class StartPoller:
+    """Asks one replica of each LLMDeployment that starts, and wakes it when the answer changes."""
+
+    wake: Callable[[Key], None]
+    interval: float = INTERVAL_SECONDS
+    reports: dict[Key, StartReport] = field(default_factory=dict)
+    replicas: dict[Key, Replica] = field(default_factory=dict)
+    tasks: dict[Key, asyncio.Task[None]] = field(default_factory=dict)
+    questions: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_QUESTIONS))
+
+    def follow(self, key: Key, replica: Replica | None) -> None:
+        """Ask `replica` from now on until it serves; with None, nobody."""
+        if replica is None:
+            self.replicas.pop(key, None)
+            return
+        self.replicas[key] = replica
+        if key not in self.tasks:
+            self.tasks[key] = asyncio.create_task(self._poll(key), name=f"start of {key}")
+
+    def forget(self, key: Key) -> None:
+        """Forget an LLMDeployment that was deleted."""
+        self.replicas.pop(key, None)
+        self.reports.pop(key, None)
+
+    async def _poll(self, key: Key) -> None:
+        failures = 0
+        try:
+            while replica := self.replicas.get(key):
+                report = await self._ask(replica)
+                failures = 0 if report else failures + 1
+                if failures == MOST_FAILURES:
+                    report = StartReport(replica, "", 0, {}, is_final=True)
+                if report is not None and report != self.reports.get(key) and key in self.replicas:
+                    self.reports[key] = report
+                    self.wake(key)
+                await asyncio.sleep(self.interval * 2**failures)
+        finally:
+            del self.tasks[key]
+
+    async def _ask(self, replica: Replica) -> StartReport | None:
+        """Return the report of a replica, None without an answer."""
+        try:
+            async with (
+                self.questions,
+                ClientSession(timeout=TIMEOUT) as session,
+                session.get(
+                    f"http://{authority(replica.address, ENGINE_PORT)}/ready", allow_redirects=False
+                ) as answer,
+            ):
+                readiness = msgspec.json.decode(await answer.content.read(LARGEST_ANSWER), type=Readiness)
+        except (ClientError, OSError, TimeoutError, msgspec.DecodeError):
+            return None
+        is_final = readiness.status == "ready"
+        return StartReport(replica, readiness.phase, readiness.percent, readiness.seconds, is_final)

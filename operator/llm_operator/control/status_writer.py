@@ -1,0 +1,47 @@
+"""The writes of status: at most one in an interval for each object, of what was assessed last."""
+
+import time
+from dataclasses import dataclass, field
+
+from engine_server.contract.api import Key
+from llm_operator.api.status import Status
+from llm_operator.control.cluster import Cluster
+from llm_operator.control.events import Events
+from llm_operator.control.resources import LLMDEPLOYMENTS
+from llm_operator.control.watching.store import Store
+from llm_operator.observed import Observed
+from llm_operator.status.news import news
+
+
+@dataclass(slots=True)
+class StatusWriter:
+    """Writes changed statuses, and the events of their changes."""
+
+    cluster: Cluster
+    store: Store
+    events: Events
+    # In seconds.
+    interval: float = 0.2
+    # The times of the last writes, by the monotonic clock.
+    written: dict[Key, float] = field(default_factory=dict)
+
+    async def write(self, key: Key, observed: Observed, status: Status) -> float | None:
+        """Write a status that differs from the reported one. An equal one is not written: a write wakes us again.
+
+        If the last write is too recent, nothing is written, and the seconds are returned after which to assess again.
+        """
+        if status.as_manifest() == observed.reported:
+            return None
+        now = time.monotonic()
+        wait = self.written.get(key, now - self.interval) + self.interval - now
+        if wait > 0:
+            return wait
+        self.written[key] = now
+        self.store.put(LLMDEPLOYMENTS, await self.cluster.report(key, status.as_patch()))
+        await self.events.record(observed.subject, news(status, observed.reported), observed.now)
+        return None
+
+    def forget(self, key: Key) -> None:
+        """Forget an LLMDeployment that was deleted."""
+        self.written.pop(key, None)
+        self.events.forget(key)

@@ -1,0 +1,79 @@
+"""Lists that bring the store up to date, and make up for what a watch has lost."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import msgspec
+
+from engine_server.contract.api import Key
+from engine_server.contract.labels import LLMDEPLOYMENT_LABEL
+from llm_operator.control.cluster import Cluster
+from llm_operator.control.resources import LLMDEPLOYMENTS, Resource
+from llm_operator.control.watching.store import Ref, Store
+from llm_operator.observed import Manifest
+
+PAGE_SIZE = 250
+
+
+class ListMetadata(msgspec.Struct, frozen=True):
+    resource_version: str = msgspec.field(name="resourceVersion")
+    # The token of the next page; empty on the last.
+    next_page: str = msgspec.field(name="continue", default="")
+
+
+class ListPage(msgspec.Struct, frozen=True):
+    """One page of a list. Most of its items are known already, and stay undecoded."""
+
+    metadata: ListMetadata
+    items: tuple[msgspec.Raw, ...]
+
+
+class ItemMetadata(msgspec.Struct, frozen=True):
+    namespace: str
+    name: str
+    resource_version: str = msgspec.field(name="resourceVersion")
+
+
+class Item(msgspec.Struct, frozen=True):
+    metadata: ItemMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class Relist:
+    """Lists the objects of a namespace, or of the whole cluster if it is empty."""
+
+    cluster: Cluster
+    store: Store
+    namespace: str
+
+    async def run(self, resource: Resource) -> AsyncIterator[frozenset[Key]]:
+        """List one kind; yield the LLMDeployments that each change affects. Raises `api_errors.FAILURES`.
+
+        They are yielded at once: the store has the change, so no later list would find it again.
+        """
+        listed: set[Ref] = set()
+        version = 0
+        async for page in self.pages(resource):
+            version = int(page.metadata.resource_version)
+            for raw in page.items:
+                metadata = msgspec.json.decode(raw, type=Item).metadata
+                ref = Ref(resource, metadata.namespace, metadata.name)
+                listed.add(ref)
+                if int(metadata.resource_version) > self.store.version(ref):
+                    yield self.store.put(resource, msgspec.json.decode(raw, type=Manifest))
+        for ref in self.store.refs(resource, self.namespace):
+            if ref not in listed:
+                yield self.store.remove(ref, version)
+        self.store.forget_deletions(resource, self.namespace, version)
+
+    async def pages(self, resource: Resource) -> AsyncIterator[ListPage]:
+        query = {"limit": str(PAGE_SIZE)}
+        if resource != LLMDEPLOYMENTS:
+            query["labelSelector"] = LLMDEPLOYMENT_LABEL
+        while True:
+            text = await self.cluster.request("GET", resource.path(self.namespace), query=query)
+            page = msgspec.json.decode(text, type=ListPage)
+            yield page
+            if not page.metadata.next_page:
+                return
+            query["continue"] = page.metadata.next_page

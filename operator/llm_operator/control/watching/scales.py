@@ -1,0 +1,58 @@
+"""The scales of LLMDeployments with `autoscaling`, as the watch has reported them."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+
+from engine_server.contract.api import Key
+from llm_operator.api.sections.autoscaling import Autoscaling
+from llm_operator.observed import Manifest, Observed
+
+
+class Scale(NamedTuple):
+    """The replicas of an LLMDeployment, and the bounds and targets for them."""
+
+    autoscaling: Autoscaling
+    # Wanted and ready ones.
+    replicas: int
+    ready_replicas: int
+    # A write with it fails if the object has changed.
+    resource_version: str
+    # The operator that manages it.
+    operator: str = ""
+
+
+@dataclass(slots=True)
+class Scales:
+    """The current scale of each LLMDeployment that the operator scales."""
+
+    by_key: dict[Key, Scale] = field(default_factory=dict)
+
+    def put(self, key: Key, manifest: Manifest | None) -> None:
+        """Replace the scale of `key`, or remove it if the operator does not scale it."""
+        scale = scale_of(manifest) if manifest is not None else None
+        if scale is None:
+            self.by_key.pop(key, None)
+        else:
+            self.by_key[key] = scale
+
+
+def scale_of(manifest: Manifest) -> Scale | None:
+    """Return the scale; None without a valid `autoscaling`, and for an object that is paused or being deleted."""
+    metadata, spec = manifest["metadata"], manifest["spec"]
+    given = spec.get("autoscaling")
+    if given is None or "deletionTimestamp" in metadata or Observed(subject=manifest).is_paused:
+        return None
+    try:
+        autoscaling = msgspec.convert(without_nulls(given), Autoscaling)
+    except msgspec.ValidationError:
+        # The status reports it.
+        return None
+    status = manifest.get("status", {})
+    ready, operator = status.get("readyReplicas", 0), status.get("operator", "")
+    return Scale(autoscaling, spec.get("replicas", 1), ready, metadata["resourceVersion"], operator)
+
+
+def without_nulls(fields: Manifest) -> Manifest:
+    return {name: value for name, value in fields.items() if value is not None}

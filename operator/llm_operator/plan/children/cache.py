@@ -1,0 +1,134 @@
+"""The model cache: a claim, and a Job that downloads the model into it before a replica starts.
+
+Both are shared by all LLMDeployments of a namespace that have the same cache. Each one is an owner, and applies with a
+field manager of its own.
+"""
+
+from collections.abc import Iterator
+
+from engine_server.contract import labels
+from llm_operator.api.model_cache import ModelCache, model_cache
+from llm_operator.api.quantity import amount
+from llm_operator.api.spec import LLMDeployment
+from llm_operator.observed import ChildKey, Manifest, Observed, claim_key, fetch_key, workload_key
+from llm_operator.plan.children.fetch_job import fetch_job
+from llm_operator.plan.ownership import is_complete, is_followed, is_owned, is_terminating, shared_child
+from llm_operator.settings import Settings
+
+# The time between two looks at a download.
+POLL_SECONDS = 2.0
+
+
+def plan(deployment: LLMDeployment, observed: Observed, settings: Settings) -> Iterator[Manifest]:
+    cache = model_cache(deployment.spec.model)
+    yield from former_claims(deployment, cache, observed, settings)
+    if cache is None:
+        return
+    if cache.is_created and not is_terminating(observed.children.get(claim_key(cache.claim))):
+        yield claim(deployment, cache, observed, settings)
+    if not is_cached(cache, deployment, observed):
+        yield from job(deployment, cache, observed, settings)
+
+
+def fetched_into(deployment: LLMDeployment, observed: Observed) -> ModelCache | None:
+    """Return the cache whose download replicas of this spec must wait for, if any."""
+    cache = model_cache(deployment.spec.model)
+    return None if cache is None or is_cached(cache, deployment, observed) else cache
+
+
+def is_cached(cache: ModelCache, deployment: LLMDeployment, observed: Observed) -> bool:
+    """Return True once the Job has ended well.
+
+    The Deployment and a created claim record it, since the Job is deleted then. The record on the claim is for other
+    LLMDeployments, which need no Job of their own. It has the claim's UID: one that is created anew is filled again.
+    """
+    job = observed.children.get(fetch_key(cache.name))
+    if job is not None and is_complete(job):
+        return True
+    places = (workload_key(deployment.name), claim_key(cache.claim))
+    return mark(cache, observed) in map(observed.cached_model, places)
+
+
+def annotations(deployment: LLMDeployment, observed: Observed) -> dict[str, str]:
+    """Return the Deployment's record of a complete model; while another one is downloaded, the last record."""
+    cache = model_cache(deployment.spec.model)
+    if cache is not None and is_cached(cache, deployment, observed):
+        return {labels.CACHED_MODEL_ANNOTATION: mark(cache, observed)}
+    last = observed.cached_model(workload_key(deployment.name))
+    return {labels.CACHED_MODEL_ANNOTATION: last} if cache and last else {}
+
+
+def mark(cache: ModelCache, observed: Observed) -> str:
+    return cache.mark(observed.claim_uid(cache.claim))
+
+
+def claim(deployment: LLMDeployment, cache: ModelCache, observed: Observed, settings: Settings) -> Manifest:
+    """Plan the claim. Its size only grows, since a volume cannot shrink and others may need more of it."""
+    wanted = deployment.spec.model.cache
+    assert wanted is not None and wanted.size is not None
+    existing = observed.children.get(claim_key(cache.claim), {})
+    size = existing.get("spec", {}).get("resources", {}).get("requests", {}).get("storage", wanted.size)
+    spec = {
+        "accessModes": [cache.access_mode],
+        "resources": {"requests": {"storage": max(size, wanted.size, key=amount)}},
+    }
+    if wanted.class_:
+        spec["storageClassName"] = wanted.class_
+    planned = shared_child(deployment, claim_key(cache.claim), settings, spec=spec)
+    if is_cached(cache, deployment, observed):
+        planned["metadata"]["annotations"] = {labels.CACHED_MODEL_ANNOTATION: mark(cache, observed)}
+    return planned
+
+
+def former_claims(
+    deployment: LLMDeployment, cache: ModelCache | None, observed: Observed, settings: Settings
+) -> Iterator[Manifest]:
+    """Plan the claims of earlier specs for as long as replicas use them."""
+    for key, existing in observed.children.items():
+        is_former = key.kind == "PersistentVolumeClaim" and (cache is None or key.name != cache.claim)
+        if is_former and is_owned(existing, deployment) and is_used(key, deployment, observed):
+            spec = {name: existing["spec"][name] for name in ("accessModes", "resources")}
+            if "storageClassName" in existing["spec"]:
+                spec["storageClassName"] = existing["spec"]["storageClassName"]
+            planned = shared_child(deployment, key, settings, spec=spec)
+            if record := observed.cached_model(key):
+                planned["metadata"]["annotations"] = {labels.CACHED_MODEL_ANNOTATION: record}
+            yield planned
+
+
+def is_used(key: ChildKey, deployment: LLMDeployment, observed: Observed) -> bool:
+    """Return True while the Deployment's template has the claim, or replicas of an earlier one may run."""
+    workload = observed.workload(deployment.name)
+    if not workload:
+        return False
+    volumes = workload["spec"]["template"]["spec"].get("volumes", ())
+    if any(volume.get("persistentVolumeClaim", {}).get("claimName") == key.name for volume in volumes):
+        return True
+    status = workload.get("status", {})
+    is_counted = status.get("observedGeneration", 0) >= workload["metadata"].get("generation", 0)
+    return not (is_counted and status.get("replicas", 0) == status.get("updatedReplicas", 0))
+
+
+def job(
+    deployment: LLMDeployment, cache: ModelCache, observed: Observed, settings: Settings
+) -> Iterator[Manifest]:
+    """Plan the Job. A running one keeps its template, unless its own LLMDeployment asks for another now.
+
+    In that case no Job is planned: the running one is deleted, and then created anew.
+    """
+    key = fetch_key(cache.name)
+    existing = observed.children.get(key)
+    wanted = fetch_job(deployment, cache, settings)
+    if existing is None:
+        yield wanted
+        return
+    if is_terminating(existing):
+        return
+    metadata = existing["metadata"]
+    digest = wanted["metadata"]["annotations"][labels.FETCH_HASH_ANNOTATION]
+    if is_followed(existing, deployment) and metadata["annotations"][labels.FETCH_HASH_ANNOTATION] != digest:
+        return
+    kept = shared_child(deployment, key, settings, spec=existing["spec"])
+    # What another one has applied is repeated as it is: a different value would be a conflict.
+    kept["metadata"] |= {name: metadata[name] for name in ("labels", "annotations")}
+    yield kept

@@ -1,0 +1,72 @@
+"""The Job that downloads a model into its cache."""
+
+import json
+from typing import Any
+
+from engine_server.contract import labels
+from llm_operator.api.model_cache import ModelCache
+from llm_operator.api.spec import LLMDeployment
+from llm_operator.api.spec_hash import digest
+from llm_operator.observed import Manifest, fetch_key
+from llm_operator.plan.ownership import shared_child
+from llm_operator.plan.pod.pods import pod_template
+from llm_operator.plan.pod.volumes import FETCHED, uncached_source
+from llm_operator.settings import Settings
+
+FOLDER = FETCHED.mount["mountPath"]
+# A failed fetch is repeated for as long as it is wanted: the remedy may be a Secret or a volume, outside of the spec.
+BACKOFF_LIMIT = 2**31 - 1
+# The operator deletes a finished Job; this is for one that no operator looks after.
+SECONDS_AFTER_FINISHED = 3600
+# Parts of an engine's pod that the pod of a Job does not have.
+ENGINES_ALONE = (
+    "initContainers",
+    "restartPolicy",
+    "terminationGracePeriodSeconds",
+    "topologySpreadConstraints",
+)
+
+
+def fetch_job(deployment: LLMDeployment, cache: ModelCache, settings: Settings) -> Manifest:
+    pod = fetch_pod(deployment, cache, settings)
+    template = {"metadata": {"labels": labels.fetch_pod_labels(cache.name)}, "spec": pod}
+    spec = {
+        "backoffLimit": BACKOFF_LIMIT,
+        "podReplacementPolicy": "Failed",
+        "ttlSecondsAfterFinished": SECONDS_AFTER_FINISHED,
+        "template": template,
+    }
+    manifest = shared_child(deployment, fetch_key(cache.name), settings, spec=spec)
+    manifest["metadata"]["annotations"] = {
+        labels.FETCH_OWNER_ANNOTATION: deployment.metadata.uid,
+        labels.FETCH_HASH_ANNOTATION: digest(json.dumps(template, sort_keys=True).encode()),
+    }
+    return manifest
+
+
+def fetch_pod(deployment: LLMDeployment, cache: ModelCache, settings: Settings) -> dict[str, Any]:
+    """Return the engines' pod with nothing but the container that fetches, and with the claim as its volume.
+
+    It is placed as the engines are, since the volume must be where they can use it, but asks for no GPU.
+    """
+    model = deployment.spec.model
+    pod: dict[str, Any] = pod_template(deployment, settings, uncached_source(model))["spec"]
+    (fetch,) = (entry for entry in pod["initContainers"] if entry["name"] == labels.MODEL_CONTAINER)
+    container = fetch | {
+        "args": [
+            "fetch",
+            model.uri,
+            "--to",
+            f"{FOLDER}/{cache.name}",
+            f"--progress-port={labels.ENGINE_PORT}",
+        ],
+        "ports": [{"name": labels.HTTP_PORT_NAME, "containerPort": labels.ENGINE_PORT, "protocol": "TCP"}],
+    }
+    claim = {"name": FETCHED.name, "persistentVolumeClaim": {"claimName": cache.claim}}
+    mounted = {mount["name"] for mount in fetch["volumeMounts"]} - {FETCHED.name}
+    kept = {name: value for name, value in pod.items() if name not in ENGINES_ALONE}
+    return kept | {
+        "restartPolicy": "OnFailure",
+        "containers": [container],
+        "volumes": [claim, *(volume for volume in pod["volumes"] if volume["name"] in mounted)],
+    }

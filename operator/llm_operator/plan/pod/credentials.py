@@ -1,0 +1,29 @@
+"""The credentials of the model's source, from a Secret. Only containers that fetch get them."""
+
+from typing import Any
+
+from engine_server.contract.model_uri import Bucket, parse
+from llm_operator.api.sections.model import Model
+
+# The keys of a Secret that a bucket needs; none is required, since the cloud may give the pod an identity.
+BUCKET_KEYS = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_REGION",
+    "AWS_ENDPOINT_URL",
+)
+
+
+def variables(model: Model) -> list[dict[str, Any]]:
+    """Return the environment variables that refer to the model's Secret, if it has one."""
+    if model.secret_ref is None:
+        return []
+    name = model.secret_ref.name
+    if isinstance(parse(model.uri), Bucket):
+        return [variable(key, name, key, optional=True) for key in BUCKET_KEYS]
+    return [variable("HF_TOKEN", name, "token")]
+
+
+def variable(name: str, secret: str, key: str, **options: bool) -> dict[str, Any]:
+    return {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key, **options}}}

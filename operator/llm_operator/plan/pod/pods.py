@@ -1,0 +1,211 @@
+"""The engine's pod template."""
+
+import math
+from typing import Any
+
+import msgspec
+
+from engine_server.contract import labels
+from engine_server.contract.drain import PRE_STOP_SECONDS, termination_grace
+from llm_operator.api.sections.engine import Engine
+from llm_operator.api.sections.resources import Resources
+from llm_operator.api.spec import LLMDeployment, LLMDeploymentSpec
+from llm_operator.plan.pod import credentials, keys, pod_security
+from llm_operator.plan.pod.files import add_files
+from llm_operator.plan.pod.overlay import PATH, merge
+from llm_operator.plan.pod.profiles import profile_of, with_resources
+from llm_operator.plan.pod.volumes import (
+    FETCHED,
+    MODEL_FOLDER,
+    SCRATCH,
+    WRITABLE_VOLUME,
+    Source,
+    limited,
+    mounts,
+    source,
+)
+from llm_operator.settings import Settings
+
+GPU = "nvidia.com/gpu"
+CACHE_ENV = {"HOME": "/cache", "XDG_CACHE_HOME": "/cache", "HF_HOME": "/cache/huggingface"}
+
+
+def pod_template(
+    deployment: LLMDeployment, settings: Settings, origin: Source | None = None
+) -> dict[str, Any]:
+    """Return the template with those of the profile and of the user merged into it. Raises SpecError.
+
+    The model comes from `origin`, by default from where engines have it.
+    """
+    profile = profile_of(deployment, settings)
+    deployment = with_resources(deployment, profile)
+    spec = deployment.spec
+    origin = origin or source(spec.model)
+    image = spec.engine.image or settings.engine_image
+    pod: dict[str, Any] = {
+        "serviceAccountName": labels.child_name(deployment.name),
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "terminationGracePeriodSeconds": termination_grace(spec.rollout.drain_timeout_seconds),
+        "containers": [engine_container(deployment, origin, image)],
+        "volumes": [
+            {"name": volume.name, **limited(volume, spec.resources)} for volume in (*SCRATCH, *origin.volumes)
+        ],
+    }
+    if spec.model.cache:
+        pod["securityContext"] |= WRITABLE_VOLUME
+    if settings.engine_keys:
+        add_keys(pod, deployment.name)
+    if origin.fetch is not None:
+        pod["initContainers"] = [model_container(spec, origin.fetch, image)]
+    if spec.resources.gpus:
+        pod["tolerations"] = [
+            {"key": taint, "operator": "Exists", "effect": "NoSchedule"}
+            for taint in gpu_taints(spec.resources)
+        ]
+    own_labels = labels.pod_labels(deployment.name)
+    template: dict[str, Any] = {"metadata": {"labels": own_labels}, "spec": pod}
+    add_files(template, deployment)
+    template = merge(template, profile.get("podTemplate", {}), own_labels, may_choose_account=True)
+    template = merge(template, spec.pod_template or {}, own_labels, settings.allow_service_account)
+    pod_security.check(template, settings.pod_security, PATH)
+    return template
+
+
+def add_keys(pod: dict[str, Any], name: str) -> None:
+    """Make the engine accept only calls with its keys."""
+    volume = keys.volume(name)
+    (engine,) = pod["containers"]
+    # The arguments of the user come last, as without keys.
+    engine["args"][2:2] = keys.ARGUMENTS
+    engine["volumeMounts"] += mounts((volume,))
+    pod["volumes"].append({"name": volume.name, **volume.content})
+
+
+def engine_container(deployment: LLMDeployment, origin: Source, image: str) -> dict[str, Any]:
+    resources = deployment.spec.resources
+    given: tuple[dict[str, Any], ...] = msgspec.to_builtins(deployment.spec.engine.env)
+    models = [{**mount, "readOnly": True} for mount in mounts(origin.volumes)]
+    return container(labels.ENGINE_CONTAINER, image, engine_args(deployment, origin)) | {
+        "env": environment(*literal(CACHE_ENV | threads(resources)), *given),
+        **env_from(deployment.spec.engine),
+        "ports": [{"name": labels.HTTP_PORT_NAME, "containerPort": labels.ENGINE_PORT, "protocol": "TCP"}],
+        "resources": compute(resources, resources.gpus),
+        "volumeMounts": [*mounts(SCRATCH), *models],
+        "startupProbe": {
+            **http_get("/health"),
+            "periodSeconds": 2,
+            "timeoutSeconds": 2,
+            "failureThreshold": 300,
+        },
+        "livenessProbe": {
+            **http_get("/health"),
+            "periodSeconds": 10,
+            "timeoutSeconds": 5,
+            "failureThreshold": 6,
+        },
+        "readinessProbe": {
+            **http_get("/ready"),
+            "periodSeconds": 2,
+            "timeoutSeconds": 2,
+            "failureThreshold": 3,
+        },
+        "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_SECONDS}}},
+    }
+
+
+def engine_args(deployment: LLMDeployment, origin: Source) -> list[str]:
+    """Return the command line of the engine; the user's flags come last."""
+    spec = deployment.spec
+    arguments = ["engine", origin.argument]
+    # The router resolves served names, so that engines need not know them.
+    arguments += [f"--served-model-name={deployment.key}"]
+    arguments += ["--host=0.0.0.0", f"--port={labels.ENGINE_PORT}"]
+    arguments += [f"--drain-timeout={spec.rollout.drain_timeout_seconds}"]
+    if spec.engine.max_model_len is not None:
+        arguments += [f"--max-model-len={spec.engine.max_model_len}"]
+    if spec.resources.gpus > 1:
+        arguments += [f"--tensor-parallel-size={spec.resources.gpus}"]
+    return [*arguments, *spec.engine.args]
+
+
+def model_container(spec: LLMDeploymentSpec, uri: str, image: str) -> dict[str, Any]:
+    """Return the init container that fetches the model. Only this container gets the source's credentials."""
+    given = msgspec.to_builtins(spec.engine.env)
+    env = environment(*literal(CACHE_ENV), *given, *credentials.variables(spec.model))
+    return container(labels.MODEL_CONTAINER, image, ["fetch", uri, "--to", MODEL_FOLDER]) | {
+        "env": env,
+        **env_from(spec.engine),
+        "resources": compute(spec.resources, gpus=0),
+        "volumeMounts": mounts((*SCRATCH, FETCHED)),
+    }
+
+
+def container(name: str, image: str, args: list[str]) -> dict[str, Any]:
+    """Return the part that all containers share. It satisfies the restricted Pod Security Standard."""
+    security = {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "runAsNonRoot": True,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    return {
+        "name": name,
+        "image": image,
+        "args": args,
+        "securityContext": security,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+
+
+def environment(*variables: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the variables without repeated names; the last one of a name wins."""
+    return list({variable["name"]: variable for variable in variables}.values())
+
+
+def env_from(engine: Engine) -> dict[str, Any]:
+    """Return the fields of a container that take variables from ConfigMaps and Secrets."""
+    return {"envFrom": [msgspec.to_builtins(each) for each in engine.env_from]} if engine.env_from else {}
+
+
+def literal(values: dict[str, str]) -> list[dict[str, Any]]:
+    return [{"name": name, "value": value} for name, value in values.items()]
+
+
+def threads(resources: Resources) -> dict[str, str]:
+    """Return the thread count of a CPU pod: its CPU request, rounded up."""
+    if resources.gpus or resources.cpu is None:
+        return {}
+    cpu = str(resources.cpu)
+    cores = float(cpu.removesuffix("m")) / (1000 if cpu.endswith("m") else 1)
+    return {"OMP_NUM_THREADS": str(max(1, math.ceil(cores)))}
+
+
+def gpu_resource(resources: Resources) -> str:
+    """Return the name of the extended resource that GPUs are requested by."""
+    return resources.gpu_resource or GPU
+
+
+def gpu_taints(resources: Resources) -> tuple[str, ...]:
+    """Return the taints of GPU nodes: the vendor's, and the one that is named like the resource."""
+    vendor = gpu_resource(resources).partition("/")[0]
+    return tuple(dict.fromkeys((f"{vendor}/gpu", gpu_resource(resources))))
+
+
+def compute(resources: Resources, gpus: int) -> dict[str, Any]:
+    """Return a container's resource requests and limits."""
+    shared = {"memory": resources.memory, "ephemeral-storage": resources.disk}
+    requests = present({"cpu": resources.cpu, **shared})
+    limits = present({**shared, gpu_resource(resources): gpus or None})
+    sections = {"requests": requests, "limits": limits}
+    return {name: amounts for name, amounts in sections.items() if amounts}
+
+
+def present(amounts: dict[str, int | str | None]) -> dict[str, str]:
+    return {name: str(amount) for name, amount in amounts.items() if amount is not None}
+
+
+def http_get(path: str) -> dict[str, Any]:
+    return {"httpGet": {"path": path, "port": labels.HTTP_PORT_NAME}}

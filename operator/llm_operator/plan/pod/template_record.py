@@ -1,0 +1,170 @@
+"""The record of the pod template in force, so that replicas are replaced only when a field that they depend on changes.
+
+The operator renders the template of a spec once. Annotations of the Deployment keep it, with the spec's hash and the
+record's own hash, and Kubernetes copies them to the ReplicaSets. An upgraded operator keeps the recorded template, and
+a spec that returns to an earlier form finds its template on a retained ReplicaSet.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from engine_server.contract import labels
+from llm_operator.api.schema import SpecError
+from llm_operator.api.spec import LLMDeployment
+from llm_operator.api.spec_hash import MARK, digest, hash_of_0_1_0, spec_hash
+from llm_operator.observed import Manifest, Observed, revision
+
+# The API server allows 256 KiB of annotations; the rest is for those that Kubernetes adds to a ReplicaSet.
+MOST_BYTES = 248 * 1024
+SERVED_NAME_FLAG = "--served-model-name="
+
+
+class Container(msgspec.Struct, frozen=True):
+    args: tuple[str, ...] = ()
+
+
+class PodSpec(msgspec.Struct, frozen=True):
+    containers: tuple[Container, ...]
+
+
+class PodTemplate(msgspec.Struct, frozen=True):
+    """The part of a pod template that decides about its reuse."""
+
+    spec: PodSpec
+
+    @property
+    def served_names(self) -> set[str]:
+        arguments = (argument for container in self.spec.containers for argument in container.args)
+        named = (argument for argument in arguments if argument.startswith(SERVED_NAME_FLAG))
+        return {argument.removeprefix(SERVED_NAME_FLAG) for argument in named}
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateRecord:
+    """A pod template, and the spec that it was rendered for."""
+
+    template: dict[str, Any]
+    spec_hash: str
+    # The request to take the operator's current template that it fulfilled; empty without one.
+    rolled_at: str = ""
+
+    def annotations(self) -> dict[str, str]:
+        """Return the record as annotations. Raises SpecError if it is too large for them."""
+        template = json.dumps(self.template, sort_keys=True, separators=(",", ":"))
+        annotations = {
+            labels.SPEC_HASH_ANNOTATION: self.spec_hash,
+            labels.POD_TEMPLATE_ANNOTATION: template,
+            labels.RECORD_HASH_ANNOTATION: record_hash(template, self.spec_hash, self.rolled_at),
+        }
+        if self.rolled_at:
+            annotations[labels.ROLLED_AT_ANNOTATION] = self.rolled_at
+        size = sum(len(name) + len(value.encode()) for name, value in annotations.items())
+        if size > MOST_BYTES:
+            problem = f"the pod template takes {size} bytes as JSON; at most {MOST_BYTES} can be recorded"
+            raise SpecError("spec", f"{problem}: move long values into a ConfigMap")
+        return annotations
+
+
+def template_in_force(deployment: LLMDeployment, observed: Observed) -> TemplateRecord | None:
+    """Return the record of the template that was rendered for this spec before, or None.
+
+    A record that is broken or was modified is replaced by a retained ReplicaSet's copy, or by the live template.
+    """
+    for annotations in recorded_annotations(deployment, observed):
+        record = read(annotations)
+        if record is not None and suits(record, deployment):
+            return TemplateRecord(record.template, spec_hash(deployment.spec), record.rolled_at)
+    return live(deployment, observed)
+
+
+def last_record(deployment: LLMDeployment, observed: Observed) -> TemplateRecord | None:
+    """Return the newest readable record, whatever spec it was made for; without one, the Deployment's own template."""
+    workload = observed.workload(deployment.name)
+    records = map(read, recorded_annotations(deployment, observed))
+    last = next((record for record in records if record is not None), None)
+    return last or (TemplateRecord(workload["spec"]["template"], "") if workload else None)
+
+
+def recorded_annotations(deployment: LLMDeployment, observed: Observed) -> Iterator[dict[str, str]]:
+    """Yield the annotations of the Deployment, then of its ReplicaSets from the newest revision to the oldest."""
+    workload = observed.workload(deployment.name)
+    if not workload:
+        return
+    yield workload["metadata"].get("annotations", {})
+    uid = workload["metadata"].get("uid")
+    for replica_set in sorted(observed.replica_sets, key=revision, reverse=True):
+        if any(owner["uid"] == uid for owner in replica_set["metadata"].get("ownerReferences", ())):
+            yield replica_set["metadata"].get("annotations", {})
+
+
+def read(annotations: dict[str, str]) -> TemplateRecord | None:
+    """Return the record in annotations; None if there is none, or if it is broken or was modified.
+
+    Records of 0.1.0 have no hash of their own.
+    """
+    template = annotations.get(labels.POD_TEMPLATE_ANNOTATION, "")
+    made_for = annotations.get(labels.SPEC_HASH_ANNOTATION, "")
+    rolled_at = annotations.get(labels.ROLLED_AT_ANNOTATION, "")
+    given = annotations.get(labels.RECORD_HASH_ANNOTATION)
+    is_of_0_1_0 = given is None and not made_for.startswith(MARK)
+    if not is_of_0_1_0 and given != record_hash(template, made_for, rolled_at):
+        return None
+    try:
+        return TemplateRecord(msgspec.json.decode(template, type=dict[str, Any]), made_for, rolled_at)
+    except msgspec.MsgspecError:
+        return None
+
+
+def record_hash(template: str, made_for: str, rolled_at: str) -> str:
+    return digest("\n".join((made_for, rolled_at, template)).encode())
+
+
+def suits(record: TemplateRecord, deployment: LLMDeployment) -> bool:
+    """Return True for the record of a template that was rendered for this spec, and may still be used."""
+    is_adopted = deployment.rolled_at in ("", record.rolled_at)
+    return is_made_for(record.spec_hash, deployment) and is_adopted and answers(record.template, deployment)
+
+
+def is_made_for(recorded_hash: str, deployment: LLMDeployment) -> bool:
+    return recorded_hash in (spec_hash(deployment.spec), hash_of_0_1_0(deployment.spec))
+
+
+def answers(template: dict[str, Any], deployment: LLMDeployment) -> bool:
+    """Return True if engines of this template answer to every name of the deployment; it need not be a template.
+
+    Engines of 0.1.0 answer only to the names in their arguments; later ones to any that the router sends them.
+    """
+    try:
+        given = msgspec.convert(template, PodTemplate).served_names
+    except msgspec.ValidationError:
+        return False
+    return given == {str(deployment.key)} or given >= set(deployment.routed_names)
+
+
+def live(deployment: LLMDeployment, observed: Observed) -> TemplateRecord | None:
+    """Return a record of the Deployment's own template, if it was applied for this spec and nobody has modified it."""
+    workload = observed.workload(deployment.name)
+    annotations = workload.get("metadata", {}).get("annotations", {})
+    rolled_at = annotations.get(labels.ROLLED_AT_ANNOTATION, "")
+    made_for = annotations.get(labels.SPEC_HASH_ANNOTATION, "")
+    if not is_untouched(workload):
+        return None
+    record = TemplateRecord(workload["spec"]["template"], made_for, rolled_at)
+    if not suits(record, deployment):
+        return None
+    return TemplateRecord(record.template, spec_hash(deployment.spec), rolled_at)
+
+
+def is_untouched(workload: Manifest) -> bool:
+    """Return True if the API server attributes the spec of the pods to nobody but us."""
+    managed = workload.get("metadata", {}).get("managedFields", ())
+    owners = {
+        entry["manager"]
+        for entry in managed
+        if "f:spec" in entry.get("fieldsV1", {}).get("f:spec", {}).get("f:template", {})
+    }
+    return owners == {labels.FIELD_MANAGER}

@@ -1,0 +1,74 @@
+"""The volumes of an engine's pod, and the origin of its model."""
+
+from typing import Any, NamedTuple
+
+from engine_server.contract.model_uri import LocalPath, VolumeClaim, parse
+from llm_operator.api.model_cache import model_cache
+from llm_operator.api.sections.model import Model
+from llm_operator.api.sections.resources import Resources
+
+MODEL_FOLDER = "/models/model"
+
+
+class Volume(NamedTuple):
+    """A volume, and where containers have it."""
+
+    name: str
+    content: dict[str, Any]
+    mount: dict[str, Any]
+
+
+SCRATCH = (
+    Volume("tmp", {"emptyDir": {}}, {"mountPath": "/tmp"}),  # noqa: S108
+    Volume("cache", {"emptyDir": {}}, {"mountPath": "/cache"}),
+    Volume("shm", {"emptyDir": {"medium": "Memory"}}, {"mountPath": "/dev/shm"}),  # noqa: S108
+)
+# A block volume belongs to root; the kubelet gives it to the group of the image's user when it is mounted.
+WRITABLE_VOLUME: dict[str, Any] = {"fsGroup": 65532, "fsGroupChangePolicy": "OnRootMismatch"}
+FETCHED = Volume("models", {"emptyDir": {}}, {"mountPath": "/models"})
+
+
+class Source(NamedTuple):
+    """The origin of a pod's model."""
+
+    # The model argument of `fairlead engine`.
+    argument: str
+    # The URI that an init container fetches, if any.
+    fetch: str | None = None
+    # The volumes that hold the model.
+    volumes: tuple[Volume, ...] = ()
+
+
+def source(model: Model) -> Source:
+    """Return how an engine's pod gets a model whose URI is valid."""
+    if cache := model_cache(model):
+        claim = {"persistentVolumeClaim": {"claimName": cache.claim}}
+        mount = {"mountPath": MODEL_FOLDER, "subPath": cache.name}
+        return Source(MODEL_FOLDER, volumes=(Volume("models", claim, mount),))
+    return uncached_source(model)
+
+
+def uncached_source(model: Model) -> Source:
+    """Return how a pod gets a model without its cache."""
+    match parse(model.uri):
+        case LocalPath(path):
+            return Source(path)
+        case VolumeClaim(name, path):
+            volume = {"persistentVolumeClaim": {"claimName": name, "readOnly": True}}
+            mount = {"mountPath": MODEL_FOLDER} | ({"subPath": path} if path else {})
+            return Source(MODEL_FOLDER, volumes=(Volume("models", volume, mount),))
+        case _:
+            return Source(MODEL_FOLDER, fetch=model.uri, volumes=(FETCHED,))
+
+
+def limited(volume: Volume, resources: Resources) -> dict[str, Any]:
+    """Return the content of a volume with the size limit that the resources set for it, if any."""
+    limits = {"shm": resources.shm, FETCHED.name: resources.disk}
+    limit = limits.get(volume.name)
+    if limit is None or "emptyDir" not in volume.content:
+        return volume.content
+    return {"emptyDir": {**volume.content["emptyDir"], "sizeLimit": str(limit)}}
+
+
+def mounts(volumes: tuple[Volume, ...]) -> list[dict[str, Any]]:
+    return [{"name": volume.name, **volume.mount} for volume in volumes]

@@ -1,0 +1,103 @@
+"""The condition ModelCached: the state of the download into a model's cache."""
+
+from llm_operator.api.model_cache import ModelCache, model_cache
+from llm_operator.api.spec import LLMDeploymentSpec
+from llm_operator.observed import Fetch, Manifest, Observed, Problem, claim_key, workload_key
+from llm_operator.status.conditions import Verdict
+from llm_operator.status.problems import phase, problems
+
+# Reasons of Events: of a claim that gets no volume, and of a pod that cannot have it.
+NO_VOLUME = ("ProvisioningFailed", "FailedBinding")
+NO_MOUNT = ("FailedAttachVolume", "FailedMount")
+UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
+
+
+def model_cached(spec: LLMDeploymentSpec | None, observed: Observed) -> Verdict | None:
+    """True means that the model is on its volume; None leaves the condition out."""
+    cache = model_cache(spec.model) if spec else None
+    if cache is None:
+        return None
+    if problem := cache_problem(spec, observed):
+        return Verdict(False, *problem)
+    if observed.cached_model(workload_key(observed.key.name)) == cache.mark(observed.claim_uid(cache.claim)):
+        return Verdict(True, "Cached", f"the model is in the folder {cache.name} of the claim {cache.claim}")
+    return Verdict(False, "FetchingModel", progress(observed.fetch or Fetch()))
+
+
+def cache_problem(spec: LLMDeploymentSpec | None, observed: Observed) -> Problem | None:
+    """Return the reason why the download, or the use of the volume, does not succeed."""
+    cache = model_cache(spec.model) if spec else None
+    if cache is None:
+        return None
+    if observed.fetch is None:
+        return node_problem(cache, observed)
+    claim = observed.children.get(claim_key(cache.claim), {})
+    if "deletionTimestamp" in claim.get("metadata", {}):
+        return Problem(
+            "ClaimTerminating", f"the claim {cache.claim} is being deleted; it is created again afterwards"
+        )
+    is_bound = claim.get("status", {}).get("phase") == "Bound"
+    for warning in reversed(observed.fetch.warnings):
+        if is_bound and warning.get("reason") in NO_VOLUME:
+            continue
+        if problem := warning_problem(cache, warning):
+            return problem
+    pods = observed.fetch.pods
+    found = problems(pods, pods[0]["spec"]) if pods else []
+    return full_volume(cache, found[0]) if found else None
+
+
+def warning_problem(cache: ModelCache, warning: Manifest) -> Problem | None:
+    reason, message = warning.get("reason"), str(warning.get("message", ""))
+    if reason in NO_VOLUME:
+        if "storageclass" in message.lower() or "no storage class is set" in message:
+            return Problem("StorageClassNotFound", f"the claim {cache.claim} gets no volume: {message}")
+        if "access mode" in message.lower() or "MULTI_NODE" in message:
+            return Problem(
+                "WrongAccessMode",
+                f"the claim {cache.claim} gets no volume with the access mode {cache.access_mode}: {message}",
+            )
+        return Problem("ClaimPending", f"the claim {cache.claim} gets no volume: {message}")
+    if reason in NO_MOUNT and "Multi-Attach" in message:
+        return Problem("WrongAccessMode", f"the claim {cache.claim} is in use on another node: {message}")
+    return None
+
+
+def full_volume(cache: ModelCache, problem: Problem) -> Problem:
+    """Return the problem in terms of the volume if that has no room."""
+    if "No space left on device" not in problem.message:
+        return problem
+    remedy = "raise model.cache.size" if cache.is_created else "enlarge the claim"
+    return Problem("VolumeFull", f"the volume of the claim {cache.claim} is full: {remedy}")
+
+
+def node_problem(cache: ModelCache, observed: Observed) -> Problem | None:
+    """Return the problem of replicas on several nodes with a volume that is for one."""
+    pods = [pod for pod in observed.pods if pod.get("spec", {}).get("nodeName")]
+    nodes = sorted({pod["spec"]["nodeName"] for pod in pods})
+    is_pending = any(pod.get("status", {}).get("phase") == "Pending" for pod in pods)
+    if cache.access_mode != "ReadWriteOnce" or len(nodes) < 2 or not is_pending:
+        return None
+    return Problem(
+        "WrongAccessMode",
+        f"the claim {cache.claim} is ReadWriteOnce, for the pods of one node, and replicas are on {', '.join(nodes)};"
+        " set model.cache.accessMode to ReadWriteMany",
+    )
+
+
+def progress(fetch: Fetch) -> str:
+    if fetch.total:
+        percent = min(100, 100 * fetch.done // fetch.total)
+        return f"{percent} %: {amount(fetch.done)} of {amount(fetch.total)} are downloaded"
+    if fetch.done:
+        return f"{amount(fetch.done)} are downloaded"
+    has_ended = any(phase(pod) == "Succeeded" for pod in fetch.pods)
+    return "the download has ended" if has_ended else "the download starts"
+
+
+def amount(count: int) -> str:
+    """Return a number of bytes in the largest unit that fits."""
+    for size, unit in UNITS:
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} bytes"

@@ -1,0 +1,38 @@
+"""Failures of a rollout that are certain long before its deadline."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llm_operator.observed import Manifest, revision
+from llm_operator.status.problems import CRASH_LOOP, condition, statuses
+
+# Reasons for which a container waits after repeated failures.
+GIVEN_UP = (CRASH_LOOP, "ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull")
+# A container that was restarted so often has failed repeatedly, even while it runs again.
+RESTARTS = 2
+
+
+def failing_pods(pods: Sequence[Manifest], replica_sets: Sequence[Manifest]) -> list[Manifest]:
+    """Return the pods of the newest revision that have failed repeatedly."""
+    newest = max(replica_sets, key=revision, default=None)
+    return [pod for pod in pods if is_of(pod, newest) and has_failed_repeatedly(pod)]
+
+
+def is_of(pod: Manifest, replica_set: Manifest | None) -> bool:
+    """Return True for a pod of this ReplicaSet; of any if none is known."""
+    if replica_set is None:
+        return True
+    uid = replica_set["metadata"]["uid"]
+    return any(owner["uid"] == uid for owner in pod["metadata"].get("ownerReferences", ()))
+
+
+def has_failed_repeatedly(pod: Mapping[str, Any]) -> bool:
+    if "deletionTimestamp" in pod["metadata"] or condition(pod, "Ready").get("status") == "True":
+        return False
+    return any(has_container_failed(entry) for entry in statuses(pod))
+
+
+def has_container_failed(container: Mapping[str, Any]) -> bool:
+    waiting = container.get("state", {}).get("waiting", {})
+    is_restarted = not container.get("ready") and container.get("restartCount", 0) >= RESTARTS
+    return is_restarted or waiting.get("reason") in GIVEN_UP

@@ -1,0 +1,58 @@
+"""The alerts: `promtool` evaluates them over made-up series, and each has a section of instructions."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from charts.monitoring.alerts import ALERTS
+
+ROOT = Path(__file__).parents[3]
+RULES = ROOT / "charts" / "fairlead" / "files" / "rules.yaml"
+CASES = Path(__file__).with_name("alerts.test.yaml")
+NAMES = [alert.name for alert in ALERTS]
+
+Promtool = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session")
+def promtool() -> Promtool:
+    """Return a function that runs promtool."""
+    program = shutil.which("promtool")
+    if program is None:
+        pytest.skip("the alerts' tests need promtool on the PATH; Debian's package `prometheus` has it")
+
+    def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([program, *arguments], capture_output=True, text=True)
+
+    return run
+
+
+def test_alerts_are_valid_rules(promtool: Promtool) -> None:
+    checked = promtool("check", "rules", "--lint-fatal", RULES)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_alerts_fire_where_they_should_and_are_silent_elsewhere(promtool: Promtool) -> None:
+    tested = promtool("test", "rules", CASES)
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+
+
+def test_every_alert_has_a_case_in_which_it_fires() -> None:
+    cases = yaml.safe_load(CASES.read_text())
+    fired = {
+        case["alertname"]
+        for test in cases["tests"]
+        for case in test["alert_rule_test"]
+        if case.get("exp_alerts")
+    }
+    assert fired == set(NAMES)
+
+
+def test_every_alert_has_a_section_of_instructions() -> None:
+    sections = re.findall(r"^### (Fairlead\w+)$", (ROOT / "docs" / "monitoring.md").read_text(), re.MULTILINE)
+    assert sections == NAMES

@@ -1,0 +1,71 @@
+"""The chart's dashboards, alerts and PodMonitors."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+Manifest = dict[str, Any]
+Render = Callable[..., list[Manifest]]
+
+FILES = Path(__file__).parents[2] / "charts" / "fairlead" / "files"
+RUNBOOKS = "https://docs.example/monitoring"
+
+
+def of_kind(manifests: list[Manifest], kind: str) -> list[Manifest]:
+    return [manifest for manifest in manifests if manifest["kind"] == kind]
+
+
+def test_nothing_of_monitoring_is_rendered_by_default(render: Render) -> None:
+    kinds = {manifest["kind"] for manifest in render()}
+    assert not {"ConfigMap", "PrometheusRule", "PodMonitor"} & kinds
+
+
+def test_dashboards_are_labelled_config_maps(render: Render) -> None:
+    rendered = of_kind(render(dashboards={"enabled": True, "annotations": {"folder": "x"}}), "ConfigMap")
+    names = ["fleet", "model", "operator", "router"]
+    assert [config["metadata"]["name"] for config in rendered] == [
+        f"fairlead-dashboard-{name}" for name in names
+    ]
+    for name, config in zip(names, rendered, strict=True):
+        assert config["metadata"]["labels"]["grafana_dashboard"] == "1"
+        assert config["metadata"]["annotations"] == {"folder": "x"}
+        content = json.loads(config["data"][f"{name}.json"])
+        assert content == json.loads((FILES / "dashboards" / f"{name}.json").read_text())
+
+
+def test_alerts_are_those_of_the_file(render: Render) -> None:
+    (rendered,) = of_kind(
+        render(prometheusRules={"enabled": True, "labels": {"release": "prometheus"}}), "PrometheusRule"
+    )
+    assert rendered["metadata"]["labels"]["release"] == "prometheus"
+    assert rendered["spec"] == yaml.safe_load((FILES / "rules.yaml").read_text())
+
+
+def test_alerts_link_to_their_sections(render: Render) -> None:
+    (rendered,) = of_kind(render(prometheusRules={"enabled": True, "runbookUrl": RUNBOOKS}), "PrometheusRule")
+    (group,) = rendered["spec"]["groups"]
+    for rule in group["rules"]:
+        assert rule["annotations"]["runbook_url"] == f"{RUNBOOKS}#{rule['alert'].lower()}"
+
+
+@pytest.mark.parametrize("component", ["operator", "router"])
+def test_pod_monitors_keep_the_namespace_of_llmdeployments(render: Render, component: str) -> None:
+    monitors = of_kind(render(podMonitors={"enabled": True}), "PodMonitor")
+    monitor = next(one for one in monitors if one["metadata"]["name"] == f"fairlead-{component}")
+    assert [endpoint["honorLabels"] for endpoint in monitor["spec"]["podMetricsEndpoints"]] == [True]
+
+
+def test_pod_monitor_of_engines_adds_the_label_that_dashboards_select_by(render: Render) -> None:
+    monitors = of_kind(render(podMonitors={"enabled": True}), "PodMonitor")
+    monitor = next(one for one in monitors if one["metadata"]["name"] == "fairlead-engines")
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["relabelings"] == [
+        {
+            "sourceLabels": ["__meta_kubernetes_pod_label_fairlead_dev_llmdeployment"],
+            "targetLabel": "llmdeployment",
+        }
+    ]

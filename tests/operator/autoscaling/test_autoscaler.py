@@ -1,0 +1,98 @@
+"""The autoscaler against a real API server, with real routers in front of an engine that a test controls."""
+
+import re
+from typing import Any
+
+from waiting import until
+
+# In seconds: short, so that a test waits for little.
+WINDOWS = {
+    "targetInFlight": 2,
+    "stableWindowSeconds": 2,
+    "panicWindowSeconds": 1,
+    "scaleDownDelaySeconds": 2,
+    "idleSeconds": 2,
+}
+
+
+def reason(scaler: Any, name: str) -> str:
+    """Return the reason of the last decision, empty before the first."""
+    found = re.search(
+        rf'^fairlead_operator_scaling_reason{{name="{name}",namespace="scaling",reason="(\w+)"}} 1',
+        scaler.metrics(),
+        re.MULTILINE,
+    )
+    return found[1] if found else ""
+
+
+def test_a_request_starts_a_deployment_from_zero_and_idle_time_returns_it_there(
+    scaling: Any, requests: Any, scaler: Any, manifest: Any
+) -> None:
+    scaling.apply(manifest, "sleeper", 0, min=0, max=3, **WINDOWS)
+    until(lambda: reason(scaler, "sleeper") == "AtZero")
+    scaling.engine.gate.set()
+
+    for router in scaling.routers:
+        requests.send(router, "sleeper")
+        until(lambda: scaling.replicas("sleeper") == 1, "the router wakes it")
+        scaling.make_ready("sleeper", 1)
+        assert set(requests.join()) == {200}
+        until(lambda: scaling.replicas("sleeper") == 0, "the operator returns it to zero")
+        scaling.make_ready("sleeper", 0)
+
+    assert scaler.log.read_text().count("scaling/sleeper: scaled from 1 to 0 (Idle)") == 2
+
+
+def test_a_deployment_that_never_became_ready_is_not_idle(scaling: Any, scaler: Any, manifest: Any) -> None:
+    scaling.apply(manifest, "starting", 1, min=0, max=3, **WINDOWS)
+    scaling.apply(manifest, "started", 1, min=0, max=3, **WINDOWS)
+    scaling.make_ready("started", 1)
+    until(lambda: scaling.replicas("started") == 0)
+    assert scaling.replicas("starting") == 1 and reason(scaler, "starting") == "Steady"
+
+
+def test_requests_of_all_routers_start_replicas_and_their_end_removes_them(
+    scaling: Any, requests: Any, scaler: Any, manifest: Any
+) -> None:
+    scaling.apply(manifest, "elastic", 1, min=1, max=4, **WINDOWS)
+    scaling.make_ready("elastic", 1)
+    # Of six requests, each replica has two; each router alone needs two replicas.
+    for router in scaling.routers:
+        requests.send(router, "elastic", 3)
+    until(lambda: scaling.replicas("elastic") == 3)
+    scaling.engine.gate.set()
+    assert requests.join() == [200] * 6
+    until(lambda: scaling.replicas("elastic") == 1)
+    assert scaler.logged("to 1 (LessDemand)")
+    assert "Traceback" not in scaler.log.read_text()
+
+
+def test_nothing_is_scaled_down_while_a_router_does_not_answer(
+    scaling: Any, scaler: Any, manifest: Any
+) -> None:
+    scaling.apply(manifest, "doubtful", 2, min=1, max=4, **WINDOWS)
+    paused = scaling.routers[1]
+    paused.pause()
+    try:
+        until(lambda: scaler.logged(f":{paused.metrics_port}: nothing is scaled down"))
+        scaling.scale("doubtful", 3)
+        until(lambda: reason(scaler, "doubtful") == "UnknownRouter")
+        assert scaling.replicas("doubtful") == 3
+        # The bounds hold all the same.
+        scaling.scale("doubtful", 9)
+        until(lambda: scaling.replicas("doubtful") == 4)
+    finally:
+        paused.resume()
+    until(lambda: scaling.replicas("doubtful") == 1)
+    assert not scaler.logged("scaling/doubtful: scaled from 3")
+
+
+def test_a_deployment_without_autoscaling_is_left_to_others(scaling: Any, scaler: Any, manifest: Any) -> None:
+    scaling.apply(manifest, "owned", 3, min=1, max=4, **WINDOWS)
+    until(lambda: reason(scaler, "owned"))
+    remove = ("--type=json", "-p", '[{"op": "remove", "path": "/spec/autoscaling"}]')
+    scaling.kubectl("patch", "llmd", "owned", *remove)
+    until(lambda: not reason(scaler, "owned"))
+    scaling.scale("owned", 5)
+    until(lambda: scaling.world.get("deployment", "owned-engine", "scaling")["spec"]["replicas"] == 5)
+    assert scaling.replicas("owned") == 5

@@ -1,0 +1,61 @@
+"""The addresses of routers from EndpointSlices, and the sum of their reports."""
+
+import pytest
+from kubernetes_objects import endpoint, slice_of
+from llm_operator.api.sections.autoscaling import Autoscaling
+from llm_operator.autoscaling.autoscaler import by_deployment, sample_of
+from llm_operator.autoscaling.history import Load, Sample
+from llm_operator.autoscaling.routers import RouterService, addresses
+from llm_operator.control.watching.scales import Scale
+
+from engine_server.contract.api import Key
+from engine_server.contract.demand import DemandReport, DeploymentDemand, EndpointLoad
+
+SCALE = Scale(Autoscaling(max=3), replicas=1, ready_replicas=1, resource_version="1")
+A, B = "http://10.0.0.1:8000", "http://10.0.0.2:8000"
+
+
+def test_every_router_is_asked_once_whatever_its_state_and_slices() -> None:
+    starting = endpoint("10.0.0.1", "one", ready=False, serving=False)
+    draining = endpoint("10.0.0.2", "two", ready=False, serving=True, terminating=True)
+    slices = [
+        slice_of("", "v6", endpoint("fd00::1", "one"), endpoint("fd00::3", "three"), family="IPv6"),
+        slice_of("", "v4", starting, draining),
+        slice_of("", "again", draining),
+    ]
+    assert sorted(addresses(slices)) == ["10.0.0.1:9", "10.0.0.2:9", "[fd00::3]:9"]
+
+
+def test_the_port_is_that_of_metrics_if_the_service_names_none() -> None:
+    nameless = slice_of("", "s", endpoint("10.0.0.1", "one"))
+    nameless["ports"] = [{"name": "http", "port": 8080}]
+    assert list(addresses([nameless])) == ["10.0.0.1:9090"]
+    assert list(addresses([{"addressType": "IPv4", "endpoints": None, "ports": None}])) == []
+
+
+@pytest.mark.parametrize("text", ["name", "/name", "namespace/", "a/b/c", ""])
+def test_a_service_is_named_with_its_namespace(text: str) -> None:
+    with pytest.raises(ValueError, match="NAMESPACE/NAME"):
+        RouterService.parse(text)
+
+
+def demand(in_flight: int, held: int, idle: float, *loads: EndpointLoad) -> DeploymentDemand:
+    return DeploymentDemand("default", "m", in_flight, held, idle, loads)
+
+
+def test_requests_are_summed_and_the_newest_report_of_an_engine_counts() -> None:
+    first = demand(3, 2, 0.0, EndpointLoad(A, 0.9, 5.0), EndpointLoad(B, 0.7, 31.0))
+    second = demand(1, 0, 0.0, EndpointLoad(A, 0.5, 1.0))
+    sample = sample_of([first, second], SCALE, is_complete=True, now=7.0)
+    assert sample == Sample(7.0, Load(6, 0.5), 0.0, True, is_ready=True)
+
+
+def test_the_least_idle_time_counts() -> None:
+    idle = [demand(0, 0, 90.0), demand(0, 0, 4.0)]
+    assert sample_of(idle, SCALE, is_complete=True, now=100.0).idle_seconds == 4.0
+
+
+def test_reports_are_grouped_by_deployment() -> None:
+    other = DeploymentDemand("default", "other", 1, 0, 0.0)
+    grouped = by_deployment([DemandReport((demand(1, 0, 0.0), other)), DemandReport((other,))])
+    assert [len(grouped[Key("default", name)]) for name in ("m", "other")] == [1, 2]

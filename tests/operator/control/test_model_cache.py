@@ -1,0 +1,314 @@
+"""Model caches against a real API server; the tests act as the controllers of Jobs, claims and Deployments."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from waiting import until
+
+pytestmark = pytest.mark.usefixtures("operator")
+# Shared children have the label of an LLMDeployment without a value.
+SHARED = "fairlead.dev/llmdeployment="
+DONE = {
+    "startTime": "2026-01-01T00:00:00Z",
+    "completionTime": "2026-01-01T00:01:00Z",
+    "succeeded": 1,
+    "uncountedTerminatedPods": {},
+    "conditions": [
+        {"type": kind, "status": "True", "lastTransitionTime": "2026-01-01T00:01:00Z"}
+        for kind in ("SuccessCriteriaMet", "Complete")
+    ],
+}
+
+
+def cached(manifest: Any, name: str, model: str, **cache: Any) -> dict[str, Any]:
+    """Return an LLMDeployment with a model that no other test has."""
+    return dict(manifest(name, model={"uri": f"hf://tests/{model}", "cache": cache or {"size": "1Gi"}}))
+
+
+def job_of(world: Any, name: str) -> dict[str, Any] | None:
+    """Return the Job that has an LLMDeployment among its owners."""
+    return next(iter(shared(world, "jobs", name)), None)
+
+
+def shared(world: Any, kind: str, owner: str) -> list[dict[str, Any]]:
+    listed = json.loads(world.kubectl("get", kind, "-n", "default", "-l", SHARED, "-o", "json"))["items"]
+    return [item for item in listed if owner in owners(item)]
+
+
+def owners(item: dict[str, Any]) -> set[str]:
+    return {reference["name"] for reference in item["metadata"].get("ownerReferences", ())}
+
+
+def deployments(world: Any) -> set[str]:
+    rows = world.kubectl("get", "deployments", "-n", "default", "-o", "name")
+    return {row.removeprefix("deployment.apps/").removesuffix("-engine") for row in rows.split()}
+
+
+def count_replicas(world: Any, name: str) -> None:
+    """Report that no replicas of an earlier template are left, as the Deployment's controller does."""
+    until(lambda: name in deployments(world))
+    world.set_status("deployment", f"{name}-engine", {"observedGeneration": 1})
+
+
+def complete(world: Any, name: str) -> str:
+    """Finish the download of an LLMDeployment as the Job's controller does; return the name of its cache."""
+    job = until(lambda: job_of(world, name))
+    world.set_status("job", job["metadata"]["name"], DONE)
+    return str(job["metadata"]["name"])
+
+
+def test_the_deployment_is_created_after_the_download(world: Any, manifest: Any, name: str) -> None:
+    world.apply(cached(manifest, name, name))
+    found = until(lambda: world.condition(name, "ModelCached"))
+    assert (found["status"], found["reason"]) == ("False", "FetchingModel")
+    assert world.condition(name, "Ready")["reason"] == "FetchingModel"
+    assert name not in deployments(world)
+
+    cache = complete(world, name)
+
+    until(lambda: name in deployments(world))
+    found = until(
+        lambda: (
+            world.condition(name, "ModelCached")["status"] == "True" and world.condition(name, "ModelCached")
+        )
+    )
+    assert found["message"] == f"the model is in the folder {cache} of the claim {cache}"
+    until(lambda: job_of(world, name) is None)
+    assert [claim["metadata"]["name"] for claim in shared(world, "pvc", name)] == [cache]
+
+
+def test_two_deployments_share_one_claim_and_one_download(world: Any, manifest: Any, name: str) -> None:
+    one, other = f"{name[:40]}-1", f"{name[:40]}-2"
+    world.apply(cached(manifest, one, name), cached(manifest, other, name))
+    for kind in ("jobs", "pvc"):
+        until(lambda kind=kind: [owners(item) for item in shared(world, kind, one)] == [{one, other}])
+        assert len(shared(world, kind, other)) == 1
+
+    cache = complete(world, one)
+
+    until(lambda: {one, other} <= deployments(world))
+    until(lambda: not shared(world, "jobs", one) + shared(world, "jobs", other))
+    (claim,) = shared(world, "pvc", one)
+    assert owners(claim) == {one, other}
+    assert not any(reference.get("controller") for reference in claim["metadata"]["ownerReferences"])
+    assert claim["metadata"]["name"] == cache
+
+
+def test_a_later_deployment_of_a_complete_cache_runs_no_job(world: Any, manifest: Any, name: str) -> None:
+    first, later = f"{name[:40]}-1", f"{name[:40]}-2"
+    world.apply(cached(manifest, first, name))
+    complete(world, first)
+    until(lambda: first in deployments(world))
+    until(lambda: job_of(world, first) is None)
+
+    world.apply(cached(manifest, later, name))
+
+    # No test and no controller would finish a Job.
+    until(lambda: later in deployments(world))
+    assert job_of(world, later) is None
+    assert world.condition(later, "ModelCached")["reason"] == "Cached"
+    (claim,) = shared(world, "pvc", later)
+    assert owners(claim) == {first, later}
+
+
+def test_an_edit_removes_only_its_own_reference(world: Any, manifest: Any, name: str) -> None:
+    one, other = f"{name[:40]}-1", f"{name[:40]}-2"
+    world.apply(cached(manifest, one, name), cached(manifest, other, name))
+    until(lambda: [owners(item) for item in shared(world, "pvc", one)] == [{one, other}])
+
+    world.apply(manifest(one, model={"uri": f"hf://tests/{name}"}))
+    count_replicas(world, one)
+
+    until(lambda: [owners(item) for item in shared(world, "pvc", other)] == [{other}])
+    (claim,) = shared(world, "pvc", other)
+    assert claim["spec"]["resources"]["requests"]["storage"] == "1Gi"
+    until(lambda: [owners(item) for item in shared(world, "jobs", other)] == [{other}])
+
+    world.apply(manifest(other, model={"uri": f"hf://tests/{name}"}))
+    count_replicas(world, other)
+
+    until(lambda: not shared(world, "jobs", other))
+    until(lambda: all("deletionTimestamp" in item["metadata"] for item in shared(world, "pvc", other)))
+
+
+def test_the_users_own_claim_is_never_changed(world: Any, manifest: Any, name: str) -> None:
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "mine", "namespace": "default"},
+        "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}},
+    }
+    world.apply(claim)
+    before = world.get("pvc", "mine")
+    world.apply(cached(manifest, name, name, claim="mine"))
+    complete(world, name)
+    until(lambda: name in deployments(world))
+
+    world.apply(manifest(name))
+
+    until(lambda: not world.condition(name, "ModelCached"))
+    assert world.get("pvc", "mine") == before
+
+
+def test_an_object_of_another_owner_with_the_name_of_the_claim_is_left_alone(
+    world: Any, manifest: Any, name: str
+) -> None:
+    world.apply(cached(manifest, name, name))
+    cache = until(lambda: job_of(world, name))["metadata"]["name"]
+    world.apply(manifest(name))
+    until(lambda: job_of(world, name) is None)
+    world.kubectl("patch", "pvc", cache, "--type=merge", "-p", '{"metadata": {"finalizers": null}}')
+    until(lambda: not shared(world, "pvc", name))
+    stranger = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": cache, "namespace": "default"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "2Gi"}}},
+    }
+    world.apply(stranger)
+
+    world.apply(cached(manifest, name, name))
+
+    found = until(lambda: world.degraded(name, "ChildExists"))
+    assert cache in found["message"]
+    assert world.get("pvc", cache)["spec"]["accessModes"] == ["ReadWriteOnce"]
+
+
+class ProgressServer(ThreadingHTTPServer):
+    """A pod's report of its progress."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.2", 8000), Report)
+
+
+class Report(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        body = b'{"done": 5100000000, "total": 15000000000}'
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def progress() -> Iterator[None]:
+    with ProgressServer() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield
+        server.shutdown()
+
+
+def create_fetch_pod(world: Any, name: str, status: dict[str, Any]) -> None:
+    job = until(lambda: job_of(world, name))
+    template = job["spec"]["template"]
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default", "labels": template["metadata"]["labels"]},
+        "spec": {**template["spec"], "serviceAccountName": "default"},
+    }
+    world.apply(pod)
+    world.set_status("pod", name, status)
+
+
+def cache_condition(world: Any, name: str, reason: str) -> dict[str, Any] | None:
+    found = world.condition(name, "ModelCached")
+    return dict(found) if found.get("reason") == reason else None
+
+
+def test_the_condition_reports_percent_and_bytes(
+    world: Any, manifest: Any, name: str, progress: None
+) -> None:
+    world.apply(cached(manifest, name, name))
+
+    create_fetch_pod(world, name, {"phase": "Running", "podIP": "127.0.0.2", "podIPs": [{"ip": "127.0.0.2"}]})
+
+    expected = "34 %: 5.1 GB of 15.0 GB are downloaded"
+    until(lambda: world.condition(name, "ModelCached")["message"] == expected)
+    assert world.condition(name, "Ready")["message"] == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "reason", "words"),
+    [
+        (
+            "fairlead fetch: hf://a/b: cannot be written to /models/x: No space left on device",
+            "VolumeFull",
+            "raise model.cache.size",
+        ),
+        (
+            "fairlead fetch: s3://b/x: AccessDenied: s3:GetObject is needed",
+            "ModelFetchFailed",
+            "s3:GetObject is needed",
+        ),
+    ],
+)
+def test_the_condition_has_the_reason_of_a_failed_download(
+    world: Any, manifest: Any, request: pytest.FixtureRequest, line: str, reason: str, words: str
+) -> None:
+    name = f"failed-download-{reason.lower()}"
+    world.apply(cached(manifest, name, name))
+    ended = {"exitCode": 1, "message": line}
+    waiting = {"waiting": {"reason": "CrashLoopBackOff"}}
+    container = {"name": "model", "image": "x", "imageID": "", "ready": False, "restartCount": 1}
+
+    create_fetch_pod(
+        world,
+        name,
+        {
+            "phase": "Running",
+            "containerStatuses": [container | {"state": waiting, "lastState": {"terminated": ended}}],
+        },
+    )
+
+    found = until(lambda: cache_condition(world, name, reason))
+    assert words in found["message"]
+    assert until(lambda: world.degraded(name, reason))
+    assert world.condition(name, "Ready")["reason"] == reason
+
+
+@pytest.mark.parametrize(
+    ("case", "message", "reason"),
+    [
+        ("absent-class", 'storageclass.storage.k8s.io "fast" not found', "StorageClassNotFound"),
+        (
+            "no-class",
+            "no persistent volumes available for this claim and no storage class is set",
+            "StorageClassNotFound",
+        ),
+        ("access-mode", "Volume capability MULTI_NODE_MULTI_WRITER not supported", "WrongAccessMode"),
+    ],
+)
+def test_the_condition_has_the_reason_of_a_claim_without_a_volume(
+    world: Any, manifest: Any, case: str, message: str, reason: str
+) -> None:
+    name = f"no-volume-{case}"
+    world.apply(cached(manifest, name, name, size="1Gi", **{"class": "fast"}))
+    (claim,) = until(lambda: shared(world, "pvc", name))
+
+    world.kubectl("create", "-f", "-", stdin=warning_about(claim, message))
+
+    found = until(lambda: cache_condition(world, name, reason))
+    assert claim["metadata"]["name"] in found["message"] and message in found["message"]
+
+
+def warning_about(claim: dict[str, Any], message: str) -> dict[str, Any]:
+    """Return the Event that the controller of volumes posts."""
+    about = {key: claim["metadata"][key] for key in ("name", "namespace", "uid")}
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"generateName": "claim.", "namespace": "default"},
+        "involvedObject": {"apiVersion": "v1", "kind": "PersistentVolumeClaim", **about},
+        "type": "Warning",
+        "reason": "ProvisioningFailed",
+        "message": message,
+        "lastTimestamp": "2026-01-01T00:00:00Z",
+    }

@@ -1,0 +1,58 @@
+"""The pauses after failures of the API server: work resumes within 5 s after it answers again."""
+
+import asyncio
+
+import pytest
+from kubernetes.aio.client import ApiException
+from llm_operator.control import lease
+from llm_operator.control.reconcile import Reconciler
+from llm_operator.control.watching.handlers import EndlessRetries
+from llm_operator.control.watching.informer import seconds_after
+from llm_operator.settings import Settings
+
+from engine_server.contract.api import Key
+
+KEY = Key("default", "a")
+MOST_SECONDS = 5
+
+
+async def pause_after(reconciler: Reconciler, error: Exception, failures: int) -> float:
+    """Return the seconds until an LLMDeployment is reconciled again after so many failures."""
+    for _ in range(failures):
+        reconciler.queue.add(KEY)
+        reconciler.retry(await reconciler.queue.take(), error)
+    return reconciler.queue.timers[KEY].when() - asyncio.get_running_loop().time()
+
+
+@pytest.fixture
+def reconciler() -> Reconciler:
+    return Reconciler(None, Settings(engine_image="engine:1"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("code", [409, 500, 502])
+async def test_a_reconcile_that_the_server_failed_is_repeated_however_often_it_failed(
+    reconciler: Reconciler, code: int
+) -> None:
+    assert await pause_after(reconciler, ApiException(status=code), failures=20) <= MOST_SECONDS
+
+
+@pytest.mark.parametrize("error", [ApiException(status=422), ValueError("unexpected")])
+async def test_what_only_a_change_can_help_is_repeated_less_and_less_often(
+    reconciler: Reconciler, error: Exception
+) -> None:
+    assert await pause_after(reconciler, error, failures=20) > MOST_SECONDS
+
+
+def test_lists_watches_and_the_lease_are_asked_for_again() -> None:
+    pauses = {
+        "lists": seconds_after(ApiException(status=500)),
+        "lists without an answer": seconds_after(TimeoutError()),
+        "watches": next(iter(EndlessRetries())),
+        # A call is given up before the next one.
+        "the Lease": lease.CALL_SECONDS + lease.RETRY_SECONDS,
+    }
+
+    assert max(pauses.values()) <= MOST_SECONDS, pauses
+    asked = ApiException(status=429)
+    asked.headers = {"Retry-After": "30"}
+    assert seconds_after(asked) == 30

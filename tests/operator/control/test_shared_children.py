@@ -1,0 +1,82 @@
+"""Children with several owners, against a real API server."""
+
+from typing import Any
+
+import pytest
+from kubernetes.aio.client import ApiException
+from llm_operator.api.spec import parse
+from llm_operator.control.cluster import Cluster
+from llm_operator.observed import ChildKey
+from llm_operator.plan.ownership import field_manager, shared_child
+from llm_operator.settings import Settings
+from waiting import until
+
+SETTINGS = Settings(engine_image="engine:1")
+
+
+async def share(world: Any, cluster: Cluster, manifest: Any, name: str, key: ChildKey) -> dict[str, str]:
+    """Apply a child that the LLMDeployments NAME-0 and NAME-1 share; return their UIDs by name."""
+    uids = {}
+    for owner in (f"{name}-0", f"{name}-1"):
+        # In a namespace that no operator of a test watches.
+        world.apply(manifest(owner, "shared"))
+        subject = world.get("llmd", owner, "shared")
+        planned = shared_child(parse(subject), key, SETTINGS, data={"a": "b"})
+        await cluster.apply("shared", key, planned, field_manager(planned, owner))
+        uids[owner] = subject["metadata"]["uid"]
+    return uids
+
+
+async def test_the_last_owner_that_is_removed_deletes_a_shared_child(
+    world: Any, cluster: Cluster, manifest: Any, name: str
+) -> None:
+    world.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shared"}})
+    key = ChildKey("v1", "ConfigMap", name)
+    uids = await share(world, cluster, manifest, name[:40], key)
+    first, second = uids
+
+    await cluster.release("shared", key, uids[first], f"fairlead/{first}")
+    left = world.get("configmap", name, "shared")
+    await cluster.release("shared", key, uids[second], f"fairlead/{second}")
+
+    assert [owner["uid"] for owner in left["metadata"]["ownerReferences"]] == [uids[second]]
+    assert left["data"] == {"a": "b"}
+    assert "NotFound" in world.refused("get", "configmap", name, "-n", "shared")
+
+
+async def test_a_release_fails_if_the_child_changes_meanwhile(
+    world: Any, cluster: Cluster, manifest: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shared"}})
+    key = ChildKey("v1", "ConfigMap", name)
+    uids = await share(world, cluster, manifest, name[:40], key)
+    first = next(iter(uids))
+    find = Cluster.find
+
+    async def find_and_change(self: Cluster, path: str) -> Any:
+        found = await find(self, path)
+        world.kubectl("annotate", "configmap", name, "-n", "shared", "changed=yes")
+        return found
+
+    monkeypatch.setattr(Cluster, "find", find_and_change)
+    with pytest.raises(ApiException) as error:
+        await cluster.release("shared", key, uids[first], f"fairlead/{first}")
+    assert error.value.status == 409
+
+
+@pytest.mark.usefixtures("operator")
+def test_llmdeployments_that_no_longer_use_a_shared_child_release_and_delete_it(
+    world: Any, manifest: Any, name: str
+) -> None:
+    owners = [f"{name[:40]}-{number}" for number in range(2)]
+    for owner in owners:
+        world.apply(manifest(owner))
+    deployments = [parse(world.get("llmd", owner)) for owner in owners]
+    key = ChildKey("v1", "ConfigMap", name)
+
+    for deployment in deployments:
+        planned = shared_child(deployment, key, SETTINGS, data={"a": "b"})
+        flags = ("--server-side", f"--field-manager={field_manager(planned, deployment.name)}")
+        world.kubectl("apply", *flags, "-f", "-", stdin=planned)
+
+    until(lambda: name not in world.kubectl("get", "configmap", "-n", "default", "-o", "name"))

@@ -1,0 +1,116 @@
+"""Questions to engines that start, over HTTP."""
+
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiohttp import web
+from llm_operator.control.start_poller import StartPoller
+from llm_operator.observed import Replica, StartReport
+from waiting import until, until_async
+
+from engine_server.contract.api import Key
+
+KEY = Key("default", "m")
+# Engines listen on one port, so each process that runs the tests has loopback addresses of its own.
+NETWORK = f"127.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
+ADDRESS, NOBODY = f"{NETWORK}.61", f"{NETWORK}.62"
+REPLICA = Replica("a", "2026-01-01T00:00:00Z", ADDRESS)
+LOADING = {"status": "loading", "phase": "load", "percent": 42, "seconds": {"import": 4.0}}
+READY = {"status": "ready", "seconds": {"import": 4.0, "load": 11.0, "warm up": 5.0}}
+
+
+class Engine:
+    """An HTTP server that answers /ready as an engine does."""
+
+    def __init__(self) -> None:
+        self.answer: dict[str, Any] = LOADING
+
+    async def ready(self, _: web.Request) -> web.Response:
+        return web.json_response(self.answer, status=200 if self.answer["status"] == "ready" else 503)
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Engine]:
+    engine = Engine()
+    application = web.Application()
+    application.router.add_get("/ready", engine.ready)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    await web.TCPSite(runner, ADDRESS, 8000).start()
+    yield engine
+    await runner.cleanup()
+
+
+async def test_each_change_of_a_start_wakes_the_llmdeployment(engine: Engine) -> None:
+    woken: list[Key] = []
+    poller = StartPoller(woken.append, interval=0.01)
+    poller.follow(KEY, REPLICA)
+    await until_async(lambda: KEY in poller.reports)
+    assert poller.reports[KEY] == StartReport(REPLICA, "load", 42, {"import": 4.0}, is_final=False)
+
+    engine.answer = READY
+    await until_async(lambda: poller.reports[KEY].is_final)
+    poller.follow(KEY, None)
+
+    await until_async(lambda: not poller.tasks)
+    assert woken == [KEY, KEY]
+    assert poller.reports[KEY].seconds == READY["seconds"]
+
+
+async def test_a_replica_that_never_answers_is_not_asked_for_ever() -> None:
+    poller = StartPoller(lambda key: poller.follow(key, None), interval=0.001)
+    poller.follow(KEY, REPLICA._replace(address=NOBODY))
+
+    await until_async(lambda: not poller.tasks)
+
+    assert poller.reports[KEY] == StartReport(REPLICA._replace(address=NOBODY), "", 0, {}, is_final=True)
+
+
+async def test_an_answer_that_is_not_an_engines_is_no_report(engine: Engine) -> None:
+    engine.answer = {"status": ["what"]}
+    poller = StartPoller(lambda key: poller.follow(key, None), interval=0.001)
+    poller.follow(KEY, REPLICA)
+    await until_async(lambda: not poller.tasks)
+    assert poller.reports[KEY].seconds == {}
+
+
+@pytest.mark.usefixtures("operator")
+async def test_a_cold_start_shows_its_percentage_and_then_its_seconds(
+    world: Any, manifest: Any, name: str, engine: Engine
+) -> None:
+    world.apply(manifest(name))
+    await until_async(lambda: _exists(world, name))
+    labels = world.get("deployment", f"{name}-engine")["spec"]["template"]["metadata"]["labels"]
+    container = {"name": "engine", "image": "x"}
+    world.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "namespace": "default", "labels": labels},
+            "spec": {"containers": [container]},
+        }
+    )
+    running = {"state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}, "restartCount": 0, "imageID": ""}
+    status = {
+        "phase": "Running",
+        "podIP": ADDRESS,
+        "podIPs": [{"ip": ADDRESS}],
+        "containerStatuses": [container | running | {"ready": False}],
+    }
+    world.set_status("pod", name, status)
+    await until_async(lambda: "42 %" in world.condition(name, "Ready")["message"])
+
+    engine.answer = READY
+    became = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:25Z"}
+    world.set_status("pod", name, status | {"conditions": [became]})
+    await until_async(lambda: world.get("llmd", name)["status"]["start"].get("warmed") == 5)
+    start = world.get("llmd", name)["status"]["start"]
+    assert (start["pod"], start["loaded"], start["ready"]) == (name, 15, 5)
+    world.kubectl("delete", "pod", name, "--force", "--grace-period=0")
+    until(lambda: "start" not in world.get("llmd", name)["status"])
+
+
+def _exists(world: Any, name: str) -> bool:
+    return bool(world.api_server.kubectl("get", "deployment", f"{name}-engine").returncode == 0)

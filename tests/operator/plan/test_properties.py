@@ -1,0 +1,136 @@
+"""Properties of plans, over specs generated from the CRD's schema."""
+
+import copy
+import json
+from typing import Any
+
+from generated_specs import DISORDER, LIKELY, specs
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from llm_operator.api.schema import SpecError
+from llm_operator.api.spec import parse
+from llm_operator.api.spec_hash import spec_hash
+from llm_operator.observed import Observed
+from llm_operator.plan.decide import decide
+from llm_operator.plan.pod.pods import pod_template
+from llm_operator.settings import Settings
+
+PROFILES = {"gpu-l4": {"resources": {"gpu": 1}, "podTemplate": {"spec": {"nodeSelector": {"gpu": "l4"}}}}}
+SETTINGS = Settings(engine_image="engine:1", profiles=PROFILES)
+NEXT_RELEASE = Settings(engine_image="engine:2", version="9.9.9", profiles=PROFILES)
+# Anything that the types of the schema admit, and mostly what its rules admit too.
+ANY = specs({}) | specs({**LIKELY, "podTemplate": DISORDER})
+VALID = specs(LIKELY)
+
+
+def without_cache(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return a spec whose Deployment waits for no download."""
+    return spec | {"model": {name: value for name, value in spec["model"].items() if name != "cache"}}
+
+
+# Specs that have a Deployment at once.
+SERVING = VALID.map(without_cache)
+CACHED = st.builds(
+    lambda spec, cache: spec | {"model": {**spec["model"], "uri": "hf://a/b", "cache": cache}},
+    SERVING,
+    LIKELY["model.cache"],
+)
+COMPLETE = {"conditions": [{"type": "Complete", "status": "True"}]}
+
+
+def subject(manifest: Any, spec: dict[str, Any]) -> dict[str, Any]:
+    given: dict[str, Any] = manifest() | {"spec": spec}
+    return given | {"metadata": {**given["metadata"], "uid": "u-1", "generation": 1}}
+
+
+def is_valid(manifest: dict[str, Any]) -> bool:
+    try:
+        parse(manifest)
+    except SpecError:
+        return False
+    return True
+
+
+@given(spec=ANY | VALID)
+def test_every_spec_has_a_plan_or_a_message(manifest: Any, spec: dict[str, Any]) -> None:
+    decision = decide(Observed(subject=subject(manifest, spec)), SETTINGS)
+
+    if decision.refusal is None:
+        assert decision.plan.apply
+        json.dumps(list(decision.plan.apply.values()))
+    else:
+        assert decision.refusal.message
+        assert not decision.plan.apply
+
+
+@given(spec=VALID)
+def test_the_same_input_gives_the_same_plan_and_is_not_changed(manifest: Any, spec: dict[str, Any]) -> None:
+    observed = Observed(subject=subject(manifest, spec))
+    before = copy.deepcopy(observed)
+
+    assert decide(observed, SETTINGS) == decide(observed, SETTINGS)
+    assert observed == before
+
+
+@given(spec=VALID)
+def test_a_plan_that_was_carried_out_plans_itself_again(manifest: Any, spec: dict[str, Any]) -> None:
+    given = subject(manifest, spec)
+    first = decide(Observed(subject=given), SETTINGS)
+    assume(first.refusal is None)
+
+    again = decide(Observed(subject=given, children=first.plan.apply), SETTINGS)
+
+    assert again == first
+    assert (again.plan.delete, again.plan.release) == ((), ())
+
+
+@given(spec=CACHED)
+def test_a_plan_after_the_download_plans_itself_again(manifest: Any, spec: dict[str, Any]) -> None:
+    given = subject(manifest, spec)
+    first = decide(Observed(subject=given), SETTINGS)
+    assume(first.refusal is None)
+    children = {key: {**child, "status": COMPLETE} for key, child in first.plan.apply.items()}
+
+    serving = decide(Observed(subject=given, children=children), SETTINGS)
+    again = decide(Observed(subject=given, children=serving.plan.apply), SETTINGS)
+
+    assert again.plan.apply == serving.plan.apply
+    assert (again.plan.delete, again.plan.release, again.plan.requeue_after) == ((), (), None)
+
+
+@given(spec=SERVING)
+def test_the_next_release_changes_no_deployments_spec(
+    planned: Any, manifest: Any, spec: dict[str, Any]
+) -> None:
+    given = subject(manifest, spec)
+    assume(is_valid(given))
+    before = planned(given, settings=SETTINGS)
+
+    after = planned(given, before.observed, NEXT_RELEASE)
+
+    assert after.child("Deployment")["spec"] == before.child("Deployment")["spec"]
+
+
+@given(spec=SERVING, other=SERVING, data=st.data())
+def test_a_change_that_changes_the_pods_changes_the_hash(
+    manifest: Any, spec: dict[str, Any], other: dict[str, Any], data: st.DataObject
+) -> None:
+    section = data.draw(st.sampled_from(sorted(other)))
+    before, after = subject(manifest, spec), subject(manifest, {**spec, section: other[section]})
+    assume(is_valid(before) and is_valid(after))
+    first, second = parse(before), parse(after)
+
+    if pod_template(first, SETTINGS) != pod_template(second, SETTINGS):
+        assert spec_hash(first.spec) != spec_hash(second.spec)
+
+
+@given(spec=SERVING)
+def test_every_mount_has_its_volume(planned: Any, manifest: Any, spec: dict[str, Any]) -> None:
+    given = subject(manifest, spec)
+    assume(is_valid(given))
+    goal = planned(given, settings=SETTINGS)
+
+    volumes = [volume["name"] for volume in goal.pod["volumes"]]
+    assert len(set(volumes)) == len(volumes)
+    for container in goal.containers:
+        assert {mount["name"] for mount in container.get("volumeMounts", ())} <= set(volumes)
