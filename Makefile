@@ -19,12 +19,16 @@ MODEL_TESTS := tests/engine tests/core tests/modeling
 # Of these, the tests whose result can't depend on the version of transformers.
 NO_MODELS := engine/test_async_llm core/test_processes core/test_faults engine/test_admission engine/test_detokenizer \
 	modeling/test_kernel_compile modeling/test_formats
+WORKERS := --numprocesses logical --maxprocesses 4 --dist loadscope --no-loadscope-reorder
 CLUSTER := ../shared/cluster/cluster
 # helm and kubectl are not installed here: they are found on PATH or beside the cluster script.
 TOOLS = if ! command -v $(1) >/dev/null && [ -x $(CLUSTER) ]; then eval "$$($(CLUSTER) assets)"; fi; \
 	command -v $(1) >/dev/null || { echo "make $@: needs $(1) on PATH" >&2; exit 1; }
-RENDER = helm template fairlead charts/fairlead --namespace fairlead-system
-CRD := charts/fairlead/files/llmdeployment-crd.yaml
+RENDER = helm template fairlead charts/fairlead --namespace fairlead-system --skip-tests
+CHART_FILES := charts/fairlead/files
+CRD := $(CHART_FILES)/llmdeployment-crd.yaml
+# What charts/monitoring generates.
+MONITORING := dashboards rules.yaml
 MANIFEST := manifests/fairlead.yaml
 OUTDATED = || { echo "make lint: a generated file is outdated: run make manifests" >&2; exit 1; }
 
@@ -36,19 +40,25 @@ help: ## list the targets
 up: $(VENV)/.native ## serve the sample model on this machine
 	@exec $(BIN)/fairlead up manifests/samples/smollm2.yaml
 
+# A server with the API of S3 for tests. It needs another version of dateutil than the Kubernetes client.
+MOTO := 5.2.5
+
 .PHONY: test
-test: $(VENV)/.development $(VENV)/.native ## all tests except end to end
+test: $(VENV)/.development $(VENV)/.native $(VENV)/.moto ## all tests except thorough ones and end to end
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -q $(WORKERS) --ignore tests/kernels
+
+.PHONY: test-thorough
+test-thorough: $(VENV)/.development $(VENV)/.native ## exhaustive comparisons, and the GPU kernels in Triton's interpreter
 	@export OMP_NUM_THREADS=1; \
 	TRITON_INTERPRET=1 $(BIN)/pytest -q tests/kernels >$(VENV)/kernels.log 2>&1 & kernels=$$!; \
-	$(BIN)/pytest -q --numprocesses logical --maxprocesses 4 --dist loadscope --no-loadscope-reorder \
-		--ignore tests/kernels || failed=1; \
+	$(BIN)/pytest -q $(WORKERS) -m thorough || failed=1; \
 	wait $$kernels || [ $$? = 5 ] || failed=1; \
 	tail -n 200 $(VENV)/kernels.log; exit $${failed:-0} # 5: no tests, without Triton
 
 .PHONY: test-oldest
 test-oldest: $(VENV)/.oldest $(VENV)/.native ## the engine's tests with the oldest supported transformers
-	@TRANSFORMERS=$(OLDEST) PYTHONPATH=$(CURDIR)/$(VENV)/oldest OMP_NUM_THREADS=1 $(BIN)/pytest -q --numprocesses logical \
-		--maxprocesses 4 --dist loadscope --no-loadscope-reorder $(MODEL_TESTS) \
+	@TRANSFORMERS=$(OLDEST) PYTHONPATH=$(CURDIR)/$(VENV)/oldest OMP_NUM_THREADS=1 $(BIN)/pytest -q $(WORKERS) \
+		-m 'not e2e' $(MODEL_TESTS) \
 		$(NO_MODELS:%=--ignore tests/%.py)
 
 .PHONY: lint
@@ -59,6 +69,8 @@ lint: $(VENV)/.development ## style, types, import contracts, file sizes, genera
 	$(BIN)/lint-imports
 	@$(BIN)/python .ci/budgets.py
 	@diff -u $(CRD) <($(BIN)/python -m llm_operator.api.crd) $(OUTDATED)
+	@rm -rf $(VENV)/monitoring; $(BIN)/python -m charts.monitoring $(VENV)/monitoring; for file in $(MONITORING); do \
+		diff -ru $(CHART_FILES)/$$file $(VENV)/monitoring/$$file $(OUTDATED); done
 	@$(call TOOLS,helm); helm lint --quiet charts/fairlead; diff -u $(MANIFEST) <($(RENDER)) $(OUTDATED)
 
 .PHONY: e2e
@@ -77,8 +89,9 @@ wheels: | $(VENV)/bin/python ## collect in build/wheels the dependencies of the 
 	@du -ch build/wheels/*
 
 .PHONY: manifests
-manifests: $(VENV)/.runtime ## generate the CRD in charts/fairlead and render the chart into manifests/
+manifests: $(VENV)/.development ## generate CRD, dashboards and alerts in charts/fairlead, and render the chart into manifests/
 	@$(BIN)/python -m llm_operator.api.crd >$(CRD)
+	@rm -rf $(MONITORING:%=$(CHART_FILES)/%); $(BIN)/python -m charts.monitoring $(CHART_FILES)
 	@$(call TOOLS,helm); $(RENDER) >$(MANIFEST)
 
 # Pins for every platform and Python from 3.11 on, without naming a package index.
@@ -114,6 +127,12 @@ $(VENV)/.native: $(wildcard $(NATIVE)/*.cpp $(NATIVE)/*.h) $(NATIVE)/build.py | 
 $(VENV)/.development: $(VENV)/.runtime
 	@echo "installing the dependencies of tests and lint ..."
 	@$(PIP) install --constraint constraints.txt --group build --group test --group lint
+	@touch $@
+
+$(VENV)/.moto: Makefile $(VENV)/.development
+	@echo "installing moto $(MOTO) into $(VENV)/moto ..."
+	@rm -rf $(VENV)/moto
+	@$(PIP) install --target $(VENV)/moto 'moto[s3,server]==$(MOTO)'
 	@touch $@
 
 $(VENV)/.oldest: Makefile $(VENV)/.development

@@ -56,7 +56,9 @@ def main() -> int:
     flags = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
-    model = AutoModelForCausalLM.from_pretrained(resolve(flags.model), dtype=flags.dtype)
+    model = AutoModelForCausalLM.from_pretrained(
+        resolve(flags.model, load_format="dequantized"), dtype=flags.dtype
+    )
     print("ready", flush=True)
     for line in sys.stdin:
         task = json.loads(line)

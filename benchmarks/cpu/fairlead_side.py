@@ -1,0 +1,21 @@
+"""Our engine over a GGUF file: reads prompts as JSON from standard input, answers with seconds."""
+
+import json
+import sys
+import time
+
+from engine_server import LLM, SamplingParams
+
+
+def main() -> None:
+    llm = LLM(sys.argv[1], max_model_len=2048, max_num_seqs=64, enable_prefix_caching=False)
+    for line in sys.stdin:
+        request = json.loads(line)
+        params = SamplingParams(temperature=0, max_tokens=request["new_tokens"], ignore_eos=True)
+        started = time.perf_counter()
+        llm.generate(request["prompts"], params, use_tqdm=False)
+        print(json.dumps({"seconds": time.perf_counter() - started}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Streams through a router whose engines fail."""
