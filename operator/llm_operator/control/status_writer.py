@@ -33,8 +33,7 @@ class StatusWriter:
         if status.as_manifest() == observed.reported:
             return None
         now = time.monotonic()
-        wait = self.written.get(key, now - self.interval) + self.interval - now
-        if wait > 0:
+        if key in self.written and (wait := self.written[key] + self.interval - now) > 0:
             return wait
         self.written[key] = now
         self.store.put(LLMDEPLOYMENTS, await self.cluster.report(key, status.as_patch()))
