@@ -53,7 +53,7 @@ def test_pass_reports_name_the_replaced_modules() -> None:
 
 def test_reports_of_a_mixture_of_experts_name_its_experts() -> None:
     found = reports(tiny_model("MixtralForCausalLM", **SIZES, **MOE))
-    assert found["experts"] == "2 MixtralExperts -> Experts"
+    assert found["experts"] == "2 MixtralExperts -> RoutedExperts"
     assert found["gates"] == "2 MixtralExperts -> a gate kernel"
 
 

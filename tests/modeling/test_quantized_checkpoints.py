@@ -357,12 +357,12 @@ def test_estimate_of_memory_knows_which_weights_stay_quantised(tmp_path: Path, d
         (as_loaded, True, others + 4 * quantised),
         (pack_weights, False, others + 4 * quantised),
     ):
-        found = needed_bytes(tmp_path, checkpoint, torch.float32, layout, made_dense)
+        found = needed_bytes(tmp_path, checkpoint, torch.float32, layout, made_dense, True)
         assert abs(found - expected) <= 16 * len(numbers)
 
 
-@pytest.mark.parametrize("format", ["FP8 in blocks", "awq"])
-def test_experts_stored_one_by_one_are_dequantised(tmp_path: Path, format: str) -> None:
+@pytest.mark.parametrize("format", ["FP8 in blocks", "awq", "gptq desc_act", "W8A8"])
+def test_experts_stored_one_by_one_stay_quantised(tmp_path: Path, format: str) -> None:
     torch.manual_seed(0)
     config = Qwen3MoeConfig(
         hidden_size=HIDDEN, intermediate_size=32, moe_intermediate_size=32, num_hidden_layers=1, num_attention_heads=4,
@@ -374,12 +374,14 @@ def test_experts_stored_one_by_one_are_dequantised(tmp_path: Path, format: str) 
     stored = load_file(tmp_path / "model.safetensors") | {"config": config.to_dict()}
     expected = write(tmp_path, stored, settings, pack)
     model = loaded(tmp_path)
-    experts = model.model.layers[0].mlp.experts
+    products = model.model.layers[0].mlp.experts.products
     for number in range(3):
         own = f"model.layers.0.mlp.experts.{number}"
         gate_up = torch.cat([expected[f"{own}.gate_proj.weight"], expected[f"{own}.up_proj.weight"]])
-        torch.testing.assert_close(experts.gate_up_proj[number], gate_up)
-        torch.testing.assert_close(experts.down_proj[number], expected[f"{own}.down_proj.weight"])
+        for name, weight in (("gate_up_proj", gate_up), ("down_proj", expected[f"{own}.down_proj.weight"])):
+            found = products[name][number]
+            assert isinstance(getattr(found, "product", found), QuantizedFormat)
+            torch.testing.assert_close(found.apply(torch.eye(weight.shape[1])), weight.t())
     check(model, {name: weight for name, weight in expected.items() if "self_attn" in name})
 
 
@@ -402,9 +404,10 @@ def test_experts_in_mxfp4_are_those_that_transformers_dequantises(tmp_path: Path
     settings = config.to_dict() | {"quantization_config": {"quant_method": "mxfp4"}}
     (tmp_path / "config.json").write_text(json.dumps(settings))
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
-    experts = loaded(tmp_path).model.layers[0].mlp.experts
+    products = loaded(tmp_path).model.layers[0].mlp.experts.products
     for name, weight in expected.items():
-        assert torch.equal(getattr(experts, name), weight.float())
+        for found, own in zip(products[name], weight.float(), strict=True):
+            assert torch.equal(found.weight, own.t())
     edit(tmp_path, lambda tensors: tensors[f"{path}_scales"].view(-1)[:1].fill_(255))
     with pytest.raises(ValueError, match=r"down_proj_scales contains NaN"):
         loaded(tmp_path)

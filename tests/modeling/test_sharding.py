@@ -19,6 +19,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.formats.weight_format import as_loaded
+from engine_server.modeling.layers.routed_experts import is_routed
 from engine_server.modeling.loading.fusion import fuse_projections
 from engine_server.modeling.loading.sharding import shard
 from engine_server.modeling.loading.weights import (
@@ -79,7 +80,8 @@ def part_of(model: PreTrainedModel, ranks: Communicator) -> PreTrainedModel:
     own = copy.deepcopy(model)
     replace_linears(own, as_loaded)
     replace_embedding(own)
-    replace_experts(own)
+    routed = frozenset(type(module) for module in own.modules() if is_routed(module, torch.device("cpu")))
+    replace_experts(own, as_loaded, routed)
     shard(own, ranks)
     fuse_projections(own)
     settle(own)

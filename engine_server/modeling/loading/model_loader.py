@@ -75,12 +75,12 @@ def load_model(
         )
         skeleton = empty_model(config, settings, dtype)
         plan = LoadPlan(platform, ranks, config.batch_invariant, Choices(), load.quantization)
+        plan = replace(plan, choices=verified_choices(skeleton, platform))
         dense = load.load_format == "dequantized"
         if load.load_format != "dummy":
-            needed = needed_bytes(Path(config.path), checkpoint, dtype, plan.layout, dense)
-            needed -= saved_bytes(skeleton, load.quantization, skeleton.dtype, plan.layout)
+            needed = needed_bytes(Path(config.path), checkpoint, dtype, plan.layout, dense, bool(plan.routed))
+            needed -= saved_bytes(skeleton, load.quantization, skeleton.dtype, plan.layout, plan.routed)
             check_room(needed, platform, ranks.size)
-        plan = replace(plan, choices=verified_choices(skeleton, platform))
         kind = replaced_class(type(skeleton), plan)
         if load.load_format == "dummy":
             model = random_model(config, skeleton.config, dtype, kind, plan)

@@ -63,6 +63,14 @@ class LoadPlan:
         """The layout of the weights of linear layers."""
         return self.platform.fixed_order_layout if self.batch_invariant else self.platform.weight_layout
 
+    @property
+    def routed(self) -> frozenset[type]:
+        """Classes of experts that compute one product for each expert, for which the host reads the choices.
+
+        A device that runs ahead of the host keeps transformers' grouped products instead.
+        """
+        return frozenset() if self.platform.asynchronous else self.choices.experts
+
 
 def replace_modules(model: PreTrainedModel, plan: LoadPlan) -> list[PassReport]:
     """Run the passes before the loading over a model on the meta device, or over one with weights."""
@@ -71,7 +79,7 @@ def replace_modules(model: PreTrainedModel, plan: LoadPlan) -> list[PassReport]:
         replace_attention(model),
         replace_linears(model, plan.layout),
         replace_embedding(model),
-        replace_experts(model),
+        replace_experts(model, plan.layout, plan.routed),
         shard(model, plan.ranks),
         round_weights(model, plan.quantization, plan.layout),
         fuse_projections(model),

@@ -35,6 +35,8 @@ class Choices:
 
     # Classes of gated MLPs that compute the same as GatedMLP.
     mlps: frozenset[type] = frozenset()
+    # Classes of experts that compute the same as RoutedExperts.
+    experts: frozenset[type] = frozenset()
     # The weight's offset, by class of norm.
     norms: Mapping[type, float] = field(default_factory=dict)
     gates: Mapping[GateKind, Gate] = field(default_factory=dict)

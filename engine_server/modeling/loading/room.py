@@ -20,6 +20,7 @@ from engine_server.modeling.formats.packed import PackedFormat
 from engine_server.modeling.formats.quantized import QuantizedFormat
 from engine_server.modeling.formats.rounding import rounded_to_float8, rounded_to_integers
 from engine_server.modeling.formats.weight_format import WeightLayout
+from engine_server.modeling.layers.routed_experts import WEIGHTS, outputs_first
 from engine_server.modeling.loading.rounding import BITS
 from engine_server.modeling.platform.interface import Platform
 from engine_server.models.folder import weight_bytes
@@ -43,17 +44,19 @@ def needed_bytes(
     dtype: torch.dtype | None,
     layout: WeightLayout,
     dense: bool,
+    routed: bool,
 ) -> int:
     """Return the size of a checkpoint's weights in memory.
 
     dtype: that of dense weights; None: as stored. layout: decides which formats are kept. dense: none is kept.
+    routed: experts are kept like other weights.
     """
     if checkpoint is None or dtype is None:
         return weight_bytes(folder, None if dtype is None else dtype.itemsize)
     kept = {form for form in (IntegerFormat, Float8Format) if not dense and keeps(layout, form)}
     total = 0
     for name, tensor in checkpoint.tensors.items():
-        if isinstance(tensor, StoredWeight) and tensor.form in kept and ".experts." not in name:
+        if isinstance(tensor, StoredWeight) and tensor.form in kept and (routed or ".experts." not in name):
             total += sum(stored_bytes(part) for part in tensor.parts)
         else:
             total += prod(tensor.shape) * dtype.itemsize
@@ -67,28 +70,39 @@ def stored_bytes(tensor: StoredTensor) -> int:
 
 
 def saved_bytes(
-    model: PreTrainedModel, quantization: QuantizationConfig | None, dtype: torch.dtype, layout: WeightLayout
+    model: PreTrainedModel,
+    quantization: QuantizationConfig | None,
+    dtype: torch.dtype,
+    layout: WeightLayout,
+    routed: frozenset[type],
 ) -> int:
-    """Return the memory that rounding while loading saves; `model` is on the meta device."""
+    """Return the memory that rounding while loading saves; `model` is on the meta device.
+
+    routed: classes of experts that are rounded too.
+    """
     if quantization is None:
         return 0
     form = Float8Format if quantization.method == "fp8" else IntegerFormat
     bits = BITS.get(quantization.method, FLOAT8_BITS)
     saved: int = 0
     if keeps(layout, form):
-        for outputs, inputs in linear_shapes(model.base_model):
+        for outputs, inputs in rounded_shapes(model.base_model, routed):
             groups = inputs // (quantization.group_size or inputs)
             saved += outputs * (inputs * dtype.itemsize - inputs * bits // 8 - groups * SCALE_BYTES)
     return saved
 
 
-def linear_shapes(model: nn.Module) -> Iterator[tuple[int, int]]:
-    """Return the numbers of outputs and inputs of the linear layers that are rounded."""
+def rounded_shapes(model: nn.Module, routed: frozenset[type]) -> Iterator[tuple[int, int]]:
+    """Return the numbers of outputs and inputs of the linear layers and experts that are rounded."""
     for module in model.modules():
         if type(module) is nn.Linear:
             yield module.out_features, module.in_features
         elif type(module) is Conv1D:
             yield module.nf, module.nx
+        elif type(module) in routed:
+            for name in WEIGHTS:
+                experts, outputs, inputs = outputs_first(module, name)
+                yield experts * outputs, inputs
 
 
 def keeps(layout: WeightLayout, form: type[QuantizedFormat]) -> bool:

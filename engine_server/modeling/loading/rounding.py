@@ -11,6 +11,7 @@ from engine_server.modeling.formats.weight_format import WeightFormat, WeightLay
 from engine_server.modeling.layers.embedding import Embedding
 from engine_server.modeling.layers.experts import Experts
 from engine_server.modeling.layers.linear import Linear
+from engine_server.modeling.layers.routed_experts import WEIGHTS, RoutedExperts
 from engine_server.modeling.layers.weight_layer import original_class
 from engine_server.modeling.loading.report import PassReport, Tally
 
@@ -20,7 +21,9 @@ BITS = {"int8": 8, "int4": 4}
 def round_weights(
     model: PreTrainedModel, quantization: QuantizationConfig | None, layout: WeightLayout
 ) -> PassReport:
-    """Set the layout of the base model's linear layers, and of embedding and head if asked, to one that rounds first.
+    """Set the layout of the base model's linear layers and experts to one that rounds first.
+
+    With `quantization.head`, that of embedding and head too.
 
     layout: applied to the rounded weights. Raises ValueError for a group size that a layer's inputs are no multiple of.
     """
@@ -31,11 +34,16 @@ def round_weights(
     rounded = rounding(method, group)
     for path, module in model.base_model.named_modules():
         if isinstance(module, Linear):
-            check_group(module, path, method, group)
+            check_group(module.in_features, path, method, group)
+            module.layout = partial(after, rounded, layout)
+            tally.replaced(original_class(module), method)
+        elif isinstance(module, RoutedExperts):
+            for name in WEIGHTS:
+                check_group(module.num_inputs(name), f"{path}.{name}", method, group)
             module.layout = partial(after, rounded, layout)
             tally.replaced(original_class(module), method)
         elif isinstance(module, Experts):
-            tally.left(original_class(module), "experts are not rounded")
+            tally.left(original_class(module), "transformers' forward computes with dense weights")
     if quantization.head:
         head: nn.Module | None = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         embedding = model.get_input_embeddings()
@@ -61,9 +69,8 @@ def after(rounded: WeightLayout, layout: WeightLayout, format: WeightFormat) -> 
     return rounded(format).arranged(layout)
 
 
-def check_group(linear: nn.Linear, path: str, method: str, group: int | None) -> None:
-    """Raise ValueError if a layer's inputs can't be divided into groups, or its 4-bit codes into bytes."""
-    inputs = linear.in_features
+def check_group(inputs: int, path: str, method: str, group: int | None) -> None:
+    """Raise ValueError if a weight's inputs can't be divided into groups, or its 4-bit codes into bytes."""
     if group is not None and inputs % group:
         raise ValueError(
             f"quantization_group_size is {group}, which doesn't divide the {inputs} inputs of {path}"

@@ -11,10 +11,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from engine_server.modeling.layers.experts import has_experts
 from engine_server.modeling.layers.kernel_sets.comparison import same
 from engine_server.modeling.layers.kernel_sets.kernel_set import Gate, KernelSet
 from engine_server.modeling.layers.norm import FusedRMSNorm
 from engine_server.modeling.layers.rotation import ChosenRotation
+from engine_server.modeling.layers.routed_experts import is_routed
+from engine_server.modeling.layers.weight_layer import original_class
 from engine_server.modeling.loading.fusion import fuse_mlps, is_gated_mlp
 from engine_server.modeling.loading.probe import Probe, run
 from engine_server.modeling.loading.replacements import (
@@ -51,6 +54,7 @@ class Trial:
         """Return the possible replacements, found one kind after another."""
         choices = Choices()
         steps: tuple[tuple[str, Callable[[Choices], Any]], ...] = (
+            ("experts", self._experts),
             ("mlps", self._mlps),
             ("norms", self._norms),
             ("gates", self._gates),
@@ -64,6 +68,10 @@ class Trial:
             else:
                 logger.warning("no %s are replaced: it would change the output of the two-layer copy", name)
         return choices
+
+    def _experts(self, choices: Choices) -> frozenset[type]:
+        experts = {original_class(module): module for module in self._plain.modules() if has_experts(module)}
+        return frozenset(kind for kind, module in experts.items() if is_routed(module, self.device))
 
     def _mlps(self, choices: Choices) -> frozenset[type]:
         kinds = {type(module) for module in self._plain.modules() if is_gated_mlp(module)}

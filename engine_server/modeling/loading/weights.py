@@ -13,6 +13,7 @@ from engine_server.modeling.formats.weight_format import WeightLayout
 from engine_server.modeling.layers.embedding import Embedding, receive_embeddings
 from engine_server.modeling.layers.experts import Experts, has_experts, receive_parameters
 from engine_server.modeling.layers.linear import FusedLinear, Linear
+from engine_server.modeling.layers.routed_experts import receive_routed
 from engine_server.modeling.layers.weight_layer import WeightLayer, original_class
 from engine_server.modeling.loading.report import PassReport, Tally
 
@@ -42,11 +43,14 @@ def replace_embedding(model: PreTrainedModel) -> PassReport:
     return tally.report()
 
 
-def replace_experts(model: nn.Module) -> PassReport:
-    """Make every module with 3-D weights receive them."""
+def replace_experts(model: nn.Module, layout: WeightLayout, routed: frozenset[type]) -> PassReport:
+    """Make every module with 3-D weights receive them. Classes in `routed` compute one product for each expert."""
     tally = Tally("experts")
     for module in list(model.modules()):
-        if has_experts(module):
+        if has_experts(module) and original_class(module) in routed:
+            tally.replaced(original_class(module), "RoutedExperts")
+            receive_routed(module, layout)
+        elif has_experts(module):
             tally.replaced(original_class(module), "Experts")
             receive_parameters(module, Experts)
     return tally.report()
