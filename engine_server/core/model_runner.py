@@ -323,7 +323,8 @@ class ModelRunner:
         dtype = cache_dtype(config, self.model.dtype, self.platform)
         with measured_memory("KV cache", self.platform):
             backend = self.platform.paged_attention(layout, count, config.block_size, dtype)
-        backend.invariant = self.config.model_config.batch_invariant
+        if self.config.model_config.batch_invariant:
+            backend.require_invariance(self.model.dtype)
         return backend
 
     def _release_graphs(self) -> None:

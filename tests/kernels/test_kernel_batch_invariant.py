@@ -20,12 +20,12 @@ def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_runner, "choose_platform", lambda *_: InterpretedPlatform())
 
 
-def start(model: Path, budget: int, seats: int) -> LLMEngine:
+def start(model: Path, budget: int, seats: int, **options: str) -> LLMEngine:
     return LLMEngine.from_engine_args(
         EngineArgs(
             model=str(model), dtype="float32", skip_tokenizer_init=True, num_gpu_blocks_override=40,
             max_num_batched_tokens=budget, max_num_seqs=seats, batch_invariant=True, disable_log_stats=True,
-            enforce_eager=not torch.cuda.is_available(),
+            enforce_eager=not torch.cuda.is_available(), **options,
         )
     )  # fmt: skip
 
@@ -56,3 +56,8 @@ def test_batch_invariant_engine_refuses_modules_with_an_unknown_order_of_sums(tm
     MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=2)).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"order of summation in Mixtral.* of MixtralForCausalLM"):
         start(tmp_path, budget=64, seats=1)
+
+
+def test_batch_invariant_engine_refuses_quantised_weights_on_a_gpu(tiny_llama: Path) -> None:
+    with pytest.raises(ValueError, match="batch_invariant on a GPU takes weights that are not quantized"):
+        start(tiny_llama, budget=64, seats=1, quantization="int8")

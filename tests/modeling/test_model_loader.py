@@ -46,12 +46,6 @@ def test_engine_generates_with_rounded_weights(tiny_llama: Path, finish, head: b
     assert len(found) == len(expected) and found[0] == expected[0]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_batch_invariant_mode_is_refused_without_a_gpu(tiny_llama: Path, finish, dtype: str) -> None:
-    with pytest.raises(ValueError, match=r"takes one GPU with Triton and gcc; this is 1 cpu"):
-        answer(tiny_llama, finish, dtype=dtype, batch_invariant=True)
-
-
 def test_dummy_weights_need_only_a_config_and_depend_on_the_seed(
     tiny_llama: Path, tmp_path: Path, finish
 ) -> None:

@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine_server.modeling.attention.interface import UnsupportedModelError
 from engine_server.modeling.formats.dense import DenseFormat
 from engine_server.modeling.formats.integer import IntegerFormat, dequantised
-from engine_server.modeling.formats.native import native
-from engine_server.modeling.formats.native_bfloat16 import NativeBfloat16Format
+from engine_server.modeling.formats.native import fix_order, native
+from engine_server.modeling.formats.native_floating import NativeFloatingFormat
 from engine_server.modeling.formats.native_integer import NativeIntegerFormat
 from engine_server.modeling.formats.packed import PackedFormat
 from engine_server.modeling.native import library
@@ -172,28 +173,31 @@ def test_integer_weights_that_kernels_do_not_support_are_dequantised(inputs, gro
     torch.testing.assert_close(product.apply(values).double(), expected, atol=0.1, rtol=0.02)
 
 
-def dense(inputs: int, outputs: int, with_bias: bool = True) -> DenseFormat:
+def dense(inputs: int, outputs: int, dtype: torch.dtype, with_bias: bool = True) -> DenseFormat:
     generator = torch.Generator().manual_seed(inputs + outputs)
-    bias = torch.randn(outputs, generator=generator).bfloat16() if with_bias else None
-    return DenseFormat(torch.randn(outputs, inputs, generator=generator).bfloat16(), bias)
+    bias = torch.randn(outputs, generator=generator).to(dtype) if with_bias else None
+    return DenseFormat(torch.randn(outputs, inputs, generator=generator).to(dtype), bias)
 
 
 @pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("dtype", SLACK)
 @pytest.mark.parametrize(("inputs", "outputs"), [(2, 1), (50, 33), (64, 64), (576, 100), (1538, 31)])
-def test_bfloat16_product_equals_float64(inputs: int, outputs: int, with_bias: bool) -> None:
-    format = dense(inputs, outputs, with_bias)
-    product = NativeBfloat16Format(format)
+def test_floating_product_equals_float64(inputs: int, outputs: int, dtype, with_bias: bool) -> None:
+    format = dense(inputs, outputs, dtype, with_bias)
+    product = NativeFloatingFormat(format)
     for rows in (0, 1, 2, 4, 13, 37, 130):
-        values = values_of(rows, inputs, torch.bfloat16)
+        values = values_of(rows, inputs, dtype)
         exact = values.double() @ format.weight.double().T + (
             0 if format.bias is None else format.bias.double()
         )
-        slack = 2**-8 * exact.abs() + 1e-5 * values.double().abs() @ format.weight.double().abs().T
+        terms = values.double().abs() @ format.weight.double().abs().T
+        slack = torch.finfo(dtype).eps * exact.abs() + 1e-5 * terms
         assert ((product.apply(values).double() - exact).abs() <= slack).all()
 
 
-def test_row_of_a_bfloat16_product_is_bitwise_independent_of_others(threads) -> None:
-    product, values = NativeBfloat16Format(dense(576, 300)), values_of(64, 576, torch.bfloat16)
+@pytest.mark.parametrize("dtype", SLACK)
+def test_row_of_a_floating_product_is_bitwise_independent_of_others(threads, dtype) -> None:
+    product, values = NativeFloatingFormat(dense(576, 300, dtype)), values_of(64, 576, dtype)
     together = product.apply(values)
     order = torch.randperm(64)
     assert torch.equal(product.apply(values[order]), together[order])
@@ -202,8 +206,9 @@ def test_row_of_a_bfloat16_product_is_bitwise_independent_of_others(threads) -> 
         assert torch.equal(product.apply(values[20 : 20 + count]), together[20 : 20 + count])
 
 
-def test_bfloat16_products_are_bitwise_equal_with_one_and_two_threads() -> None:
-    product, values = NativeBfloat16Format(dense(576, 1000)), values_of(12, 576, torch.bfloat16)
+@pytest.mark.parametrize("dtype", SLACK)
+def test_floating_products_are_bitwise_equal_with_one_and_two_threads(dtype) -> None:
+    product, values = NativeFloatingFormat(dense(576, 1000, dtype)), values_of(12, 576, dtype)
     before, outputs = torch.get_num_threads(), []
     for count in (1, 2):
         torch.set_num_threads(count)
@@ -212,22 +217,24 @@ def test_bfloat16_products_are_bitwise_equal_with_one_and_two_threads() -> None:
     assert torch.equal(*outputs)
 
 
-def test_bfloat16_product_reads_strided_values_and_writes_its_rows_alone() -> None:
-    product, values = NativeBfloat16Format(dense(96, 33)), values_of(5, 96, torch.bfloat16)
-    around = torch.full((7, 128), torch.nan, dtype=torch.bfloat16)
+@pytest.mark.parametrize("dtype", SLACK)
+def test_floating_product_reads_strided_values_and_writes_its_rows_alone(dtype) -> None:
+    product, values = NativeFloatingFormat(dense(96, 33, dtype)), values_of(5, 96, dtype)
+    around = torch.full((7, 128), torch.nan, dtype=dtype)
     around[1:6, 16:112] = values
-    rows, output = around[1:6, 16:112], torch.full((7, 33), torch.nan, dtype=torch.bfloat16)
-    library.kernels().multiply_bfloat16(
-        output[1].data_ptr(), rows.data_ptr(), rows.stride(0), product.weight.data_ptr(), product.bias.data_ptr(),
-        5, 96, 33,
+    rows, output = around[1:6, 16:112], torch.full((7, 33), torch.nan, dtype=dtype)
+    library.kernels().multiply_floating(
+        dtype == torch.bfloat16, output[1].data_ptr(), rows.data_ptr(), rows.stride(0), product.weight.data_ptr(),
+        product.bias.data_ptr(), 5, 96, 33,
     )  # fmt: skip
     assert torch.equal(output[1:6], product.apply(values))
     assert torch.equal(product.apply(rows), product.apply(values))
     assert output[[0, 6]].isnan().all()
 
 
-def test_nan_in_one_row_of_a_bfloat16_product_stays_there() -> None:
-    product, values = NativeBfloat16Format(dense(96, 33)), values_of(5, 96, torch.bfloat16)
+@pytest.mark.parametrize("dtype", SLACK)
+def test_nan_in_one_row_of_a_floating_product_stays_there(dtype) -> None:
+    product, values = NativeFloatingFormat(dense(96, 33, dtype)), values_of(5, 96, dtype)
     expected = product.apply(values)
     values[2, 95] = torch.nan
     output = product.apply(values)
@@ -235,18 +242,46 @@ def test_nan_in_one_row_of_a_bfloat16_product_stays_there() -> None:
     assert torch.equal(output[[0, 1, 3, 4]], expected[[0, 1, 3, 4]])
 
 
+@pytest.mark.parametrize("dtype", SLACK)
 @pytest.mark.parametrize(("inputs", "outputs"), [(2, 1), (576, 100)])
-def test_gathered_rows_of_a_bfloat16_weight_are_its_rows(inputs: int, outputs: int) -> None:
-    format, rows = dense(inputs, outputs), torch.tensor([[0, outputs - 1], [outputs // 2, 0]])
-    assert torch.equal(NativeBfloat16Format(format).gather(rows), format.gather(rows))
+def test_gathered_rows_of_a_floating_weight_are_its_rows(inputs: int, outputs: int, dtype) -> None:
+    format, rows = dense(inputs, outputs, dtype), torch.tensor([[0, outputs - 1], [outputs // 2, 0]])
+    assert torch.equal(NativeFloatingFormat(format).gather(rows), format.gather(rows))
+
+
+def test_float32_product_takes_an_odd_number_of_inputs() -> None:
+    format, values = dense(33, 20, torch.float32), values_of(3, 33, torch.float32)
+    torch.testing.assert_close(NativeFloatingFormat(format).apply(values), format.apply(values))
+    assert torch.equal(NativeFloatingFormat(format).gather(torch.arange(20)), format.weight)
 
 
 def test_bfloat16_weights_with_an_odd_number_of_inputs_are_multiplied_by_onednn() -> None:
-    format, values = dense(33, 20), values_of(3, 33, torch.bfloat16)
+    format, values = dense(33, 20, torch.bfloat16), values_of(3, 33, torch.bfloat16)
     torch.testing.assert_close(native(format).apply(values), format.apply(values), atol=0.1, rtol=0.02)
 
 
-@pytest.mark.parametrize(("tiles", "kind"), [(False, NativeBfloat16Format), (True, PackedFormat)])
-def test_bfloat16_weights_are_left_to_onednn_on_cpus_with_tiles(tiles: bool, kind: type, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "tiles", "kind"),
+    [
+        (torch.bfloat16, False, NativeFloatingFormat),
+        (torch.bfloat16, True, PackedFormat),
+        (torch.float32, False, PackedFormat),
+    ],
+)
+def test_dense_weights_are_left_to_onednn_where_it_is_faster(
+    dtype, tiles: bool, kind: type, monkeypatch
+) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": tiles})
-    assert isinstance(native(dense(64, 32)), kind)
+    assert isinstance(native(dense(64, 32, dtype)), kind)
+    assert isinstance(fix_order(dense(64, 32, dtype)), NativeFloatingFormat)
+
+
+def test_fixed_order_layout_dequantises_integers_that_kernels_do_not_support() -> None:
+    assert isinstance(fix_order(integers(64, 32, 16, 8, False, torch.float32)), NativeIntegerFormat)
+    assert isinstance(fix_order(integers(40, 32, 8, 8, False, torch.float32)), NativeFloatingFormat)
+
+
+@pytest.mark.parametrize(("dtype", "inputs"), [(torch.float16, 64), (torch.bfloat16, 33)])
+def test_fixed_order_layout_refuses_weights_without_a_kernel(dtype, inputs: int) -> None:
+    with pytest.raises(UnsupportedModelError, match=rf"no product for a weight of {str(dtype)[6:]}"):
+        fix_order(dense(inputs, 32, dtype))

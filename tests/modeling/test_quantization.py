@@ -198,7 +198,6 @@ def test_tied_head_in_a_layout_that_gathers_no_rows_gathers_from_the_codes() -> 
         ({"quantization_group_size": 32}, "quantization_group_size is set without quantization"),
         ({"quantize_head": True}, "quantize_head is set without quantization"),
         ({"quantization": "fp8", "quantization_group_size": 32}, "fp8 has one scale for each output"),
-        ({"quantization": "int8", "batch_invariant": True}, "batch_invariant takes weights that are not quantized"),
     ],
 )  # fmt: skip
 def test_arguments_without_effect_are_refused(

@@ -121,7 +121,8 @@ class ExecutionArguments:
     """Execution."""
 
     batch_invariant: bool = argument(
-        False, "on a GPU, make results bitwise independent of batch composition; slower"
+        False,
+        "make results bitwise independent of batch composition; slower, except in bfloat16 on CPUs without AMX",
     )
     enforce_eager: bool = argument(False, "launch every kernel from the host: no CUDA graphs of decode steps")
     async_scheduling: bool | None = argument(

@@ -123,8 +123,6 @@ def _quantization_config(args: Arguments) -> QuantizationConfig | None:
             name = "quantize_head" if group is None else "quantization_group_size"
             raise ValueError(f"{name} is set without quantization; it takes int8, int4 or fp8")
         return None
-    if args.batch_invariant:
-        raise ValueError(f"quantization is {method}; batch_invariant takes weights that are not quantized")
     if method == "fp8" and group is not None:
         raise ValueError(f"quantization_group_size is {group}; fp8 has one scale for each output")
     if method == "int4" and group is None:

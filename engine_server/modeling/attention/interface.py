@@ -76,6 +76,13 @@ class AttentionBackend(ABC):
     # Each token's result must be bitwise independent of batch composition.
     invariant = False
 
+    def require_invariance(self, dtype: torch.dtype) -> None:
+        """Make each token's result bitwise independent of batch composition.
+
+        dtype: that of queries. Raises UnsupportedModelError if no kernel can do so.
+        """
+        self.invariant = True
+
     @property
     def caches(self) -> list[Tensor]:
         """Return all tensors of the cache, [blocks, ...] each."""

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine_server.modeling.attention.interface import StepInputs
+from engine_server.modeling.attention.interface import StepInputs, UnsupportedModelError
 from engine_server.modeling.attention.torch_backend import TorchAttention
 from engine_server.modeling.memory.cache_layout import FLOAT8, INT8, Pages
 from engine_server.modeling.native.library import DTYPES, kernels
@@ -36,7 +36,7 @@ class NativeAttention(TorchAttention):
         assert layer is not None
         kind, tensor = self.layout.kinds[layer], self.layout.tensors[layer]
         keys, values = self.keys[tensor], self.values[tensor]
-        if not self._takes(query, keys):
+        if not self._takes(query.dtype, keys):
             return super().attend(layer, query, key, value, scoring)
         query, key, value = (
             given if given.stride(-1) == 1 else given.contiguous() for given in (query, key, value)
@@ -44,11 +44,20 @@ class NativeAttention(TorchAttention):
         self._write(kind, keys, values, key, value)
         return self._attend(kind, keys, values, query, scoring)
 
-    def _takes(self, query: Tensor, keys: Pages) -> bool:
-        """Return True if the kernels compute in the query's dtype over a layer's cache."""
-        whole = query.shape[-1] * query.itemsize % torch.float32.itemsize == 0
-        stored = keys.data.dtype == query.dtype or keys.data.dtype in QUANTISED
-        return query.dtype in DTYPES and stored and whole and self.block_size % GROUP == 0
+    def require_invariance(self, dtype: torch.dtype) -> None:
+        super().require_invariance(dtype)
+        if not all(self._takes(dtype, keys) for keys in self.keys):
+            raise UnsupportedModelError(
+                "batch_invariant on a CPU takes float32 or bfloat16, heads of an even size and a block_size that is a "
+                f"multiple of {GROUP}; this is {str(dtype).removeprefix('torch.')} with a block_size of "
+                f"{self.block_size}"
+            )
+
+    def _takes(self, dtype: torch.dtype, keys: Pages) -> bool:
+        """Return True if the kernels compute with queries of `dtype` over a layer's cache."""
+        whole = keys.data.shape[-1] * dtype.itemsize % torch.float32.itemsize == 0
+        stored = keys.data.dtype == dtype or keys.data.dtype in QUANTISED
+        return dtype in DTYPES and stored and whole and self.block_size % GROUP == 0
 
     def _write(self, kind: int, keys: Pages, values: Pages, key: Tensor, value: Tensor) -> None:
         tokens, kv_heads, key_dim = key.shape

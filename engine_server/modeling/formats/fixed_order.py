@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from engine_server.modeling.attention.interface import UnsupportedModelError
 from engine_server.modeling.formats.dense import DenseFormat
 from engine_server.modeling.formats.weight_format import WeightFormat
 from engine_server.modeling.kernels.matmul import linear
@@ -15,5 +16,12 @@ class FixedOrderFormat(DenseFormat):
 
 
 def fix_order(format: WeightFormat) -> WeightFormat:
-    """Return `format` with products whose rows do not depend on the number of rows."""
-    return FixedOrderFormat(format.weight, format.bias) if isinstance(format, DenseFormat) else format
+    """Return `format` with products whose rows do not depend on the number of rows.
+
+    Raises UnsupportedModelError for quantised weights.
+    """
+    if not isinstance(format, DenseFormat):
+        raise UnsupportedModelError(
+            "batch_invariant on a GPU takes weights that are not quantized; load_format dequantized makes them dense"
+        )
+    return FixedOrderFormat(format.weight, format.bias)

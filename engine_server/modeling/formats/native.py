@@ -2,22 +2,56 @@
 
 import torch
 
-from engine_server.modeling.formats import native_bfloat16, native_integer
+from engine_server.modeling.attention.interface import UnsupportedModelError
+from engine_server.modeling.formats import native_floating, native_integer
 from engine_server.modeling.formats.dense import DenseFormat
 from engine_server.modeling.formats.integer import IntegerFormat
-from engine_server.modeling.formats.native_bfloat16 import NativeBfloat16Format
+from engine_server.modeling.formats.native_floating import NativeFloatingFormat
 from engine_server.modeling.formats.native_integer import NativeIntegerFormat
 from engine_server.modeling.formats.packed import pack
+from engine_server.modeling.formats.quantized import QuantizedFormat
 from engine_server.modeling.formats.weight_format import WeightFormat
 
 
 def native(format: WeightFormat) -> WeightFormat:
-    """Return `format` in the layout of our kernels; packed by oneDNN or unchanged if they don't support it."""
+    """Return `format` in the layout of our kernels where they are fastest; otherwise packed by oneDNN or unchanged."""
+    if isinstance(format, DenseFormat) and (format.weight.dtype != torch.bfloat16 or has_tiles()):
+        return pack(format)
+    return in_kernel_layout(format) or pack(format)
+
+
+def fix_order(format: WeightFormat) -> WeightFormat:
+    """Return `format` in a layout whose products of a row are bitwise independent of other rows.
+
+    Weights that our kernels don't multiply as they are stored are dequantised first. Raises UnsupportedModelError for
+    those that they don't multiply at all.
+    """
+    found = in_kernel_layout(format)
+    if found is None and isinstance(format, QuantizedFormat):
+        found = in_kernel_layout(format.dequantised())
+    if found is None:
+        raise UnsupportedModelError(
+            f"batch_invariant: the CPU kernels have no product for a {describe(format)}; they take float32, and "
+            "bfloat16 with an even number of inputs"
+        )
+    return found
+
+
+def in_kernel_layout(format: WeightFormat) -> WeightFormat | None:
+    """Return `format` in the layout of our kernels, or None if they don't support it."""
     if isinstance(format, IntegerFormat) and native_integer.can_multiply(format):
         return NativeIntegerFormat(format)
-    if isinstance(format, DenseFormat) and native_bfloat16.can_multiply(format) and not has_tiles():
-        return NativeBfloat16Format(format)
-    return pack(format)
+    if isinstance(format, DenseFormat) and native_floating.can_multiply(format):
+        return NativeFloatingFormat(format)
+    return None
+
+
+def describe(format: WeightFormat) -> str:
+    """Return the dtype and shape of a weight for error messages."""
+    dense = format.dequantised() if isinstance(format, QuantizedFormat) else format
+    if not isinstance(dense, DenseFormat):
+        return type(dense).__name__
+    return f"weight of {str(dense.weight.dtype).removeprefix('torch.')} and shape {list(dense.weight.shape)}"
 
 
 def has_tiles() -> bool:

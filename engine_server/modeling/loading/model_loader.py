@@ -58,11 +58,8 @@ def load_model(
     clock: receives the share of the weights that are loaded.
     """
     clock = clock or ProgressClock()
-    if config.batch_invariant and (ranks.size > 1 or not platform.batch_invariant):
-        raise ValueError(
-            f"batch_invariant takes one GPU with Triton and gcc; this is {ranks.size} {platform.device.type}. "
-            "On a CPU, use dtype float32: results then differ by its rounding only"
-        )
+    if config.batch_invariant:
+        check_batch_invariance(config, platform, ranks)
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     hook = transformers.utils.logging.set_tqdm_hook(partial(show_progress, clock))
     try:
@@ -104,6 +101,17 @@ def load_model(
     return model
 
 
+def check_batch_invariance(config: ModelConfig, platform: Platform, ranks: Communicator) -> None:
+    """Raise ValueError where no kernels are bitwise independent of batch composition."""
+    if ranks.size > 1 or not platform.batch_invariant:
+        raise ValueError(
+            "batch_invariant takes one GPU with Triton and gcc, or one process on an x86-64 CPU with the kernels that "
+            f"g++ compiles; this is {ranks.size} {platform.device.type} without them or with several ranks"
+        )
+    if platform.device.type == "cpu" and config.pooling is not None:
+        raise ValueError("batch_invariant on a CPU takes models that generate; poolers run in plain torch")
+
+
 def open_checkpoint(
     config: ModelConfig, load: LoadConfig, settings: PreTrainedConfig
 ) -> QuantizedCheckpoint | None:
@@ -122,11 +130,6 @@ def open_checkpoint(
     if load.quantization is not None:
         raise ValueError(
             f"quantization is {load.quantization.method}; its weights are already quantized, with {method}"
-        )
-    if config.batch_invariant and load.load_format != "dequantized":
-        raise ValueError(
-            f"batch_invariant takes weights that are not quantized, and these are, with {method}; "
-            "load_format dequantized makes them dense"
         )
     return checkpoint
 

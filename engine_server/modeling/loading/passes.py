@@ -89,7 +89,7 @@ def replace_modules(model: PreTrainedModel, plan: LoadPlan) -> list[PassReport]:
         replace_rotations(model, choices.rotations),
         replace_layers(model, choices.layers),
         replace_ropes(model),
-        check_sums(model, plan.batch_invariant),
+        check_sums(model, plan),
         defer_tied(model),
     ]
 
@@ -108,11 +108,14 @@ def verified_choices(model: PreTrainedModel, platform: Platform) -> Choices:
         return Choices()
 
 
-def check_sums(model: nn.Module, batch_invariant: bool) -> PassReport:
-    """Raise UnsupportedModelError for weights whose order of summation may depend on the batch."""
+def check_sums(model: nn.Module, plan: LoadPlan) -> PassReport:
+    """Raise UnsupportedModelError for modules whose order of summation may depend on the batch."""
     tally = Tally("fixed order of sums")
-    for module in model.modules() if batch_invariant else ():
+    if not plan.batch_invariant:
+        return tally.report()
+    for module in model.modules():
         if list(module.parameters(recurse=False)) and not isinstance(module, ROW_BY_ROW):
             names = f"{type(module).__name__} of {type(model).__name__}"
             raise UnsupportedModelError(f"batch_invariant: the order of summation in {names} is unknown")
+    plan.platform.check_fixed_order(model)
     return tally.report()

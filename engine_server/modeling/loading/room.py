@@ -16,6 +16,7 @@ from engine_server.modeling.formats.checkpoints.stored import StoredTensor, Stor
 from engine_server.modeling.formats.dense import DenseFormat
 from engine_server.modeling.formats.float8 import Float8Format
 from engine_server.modeling.formats.integer import IntegerFormat
+from engine_server.modeling.formats.native_floating import NativeFloatingFormat
 from engine_server.modeling.formats.packed import PackedFormat
 from engine_server.modeling.formats.quantized import QuantizedFormat
 from engine_server.modeling.formats.rounding import rounded_to_float8, rounded_to_integers
@@ -109,4 +110,4 @@ def keeps(layout: WeightLayout, form: type[QuantizedFormat]) -> bool:
     """Return True if a layout keeps weights of this form quantised."""
     sample = DenseFormat(torch.ones(SAMPLE, SAMPLE, dtype=torch.bfloat16))
     rounded = rounded_to_float8(sample) if form is Float8Format else rounded_to_integers(sample, 8, SAMPLE)
-    return not isinstance(rounded.arranged(layout), DenseFormat | PackedFormat)
+    return not isinstance(rounded.arranged(layout), DenseFormat | NativeFloatingFormat | PackedFormat)

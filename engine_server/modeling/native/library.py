@@ -28,8 +28,8 @@ SIGNATURES = {
     "run_program": [POINTER, LONG, *[POINTER] * 2, LONG],
     "rotate": [INT, *[POINTER] * 2, *[LONG] * 2, *[POINTER] * 2, *[LONG] * 3],
     "multiply_integer": [INT, *[POINTER] * 2, LONG, *[POINTER] * 4, *[LONG] * 3, *[INT] * 2, FLOAT],
-    "multiply_bfloat16": [*[POINTER] * 2, LONG, *[POINTER] * 2, *[LONG] * 3],
-    "gather_bfloat16": [*[POINTER] * 3, *[LONG] * 2],
+    "multiply_floating": [INT, *[POINTER] * 2, LONG, *[POINTER] * 2, *[LONG] * 3],
+    "gather_floating": [INT, *[POINTER] * 3, *[LONG] * 2],
     "gather_integer": [INT, *[POINTER] * 5, *[LONG] * 2, *[INT] * 2, FLOAT],
 }  # fmt: skip
 # The capability of the CPU in torch's terms that an instruction level needs, and the instructions beyond it.

@@ -9,16 +9,17 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 
 from engine_server.modeling.attention.interface import AttentionBackend
 from engine_server.modeling.attention.native_backend import NativeAttention
 from engine_server.modeling.attention.torch_backend import TorchAttention
-from engine_server.modeling.formats.native import native
+from engine_server.modeling.formats.native import fix_order, native
 from engine_server.modeling.formats.packed import pack
 from engine_server.modeling.formats.weight_format import WeightLayout
 from engine_server.modeling.graphs.captured_step import CapturedStep, StepPart
 from engine_server.modeling.graphs.step_programs import StepPrograms
+from engine_server.modeling.layers.fixed_order import check_rows
 from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet
 from engine_server.modeling.layers.kernel_sets.native import NATIVE
 from engine_server.modeling.layers.kernel_sets.plain import CPU
@@ -126,6 +127,7 @@ class NativePlatform(CpuPlatform):
     """A CPU for which our C++ kernels were compiled."""
 
     captures_graphs = True
+    batch_invariant = True
 
     def capture(self, part: StepPart) -> CapturedStep:
         return StepPrograms(part)
@@ -137,6 +139,13 @@ class NativePlatform(CpuPlatform):
     @property
     def weight_layout(self) -> WeightLayout:
         return native
+
+    @property
+    def fixed_order_layout(self) -> WeightLayout:
+        return fix_order
+
+    def check_fixed_order(self, model: nn.Module) -> None:
+        check_rows(model)
 
     def paged_attention(
         self, layout: Layout, num_blocks: int, block_size: int, dtype: torch.dtype

@@ -4,6 +4,7 @@ from abc import abstractmethod
 from typing import ClassVar
 
 import torch
+from torch import nn
 
 from engine_server.modeling.attention.interface import AttentionBackend
 from engine_server.modeling.device import Device
@@ -44,6 +45,12 @@ class Platform(Device):
         raise TypeError(
             f"{type(self).__name__} has no products that are bitwise independent of batch composition"
         )
+
+    def check_fixed_order(self, model: nn.Module) -> None:
+        """Raise UnsupportedModelError for modules without weights whose results may depend on the batch.
+
+        model: after all replacements. Layers with weights are checked for every platform.
+        """
 
     @abstractmethod
     def paged_attention(

@@ -1,0 +1,140 @@
+"""The whole engine with batch_invariant on a CPU: tokens and log-probabilities are bitwise independent of the batch."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import TINY
+from transformers import (
+    GemmaConfig,
+    GemmaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from engine_server import EngineArgs, LLMEngine, SamplingParams
+from engine_server.core import model_runner
+from engine_server.modeling.native import library
+from engine_server.modeling.platform.cpu import CpuPlatform
+
+needs_kernels = pytest.mark.skipif(
+    not library.loads(), reason="the CPU kernels are not compiled: that takes Linux on x86-64 and g++"
+)
+SIZES = TINY | {"vocab_size": 128, "max_position_embeddings": 128, "eos_token_id": 1, "bos_token_id": 0}
+PROMPT = [place * 7 % 120 + 3 for place in range(45)]
+OTHERS = [[(11 * place + length) % 120 + 3 for place in range(length % 40 + 1)] for length in range(63)]
+# Tokens, and their log-probabilities with those of the likeliest others.
+Answer = tuple[list[int], list[dict[int, float]]]
+
+
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Save a model whose heads of query and key are normed within the fused product, and whose vocabulary is odd."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("qwen3")
+    sizes = SIZES | {"vocab_size": 131, "head_dim": 32, "hidden_size": 64}
+    Qwen3ForCausalLM(Qwen3Config(**sizes)).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def restored_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def start(model: Path, **options: Any) -> LLMEngine:
+    settings: dict[str, Any] = {
+        "model": str(model), "skip_tokenizer_init": True, "max_model_len": 64, "num_gpu_blocks_override": 400,
+        "max_num_batched_tokens": 256, "batch_invariant": True, "disable_log_stats": True,
+    }  # fmt: skip
+    return LLMEngine.from_engine_args(EngineArgs(**settings | options))
+
+
+def answer(engine: LLMEngine, prompts: list[list[int]], temperature: float) -> Answer:
+    """Return the answer to the first prompt; all run together."""
+    params = SamplingParams(
+        temperature=temperature, top_p=0.9, seed=7, max_tokens=6, min_tokens=6, detokenize=False, logprobs=3
+    )
+    for number, prompt in enumerate(prompts):
+        engine.add_request(number, {"prompt_token_ids": prompt}, params)
+    last = {}
+    while engine.has_unfinished_requests():
+        last |= {output.request_id: output.outputs[0] for output in engine.step()}
+    found = last["0"]
+    return found.token_ids, [
+        {token: entry.logprob for token, entry in position.items()} for position in found.logprobs
+    ]
+
+
+@needs_kernels
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dtype": "float32"},
+        {"dtype": "bfloat16"},
+        {"dtype": "bfloat16", "quantization": "int8", "quantization_group_size": 16, "quantize_head": True},
+        {"dtype": "float32", "kv_cache_dtype": "int8"},
+    ],
+)
+@pytest.mark.parametrize("model", ["tiny_llama", "qwen3"])
+def test_answer_is_bitwise_independent_of_batch_chunks_cache_and_threads(
+    model: str, options: dict[str, Any], temperature: float, request, restored_threads
+) -> None:
+    folder: Path = request.getfixturevalue(model)
+    torch.set_num_threads(1)
+    alone = start(folder, enable_prefix_caching=False, **options)
+    expected = answer(alone, [PROMPT], temperature)
+    assert answer(alone, [PROMPT, *OTHERS], temperature) == expected
+    chunked = start(folder, max_num_batched_tokens=16, **options)
+    assert answer(chunked, [PROMPT, *OTHERS[:8]], temperature) == expected
+    assert answer(chunked, [PROMPT], temperature) == expected  # the prompt is in the prefix cache
+    torch.set_num_threads(2)
+    threaded = start(folder, enable_prefix_caching=False, **options)
+    assert answer(threaded, [PROMPT], temperature) == expected
+    assert answer(threaded, [PROMPT, *OTHERS], temperature) == expected
+
+
+@needs_kernels
+def test_smollm2_in_float32_answers_with_the_same_bits_alone_and_among_others(smollm2: Path) -> None:
+    engine = start(smollm2, dtype="float32", enable_prefix_caching=False, num_gpu_blocks_override=40)
+    alone = answer(engine, [PROMPT], 0.0)
+    assert answer(engine, [PROMPT, *OTHERS[:5]], 0.0) == alone
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("kind", "config", "options", "message"),
+    [
+        (MixtralForCausalLM, MixtralConfig(**SIZES, num_local_experts=2), {}, r"order of summation in Mixtral"),
+        (GemmaForCausalLM, GemmaConfig(**SIZES, head_dim=8), {}, r"order of summation in GemmaRMSNorm"),
+        (
+            Qwen3ForCausalLM, Qwen3Config(**SIZES | {"hidden_act": "gelu"}, head_dim=16), {},
+            r"rounding of GELUActivation of Qwen3ForCausalLM is unknown",
+        ),
+        (
+            Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=8), {},
+            r"rounding of FusedRMSNorm .* no multiple of 16",
+        ),
+        (Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=16), {"block_size": 8}, r"block_size of 8"),
+        (Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=16), {"dtype": "float16"}, r"float16"),
+    ],
+)  # fmt: skip
+def test_operations_that_may_depend_on_the_batch_are_refused(
+    tmp_path: Path, kind: Any, config: Any, options: dict[str, Any], message: str
+) -> None:
+    kind(config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        start(tmp_path, **{"dtype": "float32"} | options)
+
+
+def test_cpu_without_kernels_is_refused(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_runner, "choose_platform", lambda *_: CpuPlatform())
+    with pytest.raises(ValueError, match=r"with the kernels that g\+\+ compiles; this is 1 cpu without them"):
+        start(tiny_llama)
