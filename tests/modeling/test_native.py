@@ -1,6 +1,7 @@
 """The C++ kernels of modules compared with plain torch, at every instruction level that this CPU supports."""
 
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -36,12 +37,13 @@ def test_native_modules_equal_torch(rows: int, dim: int, dtype: torch.dtype) -> 
     x, residual = (torch.randn(1, rows, dim).mul(8).to(dtype) for _ in range(2))
     weight = torch.rand(dim).to(dtype)
     slack = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.02, "rtol": 0.02}
-    for given in (None, residual):
-        ours, theirs = (modules.rms_norm(x, weight, 1e-5, 0.0, given) for modules in (native, plain))
+    for given, offset in product((None, residual), (0.0, 1.0)):
+        ours, theirs = (modules.rms_norm(x, weight, 1e-5, offset, given) for modules in (native, plain))
         torch.testing.assert_close(ours, theirs, **slack)
     gate_up = torch.cat((x * 30, residual), -1)
-    expected = plain.silu_and_mul(gate_up.clone())
-    torch.testing.assert_close(native.silu_and_mul(gate_up), expected, **slack)
+    for name in ("silu_and_mul", "gelu_tanh_and_mul"):
+        expected = getattr(plain, name)(gate_up.clone())
+        torch.testing.assert_close(getattr(native, name)(gate_up.clone()), expected, **slack)
 
 
 @pytest.mark.parametrize("dtype", [*SLACK, torch.float16])

@@ -19,7 +19,9 @@ pytestmark = pytest.mark.skipif(
 )
 MOST, WIDTH = 9, 37
 SIZES = (3, 5, 4)
+ROWS = torch.arange(MOST, dtype=torch.int32).flip(0)
 VALUES = torch.randn(MOST, WIDTH, generator=torch.Generator().manual_seed(0))
+FACTOR = torch.tensor(1.7)
 WEIGHT = torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(1))
 
 
@@ -49,6 +51,9 @@ OPERATIONS: list[Callable[[Tensor], Tensor]] = [
     lambda x: (x + x) - (x * 0.7).tanh_(),
     lambda x: torch.nn.functional.embedding(torch.arange(len(x)), WEIGHT.to(x.dtype)) + x,
     lambda x: x - x.amin(0),
+    lambda x: x * FACTOR.to(x.dtype),
+    lambda x: x.index_select(0, torch.arange(len(x), dtype=torch.int32)),
+    lambda x: WEIGHT.to(x.dtype).index_select(0, torch.arange(len(x), dtype=torch.int32).long() + 3),
     one_operation(lambda x: (x + 1 if x[0, 0] > 0 else -x).contiguous()),
 ]
 
@@ -103,3 +108,17 @@ def test_step_that_cannot_be_replayed_is_refused_with_the_reason(
 ) -> None:
     with pytest.raises(UnrecordableError, match=reason):
         program(step)
+
+
+def integers(x: Tensor, out: Tensor) -> None:
+    out.copy_(WEIGHT.index_select(0, ROWS[: len(x)].long() + 3) * FACTOR)
+
+
+@torch.inference_mode()
+def test_casts_sums_and_selections_of_integers_are_native() -> None:
+    taken = torch.zeros(MOST, WIDTH)
+    recordings = [record(lambda size=size: integers(VALUES[:size], taken[:size]), list) for size in SIZES]
+    replayed = Program(merge_recordings(recordings, SIZES), MOST, list)
+    replayed.run(MOST)
+    assert replayed.num_torch == 0
+    assert torch.equal(taken, WEIGHT[ROWS + 3] * FACTOR)

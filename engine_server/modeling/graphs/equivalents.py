@@ -23,6 +23,8 @@ def native_equivalent(
 
 
 def _add(out: Any, a: Any, b: Any) -> list[Call] | None:
+    if type(b) is int and _int64(out, a):
+        return [("add_integer", (out.data_ptr(), a.data_ptr(), out.numel(), b))]
     if not _alike(out, a, b):
         return None
     bfloat16 = out.dtype == torch.bfloat16
@@ -30,17 +32,31 @@ def _add(out: Any, a: Any, b: Any) -> list[Call] | None:
 
 
 def _scale(out: Any, values: Any, factor: Any) -> list[Call] | None:
-    if not _alike(out, values) or not isinstance(factor, int | float):
+    if not _alike(out, values):
         return None
     bfloat16 = out.dtype == torch.bfloat16
+    if isinstance(factor, Tensor):
+        if factor.dim() > 0 or factor.dtype != out.dtype:
+            return None
+        return [("scale_by", (bfloat16, out.data_ptr(), values.data_ptr(), factor.data_ptr(), out.numel()))]
     return [("scale", (bfloat16, out.data_ptr(), values.data_ptr(), out.numel(), float(factor)))]
 
 
 def _gather(out: Any, table: Any, ids: Any, *_padding: Any) -> list[Call] | None:
-    if not (table.is_contiguous() and ids.is_contiguous() and ids.dtype == torch.int64):
+    if not (table.dim() == 2 and table.is_contiguous() and ids.is_contiguous()):
         return None
-    size = table.shape[1] * table.itemsize
-    return [("gather", (out.data_ptr(), table.data_ptr(), ids.data_ptr(), ids.numel(), size))]
+    size, is_long = table.shape[1] * table.itemsize, ids.dtype == torch.int64
+    return [("gather", (is_long, out.data_ptr(), table.data_ptr(), ids.data_ptr(), ids.numel(), size))]
+
+
+def _select(out: Any, table: Any, dim: int, ids: Any) -> list[Call] | None:
+    return _gather(out, table, ids) if dim == 0 else None
+
+
+def _cast(out: Any, values: Any, dtype: Any, *_: Any) -> list[Call] | None:
+    if not _int64(out) or values.dtype != torch.int32 or not values.is_contiguous():
+        return None
+    return [("widen", (out.data_ptr(), values.data_ptr(), out.numel()))]
 
 
 def _copied(out: Any, source: Any, *_: Any) -> list[Call] | None:
@@ -72,6 +88,11 @@ def _copy(target: Tensor, source: Tensor) -> list[Call] | None:
     return [("copy", (target.data_ptr(), source.data_ptr(), count * size, *strides))]
 
 
+def _int64(*tensors: Any) -> bool:
+    """Return True for contiguous tensors of int64."""
+    return all(one.dtype == torch.int64 and one.is_contiguous() for one in tensors)
+
+
 def _alike(*tensors: Any) -> bool:
     """Return True for contiguous tensors of one shape and one dtype that the kernels support."""
     first = tensors[0]
@@ -88,6 +109,8 @@ EQUIVALENTS: dict[Any, Callable[..., list[Call] | None]] = {
     aten.add_.Tensor: _add,
     aten.mul.Tensor: _scale,
     aten.embedding.default: _gather,
+    aten.index_select.default: _select,
+    aten.to.dtype: _cast,
     aten.contiguous.default: _copied,
     aten.clone.default: _copied,
     aten.reshape.default: _copied,

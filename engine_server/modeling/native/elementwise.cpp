@@ -44,6 +44,24 @@ extern "C" void scale(int is_bfloat16, void* out, const void* values, int64_t co
     is_bfloat16 ? run(bfloat16{}) : run(float{});
 }
 
+// Multiplies by a tensor of one element.
+extern "C" void scale_by(int is_bfloat16, void* out, const void* values, const void* factor, int64_t count) {
+    auto run = [&]<typename T>(T) {
+        T element[LANES] = {*(const T*)factor};
+        const float by = load(element)[0];
+        map<T, 1>((T*)out, {(const T*)values}, count, [=](const floats* of) { return of[0] * by; });
+    };
+    is_bfloat16 ? run(bfloat16{}) : run(float{});
+}
+
+extern "C" void add_integer(int64_t* out, const int64_t* values, int64_t count, int64_t number) {
+    for (int64_t i = 0; i < count; i++) out[i] = values[i] + number;
+}
+
+extern "C" void widen(int64_t* out, const int32_t* values, int64_t count) {
+    for (int64_t i = 0; i < count; i++) out[i] = values[i];
+}
+
 // Copies a tensor of four dimensions. Strides count bytes, `bytes` the size of an element, which may be a whole row.
 extern "C" void copy(char* to, const char* from, int64_t bytes, int64_t size0, int64_t to0, int64_t from0, int64_t size1,
                      int64_t to1, int64_t from1, int64_t size2, int64_t to2, int64_t from2, int64_t size3, int64_t to3,
@@ -57,6 +75,9 @@ extern "C" void copy(char* to, const char* from, int64_t bytes, int64_t size0, i
 }
 
 // Gathers rows of `bytes` bytes.
-extern "C" void gather(char* out, const char* table, const int64_t* ids, int64_t count, int64_t bytes) {
-    for (int64_t i = 0; i < count; i++) std::memcpy(out + i * bytes, table + ids[i] * bytes, bytes);
+extern "C" void gather(int is_long, char* out, const char* table, const void* ids, int64_t count, int64_t bytes) {
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t id = is_long ? ((const int64_t*)ids)[i] : ((const int32_t*)ids)[i];
+        std::memcpy(out + i * bytes, table + id * bytes, bytes);
+    }
 }

@@ -10,7 +10,8 @@ namespace {
 constexpr int64_t WORTH_THREADS = 1 << 13;  // elements: a smaller amount is done before another thread has started
 
 template <typename T>
-void norm(T* total, T* out, const T* x, const T* residual, const T* weight, int64_t rows, int64_t dim, float eps) {
+void norm(T* total, T* out, const T* x, const T* residual, const T* weight, int64_t rows, int64_t dim, float eps,
+          float offset) {
     #pragma omp parallel for if (rows * dim > WORTH_THREADS)
     for (int64_t row = 0; row < rows; row++) {
         const T* own = x + row * dim;
@@ -22,20 +23,33 @@ void norm(T* total, T* out, const T* x, const T* residual, const T* weight, int6
         floats squares = {};
         for (int64_t d = 0; d < dim; d += LANES) squares += load(own + d) * load(own + d);
         const float scale = 1 / std::sqrt(sum(squares) / dim + eps);
-        for (int64_t d = 0; d < dim; d += LANES) store(out + row * dim + d, load(own + d) * scale * load(weight + d));
+        for (int64_t d = 0; d < dim; d += LANES)
+            store(out + row * dim + d, load(own + d) * scale * (load(weight + d) + offset));
     }
 }
 
-template <typename T>
-void gate(T* out, const T* gate_up, int64_t rows, int64_t dim) {
+// 1 / (1 + e^-x)
+floats sigmoid(floats x) {
+    const floats magnitude = (floats)((words)x & 0x7fffffff);
+    const floats small = exponential(-magnitude);  // of values <= 0, which can't overflow
+    return (x < 0 ? small : floats{} + 1) / (1 + small);
+}
+
+floats silu(floats x) { return x * sigmoid(x); }
+
+// The approximation of GELU by tanh (Hendrycks and Gimpel, arXiv 1606.08415), since (1 + tanh y) / 2 = sigmoid(2 y).
+floats gelu_tanh(floats x) {
+    constexpr float TWICE_SQRT_2_BY_PI = 1.5957691216f;
+    return x * sigmoid(TWICE_SQRT_2_BY_PI * (x + 0.044715f * x * x * x));
+}
+
+template <typename T, typename Activation>
+void gate(T* out, const T* gate_up, int64_t rows, int64_t dim, Activation activate) {
     #pragma omp parallel for if (rows * dim > WORTH_THREADS)
     for (int64_t row = 0; row < rows; row++)
         for (int64_t d = 0; d < dim; d += LANES) {
             const T* place = gate_up + 2 * row * dim + d;
-            const floats value = load(place), magnitude = (floats)((words)value & 0x7fffffff);
-            const floats small = exponential(-magnitude);  // of values <= 0, which can't overflow
-            const floats sigmoid = (value < 0 ? small : floats{} + 1) / (1 + small);
-            store(out + row * dim + d, value * sigmoid * load(place + dim));
+            store(out + row * dim + d, activate(load(place)) * load(place + dim));
         }
 }
 
@@ -62,15 +76,20 @@ void turn(T* out, const T* x, int64_t token_stride, int64_t head_stride, const T
 // All of one type: bfloat16, or float. See native_modules.py for shapes.
 
 extern "C" void rms_norm(int is_bfloat16, void* total, void* out, const void* x, const void* residual,
-                         const void* weight, int64_t rows, int64_t dim, float eps) {
+                         const void* weight, int64_t rows, int64_t dim, float eps, float offset) {
     auto run = [&]<typename T>(T) {
-        norm((T*)total, (T*)out, (const T*)x, (const T*)residual, (const T*)weight, rows, dim, eps);
+        norm((T*)total, (T*)out, (const T*)x, (const T*)residual, (const T*)weight, rows, dim, eps, offset);
     };
     is_bfloat16 ? run(bfloat16{}) : run(float{});
 }
 
 extern "C" void silu_and_mul(int is_bfloat16, void* out, const void* gate_up, int64_t rows, int64_t dim) {
-    auto run = [&]<typename T>(T) { gate((T*)out, (const T*)gate_up, rows, dim); };
+    auto run = [&]<typename T>(T) { gate((T*)out, (const T*)gate_up, rows, dim, silu); };
+    is_bfloat16 ? run(bfloat16{}) : run(float{});
+}
+
+extern "C" void gelu_tanh_and_mul(int is_bfloat16, void* out, const void* gate_up, int64_t rows, int64_t dim) {
+    auto run = [&]<typename T>(T) { gate((T*)out, (const T*)gate_up, rows, dim, gelu_tanh); };
     is_bfloat16 ? run(bfloat16{}) : run(float{});
 }
 

@@ -3,13 +3,14 @@
 Inputs that a kernel doesn't support (another dtype, rows that don't fill vectors) are computed by plain torch.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from engine_server.modeling.layers.kernel_sets import plain as plain_torch
-from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet, Rotation
+from engine_server.modeling.layers.kernel_sets.kernel_set import Gate, KernelSet, Rotation
 from engine_server.modeling.native.library import DTYPES, VECTOR, kernels
 
 
@@ -22,8 +23,9 @@ def fits(*tensors: Tensor) -> bool:
 def rms_norm(
     x: Tensor, weight: Tensor, eps: float, offset: float, residual: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Compute the norm of kernels/norm.py. offset: 0."""
+    """Compute the norm of kernels/norm.py."""
     dim = x.shape[-1]
+    x, residual = x.contiguous(), None if residual is None else residual.contiguous()
     given = [x] if residual is None else [x, residual]
     if dim % VECTOR or not fits(*given, weight):
         return plain_torch.rms_norm(x, weight, eps, offset, residual)
@@ -34,20 +36,27 @@ def rms_norm(
     out = torch.empty_like(x)
     kernels().rms_norm(
         x.dtype == torch.bfloat16, total.data_ptr(), out.data_ptr(), x.data_ptr(),
-        None if residual is None else residual.data_ptr(), weight.data_ptr(), x.numel() // dim, dim, eps,
+        None if residual is None else residual.data_ptr(), weight.data_ptr(), x.numel() // dim, dim, eps, offset,
     )  # fmt: skip
     return total, out
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     """Return silu(gate) * up: [..., 2 * dim] to [..., dim]."""
+    return _gate(kernels().silu_and_mul, plain_torch.silu_and_mul, gate_up)
+
+
+def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
+    """Return gelu(gate) * up, with GELU's approximation by tanh: [..., 2 * dim] to [..., dim]."""
+    return _gate(kernels().gelu_tanh_and_mul, plain_torch.gelu_tanh_and_mul, gate_up)
+
+
+def _gate(kernel: Callable[..., None], plain: Gate, gate_up: Tensor) -> Tensor:
     dim = gate_up.shape[-1] // 2
     if dim % VECTOR or not fits(gate_up) or not gate_up.is_contiguous():
-        return plain_torch.silu_and_mul(gate_up)
+        return plain(gate_up)
     out = gate_up.new_empty(*gate_up.shape[:-1], dim)
-    kernels().silu_and_mul(
-        gate_up.dtype == torch.bfloat16, out.data_ptr(), gate_up.data_ptr(), out.numel() // dim, dim
-    )
+    kernel(gate_up.dtype == torch.bfloat16, out.data_ptr(), gate_up.data_ptr(), out.numel() // dim, dim)
     return out
 
 
@@ -76,4 +85,4 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return out.transpose(1, 2)
 
 
-NATIVE = KernelSet(rms_norm, (0.0,), [silu_and_mul], rotations)
+NATIVE = KernelSet(rms_norm, (0.0, 1.0), [silu_and_mul, gelu_tanh_and_mul], rotations)

@@ -10,15 +10,23 @@ from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet
 def rms_norm(
     x: Tensor, weight: Tensor, eps: float, offset: float, residual: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Compute the norm of kernels/norm.py. offset: 0."""
+    """Compute the norm of kernels/norm.py."""
     total = x if residual is None else x + residual
-    return total, F.rms_norm(total, weight.shape, weight, eps)
+    if offset == 0:
+        return total, F.rms_norm(total, weight.shape, weight, eps)
+    return total, F.rms_norm(total.float(), weight.shape, weight.float() + offset, eps).to(x.dtype)
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     """Return silu(gate) * up: [..., 2 * dim] to [..., dim]. Overwrites gate."""
     gate, up = gate_up.chunk(2, -1)
     return F.silu(gate, inplace=True) * up
+
+
+def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
+    """Return gelu(gate) * up, with GELU's approximation by tanh: [..., 2 * dim] to [..., dim]."""
+    gate, up = gate_up.chunk(2, -1)
+    return F.gelu(gate, approximate="tanh") * up
 
 
 class HalfRotation:
