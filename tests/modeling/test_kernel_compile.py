@@ -18,6 +18,7 @@ from engine_server.modeling.kernels.attention import decode, prefill  # noqa: E4
 from engine_server.modeling.kernels.cache_write import write_cache  # noqa: E402
 from engine_server.modeling.kernels.matmul import linear  # noqa: E402
 from engine_server.modeling.kernels.norm import rms_norm  # noqa: E402
+from engine_server.modeling.kernels.quantized_matmul import float8_linear, integer_linear  # noqa: E402
 from engine_server.modeling.kernels.rotary import rotate  # noqa: E402
 from engine_server.modeling.kernels.sampling import sample  # noqa: E402
 from engine_server.modeling.kernels.work_list import plan_work  # noqa: E402
@@ -25,11 +26,14 @@ from engine_server.modeling.kernels.work_list import plan_work  # noqa: E402
 MULTIPROCESSOR_BYTES = 99 << 10  # of shared memory, on the smallest GPUs with bfloat16
 
 
-class Hopper:
+class Driver:
     """A fake driver with the functions that compilation needs."""
 
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
+        return GPUTarget("cuda", self.capability, 32)
 
     def get_current_device(self) -> int:
         return 0
@@ -49,7 +53,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list:
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(JITFunction, "run", compile_only)
-    monkeypatch.setattr(triton.runtime.driver, "_active", Hopper())
+    monkeypatch.setattr(triton.runtime.driver, "_active", Driver(90))
     return kernels
 
 
@@ -95,4 +99,25 @@ def test_sampling_kernels_compile_for_hopper(compiled: list) -> None:
     for logits in (tensor(2, 50257), tensor(2, 262144, dtype=torch.float32)):
         sample(logits, torch.zeros(2, 8, dtype=torch.int32))
     assert len(compiled) == 4
+    assert all(kernel.metadata.shared <= MULTIPROCESSOR_BYTES for kernel in compiled)
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_products_with_quantised_weights_compile_for_ampere_and_hopper(
+    compiled: list, monkeypatch: pytest.MonkeyPatch, capability: int
+) -> None:
+    """Compile for a projection of Llama 3 8B, in decode and for prompts, in every format."""
+    monkeypatch.setattr(triton.runtime.driver, "_active", Driver(capability))
+    scales, per_output = tensor(1024, 32, dtype=torch.float16), tensor(1024, 1, dtype=torch.float32)
+    eight_bits = tensor(1024, 4096, dtype=torch.uint8)
+    for rows in (1, 100):
+        x = tensor(rows, 4096)
+        for minima in (None, scales):
+            four_bits = tensor(1024, 2048, dtype=torch.uint8)
+            integer_linear(x, four_bits, scales, minima, 4, 128, tensor(1024))
+        integer_linear(x, eight_bits, tensor(1024, 128), None, 8, 32, None)
+        float8_linear(x, tensor(1024, 4096, dtype=FLOAT8), per_output, 4096, None)
+    integer_linear(tensor(100, 4096, dtype=torch.float32), eight_bits, per_output, None, 8, 4096, None)
+    assert len(compiled) == 9
+    assert all("mma.sync" in kernel.asm["ptx"] or "wgmma" in kernel.asm["ptx"] for kernel in compiled[:8])
     assert all(kernel.metadata.shared <= MULTIPROCESSOR_BYTES for kernel in compiled)

@@ -4,6 +4,9 @@ import pytest
 import torch
 
 from engine_server.config import DeviceConfig
+from engine_server.modeling.formats.dense import DenseFormat
+from engine_server.modeling.formats.quantized import QuantizedFormat
+from engine_server.modeling.formats.rounding import rounded_to_float8, rounded_to_integers
 from engine_server.modeling.native import library
 from engine_server.modeling.platform.choice import choose_platform
 from engine_server.modeling.platform.cpu import CpuPlatform, NativePlatform
@@ -28,6 +31,16 @@ def test_gpu_has_triton_kernels_where_a_compiler_is_installed(monkeypatch: pytes
     monkeypatch.delenv("CC")
     monkeypatch.setenv("PATH", "")
     assert type(choose_platform(GPU)) is CudaPlatform
+
+
+def test_gpu_multiplies_quantised_weights_by_kernels_where_triton_compiles() -> None:
+    pytest.importorskip("triton")
+    gpu = torch.device("cuda")
+    dense = DenseFormat(torch.randn(8, 32))
+    for format in (rounded_to_integers(dense, 4, 32), rounded_to_float8(dense)):
+        assert not isinstance(format.arranged(TritonPlatform(gpu).weight_layout), QuantizedFormat)
+        assert format.arranged(CudaPlatform(gpu).weight_layout) is format
+    assert dense.arranged(TritonPlatform(gpu).weight_layout) is dense
 
 
 def test_gpu_that_torch_does_not_see_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

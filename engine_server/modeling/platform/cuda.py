@@ -122,6 +122,12 @@ class TritonPlatform(CudaPlatform):
         return TRITON
 
     @property
+    def weight_layout(self) -> WeightLayout:
+        from engine_server.modeling.formats.triton_quantized import fuse_dequantisation  # imports Triton
+
+        return fuse_dequantisation
+
+    @property
     def fixed_order_layout(self) -> WeightLayout:
         from engine_server.modeling.formats.fixed_order import fix_order  # imports Triton
 

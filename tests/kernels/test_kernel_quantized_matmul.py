@@ -1,0 +1,118 @@
+"""Products with quantised weights, against the dequantised weights in float64."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine_server.modeling.formats.float8 import Float8Format
+from engine_server.modeling.formats.integer import IntegerFormat, packed_codes
+from engine_server.modeling.formats.joined import join
+from engine_server.modeling.formats.quantized import QuantizedFormat
+from engine_server.modeling.formats.triton_quantized import fuse_dequantisation
+from engine_server.modeling.formats.weight_format import Cut
+
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+# Rows, inputs, outputs and inputs of a group: decode and prompts, tails of every tile, groups smaller than a tile.
+SHAPES = [
+    (1, 32, 8, 32),
+    (5, 192, 70, 64),
+    (70, 384, 3, 128),
+    (17, 160, 65, 32),
+    (2, 46, 20, 46),
+    (3, 300, 9, 300),
+]
+
+
+def integers(device: torch.device, dtype: torch.dtype, shape: tuple[int, ...], bits: int, minima: bool):
+    _rows, inputs, outputs, group = shape
+    codes = torch.randint(0, 1 << bits, (outputs, inputs), dtype=torch.uint8)
+    scales = (torch.rand(outputs, inputs // group) + 0.5) / (1 << bits - 1) / inputs**0.5
+    least = -torch.rand_like(scales) / inputs**0.5 if minima else None
+    bias = torch.randn(outputs).to(dtype)
+    packed = packed_codes(codes) if bits == 4 else codes
+    return IntegerFormat(packed, scales, least, bias, bits, dtype).to(device, dtype)
+
+
+def float8(device: torch.device, dtype: torch.dtype, inputs: int, outputs: int, group: int) -> Float8Format:
+    codes = torch.randn(outputs, inputs).to(torch.float8_e4m3fn)
+    scales = (torch.rand(outputs, -(-inputs // group)) + 0.5) / inputs**0.5
+    return Float8Format(codes, scales, torch.randn(outputs).to(dtype), group, dtype).to(device, dtype)
+
+
+def check(format: QuantizedFormat, values: Tensor) -> None:
+    out = fuse_dequantisation(format).apply(values)
+    assert out.dtype == values.dtype
+    assert format.bias is not None
+    expected = values.double() @ format.dense().double().T + format.bias.double()
+    tolerance = TOLERANCE[values.dtype]
+    torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("minima", [False, True])
+def test_product_with_integers_equals_that_of_the_dequantised_weight(
+    device: torch.device, dtype: torch.dtype, bits: int, minima: bool
+) -> None:
+    torch.manual_seed(0)
+    for shape in SHAPES:
+        values = torch.randn(shape[0], shape[1], device=device).to(dtype)
+        check(integers(device, dtype, shape, bits, minima), values)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_product_with_float8_equals_that_of_the_dequantised_weight(
+    device: torch.device, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    for rows, inputs, outputs, group in [*SHAPES, (4, 200, 10, 128), (2, 51, 7, 16)]:
+        check(
+            float8(device, dtype, inputs, outputs, group), torch.randn(rows, inputs, device=device).to(dtype)
+        )
+
+
+def test_every_float8_code_has_its_value(device: torch.device) -> None:
+    codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)[:, None].contiguous()
+    format = Float8Format(codes, torch.ones(256, 1), None, 1, torch.float32).to(device, torch.float32)
+    out = fuse_dequantisation(format).apply(torch.ones(1, 1, device=device))
+    torch.testing.assert_close(out[0], format.dense()[:, 0], rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_memory_beyond_the_tensors_is_not_used(device: torch.device, bits: int) -> None:
+    """Values and scales are followed by NaN, and stay out of the product."""
+    torch.manual_seed(0)
+    format = integers(device, torch.float32, (3, 160, 20, 32), bits, True)
+    values = torch.full((9, 160), torch.nan, device=device)
+    values[:3] = torch.randn(3, 160)
+    for name in ("scales", "minima"):
+        padded = torch.full((30, 5), torch.nan, device=device)
+        padded[:20] = getattr(format, name)
+        setattr(format, name, torch.nn.Parameter(padded[:20], requires_grad=False))
+    check(format, values[:3])
+
+
+def test_parts_of_ranks_and_joined_weights_are_multiplied_in_place(device: torch.device) -> None:
+    torch.manual_seed(0)
+    values = torch.randn(2, 3, 128, device=device)
+    for whole in (
+        integers(device, torch.float32, (6, 128, 24, 64), 4, True),
+        float8(device, torch.float32, 128, 24, 128),
+    ):
+        expected = fuse_dequantisation(whole).apply(values)
+        columns = join([whole.shard(Cut(0, 2, rank)) for rank in range(2)])
+        torch.testing.assert_close(columns.arranged(fuse_dequantisation).apply(values), expected)
+        parts = [whole.shard(Cut(1, 4, rank)).arranged(fuse_dequantisation) for rank in range(4)]
+        summed = sum(part.apply(own) for part, own in zip(parts, values.chunk(4, -1), strict=True))
+        torch.testing.assert_close(summed, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_layout_keeps_the_tensors_of_the_format(device: torch.device) -> None:
+    for format in (
+        integers(device, torch.float32, (1, 64, 8, 32), 4, False),
+        float8(device, torch.float32, 64, 8, 64),
+    ):
+        arranged = fuse_dequantisation(format).parameters()
+        own = format.parameters()
+        assert arranged.keys() == own.keys()
+        assert all(arranged[name] is own[name] for name in own)
