@@ -1,5 +1,6 @@
 """Token embeddings in any weight format, in place of nn.Embedding."""
 
+import torch
 from torch import Tensor, nn
 
 from engine_server.modeling.formats.quantized_tensor import format_of
@@ -33,7 +34,11 @@ class Embedding(WeightLayer, nn.Embedding):
         if self.format is None:
             self.take(format_of(self.weight, None))
         assert self.format is not None
-        self.hold(self.format, self.weight.dtype)
+        dtype = self.weight.dtype
+        self.hold(self.format, dtype)
+        if self._parameters["weight"] is None:  # Gemma's forward reads its dtype
+            device = self.tables[0].device
+            self.weight = nn.Parameter(torch.empty(0, dtype=dtype, device=device), requires_grad=False)
 
 
 def receive_embeddings(embedding: nn.Embedding) -> Embedding:

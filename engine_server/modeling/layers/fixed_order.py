@@ -8,7 +8,7 @@ from torch import nn
 
 from engine_server.modeling.attention.interface import UnsupportedModelError
 from engine_server.modeling.layers.gated_mlp import GatedMLP
-from engine_server.modeling.layers.kernel_sets.native import silu_and_mul
+from engine_server.modeling.layers.kernel_sets.native import gelu_tanh_and_mul, silu_and_mul
 from engine_server.modeling.layers.norm import FusedRMSNorm
 from engine_server.modeling.layers.rope import SequenceRope
 from engine_server.modeling.native.library import VECTOR
@@ -33,7 +33,7 @@ def check_rows(model: nn.Module) -> None:
 
 def has_kernel(mlp: GatedMLP) -> bool:
     """Return True if our kernel computes the gate of an MLP."""
-    return mlp._apply_gate is silu_and_mul and mlp.gate_up.sizes[0] % VECTOR == 0
+    return mlp._apply_gate in (silu_and_mul, gelu_tanh_and_mul) and mlp.gate_up.sizes[0] % VECTOR == 0
 
 
 def is_elementwise(module: nn.Module) -> bool:

@@ -25,13 +25,11 @@ def rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """Compute the norm of kernels/norm.py."""
     dim = x.shape[-1]
+    # Heads within a fused product are contiguous for a single token only: any number of tokens takes the kernel.
     x, residual = x.contiguous(), None if residual is None else residual.contiguous()
     given = [x] if residual is None else [x, residual]
     if dim % VECTOR or not fits(*given, weight):
         return plain_torch.rms_norm(x, weight, eps, offset, residual)
-    # Heads within a fused product are contiguous for a single token only: any number of tokens takes the kernel.
-    x = x.contiguous()
-    residual = None if residual is None else residual.contiguous()
     total = x if residual is None else torch.empty_like(x)
     out = torch.empty_like(x)
     kernels().rms_norm(
