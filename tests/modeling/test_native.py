@@ -1,6 +1,5 @@
 """The C++ kernels of modules compared with plain torch, at every instruction level that this CPU supports."""
 
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
@@ -13,19 +12,13 @@ from engine_server.modeling.attention.torch_backend import TorchAttention
 from engine_server.modeling.layers.kernel_sets import native, plain
 from engine_server.modeling.native import library
 
-pytestmark = pytest.mark.skipif(
-    not library.loads(), reason="the CPU kernels are not compiled: that takes Linux on x86-64 and g++"
-)
+pytestmark = [
+    pytest.mark.usefixtures("level"),
+    pytest.mark.skipif(
+        not library.loads(), reason="the CPU kernels are not compiled: that takes Linux on x86-64 and g++"
+    ),
+]
 SLACK = {torch.float32: 2e-5, torch.bfloat16: 0.03}
-
-
-@pytest.fixture(autouse=True, params=library.supported_levels())
-def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Load the kernels of one instruction level."""
-    monkeypatch.setattr(library, "instruction_level", lambda: request.param)
-    library.kernels.cache_clear()
-    yield request.param
-    library.kernels.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", [*SLACK, torch.float16])

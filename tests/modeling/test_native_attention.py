@@ -3,7 +3,6 @@
 Every cache is full of NaN where no token has been written.
 """
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -19,21 +18,14 @@ from engine_server.modeling.native import library
 from engine_server.modeling.platform.cpu import NativePlatform
 from engine_server.modeling.scoring import Scoring
 
-pytestmark = pytest.mark.skipif(
-    not library.loads(), reason="the CPU kernels are not compiled: that takes Linux on x86-64 and g++"
-)
+pytestmark = [
+    pytest.mark.usefixtures("level"),
+    pytest.mark.skipif(
+        not library.loads(), reason="the CPU kernels are not compiled: that takes Linux on x86-64 and g++"
+    ),
+]
 CPU = NativePlatform()
 SLACK = {torch.float32: 2e-5, torch.bfloat16: 0.03}
-
-
-@pytest.fixture(autouse=True, scope="module", params=library.supported_levels())
-def level(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Load the kernels of one instruction level."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(library, "instruction_level", lambda: request.param)
-        library.kernels.cache_clear()
-        yield request.param
-    library.kernels.cache_clear()
 
 
 class Heads(NamedTuple):

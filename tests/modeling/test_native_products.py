@@ -15,22 +15,16 @@ from engine_server.modeling.formats.native_integer import NativeIntegerFormat
 from engine_server.modeling.formats.packed import PackedFormat
 from engine_server.modeling.native import library
 
-pytestmark = pytest.mark.skipif(
-    not library.loads(), reason="the CPU kernels are not compiled: that takes Linux on x86-64 and g++"
-)
+pytestmark = [
+    pytest.mark.usefixtures("level"),
+    pytest.mark.skipif(
+        not library.loads(), reason="the CPU kernels are not compiled: that takes Linux on x86-64 and g++"
+    ),
+]
 # Relative to the largest result: rounding of sums in float32, and of results in bfloat16.
 SLACK = {torch.float32: 1e-5, torch.bfloat16: 5e-3}
 # in, out, group; the last one has a scale for each output alone, and none fills the last block of outputs.
 SHAPES = [(64, 48, 16), (96, 33, 32), (192, 70, 64), (384, 5, 128), (576, 100, 576)]
-
-
-@pytest.fixture(autouse=True, params=library.supported_levels())
-def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Load the kernels of one instruction level."""
-    monkeypatch.setattr(library, "instruction_level", lambda: request.param)
-    library.kernels.cache_clear()
-    yield request.param
-    library.kernels.cache_clear()
 
 
 @pytest.fixture(params=[1, 2])

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from engine_server.modeling.formats.dense import DenseFormat, as_parameter
 from engine_server.modeling.formats.weight_format import WeightFormat
-from engine_server.modeling.native.library import DTYPES, address, kernels
+from engine_server.modeling.native.library import DTYPES, address, as_rows, kernels
 
 # Outputs whose weights are interleaved.
 BLOCK = 32
@@ -27,9 +27,7 @@ class NativeFloatingFormat(WeightFormat):
         return {"weight": self.weight} | ({} if self.bias is None else {"bias": self.bias})
 
     def apply(self, values: Tensor) -> Tensor:
-        rows = values.reshape(-1, self.in_features)
-        if rows.stride(1) != 1:
-            rows = rows.contiguous()
+        rows = as_rows(values)
         output = values.new_empty(*values.shape[:-1], self.out_features)
         kernels().multiply_floating(
             values.dtype == torch.bfloat16, output.data_ptr(), rows.data_ptr(), rows.stride(0),

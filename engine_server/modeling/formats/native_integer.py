@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from engine_server.modeling.formats.dense import as_parameter
 from engine_server.modeling.formats.integer import IntegerFormat
 from engine_server.modeling.formats.weight_format import WeightFormat
-from engine_server.modeling.native.library import DTYPES, address, kernels
+from engine_server.modeling.native.library import DTYPES, address, as_rows, kernels
 
 # Outputs whose codes are interleaved, and the successive inputs of one output within them.
 BLOCK, INPUTS = 32, 4
@@ -47,9 +47,7 @@ class NativeIntegerFormat(WeightFormat):
         return {name: tensor for name, tensor in held.items() if tensor is not None}
 
     def apply(self, values: Tensor) -> Tensor:
-        rows = values.reshape(-1, self.in_features)
-        if rows.stride(1) != 1:
-            rows = rows.contiguous()
+        rows = as_rows(values)
         output = values.new_empty(*values.shape[:-1], self.out_features)
         kernels().multiply_integer(
             values.dtype == torch.bfloat16, output.data_ptr(), rows.data_ptr(), rows.stride(0), self.codes.data_ptr(),

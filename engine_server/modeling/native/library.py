@@ -110,3 +110,9 @@ def kernels() -> Any:
 def address(tensor: torch.Tensor | None) -> int | None:
     """Return the address of a tensor's elements for a kernel's argument that may be null."""
     return None if tensor is None else tensor.data_ptr()
+
+
+def as_rows(values: torch.Tensor) -> torch.Tensor:
+    """Return values [..., dim] as rows [n, dim] whose elements follow each other, copied only if necessary."""
+    rows = values.reshape(-1, values.shape[-1])
+    return rows if rows.stride(1) == 1 else rows.contiguous()
