@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from native_kernels import needs_kernels
 from tiny_models import TINY
 from transformers import (
     GemmaConfig,
@@ -18,12 +19,8 @@ from transformers import (
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams
 from engine_server.core import model_runner
-from engine_server.modeling.native import library
 from engine_server.modeling.platform.cpu import CpuPlatform
 
-needs_kernels = pytest.mark.skipif(
-    not library.loads(), reason="the CPU kernels are not compiled: that takes Linux on x86-64 and g++"
-)
 SIZES = TINY | {"vocab_size": 128, "max_position_embeddings": 128, "eos_token_id": 1, "bos_token_id": 0}
 PROMPT = [place * 7 % 120 + 3 for place in range(45)]
 OTHERS = [[(11 * place + length) % 120 + 3 for place in range(length % 40 + 1)] for length in range(63)]

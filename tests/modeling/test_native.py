@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from native_kernels import needs_kernels
 
 from engine_server import EngineArgs, LLMEngine
 from engine_server.modeling.attention.native_backend import NativeAttention
@@ -12,12 +13,7 @@ from engine_server.modeling.attention.torch_backend import TorchAttention
 from engine_server.modeling.layers.kernel_sets import native, plain
 from engine_server.modeling.native import library
 
-pytestmark = [
-    pytest.mark.usefixtures("level"),
-    pytest.mark.skipif(
-        not library.loads(), reason="the CPU kernels are not compiled: that takes Linux on x86-64 and g++"
-    ),
-]
+pytestmark = [pytest.mark.usefixtures("level"), needs_kernels]
 SLACK = {torch.float32: 2e-5, torch.bfloat16: 0.03}
 
 

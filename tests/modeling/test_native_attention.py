@@ -10,20 +10,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from native_kernels import needs_kernels
 
 from engine_server.modeling.attention.interface import StepInputs
 from engine_server.modeling.attention.native_backend import NativeAttention
 from engine_server.modeling.memory.cache_layout import FLOAT8, INT8, LayerShape, lay_out, quantised
-from engine_server.modeling.native import library
 from engine_server.modeling.platform.cpu import NativePlatform
 from engine_server.modeling.scoring import Scoring
 
-pytestmark = [
-    pytest.mark.usefixtures("level"),
-    pytest.mark.skipif(
-        not library.loads(), reason="the CPU kernels are not compiled: that takes Linux on x86-64 and g++"
-    ),
-]
+pytestmark = [pytest.mark.usefixtures("level"), needs_kernels]
 CPU = NativePlatform()
 SLACK = {torch.float32: 2e-5, torch.bfloat16: 0.03}
 

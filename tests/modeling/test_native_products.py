@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from native_kernels import needs_kernels
 from torch import Tensor
 
 from engine_server.modeling.attention.interface import UnsupportedModelError
@@ -15,12 +16,7 @@ from engine_server.modeling.formats.native_integer import NativeIntegerFormat
 from engine_server.modeling.formats.packed import PackedFormat
 from engine_server.modeling.native import library
 
-pytestmark = [
-    pytest.mark.usefixtures("level"),
-    pytest.mark.skipif(
-        not library.loads(), reason="the CPU kernels are not compiled: that takes Linux on x86-64 and g++"
-    ),
-]
+pytestmark = [pytest.mark.usefixtures("level"), needs_kernels]
 # Relative to the largest result: rounding of sums in float32, and of results in bfloat16.
 SLACK = {torch.float32: 1e-5, torch.bfloat16: 5e-3}
 # in, out, group; the last one has a scale for each output alone, and none fills the last block of outputs.

@@ -6,15 +6,13 @@ import pytest
 import torch
 import transformers
 from architectures import ARCHITECTURES, SIZES, Architecture
+from native_kernels import needs_kernels
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams, StatLoggerBase
-from engine_server.modeling.native import library
 from engine_server.requests.scheduler_stats import SchedulerStats
 from engine_server.telemetry.stats import IterationStats
 
-pytestmark = pytest.mark.skipif(
-    not library.loads(), reason="the CPU kernels are not compiled: that takes Linux on x86-64 and g++"
-)
+pytestmark = needs_kernels
 LENGTHS = (3, 14, 5, 9, 4, 7)
 NEW_TOKENS = 12
 

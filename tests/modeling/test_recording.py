@@ -6,17 +6,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from native_kernels import needs_kernels
 from torch import Tensor
 
 from engine_server.modeling.graphs.merging import merge_recordings
 from engine_server.modeling.graphs.program import Program
 from engine_server.modeling.graphs.recording import UnrecordableError, record
-from engine_server.modeling.native import library
 from engine_server.modeling.native.recording import one_operation
 
-pytestmark = pytest.mark.skipif(
-    not library.loads(), reason="the CPU kernels are not compiled: that takes Linux on x86-64 and g++"
-)
+pytestmark = needs_kernels
 MOST, WIDTH = 9, 37
 SIZES = (3, 5, 4)
 ROWS = torch.arange(MOST, dtype=torch.int32).flip(0)

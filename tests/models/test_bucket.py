@@ -185,16 +185,20 @@ def test_the_cache_keeps_a_model_for_each_endpoint(
     assert elsewhere.returncode == 1
 
 
+def kill_after_the_first_part(proxy: Proxy, environment: dict[str, str], place: Path) -> None:
+    """Start a download to `place`, and kill it when the proxy has answered one range."""
+    proxy.ranges_until_stall = 1
+    killed = subprocess.Popen([*FETCH, "s3://models/org/model", "--to", str(place)], env=environment)
+    assert proxy.stalled.wait(60)
+    killed.kill()
+    killed.wait()
+
+
 def test_a_killed_download_is_resumed_at_its_last_part(
     proxy: Proxy, settings: Callable[..., dict[str, str]], tmp_path: Path
 ) -> None:
     place = tmp_path / "models/model"
-    proxy.ranges_until_stall = 1
-    command = [*FETCH, "s3://models/org/model", "--to", str(place)]
-    killed = subprocess.Popen(command, env=settings(proxy.url))
-    assert proxy.stalled.wait(60)
-    killed.kill()
-    killed.wait()
+    kill_after_the_first_part(proxy, settings(proxy.url), place)
     assert not place.exists()
     proxy.ranges_until_stall = None
     proxy.resume.set()
@@ -211,12 +215,7 @@ def test_a_resumed_download_takes_no_part_of_a_replaced_object(
     proxy: Proxy, moto: str, settings: Callable[..., dict[str, str]], tmp_path: Path
 ) -> None:
     place = tmp_path / "models/model"
-    proxy.ranges_until_stall = 1
-    command = [*FETCH, "s3://models/org/model", "--to", str(place)]
-    killed = subprocess.Popen(command, env=settings(proxy.url))
-    assert proxy.stalled.wait(60)
-    killed.kill()
-    killed.wait()
+    kill_after_the_first_part(proxy, settings(proxy.url), place)
     proxy.resume.set()
     replaced = WEIGHTS[::-1]
     try:

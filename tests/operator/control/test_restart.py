@@ -41,6 +41,12 @@ def settled(operator: Any, quiet: int = 15) -> None:
     until(still)
 
 
+def reconciled(operator: Any, times: int) -> None:
+    """Wait until an operator is the leader and has reconciled more than `times` times."""
+    until(lambda: operator.logged("this operator holds"))
+    until(lambda: reconciles(operator) > times)
+
+
 def writes(operator: Any) -> list[str]:
     return [verb for verb in ("create", "patch", "delete") if f'verb="{verb}"' in exposed(operator)]
 
@@ -57,8 +63,7 @@ def test_a_restart_writes_nothing(world: Any, manifest: Any, start_operator: Any
 
     second = start_operator(account, *flags)
 
-    until(lambda: second.logged("this operator holds"))
-    until(lambda: reconciles(second) > 0)
+    reconciled(second, 0)
     settled(second)
     assert writes(second) == []
 
@@ -84,8 +89,7 @@ def test_a_restart_writes_nothing_of_a_shared_cache_before_and_after_its_downloa
 
     # A download is looked at again and again, so the operator is never idle.
     second = start_operator(account, *flags)
-    until(lambda: second.logged("this operator holds"))
-    until(lambda: reconciles(second) > 5)
+    reconciled(second, 5)
     assert writes(second) == []
 
     world.set_status("job", cache, COMPLETE, "cached")
@@ -100,8 +104,7 @@ def test_a_restart_writes_nothing_of_a_shared_cache_before_and_after_its_downloa
 
     third = start_operator(account, *flags)
 
-    until(lambda: third.logged("this operator holds"))
-    until(lambda: reconciles(third) > 1)
+    reconciled(third, 1)
     settled(third)
     assert writes(third) == []
 
