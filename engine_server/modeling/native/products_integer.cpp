@@ -14,11 +14,12 @@ namespace {
 constexpr int BLOCK = 32;                      // outputs whose weights are interleaved
 constexpr int LINE = 4 * BLOCK;                // bytes: the codes of four inputs, or of two times four with 4 bits
 constexpr int VECTORS = 2, WIDTH = VECTORS * LANES;  // of a tile's outputs
-constexpr int TILE = REGISTERS / 5;            // rows whose sums stay in registers
+constexpr int TILE = REGISTERS / 4;                  // rows whose sums of a group stay in registers
 constexpr int AHEAD = 2048;                    // bytes from a load to its prefetch
 constexpr int64_t WORTH_QUANTISING = 1 << 14;  // elements that are worth a second thread
 
 typedef uint8_t bytes __attribute__((vector_size(BYTES), may_alias));
+typedef int32_t any_ints __attribute__((vector_size(BYTES), aligned(4), may_alias));
 typedef int8_t quarter __attribute__((vector_size(LANES), aligned(1), may_alias));
 
 struct Weight {
@@ -43,7 +44,7 @@ struct Quantised {
 
     void resize(int64_t rows, int64_t in, int64_t groups) {
         codes.resize(std::max<size_t>(codes.size(), rows * in));
-        const size_t count = std::max<size_t>(scales.size(), rows * groups);
+        const size_t count = std::max<size_t>(scales.size(), rows * groups + LANES);  // of whole vectors
         scales.resize(count);
         sums.resize(count);
         starts.resize(count);
@@ -86,68 +87,62 @@ inline ints dot(ints total, bytes codes, ints values) {
 #endif
 }
 
-// The same result in all lanes, of an associative operation over them.
-template <typename Operation>
-inline int32_t reduce(ints values, const Operation& operation) {
-    for (int distance = LANES / 2; distance; distance /= 2) {
-        ints other;
-        for (int lane = 0; lane < LANES; lane++) other[lane] = lane ^ distance;
-        values = operation(values, __builtin_shuffle(values, other));
-    }
-    return values[0];
-}
-
-// Rounds the values of one group to scale * code, with codes from -127 to 127. A NaN or an infinity makes the scale
-// NaN or infinite, and with it the results.
-template <typename T>
-void quantise_group(Quantised& to, const T* values, int8_t* codes, int64_t place, const Weight& weight) {
+// Rounds groups to scale * code, with codes from -127 to 127: LANES of them from `first` on, in the order of the rows.
+// A NaN or an infinity makes a group's scale NaN or infinite, and with it the results.
+template <int GROUP, typename T>
+void quantise_groups(Quantised& to, const T* values, int64_t stride, int64_t first, int64_t end, const Weight& weight) {
     constexpr float ROUNDING = 12582912;  // 1.5 * 2^23: the sum's lowest bits are the integer
-    ints most = {};
-    for (int i = 0; i < weight.group; i += LANES) {
-        const ints magnitude = (ints)load(values + i) & 0x7fffffff;  // ordered as the floats are, and NaN above them
-        most = magnitude > most ? magnitude : most;
+    const int count = std::min<int64_t>(LANES, end - first);
+    const T* starts[LANES];
+    ints most[LANES] = {};
+    int64_t group = first % weight.groups();
+    const T* next = values + first / weight.groups() * stride + group * GROUP;
+    for (int lane = 0; lane < count; lane++) {
+        starts[lane] = next;
+        next += GROUP;
+        if (++group == weight.groups()) group = 0, next += stride - weight.in;
+        for (int i = 0; i < GROUP; i += LANES) {
+            const ints magnitude = (ints)load(starts[lane] + i) & 0x7fffffff;  // ordered as floats are, NaN above them
+            most[lane] = magnitude > most[lane] ? magnitude : most[lane];
+        }
     }
-    const int32_t bits = reduce(most, [](ints a, ints b) { return a > b ? a : b; });
-    float largest;
-    std::memcpy(&largest, &bits, sizeof largest);
-    const float inverse = largest > 1e-30f ? 127 / largest : 0;
-    ints sums = {};
-    for (int i = 0; i < weight.group; i += LANES) {
-        const ints rounded = (ints)(load(values + i) * inverse + ROUNDING) - 0x4b400000;
-        *(quarter*)(codes + i) = __builtin_convertvector(rounded, quarter);
-        sums += rounded;
-    }
-    const int32_t sum = reduce(sums, [](ints a, ints b) { return a + b; });
-    to.scales[place] = largest / 127 * weight.unit;
-    to.sums[place] = to.scales[place] * sum;
-    to.starts[place] = -(1 << (weight.bits - 1)) * sum;
+    const floats largest = (floats)reductions(most, [](ints a, ints b) { return a > b ? a : b; });
+    const floats inverses = (floats)((ints)(127 / largest) & (largest > 1e-30f));
+    ints totals[LANES] = {};
+    for (int lane = 0; lane < count; lane++)
+        for (int i = 0; i < GROUP; i += LANES) {
+            const ints rounded = (ints)(load(starts[lane] + i) * inverses[lane] + ROUNDING) - 0x4b400000;
+            *(quarter*)(to.codes.data() + (first + lane) * GROUP + i) = __builtin_convertvector(rounded, quarter);
+            totals[lane] += rounded;
+        }
+    const ints total = sums(totals);
+    const floats scales = largest * (weight.unit / 127);
+    store(to.scales.data() + first, scales);
+    store(to.sums.data() + first, scales * __builtin_convertvector(total, floats));
+    *(any_ints*)(to.starts.data() + first) = total * -(1 << (weight.bits - 1));
 }
 
-template <typename T>
+template <int GROUP, typename T>
 void quantise(Quantised& to, const T* values, int64_t stride, int64_t rows, const Weight& weight) {
     to.resize(rows, weight.in, weight.groups());
-    #pragma omp parallel for if (rows * weight.in > WORTH_QUANTISING)
-    for (int64_t row = 0; row < rows; row++)
-        for (int64_t g = 0; g < weight.groups(); g++) {
-            const int64_t first = g * weight.group;
-            quantise_group(to, values + row * stride + first, to.codes.data() + row * weight.in + first,
-                           row * weight.groups() + g, weight);
-        }
+    const int64_t end = rows * weight.groups();
+    #pragma omp parallel for schedule(static) if (rows * weight.in > WORTH_QUANTISING)
+    for (int64_t first = 0; first < end; first += LANES) quantise_groups<GROUP>(to, values, stride, first, end, weight);
 }
 
-// Adds the products of INPUTS lines of codes, one below the other in the bits of `lines`, with four values each.
+// Adds the products of a line of codes with four values of each row.
 template <int BITS, int ROWS>
-inline void add_products(ints (&totals)[ROWS][VECTORS], const bytes (&lines)[VECTORS], const int8_t* values,
+inline void add_products(ints (&totals)[ROWS][VECTORS], const bytes (&line)[VECTORS], const int8_t* values,
                          int64_t stride) {
     for (int r = 0; r < ROWS; r++) {
         int32_t four;
         std::memcpy(&four, values + r * stride, sizeof four);
-        for (int v = 0; v < VECTORS; v++) totals[r][v] = dot<BITS>(totals[r][v], lines[v], ints{} + four);
+        for (int v = 0; v < VECTORS; v++) totals[r][v] = dot<BITS>(totals[r][v], line[v], ints{} + four);
     }
 }
 
 // ROWS rows from `row` on times WIDTH outputs from `output` on.
-template <typename T, int BITS, bool MINIMA, int ROWS>
+template <typename T, int BITS, int GROUP, bool MINIMA, int ROWS>
 void multiply_tile(T* out, const Quantised& values, const Weight& weight, int64_t row, int64_t output) {
     const int64_t block = output / BLOCK, lane = output % BLOCK, groups = weight.groups();
     const uint8_t* codes = weight.codes + block * weight.block_bytes() + lane * 4;
@@ -160,15 +155,15 @@ void multiply_tile(T* out, const Quantised& values, const Weight& weight, int64_
         for (int r = 0; r < ROWS; r++)
             for (int v = 0; v < VECTORS; v++)
                 totals[r][v] = MINIMA ? ints{} : ints{} + values.starts[place + r * groups];
-        const uint8_t* stop = codes + weight.group * BITS / 8 * BLOCK;
-        for (; codes < stop; codes += LINE, own += 32 / BITS) {
-            bytes lines[VECTORS], later[VECTORS];
+        #pragma GCC unroll 4
+        for (int i = 0; i < GROUP; i += 32 / BITS, codes += LINE, own += 32 / BITS) {
+            bytes line[VECTORS], later[VECTORS];  // the latter in the high halves of the bytes
             for (int v = 0; v < VECTORS; v++) {
-                lines[v] = *(const bytes*)(codes + v * BYTES);
+                line[v] = *(const bytes*)(codes + v * BYTES);
                 __builtin_prefetch(codes + v * BYTES + AHEAD);
-                if (BITS == 4) later[v] = lines[v] >> 4, lines[v] &= 15;
+                if (BITS == 4) later[v] = line[v] >> 4, line[v] &= 15;
             }
-            add_products<BITS>(totals, lines, own, weight.in);
+            add_products<BITS>(totals, line, own, weight.in);
             if (BITS == 4) add_products<BITS>(totals, later, own + 4, weight.in);
         }
         for (int v = 0; v < VECTORS; v++) {
@@ -188,16 +183,16 @@ void multiply_tile(T* out, const Quantised& values, const Weight& weight, int64_
             store_results(out + (row + r) * weight.out, results[r][v], weight.bias, output + v * LANES, weight.out);
 }
 
-template <typename T, int BITS, bool MINIMA>
+template <typename T, int BITS, int GROUP, bool MINIMA>
 void multiply(T* out, const T* values, int64_t stride, int64_t rows, const Weight& weight) {
     thread_local Quantised scratch;
-    quantise(scratch, values, stride, rows, weight);
+    quantise<GROUP>(scratch, values, stride, rows, weight);
     const Quantised& quantised = scratch;  // the calling thread's, in all threads
     #pragma omp parallel for schedule(static) if (rows * weight.in * weight.out > WORTH_A_THREAD)
     for (int64_t block = 0; block < (weight.out + BLOCK - 1) / BLOCK; block++)
         for (int64_t output = block * BLOCK; output < std::min((block + 1) * BLOCK, weight.out); output += WIDTH)
             for_row_tiles<TILE>(rows, [&]<int ROWS>(int64_t row, std::integral_constant<int, ROWS>) {
-                multiply_tile<T, BITS, MINIMA, ROWS>(out, quantised, weight, row, output);
+                multiply_tile<T, BITS, GROUP, MINIMA, ROWS>(out, quantised, weight, row, output);
             });
 }
 
@@ -229,8 +224,9 @@ extern "C" void multiply_integer(int is_bfloat16, void* out, const void* x, int6
                                  int64_t in, int64_t outputs, int group, int bits, float unit) {
     const Weight weight{codes, scales, minima, bias, in, outputs, group, bits, unit};
     auto run = [&]<typename T>(T) {
-        const auto kernel = bits == 4 ? (minima ? multiply<T, 4, true> : multiply<T, 4, false>)
-                                      : (minima ? multiply<T, 8, true> : multiply<T, 8, false>);
+        const auto kernel = bits == 8     ? (minima ? multiply<T, 8, 16, true> : multiply<T, 8, 16, false>)
+                            : group == 16 ? (minima ? multiply<T, 4, 16, true> : multiply<T, 4, 16, false>)
+                                          : (minima ? multiply<T, 4, 32, true> : multiply<T, 4, 32, false>);
         kernel((T*)out, (const T*)x, x_stride, rows, weight);
     };
     is_bfloat16 ? run(bfloat16{}) : run(float{});

@@ -24,9 +24,16 @@ typedef uint16_t any_halves __attribute__((vector_size(BYTES / 2), aligned(2), m
 
 inline floats load(const float* from) { return *(const any_floats*)from; }
 
-inline floats load(const bfloat16* from) {
-    return (floats)(__builtin_convertvector(*(const any_halves*)from, words) << 16);
+// Zero-extends LANES halves at any address, in one instruction: GCC converts them in two parts.
+inline words load_halves(const void* from) {
+#ifdef __AVX512F__
+    return (words)_mm512_maskz_cvtepu16_epi32(0xffff, _mm256_loadu_si256((const __m256i*)from));
+#else
+    return (words)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from));
+#endif
 }
+
+inline floats load(const bfloat16* from) { return (floats)(load_halves(from) << 16); }
 
 inline void store(float* to, floats values) { *(any_floats*)to = values; }
 
@@ -70,19 +77,26 @@ inline floats exponential(floats x) {
     return (floats)((ints)sum & kept);
 }
 
-// Lane by lane a and b in turn, in groups of SIZE, each group with its neighbour added.
-template <int SIZE>
-inline floats fold(floats a, floats b) {
+// Lane by lane a and b in turn, in groups of SIZE, each group combined with its neighbour by `operation`.
+template <int SIZE, typename Vector, typename Operation>
+inline Vector fold(Vector a, Vector b, const Operation& operation) {
     ints first;
     for (int lane = 0; lane < LANES; lane++) first[lane] = lane & SIZE ? LANES + lane - SIZE : lane;
-    return __builtin_shuffle(a, b, first) + __builtin_shuffle(a, b, first + SIZE);
+    return operation(__builtin_shuffle(a, b, first), __builtin_shuffle(a, b, first + SIZE));
+}
+
+// The results of an operation over the lanes of each of LANES vectors, in the order of the vectors.
+template <typename Vector, typename Operation>
+inline Vector reductions(const Vector* vectors, const Operation& operation) {
+    Vector pairs[LANES / 2], fours[LANES / 4], eights[LANES / 8];
+    for (int i = 0; i < LANES / 2; i++) pairs[i] = fold<1>(vectors[2 * i], vectors[2 * i + 1], operation);
+    for (int i = 0; i < LANES / 4; i++) fours[i] = fold<2>(pairs[2 * i], pairs[2 * i + 1], operation);
+    for (int i = 0; i < LANES / 8; i++) eights[i] = fold<4>(fours[2 * i], fours[2 * i + 1], operation);
+    return LANES == 8 ? eights[0] : fold<8>(eights[0], eights[LANES / 8 - 1], operation);
 }
 
 // The sums of LANES vectors, in the order of the vectors.
-inline floats sums(const floats* vectors) {
-    floats pairs[LANES / 2], fours[LANES / 4], eights[LANES / 8];
-    for (int i = 0; i < LANES / 2; i++) pairs[i] = fold<1>(vectors[2 * i], vectors[2 * i + 1]);
-    for (int i = 0; i < LANES / 4; i++) fours[i] = fold<2>(pairs[2 * i], pairs[2 * i + 1]);
-    for (int i = 0; i < LANES / 8; i++) eights[i] = fold<4>(fours[2 * i], fours[2 * i + 1]);
-    return LANES == 8 ? eights[0] : fold<8>(eights[0], eights[LANES / 8 - 1]);
+template <typename Vector>
+inline Vector sums(const Vector* vectors) {
+    return reductions(vectors, [](Vector a, Vector b) { return a + b; });
 }
