@@ -17,8 +17,9 @@ from engine_server.modeling.formats.packed import PackedFormat
 from engine_server.modeling.native import library
 
 pytestmark = [pytest.mark.usefixtures("level"), needs_kernels]
-# Relative to the largest result: rounding of sums in float32, and of results in bfloat16.
-SLACK = {torch.float32: 1e-5, torch.bfloat16: 5e-3}
+# Relative to the largest result: rounding of sums in float32, of results in shorter types,
+# and of a value between two codes, which such types often have.
+SLACK = {torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 2e-3}
 # in, out, group; the last one has a scale for each output alone, and none fills the last block of outputs.
 SHAPES = [(64, 48, 16), (96, 33, 32), (192, 70, 64), (384, 5, 128), (576, 100, 576)]
 
@@ -132,7 +133,7 @@ def test_integer_product_reads_strided_values_and_writes_its_rows_alone() -> Non
     rows = around[1:6, 16:112]
     assert torch.equal(product.apply(rows), product.apply(values))
     library.kernels().multiply_integer(
-        False, output[1].data_ptr(), rows.data_ptr(), rows.stride(0), product.codes.data_ptr(),
+        library.PRODUCT_DTYPES[torch.float32], output[1].data_ptr(), rows.data_ptr(), rows.stride(0), product.codes.data_ptr(),
         product.scales.data_ptr(), product.minima.data_ptr(), product.bias.data_ptr(), 5, 96, 33, 32, 4, product.unit,
     )  # fmt: skip
     assert torch.equal(output[1:6], product.apply(values))
@@ -214,7 +215,7 @@ def test_floating_product_reads_strided_values_and_writes_its_rows_alone(dtype) 
     around[1:6, 16:112] = values
     rows, output = around[1:6, 16:112], torch.full((7, 33), torch.nan, dtype=dtype)
     library.kernels().multiply_floating(
-        dtype == torch.bfloat16, output[1].data_ptr(), rows.data_ptr(), rows.stride(0), product.weight.data_ptr(),
+        library.PRODUCT_DTYPES[dtype], output[1].data_ptr(), rows.data_ptr(), rows.stride(0), product.weight.data_ptr(),
         product.bias.data_ptr(), 5, 96, 33,
     )  # fmt: skip
     assert torch.equal(output[1:6], product.apply(values))
@@ -239,8 +240,9 @@ def test_gathered_rows_of_a_floating_weight_are_its_rows(inputs: int, outputs: i
     assert torch.equal(NativeFloatingFormat(format).gather(rows), format.gather(rows))
 
 
-def test_float32_product_takes_an_odd_number_of_inputs() -> None:
-    format, values = dense(33, 20, torch.float32), values_of(3, 33, torch.float32)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_product_of_single_inputs_takes_an_odd_number_of_them(dtype) -> None:
+    format, values = dense(33, 20, dtype), values_of(3, 33, dtype)
     torch.testing.assert_close(NativeFloatingFormat(format).apply(values), format.apply(values))
     assert torch.equal(NativeFloatingFormat(format).gather(torch.arange(20)), format.weight)
 
@@ -255,13 +257,15 @@ def test_bfloat16_weights_with_an_odd_number_of_inputs_are_multiplied_by_onednn(
     [
         (torch.bfloat16, False, NativeFloatingFormat),
         (torch.bfloat16, True, PackedFormat),
+        (torch.float16, False, NativeFloatingFormat),
+        (torch.float16, True, DenseFormat),
         (torch.float32, False, PackedFormat),
     ],
 )
 def test_dense_weights_are_left_to_onednn_where_it_is_faster(
     dtype, tiles: bool, kind: type, monkeypatch
 ) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": tiles})
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": tiles, "amx_fp16": tiles})
     assert isinstance(native(dense(64, 32, dtype)), kind)
     assert isinstance(fix_order(dense(64, 32, dtype)), NativeFloatingFormat)
 
@@ -271,7 +275,12 @@ def test_fixed_order_layout_dequantises_integers_that_kernels_do_not_support() -
     assert isinstance(fix_order(integers(40, 32, 8, 8, False, torch.float32)), NativeFloatingFormat)
 
 
-@pytest.mark.parametrize(("dtype", "inputs"), [(torch.float16, 64), (torch.bfloat16, 33)])
+@pytest.mark.parametrize(("dtype", "inputs"), [(torch.float64, 64), (torch.bfloat16, 33)])
 def test_fixed_order_layout_refuses_weights_without_a_kernel(dtype, inputs: int) -> None:
     with pytest.raises(UnsupportedModelError, match=rf"no product for a weight of {str(dtype)[6:]}"):
         fix_order(dense(inputs, 32, dtype))
+
+
+def test_quantised_weights_without_a_kernel_are_multiplied_as_dense_ones_of_their_dtype() -> None:
+    assert isinstance(native(integers(24, 32, 8, 8, False, torch.bfloat16)), NativeFloatingFormat)
+    assert isinstance(native(integers(24, 32, 8, 8, False, torch.float32)), PackedFormat)

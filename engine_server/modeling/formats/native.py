@@ -13,11 +13,17 @@ from engine_server.modeling.formats.quantized import QuantizedFormat
 from engine_server.modeling.formats.weight_format import WeightFormat
 
 
+# The capability of CPUs, in torch's terms, with which oneDNN multiplies many rows of a dtype faster than our kernels.
+TILES = {torch.bfloat16: "amx_bf16", torch.float16: "amx_fp16"}
+
+
 def native(format: WeightFormat) -> WeightFormat:
     """Return `format` in the layout of our kernels where they are fastest; otherwise packed by oneDNN or unchanged."""
-    if isinstance(format, DenseFormat) and (format.weight.dtype != torch.bfloat16 or has_tiles()):
-        return pack(format)
-    return in_kernel_layout(format) or pack(format)
+    found = in_kernel_layout(format) if isinstance(format, IntegerFormat) else None
+    dense = format.dequantised() if found is None and isinstance(format, QuantizedFormat) else format
+    if found is None and isinstance(dense, DenseFormat) and not onednn_is_faster(dense.weight.dtype):
+        found = in_kernel_layout(dense)
+    return found or pack(dense)
 
 
 def fix_order(format: WeightFormat) -> WeightFormat:
@@ -31,8 +37,8 @@ def fix_order(format: WeightFormat) -> WeightFormat:
         found = in_kernel_layout(format.dequantised())
     if found is None:
         raise UnsupportedModelError(
-            f"batch_invariant: the CPU kernels have no product for a {describe(format)}; they take float32, and "
-            "bfloat16 with an even number of inputs"
+            f"batch_invariant: the CPU kernels have no product for a {describe(format)}; they take float32, float16, "
+            "and bfloat16 with an even number of inputs"
         )
     return found
 
@@ -54,6 +60,6 @@ def describe(format: WeightFormat) -> str:
     return f"weight of {str(dense.weight.dtype).removeprefix('torch.')} and shape {list(dense.weight.shape)}"
 
 
-def has_tiles() -> bool:
-    """Return True for CPUs with AMX: of many rows, oneDNN's products are several times faster than ours there."""
-    return bool(torch.cpu.get_capabilities().get("amx_bf16"))
+def onednn_is_faster(dtype: torch.dtype) -> bool:
+    """Return True if oneDNN's products of many rows are faster than ours: in float32, and on CPUs with AMX."""
+    return dtype == torch.float32 or bool(torch.cpu.get_capabilities().get(TILES.get(dtype, "")))

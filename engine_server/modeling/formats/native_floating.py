@@ -1,4 +1,4 @@
-"""Weights in float32 or bfloat16 for our C++ kernels, whose results for a row are bitwise independent of others."""
+"""Dense weights for our C++ kernels, whose results for a row are bitwise independent of others."""
 
 import torch
 import torch.nn.functional as F
@@ -6,14 +6,14 @@ from torch import Tensor, nn
 
 from engine_server.modeling.formats.dense import DenseFormat, as_parameter
 from engine_server.modeling.formats.weight_format import WeightFormat
-from engine_server.modeling.native.library import DTYPES, address, as_rows, kernels
+from engine_server.modeling.native.library import PRODUCT_DTYPES, address, as_rows, kernels
 
 # Outputs whose weights are interleaved.
 BLOCK = 32
 
 
 class NativeFloatingFormat(WeightFormat):
-    """A dense weight in blocks of 32 outputs: [blocks, in, 32] in float32, [blocks, in / 2, 32, 2] in bfloat16."""
+    """A dense weight in blocks of 32 outputs: [blocks, in, 32], in bfloat16 [blocks, in / 2, 32, 2]."""
 
     def __init__(self, dense: DenseFormat) -> None:
         """dense: one that `can_multiply`."""
@@ -30,7 +30,7 @@ class NativeFloatingFormat(WeightFormat):
         rows = as_rows(values)
         output = values.new_empty(*values.shape[:-1], self.out_features)
         kernels().multiply_floating(
-            values.dtype == torch.bfloat16, output.data_ptr(), rows.data_ptr(), rows.stride(0),
+            PRODUCT_DTYPES[values.dtype], output.data_ptr(), rows.data_ptr(), rows.stride(0),
             self.weight.data_ptr(), address(self.bias), rows.shape[0], self.in_features, self.out_features,
         )  # fmt: skip
         return output
@@ -38,7 +38,7 @@ class NativeFloatingFormat(WeightFormat):
     def gather(self, rows: Tensor) -> Tensor:
         output = torch.empty(*rows.shape, self.in_features, dtype=self.weight.dtype)
         kernels().gather_floating(
-            self.weight.dtype == torch.bfloat16, output.data_ptr(), rows.contiguous().data_ptr(),
+            PRODUCT_DTYPES[self.weight.dtype], output.data_ptr(), rows.contiguous().data_ptr(),
             self.weight.data_ptr(), rows.numel(), self.in_features,
         )  # fmt: skip
         return output
@@ -47,9 +47,11 @@ class NativeFloatingFormat(WeightFormat):
 def can_multiply(dense: DenseFormat) -> bool:
     """Check that the kernels support the dtype and the number of inputs of `dense`."""
     weight = dense.weight
-    return weight.ndim == 2 and weight.dtype in DTYPES and weight.shape[1] % inputs_of(weight.dtype) == 0
+    return (
+        weight.ndim == 2 and weight.dtype in PRODUCT_DTYPES and weight.shape[1] % inputs_of(weight.dtype) == 0
+    )
 
 
 def inputs_of(dtype: torch.dtype) -> int:
-    """Return the number of successive inputs of one output that are stored together, in 32 bits."""
-    return torch.float32.itemsize // dtype.itemsize
+    """Return the number of successive inputs of one output that are stored together."""
+    return 2 if dtype == torch.bfloat16 else 1

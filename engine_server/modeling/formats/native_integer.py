@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from engine_server.modeling.formats.dense import as_parameter
 from engine_server.modeling.formats.integer import IntegerFormat
 from engine_server.modeling.formats.weight_format import WeightFormat
-from engine_server.modeling.native.library import DTYPES, address, as_rows, kernels
+from engine_server.modeling.native.library import PRODUCT_DTYPES, address, as_rows, kernels
 
 # Outputs whose codes are interleaved, and the successive inputs of one output within them.
 BLOCK, INPUTS = 32, 4
@@ -50,7 +50,7 @@ class NativeIntegerFormat(WeightFormat):
         rows = as_rows(values)
         output = values.new_empty(*values.shape[:-1], self.out_features)
         kernels().multiply_integer(
-            values.dtype == torch.bfloat16, output.data_ptr(), rows.data_ptr(), rows.stride(0), self.codes.data_ptr(),
+            PRODUCT_DTYPES[values.dtype], output.data_ptr(), rows.data_ptr(), rows.stride(0), self.codes.data_ptr(),
             self.scales.data_ptr(), address(self.minima), address(self.bias), rows.shape[0], self.in_features,
             self.out_features, self.group, self.bits, self.unit,
         )  # fmt: skip
@@ -59,7 +59,7 @@ class NativeIntegerFormat(WeightFormat):
     def gather(self, rows: Tensor) -> Tensor:
         output = torch.empty(*rows.shape, self.in_features, dtype=self.dtype)
         kernels().gather_integer(
-            self.dtype == torch.bfloat16, output.data_ptr(), rows.contiguous().data_ptr(), self.codes.data_ptr(),
+            PRODUCT_DTYPES[self.dtype], output.data_ptr(), rows.contiguous().data_ptr(), self.codes.data_ptr(),
             self.scales.data_ptr(), address(self.minima), rows.numel(), self.in_features, self.group, self.bits,
             self.unit,
         )  # fmt: skip
@@ -73,7 +73,7 @@ class NativeIntegerFormat(WeightFormat):
 
 def can_multiply(format: IntegerFormat) -> bool:
     """Check that the kernels support the dtype of the values and the group of `format`."""
-    return format.dtype in DTYPES and format.group % GROUPS[format.bits][-1] == 0
+    return format.dtype in PRODUCT_DTYPES and format.group % GROUPS[format.bits][-1] == 0
 
 
 def quantised_group(group: int, bits: int) -> int:

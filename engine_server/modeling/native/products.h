@@ -25,6 +25,12 @@ void store_results(T* row, floats values, const float* bias, int64_t output, int
     for (int64_t lane = 0; lane < count; lane++) row[output + lane] = results[lane];
 }
 
+// Calls `run` with a value of the type with a number in native/library.py.
+template <typename Run>
+void with_type(int type, const Run& run) {
+    type == 0 ? run(float{}) : type == 1 ? run(bfloat16{}) : run(float16{});
+}
+
 // Calls `tile(first row, integral constant of the number of rows)` for all rows, in nearly equal tiles of at most LARGEST.
 template <int LARGEST, typename Tile>
 inline void for_row_tiles(int64_t rows, const Tile& tile) {

@@ -1,7 +1,10 @@
-// Products of values and weights in float32 or bfloat16, with sums in float32. Each result is one chain of additions over
-// the inputs in their order, whatever the number of rows and of threads, and so a row's bits depend on that row alone.
+// Products of values and weights in float32, bfloat16 or float16, with sums in float32. Each result is one chain of
+// additions over the inputs in their order, whatever the number of rows and of threads, and so a row's bits depend on
+// that row alone.
 
 #include <immintrin.h>
+
+#include <vector>
 
 #include "products.h"
 
@@ -12,12 +15,32 @@ constexpr int VECTORS = 2, WIDTH = VECTORS * LANES;  // of a tile's outputs
 constexpr int TILE = REGISTERS == 32 ? 12 : 4;       // rows whose sums stay in registers
 constexpr int ROWS_IN_CACHE = 96;                    // rows that are multiplied by all weights before the next ones
 constexpr int AHEAD = 4096;                          // bytes from a load to its prefetch
+constexpr int64_t WORTH_WIDENING = 1 << 16;          // elements that are worth a second thread
 
 typedef uint32_t any_words __attribute__((vector_size(BYTES), aligned(4), may_alias));
 
-// Successive inputs of one output that are stored together: one float, or two bfloat16.
+// Successive inputs of one output that are stored together.
 template <typename T>
-constexpr int INPUTS = sizeof(uint32_t) / sizeof(T);
+constexpr int INPUTS = std::is_same_v<T, bfloat16> ? 2 : 1;
+
+#ifdef __AVX512BF16__
+// Two bfloat16 are multiplied as they are by one instruction; otherwise values and weights are widened to float32.
+template <typename T>
+constexpr bool IN_PAIRS = std::is_same_v<T, bfloat16>;
+
+// Adds to each lane the products of its two weights with two values.
+inline floats dot(floats total, words weights, uint32_t values) {
+    return (floats)_mm512_dpbf16_ps((__m512)total, (__m512bh)weights, (__m512bh)(words{} + values));
+}
+#else
+template <typename T>
+constexpr bool IN_PAIRS = false;
+
+floats dot(floats, words, uint32_t) = delete;
+#endif
+
+template <typename T>
+using Value = std::conditional_t<IN_PAIRS<T>, bfloat16, float>;
 
 template <typename T>
 struct Weight {
@@ -26,81 +49,113 @@ struct Weight {
     int64_t in, out;
 };
 
-// Adds to each lane the product of its weight with a value.
-inline floats dot(float, floats total, words weights, uint32_t value) {
-    return fused((floats)weights, (floats)(words{} + value), total);
+// The weights of LANES outputs with INPUTS successive inputs.
+inline void widen(floats (&weights)[1], const float* line) { weights[0] = load(line); }
+
+inline void widen(floats (&weights)[1], const float16* line) { weights[0] = load(line); }
+
+inline void widen(floats (&weights)[2], const bfloat16* line) {
+    const words pairs = *(const any_words*)line;
+    weights[0] = (floats)(pairs << 16);
+    weights[1] = (floats)(pairs & 0xffff0000);
 }
 
-// Adds to each lane the products of its two weights with two values.
-inline floats dot(bfloat16, floats total, words weights, uint32_t values) {
-#ifdef __AVX512BF16__
-    return (floats)_mm512_dpbf16_ps((__m512)total, (__m512bh)weights, (__m512bh)(words{} + values));
-#else
-    total += (floats)(weights << 16) * (floats)(words{} + (values << 16));
-    return total + (floats)(weights & 0xffff0000) * (floats)(words{} + (values & 0xffff0000));
-#endif
+// Adds to the sums of ROWS rows the products of VECTORS vectors of weights, each with INPUTS values of a row.
+template <typename T, int ROWS>
+inline void add_products(floats (&totals)[ROWS][VECTORS], const T* line, const Value<T>* values, int64_t stride) {
+    if constexpr (IN_PAIRS<T>) {
+        words weights[VECTORS];
+        for (int v = 0; v < VECTORS; v++) weights[v] = *(const any_words*)(line + v * 2 * LANES);
+        for (int r = 0; r < ROWS; r++) {
+            uint32_t pair;
+            std::memcpy(&pair, values + r * stride, sizeof pair);
+            for (int v = 0; v < VECTORS; v++) totals[r][v] = dot(totals[r][v], weights[v], pair);
+        }
+    } else {
+        floats weights[VECTORS][INPUTS<T>];
+        for (int v = 0; v < VECTORS; v++) widen(weights[v], line + v * INPUTS<T> * LANES);
+        for (int r = 0; r < ROWS; r++)
+            for (int i = 0; i < INPUTS<T>; i++)
+                for (int v = 0; v < VECTORS; v++)
+                    totals[r][v] = fused(weights[v][i], broadcast(values[r * stride + i]), totals[r][v]);
+    }
 }
 
 // ROWS rows from `row` on times WIDTH outputs from `output` on.
 template <int ROWS, typename T>
-void multiply_tile(T* out, const T* values, int64_t stride, const Weight<T>& weight, int64_t row, int64_t output) {
+void multiply_tile(T* out, const Value<T>* values, int64_t stride, const Weight<T>& weight, int64_t output) {
     const T* line = weight.values + output / BLOCK * BLOCK * weight.in + output % BLOCK * INPUTS<T>;
-    const T* own = values + row * stride;
     floats totals[ROWS][VECTORS] = {};
     for (int64_t i = 0; i < weight.in; i += INPUTS<T>, line += INPUTS<T> * BLOCK) {
-        words weights[VECTORS];
-        for (int v = 0; v < VECTORS; v++) {
-            weights[v] = *(const any_words*)(line + v * INPUTS<T> * LANES);
-            __builtin_prefetch((const char*)(line + v * INPUTS<T> * LANES) + AHEAD);
-        }
-        for (int r = 0; r < ROWS; r++) {
-            uint32_t inputs;
-            std::memcpy(&inputs, own + r * stride + i, sizeof inputs);
-            for (int v = 0; v < VECTORS; v++) totals[r][v] = dot(T{}, totals[r][v], weights[v], inputs);
-        }
+        for (size_t byte = 0; byte < WIDTH * INPUTS<T> * sizeof(T); byte += 64)
+            __builtin_prefetch((const char*)line + byte + AHEAD);
+        add_products<T>(totals, line, values + i, stride);
     }
     for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < VECTORS; v++)
-            store_results(out + (row + r) * weight.out, totals[r][v], weight.bias, output + v * LANES, weight.out);
+            store_results(out + r * weight.out, totals[r][v], weight.bias, output + v * LANES, weight.out);
+}
+
+// At most ROWS_IN_CACHE rows.
+template <typename T>
+void multiply_rows(T* out, const Value<T>* values, int64_t stride, int64_t rows, const Weight<T>& weight) {
+    #pragma omp parallel for schedule(static) if (rows * weight.in * weight.out > WORTH_A_THREAD)
+    for (int64_t block = 0; block < (weight.out + BLOCK - 1) / BLOCK; block++)
+        for (int64_t output = block * BLOCK; output < std::min((block + 1) * BLOCK, weight.out); output += WIDTH)
+            for_row_tiles<TILE>(rows, [&]<int ROWS>(int64_t row, std::integral_constant<int, ROWS>) {
+                multiply_tile<ROWS>(out + row * weight.out, values + row * stride, stride, weight, output);
+            });
+}
+
+// Returns rows of values [rows, in] in float32.
+template <typename T>
+const float* widened(const T* values, int64_t stride, int64_t rows, int64_t in) {
+    thread_local std::vector<float> scratch;
+    scratch.resize(std::max<size_t>(scratch.size(), rows * in));
+    float* to = scratch.data();
+    #pragma omp parallel for schedule(static) if (rows * in > WORTH_WIDENING)
+    for (int64_t row = 0; row < rows; row++) {
+        int64_t i = 0;
+        for (; i + LANES <= in; i += LANES) store(to + row * in + i, load(values + row * stride + i));
+        for (; i < in; i++) to[row * in + i] = widened(values[row * stride + i]);
+    }
+    return to;
 }
 
 template <typename T>
 void multiply(T* out, const T* values, int64_t stride, int64_t rows, const Weight<T>& weight) {
-    #pragma omp parallel if (rows * weight.in * weight.out > WORTH_A_THREAD)
     for (int64_t first = 0; first < rows; first += ROWS_IN_CACHE) {
         const int64_t count = std::min<int64_t>(ROWS_IN_CACHE, rows - first);
-        #pragma omp for schedule(static) nowait
-        for (int64_t block = 0; block < (weight.out + BLOCK - 1) / BLOCK; block++)
-            for (int64_t output = block * BLOCK; output < std::min((block + 1) * BLOCK, weight.out); output += WIDTH)
-                for_row_tiles<TILE>(count, [&]<int ROWS>(int64_t row, std::integral_constant<int, ROWS>) {
-                    multiply_tile<ROWS>(out, values, stride, weight, first + row, output);
-                });
+        T* results = out + first * weight.out;
+        const T* own = values + first * stride;
+        if constexpr (std::is_same_v<T, Value<T>>)
+            multiply_rows(results, own, stride, count, weight);
+        else
+            multiply_rows(results, widened(own, stride, count, weight.in), weight.in, count, weight);
     }
 }
 
 template <typename T>
 void gather(T* out, const int64_t* rows, const T* weight, int64_t count, int64_t in) {
+    constexpr size_t BYTES_TOGETHER = INPUTS<T> * sizeof(T);
     #pragma omp parallel for if (count * in > WORTH_A_THREAD)
     for (int64_t place = 0; place < count; place++) {
         const T* own = weight + rows[place] / BLOCK * BLOCK * in + rows[place] % BLOCK * INPUTS<T>;
-        for (int64_t i = 0; i < in; i += INPUTS<T>) std::memcpy(out + place * in + i, own + i * BLOCK, sizeof(uint32_t));
+        for (int64_t i = 0; i < in; i += INPUTS<T>) std::memcpy(out + place * in + i, own + i * BLOCK, BYTES_TOGETHER);
     }
 }
 
 }  // namespace
 
 // See NativeFloatingFormat: x [rows, in], with a stride in elements, to out [rows, out]; in bfloat16 `in` is even.
-extern "C" void multiply_floating(int is_bfloat16, void* out, const void* x, int64_t x_stride, const void* weight,
+extern "C" void multiply_floating(int type, void* out, const void* x, int64_t x_stride, const void* weight,
                                   const float* bias, int64_t rows, int64_t in, int64_t outputs) {
-    auto run = [&]<typename T>(T) {
+    with_type(type, [&]<typename T>(T) {
         multiply((T*)out, (const T*)x, x_stride, rows, Weight<T>{(const T*)weight, bias, in, outputs});
-    };
-    is_bfloat16 ? run(bfloat16{}) : run(float{});
+    });
 }
 
 // Copies rows of the weight: out [count, in].
-extern "C" void gather_floating(int is_bfloat16, void* out, const int64_t* rows, const void* weight, int64_t count,
-                                int64_t in) {
-    auto run = [&]<typename T>(T) { gather((T*)out, rows, (const T*)weight, count, in); };
-    is_bfloat16 ? run(bfloat16{}) : run(float{});
+extern "C" void gather_floating(int type, void* out, const int64_t* rows, const void* weight, int64_t count, int64_t in) {
+    with_type(type, [&]<typename T>(T) { gather((T*)out, rows, (const T*)weight, count, in); });
 }

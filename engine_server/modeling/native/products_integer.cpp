@@ -24,8 +24,8 @@ typedef int8_t quarter __attribute__((vector_size(LANES), aligned(1), may_alias)
 
 struct Weight {
     const uint8_t* codes;     // [blocks, in / inputs of a line, LINE]
-    const uint16_t* scales;   // float16 [blocks, groups, BLOCK]
-    const uint16_t* minima;   // the same, or null for symmetric weights
+    const float16* scales;   // [blocks, groups, BLOCK]
+    const float16* minima;   // the same, or null for symmetric weights
     const float* bias;        // [out], or null
     int64_t in, out;
     int group, bits;
@@ -50,14 +50,6 @@ struct Quantised {
         starts.resize(count);
     }
 };
-
-floats load_half(const uint16_t* from) {
-#ifdef __AVX512F__
-    return (floats)_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256((const __m256i*)from));
-#else
-    return (floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
-#endif
-}
 
 // Adds to each lane the products of its four codes with its four values.
 template <int BITS>
@@ -142,8 +134,8 @@ inline void add_products(ints (&totals)[ROWS][VECTORS], const bytes (&line)[VECT
 }
 
 // ROWS rows from `row` on times WIDTH outputs from `output` on.
-template <typename T, int BITS, int GROUP, bool MINIMA, int ROWS>
-void multiply_tile(T* out, const Quantised& values, const Weight& weight, int64_t row, int64_t output) {
+template <int BITS, int GROUP, bool MINIMA, int ROWS>
+void multiply_tile(int type, void* out, const Quantised& values, const Weight& weight, int64_t row, int64_t output) {
     const int64_t block = output / BLOCK, lane = output % BLOCK, groups = weight.groups();
     const uint8_t* codes = weight.codes + block * weight.block_bytes() + lane * 4;
     const int64_t table = block * groups * BLOCK + lane;
@@ -168,31 +160,33 @@ void multiply_tile(T* out, const Quantised& values, const Weight& weight, int64_
         }
         for (int v = 0; v < VECTORS; v++) {
             const int64_t own_table = table + g * BLOCK + v * LANES;
-            const floats scales = load_half(weight.scales + own_table);
+            const floats scales = load(weight.scales + own_table);
             for (int r = 0; r < ROWS; r++)
                 results[r][v] += __builtin_convertvector(totals[r][v], floats)
                                  * (scales * values.scales[place + r * groups]);
             if constexpr (MINIMA) {
-                const floats minima = load_half(weight.minima + own_table);
+                const floats minima = load(weight.minima + own_table);
                 for (int r = 0; r < ROWS; r++) results[r][v] += minima * values.sums[place + r * groups];
             }
         }
     }
-    for (int r = 0; r < ROWS; r++)
-        for (int v = 0; v < VECTORS; v++)
-            store_results(out + (row + r) * weight.out, results[r][v], weight.bias, output + v * LANES, weight.out);
+    with_type(type, [&]<typename T>(T) {
+        for (int r = 0; r < ROWS; r++)
+            for (int v = 0; v < VECTORS; v++)
+                store_results((T*)out + (row + r) * weight.out, results[r][v], weight.bias, output + v * LANES, weight.out);
+    });
 }
 
-template <typename T, int BITS, int GROUP, bool MINIMA>
-void multiply(T* out, const T* values, int64_t stride, int64_t rows, const Weight& weight) {
+template <int BITS, int GROUP, bool MINIMA>
+void multiply(int type, void* out, const void* values, int64_t stride, int64_t rows, const Weight& weight) {
     thread_local Quantised scratch;
-    quantise<GROUP>(scratch, values, stride, rows, weight);
+    with_type(type, [&]<typename T>(T) { quantise<GROUP>(scratch, (const T*)values, stride, rows, weight); });
     const Quantised& quantised = scratch;  // the calling thread's, in all threads
     #pragma omp parallel for schedule(static) if (rows * weight.in * weight.out > WORTH_A_THREAD)
     for (int64_t block = 0; block < (weight.out + BLOCK - 1) / BLOCK; block++)
         for (int64_t output = block * BLOCK; output < std::min((block + 1) * BLOCK, weight.out); output += WIDTH)
             for_row_tiles<TILE>(rows, [&]<int ROWS>(int64_t row, std::integral_constant<int, ROWS>) {
-                multiply_tile<T, BITS, GROUP, MINIMA, ROWS>(out, quantised, weight, row, output);
+                multiply_tile<BITS, GROUP, MINIMA, ROWS>(type, out, quantised, weight, row, output);
             });
 }
 
@@ -208,8 +202,8 @@ void gather(T* out, const int64_t* rows, int64_t count, const Weight& weight) {
             for (int64_t i = first; i < first + LANES; i++)
                 own[i - first] = weight.bits == 8 ? codes[i / 4 * LINE + i % 4]
                                                   : codes[i / 8 * LINE + i % 4] >> (i & 4) & 15;
-            const float unit = _cvtsh_ss(weight.scales[scale]) * weight.unit;
-            const float minimum = weight.minima ? _cvtsh_ss(weight.minima[scale]) * weight.unit
+            const float unit = widened(weight.scales[scale]) * weight.unit;
+            const float minimum = weight.minima ? widened(weight.minima[scale]) * weight.unit
                                                 : -unit * (1 << (weight.bits - 1));
             store(out + place * weight.in + first, own * unit + minimum);
         }
@@ -218,24 +212,20 @@ void gather(T* out, const int64_t* rows, int64_t count, const Weight& weight) {
 
 }  // namespace
 
-// See NativeIntegerFormat: x [rows, in], with a stride in elements, to out [rows, out], of one type: bfloat16, or float.
-extern "C" void multiply_integer(int is_bfloat16, void* out, const void* x, int64_t x_stride, const uint8_t* codes,
-                                 const uint16_t* scales, const uint16_t* minima, const float* bias, int64_t rows,
+// See NativeIntegerFormat: x [rows, in], with a stride in elements, to out [rows, out], of one type.
+extern "C" void multiply_integer(int type, void* out, const void* x, int64_t x_stride, const uint8_t* codes,
+                                 const float16* scales, const float16* minima, const float* bias, int64_t rows,
                                  int64_t in, int64_t outputs, int group, int bits, float unit) {
     const Weight weight{codes, scales, minima, bias, in, outputs, group, bits, unit};
-    auto run = [&]<typename T>(T) {
-        const auto kernel = bits == 8     ? (minima ? multiply<T, 8, 16, true> : multiply<T, 8, 16, false>)
-                            : group == 16 ? (minima ? multiply<T, 4, 16, true> : multiply<T, 4, 16, false>)
-                                          : (minima ? multiply<T, 4, 32, true> : multiply<T, 4, 32, false>);
-        kernel((T*)out, (const T*)x, x_stride, rows, weight);
-    };
-    is_bfloat16 ? run(bfloat16{}) : run(float{});
+    const auto kernel = bits == 8     ? (minima ? multiply<8, 16, true> : multiply<8, 16, false>)
+                        : group == 16 ? (minima ? multiply<4, 16, true> : multiply<4, 16, false>)
+                                      : (minima ? multiply<4, 32, true> : multiply<4, 32, false>);
+    kernel(type, out, x, x_stride, rows, weight);
 }
 
 // Dequantises rows of the weight: out [count, in].
-extern "C" void gather_integer(int is_bfloat16, void* out, const int64_t* rows, const uint8_t* codes,
-                               const uint16_t* scales, const uint16_t* minima, int64_t count, int64_t in, int group,
-                               int bits, float unit) {
+extern "C" void gather_integer(int type, void* out, const int64_t* rows, const uint8_t* codes, const float16* scales,
+                               const float16* minima, int64_t count, int64_t in, int group, int bits, float unit) {
     const Weight weight{codes, scales, minima, nullptr, in, 0, group, bits, unit};
-    is_bfloat16 ? gather((bfloat16*)out, rows, count, weight) : gather((float*)out, rows, count, weight);
+    with_type(type, [&]<typename T>(T) { gather((T*)out, rows, count, weight); });
 }

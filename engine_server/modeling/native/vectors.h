@@ -16,6 +16,10 @@ struct bfloat16 {
     uint16_t bits;  // the upper half of a float's bits
 };
 
+struct float16 {
+    uint16_t bits;  // IEEE 754's binary16
+};
+
 typedef float floats __attribute__((vector_size(BYTES)));
 typedef int32_t ints __attribute__((vector_size(BYTES)));
 typedef uint32_t words __attribute__((vector_size(BYTES)));
@@ -35,6 +39,20 @@ inline words load_halves(const void* from) {
 
 inline floats load(const bfloat16* from) { return (floats)(load_halves(from) << 16); }
 
+inline floats load(const float16* from) {
+#ifdef __AVX512F__
+    return (floats)_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256((const __m256i*)from));
+#else
+    return (floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
+#endif
+}
+
+inline float widened(float value) { return value; }
+
+inline float widened(bfloat16 value) { return __builtin_bit_cast(float, (uint32_t)value.bits << 16); }
+
+inline float widened(float16 value) { return _cvtsh_ss(value.bits); }
+
 inline void store(float* to, floats values) { *(any_floats*)to = values; }
 
 // Rounds to the nearest, ties to even; a NaN stays one.
@@ -44,6 +62,18 @@ inline void store(bfloat16* to, floats values) {
     words number = (words)(values == values);
     *(any_halves*)to = __builtin_convertvector((rounded & number) | (0x7fc0 & ~number), any_halves);
 }
+
+// Rounds to the nearest, ties to even.
+inline void store(float16* to, floats values) {
+#ifdef __AVX512F__
+    _mm256_storeu_si256((__m256i*)to, _mm512_maskz_cvtps_ph(0xffff, (__m512)values, _MM_FROUND_TO_NEAREST_INT));
+#else
+    _mm_storeu_si128((__m128i*)to, _mm256_cvtps_ph((__m256)values, _MM_FROUND_TO_NEAREST_INT));
+#endif
+}
+
+// Adding a float to zeros would be an addition, since -0 + 0 is 0.
+inline floats broadcast(float value) { return (floats)(words{} + __builtin_bit_cast(uint32_t, value)); }
 
 // a * b + c, rounded once.
 inline floats fused(floats a, floats b, floats c) {
