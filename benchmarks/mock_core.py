@@ -83,7 +83,7 @@ def serve(folder: str, fail: object) -> None:
     core = MockCore([token_id for token_id, text in enumerate(vocabulary.tokens) if is_word(text)])
     progress = ProgressClock(Path(folder, FILE))
     progress.tick()
-    outputs.send(encoder.encode(Ready(NUM_BLOCKS)))
+    outputs.send(encoder.encode(Ready(NUM_BLOCKS, batch_invariant=False)))
     interval = 1 / float(os.environ[RATE])
     due = time.monotonic()
     while True:

@@ -49,10 +49,13 @@ class EngineConfig(msgspec.Struct, frozen=True):
             if getattr(self, name) is not None:
                 raise ValueError(f"{name} is not supported yet; only None is allowed")
 
-    def with_blocks(self, num_blocks: int) -> Self:
-        """Return the config with the number of KV cache blocks, which the core knows once the model is loaded."""
+    def as_started(self, num_blocks: int, batch_invariant: bool) -> Self:
+        """Return the config with what the core knows once the model is loaded.
+
+        num_blocks: of the KV cache; batch_invariant: the effective state of the mode.
+        """
         cache = msgspec.structs.replace(self.cache_config, num_gpu_blocks=num_blocks)
-        model = self.model_config
+        model = msgspec.structs.replace(self.model_config, batch_invariant=batch_invariant)
         if model.fit_max_model_len and num_blocks:
             fitting = min(model.max_model_len, num_blocks * cache.block_size)
             model = msgspec.structs.replace(model, max_model_len=fitting)

@@ -68,8 +68,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     # Lower max_model_len to the KV cache's capacity, instead of refusing to start.
     fit_max_model_len: bool = False
-    # Logits are bitwise independent of batch composition.
-    batch_invariant: bool = False
+    # Logits are bitwise independent of batch composition. None: if that costs nothing, until the core has started.
+    batch_invariant: bool | None = None
     skip_tokenizer_init: bool = False
     # Capture no CUDA graphs.
     enforce_eager: bool = False

@@ -65,6 +65,7 @@ class EngineCore:
         self.executor = Executor(config, on_phase, on_death, self.progress)
         self.table = self.executor.runner.table
         self.num_blocks = self.executor.runner.num_blocks
+        self.batch_invariant = self.executor.runner.batch_invariant
         pooling = config.model_config.pooling
         self.scheduler = Scheduler(
             config.scheduler_config,

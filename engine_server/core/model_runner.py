@@ -31,6 +31,7 @@ from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.device_time import DeviceTimer
 from engine_server.modeling.graphs.captured_step import CapturedStep, StepPart
 from engine_server.modeling.graphs.recording import UnrecordableError
+from engine_server.modeling.loading.invariance import settle_invariance
 from engine_server.modeling.loading.probe import largest_step, probe
 from engine_server.modeling.memory.cache_layout import Layout, lay_out
 from engine_server.modeling.memory.device_memory import measured_memory
@@ -109,6 +110,10 @@ class ModelRunner:
         self.num_blocks = self._count_blocks(layout)
         pool = BlockPool(self.num_blocks * len(layout.windows))
         self.backend = self._allocate_cache(layout, pool.num_blocks)
+        # Results are bitwise independent of batch composition.
+        self.batch_invariant = settle_invariance(
+            config.model_config, self.model, self.backend, self.platform, ranks
+        )
         self._context = ForwardContext(self.backend, self.timer, progress)
         block_size, longest = config.cache_config.block_size, config.model_config.max_model_len
         self.table = BlockTable(pool, rows, longest, block_size, layout.windows)
@@ -323,8 +328,6 @@ class ModelRunner:
         dtype = cache_dtype(config, self.model.dtype, self.platform)
         with measured_memory("KV cache", self.platform):
             backend = self.platform.paged_attention(layout, count, config.block_size, dtype)
-        if self.config.model_config.batch_invariant:
-            backend.require_invariance(self.model.dtype)
         return backend
 
     def _release_graphs(self) -> None:

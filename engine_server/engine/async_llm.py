@@ -88,7 +88,7 @@ class AsyncLLM:
                 self._core.send(vocabulary)
             garbage.settle()
             ready = self._core.wait_until_ready(on_phase, on_load)
-            self.config = config.with_blocks(ready.num_blocks)
+            self.config = config.as_started(ready.num_blocks, ready.batch_invariant)
             self._front_end = FrontEnd(self.config, tokenizer, vocabulary, log_stats, stat_loggers)
         except BaseException:
             if self._finalizer.detach():

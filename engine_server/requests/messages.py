@@ -168,6 +168,8 @@ class Ready(Message):
     """The report that the core has started and takes requests."""
 
     num_blocks: int
+    # Results are bitwise independent of batch composition.
+    batch_invariant: bool
 
 
 CoreMessage = StepOutputs | CallResult | Phase | Ready

@@ -1,5 +1,6 @@
 """The whole engine with batch_invariant on a CPU: tokens and log-probabilities are bitwise independent of the batch."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,73 @@ def test_operations_that_may_depend_on_the_batch_are_refused(
     kind(config).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=message):
         start(tmp_path, **{"dtype": "float32"} | options)
+
+
+@pytest.fixture
+def without_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide AMX, with which oneDNN multiplies."""
+    capabilities = torch.cpu.get_capabilities()
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities | {"amx_bf16": False})
+
+
+def is_invariant(engine: LLMEngine) -> bool:
+    return engine.config.model_config.batch_invariant
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"quantization": "int8", "quantization_group_size": 16}, {"kv_cache_dtype": "int8"}],
+)
+def test_bfloat16_is_batch_invariant_by_default(qwen3: Path, options: dict[str, Any], without_tiles) -> None:
+    engine = start(qwen3, dtype="bfloat16", batch_invariant=None, enable_prefix_caching=False, **options)
+    assert is_invariant(engine)
+    alone = answer(engine, [PROMPT], 0.0)
+    assert answer(engine, [PROMPT, *OTHERS], 0.0) == alone
+
+
+@needs_kernels
+def test_batch_invariance_can_be_turned_off(tiny_llama: Path, without_tiles) -> None:
+    assert not is_invariant(start(tiny_llama, dtype="bfloat16", batch_invariant=False))
+
+
+@needs_kernels
+def test_float32_is_not_batch_invariant_by_default(tiny_llama: Path) -> None:
+    assert not is_invariant(start(tiny_llama, dtype="float32", batch_invariant=None))
+
+
+@needs_kernels
+def test_bfloat16_is_not_batch_invariant_by_default_where_onednn_multiplies(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capabilities = torch.cpu.get_capabilities()
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities | {"amx_bf16": True})
+    assert not is_invariant(start(tiny_llama, dtype="bfloat16", batch_invariant=None))
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("kind", "config", "options", "reason"),
+    [
+        (MixtralForCausalLM, MixtralConfig(**SIZES, num_local_experts=2), {}, "order of summation in Mixtral"),
+        (Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=8), {}, "no multiple of 16"),
+        (Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=16), {"block_size": 8}, "block_size of 8"),
+        (
+            Qwen3ForCausalLM, Qwen3Config(**SIZES | {"intermediate_size": 63, "hidden_act": "relu"}, head_dim=16), {},
+            "products of PackedFormat",
+        ),
+    ],
+)  # fmt: skip
+def test_unsupported_layers_turn_the_default_off_with_a_logged_reason(
+    tmp_path: Path, kind: Any, config: Any, options: dict[str, Any], reason: str, without_tiles, caplog
+) -> None:
+    kind(config).save_pretrained(tmp_path)
+    caplog.set_level("INFO", logger="engine_server")
+    engine = start(tmp_path, dtype="bfloat16", batch_invariant=None, **options)
+    assert not is_invariant(engine)
+    lines = [line for line in caplog.messages if "results may depend on batch composition" in line]
+    assert len(lines) == 1
+    assert re.search(reason, lines[0])
 
 
 def test_cpu_without_kernels_is_refused(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,8 +133,9 @@ def test_integer_product_reads_strided_values_and_writes_its_rows_alone() -> Non
     rows = around[1:6, 16:112]
     assert torch.equal(product.apply(rows), product.apply(values))
     library.kernels().multiply_integer(
-        library.PRODUCT_DTYPES[torch.float32], output[1].data_ptr(), rows.data_ptr(), rows.stride(0), product.codes.data_ptr(),
-        product.scales.data_ptr(), product.minima.data_ptr(), product.bias.data_ptr(), 5, 96, 33, 32, 4, product.unit,
+        library.PRODUCT_DTYPES[torch.float32], output[1].data_ptr(), rows.data_ptr(), rows.stride(0),
+        product.codes.data_ptr(), product.scales.data_ptr(), product.minima.data_ptr(), product.bias.data_ptr(),
+        5, 96, 33, 32, 4, product.unit,
     )  # fmt: skip
     assert torch.equal(output[1:6], product.apply(values))
     assert output[[0, 6]].isnan().all()

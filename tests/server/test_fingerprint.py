@@ -48,6 +48,12 @@ def test_settings_that_change_answers_change_the_fingerprint(model: Path) -> Non
     assert len(set(prints)) == len(prints)
 
 
+def test_effective_batch_invariance_changes_the_fingerprint(model: Path) -> None:
+    config = EngineArgs(model=str(model)).create_engine_config()
+    prints = {fingerprint(config.as_started(100, invariant), None) for invariant in (True, False)}
+    assert len(prints) == 2
+
+
 def test_large_file_is_sampled_over_its_whole_length(model: Path) -> None:
     """A change of a thousandth of the file is found wherever it is."""
     (file,) = model.glob("*.safetensors")

@@ -120,9 +120,10 @@ class WeightArguments:
 class ExecutionArguments:
     """Execution."""
 
-    batch_invariant: bool = argument(
-        False,
-        "make results bitwise independent of batch composition; slower, except in bfloat16 on CPUs without AMX",
+    batch_invariant: bool | None = argument(
+        None,
+        "make results bitwise independent of batch composition (default: where that costs nothing, as in bfloat16 on "
+        "CPUs without AMX)",
     )
     enforce_eager: bool = argument(False, "launch every kernel from the host: no CUDA graphs of decode steps")
     async_scheduling: bool | None = argument(

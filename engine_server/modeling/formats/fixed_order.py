@@ -11,6 +11,10 @@ from engine_server.modeling.kernels.matmul import linear
 class FixedOrderFormat(DenseFormat):
     """A dense weight that is multiplied in a fixed order of summation."""
 
+    @property
+    def fixed_order(self) -> bool:
+        return True
+
     def apply(self, values: Tensor) -> Tensor:
         return linear(values, self.weight, self.bias)
 

@@ -14,6 +14,10 @@ class JoinedFormat(WeightFormat):
     def __init__(self, parts: Sequence[WeightFormat]) -> None:
         self.parts = list(parts)
 
+    @property
+    def fixed_order(self) -> bool:
+        return all(part.fixed_order for part in self.parts)
+
     def parameters(self) -> dict[str, nn.Parameter]:
         return {
             f"{name}_{index}": tensor

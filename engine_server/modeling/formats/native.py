@@ -12,7 +12,6 @@ from engine_server.modeling.formats.packed import pack
 from engine_server.modeling.formats.quantized import QuantizedFormat
 from engine_server.modeling.formats.weight_format import WeightFormat
 
-
 # The capability of CPUs, in torch's terms, with which oneDNN multiplies many rows of a dtype faster than our kernels.
 TILES = {torch.bfloat16: "amx_bf16", torch.float16: "amx_fp16"}
 

@@ -23,6 +23,10 @@ class NativeFloatingFormat(WeightFormat):
         self.weight = as_parameter(blocks.transpose(1, 2).contiguous())
         self.bias = None if dense.bias is None else as_parameter(dense.bias.float())
 
+    @property
+    def fixed_order(self) -> bool:
+        return True
+
     def parameters(self) -> dict[str, nn.Parameter]:
         return {"weight": self.weight} | ({} if self.bias is None else {"bias": self.bias})
 

@@ -42,6 +42,10 @@ class NativeIntegerFormat(WeightFormat):
         self.scales, self.minima = packed[0], packed[1] if len(packed) > 1 else None
         self.bias = None if format.bias is None else as_parameter(format.bias.float())
 
+    @property
+    def fixed_order(self) -> bool:
+        return True
+
     def parameters(self) -> dict[str, nn.Parameter]:
         held = {"weight": self.codes, "scales": self.scales, "minima": self.minima, "bias": self.bias}
         return {name: tensor for name, tensor in held.items() if tensor is not None}

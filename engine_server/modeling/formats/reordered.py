@@ -76,6 +76,10 @@ class ReorderedProduct(WeightFormat):
     def __init__(self, product: WeightFormat, order: nn.Parameter) -> None:
         self.product, self.order = product, order
 
+    @property
+    def fixed_order(self) -> bool:
+        return self.product.fixed_order
+
     def parameters(self) -> dict[str, nn.Parameter]:
         return self.product.parameters() | {"order": self.order}
 

@@ -12,6 +12,10 @@ class TiedFormat(WeightFormat):
         self.product = product
         self.rows = rows
 
+    @property
+    def fixed_order(self) -> bool:
+        return self.product.fixed_order
+
     def parameters(self) -> dict[str, nn.Parameter]:
         return self.product.parameters() | self.rows.parameters()
 

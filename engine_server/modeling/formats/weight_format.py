@@ -44,6 +44,11 @@ class WeightFormat(ABC):
     # `gather` is supported.
     gathers: ClassVar[bool] = True
 
+    @property
+    def fixed_order(self) -> bool:
+        """True if each row's product is bitwise independent of other rows."""
+        return False
+
     @classmethod
     def load(cls, weight: Tensor, bias: Tensor | None) -> Self:
         """Take over a checkpoint's tensors. weight: [..., out, in]; bias: [out]."""

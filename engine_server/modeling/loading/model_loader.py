@@ -23,6 +23,7 @@ from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.formats.checkpoints.checkpoint import QuantizedCheckpoint
 from engine_server.modeling.formats.checkpoints.stored import StoredTensor, StoredWeight
 from engine_server.modeling.loading.attention import implementation_for
+from engine_server.modeling.loading.invariance import check_setup
 from engine_server.modeling.loading.passes import LoadPlan, replace_modules, verified_choices
 from engine_server.modeling.loading.replacements import Choices
 from engine_server.modeling.loading.report import PassReport
@@ -59,7 +60,7 @@ def load_model(
     """
     clock = clock or ProgressClock()
     if config.batch_invariant:
-        check_batch_invariance(config, platform, ranks)
+        check_setup(config, platform, ranks)
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     hook = transformers.utils.logging.set_tqdm_hook(partial(show_progress, clock))
     try:
@@ -71,7 +72,7 @@ def load_model(
             platform,
         )
         skeleton = empty_model(config, settings, dtype)
-        plan = LoadPlan(platform, ranks, config.batch_invariant, Choices(), load.quantization)
+        plan = LoadPlan(platform, ranks, bool(config.batch_invariant), Choices(), load.quantization)
         plan = replace(plan, choices=verified_choices(skeleton, platform))
         dense = load.load_format == "dequantized"
         if load.load_format != "dummy":
@@ -99,17 +100,6 @@ def load_model(
     model.requires_grad_(False)
     nn.Module.to(model, platform.device)
     return model
-
-
-def check_batch_invariance(config: ModelConfig, platform: Platform, ranks: Communicator) -> None:
-    """Raise ValueError where no kernels are bitwise independent of batch composition."""
-    if ranks.size > 1 or not platform.batch_invariant:
-        raise ValueError(
-            "batch_invariant takes one GPU with Triton and gcc, or one process on an x86-64 CPU with the kernels that "
-            f"g++ compiles; this is {ranks.size} {platform.device.type} without them or with several ranks"
-        )
-    if platform.device.type == "cpu" and config.pooling is not None:
-        raise ValueError("batch_invariant on a CPU takes models that generate; poolers run in plain torch")
 
 
 def open_checkpoint(

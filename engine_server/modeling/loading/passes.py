@@ -14,11 +14,9 @@ from engine_server.config import QuantizationConfig
 from engine_server.modeling.attention.interface import UnsupportedModelError
 from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.formats.weight_format import WeightLayout
-from engine_server.modeling.layers.embedding import Embedding
-from engine_server.modeling.layers.linear import FusedLinear, Linear
-from engine_server.modeling.layers.norm import FusedRMSNorm
 from engine_server.modeling.loading.attention import replace_attention
 from engine_server.modeling.loading.fusion import fuse_mlps, fuse_projections
+from engine_server.modeling.loading.invariance import check_modules
 from engine_server.modeling.loading.replacements import (
     Choices,
     replace_gates,
@@ -40,8 +38,6 @@ from engine_server.modeling.loading.weights import (
 )
 from engine_server.modeling.platform.interface import Platform
 
-# Layers in which each row's result depends on that row alone, with a fixed order of summation.
-ROW_BY_ROW = (Linear, FusedLinear, Embedding, FusedRMSNorm, nn.LayerNorm, nn.Embedding)
 logger = logging.getLogger(__name__)
 
 
@@ -51,7 +47,7 @@ class LoadPlan:
 
     platform: Platform
     ranks: Communicator
-    # Results must be bitwise independent of batch composition.
+    # Results are required to be bitwise independent of batch composition.
     batch_invariant: bool
     # The replacements that were verified on the two-layer copy.
     choices: Choices
@@ -111,11 +107,6 @@ def verified_choices(model: PreTrainedModel, platform: Platform) -> Choices:
 def check_sums(model: nn.Module, plan: LoadPlan) -> PassReport:
     """Raise UnsupportedModelError for modules whose order of summation may depend on the batch."""
     tally = Tally("fixed order of sums")
-    if not plan.batch_invariant:
-        return tally.report()
-    for module in model.modules():
-        if list(module.parameters(recurse=False)) and not isinstance(module, ROW_BY_ROW):
-            names = f"{type(module).__name__} of {type(model).__name__}"
-            raise UnsupportedModelError(f"batch_invariant: the order of summation in {names} is unknown")
-    plan.platform.check_fixed_order(model)
+    if plan.batch_invariant:
+        check_modules(model, plan.platform)
     return tally.report()
