@@ -13,10 +13,12 @@ from engine_server.modeling.native.library import PRODUCT_DTYPES, address, as_ro
 
 # Outputs whose codes are interleaved, and the successive inputs of one output within them.
 BLOCK, INPUTS = 32, 4
-# Inputs of the groups for which values are quantised, by the bits of weights, in order of preference. In SmolLM2-135M
-# with weights of 8 bits in groups of 64, groups of values of 64, 32 and 16 give divergences from bfloat16 of 0.0075,
-# 0.0057 and 0.0045.
-GROUPS = {4: (32, 16), 8: (16,)}
+# Inputs of the groups in which the kernels quantise values, by the bits of weights; 16 where 32 don't divide a weight's
+# group. In SmolLM2-135M with weights of 8 bits in groups of 64, groups of values of 64, 32 and 16 give divergences from
+# bfloat16 of 0.0075, 0.0057 and 0.0045.
+VALUES = {4: 32, 8: 16}
+# Groups of weights are a multiple of this number of inputs.
+SMALLEST_GROUP = 16
 # The exponent of the largest scale or minimum in float16.
 EXPONENT = 15
 
@@ -24,21 +26,20 @@ EXPONENT = 15
 class NativeIntegerFormat(WeightFormat):
     """Codes, scales and minima of an `IntegerFormat` in blocks of 32 outputs.
 
-    The values of each row are quantised for each group of inputs, by rounding to 8 bits. Results of a row are bitwise
-    independent of other rows.
+    The values of each row are quantised in groups of `values_in_group` inputs, by rounding to 8 bits. Results of a row
+    are bitwise independent of other rows.
     """
 
     def __init__(self, format: IntegerFormat) -> None:
         """format: one that `can_multiply`."""
         self.bits, self.dtype = format.bits, format.dtype
         self.in_features, self.out_features = format.in_features, format.codes.shape[0]
-        self.group = quantised_group(format.group, format.bits)
+        self.group = format.group
         self.codes = as_parameter(interleaved(format.codes, format.bits))
         tables = [format.scales] if format.minima is None else [format.scales, format.minima]
         # A power of two, so that scales that are read as float16 stay exact.
         self.unit = 2.0 ** (max(math.frexp(float(table.abs().max()))[1] for table in tables) - EXPONENT)
-        repeats = format.group // self.group
-        packed = [self._packed_table(table.repeat_interleave(repeats, 1)) for table in tables]
+        packed = [self._packed_table(table) for table in tables]
         self.scales, self.minima = packed[0], packed[1] if len(packed) > 1 else None
         self.bias = None if format.bias is None else as_parameter(format.bias.float())
 
@@ -77,12 +78,12 @@ class NativeIntegerFormat(WeightFormat):
 
 def can_multiply(format: IntegerFormat) -> bool:
     """Check that the kernels support the dtype of the values and the group of `format`."""
-    return format.dtype in PRODUCT_DTYPES and format.group % GROUPS[format.bits][-1] == 0
+    return format.dtype in PRODUCT_DTYPES and format.group % SMALLEST_GROUP == 0
 
 
-def quantised_group(group: int, bits: int) -> int:
-    """Return the size of the groups in which values are quantised, of which `group` is a multiple."""
-    return next(size for size in GROUPS[bits] if group % size == 0)
+def values_in_group(group: int, bits: int) -> int:
+    """Return the size of the groups in which values are quantised for weights of `bits` bits in groups of `group`."""
+    return VALUES[bits] if group % VALUES[bits] == 0 else SMALLEST_GROUP
 
 
 def interleaved(codes: Tensor, bits: int) -> Tensor:

@@ -24,14 +24,13 @@ typedef int8_t quarter __attribute__((vector_size(LANES), aligned(1), may_alias)
 
 struct Weight {
     const uint8_t* codes;     // [blocks, in / inputs of a line, LINE]
-    const float16* scales;   // [blocks, groups, BLOCK]
+    const float16* scales;   // [blocks, in / group, BLOCK]
     const float16* minima;   // the same, or null for symmetric weights
     const float* bias;        // [out], or null
     int64_t in, out;
-    int group, bits;
-    float unit;  // of scales and minima
+    int group, bits;  // inputs with one scale, bits of a code
+    float unit;       // of scales and minima
 
-    int64_t groups() const { return in / group; }
     int64_t block_bytes() const { return in * bits / 8 * BLOCK; }
 };
 
@@ -42,9 +41,9 @@ struct Quantised {
     std::vector<float> sums;      // [rows, groups] of the dequantised values, times the weights' unit
     std::vector<int32_t> starts;  // [rows, groups]: the sums of codes times the zero point of symmetric weights
 
-    void resize(int64_t rows, int64_t in, int64_t groups) {
-        codes.resize(std::max<size_t>(codes.size(), rows * in));
-        const size_t count = std::max<size_t>(scales.size(), rows * groups + LANES);  // of whole vectors
+    void resize(size_t values, size_t groups) {
+        codes.resize(std::max(codes.size(), values));
+        const size_t count = std::max(scales.size(), groups + LANES);  // of whole vectors
         scales.resize(count);
         sums.resize(count);
         starts.resize(count);
@@ -87,12 +86,13 @@ void quantise_groups(Quantised& to, const T* values, int64_t stride, int64_t fir
     const int count = std::min<int64_t>(LANES, end - first);
     const T* starts[LANES];
     ints most[LANES] = {};
-    int64_t group = first % weight.groups();
-    const T* next = values + first / weight.groups() * stride + group * GROUP;
+    const int64_t groups = weight.in / GROUP;
+    int64_t group = first % groups;
+    const T* next = values + first / groups * stride + group * GROUP;
     for (int lane = 0; lane < count; lane++) {
         starts[lane] = next;
         next += GROUP;
-        if (++group == weight.groups()) group = 0, next += stride - weight.in;
+        if (++group == groups) group = 0, next += stride - weight.in;
         for (int i = 0; i < GROUP; i += LANES) {
             const ints magnitude = (ints)load(starts[lane] + i) & 0x7fffffff;  // ordered as floats are, NaN above them
             most[lane] = magnitude > most[lane] ? magnitude : most[lane];
@@ -116,8 +116,8 @@ void quantise_groups(Quantised& to, const T* values, int64_t stride, int64_t fir
 
 template <int GROUP, typename T>
 void quantise(Quantised& to, const T* values, int64_t stride, int64_t rows, const Weight& weight) {
-    to.resize(rows, weight.in, weight.groups());
-    const int64_t end = rows * weight.groups();
+    const int64_t end = rows * (weight.in / GROUP);
+    to.resize(rows * weight.in, end);
     #pragma omp parallel for schedule(static) if (rows * weight.in > WORTH_QUANTISING)
     for (int64_t first = 0; first < end; first += LANES) quantise_groups<GROUP>(to, values, stride, first, end, weight);
 }
@@ -133,42 +133,59 @@ inline void add_products(ints (&totals)[ROWS][VECTORS], const bytes (&line)[VECT
     }
 }
 
-// ROWS rows from `row` on times WIDTH outputs from `output` on.
-template <int BITS, int GROUP, bool MINIMA, int ROWS>
-void multiply_tile(int type, void* out, const Quantised& values, const Weight& weight, int64_t row, int64_t output) {
-    const int64_t block = output / BLOCK, lane = output % BLOCK, groups = weight.groups();
-    const uint8_t* codes = weight.codes + block * weight.block_bytes() + lane * 4;
-    const int64_t table = block * groups * BLOCK + lane;
-    const int8_t* own = values.codes.data() + row * weight.in;
-    floats results[ROWS][VECTORS] = {};
-    for (int64_t g = 0; g < groups; g++) {
-        const int64_t place = row * groups + g;
-        ints totals[ROWS][VECTORS];
-        for (int r = 0; r < ROWS; r++)
-            for (int v = 0; v < VECTORS; v++)
-                totals[r][v] = MINIMA ? ints{} : ints{} + values.starts[place + r * groups];
-        #pragma GCC unroll 4
-        for (int i = 0; i < GROUP; i += 32 / BITS, codes += LINE, own += 32 / BITS) {
-            bytes line[VECTORS], later[VECTORS];  // the latter in the high halves of the bytes
-            for (int v = 0; v < VECTORS; v++) {
-                line[v] = *(const bytes*)(codes + v * BYTES);
-                __builtin_prefetch(codes + v * BYTES + AHEAD);
-                if (BITS == 4) later[v] = line[v] >> 4, line[v] &= 15;
-            }
-            add_products<BITS>(totals, line, own, weight.in);
-            if (BITS == 4) add_products<BITS>(totals, later, own + 4, weight.in);
-        }
+// The sums of products of one group of ROWS rows, with its codes and values; `starts` are those of the sums, or null.
+template <int BITS, int GROUP, int ROWS>
+inline void multiply_group(ints (&totals)[ROWS][VECTORS], const uint8_t* codes, const int8_t* values, int64_t stride,
+                           const int32_t* starts, int64_t groups) {
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < VECTORS; v++) totals[r][v] = starts ? ints{} + starts[r * groups] : ints{};
+    #pragma GCC unroll 4
+    for (int i = 0; i < GROUP; i += 32 / BITS, codes += LINE, values += 32 / BITS) {
+        bytes line[VECTORS], later[VECTORS];  // the latter in the high halves of the bytes
         for (int v = 0; v < VECTORS; v++) {
-            const int64_t own_table = table + g * BLOCK + v * LANES;
-            const floats scales = load(weight.scales + own_table);
-            for (int r = 0; r < ROWS; r++)
-                results[r][v] += __builtin_convertvector(totals[r][v], floats)
-                                 * (scales * values.scales[place + r * groups]);
-            if constexpr (MINIMA) {
-                const floats minima = load(weight.minima + own_table);
-                for (int r = 0; r < ROWS; r++) results[r][v] += minima * values.sums[place + r * groups];
+            line[v] = *(const bytes*)(codes + v * BYTES);
+            __builtin_prefetch(codes + v * BYTES + AHEAD);
+            if (BITS == 4) later[v] = line[v] >> 4, line[v] &= 15;
+        }
+        add_products<BITS>(totals, line, values, stride);
+        if (BITS == 4) add_products<BITS>(totals, later, values + 4, stride);
+    }
+}
+
+// ROWS rows from `row` on times WIDTH outputs from `output` on. Values have scales for GROUP inputs, weights for as many,
+// or for several groups, whose sums are then SHARED.
+template <int BITS, int GROUP, bool SHARED, bool MINIMA, int ROWS>
+void multiply_tile(int type, void* out, const Quantised& values, const Weight& weight, int64_t row, int64_t output) {
+    const int64_t block = output / BLOCK, lane = output % BLOCK, groups = weight.in / GROUP;
+    const uint8_t* codes = weight.codes + block * weight.block_bytes() + lane * 4;
+    int64_t table = block * (weight.in / weight.group) * BLOCK + lane;
+    const int8_t* own = values.codes.data() + row * weight.in;
+    int64_t place = row * groups;
+    floats results[ROWS][VECTORS] = {};
+    for (int64_t input = 0; input < weight.in; input += weight.group, table += BLOCK) {
+        floats products[ROWS][VECTORS] = {};
+        float sums[ROWS] = {};
+        for (const int64_t end = place + (SHARED ? weight.group / GROUP : 1); place < end; place++) {
+            ints totals[ROWS][VECTORS];
+            multiply_group<BITS, GROUP>(totals, codes, own, weight.in, MINIMA ? nullptr : &values.starts[place], groups);
+            codes += GROUP * BITS / 8 * BLOCK, own += GROUP;
+            for (int r = 0; r < ROWS; r++) {
+                const float scale = values.scales[place + r * groups];
+                for (int v = 0; v < VECTORS; v++) {
+                    const floats total = __builtin_convertvector(totals[r][v], floats);
+                    if (SHARED)
+                        products[r][v] += total * scale;
+                    else
+                        results[r][v] += total * (load(weight.scales + table + v * LANES) * scale);
+                }
+                if (MINIMA) sums[r] += values.sums[place + r * groups];
             }
         }
+        for (int v = 0; v < VECTORS; v++)
+            for (int r = 0; r < ROWS; r++) {
+                if (SHARED) results[r][v] += products[r][v] * load(weight.scales + table + v * LANES);
+                if (MINIMA) results[r][v] += load(weight.minima + table + v * LANES) * sums[r];
+            }
     }
     with_type(type, [&]<typename T>(T) {
         for (int r = 0; r < ROWS; r++)
@@ -177,7 +194,7 @@ void multiply_tile(int type, void* out, const Quantised& values, const Weight& w
     });
 }
 
-template <int BITS, int GROUP, bool MINIMA>
+template <int BITS, int GROUP, bool SHARED, bool MINIMA>
 void multiply(int type, void* out, const void* values, int64_t stride, int64_t rows, const Weight& weight) {
     thread_local Quantised scratch;
     with_type(type, [&]<typename T>(T) { quantise<GROUP>(scratch, (const T*)values, stride, rows, weight); });
@@ -186,7 +203,7 @@ void multiply(int type, void* out, const void* values, int64_t stride, int64_t r
     for (int64_t block = 0; block < (weight.out + BLOCK - 1) / BLOCK; block++)
         for (int64_t output = block * BLOCK; output < std::min((block + 1) * BLOCK, weight.out); output += WIDTH)
             for_row_tiles<TILE>(rows, [&]<int ROWS>(int64_t row, std::integral_constant<int, ROWS>) {
-                multiply_tile<BITS, GROUP, MINIMA, ROWS>(type, out, quantised, weight, row, output);
+                multiply_tile<BITS, GROUP, SHARED, MINIMA, ROWS>(type, out, quantised, weight, row, output);
             });
 }
 
@@ -197,7 +214,7 @@ void gather(T* out, const int64_t* rows, int64_t count, const Weight& weight) {
         const int64_t block = rows[place] / BLOCK, lane = rows[place] % BLOCK;
         const uint8_t* codes = weight.codes + block * weight.block_bytes() + lane * 4;
         for (int64_t first = 0; first < weight.in; first += LANES) {
-            const int64_t scale = (block * weight.groups() + first / weight.group) * BLOCK + lane;
+            const int64_t scale = (block * (weight.in / weight.group) + first / weight.group) * BLOCK + lane;
             floats own;
             for (int64_t i = first; i < first + LANES; i++)
                 own[i - first] = weight.bits == 8 ? codes[i / 4 * LINE + i % 4]
@@ -217,9 +234,12 @@ extern "C" void multiply_integer(int type, void* out, const void* x, int64_t x_s
                                  const float16* scales, const float16* minima, const float* bias, int64_t rows,
                                  int64_t in, int64_t outputs, int group, int bits, float unit) {
     const Weight weight{codes, scales, minima, bias, in, outputs, group, bits, unit};
-    const auto kernel = bits == 8     ? (minima ? multiply<8, 16, true> : multiply<8, 16, false>)
-                        : group == 16 ? (minima ? multiply<4, 16, true> : multiply<4, 16, false>)
-                                      : (minima ? multiply<4, 32, true> : multiply<4, 32, false>);
+    const auto choose = [&]<bool MINIMA>(std::bool_constant<MINIMA>) {
+        if (bits == 8) return multiply<8, 16, true, MINIMA>;
+        if (group % 32) return multiply<4, 16, true, MINIMA>;
+        return group == 32 ? multiply<4, 32, false, MINIMA> : multiply<4, 32, true, MINIMA>;
+    };
+    const auto kernel = minima ? choose(std::true_type{}) : choose(std::false_type{});
     kernel(type, out, x, x_stride, rows, weight);
 }
 
