@@ -7,6 +7,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given
+from native_kernels import needs_kernels
 from tiny_models import TINY, tiny_model
 
 from engine_server import EngineArgs
@@ -26,9 +27,10 @@ from engine_server.modeling.loading.model_loader import load_model
 from engine_server.modeling.loading.passes import LoadPlan, replace_modules
 from engine_server.modeling.loading.replacements import Choices
 from engine_server.modeling.loading.weights import settle
-from engine_server.modeling.platform.cpu import CpuPlatform
+from engine_server.modeling.platform.cpu import CpuPlatform, NativePlatform
 
 OUTPUTS, INPUTS = 24, 64
+SCALE_BYTES = 4
 
 
 def random_weight(outputs: int = OUTPUTS, seed: int = 0) -> DenseFormat:
@@ -170,6 +172,23 @@ def test_linear_layers_are_rounded_and_embedding_and_head_stay_dense(
     assert isinstance(layer.mlp.down_proj.format, kind)
     assert isinstance(model.lm_head.format, DenseFormat)
     assert isinstance(model.model.embed_tokens.format, DenseFormat)
+
+
+@needs_kernels
+def test_rounding_to_float8_halves_the_memory_of_linear_layers_on_a_cpu_with_kernels() -> None:
+    in_whole_blocks = TINY | {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_attention_heads": 4,
+        "head_dim": 16,
+    }
+    model = tiny_model("LlamaForCausalLM", **in_whole_blocks).requires_grad_(False).to(torch.bfloat16)
+    sizes = [weight.shape for weight in model.model.layers.parameters() if weight.ndim == 2]
+    quantise(model, NativePlatform(), config("fp8"))
+    tables = [table for part in model.model.layers.modules() for table in getattr(part, "tables", ())]
+    assert sum(table.nbytes for table in tables) == sum(
+        rows * (columns + SCALE_BYTES) for rows, columns in sizes
+    )
 
 
 @pytest.mark.parametrize("tied", [True, False])

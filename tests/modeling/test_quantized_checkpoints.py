@@ -12,15 +12,7 @@ import torch.nn.functional as F
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import (
-    GptOssConfig,
-    GptOssForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
-from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from engine_server import EngineArgs
 from engine_server.modeling.communicator import Communicator
@@ -383,34 +375,6 @@ def test_experts_stored_one_by_one_stay_quantised(tmp_path: Path, format: str) -
             assert isinstance(getattr(found, "product", found), QuantizedFormat)
             torch.testing.assert_close(found.apply(torch.eye(weight.shape[1])), weight.t())
     check(model, {name: weight for name, weight in expected.items() if "self_attn" in name})
-
-
-def test_experts_in_mxfp4_are_those_that_transformers_dequantises(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    config = GptOssConfig(
-        hidden_size=HIDDEN, intermediate_size=32, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=16, num_local_experts=3, num_experts_per_tok=2, vocab_size=96, max_position_embeddings=64,
-        layer_types=["full_attention"], dtype="bfloat16",
-    )  # fmt: skip
-    tensors = GptOssForCausalLM(config).state_dict()
-    expected = {}
-    for name, outputs, inputs in (("gate_up_proj", 64, HIDDEN), ("down_proj", HIDDEN, 32)):
-        path = f"model.layers.0.mlp.experts.{name}"
-        blocks = torch.randint(0, 256, (3, outputs, inputs // 32, 16), dtype=torch.uint8)
-        scales = torch.randint(110, 130, (3, outputs, inputs // 32), dtype=torch.uint8)
-        del tensors[path]
-        tensors |= {f"{path}_blocks": blocks, f"{path}_scales": scales}
-        expected[name] = convert_moe_packed_tensors(blocks, scales)
-    settings = config.to_dict() | {"quantization_config": {"quant_method": "mxfp4"}}
-    (tmp_path / "config.json").write_text(json.dumps(settings))
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
-    products = loaded(tmp_path).model.layers[0].mlp.experts.products
-    for name, weight in expected.items():
-        for found, own in zip(products[name], weight.float(), strict=True):
-            assert torch.equal(found.weight, own.t())
-    edit(tmp_path, lambda tensors: tensors[f"{path}_scales"].view(-1)[:1].fill_(255))
-    with pytest.raises(ValueError, match=r"down_proj_scales contains NaN"):
-        loaded(tmp_path)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -105,7 +105,7 @@ class IntegerFormat(QuantizedFormat):
 
 def dequantised(codes: Tensor, scales: Tensor, minima: Tensor | None, bits: int) -> Tensor:
     """Return weights in float32, [..., in]; codes, scales and minima as in `IntegerFormat`."""
-    whole = torch.stack((codes & 15, codes >> 4), -1).flatten(-2) if bits == 4 else codes
+    whole = split_codes(codes) if bits == 4 else codes
     grouped = whole.view(*whole.shape[:-1], scales.shape[-1], -1).float()
     scale = scales.float().unsqueeze(-1)
     minimum = -(1 << bits - 1) * scale if minima is None else minima.float().unsqueeze(-1)
@@ -115,3 +115,8 @@ def dequantised(codes: Tensor, scales: Tensor, minima: Tensor | None, bits: int)
 def packed_codes(codes: Tensor) -> Tensor:
     """Return two 4-bit codes in each byte, as `IntegerFormat` has them: uint8 [..., in] to [..., in / 2]."""
     return codes[..., ::2] | codes[..., 1::2] << 4
+
+
+def split_codes(codes: Tensor) -> Tensor:
+    """Return each 4-bit code in a byte of its own: uint8 [..., in / 2] to [..., in]."""
+    return torch.stack((codes & 15, codes >> 4), -1).flatten(-2)

@@ -3,11 +3,14 @@
 import torch
 
 from engine_server.modeling.attention.interface import UnsupportedModelError
-from engine_server.modeling.formats import native_floating, native_integer
+from engine_server.modeling.formats import native_floating, native_integer, native_minifloat
 from engine_server.modeling.formats.dense import DenseFormat
+from engine_server.modeling.formats.float4 import Float4Format
+from engine_server.modeling.formats.float8 import Float8Format
 from engine_server.modeling.formats.integer import IntegerFormat
 from engine_server.modeling.formats.native_floating import NativeFloatingFormat
 from engine_server.modeling.formats.native_integer import NativeIntegerFormat
+from engine_server.modeling.formats.native_minifloat import NativeMinifloatFormat
 from engine_server.modeling.formats.packed import pack
 from engine_server.modeling.formats.quantized import QuantizedFormat
 from engine_server.modeling.formats.weight_format import WeightFormat
@@ -46,6 +49,8 @@ def in_kernel_layout(format: WeightFormat) -> WeightFormat | None:
     """Return `format` in the layout of our kernels, or None if they don't support it."""
     if isinstance(format, IntegerFormat) and native_integer.can_multiply(format):
         return NativeIntegerFormat(format)
+    if isinstance(format, Float4Format | Float8Format) and native_minifloat.can_multiply(format):
+        return NativeMinifloatFormat(format)
     if isinstance(format, DenseFormat) and native_floating.can_multiply(format):
         return NativeFloatingFormat(format)
     return None

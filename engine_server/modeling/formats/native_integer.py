@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine_server.modeling.formats.dense import as_parameter
-from engine_server.modeling.formats.integer import IntegerFormat
+from engine_server.modeling.formats.integer import IntegerFormat, split_codes
 from engine_server.modeling.formats.weight_format import WeightFormat
 from engine_server.modeling.native.library import PRODUCT_DTYPES, address, as_rows, kernels
 
@@ -99,7 +99,7 @@ def interleaved(codes: Tensor, bits: int) -> Tensor:
             .transpose(1, 2)
             .contiguous()
         )
-    whole = torch.stack((codes & 15, codes >> 4), -1).flatten(1)
+    whole = split_codes(codes)
     halves = (
         with_whole_blocks(whole).view(-1, BLOCK, whole.shape[1] // INPUTS // 2, 2, INPUTS).transpose(1, 2)
     )

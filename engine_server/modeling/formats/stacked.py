@@ -11,18 +11,23 @@ from engine_server.modeling.formats.quantized import QuantizedFormat
 
 
 class StackedFormat(QuantizedFormat):
-    """One quantised weight for each expert, [experts, out, in], without biases."""
+    """One quantised weight for each expert, without biases.
+
+    Their stack is [experts, out, in], or [experts, in, out] where `transposed`, as some classes have it.
+    """
 
     bias = None
 
-    def __init__(self, experts: Sequence[QuantizedFormat]) -> None:
-        """experts: weights of one shape."""
+    def __init__(self, experts: Sequence[QuantizedFormat], transposed: bool = False) -> None:
+        """experts: weights of one shape, [out, in]."""
         self.experts = list(experts)
+        self.transposed = transposed
         self.dtype = experts[0].dtype
 
     @property
     def shape(self) -> torch.Size:
-        return torch.Size((len(self.experts), *self.experts[0].shape))
+        outputs, inputs = self.experts[0].shape
+        return torch.Size((len(self.experts), *((inputs, outputs) if self.transposed else (outputs, inputs))))
 
     def parameters(self) -> dict[str, nn.Parameter]:
         return {
@@ -32,10 +37,16 @@ class StackedFormat(QuantizedFormat):
         }
 
     def dense(self) -> Tensor:
-        return torch.stack([expert.dense() for expert in self.experts])
+        device = self.experts[0].parameters()["weight"].device
+        whole = torch.empty(self.shape, dtype=self.dtype, device=device)
+        for number, expert in enumerate(
+            self.experts
+        ):  # one after another: they take several times the codes' memory
+            whole[number] = expert.dense().t() if self.transposed else expert.dense()
+        return whole
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Self:
-        return type(self)([expert.to(device, dtype) for expert in self.experts])
+        return type(self)([expert.to(device, dtype) for expert in self.experts], self.transposed)
 
     def apply(self, values: Tensor) -> Tensor:
         """Return the product of each expert: [experts, ..., in] to [experts, ..., out]."""
@@ -44,6 +55,8 @@ class StackedFormat(QuantizedFormat):
     @classmethod
     def joined(cls, stacks: Sequence["StackedFormat"]) -> Self | None:
         """Return stacks with the outputs of each expert concatenated; None if their formats don't allow it."""
+        if any(stack.transposed for stack in stacks):
+            return None
         experts = []
         for parts in zip(*(stack.experts for stack in stacks), strict=True):
             whole = join(parts)

@@ -69,7 +69,10 @@ class RoutedExperts(Experts):
         for number in range(len(weight)):
             own_bias = None if bias is None else bias[number]
             if isinstance(weight, QuantizedTensor):
-                assert isinstance(weight.format, StackedFormat) and not self.is_transposed
+                assert (
+                    isinstance(weight.format, StackedFormat)
+                    and weight.format.transposed == self.is_transposed
+                )
                 yield weight.format.experts[number].with_bias(own_bias)
             else:
                 matrix = weight[number].t().contiguous() if self.is_transposed else weight[number]

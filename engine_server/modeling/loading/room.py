@@ -14,22 +14,30 @@ from engine_server.contract.memory_shortage import MemoryShortage
 from engine_server.modeling.formats.checkpoints.checkpoint import QuantizedCheckpoint
 from engine_server.modeling.formats.checkpoints.stored import StoredTensor, StoredWeight
 from engine_server.modeling.formats.dense import DenseFormat
+from engine_server.modeling.formats.float4 import Float4Format
 from engine_server.modeling.formats.float8 import Float8Format
 from engine_server.modeling.formats.integer import IntegerFormat
 from engine_server.modeling.formats.native_floating import NativeFloatingFormat
 from engine_server.modeling.formats.packed import PackedFormat
 from engine_server.modeling.formats.quantized import QuantizedFormat
 from engine_server.modeling.formats.rounding import rounded_to_float8, rounded_to_integers
-from engine_server.modeling.formats.weight_format import WeightLayout
+from engine_server.modeling.formats.weight_format import WeightFormat, WeightLayout
 from engine_server.modeling.layers.routed_experts import WEIGHTS, outputs_first
 from engine_server.modeling.loading.rounding import BITS
 from engine_server.modeling.platform.interface import Platform
 from engine_server.models.folder import weight_bytes
 
-# Outputs and inputs of a weight from which a layout's choice is seen.
-SAMPLE = 64
 SCALE_BYTES = 4
 FLOAT8_BITS = 8
+# Weights [64, 64] of each form, from which a layout's choice is seen.
+ONES = DenseFormat(torch.ones(64, 64, dtype=torch.bfloat16))
+SAMPLES: dict[type[QuantizedFormat], WeightFormat] = {
+    IntegerFormat: rounded_to_integers(ONES, 8, 64),
+    Float8Format: rounded_to_float8(ONES),
+    Float4Format: Float4Format(
+        torch.zeros(64, 32, dtype=torch.uint8), torch.zeros(64, 2, dtype=torch.uint8), None, torch.bfloat16
+    ),
+}
 
 
 def check_room(needed: int, platform: Platform, ranks: int) -> None:
@@ -54,7 +62,7 @@ def needed_bytes(
     """
     if checkpoint is None or dtype is None:
         return weight_bytes(folder, None if dtype is None else dtype.itemsize)
-    kept = {form for form in (IntegerFormat, Float8Format) if not dense and keeps(layout, form)}
+    kept = {form for form in SAMPLES if not dense and keeps(layout, form)}
     total = 0
     for name, tensor in checkpoint.tensors.items():
         if isinstance(tensor, StoredWeight) and tensor.form in kept and (routed or ".experts." not in name):
@@ -108,6 +116,5 @@ def rounded_shapes(model: nn.Module, routed: frozenset[type]) -> Iterator[tuple[
 
 def keeps(layout: WeightLayout, form: type[QuantizedFormat]) -> bool:
     """Return True if a layout keeps weights of this form quantised."""
-    sample = DenseFormat(torch.ones(SAMPLE, SAMPLE, dtype=torch.bfloat16))
-    rounded = rounded_to_float8(sample) if form is Float8Format else rounded_to_integers(sample, 8, SAMPLE)
-    return not isinstance(rounded.arranged(layout), DenseFormat | NativeFloatingFormat | PackedFormat)
+    arranged = SAMPLES[form].arranged(layout)
+    return not isinstance(arranged, DenseFormat | NativeFloatingFormat | PackedFormat)

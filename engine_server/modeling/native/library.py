@@ -32,6 +32,7 @@ SIGNATURES = {
     "run_program": [POINTER, LONG, *[POINTER] * 2, LONG],
     "rotate": [INT, *[POINTER] * 2, *[LONG] * 2, *[POINTER] * 2, *[LONG] * 3],
     "multiply_integer": [INT, *[POINTER] * 2, LONG, *[POINTER] * 4, *[LONG] * 3, *[INT] * 2, FLOAT],
+    "multiply_minifloat": [INT, *[POINTER] * 2, LONG, *[POINTER] * 3, *[LONG] * 4, INT],
     "multiply_floating": [INT, *[POINTER] * 2, LONG, *[POINTER] * 2, *[LONG] * 3],
     "gather_floating": [INT, *[POINTER] * 3, *[LONG] * 2],
     "gather_integer": [INT, *[POINTER] * 5, *[LONG] * 2, *[INT] * 2, FLOAT],

@@ -9,18 +9,18 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from engine_server.modeling.formats.checkpoints.scheme import Scheme, taken
 from engine_server.modeling.formats.checkpoints.stored import StoredTensor, StoredWeight
+from engine_server.modeling.formats.float4 import Float4Format
+from engine_server.modeling.formats.stacked import StackedFormat
 
 BLOCK = 32
-NUMBERS = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
-BIAS, NAN = 127, 255
+NAN = 255
 
 
 class Mxfp4(Scheme):
-    """Experts in MXFP4, which are dequantised."""
+    """Experts in MXFP4."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         pass
@@ -39,20 +39,13 @@ class Mxfp4(Scheme):
             blocks.check(["U8"], (experts, outputs, groups, BLOCK // 2))
             scales.check(["U8"], (experts, outputs, groups))
             shape = (experts, groups * BLOCK, outputs)
-            found[base] = StoredWeight(shape, (blocks, scales), None, partial(_build, blocks, scales))
+            found[base] = StoredWeight(shape, (blocks, scales), Float4Format, partial(_build, blocks, scales))
         return found
 
 
-def _build(blocks: StoredTensor, scales: StoredTensor, dtype: torch.dtype) -> Tensor:
-    codes, exponents = blocks.read(), scales.read()
+def _build(blocks: StoredTensor, scales: StoredTensor, dtype: torch.dtype) -> StackedFormat:
+    codes, exponents = blocks.read().flatten(2), scales.read()
     if (exponents == NAN).any():
         raise ValueError(f"{scales.name} contains NaN")
-    numbers = torch.tensor((*NUMBERS, *(-number for number in NUMBERS)))
-    experts, outputs, groups, _ = codes.shape
-    dense = torch.empty(experts, groups * BLOCK, outputs, dtype=dtype)
-    for expert in range(experts):  # one after another: float32 numbers take eight times the memory of codes
-        own = codes[expert].int()
-        whole = numbers[torch.stack((own & 15, own >> 4), -1).flatten(-2)]
-        scale = exponents[expert].int().unsqueeze(-1) - BIAS
-        dense[expert] = torch.ldexp(whole, scale).flatten(-2).t()
-    return dense
+    experts = [Float4Format(own, powers, None, dtype) for own, powers in zip(codes, exponents, strict=True)]
+    return StackedFormat(experts, transposed=True)

@@ -52,13 +52,13 @@ class StoredWeight:
         self,
         shape: Sequence[int],
         parts: Iterable[StoredTensor],
-        form: type[QuantizedFormat] | None,
-        build: Callable[[torch.dtype], QuantizedFormat | Tensor],
+        form: type[QuantizedFormat],
+        build: Callable[[torch.dtype], QuantizedFormat],
     ) -> None:
         """Describe a weight.
 
-        form: its format, or what reorders its inputs; None: it is dequantised. build: reads `parts` and returns the
-        weight, given the dtype in which it is computed.
+        form: its format, that of each expert of a stack, or that which reorders its inputs. build: reads `parts` and
+        returns the weight, given the dtype in which it is computed.
         """
         self.shape, self.parts, self.form, self._build = tuple(shape), list(parts), form, build
         self.dtype = torch.float32
@@ -67,8 +67,6 @@ class StoredWeight:
 
     def __getitem__(self, index: Any) -> Tensor:
         weight = self._build(self.dtype)
-        if isinstance(weight, Tensor):
-            return weight
         return weight.dense() if self.dense else QuantizedTensor(weight, torch.device("cpu"))
 
 

@@ -1,0 +1,62 @@
+"""Weights in floats of 8 or 4 bits for our C++ kernels, which expand them in registers."""
+
+import torch
+from torch import Tensor, nn
+
+from engine_server.modeling.formats.dense import as_parameter
+from engine_server.modeling.formats.float4 import Float4Format
+from engine_server.modeling.formats.float8 import Float8Format
+from engine_server.modeling.formats.native_integer import BLOCK, with_whole_blocks
+from engine_server.modeling.formats.weight_format import WeightFormat
+from engine_server.modeling.native.library import DTYPES, address, as_rows, kernels
+
+# Successive inputs of one output that are stored together in 4 bits each, in a word.
+INPUTS = 8
+# The codes of NaN in E4M3, without their sign.
+MAGNITUDE = NAN = 0x7F
+
+
+class NativeMinifloatFormat(WeightFormat):
+    """Codes and scales of a `Float8Format` or `Float4Format` in blocks of 32 outputs: [blocks, ..., 32].
+
+    Values are not rounded. Results of a row are bitwise independent of other rows.
+    """
+
+    gathers = False
+
+    def __init__(self, format: Float8Format | Float4Format) -> None:
+        """format: one that `can_multiply`."""
+        self.out_features, self.in_features = format.shape
+        self.group = format.group
+        if isinstance(format, Float8Format):
+            self.bits, codes, scales = 8, format.codes.view(torch.uint8), format.scales.float()
+        else:
+            self.bits, codes, scales = 4, format.codes.contiguous().view(torch.int32), format.exponents
+        self.codes, self.scales = interleaved(codes), interleaved(scales)
+        self.bias = None if format.bias is None else as_parameter(format.bias.float())
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        held = {"weight": self.codes, "scales": self.scales, "bias": self.bias}
+        return {name: tensor for name, tensor in held.items() if tensor is not None}
+
+    def apply(self, values: Tensor) -> Tensor:
+        rows = as_rows(values)
+        output = values.new_empty(*values.shape[:-1], self.out_features)
+        kernels().multiply_minifloat(
+            values.dtype == torch.bfloat16, output.data_ptr(), rows.data_ptr(), rows.stride(0), self.codes.data_ptr(),
+            self.scales.data_ptr(), address(self.bias), rows.shape[0], self.in_features, self.out_features, self.group,
+            self.bits,
+        )  # fmt: skip
+        return output
+
+
+def can_multiply(format: Float4Format | Float8Format) -> bool:
+    """Check that the kernels support the dtype of the values and the codes of `format`: not a NaN in E4M3."""
+    if isinstance(format, Float4Format):
+        return format.dtype in DTYPES and format.group % INPUTS == 0
+    return format.dtype in DTYPES and not bool((format.codes.view(torch.uint8) & MAGNITUDE == NAN).any())
+
+
+def interleaved(rows: Tensor) -> nn.Parameter:
+    """Return [out, n] in blocks of outputs: [blocks, n, BLOCK]."""
+    return as_parameter(with_whole_blocks(rows).view(-1, BLOCK, rows.shape[1]).transpose(1, 2).contiguous())
