@@ -6,7 +6,7 @@ are products, which are rounded to float16 (a relative error of at most 2 ** -11
 small.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ FOUR = np.uint8(4)
 
 
 class Integers(NamedTuple):
-    """Weights [out, in] of 4 or 8 bits: codes uint8 [out, in]; scales and minima [out, in / group]."""
+    """Weights [..., out, in] of 4 or 8 bits: codes uint8 [..., out, in]; scales and minima [..., out, in / group]."""
 
     bits: int
     codes: Bytes
@@ -31,10 +31,10 @@ class Integers(NamedTuple):
     @property
     def packed(self) -> Bytes:
         """The codes, two in each byte where they have 4 bits, the even one in the low half."""
-        return self.codes if self.bits == 8 else self.codes[:, ::2] | self.codes[:, 1::2] << FOUR
+        return self.codes if self.bits == 8 else self.codes[..., ::2] | self.codes[..., 1::2] << FOUR
 
     def dense(self) -> NDArray[np.float32]:
-        """Return the weights, [out, in]."""
+        """Return the weights, [..., out, in]."""
         groups = self.codes.reshape(*self.scales.shape, -1).astype(np.float32)
         scales = self.scales.astype(np.float32)[..., None]
         minima = (
@@ -44,24 +44,38 @@ class Integers(NamedTuple):
         )
         return (scales * groups + minima).reshape(self.codes.shape)
 
-    def rows(self, order: NDArray[np.intp]) -> "Integers":
-        """Return the weights with outputs in another order."""
+    def rows(self, order: NDArray[np.intp] | slice) -> "Integers":
+        """Return some outputs, or all in another order; of stacked weights some matrices."""
         minima = None if self.minima is None else self.minima[order]
         return Integers(self.bits, self.codes[order], self.scales[order], minima)
 
 
 def integers(kind: str, data: Bytes) -> Integers:
-    """Return the weights of a tensor whose type is in `KINDS`; data: uint8 [out, bytes of a row]."""
+    """Return the weights of a tensor whose type is in `KINDS`; data: uint8 [..., out, bytes of a row]."""
     size, unpack = KINDS[kind]
-    outputs = len(data)
+    rows = data.shape[:-1]
     blocks = np.ascontiguousarray(data).reshape(-1, size)
     bits, codes, scales, minima = unpack(blocks)
-    inputs = codes.size // outputs
     return Integers(
         bits,
-        codes.reshape(outputs, inputs),
-        scales.reshape(outputs, -1),
-        None if minima is None else minima.reshape(outputs, -1),
+        codes.reshape(*rows, -1),
+        scales.reshape(*rows, -1),
+        None if minima is None else minima.reshape(*rows, -1),
+    )
+
+
+def joined(parts: Sequence[Integers]) -> Integers | None:
+    """Return weights of the same inputs, one after another along their outputs; None if their forms differ."""
+    if len({(part.bits, part.minima is None, part.scales.shape[-1]) for part in parts}) > 1:
+        return None
+    if len(parts) == 1:
+        return parts[0]
+    minima = [part.minima for part in parts if part.minima is not None]
+    return Integers(
+        parts[0].bits,
+        np.concatenate([part.codes for part in parts], -2),
+        np.concatenate([part.scales for part in parts], -2),
+        np.concatenate(minima, -2) if minima else None,
     )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 HIDDEN, HEADS, LAYERS, CONTEXT = 32, 2, 2, 64
+EXPERTS, CHOSEN, INNER = 4, 2, 64
 # Types of quantised tensors, by their names.
 TYPES = {
     "token_embd": "Q8_0",
@@ -68,14 +69,23 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def experts_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Qwen3 with experts, of which gate and up have the same type in the first layer alone."""
+    types = dict.fromkeys(("ffn_gate_exps", "ffn_up_exps", "attn_q"), "Q4_0") | {"ffn_down_exps": "Q8_0"}
+    return save_gguf(
+        tmp_path_factory.mktemp("gguf") / "experts.gguf", types | {"blk.1.ffn_up_exps": "Q4_1"}, "qwen3moe"
+    )
+
+
+@pytest.fixture(scope="session")
 def quantised_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same llama with weights of each type that gguf can quantise."""
     return save_gguf(tmp_path_factory.mktemp("gguf") / "quantised.gguf", TYPES)
 
 
-def save_gguf(path: Path, types: dict[str, str]) -> Path:
-    """Write the llama; types: those of quantised tensors, by the tensors' names without numbers."""
-    writer = gguf.GGUFWriter(path, "llama")
+def save_gguf(path: Path, types: dict[str, str], architecture: str = "llama") -> Path:
+    """Write the model; types: those of quantised tensors, by the tensors' names with or without numbers."""
+    writer = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(CONTEXT)
     writer.add_embedding_length(HIDDEN)
     writer.add_block_count(LAYERS)
@@ -100,28 +110,51 @@ def save_gguf(path: Path, types: dict[str, str]) -> Path:
     writer.add_chat_template(TEMPLATE)
     random = np.random.default_rng(0)
     half = HIDDEN // HEADS
-    shapes = {"token_embd": (len(tokens), HIDDEN), "output_norm": (HIDDEN,)}
+    shapes: dict[str, tuple[int, ...]] = {"token_embd": (len(tokens), HIDDEN), "output_norm": (HIDDEN,)}
     for layer in range(LAYERS):
         shapes |= {
             f"blk.{layer}.attn_q": (HIDDEN, HIDDEN),
             f"blk.{layer}.attn_k": (half, HIDDEN),
             f"blk.{layer}.attn_v": (half, HIDDEN),
             f"blk.{layer}.attn_output": (HIDDEN, HIDDEN),
-            f"blk.{layer}.ffn_gate": (2 * HIDDEN, HIDDEN),
-            f"blk.{layer}.ffn_up": (2 * HIDDEN, HIDDEN),
-            f"blk.{layer}.ffn_down": (HIDDEN, 2 * HIDDEN),
             f"blk.{layer}.attn_norm": (HIDDEN,),
             f"blk.{layer}.ffn_norm": (HIDDEN,),
         }
+        shapes |= _experts(layer) if architecture == "qwen3moe" else _mlp(layer)
+    if architecture == "qwen3moe":
+        writer.add_expert_count(EXPERTS)
+        writer.add_expert_used_count(CHOSEN)
+        writer.add_expert_feed_forward_length(INNER)
+        writer.add_key_length(HIDDEN // HEADS)
+        writer.add_value_length(HIDDEN // HEADS)
     for name, shape in shapes.items():
         values = random.standard_normal(shape, dtype=np.float32)
-        kind = gguf.GGMLQuantizationType[types.get(name.rpartition(".")[2], "F32")]
+        kind = gguf.GGMLQuantizationType[types.get(name, types.get(name.rpartition(".")[2], "F32"))]
         writer.add_tensor(f"{name}.weight", gguf.quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _mlp(layer: int) -> dict[str, tuple[int, ...]]:
+    return {
+        f"blk.{layer}.ffn_gate": (2 * HIDDEN, HIDDEN),
+        f"blk.{layer}.ffn_up": (2 * HIDDEN, HIDDEN),
+        f"blk.{layer}.ffn_down": (HIDDEN, 2 * HIDDEN),
+    }
+
+
+def _experts(layer: int) -> dict[str, tuple[int, ...]]:
+    return {
+        f"blk.{layer}.attn_q_norm": (HIDDEN // HEADS,),
+        f"blk.{layer}.attn_k_norm": (HIDDEN // HEADS,),
+        f"blk.{layer}.ffn_gate_inp": (EXPERTS, HIDDEN),
+        f"blk.{layer}.ffn_gate_exps": (EXPERTS, INNER, HIDDEN),
+        f"blk.{layer}.ffn_up_exps": (EXPERTS, INNER, HIDDEN),
+        f"blk.{layer}.ffn_down_exps": (EXPERTS, HIDDEN, INNER),
+    }
 
 
 def _byte_letters() -> list[str]:

@@ -74,7 +74,7 @@ def test_quantised_weights_stay_as_they_are_stored(
     cache: Path, quantised_gguf: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     dense = AutoModelForCausalLM.from_pretrained(resolve(str(quantised_gguf), load_format="dequantized"))
-    with caplog.at_level(logging.INFO, "engine_server.models.gguf"):
+    with caplog.at_level(logging.INFO, "engine_server.models"):
         config = EngineArgs(model=str(quantised_gguf), dtype="float32").create_engine_config()
     kept = "6 tensors of Q4_0, 2 tensors of Q4_1, 2 tensors of Q5_0, 2 tensors of Q5_1, 1 tensors of Q8_0"
     assert f"quantised.gguf: kept quantised: {kept}" in caplog.messages
@@ -130,4 +130,43 @@ def test_truncated_file_is_refused(quantised_gguf: Path, tmp_path: Path) -> None
     file = tmp_path / "half.gguf"
     file.write_bytes(quantised_gguf.read_bytes()[:-1000])
     with pytest.raises(ModelSourceError, match=r"half\.gguf is truncated or damaged"):
+        convert(file, tmp_path / "out", dense=False)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        (
+            "blk.1.ffn_down.weight",
+            "blk.1.ffn_other.weigh",
+            "no weights for model.layers.1.mlp.down_proj.weight",
+        ),
+        (
+            "blk.1.ffn_norm.weight",
+            "output_norm.weight.xx",
+            "no weights for model.layers.1.post_attention_layernorm",
+        ),
+    ],
+)
+def test_file_without_a_tensor_is_refused_by_the_name_of_its_parameter(
+    quantised_gguf: Path, tmp_path: Path, before: str, after: str, reason: str
+) -> None:
+    file = tmp_path / "partial.gguf"
+    content = quantised_gguf.read_bytes()
+    assert content.count(before.encode()) == 1 and len(before) == len(after)
+    file.write_bytes(content.replace(before.encode(), after.encode()))
+    with pytest.raises(ModelSourceError, match=f"partial.gguf has {reason}"):
+        convert(file, tmp_path / "out", dense=False)
+
+
+def test_file_whose_tensors_do_not_fit_its_metadata_is_refused(quantised_gguf: Path, tmp_path: Path) -> None:
+    file = tmp_path / "wide.gguf"
+    content = bytearray(quantised_gguf.read_bytes())
+    key = b"llama.feed_forward_length"
+    place = content.index(key) + len(key) + 4  # after the value's type
+    content[place] += 32
+    file.write_bytes(content)
+    with pytest.raises(
+        ModelSourceError, match=r"wide.gguf: .*proj.weight has the shape .*; its metadata expect"
+    ):
         convert(file, tmp_path / "out", dense=False)

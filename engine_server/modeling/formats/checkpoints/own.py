@@ -1,4 +1,7 @@
-"""The form into which models/gguf.py converts GGUF files: a tensor for each attribute of `IntegerFormat`."""
+"""The form into which models/gguf.py converts GGUF files: a tensor for each attribute of `IntegerFormat`.
+
+Of stacked experts these tensors are stacked too.
+"""
 
 from collections.abc import Mapping
 from functools import partial
@@ -10,6 +13,7 @@ from engine_server.modeling.formats.checkpoints.scheme import Scheme, taken
 from engine_server.modeling.formats.checkpoints.stored import FLOATS, StoredTensor, StoredWeight
 from engine_server.modeling.formats.integer import IntegerFormat
 from engine_server.modeling.formats.quantized import QuantizedFormat
+from engine_server.modeling.formats.stacked import StackedFormat
 from engine_server.models.gguf import METHOD, VERSION
 
 
@@ -21,25 +25,31 @@ class Own(Scheme):
             )
 
     def weights(self, parts: dict[str, StoredTensor]) -> dict[str, StoredWeight]:
-        bits = next((bits for bits in (4, 8) if f"weight_int{bits}" in parts), None)
-        if bits is None:
-            return {}
-        codes = parts.pop(f"weight_int{bits}")
-        scales, minima = taken(parts, "weight_scales", codes.name), parts.pop("weight_minima", None)
-        if len(codes.shape) != 2 or len(scales.shape) != 2 or not scales.shape[1]:
-            raise ValueError(f"{codes.name} and {scales.name} must have two dimensions")
-        outputs, inputs = codes.shape[0], codes.shape[1] * 8 // bits
-        codes.check(["U8"], codes.shape)
-        scales.check(FLOATS, (outputs, scales.shape[1]))
-        if inputs % scales.shape[1]:
-            raise ValueError(
-                f"{scales.name} has {scales.shape[1]} groups, which don't divide {inputs} inputs"
-            )
-        if minima is not None:
-            minima.check(FLOATS, scales.shape)
-        used = [part for part in (codes, scales, minima) if part is not None]
-        build = partial(_build, codes, scales, minima, bits)
-        return {"weight": StoredWeight((outputs, inputs), used, IntegerFormat, build)}
+        found = {}
+        for name in [name for name in parts if name.endswith(("_int4", "_int8"))]:
+            base, _, bits = name.rpartition("_int")
+            codes = parts.pop(name)
+            scales, minima = taken(parts, f"{base}_scales", codes.name), parts.pop(f"{base}_minima", None)
+            found[base] = _weight(codes, scales, minima, int(bits))
+        return found
+
+
+def _weight(
+    codes: StoredTensor, scales: StoredTensor, minima: StoredTensor | None, bits: int
+) -> StoredWeight:
+    """Return a weight [out, in], or a stack of experts [experts, out, in]."""
+    if len(codes.shape) not in (2, 3) or len(scales.shape) != len(codes.shape) or not scales.shape[-1]:
+        raise ValueError(f"{codes.name} and {scales.name} must both have two or three dimensions")
+    outputs, inputs = codes.shape[:-1], codes.shape[-1] * 8 // bits
+    codes.check(["U8"], codes.shape)
+    scales.check(FLOATS, (*outputs, scales.shape[-1]))
+    if inputs % scales.shape[-1]:
+        raise ValueError(f"{scales.name} has {scales.shape[-1]} groups, which don't divide {inputs} inputs")
+    if minima is not None:
+        minima.check(FLOATS, scales.shape)
+    used = [part for part in (codes, scales, minima) if part is not None]
+    build = partial(_build, codes, scales, minima, bits)
+    return StoredWeight((*outputs, inputs), used, IntegerFormat, build)
 
 
 def _build(
@@ -48,5 +58,12 @@ def _build(
     for part in (scales, minima):
         if part is not None:
             part.finite()
-    lowest = None if minima is None else minima.read()
-    return IntegerFormat(codes.read(), scales.read(), lowest, None, bits, dtype)
+    whole, factors, lowest = codes.read(), scales.read(), None if minima is None else minima.read()
+    if whole.ndim == 2:
+        return IntegerFormat(whole, factors, lowest, None, bits, dtype)
+    return StackedFormat(
+        [
+            IntegerFormat(own, factors[number], None if lowest is None else lowest[number], None, bits, dtype)
+            for number, own in enumerate(whole)
+        ]
+    )
