@@ -3,7 +3,8 @@
 import json
 import math
 from fnmatch import fnmatch
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 from engine_server.models.errors import ModelSourceError
 
@@ -30,7 +31,7 @@ def check(folder: Path, uri: str, weights: bool = True) -> Path:
     if not (folder / CONFIG).is_file():
         raise ModelSourceError(f"{uri}: there is no {CONFIG} in {folder} ({_listing(folder)})")
     try:
-        json.loads((folder / CONFIG).read_bytes())
+        _json_object(folder / CONFIG)
         missing = [name for name in _weights(folder) if weights and not (folder / name).is_file()]
     except ValueError as error:
         raise ModelSourceError(f"{uri}: the JSON in {folder} cannot be read: {error}") from error
@@ -39,10 +40,30 @@ def check(folder: Path, uri: str, weights: bool = True) -> Path:
     return folder
 
 
+def _json_object(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file. Raises ValueError, which names the file."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path.name}: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path.name} is not an object")
+    return content
+
+
 def _weights(folder: Path) -> list[str]:
     if (folder / INDEX).is_file():
-        return sorted(set(json.loads((folder / INDEX).read_bytes())["weight_map"].values()))
+        places = _json_object(folder / INDEX).get("weight_map")
+        names = list(places.values()) if isinstance(places, dict) else []
+        if not names or not all(isinstance(name, str) and _is_inside(name) for name in names):
+            raise ValueError(f"{INDEX} has no weight_map of names of files beside it")
+        return sorted(set(names))
     return [] if any(folder.glob("*.safetensors")) else ["*.safetensors"]
+
+
+def _is_inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return name != "" and "\0" not in name and not path.is_absolute() and ".." not in path.parts
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -52,13 +73,27 @@ def weight_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.safetensors"))
 
 
+def open_weights(path: Path, framework: str) -> Any:
+    """Open a safetensors file, whose header is then known to describe its whole content, and no more.
+
+    framework: pt or np. Raises ValueError for a damaged file, by name.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return safe_open(path, framework=framework)
+    except (SafetensorError, OSError, RuntimeError) as error:
+        raise ValueError(f"{path.name} is no readable safetensors file: {error}") from error
+
+
 def weight_bytes(folder: Path, item_bytes: int | None) -> int:
     """Return the size of the weights in memory, from the files' headers.
 
-    item_bytes: the size of each number after loading; None: as stored.
+    item_bytes: the size of each number after loading; None: as stored. Raises ValueError for a damaged file.
     """
     total = 0
     for path in weight_files(folder):
+        open_weights(path, "np")
         with path.open("rb") as file:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         for name, tensor in header.items():

@@ -269,7 +269,7 @@ def test_request_with_a_nan_or_a_passed_deadline_ends_alone(make: Make) -> None:
         ("BertModel", {"max_model_len": 81}, "positions end at 80"),
         ("RobertaModel", {"max_model_len": 80}, "positions end at 78"),
         ("BertModel", {"pooling": {"pooling_mode_max_tokens": True}}, "max_tokens isn't supported"),
-        ("BertModel", {"runner": "generate"}, "attends as a decoder's does"),
+        ("BertLMHeadModel", {"runner": "generate"}, "attends as a decoder's does"),
         ("BertModel", {"runner": "embed"}, "generate, pooling"),
     ],
 )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine_server.modeling.formats.checkpoints.codes import WORD, integer_format, unpacked
-from engine_server.modeling.formats.checkpoints.scheme import Scheme, taken
+from engine_server.modeling.formats.checkpoints.scheme import Scheme, check_group, taken
 from engine_server.modeling.formats.checkpoints.stored import FLOATS, StoredTensor, StoredWeight
 from engine_server.modeling.formats.integer import IntegerFormat
 from engine_server.modeling.formats.quantized import QuantizedFormat
@@ -27,6 +27,7 @@ class Awq(Scheme):
         bits = settings.get("bits", settings.get("w_bit"))
         if bits != BITS:
             raise ValueError(f"AWQ with {bits} bits is not supported; known is 4")
+        self.group = settings.get("group_size", settings.get("q_group_size"))
         form = str(settings.get("version", "gemm")).lower()
         if form != "gemm":
             raise ValueError(f"the AWQ form {form} is not supported; known is gemm")
@@ -36,6 +37,8 @@ class Awq(Scheme):
             return {}
         codes = parts.pop("qweight")
         zeros, scales = (taken(parts, name, codes.name) for name in ("qzeros", "scales"))
+        codes.check_dimensions(2)
+        scales.check_dimensions(2)
         inputs, outputs = codes.shape[0], codes.shape[1] * WORD // BITS
         codes.check(["I32"], (inputs, outputs * BITS // WORD))
         scales.check(FLOATS, (scales.shape[0], outputs))
@@ -44,6 +47,7 @@ class Awq(Scheme):
             raise ValueError(
                 f"{scales.name} has {scales.shape[0]} groups, which don't divide {inputs} inputs"
             )
+        check_group(self.group, inputs, scales, scales.shape[0])
         build = partial(self._build, codes, zeros, scales)
         return {"weight": StoredWeight((outputs, inputs), (codes, zeros, scales), IntegerFormat, build)}
 

@@ -37,13 +37,16 @@ class QuantizedCheckpoint:
 
         Raises ValueError for an unknown format, and for tensors that don't fit it, by name.
         """
-        method = settings.get("quant_method")
-        if method not in SCHEMES:
+        method = settings.get("quant_method") if isinstance(settings, Mapping) else None
+        if not isinstance(method, str) or method not in SCHEMES:
             raise ValueError(
                 f"its weights are quantized with {method}, which is not supported; "
                 f"known are {', '.join(sorted(SCHEMES))}"
             )
-        scheme = SCHEMES[method](settings)
+        try:
+            scheme = SCHEMES[method](settings)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"its quantization_config is not one of {method}: {error!r}") from error
         modules: dict[str, dict[str, StoredTensor]] = defaultdict(dict)
         for name, tensor in stored_tensors(folder).items():
             module, _, own = name.rpartition(".")

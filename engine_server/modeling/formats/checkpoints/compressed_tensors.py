@@ -14,7 +14,7 @@ import torch
 
 from engine_server.modeling.formats.checkpoints.codes import WORD, integer_format, unpacked
 from engine_server.modeling.formats.checkpoints.float8 import UNUSED, float8_weights
-from engine_server.modeling.formats.checkpoints.scheme import Scheme, taken
+from engine_server.modeling.formats.checkpoints.scheme import Scheme, check_group, taken
 from engine_server.modeling.formats.checkpoints.stored import FLOATS, StoredTensor, StoredWeight
 from engine_server.modeling.formats.integer import IntegerFormat
 from engine_server.modeling.formats.quantized import QuantizedFormat
@@ -42,6 +42,11 @@ class CompressedTensors(Scheme):
             raise ValueError(
                 f"compressed-tensors with {sorted(unsupported)} bits are not supported; known are 4 and 8"
             )
+        sizes = {one.get("group_size") for one in weights}
+        # The group size and the symmetry of all weights; None: they differ, or the config doesn't say.
+        self.group = sizes.pop() if len(sizes) == 1 else None
+        symmetries = {one.get("symmetric") for one in weights}
+        self.symmetric = symmetries.pop() if len(symmetries) == 1 else None
         blocks = [one["block_structure"] for one in weights if one.get("block_structure")]
         if len({tuple(block) for block in blocks}) > 1:
             raise ValueError(f"compressed-tensors with blocks of several sizes, {blocks}, are not supported")
@@ -65,6 +70,7 @@ class CompressedTensors(Scheme):
         codes = parts.pop("weight_packed")
         scales, shape = (taken(parts, name, codes.name) for name in ("weight_scale", "weight_shape"))
         zeros, groups = parts.pop("weight_zero_point", None), parts.pop("weight_g_idx", None)
+        codes.check_dimensions(2)
         shape.check(["I64", "I32"], (2,))
         outputs, inputs = shape.read().tolist()
         bits = next((bits for bits in self.bits if codes.shape[-1] == -(-inputs * bits // WORD)), None)
@@ -75,6 +81,11 @@ class CompressedTensors(Scheme):
             )
         codes.check(["I32"], (outputs, -(-inputs * bits // WORD)))
         check_scales(scales, outputs, inputs)
+        check_group(self.group, inputs, scales, scales.shape[1])
+        if zeros is None and self.symmetric is False:
+            raise ValueError(
+                f"{codes.name} has no weight_zero_point beside it; its config says it is not symmetric"
+            )
         if zeros is not None:
             zeros.check(["I32"], (-(-outputs * bits // WORD), scales.shape[1]))
         if groups is not None:
@@ -87,8 +98,7 @@ class CompressedTensors(Scheme):
         codes = parts.pop("weight")
         scales = taken(parts, "weight_scale", codes.name)
         zeros = parts.pop("weight_zero_point", None)
-        if len(codes.shape) != 2:
-            raise ValueError(f"{codes.name} has the shape {list(codes.shape)}; expected is [out, in]")
+        codes.check_dimensions(2)
         outputs, inputs = codes.shape
         if scales.shape not in ((), (1,)):
             check_scales(scales, outputs, inputs)

@@ -42,8 +42,7 @@ def float8_weights(parts: dict[str, StoredTensor], block: list[int] | None) -> d
     del parts["weight"]
     for name in UNUSED:
         parts.pop(name, None)
-    if len(weight.shape) != 2:
-        raise ValueError(f"{weight.name} has the shape {list(weight.shape)}; expected is [out, in]")
+    weight.check_dimensions(2)
     outputs, inputs = weight.shape
     weight.check(["F8_E4M3"], (outputs, inputs))
     sizes = (1, 1) if block is None else (-(-outputs // block[0]), -(-inputs // block[1]))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from engine_server.modeling.formats.checkpoints.codes import WORD, integer_format, unpacked
-from engine_server.modeling.formats.checkpoints.scheme import Scheme, taken
+from engine_server.modeling.formats.checkpoints.scheme import Scheme, check_group, taken
 from engine_server.modeling.formats.checkpoints.stored import FLOATS, StoredTensor, StoredWeight
 from engine_server.modeling.formats.integer import IntegerFormat
 from engine_server.modeling.formats.quantized import QuantizedFormat
@@ -26,6 +26,7 @@ class Gptq(Scheme):
                 f"GPTQ with {settings.get('bits')} bits is not supported; known are 2, 3, 4 and 8"
             )
         self.bits: int = settings["bits"]
+        self.group = settings.get("group_size")
         if settings.get("dynamic"):
             raise ValueError("GPTQ with settings for single modules (dynamic) is not supported")
         form = settings.get("checkpoint_format") or "gptq"
@@ -38,6 +39,8 @@ class Gptq(Scheme):
             return {}
         codes = parts.pop("qweight")
         zeros, scales = (taken(parts, name, codes.name) for name in ("qzeros", "scales"))
+        codes.check_dimensions(2)
+        scales.check_dimensions(2)
         groups = parts.pop("g_idx", None)
         inputs, outputs = codes.shape[0] * WORD // self.bits, codes.shape[1]
         codes.check(["I32"], (inputs * self.bits // WORD, outputs))
@@ -47,6 +50,7 @@ class Gptq(Scheme):
             raise ValueError(
                 f"{scales.name} has {scales.shape[0]} groups, which don't divide {inputs} inputs"
             )
+        check_group(self.group, inputs, scales, scales.shape[0])
         if groups is not None:
             groups.check(["I32", "I64"], (inputs,))
         used = [part for part in (codes, zeros, scales, groups) if part is not None]

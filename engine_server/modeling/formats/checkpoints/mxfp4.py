@@ -31,10 +31,7 @@ class Mxfp4(Scheme):
             blocks = parts.pop(name)
             base = name.removesuffix("_blocks")
             scales = taken(parts, f"{base}_scales", blocks.name)
-            if len(blocks.shape) != 4:
-                raise ValueError(
-                    f"{blocks.name} has the shape {list(blocks.shape)}; expected are four dimensions"
-                )
+            blocks.check_dimensions(4)
             experts, outputs, groups, _ = blocks.shape
             blocks.check(["U8"], (experts, outputs, groups, BLOCK // 2))
             scales.check(["U8"], (experts, outputs, groups))

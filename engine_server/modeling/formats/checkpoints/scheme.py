@@ -23,6 +23,20 @@ class Scheme(ABC):
         """
 
 
+def check_group(setting: Any, inputs: int, scales: StoredTensor, groups: int) -> None:
+    """Raise ValueError if the number of groups is not that of a config's group size.
+
+    setting: inputs that share a scale; -1: all; None: the config doesn't say.
+    """
+    if setting is None:
+        return
+    size = min(setting, inputs) if isinstance(setting, int) and setting != -1 else inputs
+    if not isinstance(setting, int) or size * groups != inputs:
+        raise ValueError(
+            f"{scales.name} has {groups} groups of {inputs} inputs; the config's group size is {setting}"
+        )
+
+
 def taken(parts: dict[str, StoredTensor], name: str, beside: str) -> StoredTensor:
     """Take the tensor `name` out of `parts`. Raises ValueError if there is only `beside`."""
     if name not in parts:

@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine_server.modeling.formats.quantized import QuantizedFormat
 from engine_server.modeling.formats.quantized_tensor import QuantizedTensor
-from engine_server.models.folder import weight_files
+from engine_server.models.folder import open_weights, weight_files
 
 
 class StoredTensor:
@@ -44,6 +43,11 @@ class StoredTensor:
         if self.shape != tuple(shape):
             raise ValueError(f"{self.name} has the shape {list(self.shape)}; expected is {list(shape)}")
 
+    def check_dimensions(self, count: int) -> None:
+        """Raise ValueError for another number of dimensions."""
+        if len(self.shape) != count:
+            raise ValueError(f"{self.name} has the shape {list(self.shape)}; expected are {count} dimensions")
+
 
 class StoredWeight:
     """A quantised weight, which is read from several tensors of a file when it is indexed."""
@@ -74,11 +78,8 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Return the tensors of a model's files by name. Raises ValueError for a damaged file."""
     tensors = {}
     for path in weight_files(folder):
-        try:
-            file: Any = safe_open(path, framework="pt")
-            tensors.update({name: StoredTensor(name, file.get_slice(name)) for name in file.keys()})  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise ValueError(f"{path.name} is no readable safetensors file: {error}") from error
+        file = open_weights(path, "pt")
+        tensors.update({name: StoredTensor(name, file.get_slice(name)) for name in file.keys()})  # noqa: SIM118
     return tensors
 
 
