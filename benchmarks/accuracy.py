@@ -10,6 +10,7 @@ rounding; the head stays in bfloat16, except in formats that name it.
 
 import argparse
 import math
+from functools import partial
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import NamedTuple
@@ -22,9 +23,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from benchmarks.record import save
 from engine_server.config import DeviceConfig
-from engine_server.modeling.formats.dense import DenseFormat
-from engine_server.modeling.formats.integer import IntegerFormat, dequantised
-from engine_server.modeling.formats.rounding import rounded_to_integers
+from engine_server.modeling.formats.integer import dequantised
+from engine_server.modeling.formats.quantized import QuantizedFormat
+from engine_server.modeling.formats.rounding import rounded_to_float8, rounded_to_integers
 from engine_server.modeling.formats.weight_format import WeightFormat, WeightLayout, as_loaded
 from engine_server.modeling.loading.weights import replace_linears, settle
 from engine_server.modeling.platform.choice import choose_platform
@@ -35,23 +36,19 @@ CONTEXT = 250
 
 
 class Rounding(NamedTuple):
-    """The rounding of weights to integers; without a group, a whole row shares a scale."""
+    """A function that rounds dense weights, and True if it rounds the head too."""
 
-    bits: int
-    group: int | None = None
+    rounded: WeightLayout
     head: bool = False
-
-    def of(self, format: WeightFormat) -> WeightFormat:
-        """Return a dense weight quantised by rounding."""
-        return rounded_to_integers(format, self.bits, self.group)
 
 
 FORMATS = {
-    "int8": Rounding(8),
-    "int8 in groups of 64": Rounding(8, 64),
-    "int8, head too": Rounding(8, head=True),
-    "int4 in groups of 32": Rounding(4, 32),
-    "int4 in groups of 64": Rounding(4, 64),
+    "int8": Rounding(partial(rounded_to_integers, bits=8, group=None)),
+    "int8 in groups of 64": Rounding(partial(rounded_to_integers, bits=8, group=64)),
+    "int8, head too": Rounding(partial(rounded_to_integers, bits=8, group=None), head=True),
+    "int4 in groups of 32": Rounding(partial(rounded_to_integers, bits=4, group=32)),
+    "int4 in groups of 64": Rounding(partial(rounded_to_integers, bits=4, group=64)),
+    "fp8": Rounding(rounded_to_float8),
 }
 
 
@@ -108,8 +105,8 @@ def with_layout(model: Path, layout: WeightLayout, head: WeightLayout) -> PreTra
 
 
 def with_own_weights(format: WeightFormat) -> WeightFormat:
-    """Return integer weights dequantised, for products by plain torch."""
-    return DenseFormat(format.dense(), format.bias) if isinstance(format, IntegerFormat) else format
+    """Return quantised weights dequantised, for products by plain torch."""
+    return format.dequantised() if isinstance(format, QuantizedFormat) else format
 
 
 def measure(model: Path, contexts: Tensor, rounding: Rounding) -> Accuracy:
@@ -117,7 +114,7 @@ def measure(model: Path, contexts: Tensor, rounding: Rounding) -> Accuracy:
     native = choose_platform(DeviceConfig(device="cpu")).weight_layout
 
     def rounded(layout: WeightLayout) -> PreTrainedModel:
-        linear = lambda format: layout(rounding.of(format))  # noqa: E731
+        linear = lambda format: layout(rounding.rounded(format))  # noqa: E731
         return with_layout(model, linear, linear if rounding.head else layout)
 
     found, exact, own = rounded(native), with_layout(model, as_loaded, as_loaded), rounded(with_own_weights)

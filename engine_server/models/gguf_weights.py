@@ -82,9 +82,8 @@ def parameters_of(
     processor = processor(config=settings["config"])
     names = readers.get_gguf_hf_weights_map(model, processor)
     parts: dict[str, list[ReaderTensor]] = defaultdict(list)
-    for tensor in sorted(
-        reader.tensors, key=lambda tensor: tensor.name
-    ):  # gate and up of experts are one parameter
+    # The gate and up of experts are one parameter, in this order.
+    for tensor in sorted(reader.tensors, key=lambda tensor: tensor.name):
         parts[names.get(tensor.name.removesuffix(".weight"), tensor.name)].append(tensor)
     for tensors in parts.values():
         found: dict[str, Tensor] = {}

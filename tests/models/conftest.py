@@ -72,9 +72,8 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def experts_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Qwen3 with experts, of which gate and up have the same type in the first layer alone."""
     types = dict.fromkeys(("ffn_gate_exps", "ffn_up_exps", "attn_q"), "Q4_0") | {"ffn_down_exps": "Q8_0"}
-    return save_gguf(
-        tmp_path_factory.mktemp("gguf") / "experts.gguf", types | {"blk.1.ffn_up_exps": "Q4_1"}, "qwen3moe"
-    )
+    types |= dict.fromkeys(("blk.1.ffn_up_exps", "blk.1.ffn_down_exps"), "Q4_1")
+    return save_gguf(tmp_path_factory.mktemp("gguf") / "experts.gguf", types, "qwen3moe")
 
 
 @pytest.fixture(scope="session")

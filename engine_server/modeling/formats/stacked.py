@@ -39,9 +39,7 @@ class StackedFormat(QuantizedFormat):
     def dense(self) -> Tensor:
         device = self.experts[0].parameters()["weight"].device
         whole = torch.empty(self.shape, dtype=self.dtype, device=device)
-        for number, expert in enumerate(
-            self.experts
-        ):  # one after another: they take several times the codes' memory
+        for number, expert in enumerate(self.experts):  # one at a time, since they take far more than codes
             whole[number] = expert.dense().t() if self.transposed else expert.dense()
         return whole
 
