@@ -37,8 +37,6 @@ T = TypeVar("T")
 SECONDS_BETWEEN_LINES = 5.0
 # transformers quotes the name of our attention where a model's class has no place for it.
 UNKNOWN_ATTENTION = re.compile(rf"""["']{IMPLEMENTATION}["']""")
-# Weights of encoders that only their classifiers use.
-POOLER = re.compile(r"(^|\.)pooler\.")
 # The environment variable that stops transformers from reading weights ahead.
 NO_READING_AHEAD = "HF_DEACTIVATE_ASYNC_LOAD"
 logger = logging.getLogger(__name__)
@@ -171,8 +169,8 @@ def read_model(
 ) -> PreTrainedModel:
     """Return a model of class `kind` with the weights of its files, which are mapped and copied once at most.
 
-    weights: those of a quantised checkpoint; None: transformers reads the files itself. Raises ValueError for files
-    without all weights, which transformers would replace by random ones.
+    weights: those of a quantised checkpoint; None: transformers reads the files itself. Raises ValueError for a
+    model that generates if weights are missing, which transformers replaces by random ones.
     """
     on_device = plan.platform.asynchronous and plan.ranks.size == 1  # the host cuts weights that ranks share
     with nullcontext() if on_device else one_weight_at_a_time():
@@ -187,9 +185,8 @@ def read_model(
             device_map={"": plan.platform.device} if on_device else None,
             output_loading_info=True,
         )
-    embeds = config.pooling is not None and config.pooling.num_labels is None
-    missing = sorted(name for name in info["missing_keys"] if not (embeds and POOLER.search(name)))
-    if missing:
+    missing = sorted(info["missing_keys"])
+    if missing and config.pooling is None:
         raise ValueError(f"its files have no weights for {', '.join(missing[:3])}")
     whole: PreTrainedModel = model
     return whole
