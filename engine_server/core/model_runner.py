@@ -4,8 +4,7 @@ import logging
 import pkgutil
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -24,13 +23,12 @@ from engine_server.core.logits.custom import CustomProcessors
 from engine_server.core.logits.penalties import Penalties
 from engine_server.core.logits.pipeline import LogitsPipeline
 from engine_server.core.model_inputs import NOTHING, ModelInputs
+from engine_server.core.step_capture import DecodeStep, StepCapture
 from engine_server.modeling.attention.hook import ForwardContext
 from engine_server.modeling.attention.interface import AttentionBackend, Staged, StepInputs
 from engine_server.modeling.attention.step_attention import StepAttention
 from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.device_time import DeviceTimer
-from engine_server.modeling.graphs.captured_step import CapturedStep, StepPart
-from engine_server.modeling.graphs.recording import UnrecordableError
 from engine_server.modeling.loading.invariance import settle_invariance
 from engine_server.modeling.loading.probe import largest_step, probe
 from engine_server.modeling.memory.cache_layout import Layout, lay_out
@@ -40,6 +38,9 @@ from engine_server.modeling.memory.kv_cache import cache_dtype, num_blocks
 from engine_server.modeling.platform.choice import choose_platform
 from engine_server.modeling.progress import ProgressClock
 from engine_server.modeling.staging import NO_CHANGES, Staging
+
+if TYPE_CHECKING:
+    from engine_server.core.heads.kernel_sampler import KernelSampler
 
 OnPhase = Callable[[str, float], None]
 logger = logging.getLogger(__name__)
@@ -54,23 +55,6 @@ class ForwardOutput(NamedTuple):
     prompt_rows: list[Tensor]
     # Number of sequences of the captured step that was replayed; None: the step was eager.
     captured_size: int | None
-
-
-class Graphs(NamedTuple):
-    """The captured parts of decode steps; the head's draw is captured by the head."""
-
-    forward: CapturedStep
-    # None: the head doesn't take logits from a buffer.
-    logits: CapturedStep | None
-
-
-class CaptureBuffers(NamedTuple):
-    """The output buffers that captured steps of all sizes share."""
-
-    # [max_num_seqs, hidden].
-    states: Tensor
-    # float32 [max_num_seqs, vocabulary]: processors change it in place. None: it is not captured.
-    logits: Tensor | None
 
 
 class ModelRunner:
@@ -104,7 +88,7 @@ class ModelRunner:
         on_phase("load", loaded - started)
         # Each running request's last token, by its row of the block table, with one extra row for padding.
         self._last_tokens = torch.zeros(rows + 1, dtype=torch.int64, device=self.device)
-        self._buffers = self._allocate_buffers() if self._captures else None
+        self._captured = StepCapture(config, self.platform, ranks, self.loaded)
         self.head: Head | None = self._make_head() if ranks.rank == 0 else None
         layout = self._probe()
         self.num_blocks = self._count_blocks(layout)
@@ -125,7 +109,6 @@ class ModelRunner:
         self._staged: Staged | None = None
         # On ranks without a head, the input of `join_head`.
         self._latest: ForwardOutput | None = None
-        self._graphs: Graphs | None = None
         self.capture_graphs()
         on_phase("warm up", time.monotonic() - loaded)
 
@@ -138,17 +121,16 @@ class ModelRunner:
     def forward(self, inputs: ModelInputs) -> ForwardOutput:
         """Launch the computation of a step's hidden states. All ranks must call it, in the same order."""
         self.platform.follow_load()
-        size = self._captured_size(inputs)
+        size = self._captured.size_for(inputs)
         staged = self._staged = self.staging.put(
             inputs.step, inputs.sampling, size or 0, inputs.table_changes
         )
         if size is None:
             output = self._forward_eagerly(inputs, staged)
         else:
-            assert self._graphs is not None and self._buffers is not None
-            with self._context.replay(self._for_attention(inputs.step, staged)):
-                self._graphs.forward.replay(size)
-            output = ForwardOutput(self._buffers.states[: len(inputs.sampling)], [], size)
+            with self._context.replay(self.staging.attach(inputs.step, staged)):
+                states = self._captured.states(size)
+            output = ForwardOutput(states[: len(inputs.sampling)], [], size)
         if self.head is None:
             self._latest = output
         return output
@@ -160,11 +142,8 @@ class ModelRunner:
         captured_size: that of the forward that computed the states.
         """
         with self.timer.measure():
-            if captured_size is None or self._graphs is None or self._graphs.logits is None:
-                return self.loaded.split.logits(states)
-            assert self._buffers is not None and self._buffers.logits is not None
-            self._graphs.logits.replay(captured_size)
-            return self._buffers.logits[: len(states)]
+            captured = None if captured_size is None else self._captured.logits(captured_size)
+            return self.loaded.split.logits(states) if captured is None else captured[: len(states)]
 
     def join_head(self) -> None:
         """Compute this rank's share of the logits that the first rank's head computes after the latest forward."""
@@ -187,10 +166,9 @@ class ModelRunner:
 
     def sleep(self, level: int) -> None:
         """Free the cache's memory and the weights': at level 1 the host keeps a copy, at level 2 none is kept."""
-        self._release_graphs()
+        self._captured.release(self._kernel_sampler)
         self._staged = self._latest = None
-        buffers = [buffer for buffer in self._buffers or () if buffer is not None]
-        tensors = [*self.backend.caches, *buffers]
+        tensors = [*self.backend.caches, *self._captured.tensors]
         if any(tensor.numel() for tensor in tensors):  # otherwise only the weights are awake
             self._freed = [(tensor, tensor.shape) for tensor in tensors]
         for tensor, _ in self._freed:
@@ -211,30 +189,12 @@ class ModelRunner:
 
     def capture_graphs(self) -> None:
         """Capture decode steps if the device and the model allow it. Called again after a sleep."""
-        self._release_graphs()
-        if not self.platform.captures_graphs or not self.loaded.generates:
-            return
-        if self.platform.compiles_late:
+        if self.platform.compiles_late and self.loaded.generates:
             self._warm_up()
-        if self._buffers is None:
-            return
         # Each sequence has a block at least.
         most = min(self.config.scheduler_config.max_num_seqs, self.table.pool.num_blocks)
-        self.staging.put(self._example(most), np.arange(most))
-        try:
-            states, logits = self._buffers
-            forward = self.platform.capture(self._part(self._run_forward, most, states))
-            if logits is None:
-                self._graphs = Graphs(forward, None)
-                return
-            self._graphs = Graphs(forward, self.platform.capture(self._part(self._run_logits, most, logits)))
-            if isinstance(self.head, Sampler) and self.head.kernels:
-                self.head.kernels.capture(logits)
-        except RuntimeError as error:
-            if self.ranks.size > 1 and not isinstance(error, UnrecordableError):
-                raise  # the other ranks are inside a collective
-            self._release_graphs()
-            logger.warning("decode steps can't be captured, so they run slower: %s", error)
+        step = DecodeStep(self._decode, self._context, self.staging, most)
+        self._captured.capture(step, self._kernel_sampler)
 
     def collective_rpc(
         self, method: str, args: list[Any], kwargs: dict[str, Any]
@@ -261,24 +221,6 @@ class ModelRunner:
         padded[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
         gathered = self.ranks.gather(padded.to(self.device)).cpu().view(self.ranks.size, -1).numpy()
         return [part[:length].tobytes() for part, length in zip(gathered, lengths, strict=True)]
-
-    @property
-    def _captures(self) -> bool:
-        """True if decode steps are captured: on a GPU not with a stretched rope, which needs lengths from the host."""
-        return (
-            self.platform.captures_graphs
-            and self.loaded.generates
-            and not self.config.model_config.enforce_eager
-            and (self.loaded.rope is None or not self.platform.asynchronous)
-        )
-
-    def _allocate_buffers(self) -> CaptureBuffers:
-        rows, split = self.config.scheduler_config.max_num_seqs, self.loaded.split
-        states = torch.zeros(rows, split.hidden_size, dtype=self.model.dtype, device=self.device)
-        logits = None
-        if self.platform.samples_by_kernel:
-            logits = torch.zeros(rows, split.vocabulary, device=self.device)
-        return CaptureBuffers(states, logits)
 
     def _make_head(self) -> Head:
         """Build the sampler, whose tables are as large as any step needs, or the pooler."""
@@ -330,10 +272,9 @@ class ModelRunner:
             backend = self.platform.paged_attention(layout, count, config.block_size, dtype)
         return backend
 
-    def _release_graphs(self) -> None:
-        self._graphs = None
-        if isinstance(self.head, Sampler) and self.head.kernels:
-            self.head.kernels.release_graphs()
+    @property
+    def _kernel_sampler(self) -> "KernelSampler | None":
+        return self.head.kernels if isinstance(self.head, Sampler) else None
 
     def _warm_up(self) -> None:
         """Compute a prompt and a decode with a long context, to compile their kernels; discard the results."""
@@ -344,67 +285,23 @@ class ModelRunner:
             inputs = ModelInputs(step, one, [], [], [], NO_CHANGES)
             output = self._forward_eagerly(inputs, self.staging.put(step, one))
             logits = self.logits(output.rows)
-            if isinstance(self.head, Sampler) and self.head.kernels:
-                self.head.kernels.sample(logits, None)
+            if self._kernel_sampler:
+                self._kernel_sampler.sample(logits, None)
 
-    def _part(self, run: Callable[[int], None], most: int, output: Tensor) -> StepPart:
-        def context(size: int) -> AbstractContextManager[None]:
-            return self._context.replay(self._for_attention(self._example(size), self.staging.decodes(size)))
-
-        def erase() -> None:
-            self.erase([*range(most)])
-
-        return StepPart(run, context, most, output, self.backend.step_tensors, erase)
-
-    @torch.inference_mode()
-    def _run_forward(self, size: int) -> None:
-        """Compute the hidden states of the first `size` staged sequences, to be captured."""
-        assert self._buffers is not None
-        inputs = ModelInputs(self._example(size), NOTHING.starts, [], [], [], NO_CHANGES)
-        output = self._forward_eagerly(inputs, self.staging.decodes(size))
-        self._buffers.states[:size].copy_(output.rows)
-
-    @torch.inference_mode()
-    def _run_logits(self, size: int) -> None:
-        """Compute the logits of the first `size` rows of the states buffer, to be captured."""
-        assert self._buffers is not None and self._buffers.logits is not None
-        self._buffers.logits[:size].copy_(self.loaded.split.logits(self._buffers.states[:size]))
+    def _decode(self, step: StepInputs, staged: Staged) -> Tensor:
+        """Compute the hidden states [n, hidden] of a step of n decodes."""
+        return self._forward_eagerly(ModelInputs(step, NOTHING.starts, [], [], [], NO_CHANGES), staged).rows
 
     @torch.inference_mode()
     def _forward_eagerly(self, inputs: ModelInputs, staged: Staged) -> ForwardOutput:
         arguments = self._arguments(inputs, staged)
-        with self._context.run(self._for_attention(inputs.step, staged)):
+        with self._context.run(self.staging.attach(inputs.step, staged)):
             states = self.loaded.states(arguments)
             if not self.loaded.generates:
                 return ForwardOutput(states, [], None)
             rows = states.index_select(0, staged.logit_rows)
             prompt_rows = [states[torch.from_numpy(rows).to(self.device)] for rows in inputs.chunks]
         return ForwardOutput(rows, prompt_rows, None)
-
-    def _for_attention(self, step: StepInputs, staged: Staged) -> StepInputs:
-        return step._replace(staged=staged, tables=list(self.staging.tables))
-
-    def _example(self, count: int) -> StepInputs:
-        """Return a step of decodes with different contexts, each of which writes to a block of its own."""
-        rows, longest = np.arange(count), self.config.model_config.max_model_len
-        contexts = 1 + 37 * rows % longest
-        slots = [rows * self.table.block_size for _ in self.table.ids]
-        return StepInputs(
-            rows % self.loaded.split.vocabulary,
-            contexts - 1,
-            slots,
-            rows,
-            np.ones_like(rows),
-            contexts,
-            [],
-            rows,
-        )
-
-    def _captured_size(self, inputs: ModelInputs) -> int | None:
-        """Return the size of the captured step that can compute this step, or None."""
-        if self._graphs is None or not inputs.is_plain_decode:
-            return None
-        return self._graphs.forward.size_for(len(inputs.step.starts))
 
     def _arguments(self, inputs: ModelInputs, staged: Staged) -> dict[str, Any]:
         """Return the model's arguments: tokens, or embeddings if a prompt was given as embeddings."""

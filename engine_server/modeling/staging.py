@@ -87,6 +87,10 @@ class Staging:
         """Return the views of a step of `count` decodes, independent of the buffers' content."""
         return self._views(count, 0, count, count)
 
+    def attach(self, inputs: StepInputs, staged: Staged) -> StepInputs:
+        """Return a step's inputs with their views on the device and the host's block table."""
+        return inputs._replace(staged=staged, tables=list(self.tables))
+
     def _views(self, tokens: int, prefills: int, decodes: int, sampling: int) -> Staged:
         token_ids, positions, slots, long, single, logit_rows, rows = self._parts
         return Staged(

@@ -96,7 +96,7 @@ def test_all_device_memory_of_steps_is_allocated_before_the_kv_cache_is_sized(
 
         monkeypatch.setattr(owner, name, traced)
 
-    trace(model_runner.ModelRunner, "_allocate_buffers", "buffers")
+    trace(model_runner, "StepCapture", "buffers")
     trace(model_runner, "Penalties", "penalties")
     trace(model_runner, "num_blocks", "size of the cache")
     generate(tmp_path, "auto", eager=False)

@@ -1,0 +1,184 @@
+"""The captured decode steps of one rank, and the buffers that they write."""
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine_server.config import EngineConfig
+from engine_server.core.loaded_model import LoadedModel
+from engine_server.core.model_inputs import ModelInputs
+from engine_server.modeling.attention.hook import ForwardContext
+from engine_server.modeling.attention.interface import Staged, StepInputs
+from engine_server.modeling.communicator import Communicator
+from engine_server.modeling.graphs.captured_step import CapturedStep, StepPart
+from engine_server.modeling.graphs.recording import UnrecordableError
+from engine_server.modeling.platform.interface import Platform
+from engine_server.modeling.staging import Staging
+
+if TYPE_CHECKING:
+    from engine_server.core.heads.kernel_sampler import KernelSampler
+
+logger = logging.getLogger(__name__)
+
+
+class DecodeStep(NamedTuple):
+    """The eager decode step that is captured."""
+
+    # Computes the hidden states [n, hidden] of a step of n decodes.
+    forward: Callable[[StepInputs, Staged], Tensor]
+    context: ForwardContext
+    staging: Staging
+    # The largest number of sequences.
+    most: int
+
+
+class Graphs(NamedTuple):
+    """The captured parts of decode steps; the head's draw is captured by the head."""
+
+    forward: CapturedStep
+    # None: the head doesn't take logits from a buffer.
+    logits: CapturedStep | None
+
+
+class CaptureBuffers(NamedTuple):
+    """The output buffers that captured steps of all sizes share."""
+
+    # [max_num_seqs, hidden].
+    states: Tensor
+    # float32 [max_num_seqs, vocabulary]: processors change it in place. None: it is not captured.
+    logits: Tensor | None
+
+
+class StepCapture:
+    """Decode steps captured for some batch sizes, if the device and the model allow it."""
+
+    def __init__(
+        self, config: EngineConfig, platform: Platform, ranks: Communicator, loaded: LoadedModel
+    ) -> None:
+        """Allocate the buffers, which captures after a sleep use again."""
+        self._config = config
+        self._platform = platform
+        self._ranks = ranks
+        self._loaded = loaded
+        self._buffers = self._allocate() if self._possible else None
+        self._graphs: Graphs | None = None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The buffers."""
+        return [buffer for buffer in self._buffers or () if buffer is not None]
+
+    def capture(self, step: DecodeStep, sampler: "KernelSampler | None") -> None:
+        """Capture the step, and the sampler's kernels. Called again after a sleep."""
+        self.release(sampler)
+        if self._buffers is None:
+            return
+        step.staging.put(self._example(step, step.most), np.arange(step.most))
+        try:
+            states, logits = self._buffers
+            forward = self._platform.capture(self._part(step, self._run_forward, states))
+            if logits is None:
+                self._graphs = Graphs(forward, None)
+                return
+            self._graphs = Graphs(forward, self._platform.capture(self._part(step, self._run_logits, logits)))
+            if sampler:
+                sampler.capture(logits)
+        except RuntimeError as error:
+            if self._ranks.size > 1 and not isinstance(error, UnrecordableError):
+                raise  # the other ranks are inside a collective
+            self.release(sampler)
+            logger.warning("decode steps can't be captured, so they run slower: %s", error)
+
+    def release(self, sampler: "KernelSampler | None") -> None:
+        """Free the memory of the captured steps, except the buffers."""
+        self._graphs = None
+        if sampler:
+            sampler.release_graphs()
+
+    def size_for(self, inputs: ModelInputs) -> int | None:
+        """Return the size of the captured step that can compute a step, or None."""
+        if self._graphs is None or not inputs.is_plain_decode:
+            return None
+        return self._graphs.forward.size_for(len(inputs.step.starts))
+
+    def states(self, size: int) -> Tensor:
+        """Return the hidden states [max_num_seqs, hidden] of the staged step. To be called in its context."""
+        assert self._graphs is not None and self._buffers is not None
+        self._graphs.forward.replay(size)
+        return self._buffers.states
+
+    def logits(self, size: int) -> Tensor | None:
+        """Return the logits [max_num_seqs, vocabulary] of the latest states, or None if they aren't captured."""
+        if self._graphs is None or self._graphs.logits is None:
+            return None
+        assert self._buffers is not None
+        self._graphs.logits.replay(size)
+        return self._buffers.logits
+
+    @property
+    def _possible(self) -> bool:
+        """True if decode steps are captured: on a GPU not with a stretched rope, which needs lengths from the host."""
+        return (
+            self._platform.captures_graphs
+            and self._loaded.generates
+            and not self._config.model_config.enforce_eager
+            and (self._loaded.rope is None or not self._platform.asynchronous)
+        )
+
+    def _allocate(self) -> CaptureBuffers:
+        rows, split = self._config.scheduler_config.max_num_seqs, self._loaded.split
+        dtype, device = self._loaded.model.dtype, self._platform.device
+        states = torch.zeros(rows, split.hidden_size, dtype=dtype, device=device)
+        logits = None
+        if self._platform.samples_by_kernel:
+            logits = torch.zeros(rows, split.vocabulary, device=device)
+        return CaptureBuffers(states, logits)
+
+    def _part(self, step: DecodeStep, run: Callable[[DecodeStep, int], None], output: Tensor) -> StepPart:
+        backend = step.context.backend
+
+        def compute(size: int) -> None:
+            run(step, size)
+
+        def context(size: int) -> AbstractContextManager[None]:
+            inputs = step.staging.attach(self._example(step, size), step.staging.decodes(size))
+            return step.context.replay(inputs)
+
+        def erase() -> None:
+            backend.erase([*range(step.most)])
+
+        return StepPart(compute, context, step.most, output, backend.step_tensors, erase)
+
+    @torch.inference_mode()
+    def _run_forward(self, step: DecodeStep, size: int) -> None:
+        """Compute the hidden states of the first `size` staged sequences, to be captured."""
+        assert self._buffers is not None
+        states = step.forward(self._example(step, size), step.staging.decodes(size))
+        self._buffers.states[:size].copy_(states)
+
+    @torch.inference_mode()
+    def _run_logits(self, step: DecodeStep, size: int) -> None:
+        """Compute the logits of the first `size` rows of the states buffer, to be captured."""
+        assert self._buffers is not None and self._buffers.logits is not None
+        self._buffers.logits[:size].copy_(self._loaded.split.logits(self._buffers.states[:size]))
+
+    def _example(self, step: DecodeStep, count: int) -> StepInputs:
+        """Return a step of decodes with different contexts, each of which writes to a block of its own."""
+        rows, longest = np.arange(count), self._config.model_config.max_model_len
+        contexts = 1 + 37 * rows % longest
+        slots = [rows * self._config.cache_config.block_size for _ in step.staging.tables]
+        return StepInputs(
+            rows % self._loaded.split.vocabulary,
+            contexts - 1,
+            slots,
+            rows,
+            np.ones_like(rows),
+            contexts,
+            [],
+            rows,
+        )
