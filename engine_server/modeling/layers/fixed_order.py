@@ -11,12 +11,11 @@ from engine_server.modeling.layers.gated_mlp import GatedMLP
 from engine_server.modeling.layers.kernel_sets.native import gelu_tanh_and_mul, silu_and_mul
 from engine_server.modeling.layers.norm import FusedRMSNorm
 from engine_server.modeling.layers.rope import SequenceRope
+from engine_server.modeling.layers.rope_table import ROPE
 from engine_server.modeling.native.library import VECTOR
 
 # Modules that compute each element exactly, or not at all.
 ELEMENTWISE = (nn.Dropout, nn.Identity, nn.ReLU, SequenceRope)
-# How the names of transformers' classes of cosines and sines end.
-ROPE = "RotaryEmbedding"
 
 
 def check_rows(model: nn.Module) -> None:

@@ -9,6 +9,9 @@ from torch import Tensor, nn
 from engine_server.modeling.attention.hook import running_forward
 from engine_server.modeling.native.recording import one_operation
 
+# The types of ropes whose factors depend on the longest position of a batch.
+STRETCHED = ("longrope", "dynamic")
+
 
 class SequenceRope(nn.Module):
     """A rotary embedding whose factors change beyond the trained positions, chosen for each sequence.

@@ -25,7 +25,7 @@ from engine_server.modeling.formats.checkpoints.stored import StoredTensor, Stor
 from engine_server.modeling.loading.attention import implementation_for
 from engine_server.modeling.loading.invariance import check_setup
 from engine_server.modeling.loading.passes import LoadPlan, replace_modules, verified_choices
-from engine_server.modeling.loading.replacements import Choices
+from engine_server.modeling.loading.replacements import Choices, tabulate_ropes
 from engine_server.modeling.loading.report import PassReport
 from engine_server.modeling.loading.room import check_room, needed_bytes, saved_bytes
 from engine_server.modeling.loading.weights import settle
@@ -37,6 +37,8 @@ T = TypeVar("T")
 SECONDS_BETWEEN_LINES = 5.0
 # transformers quotes the name of our attention where a model's class has no place for it.
 UNKNOWN_ATTENTION = re.compile(rf"""["']{IMPLEMENTATION}["']""")
+# Positions that the first forwards of an engine take, whatever its longest sequence is.
+LEAST_POSITIONS = 2
 # The environment variable that stops transformers from reading weights ahead.
 NO_READING_AHEAD = "HF_DEACTIVATE_ASYNC_LOAD"
 logger = logging.getLogger(__name__)
@@ -99,6 +101,8 @@ def load_model(
     log(settle(model))
     model.requires_grad_(False)
     nn.Module.to(model, platform.device)
+    positions = max(LEAST_POSITIONS, config.max_model_len)
+    log(tabulate_ropes(model, model.dtype, platform.device, positions))
     return model
 
 

@@ -9,20 +9,20 @@ from inspect import signature
 from types import FunctionType
 from typing import Any
 
+import torch
 from torch import nn
 
 from engine_server.modeling.layers.decoder_layer import CHILDREN, fused_layer
 from engine_server.modeling.layers.kernel_sets.kernel_set import Gate, KernelSet
 from engine_server.modeling.layers.norm import FusedRMSNorm
-from engine_server.modeling.layers.rope import SequenceRope
+from engine_server.modeling.layers.rope import STRETCHED, SequenceRope
+from engine_server.modeling.layers.rope_table import ROPE, RopeTable
 from engine_server.modeling.layers.rotation import ChosenRotation
 from engine_server.modeling.layers.weight_layer import original_class
 from engine_server.modeling.loading.report import PassReport, Tally
 
 # The attributes that norms use for their eps.
 EPS = ("variance_epsilon", "eps")
-# The types of ropes whose factors depend on the longest position of a batch.
-STRETCHED = ("longrope", "dynamic")
 ROTATION = "apply_rotary_pos_emb"
 
 # The class of a module with a gate, and of its activation.
@@ -164,6 +164,27 @@ def replace_ropes(model: nn.Module) -> PassReport:
                 trained = rope.config.rope_parameters.get("original_max_position_embeddings")
                 setattr(parent, name, SequenceRope(rope, trained or rope.config.max_position_embeddings))
                 tally.replaced(type(child), "SequenceRope")
+    return tally.report()
+
+
+def tabulate_ropes(model: nn.Module, dtype: torch.dtype, device: torch.device, length: int) -> PassReport:
+    """Replace rotary embeddings that depend on the position alone by tables of `length` positions.
+
+    model: with its weights and buffers on the device, and with the dtype of its hidden states.
+    """
+    tally = Tally("tables of ropes")
+    for parent in list(model.modules()):
+        if isinstance(parent, SequenceRope):
+            continue
+        for name, child in parent.named_children():
+            if not type(child).__name__.endswith(ROPE) or not hasattr(child, "rope_type"):
+                continue
+            table = RopeTable.of(child, length, torch.empty(0, dtype=dtype, device=device))
+            if table is None:
+                tally.left(type(child), "depends on more than the position, or its table is too large")
+            else:
+                setattr(parent, name, table)
+                tally.replaced(type(child), "RopeTable")
     return tally.report()
 
 
