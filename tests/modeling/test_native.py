@@ -1,11 +1,16 @@
 """The C++ kernels of modules compared with plain torch, at every instruction level that this CPU supports."""
 
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from native_kernels import needs_kernels
+from torch import Tensor
 
 from engine_server import EngineArgs, LLMEngine
 from engine_server.modeling.attention.native_backend import NativeAttention
@@ -26,13 +31,69 @@ def test_native_modules_equal_torch(rows: int, dim: int, dtype: torch.dtype) -> 
     x, residual = (torch.randn(1, rows, dim).mul(8).to(dtype) for _ in range(2))
     weight = torch.rand(dim).to(dtype)
     slack = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.02, "rtol": 0.02}
-    for given, offset in product((None, residual), (0.0, 1.0)):
-        ours, theirs = (modules.rms_norm(x, weight, 1e-5, offset, given) for modules in (native, plain))
+    for added, offset in product((None, residual), (0.0, 1.0)):
+        ours, theirs = (modules.rms_norm(x, weight, 1e-5, offset, added) for modules in (native, plain))
         torch.testing.assert_close(ours, theirs, **slack)
     gate_up = torch.cat((x * 30, residual), -1)
     for name in ("silu_and_mul", "gelu_tanh_and_mul"):
         expected = getattr(plain, name)(gate_up.clone())
         torch.testing.assert_close(getattr(native, name)(gate_up.clone()), expected, **slack)
+
+
+@pytest.mark.parametrize("dtype", [*SLACK, torch.float16])
+@pytest.mark.parametrize("dim", [64, 100, 1536])
+@pytest.mark.parametrize("rows", [1, 70])
+@pytest.mark.parametrize("biased", [True, False])
+def test_native_layer_norm_equals_float64(biased: bool, rows: int, dim: int, dtype: torch.dtype) -> None:
+    """A dtype and rows that the kernel doesn't support are computed by torch."""
+    torch.manual_seed(0)
+    x = (torch.randn(1, rows, dim) * 8 + 3).to(dtype)
+    weight, bias = torch.rand(dim).to(dtype), torch.randn(dim).to(dtype) if biased else None
+    exact = F.layer_norm(x.double(), (dim,), weight.double(), None if bias is None else bias.double(), 1e-5)
+    slack = {torch.float32: 1e-5, torch.bfloat16: 2**-8, torch.float16: 2**-10}[dtype]
+    found = native.layer_norm(x, weight, bias, 1e-5)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.double(), exact, atol=slack, rtol=slack)
+    assert torch.equal(native.layer_norm(x[:, -1:], weight, bias, 1e-5), found[:, -1:])
+
+
+EXACT: list[Callable[[Tensor], Tensor]] = [
+    lambda x: x * torch.special.erfc(-x / 2**0.5) / 2,
+    lambda x: x * torch.sigmoid(2 * (2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)),
+    lambda x: x * torch.sigmoid(1.702 * x),
+    torch.relu,
+    F.silu,
+    torch.tanh,
+]
+EDGES = torch.tensor([0.0, -0.0, torch.inf, 1e-30, -1e-30, 3e38, -3e38, torch.nan])
+
+
+@pytest.mark.parametrize("dtype", [*SLACK, torch.float16])
+@pytest.mark.parametrize("kind", range(len(EXACT)))
+def test_native_activations_equal_float64(kind: int, dtype: torch.dtype) -> None:
+    """The relative error is a few roundings, also where the result is tiny. torch computes float16."""
+    x = torch.cat((torch.linspace(-12, 12, 4001), torch.linspace(-0.01, 0.01, 1001))).to(dtype)
+    if dtype != torch.float16:
+        x = torch.cat((x, EDGES.to(dtype)))
+    found = native.activate(kind, x)
+    assert found.dtype == dtype
+    slack = {torch.float32: 2e-5, torch.bfloat16: 2**-8, torch.float16: 2**-7}[dtype]
+    torch.testing.assert_close(
+        found.double(), EXACT[kind](x.double()), rtol=slack, atol=1e-9 if dtype != torch.float16 else 1e-3,
+        equal_nan=True,
+    )  # fmt: skip
+
+
+@given(
+    values=st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=60), kind=st.integers(0, len(EXACT) - 1),
+    dtype=st.sampled_from([*SLACK]),
+)  # fmt: skip
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_native_activation_of_an_element_is_independent_of_its_place(
+    values: list[float], kind: int, dtype: torch.dtype
+) -> None:
+    x = torch.tensor(values, dtype=dtype)
+    assert torch.equal(native.activate(kind, x)[-1:], native.activate(kind, x[-1:]))
 
 
 @pytest.mark.parametrize("dtype", [*SLACK, torch.float16])

@@ -7,15 +7,16 @@ its place in the batch. Additions, products and cosines have the same bits every
 from torch import nn
 
 from engine_server.modeling.attention.interface import UnsupportedModelError
+from engine_server.modeling.layers.activation import Activation
 from engine_server.modeling.layers.gated_mlp import GatedMLP
 from engine_server.modeling.layers.kernel_sets.native import gelu_tanh_and_mul, silu_and_mul
-from engine_server.modeling.layers.norm import FusedRMSNorm
+from engine_server.modeling.layers.norm import FusedLayerNorm, FusedRMSNorm
 from engine_server.modeling.layers.rope import SequenceRope
 from engine_server.modeling.layers.rope_table import ROPE
 from engine_server.modeling.native.library import VECTOR
 
 # Modules that compute each element exactly, or not at all.
-ELEMENTWISE = (nn.Dropout, nn.Identity, nn.ReLU, SequenceRope)
+ELEMENTWISE = (nn.Dropout, nn.Identity, nn.ReLU, Activation, SequenceRope)
 
 
 def check_rows(model: nn.Module) -> None:
@@ -23,7 +24,7 @@ def check_rows(model: nn.Module) -> None:
     gated = [module for module in model.modules() if isinstance(module, GatedMLP) and has_kernel(module)]
     computed = {id(module.act_fn) for module in gated}
     for module in model.modules():
-        if isinstance(module, FusedRMSNorm) and module.weight.shape[-1] % VECTOR:
+        if isinstance(module, FusedRMSNorm | FusedLayerNorm) and module.weight.shape[-1] % VECTOR:
             refuse(module, model, f"its rows are no multiple of {VECTOR} elements")
         is_leaf = not list(module.children()) and not list(module.parameters(recurse=False))
         if is_leaf and id(module) not in computed and not is_elementwise(module):

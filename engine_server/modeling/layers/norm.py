@@ -1,4 +1,4 @@
-"""RMSNorm by a kernel that also adds the residual."""
+"""Norms by kernels: RMSNorm, which also adds the residual, and LayerNorm."""
 
 from torch import Tensor, nn
 
@@ -24,3 +24,19 @@ class FusedRMSNorm(nn.Module):
     def add(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return x + residual and its norm."""
         return self.kernel(x, self.weight, self.eps, self.offset, residual)
+
+
+class FusedLayerNorm(nn.Module):
+    """Layer normalization (Ba, Kiros and Hinton 2016, arXiv 1607.06450), [..., dim] to [..., dim]."""
+
+    def __init__(
+        self, kernels: KernelSet, weight: nn.Parameter, bias: nn.Parameter | None, eps: float
+    ) -> None:
+        super().__init__()
+        assert kernels.layer_norm is not None
+        self.kernel = kernels.layer_norm
+        self.weight, self.bias = weight, bias
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.kernel(x, self.weight, self.bias, self.eps)

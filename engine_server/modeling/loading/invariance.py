@@ -10,11 +10,11 @@ from engine_server.modeling.attention.interface import AttentionBackend, Unsuppo
 from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.layers.embedding import Embedding
 from engine_server.modeling.layers.linear import FusedLinear, Linear
-from engine_server.modeling.layers.norm import FusedRMSNorm
+from engine_server.modeling.layers.norm import FusedLayerNorm, FusedRMSNorm
 from engine_server.modeling.platform.interface import Platform
 
 # Layers in which each row's result depends on that row alone if its product does.
-ROW_BY_ROW = (Linear, FusedLinear, Embedding, FusedRMSNorm, nn.LayerNorm, nn.Embedding)
+ROW_BY_ROW = (Linear, FusedLinear, Embedding, FusedRMSNorm, FusedLayerNorm, nn.LayerNorm, nn.Embedding)
 logger = logging.getLogger(__name__)
 
 

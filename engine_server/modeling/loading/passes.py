@@ -19,7 +19,9 @@ from engine_server.modeling.loading.fusion import fuse_mlps, fuse_projections
 from engine_server.modeling.loading.invariance import check_modules
 from engine_server.modeling.loading.replacements import (
     Choices,
+    replace_activations,
     replace_gates,
+    replace_layer_norms,
     replace_layers,
     replace_norms,
     replace_ropes,
@@ -81,7 +83,9 @@ def replace_modules(model: PreTrainedModel, plan: LoadPlan) -> list[PassReport]:
         fuse_projections(model),
         fuse_mlps(model, choices.mlps),
         replace_norms(model, kernels, choices.norms),
+        replace_layer_norms(model, kernels, choices.layer_norms),
         replace_gates(model, choices.gates),
+        replace_activations(model, choices.activations),
         replace_rotations(model, choices.rotations),
         replace_layers(model, choices.layers),
         replace_ropes(model),

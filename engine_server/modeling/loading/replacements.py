@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from engine_server.modeling.layers.activation import Activation
 from engine_server.modeling.layers.decoder_layer import CHILDREN, fused_layer
+from engine_server.modeling.layers.kernel_sets.kernel_set import Activation as ActivationKernel
 from engine_server.modeling.layers.kernel_sets.kernel_set import Gate, KernelSet
-from engine_server.modeling.layers.norm import FusedRMSNorm
+from engine_server.modeling.layers.norm import FusedLayerNorm, FusedRMSNorm
 from engine_server.modeling.layers.rope import STRETCHED, SequenceRope
 from engine_server.modeling.layers.rope_table import ROPE, RopeTable
 from engine_server.modeling.layers.rotation import ChosenRotation
@@ -23,10 +25,16 @@ from engine_server.modeling.loading.report import PassReport, Tally
 
 # The attributes that norms use for their eps.
 EPS = ("variance_epsilon", "eps")
+# The modules whose classes are activations.
+ACTIVATIONS = ("torch.nn.modules.activation", "transformers.activations")
+# Activations that models define themselves.
+OWN_ACTIVATIONS = ("BloomGelu",)
 ROTATION = "apply_rotary_pos_emb"
 
 # The class of a module with a gate, and of its activation.
 GateKind = tuple[type, type]
+# The class and the settings of an activation.
+ActivationKind = tuple[type, str]
 
 
 @dataclass(frozen=True)
@@ -39,7 +47,10 @@ class Choices:
     experts: frozenset[type] = frozenset()
     # The weight's offset, by class of norm.
     norms: Mapping[type, float] = field(default_factory=dict)
+    # Classes of norms that compute the same as FusedLayerNorm.
+    layer_norms: frozenset[type] = frozenset()
     gates: Mapping[GateKind, Gate] = field(default_factory=dict)
+    activations: Mapping[ActivationKind, ActivationKernel] = field(default_factory=dict)
     # By the model's own rotation function.
     rotations: Mapping[Any, ChosenRotation] = field(default_factory=dict)
     # Classes of decoder layers that compute the same as `fused_layer`.
@@ -64,14 +75,42 @@ def replace_norms(model: nn.Module, kernels: KernelSet, offsets: Mapping[type, f
 
 def is_norm(module: nn.Module) -> bool:
     """Return True if a module has the parts of an RMSNorm: one weight of one dimension, an eps, and one input."""
-    weights = dict(module.named_parameters())
+    return not isinstance(module, FusedRMSNorm) and has_parts_of_norm(module, {"weight"})
+
+
+def has_parts_of_norm(module: nn.Module, names: set[str]) -> bool:
+    """Return True if a module has these parameters, of one dimension, an eps, and one input."""
+    parameters = dict(module.named_parameters())
     return (
-        not isinstance(module, FusedRMSNorm)
-        and weights.keys() == {"weight"}
-        and weights["weight"].dim() == 1
+        parameters.keys() == names
+        and all(parameter.dim() == 1 for parameter in parameters.values())
         and any(isinstance(getattr(module, name, None), float) for name in EPS)
         and len(signature(module.forward).parameters) == 1
     )
+
+
+def replace_layer_norms(model: nn.Module, kernels: KernelSet, verified: frozenset[type]) -> PassReport:
+    """Replace layer norms by those of a kernel."""
+    tally = Tally("layer norms")
+    for parent in list(model.modules()):
+        for name, norm in parent.named_children():
+            if is_layer_norm(norm) and type(norm) in verified:
+                setattr(parent, name, fused_layer_norm(norm, kernels))
+                tally.replaced(type(norm), "FusedLayerNorm")
+    return tally.report()
+
+
+def is_layer_norm(module: nn.Module) -> bool:
+    """Return True if a module has the parts of a layer norm: those of an RMSNorm, and maybe a bias."""
+    ours = FusedRMSNorm | FusedLayerNorm
+    return not isinstance(module, ours) and (
+        has_parts_of_norm(module, {"weight"}) or has_parts_of_norm(module, {"weight", "bias"})
+    )
+
+
+def fused_layer_norm(norm: nn.Module, kernels: KernelSet) -> FusedLayerNorm:
+    """Return a FusedLayerNorm with the parameters of a norm."""
+    return FusedLayerNorm(kernels, norm.get_parameter("weight"), norm._parameters.get("bias"), eps_of(norm))
 
 
 def eps_of(norm: nn.Module) -> float:
@@ -99,6 +138,40 @@ def gate_kind(module: nn.Module) -> GateKind | None:
     if not callable(getattr(module, "_apply_gate", None)):
         return None
     return original_class(module), type(getattr(module, "act_fn", None))
+
+
+def replace_activations(
+    model: nn.Module, activations: Mapping[ActivationKind, ActivationKernel]
+) -> PassReport:
+    """Replace activations that no kernel of a gate includes."""
+    tally = Tally("activations")
+    for parent in list(model.modules()):
+        if "_apply_gate" in vars(parent):
+            continue
+        for name, child in parent.named_children():
+            if not is_activation(child):
+                continue
+            kernel = activations.get(activation_kind(child))
+            if kernel is None:
+                tally.left(type(child), "no kernel computes it")
+            else:
+                setattr(parent, name, Activation(kernel))
+                tally.replaced(type(child), "Activation")
+    return tally.report()
+
+
+def is_activation(module: nn.Module) -> bool:
+    """Return True for an activation of torch or transformers, which has no parameters, and one input."""
+    return (
+        (type(module).__module__ in ACTIVATIONS or type(module).__name__ in OWN_ACTIVATIONS)
+        and not list(module.parameters())
+        and len(signature(module.forward).parameters) == 1
+    )
+
+
+def activation_kind(module: nn.Module) -> ActivationKind:
+    """Return the class and the settings of an activation."""
+    return type(module), module.extra_repr()
 
 
 def replace_rotations(model: nn.Module, rotations: Mapping[Any, ChosenRotation]) -> PassReport:

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from engine_server.modeling.layers.experts import has_experts
 from engine_server.modeling.layers.kernel_sets.comparison import same
-from engine_server.modeling.layers.kernel_sets.kernel_set import Gate, KernelSet
+from engine_server.modeling.layers.kernel_sets.kernel_set import Activation, Gate, KernelSet
 from engine_server.modeling.layers.norm import FusedRMSNorm
 from engine_server.modeling.layers.rotation import ChosenRotation
 from engine_server.modeling.layers.routed_experts import is_routed
@@ -21,13 +21,20 @@ from engine_server.modeling.layers.weight_layer import original_class
 from engine_server.modeling.loading.fusion import fuse_mlps, is_gated_mlp
 from engine_server.modeling.loading.probe import Probe, run
 from engine_server.modeling.loading.replacements import (
+    ActivationKind,
     Choices,
     GateKind,
+    activation_kind,
     eps_of,
+    fused_layer_norm,
     gate_kind,
+    is_activation,
     is_layer,
+    is_layer_norm,
     is_norm,
+    replace_activations,
     replace_gates,
+    replace_layer_norms,
     replace_layers,
     replace_norms,
     replace_rotations,
@@ -57,7 +64,9 @@ class Trial:
             ("experts", self._experts),
             ("mlps", self._mlps),
             ("norms", self._norms),
+            ("layer_norms", self._layer_norms),
             ("gates", self._gates),
+            ("activations", self._activations),
             ("rotations", self._rotations),
             ("layers", self._layers),
         )
@@ -81,6 +90,19 @@ class Trial:
         norms = {type(module): module for module in self._plain.modules() if is_norm(module)}
         found = {kind: offset_of(norm, self.kernels) for kind, norm in norms.items()}
         return {kind: offset for kind, offset in found.items() if offset is not None}
+
+    def _layer_norms(self, choices: Choices) -> frozenset[type]:
+        if self.kernels.layer_norm is None:
+            return frozenset()
+        norms = {type(module): module for module in self._plain.modules() if is_layer_norm(module)}
+        return frozenset(kind for kind, norm in norms.items() if is_same_layer_norm(norm, self.kernels))
+
+    def _activations(self, choices: Choices) -> dict[ActivationKind, Activation]:
+        modules = {activation_kind(one): one for one in self._plain.modules() if is_activation(one)}
+        found = {
+            kind: kernel_of_activation(module, self.kernels, self.device) for kind, module in modules.items()
+        }
+        return {kind: activation for kind, activation in found.items() if activation is not None}
 
     def _gates(self, choices: Choices) -> dict[GateKind, Gate]:
         modules = {gate_kind(module): module for module in self._copy(choices).modules()}
@@ -120,7 +142,9 @@ class Trial:
         copy = deepcopy(self._plain)
         fuse_mlps(copy, choices.mlps)
         replace_norms(copy, self.kernels, choices.norms)
+        replace_layer_norms(copy, self.kernels, choices.layer_norms)
         replace_gates(copy, choices.gates)
+        replace_activations(copy, choices.activations)
         replace_rotations(copy, choices.rotations)
         replace_layers(copy, choices.layers)
         return copy
@@ -137,14 +161,36 @@ class Trial:
 @torch.inference_mode()
 def offset_of(norm: nn.Module, kernels: KernelSet) -> float | None:
     """Return the offset with which FusedRMSNorm computes the same as `norm`, or None."""
-    weight = norm.get_parameter("weight")
-    # Rows with a mean other than 0, which a LayerNorm would remove, and one so small that eps matters.
-    sample = torch.linspace(-1, 2, len(weight)) * torch.tensor([1e-3, 1, 30])[:, None]
-    sample = sample[None].to(weight)
+    weight, sample = norm.get_parameter("weight"), sample_rows(norm)
     expected = norm(sample)
     for offset in kernels.offsets:
         if same(FusedRMSNorm(kernels, weight, eps_of(norm), offset)(sample), expected, 0):
             return offset
+    return None
+
+
+@torch.inference_mode()
+def is_same_layer_norm(norm: nn.Module, kernels: KernelSet) -> bool:
+    """Return True if FusedLayerNorm computes the same as `norm`."""
+    sample = sample_rows(norm)
+    return same(fused_layer_norm(norm, kernels)(sample), norm(sample), 1)
+
+
+def sample_rows(norm: nn.Module) -> Tensor:
+    """Return rows with a mean other than 0, which a LayerNorm removes, one of them so small that eps matters."""
+    weight = norm.get_parameter("weight")
+    rows = torch.linspace(-1, 2, len(weight)) * torch.tensor([1e-3, 1, 30])[:, None]
+    return rows[None].to(weight)
+
+
+@torch.inference_mode()
+def kernel_of_activation(module: Any, kernels: KernelSet, device: torch.device) -> Activation | None:
+    """Return the kernel that computes the same as a module, or None."""
+    sample = torch.linspace(-20, 20, 401, device=device)
+    expected = module(sample.clone())
+    for activation in kernels.activations:
+        if same(activation(sample), expected, 1):
+            return activation
     return None
 
 

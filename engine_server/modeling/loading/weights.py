@@ -1,6 +1,7 @@
 """The passes that give layers their weights: layers that receive them before the loading, and completion after it."""
 
 from collections import defaultdict
+from typing import TypeGuard
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -17,13 +18,21 @@ from engine_server.modeling.layers.routed_experts import receive_routed
 from engine_server.modeling.layers.weight_layer import WeightLayer, original_class
 from engine_server.modeling.loading.report import PassReport, Tally
 
+# Subclasses of nn.Linear that compute the same, but round before they add the bias.
+LIKE_LINEAR = ("FalconLinear",)
+
+
+def is_plain(module: nn.Module) -> TypeGuard[nn.Linear | Conv1D]:
+    """Return True for a linear layer that computes nothing else."""
+    return type(module) in (nn.Linear, Conv1D) or type(module).__name__ in LIKE_LINEAR
+
 
 def replace_linears(model: nn.Module, layout: WeightLayout) -> PassReport:
-    """Replace every nn.Linear and Conv1D. Subclasses are kept, since they compute differently."""
+    """Replace every nn.Linear and Conv1D. Other subclasses are kept, since they compute differently."""
     tally = Tally("linear layers")
     for parent in list(model.modules()):
         for name, child in parent.named_children():
-            if type(child) is nn.Linear or type(child) is Conv1D:
+            if is_plain(child):
                 setattr(parent, name, Linear.of(child, layout))
                 tally.replaced(type(child), "Linear")
             elif isinstance(child, nn.Linear) and not isinstance(child, Linear):

@@ -22,6 +22,8 @@ SIGNATURES = {
     "rms_norm": [INT, *[POINTER] * 5, *[LONG] * 2, *[FLOAT] * 2],
     "silu_and_mul": [INT, *[POINTER] * 2, *[LONG] * 2],
     "gelu_tanh_and_mul": [INT, *[POINTER] * 2, *[LONG] * 2],
+    "layer_norm": [INT, *[POINTER] * 4, *[LONG] * 2, FLOAT],
+    "activate": [*[INT] * 2, *[POINTER] * 2, LONG],
     "add": [INT, *[POINTER] * 3, LONG],
     "scale": [INT, *[POINTER] * 2, LONG, FLOAT],
     "scale_by": [INT, *[POINTER] * 3, LONG],

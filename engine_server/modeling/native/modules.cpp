@@ -2,8 +2,9 @@
 // number.
 
 #include <cmath>
+#include <cstring>
 
-#include "vectors.h"
+#include "activations.h"
 
 namespace {
 
@@ -28,19 +29,34 @@ void norm(T* total, T* out, const T* x, const T* residual, const T* weight, int6
     }
 }
 
-// 1 / (1 + e^-x)
-floats sigmoid(floats x) {
-    const floats magnitude = (floats)((words)x & 0x7fffffff);
-    const floats small = exponential(-magnitude);  // of values <= 0, which can't overflow
-    return (x < 0 ? small : floats{} + 1) / (1 + small);
+// Layer normalization (Ba et al. 2016, arXiv 1607.06450).
+template <typename T>
+void layer_norm_rows(T* out, const T* x, const T* weight, const T* bias, int64_t rows, int64_t dim, float eps) {
+    #pragma omp parallel for if (rows * dim > WORTH_THREADS)
+    for (int64_t row = 0; row < rows; row++) {
+        const T* own = x + row * dim;
+        floats total = {}, squares = {};
+        for (int64_t d = 0; d < dim; d += LANES) total += load(own + d);
+        const float mean = sum(total) / dim;
+        for (int64_t d = 0; d < dim; d += LANES) squares += (load(own + d) - mean) * (load(own + d) - mean);
+        const float scale = 1 / std::sqrt(sum(squares) / dim + eps);
+        for (int64_t d = 0; d < dim; d += LANES) {
+            const floats scaled = (load(own + d) - mean) * scale * load(weight + d);
+            store(out + row * dim + d, bias ? scaled + load(bias + d) : scaled);
+        }
+    }
 }
 
-floats silu(floats x) { return x * sigmoid(x); }
-
-// The approximation of GELU by tanh (Hendrycks and Gimpel, arXiv 1606.08415), since (1 + tanh y) / 2 = sigmoid(2 y).
-floats gelu_tanh(floats x) {
-    constexpr float TWICE_SQRT_2_BY_PI = 1.5957691216f;
-    return x * sigmoid(TWICE_SQRT_2_BY_PI * (x + 0.044715f * x * x * x));
+// A rest that doesn't fill a vector is padded, so that an element's bits don't depend on its place.
+template <typename T, typename Activation>
+void map(T* out, const T* x, int64_t count, Activation activation) {
+    const int64_t whole = count / LANES * LANES;
+    #pragma omp parallel for if (count > WORTH_THREADS)
+    for (int64_t at = 0; at < whole; at += LANES) store(out + at, activation(load(x + at)));
+    T rest[LANES] = {};
+    std::memcpy(rest, x + whole, (count - whole) * sizeof(T));
+    store(rest, activation(load(rest)));
+    std::memcpy(out + whole, rest, (count - whole) * sizeof(T));
 }
 
 template <typename T, typename Activation>
@@ -73,12 +89,35 @@ void turn(T* out, const T* x, int64_t token_stride, int64_t head_stride, const T
 
 }  // namespace
 
-// All of one type: bfloat16, or float. See native_modules.py for shapes.
+// All of one type: bfloat16, or float. See layers/kernel_sets/native.py for shapes.
 
 extern "C" void rms_norm(int is_bfloat16, void* total, void* out, const void* x, const void* residual,
                          const void* weight, int64_t rows, int64_t dim, float eps, float offset) {
     auto run = [&]<typename T>(T) {
         norm((T*)total, (T*)out, (const T*)x, (const T*)residual, (const T*)weight, rows, dim, eps, offset);
+    };
+    is_bfloat16 ? run(bfloat16{}) : run(float{});
+}
+
+extern "C" void layer_norm(int is_bfloat16, void* out, const void* x, const void* weight, const void* bias, int64_t rows,
+                           int64_t dim, float eps) {
+    auto run = [&]<typename T>(T) {
+        layer_norm_rows((T*)out, (const T*)x, (const T*)weight, (const T*)bias, rows, dim, eps);
+    };
+    is_bfloat16 ? run(bfloat16{}) : run(float{});
+}
+
+// kind: the place in native.py's ACTIVATIONS.
+extern "C" void activate(int is_bfloat16, int kind, void* out, const void* x, int64_t count) {
+    auto run = [&]<typename T>(T) {
+        switch (kind) {
+            case 0: return map((T*)out, (const T*)x, count, gelu);
+            case 1: return map((T*)out, (const T*)x, count, gelu_tanh);
+            case 2: return map((T*)out, (const T*)x, count, gelu_quick);
+            case 3: return map((T*)out, (const T*)x, count, relu);
+            case 4: return map((T*)out, (const T*)x, count, silu);
+            default: return map((T*)out, (const T*)x, count, tangent);
+        }
     };
     is_bfloat16 ? run(bfloat16{}) : run(float{});
 }

@@ -7,6 +7,8 @@ from torch import Tensor
 
 # Takes query, key [1, heads, T, dim] and cos, sin [1, T, angles]; returns the rotated query and key.
 Rotation = Callable[..., tuple[Tensor, Tensor]]
+# [...] to [...], each element alone.
+Activation = Callable[[Tensor], Tensor]
 # [..., 2 * dim] to [..., dim]; may overwrite its input.
 Gate = Callable[[Tensor], Tensor]
 
@@ -21,3 +23,6 @@ class KernelSet(NamedTuple):
     gates: Sequence[Gate]
     # Takes a token's number of angles and the size of a head; returns the candidate rotations.
     rotations: Callable[[int, int], Sequence[Rotation]]
+    # Takes (x, weight, bias, eps); None: torch's own is as good.
+    layer_norm: Callable[[Tensor, Tensor, Tensor | None, float], Tensor] | None = None
+    activations: Sequence[Activation] = ()

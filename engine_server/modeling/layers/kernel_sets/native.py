@@ -3,15 +3,16 @@
 Inputs that a kernel doesn't support (another dtype, rows that don't fill vectors) are computed by plain torch.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from engine_server.modeling.layers.kernel_sets import plain as plain_torch
-from engine_server.modeling.layers.kernel_sets.kernel_set import Gate, KernelSet, Rotation
-from engine_server.modeling.native.library import DTYPES, VECTOR, kernels
+from engine_server.modeling.layers.kernel_sets.kernel_set import Activation, Gate, KernelSet, Rotation
+from engine_server.modeling.native.library import DTYPES, VECTOR, address, kernels
 
 
 def fits(*tensors: Tensor) -> bool:
@@ -37,6 +38,40 @@ def rms_norm(
         None if residual is None else residual.data_ptr(), weight.data_ptr(), x.numel() // dim, dim, eps, offset,
     )  # fmt: skip
     return total, out
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """Return the layer norm of rows [..., dim]."""
+    dim, x = x.shape[-1], x.contiguous()
+    if dim % VECTOR or not fits(x, weight, *[] if bias is None else [bias]):
+        return F.layer_norm(x, weight.shape, weight, bias, eps)
+    out = torch.empty_like(x)
+    kernels().layer_norm(
+        x.dtype == torch.bfloat16, out.data_ptr(), x.data_ptr(), weight.data_ptr(), address(bias), x.numel() // dim,
+        dim, eps,
+    )  # fmt: skip
+    return out
+
+
+# By the number that the kernel takes, torch's function for inputs that it doesn't support.
+ACTIVATIONS: Sequence[Activation] = (
+    F.gelu,
+    partial(F.gelu, approximate="tanh"),
+    lambda x: x * torch.sigmoid(1.702 * x),
+    F.relu,
+    F.silu,
+    torch.tanh,
+)
+
+
+def activate(kind: int, x: Tensor) -> Tensor:
+    """Return an activation of ACTIVATIONS of each element."""
+    if x.dtype not in DTYPES:
+        return ACTIVATIONS[kind](x)
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    kernels().activate(x.dtype == torch.bfloat16, kind, out.data_ptr(), x.data_ptr(), x.numel())
+    return out
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
@@ -83,4 +118,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return out.transpose(1, 2)
 
 
-NATIVE = KernelSet(rms_norm, (0.0, 1.0), [silu_and_mul, gelu_tanh_and_mul], rotations)
+NATIVE = KernelSet(
+    rms_norm, (0.0, 1.0), [silu_and_mul, gelu_tanh_and_mul], rotations, layer_norm,
+    [partial(activate, kind) for kind in range(len(ACTIVATIONS))],
+)  # fmt: skip
