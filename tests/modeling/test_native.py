@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from engine_server import EngineArgs, LLMEngine
 from engine_server.modeling.attention.native_backend import NativeAttention
 from engine_server.modeling.attention.torch_backend import TorchAttention
+from engine_server.modeling.graphs.equivalents import Operation, elementwise
 from engine_server.modeling.layers.kernel_sets import native, plain
 from engine_server.modeling.native import library
 
@@ -127,3 +129,60 @@ def test_engine_uses_native_attention_where_the_library_loads(
     library.kernels.cache_clear()
     monkeypatch.setattr(library, "library_file", lambda level: Path("/nowhere/kernels.so"))
     assert start().debug_state().attention == TorchAttention.__name__
+
+
+def computed(operation: Operation, out: Tensor, a: Tensor, b: Tensor | float) -> None:
+    """Compute out = a OPERATION b by the native function."""
+    calls = TRANSLATIONS[operation](out, *[a] if operation is Operation.COPY else [a, b])
+    assert calls is not None
+    for name, arguments in calls:
+        getattr(library.kernels(), name)(*arguments)
+
+
+TRANSLATIONS: dict[Operation, Callable[..., Any]] = {one: elementwise(one) for one in Operation}
+OPERATORS: dict[Operation, Callable[[Tensor, Any], Tensor]] = {
+    Operation.ADD: torch.add,
+    Operation.SUBTRACT: torch.sub,
+    Operation.MULTIPLY: torch.mul,
+    Operation.NEGATE: lambda a, b: -a,
+    Operation.COPY: lambda a, b: a,
+}
+
+
+@pytest.mark.parametrize("operation", [*Operation])
+@given(
+    sizes=st.lists(st.integers(1, 19), min_size=1, max_size=4), data=st.data(),
+    dtypes=st.lists(st.sampled_from([*SLACK]), min_size=3, max_size=3),
+)  # fmt: skip
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+def test_native_elementwise_operation_equals_float64_rounded_once(
+    operation: Operation, sizes: list[int], data: st.DataObject, dtypes: list[torch.dtype]
+) -> None:
+    """Operands broadcast in any dimension, and their dimensions have any order in memory."""
+
+    def operand(dtype: torch.dtype) -> Tensor:
+        shape = [data.draw(st.sampled_from([1, size])) for size in sizes]
+        return (
+            torch.randn(shape).mT.contiguous().mT.to(dtype)
+            if len(sizes) > 1
+            else torch.randn(shape).to(dtype)
+        )
+
+    torch.manual_seed(0)
+    a, b = operand(dtypes[0]), operand(dtypes[1])
+    order = data.draw(st.permutations(range(len(sizes))))
+    out = torch.zeros([sizes[dim] for dim in order], dtype=dtypes[2]).permute(
+        [order.index(dim) for dim in range(len(sizes))]
+    )
+    computed(operation, out, a, b)
+    exact = OPERATORS[operation](a.double(), b.double()).expand(sizes)
+    assert torch.equal(out, exact.to(torch.float32).to(dtypes[2]))
+
+
+def test_native_elementwise_operation_splits_long_rows_among_threads() -> None:
+    a, b, out = torch.randn(3, 20_001), torch.randn(3, 1), torch.zeros(3, 20_001)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    computed(Operation.MULTIPLY, out, a, b)
+    torch.set_num_threads(before)
+    assert torch.equal(out, a * b)

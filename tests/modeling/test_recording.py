@@ -12,6 +12,7 @@ from torch import Tensor
 from engine_server.modeling.graphs.merging import merge_recordings
 from engine_server.modeling.graphs.program import Program
 from engine_server.modeling.graphs.recording import UnrecordableError, record
+from engine_server.modeling.graphs.unused import without_unused
 from engine_server.modeling.native.recording import one_operation
 
 pytestmark = needs_kernels
@@ -29,7 +30,7 @@ def program(
     """Return a function that replays a step, which reads and writes rows [n, WIDTH]."""
     given, taken = VALUES.to(dtype), torch.zeros(MOST, WIDTH, dtype=dtype)
     recordings = [record(lambda size=size: step(given[:size], taken[:size]), list) for size in SIZES]
-    replayed = Program(merge_recordings(recordings, SIZES), MOST, list)
+    replayed = Program(without_unused(merge_recordings(recordings, SIZES)), MOST, list)
 
     def replay(rows: int) -> Tensor:
         taken.zero_()
@@ -42,6 +43,14 @@ def program(
 OPERATIONS: list[Callable[[Tensor], Tensor]] = [
     lambda x: x + x.flip(0),
     lambda x: x * 1.7,
+    lambda x: x + 1.7,
+    lambda x: x - 0.3,
+    lambda x: -x[:, ::2].repeat_interleave(2, -1)[:, :WIDTH] - x,
+    lambda x: x * x.amin(0) - x[:, :1],
+    lambda x: (x.float() * WEIGHT[0] + x).to(x.dtype),
+    lambda x: torch.stack((-x[:, 1::2], x[:, :-1:2]), -1).flatten(-2).mul_(x[:, 1:])[:, [0] * WIDTH] * 0.5,
+    lambda x: (x.view(-1, 1, WIDTH) * x.mul(0.5).unsqueeze(-1)[:, :4]).transpose(1, 2)[..., 1].contiguous(),
+    lambda x: WEIGHT.to(x.dtype)[torch.arange(len(x))] + x,
     lambda x: torch.cat([x[:, 5:], x[:, :5]], -1),
     lambda x: x.t().contiguous().t(),
     lambda x: x.view(-1, 1, WIDTH).expand(-1, 2, -1).reshape(-1, 2 * WIDTH)[:, 3 : WIDTH + 3],
@@ -120,3 +129,35 @@ def test_casts_sums_and_selections_of_integers_are_native() -> None:
     replayed.run(MOST)
     assert replayed.num_torch == 0
     assert torch.equal(taken, WEIGHT[ROWS + 3] * FACTOR)
+
+
+def has_unused_results(x: Tensor, out: Tensor) -> None:
+    unused = (x + WEIGHT[0]).sin() * 3
+    torch.cat([unused, unused.cumsum(0)])
+    out.copy_(x.tanh())
+
+
+@torch.inference_mode()
+def test_operations_whose_results_nobody_reads_are_left_out() -> None:
+    taken = torch.zeros(MOST, WIDTH)
+    recordings = [
+        record(lambda size=size: has_unused_results(VALUES[:size], taken[:size]), list) for size in SIZES
+    ]
+    replayed = Program(without_unused(merge_recordings(recordings, SIZES)), MOST, list)
+    replayed.run(MOST)
+    assert (replayed.num_torch, replayed.num_native) == (1, 1)  # tanh, and the copy
+    assert torch.equal(taken, VALUES.tanh())
+
+
+@torch.inference_mode()
+def test_operations_that_write_to_arguments_are_kept() -> None:
+    def step(x: Tensor, out: Tensor) -> None:
+        out.zero_()
+        out.add_(x).tanh_()
+
+    taken = torch.ones(MOST, WIDTH)
+    recordings = [record(lambda size=size: step(VALUES[:size], taken[:size]), list) for size in SIZES]
+    replayed = Program(without_unused(merge_recordings(recordings, SIZES)), MOST, list)
+    taken.fill_(3)
+    replayed.run(MOST)
+    assert torch.equal(taken, VALUES.tanh())

@@ -10,6 +10,7 @@ from engine_server.modeling.graphs.captured_step import StepPart
 from engine_server.modeling.graphs.merging import merge_recordings
 from engine_server.modeling.graphs.program import Program
 from engine_server.modeling.graphs.recording import UnrecordableError, record
+from engine_server.modeling.graphs.unused import without_unused
 
 # Numbers of rows: integers are inferred from two recordings, and compared with a third.
 EXAMPLES = (3, 5, 4)
@@ -61,4 +62,4 @@ def _record(part: StepPart, sizes: tuple[int, ...], most: int) -> Program:
     """Return a program of steps of up to `most` sequences, recorded with each of `sizes`."""
     part.run(sizes[0])  # what is made at the first call isn't part of a step
     recordings = [record(partial(part.run, size), part.step_tensors) for size in sizes]
-    return Program(merge_recordings(recordings, sizes), most, part.step_tensors)
+    return Program(without_unused(merge_recordings(recordings, sizes)), most, part.step_tensors)

@@ -26,6 +26,8 @@ typedef uint32_t words __attribute__((vector_size(BYTES)));
 typedef float any_floats __attribute__((vector_size(BYTES), aligned(4), may_alias));  // at any address
 typedef uint16_t any_halves __attribute__((vector_size(BYTES / 2), aligned(2), may_alias));
 
+inline float widened(bfloat16 value) { return __builtin_bit_cast(float, (uint32_t)value.bits << 16); }
+
 inline floats load(const float* from) { return *(const any_floats*)from; }
 
 // Zero-extends LANES halves at any address, in one instruction: GCC converts them in two parts.
