@@ -21,6 +21,8 @@ class Architecture(NamedTuple):
     model: str
     special: str
     settings: dict[str, Any] = {}  # noqa: RUF012 - never written to
+    # Operations that have no native equivalent in its decode program, if its rows fill vectors.
+    torch_operations: tuple[str, ...] = ()
 
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "decoder_sparse_step": 1}
@@ -35,6 +37,27 @@ def scaled(kind: str, **more: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 100.0, "factor": 4.0, **more}}
 
 
+# The sizes of rows, and lists with a number for each pair of a head's dimensions.
+ROWS = {
+    "hidden_size", "intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "ffn_dim",
+    "word_embed_proj_dim", "head_dim", "rotary_dim", "kv_lora_rank", "q_lora_rank", "qk_rope_head_dim",
+    "qk_nope_head_dim", "v_head_dim", "short_factor", "long_factor",
+}  # fmt: skip
+ROUTER = "linear", "topk", "RoutedExperts"
+
+
+def widened(settings: dict[str, Any], factor: int = 8) -> dict[str, Any]:
+    """Return the settings of a model with wider rows, which fill vectors."""
+    return {
+        name: widened(value, factor)
+        if isinstance(value, dict)
+        else value * factor
+        if name in ROWS and value is not None
+        else value
+        for name, value in settings.items()
+    }
+
+
 ARCHITECTURES = [
     Architecture("llama", "LlamaForCausalLM", "grouped queries"),
     Architecture(
@@ -44,7 +67,7 @@ ARCHITECTURES = [
     Architecture("llama, linear", "LlamaForCausalLM", "rope scaled", scaled("linear")),
     Architecture(
         "llama, dynamic", "LlamaForCausalLM", "rope scaled as the context grows",
-        {**scaled("dynamic"), "max_position_embeddings": ORIGINAL},
+        {**scaled("dynamic"), "max_position_embeddings": ORIGINAL}, ("SequenceRope",),
     ),
     Architecture(
         "llama, yarn", "LlamaForCausalLM", "rope scaled by YaRN",
@@ -54,16 +77,20 @@ ARCHITECTURES = [
     Architecture(
         "mixtral", "MixtralForCausalLM", "mixture of experts",
         {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW},
+        (*ROUTER, "softmax", "sum", "div_"),
     ),
     Architecture(
         "qwen2", "Qwen2ForCausalLM", "windows in some layers",
         {"use_sliding_window": True, "sliding_window": WINDOW, "layer_types": ALTERNATING},
     ),
     Architecture(
-        "qwen2-moe", "Qwen2MoeForCausalLM", "mixture of experts", {**EXPERTS, "shared_expert_intermediate_size": 24}
+        "qwen2-moe", "Qwen2MoeForCausalLM", "mixture of experts",
+        {**EXPERTS, "shared_expert_intermediate_size": 24}, (*ROUTER, "softmax", "sigmoid"),
     ),
     Architecture("qwen3", "Qwen3ForCausalLM", "normalised queries and keys", {"head_dim": 8}),
-    Architecture("qwen3-moe", "Qwen3MoeForCausalLM", "mixture of experts", {**EXPERTS, "head_dim": 8}),
+    Architecture(
+        "qwen3-moe", "Qwen3MoeForCausalLM", "mixture of experts", {**EXPERTS, "head_dim": 8}, (*ROUTER, "softmax")
+    ),
     Architecture("gemma", "GemmaForCausalLM", "scaled embeddings", {"head_dim": 8}),
     Architecture(
         "gemma 2", "Gemma2ForCausalLM", "softcap, windows in some layers",
@@ -84,6 +111,7 @@ ARCHITECTURES = [
                 "partial_rotary_factor": 1.0,
             },
         },
+        ("SequenceRope",),
     ),
     Architecture("gpt2", "GPT2LMHeadModel", "learned positions"),
     Architecture("gpt-neox", "GPTNeoXForCausalLM", "rope over a part of each head, parallel"),
@@ -117,11 +145,18 @@ ARCHITECTURES = [
         "cohere 2", "Cohere2ForCausalLM", "windows with rope in some layers, no positions in the others",
         {"sliding_window": WINDOW, "layer_types": ALTERNATING},
     ),
-    Architecture("deepseek-v2", "DeepseekV2ForCausalLM", "MLA, mixture of experts", {**MLA, "q_lora_rank": None}),
-    Architecture("deepseek-v3", "DeepseekV3ForCausalLM", "MLA, mixture of experts", {**MLA, "q_lora_rank": 16}),
+    Architecture(
+        "deepseek-v2", "DeepseekV2ForCausalLM", "MLA, mixture of experts", {**MLA, "q_lora_rank": None},
+        (*ROUTER, "softmax", "polar", "ones_like", "mul", "to", "type_as"),
+    ),
+    Architecture(
+        "deepseek-v3", "DeepseekV3ForCausalLM", "MLA, mixture of experts", {**MLA, "q_lora_rank": 16},
+        (*ROUTER, "sigmoid", "sum", "zeros_like", "scatter_", "to", "bitwise_not", "masked_fill", "gather", "div_"),
+    ),
     Architecture(
         "gpt-oss", "GptOssForCausalLM", "sinks, windows in some layers, mixture of experts",
         {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": WINDOW,
          "layer_types": ALTERNATING},
+        (*ROUTER, "softmax"),
     ),
 ]  # fmt: skip

@@ -28,10 +28,19 @@ CHECKS = "batched", "chunked", "preempted", "alone", "prefix-cached", "decode pr
 
 def table() -> str:
     rows = [
-        ("architecture", "class in transformers", "what is special", *CHECKS),
-        ("---",) * (3 + len(CHECKS)),
+        ("architecture", "class in transformers", "what is special", *CHECKS, "operations of torch in it"),
+        ("---",) * (4 + len(CHECKS)),
     ]
-    rows += [(one.name, f"`{one.model}`", one.special, *("yes" for _ in CHECKS)) for one in ARCHITECTURES]
+    rows += [
+        (
+            one.name,
+            f"`{one.model}`",
+            one.special,
+            *("yes" for _ in CHECKS),
+            ", ".join(one.torch_operations) or "none",
+        )
+        for one in ARCHITECTURES
+    ]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 

@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from architectures import ARCHITECTURES, SIZES, Architecture
+from architectures import ARCHITECTURES, SIZES, Architecture, widened
 from native_kernels import needs_kernels
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams, StatLoggerBase
+from engine_server.modeling.graphs import step_programs
 from engine_server.requests.scheduler_stats import SchedulerStats
 from engine_server.telemetry.stats import IterationStats
 
@@ -50,24 +51,26 @@ def decode(folder: Path, finish, eager: bool, dtype: str, most: int = 8) -> tupl
     return [(output.token_ids, output.logprobs) for output in outputs], replays.count
 
 
-def save(architecture: Architecture, folder: Path) -> None:
+def save(architecture: Architecture, folder: Path, factor: int = 1) -> None:
+    """Save a random model, with rows `factor` times as wide."""
     torch.manual_seed(0)
     model_class = getattr(transformers, architecture.model)
-    model_class(model_class.config_class(**SIZES | architecture.settings)).save_pretrained(folder)
+    settings = widened(SIZES | architecture.settings, factor)
+    model_class(model_class.config_class(**settings)).save_pretrained(folder)
 
 
 # Dense, with windows and scaled embeddings, with learned positions, and with experts; the others are thorough tests.
 QUICK = "llama", "gemma 3", "gpt2", "mixtral"
 
 
+EACH = [
+    pytest.param(one, id=one.name, marks=[] if one.name in QUICK else [pytest.mark.thorough])
+    for one in ARCHITECTURES
+]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(
-    "architecture",
-    [
-        pytest.param(one, id=one.name, marks=[] if one.name in QUICK else [pytest.mark.thorough])
-        for one in ARCHITECTURES
-    ],
-)
+@pytest.mark.parametrize("architecture", EACH)
 def test_program_has_the_same_bits_as_the_eager_step(
     architecture: Architecture, dtype: str, tmp_path: Path, finish
 ) -> None:
@@ -76,3 +79,22 @@ def test_program_has_the_same_bits_as_the_eager_step(
     found, replays = decode(tmp_path, finish, False, dtype)
     assert found == expected
     assert replays > 0 and none == 0
+
+
+@pytest.mark.parametrize("architecture", EACH)
+def test_program_has_only_the_documented_operations_of_torch(
+    architecture: Architecture, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Weights of 8 bits are multiplied by native kernels on every CPU; dense ones by oneDNN on some."""
+    save(architecture, tmp_path, factor=8)
+    with caplog.at_level("INFO", logger=step_programs.__name__):
+        LLMEngine.from_engine_args(
+            EngineArgs(
+                model=str(tmp_path), dtype="bfloat16", quantization="int8", skip_tokenizer_init=True, max_model_len=48,
+                block_size=16, num_gpu_blocks_override=64, max_num_batched_tokens=64, max_num_seqs=8,
+            )
+        )  # fmt: skip
+    (recorded,) = [message for message in caplog.messages if message.startswith("recorded decode steps")]
+    _, *operations = recorded.split("; ")
+    names = {operation.split()[1].removeprefix("aten.").split(".")[0] for operation in operations}
+    assert names == set(architecture.torch_operations)

@@ -5,6 +5,7 @@ from functools import cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.models.bloom import modeling_bloom
 from transformers.models.falcon import modeling_falcon
@@ -72,7 +73,7 @@ class GPTJAttention(modeling_gptj.GPTJAttention):
         heads = (self.num_attention_heads, self.head_dim)
         query, key, value = (project(hidden_states).unflatten(-1, heads) for project in projections)
         width = self.rotary_dim or self.head_dim
-        sin, cos = self.embed_positions[position_ids].to(query.dtype).chunk(2, -1)
+        sin, cos = F.embedding(position_ids, self.embed_positions).to(query.dtype).chunk(2, -1)
         query, key, value = (tensor.transpose(1, 2) for tensor in (turn(query), turn(key), value))
         output, _weights = paged_attention(self, query, key, value, attention_mask, self.head_dim**-0.5)
         return self.out_proj(output.flatten(2)), None

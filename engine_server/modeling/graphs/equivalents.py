@@ -78,12 +78,6 @@ def _select(out: Any, table: Any, dim: int, ids: Any) -> list[Call] | None:
     return _gather(out, table, ids) if dim == 0 else None
 
 
-def _index(out: Any, table: Any, indices: Any) -> list[Call] | None:
-    if len(indices) != 1 or indices[0] is None or indices[0].dtype not in (torch.int32, torch.int64):
-        return None
-    return _gather(out, table, indices[0])
-
-
 def _cast(out: Any, values: Any, dtype: Any, *_: Any) -> list[Call] | None:
     if not _int64(out):
         return elementwise(Operation.COPY)(out, values)
@@ -161,7 +155,6 @@ EQUIVALENTS: dict[Any, Callable[..., list[Call] | None]] = {
     aten.neg.default: elementwise(Operation.NEGATE),
     aten.embedding.default: _gather,
     aten.index_select.default: _select,
-    aten.index.Tensor: _index,
     aten.to.dtype: _cast,
     aten.contiguous.default: _copied,
     aten.clone.default: _copied,

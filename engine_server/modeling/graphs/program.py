@@ -1,6 +1,7 @@
 """A recorded step as native code: runs of native functions, and between them operations that only torch has."""
 
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -96,9 +97,10 @@ class Program:
         return len(self._operations)
 
     @property
-    def num_torch(self) -> int:
-        """Number of operations of torch."""
-        return sum(isinstance(part, TorchRun) for part in self._parts)
+    def torch_names(self) -> Counter[str]:
+        """The operations of torch, and functions recorded as one operation, with the number of each."""
+        functions = [part.function for part in self._parts if isinstance(part, TorchRun)]
+        return Counter(str(one) if isinstance(one, OpOverload) else one.__qualname__ for one in functions)
 
     def run(self, rows: int) -> None:
         """Compute the step for `rows` rows."""

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import Counter
 from functools import partial
 
 import torch
@@ -34,8 +35,8 @@ class StepPrograms:
             self._compare(part, size)
         last, seconds = self._programs[part.most], time.monotonic() - started
         logger.info(
-            "recorded decode steps as a program of %d native operations and %d of torch in %.1f s",
-            last.num_native, last.num_torch, seconds,
+            "recorded decode steps as a program of %d native operations and %d of torch in %.1f s%s",
+            last.num_native, last.torch_names.total(), seconds, named(last.torch_names),
         )  # fmt: skip
 
     def size_for(self, count: int) -> int | None:
@@ -56,6 +57,11 @@ class StepPrograms:
             self.replay(size)
         if not torch.equal(part.output[:size], expected):
             raise UnrecordableError(f"the program's results for {size} sequences differ from the model's")
+
+
+def named(operations: Counter[str]) -> str:
+    """Return names of operations with the number of each, for the end of a line."""
+    return "".join(f"; {count} {name}" for name, count in sorted(operations.items()))
 
 
 def _record(part: StepPart, sizes: tuple[int, ...], most: int) -> Program:
