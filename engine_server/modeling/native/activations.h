@@ -1,4 +1,4 @@
-// Activation functions of vectors, in float.
+// Activation functions of vectors, in float: lambdas, whose types of their own make each a loop without calls.
 #pragma once
 
 #include "vectors.h"
@@ -14,22 +14,22 @@ inline floats sigmoid(floats x) {
     return (x < 0 ? small : floats{} + 1) / (1 + small);
 }
 
-inline floats relu(floats x) { return select(x < 0, floats{}, x); }
+inline constexpr auto relu = [](floats x) -> floats { return select(x < 0, floats{}, x); };
 
-inline floats silu(floats x) { return x * sigmoid(x); }
+inline constexpr auto silu = [](floats x) -> floats { return x * sigmoid(x); };
 
 // Hendrycks and Gimpel, arXiv 1606.08415, as are the other GELUs.
-inline floats gelu_quick(floats x) { return x * sigmoid(1.702f * x); }
+inline constexpr auto gelu_quick = [](floats x) -> floats { return x * sigmoid(1.702f * x); };
 
 // The approximation by tanh, since (1 + tanh y) / 2 = sigmoid(2 y).
-inline floats gelu_tanh(floats x) {
+inline constexpr auto gelu_tanh = [](floats x) -> floats {
     constexpr float TWICE_SQRT_2_BY_PI = 1.5957691216f;
     return x * sigmoid(TWICE_SQRT_2_BY_PI * (x + 0.044715f * x * x * x));
-}
+};
 
 // x (1 + erf(x / sqrt 2)) / 2. The complementary error function of Press et al., Numerical Recipes in C, 6.2: a
 // polynomial in 1 / (1 + |x| / 2), to 1.2e-7 of itself everywhere.
-inline floats gelu(floats x) {
+inline constexpr auto gelu = [](floats x) -> floats {
     constexpr float SQRT_HALF = 0.70710678f;
     const floats size = SQRT_HALF * magnitude(x), t = 1 / (1 + 0.5f * size);
     floats sum = t * 0.17087277f - 0.82215223f;
@@ -43,10 +43,10 @@ inline floats gelu(floats x) {
     sum = sum * t - 1.26551223f;
     const floats tail = t * exponential(sum - size * size);  // of a value <= 0 up to rounding
     return 0.5f * x * select(x < 0, tail, 2 - tail);
-}
+};
 
 // Cephes' tanhf: a polynomial near 0, to keep small values exact.
-inline floats tangent(floats x) {
+inline constexpr auto tangent = [](floats x) -> floats {
     const floats size = magnitude(x), square = x * x, small = exponential(-2 * size);
     const floats far = (1 - small) / (1 + small);
     floats sum = -5.70498872745e-3f * square + 2.06390887954e-2f;
@@ -54,4 +54,4 @@ inline floats tangent(floats x) {
     sum = sum * square + 1.33314422036e-1f;
     sum = sum * square - 3.33332819422e-1f;
     return select(size < 0.625f, sum * square * x + x, select(x < 0, -far, far));
-}
+};
