@@ -28,7 +28,6 @@ struct Step {
     void* out;
     const void* query;
     Pages keys, values;
-    Storage storage;
     const int32_t* tables;
     int64_t table_stride, query_token, query_head;
     const Sequence* sequences;
@@ -55,7 +54,9 @@ struct Tokens {
 struct Item {
     Tokens tokens;
     int head, first, last;
-    int64_t kept;  // where its states are kept until all pieces are joined; -1 if it has all pieces
+    int64_t kept;  // where each piece's states are kept until all are joined; -1 if it has all pieces
+
+    int pieces() const { return last - first; }
 };
 
 Row row_of(const Step& step, const Tokens& tokens, int index, int head) {
@@ -70,7 +71,7 @@ Row row_of(const Step& step, const Tokens& tokens, int index, int head) {
 
 // The memory of one thread, which grows as needed.
 struct Scratch {
-    std::vector<uint32_t> query, keys, values;
+    std::vector<uint32_t> query;
     std::vector<float> states;
     std::vector<Row> rows;
 };
@@ -98,61 +99,36 @@ void finish(const Step& step, const float* state, const Tokens& tokens, int inde
     }
 }
 
-// The elements of a group as T, and the address of its first scale if they are of 8 bits.
-template <typename T>
-const uint32_t* unpack(const Pages& pages, Storage storage, int64_t token, uint32_t* to, const float** scales) {
-    const char* from = pages.group(token);
-    if (storage == COMPUTED) return (const uint32_t*)from;
-    *scales = pages.scales + token;
-    auto convert = [&](auto unpack_bytes) {
-        for (int place = 0; place < GROUP * pages.dim; place += LANES)
-            store_exactly((T*)to + place, unpack_bytes(from + place));
-    };
-    storage == INT8 ? convert(unpack_int8) : convert(unpack_float8);
-    return to;
-}
-
-// The groups of a piece that have a token from begin to end.
-template <typename T>
-Piece piece_of(const Step& step, const Item& item, int index, int begin, int end, Scratch& scratch) {
+// Adds to `piece` the groups of piece `index` that have a token from begin to end.
+void find(Piece& piece, const Step& step, const Item& item, int index, int begin, int end) {
     const Pages &keys = step.keys, &values = step.values;
-    Piece piece;
-    piece.start = index * PIECE;
-    piece.scaled = step.storage != COMPUTED;
     const int32_t* table = step.tables + item.tokens.sequence->row * step.table_stride;
-    const int key_words = GROUP / PAIR<T> * keys.dim, value_words = GROUP / PAIR<T> * values.dim;
-    if (piece.scaled) {
-        scratch.keys.resize(PIECE / GROUP * key_words);
-        scratch.values.resize(PIECE / GROUP * value_words);
-    }
+    piece.start = index * PIECE;
     const int last = std::min(PIECE, end - piece.start);
     for (int g = std::max(begin - piece.start, 0) / GROUP; g * GROUP < last; g++) {
         const int place = piece.start + g * GROUP;
         const int64_t token = keys.token(table[place / keys.block_size], item.head, place % keys.block_size);
-        piece.keys[g] = unpack<T>(keys, step.storage, token, scratch.keys.data() + g * key_words,
-                                  piece.key_scales + g);
-        piece.values[g] = unpack<T>(values, step.storage, token, scratch.values.data() + g * value_words,
-                                    piece.value_scales + g);
-    }
-    return piece;
-}
-
-// Starts to read a piece that follows, which few rows compute in less time than it takes to read.
-void prefetch(const Step& step, const Item& item, int index, int end) {
-    const Pages &keys = step.keys, &values = step.values;
-    const int32_t* table = step.tables + item.tokens.sequence->row * step.table_stride;
-    for (int place = index * PIECE; place < std::min((index + 1) * PIECE, end); place += GROUP) {
-        const int64_t token = keys.token(table[place / keys.block_size], item.head, place % keys.block_size);
-        for (const Pages* pages : {&keys, &values})
-            for (int byte = 0; byte < GROUP * pages->dim * pages->item_size; byte += 64)
-                __builtin_prefetch(pages->group(token) + byte);
+        piece.keys[g] = keys.group(token);
+        piece.values[g] = values.group(token);
+        piece.key_scales[g] = keys.scales + token;
+        piece.value_scales[g] = values.scales + token;
     }
 }
 
-template <typename T>
-void attend(const Step& step, const Item& item, float* kept, Scratch& scratch) {
+// Copies a row of a query as factors of elements of type E.
+template <typename E, typename T>
+void copy_query(uint32_t* to, const T* query, int words) {
+    if constexpr (std::is_same_v<Factor<E>, T>)
+        std::memcpy(to, query, words * sizeof(uint32_t));
+    else
+        for (int d = 0; d < words; d++) to[d] = uint32_t(query[d].bits) << 16;
+}
+
+// Computes an item; reads the beginning of `next` meanwhile, unless it is null.
+template <typename T, typename E>
+void attend(const Step& step, const Item& item, const Item* next, float* kept, Scratch& scratch) {
     const Tokens& tokens = item.tokens;
-    const int group = step.group(), rows = tokens.count * group, words = step.keys.dim / PAIR<T>;
+    const int group = step.group(), rows = tokens.count * group, words = step.keys.dim / PAIR<E>;
     const int first_head = item.head * group;
     scratch.query.resize(rows * words);
     scratch.rows.resize(rows);
@@ -165,32 +141,43 @@ void attend(const Step& step, const Item& item, float* kept, Scratch& scratch) {
         const int index = r / group, head = first_head + r % group;
         const T* query = (const T*)step.query
             + (tokens.sequence->first + tokens.first + index) * step.query_token + head * step.query_head;
-        std::memcpy(scratch.query.data() + r * words, query, words * sizeof(uint32_t));
+        copy_query<E>(scratch.query.data() + r * words, query, words);
         scratch.rows[r] = row_of(step, tokens, index, head);
-        start(step, states + r * step.stride(), item.kept < 0 ? step.sink(head) : nullptr);
+        if (item.kept < 0) start(step, states + r * step.stride(), step.sink(head));
     }
-    const Tile tile{scratch.query.data(), scratch.rows.data(), states, step.stride(), rows, words, step.values.dim,
-                    step.scores};
+    const int begin = scratch.rows[0].begin, end = scratch.rows[rows - 1].end;
+    Tile tile{scratch.query.data(), scratch.rows.data(), states, step.stride(), rows, words, step.values.dim,
+              step.scores};
+    Piece piece{};
+    find(piece, step, item, item.first, begin, end);
     for (int index = item.first; index < item.last; index++) {
-        const Piece piece = piece_of<T>(step, item, index, tile.rows[0].begin, tile.rows[rows - 1].end, scratch);
-        if (rows <= GROUP && index + 1 < item.last) prefetch(step, item, index + 1, tile.rows[rows - 1].end);
-        attend<T>(tile, piece, 0, rows);
+        Piece ahead = piece;
+        if (index + 1 < item.last)
+            find(ahead, step, item, index + 1, begin, end);
+        else if (next)
+            find(ahead, step, *next, next->first, row_of(step, next->tokens, 0, 0).begin, next->tokens.sequence->context);
+        if (item.kept >= 0) {
+            tile.states = states + int64_t(index - item.first) * rows * step.stride();
+            for (int r = 0; r < rows; r++) start(step, tile.states + r * step.stride(), nullptr);
+        }
+        attend<E>(tile, piece, ahead, 0, rows);
+        piece = ahead;
     }
     if (item.kept < 0)
         for (int r = 0; r < rows; r++)
             finish<T>(step, states + r * step.stride(), tokens, r / group, first_head + r % group);
 }
 
-// Joins the pieces of some tokens that were computed apart; `item` is the first of them.
+// Joins the pieces of some tokens that were computed apart.
 template <typename T>
-void join(const Step& step, const Item& item, int pieces, const float* kept, Scratch& scratch) {
+void join(const Step& step, const Item& item, const float* kept, Scratch& scratch) {
     const int group = step.group(), rows = item.tokens.count * group;
     scratch.states.resize(step.stride());
     float* state = scratch.states.data();
     for (int r = 0; r < rows; r++) {
         const int head = item.head * group + r % group;
         start(step, state, step.sink(head));
-        for (int p = 0; p < pieces; p++) {
+        for (int p = 0; p < item.pieces(); p++) {
             const float* part = kept + item.kept + (int64_t(p) * rows + r) * step.stride();
             const Joint joint = join_header(state, part[0], part[1]);
             for (int d = HEADER; d < step.stride(); d += LANES) join_values(state + d, load(part + d), joint);
@@ -198,6 +185,8 @@ void join(const Step& step, const Item& item, int pieces, const float* kept, Scr
         finish<T>(step, state, item.tokens, r / group, head);
     }
 }
+
+int64_t work(const Item& item) { return int64_t(item.pieces()) * item.tokens.count; }
 
 // The tiles and heads of all sequences, those with most work first; each with all its pieces.
 std::vector<Item> cut_tokens(const Step& step) {
@@ -210,53 +199,57 @@ std::vector<Item> cut_tokens(const Step& step) {
             for (int head = 0; head < step.keys.kv_heads; head++)
                 items.push_back({tokens, head, begin / PIECE, (end + PIECE - 1) / PIECE, -1});
         }
-    auto work = [](const Item& item) { return (item.last - item.first) * int64_t(item.tokens.count); };
-    std::stable_sort(items.begin(), items.end(), [&](const Item& a, const Item& b) { return work(a) > work(b); });
+    auto more_work = [](const Item& a, const Item& b) { return work(a) > work(b); };
+    std::stable_sort(items.begin(), items.end(), more_work);
     return items;
 }
 
-// Work for threads: items, of which some have only one of several pieces.
+// Work for threads: items, of which some have only some of the pieces of their tokens.
 struct Plan {
-    std::vector<Item> items;
-    std::vector<int> joins;  // indices of the first of such items, and of the first after the last
-    int64_t kept = 0;        // floats
+    std::vector<Item> items, joins;
+    int64_t kept = 0;  // floats
 };
 
 Plan plan_work(const Step& step, int threads) {
     Plan plan;
-    const std::vector<Item> tiles = cut_tokens(step);
     int64_t total = 0;
-    for (const Item& tile : tiles) total += int64_t(tile.last - tile.first) * tile.tokens.count;
-    for (const Item& tile : tiles) {
-        const int64_t pieces = tile.last - tile.first;
-        if (threads == 1 || pieces < 2 || pieces * tile.tokens.count * threads * ITEMS_PER_THREAD <= total) {
+    const std::vector<Item> tiles = cut_tokens(step);
+    for (const Item& tile : tiles) total += work(tile);
+    const int64_t most = threads == 1 ? total : total / (threads * ITEMS_PER_THREAD);
+    for (Item tile : tiles) {
+        const int pieces = std::max<int64_t>(most / tile.tokens.count, 1);  // of an item
+        if (tile.pieces() <= pieces) {
             plan.items.push_back(tile);
             continue;
         }
-        plan.joins.push_back(int(plan.items.size()));
-        for (int piece = tile.first; piece < tile.last; piece++) {
-            plan.items.push_back({tile.tokens, tile.head, piece, piece + 1, plan.kept});
-            plan.kept += tile.tokens.count * step.group() * step.stride();
+        tile.kept = plan.kept;
+        plan.joins.push_back(tile);
+        const int64_t kept = tile.tokens.count * step.group() * step.stride();  // of a piece
+        for (int first = tile.first; first < tile.last; first += pieces) {
+            plan.items.push_back({tile.tokens, tile.head, first, std::min(first + pieces, tile.last), plan.kept});
+            plan.kept += plan.items.back().pieces() * kept;
         }
-        plan.joins.push_back(int(plan.items.size()));
     }
     return plan;
 }
 
-template <typename T>
+template <typename T, typename E>
 void attend(const Step& step) {
     static thread_local std::vector<float> kept;
     const Plan plan = plan_work(step, omp_get_max_threads());
     kept.resize(std::max<size_t>(kept.size(), plan.kept));
     float* shared = kept.data();
-    #pragma omp parallel if (plan.items.size() > 1)
+    const size_t count = plan.items.size();
+    #pragma omp parallel if (count > 1)
     {
         static thread_local Scratch scratch;
         #pragma omp for schedule(dynamic, 1)
-        for (size_t i = 0; i < plan.items.size(); i++) attend<T>(step, plan.items[i], shared, scratch);
+        for (size_t i = 0; i < count; i++) {
+            const size_t next = i + omp_get_num_threads();  // probably this thread's
+            attend<T, E>(step, plan.items[i], next < count ? &plan.items[next] : nullptr, shared, scratch);
+        }
         #pragma omp for schedule(dynamic, 1) nowait
-        for (size_t j = 0; j < plan.joins.size(); j += 2)
-            join<T>(step, plan.items[plan.joins[j]], plan.joins[j + 1] - plan.joins[j], shared, scratch);
+        for (const Item& tile : plan.joins) join<T>(step, tile, shared, scratch);
     }
 }
 
@@ -270,12 +263,12 @@ extern "C" void attention(int is_bfloat16, int storage, void* out, const void* q
                           const int32_t* tables, int64_t table_stride, const void* sequences, int count, int heads,
                           int kv_heads, int key_dim, int value_dim, int block_size, int causal, int window,
                           float scaling, float softcap, const float* sinks, const float* alibi) {
-    const int item_size = storage != COMPUTED ? 1 : is_bfloat16 ? 2 : 4;
-    const Step step{
-        out, query, {(char*)keys, key_scales, kv_heads, key_dim, block_size, item_size},
-        {(char*)values, value_scales, kv_heads, value_dim, block_size, item_size}, Storage(storage), tables,
-        table_stride, query_token, query_head, (const Sequence*)sequences, count, heads, bool(causal), window,
-        {scaling, softcap, alibi != nullptr}, sinks, alibi,
-    };
-    is_bfloat16 ? attend<bfloat16>(step) : attend<float>(step);
+    with_types(is_bfloat16, Storage(storage), [&]<typename T, typename E>(T, E) {
+        attend<T, E>({
+            out, query, {(char*)keys, key_scales, kv_heads, key_dim, block_size, sizeof(E)},
+            {(char*)values, value_scales, kv_heads, value_dim, block_size, sizeof(E)}, tables, table_stride,
+            query_token, query_head, (const Sequence*)sequences, count, heads, bool(causal), window,
+            {scaling, softcap, alibi != nullptr}, sinks, alibi,
+        });
+    });
 }

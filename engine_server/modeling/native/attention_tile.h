@@ -28,9 +28,8 @@ struct Scores {
 // Some of a KV head's tokens, by groups: those from `start` on.
 struct Piece {
     int start;
-    bool scaled;  // the elements are multiples of the tokens' scales
-    const uint32_t *keys[PIECE / GROUP], *values[PIECE / GROUP];
-    const float *key_scales[PIECE / GROUP], *value_scales[PIECE / GROUP];
+    const char *keys[PIECE / GROUP], *values[PIECE / GROUP];
+    const float *key_scales[PIECE / GROUP], *value_scales[PIECE / GROUP];  // of a cache of 8 bits
 };
 
 // Rows of one KV head.
@@ -43,12 +42,14 @@ struct Tile {
     Scores scores;
 };
 
-inline words load_words(const uint32_t* from) { return (words)load((const float*)from); }
+// The type of queries and weights that are multiplied by elements of type E.
+template <typename E>
+using Factor = std::conditional_t<PAIR<E> == 2, bfloat16, float>;
 
 // Adds the products of words' elements.
-template <typename T>
+template <typename E>
 inline floats dot(floats sum, words a, words b) {
-    if constexpr (PAIR<T> == 1) return fused((floats)a, (floats)b, sum);
+    if constexpr (PAIR<E> == 1) return fused((floats)a, (floats)b, sum);
 #ifdef __AVX512BF16__
     return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
 #else
@@ -90,19 +91,31 @@ namespace {
 // Rows and vectors whose sums fit into the CPU's registers.
 constexpr int ROWS = REGISTERS == 32 ? 6 : 4, VECTORS = REGISTERS == 32 ? 4 : 2;
 
-// Scores of R rows, with COUNT vectors of keys from vector `first` of the piece on.
-template <typename T, int R, int COUNT>
-void multiply_keys(float (*scores)[PIECE], const Tile& tile, const uint32_t* query, const Piece& piece, int first) {
-    const uint32_t* keys[COUNT];
-    for (int c = 0; c < COUNT; c++)
-        keys[c] = piece.keys[(first + c) * LANES / GROUP] + (first + c) * LANES % GROUP;
+// Starts to read the line that a vector's words begin, if they begin one.
+template <typename E>
+inline void prefetch(const char* from, int vector) {
+    constexpr int line = 64 / (LANES * WORD<E>);
+    if (line <= 1 || vector % line == 0) __builtin_prefetch(from);
+}
+
+// Scores of R rows, with COUNT vectors of keys from vector `first` of the piece on. Reads these of `ahead`, too.
+template <typename E, int R, int COUNT>
+void multiply_keys(float (*scores)[PIECE], const Tile& tile, const uint32_t* query, const Piece& piece,
+                   const Piece& ahead, int first) {
+    const char *keys[COUNT], *later[COUNT];
+    for (int c = 0; c < COUNT; c++) {
+        const int group = (first + c) * LANES / GROUP, byte = (first + c) * LANES % GROUP * WORD<E>;
+        keys[c] = piece.keys[group] + byte;
+        later[c] = ahead.keys[group] + byte;
+    }
     floats sums[R][COUNT] = {};
     for (int d = 0; d < tile.key_words; d++) {
         words parts[COUNT];
-        for (int c = 0; c < COUNT; c++) parts[c] = load_words(keys[c] + d * GROUP);
+        for (int c = 0; c < COUNT; c++) parts[c] = load_words<E>(keys[c] + d * GROUP * WORD<E>);
+        for (int c = 0; c < COUNT; c++) prefetch<E>(later[c] + d * GROUP * WORD<E>, d * (GROUP / LANES));
         for (int r = 0; r < R; r++) {
             const words own = words{} + query[r * tile.key_words + d];
-            for (int c = 0; c < COUNT; c++) sums[r][c] = dot<T>(sums[r][c], parts[c], own);
+            for (int c = 0; c < COUNT; c++) sums[r][c] = dot<E>(sums[r][c], parts[c], own);
         }
     }
     for (int r = 0; r < R; r++)
@@ -117,8 +130,8 @@ inline floats capped(floats x, float softcap) {
 }
 
 // Turns the products of one row into weights, relative to the largest of them, and joins these to its state.
-template <typename T>
-Joint weigh(T* weights, float* own, const Row& row, const Scores& scores, const Piece& piece, int first, int last,
+template <typename E>
+Joint weigh(Factor<E>* weights, float* own, const Row& row, const Scores& scores, const Piece& piece, int first, int last,
             float* state) {
     const int begin = row.begin - piece.start, end = row.end - piece.start;
     ints lanes;
@@ -130,49 +143,53 @@ Joint weigh(T* weights, float* own, const Row& row, const Scores& scores, const 
     };
     auto scales = [](const float* const* groups, int place) { return load(groups[place / GROUP] + place % GROUP); };
 
-    floats largest = floats{} + LOWEST, total = {};
+    floats most_of = floats{} + LOWEST, total = {};
     for (int place = first; place < last; place += LANES) {
-        floats score = load(own + place) * scores.scaling;
-        if (piece.scaled) score *= scales(piece.key_scales, place);
+        floats score = load(own + place) * (scores.scaling * UNIT<E>);
+        if constexpr (SCALED<E>) score *= scales(piece.key_scales, place);
         if (scores.softcap) score = capped(score, scores.softcap);
         if (scores.alibi)
             score -= row.slope * __builtin_convertvector(row.position - piece.start - place - lanes, floats);
         score = seen(place, score, HIDDEN);
         store(own + place, score);
-        largest = score > largest ? score : largest;
+        most_of = score > most_of ? score : most_of;
     }
-    float most = largest[0];
-    for (int lane = 1; lane < LANES; lane++) most = std::max(most, largest[lane]);
+    const float most = largest(most_of);
     for (int place = first; place < last; place += LANES) {
         floats powers = exponential(load(own + place) - most);
         total += powers;
-        if (piece.scaled) powers = seen(place, powers * scales(piece.value_scales, place), 0);
+        if constexpr (SCALED<E>) powers = seen(place, powers * (scales(piece.value_scales, place) * UNIT<E>), 0);
         store_weights(weights + place, powers);
     }
     return join_header(state, most, sum(total));
 }
 
 // Adds the tokens begin to end of the piece, by their weights, to COUNT vectors of R rows' states, from dim `first` on.
-template <typename T, int R, int COUNT>
-void add_values(const Tile& tile, float* states, const uint32_t (*weights)[PIECE / PAIR<T>], const Joint* joints,
-                const Piece& piece, int begin, int end, int first) {
-    constexpr int PAIRS = GROUP / PAIR<T>;
+template <typename E, int R, int COUNT>
+void add_values(const Tile& tile, float* states, const uint32_t (*weights)[PIECE / PAIR<E>], const Joint* joints,
+                const Piece& piece, const Piece& ahead, int begin, int end, int first) {
+    constexpr int PAIRS = GROUP / PAIR<E>;
     const int lanes = std::min(LANES, tile.value_dim - first);
     floats sums[R][COUNT] = {};
-    for (int pair = begin / PAIR<T>; pair * PAIR<T> < end; pair++) {
-        const uint32_t* value = piece.values[pair / PAIRS] + pair % PAIRS * tile.value_dim + first;
+    for (int pair = begin / PAIR<E>; pair * PAIR<E> < end; pair++) {
+        const int byte = (pair % PAIRS * tile.value_dim + first) * WORD<E>;
+        const char *value = piece.values[pair / PAIRS] + byte, *later = ahead.values[pair / PAIRS] + byte;
         words parts[COUNT] = {};
-        if (COUNT == 1 && lanes < LANES)
-            std::memcpy(parts, value, lanes * sizeof(uint32_t));
-        else
-            for (int c = 0; c < COUNT; c++) parts[c] = load_words(value + c * LANES);
-        if (PAIR<T> == 2 && (2 * pair < begin || 2 * pair + 1 >= end)) {  // 0 * NaN is NaN
+        if (COUNT == 1 && lanes < LANES) {
+            char last[LANES * WORD<E>] = {};
+            std::memcpy(last, value, lanes * WORD<E>);
+            parts[0] = load_words<E>(last);
+        } else {
+            for (int c = 0; c < COUNT; c++) parts[c] = load_words<E>(value + c * LANES * WORD<E>);
+        }
+        for (int c = 0; c < COUNT; c++) prefetch<E>(later + c * LANES * WORD<E>, c);
+        if (PAIR<E> == 2 && (2 * pair < begin || 2 * pair + 1 >= end)) {  // 0 * NaN is NaN
             const uint32_t kept = 2 * pair < begin ? 0xffff0000 : 0xffff;
             for (int c = 0; c < COUNT; c++) parts[c] &= kept;
         }
         for (int r = 0; r < R; r++) {
             const words weight = words{} + weights[r][pair];
-            for (int c = 0; c < COUNT; c++) sums[r][c] = dot<T>(sums[r][c], parts[c], weight);
+            for (int c = 0; c < COUNT; c++) sums[r][c] = dot<E>(sums[r][c], parts[c], weight);
         }
     }
     for (int r = 0; r < R; r++)
@@ -181,10 +198,10 @@ void add_values(const Tile& tile, float* states, const uint32_t (*weights)[PIECE
 }
 
 // R rows from row `first` of the tile on, which see no token of the piece but some from `begin` to `end`.
-template <typename T, int R>
-void attend_rows(const Tile& tile, const Piece& piece, int first, int begin, int end) {
+template <typename E, int R>
+void attend_rows(const Tile& tile, const Piece& piece, const Piece& ahead, int first, int begin, int end) {
     alignas(BYTES) float scores[R][PIECE];
-    alignas(BYTES) uint32_t weights[R][PIECE / PAIR<T>];
+    alignas(BYTES) uint32_t weights[R][PIECE / PAIR<E>];
     Joint joints[R];
     const uint32_t* query = tile.query + int64_t(first) * tile.key_words;
     float* states = tile.states + first * tile.stride;
@@ -192,33 +209,33 @@ void attend_rows(const Tile& tile, const Piece& piece, int first, int begin, int
     const int begin_vector = begin / LANES, end_vector = (end + LANES - 1) / LANES;
     int vector = begin_vector;
     for (; vector + VECTORS <= end_vector; vector += VECTORS)
-        multiply_keys<T, R, VECTORS>(scores, tile, query, piece, vector);
-    for (; vector < end_vector; vector++) multiply_keys<T, R, 1>(scores, tile, query, piece, vector);
+        multiply_keys<E, R, VECTORS>(scores, tile, query, piece, ahead, vector);
+    for (; vector < end_vector; vector++) multiply_keys<E, R, 1>(scores, tile, query, piece, ahead, vector);
 
     for (int r = 0; r < R; r++)
-        joints[r] = weigh((T*)weights[r], scores[r], tile.rows[first + r], tile.scores, piece, begin_vector * LANES,
-                          end_vector * LANES, states + r * tile.stride);
+        joints[r] = weigh<E>((Factor<E>*)weights[r], scores[r], tile.rows[first + r], tile.scores, piece,
+                             begin_vector * LANES, end_vector * LANES, states + r * tile.stride);
 
     int dim = 0;
     for (; dim + VECTORS * LANES <= tile.value_dim; dim += VECTORS * LANES)
-        add_values<T, R, VECTORS>(tile, states, weights, joints, piece, begin, end, dim);
+        add_values<E, R, VECTORS>(tile, states, weights, joints, piece, ahead, begin, end, dim);
     for (; dim < tile.value_dim; dim += LANES)
-        add_values<T, R, 1>(tile, states, weights, joints, piece, begin, end, dim);
+        add_values<E, R, 1>(tile, states, weights, joints, piece, ahead, begin, end, dim);
 }
 
-// Rows `first` to `last` of the tile, R at a time.
-template <typename T, int R = ROWS>
-void attend(const Tile& tile, const Piece& piece, int first, int last) {
+// Rows `first` to `last` of the tile, R at a time. The first of them start to read the piece `ahead`.
+template <typename E, int R = ROWS>
+void attend(const Tile& tile, const Piece& piece, const Piece& ahead, int first, int last) {
     for (; first + R <= last; first += R) {
         int begin = PIECE, end = 0;
         for (int r = first; r < first + R; r++) {
             begin = std::min(begin, std::max(tile.rows[r].begin - piece.start, 0));
             end = std::max(end, std::min(tile.rows[r].end - piece.start, PIECE));
         }
-        if (begin < end) attend_rows<T, R>(tile, piece, first, begin, end);
+        if (begin < end) attend_rows<E, R>(tile, piece, first ? piece : ahead, first, begin, end);
     }
     if constexpr (R > 1)
-        if (first < last) attend<T, R - 1>(tile, piece, first, last);
+        if (first < last) attend<E, R - 1>(tile, piece, ahead, first, last);
 }
 
 }  // namespace

@@ -57,34 +57,35 @@ uint8_t pack_float8(float x) {
 }
 
 // `place(d)`: where a group of the cache has the element d of the token.
-template <typename T>
-void write_row(const Pages& pages, Storage storage, int64_t token, const T* row, auto place) {
+template <typename E, typename T>
+void write_row(const Pages& pages, int64_t token, const T* row, auto place) {
     char* group = pages.group(token);
-    if (storage == COMPUTED) {
+    if constexpr (!SCALED<E>) {
         for (int d = 0; d < pages.dim; d++) ((T*)group)[place(d)] = row[d];
-        return;
-    }
-    const float scale = std::max(largest(row, pages.dim), SMALLEST) / (storage == INT8 ? 127.0f : 448.0f);
-    pages.scales[token] = scale;
-    for (int d = 0; d < pages.dim; d++) {
-        const float value = number(row[d]) / scale;
-        group[place(d)] = storage == INT8 ? pack_int8(value) : pack_float8(value);
+    } else {
+        constexpr bool whole = std::is_same_v<E, int8>;
+        const float scale = std::max(largest(row, pages.dim), SMALLEST) / (whole ? 127.0f : 448.0f);
+        pages.scales[token] = scale;
+        for (int d = 0; d < pages.dim; d++) {
+            const float value = number(row[d]) / scale;
+            group[place(d)] = whole ? pack_int8(value) : pack_float8(value);
+        }
     }
 }
 
-template <typename T>
-void write(Storage storage, const Pages& keys, const Pages& values, const Given& key, const Given& value,
-           const int64_t* slots, int64_t tokens) {
+template <typename E, typename T>
+void write(const Pages& keys, const Pages& values, const Given& key, const Given& value, const int64_t* slots,
+           int64_t tokens) {
     #pragma omp parallel for if (tokens * keys.kv_heads > 8)  // each row is a separate cache miss
     for (int64_t t = 0; t < tokens; t++) {
         const int64_t block = slots[t] / keys.block_size, offset = slots[t] % keys.block_size;
         for (int head = 0; head < keys.kv_heads; head++) {
             const int64_t token = keys.token(block, head, offset);
             const int place = token % GROUP, dim = values.dim;
-            write_row(keys, storage, token, (const T*)key.rows + t * key.token_stride + head * key.head_stride,
-                      [=](int d) { return key_place<T>(place, d); });
-            write_row(values, storage, token, (const T*)value.rows + t * value.token_stride + head * value.head_stride,
-                      [=](int d) { return value_place<T>(place, d, dim); });
+            write_row<E>(keys, token, (const T*)key.rows + t * key.token_stride + head * key.head_stride,
+                         [=](int d) { return key_place<E>(place, d); });
+            write_row<E>(values, token, (const T*)value.rows + t * value.token_stride + head * value.head_stride,
+                         [=](int d) { return value_place<E>(place, d, dim); });
         }
     }
 }
@@ -96,11 +97,9 @@ extern "C" void write_cache(int is_bfloat16, int storage, void* keys, float* key
                             float* value_scales, const void* key, int64_t key_token, int64_t key_head,
                             const void* value, int64_t value_token, int64_t value_head, const int64_t* slots,
                             int64_t tokens, int kv_heads, int key_dim, int value_dim, int block_size) {
-    const Storage kind = Storage(storage);
-    const int item_size = kind != COMPUTED ? 1 : is_bfloat16 ? 2 : 4;
-    (is_bfloat16 ? write<bfloat16> : write<float>)(
-        kind, {(char*)keys, key_scales, kv_heads, key_dim, block_size, item_size},
-        {(char*)values, value_scales, kv_heads, value_dim, block_size, item_size},
-        {key, key_token, key_head}, {value, value_token, value_head}, slots, tokens
-    );
+    with_types(is_bfloat16, Storage(storage), [&]<typename T, typename E>(T, E) {
+        write<E, T>({(char*)keys, key_scales, kv_heads, key_dim, block_size, sizeof(E)},
+                    {(char*)values, value_scales, kv_heads, value_dim, block_size, sizeof(E)},
+                    {key, key_token, key_head}, {value, value_token, value_head}, slots, tokens);
+    });
 }

@@ -86,27 +86,54 @@ inline floats fused(floats a, floats b, floats c) {
 #endif
 }
 
+// All lanes by an associative operation on vectors, in halves.
+inline float reduce(floats values, auto operation) {
+    for (int half = LANES / 2; half; half /= 2) {
+        ints other;
+        for (int lane = 0; lane < LANES; lane++) other[lane] = lane ^ half;
+        values = operation(values, __builtin_shuffle(values, other));
+    }
+    return values[0];
+}
+
 inline float sum(floats values) {
-    float total = 0;
-    for (int lane = 0; lane < LANES; lane++) total += values[lane];
-    return total;
+    return reduce(values, [](floats a, floats b) { return a + b; });
+}
+
+inline float largest(floats values) {
+    return reduce(values, [](floats a, floats b) { return b > a ? b : a; });
+}
+
+// x * 2^power of whole powers, or 0 where `kept` is not all ones.
+inline floats scale_by_power(floats x, floats power, ints kept) {
+#ifdef __AVX512F__
+    return _mm512_maskz_scalef_ps(_mm512_movepi32_mask((__m512i)kept), x, power);
+#else
+    x *= (floats)((__builtin_convertvector(power, ints) + 127) << 23);
+    return (floats)((ints)x & kept);
+#endif
+}
+
+inline floats nearest(floats x) {
+#ifdef __AVX512F__
+    return _mm512_maskz_roundscale_ps(0xffff, x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+    return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#endif
 }
 
 // e to the power of x <= 0; 0 below -87. Cephes' expf: a polynomial between powers of two, to 2 ulp.
 inline floats exponential(floats x) {
-    ints kept = (x >= -87.0f) | (x != x);
-    x = (floats)((ints)x & kept);
-    ints power = __builtin_convertvector(x * 1.44269504f - 0.5f, ints);
-    floats whole = __builtin_convertvector(power, floats);
-    floats rest = x - whole * 0.693359375f + whole * 2.12194440e-4f;
+    const ints kept = (x >= -87.0f) | (x != x);
+    const floats power = nearest(x * 1.44269504f);
+    const floats rest = fused(power, floats{} + 2.12194440e-4f, fused(power, floats{} - 0.693359375f, x));
     floats sum = rest * 1.9875691500e-4f + 1.3981999507e-3f;
     sum = sum * rest + 8.3334519073e-3f;
     sum = sum * rest + 4.1665795894e-2f;
     sum = sum * rest + 1.6666665459e-1f;
     sum = sum * rest + 5.0000001201e-1f;
-    sum = sum * rest * rest + rest + 1.0f;
-    sum *= (floats)((power + 127) << 23);
-    return (floats)((ints)sum & kept);
+    sum = sum * (rest * rest) + (rest + 1.0f);
+    return scale_by_power(sum, power, kept);
 }
 
 // Lane by lane a and b in turn, in groups of SIZE, each group combined with its neighbour by `operation`.

@@ -5,6 +5,7 @@ import math
 import mmap
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -80,8 +81,13 @@ class CpuPlatform(Platform):
         """Do nothing: every CPU supports all of them."""
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Allocate zeroed memory, whose pages the kernel clears at their first write: clearing 2 GiB takes seconds."""
+        """Allocate zeroed memory, whose pages the kernel clears at their first write: clearing 2 GiB takes seconds.
+
+        Huge pages, where the kernel has them, are cleared faster, and long contexts are read faster from them.
+        """
         memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
         return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)
 
     def to_device(self, values: Any, dtype: torch.dtype | None = None) -> Tensor:
