@@ -99,13 +99,15 @@ void finish(const Step& step, const float* state, const Tokens& tokens, int inde
     }
 }
 
-// Adds to `piece` the groups of piece `index` that have a token from begin to end.
-void find(Piece& piece, const Step& step, const Item& item, int index, int begin, int end) {
+// The groups of piece `index` that have a token from begin to end.
+Piece find(const Step& step, const Item& item, int index, int begin, int end) {
     const Pages &keys = step.keys, &values = step.values;
     const int32_t* table = step.tables + item.tokens.sequence->row * step.table_stride;
+    Piece piece;
     piece.start = index * PIECE;
-    const int last = std::min(PIECE, end - piece.start);
-    for (int g = std::max(begin - piece.start, 0) / GROUP; g * GROUP < last; g++) {
+    piece.first = std::max(begin - piece.start, 0) / GROUP;
+    piece.last = (std::min(PIECE, end - piece.start) + GROUP - 1) / GROUP;
+    for (int g = piece.first; g < piece.last; g++) {
         const int place = piece.start + g * GROUP;
         const int64_t token = keys.token(table[place / keys.block_size], item.head, place % keys.block_size);
         piece.keys[g] = keys.group(token);
@@ -113,6 +115,7 @@ void find(Piece& piece, const Step& step, const Item& item, int index, int begin
         piece.key_scales[g] = keys.scales + token;
         piece.value_scales[g] = values.scales + token;
     }
+    return piece;
 }
 
 // Copies a row of a query as factors of elements of type E.
@@ -148,20 +151,20 @@ void attend(const Step& step, const Item& item, const Item* next, float* kept, S
     const int begin = scratch.rows[0].begin, end = scratch.rows[rows - 1].end;
     Tile tile{scratch.query.data(), scratch.rows.data(), states, step.stride(), rows, words, step.values.dim,
               step.scores};
-    Piece piece{};
-    find(piece, step, item, item.first, begin, end);
+    Piece piece = find(step, item, item.first, begin, end);
     for (int index = item.first; index < item.last; index++) {
-        Piece ahead = piece;
+        Piece following = piece;
         if (index + 1 < item.last)
-            find(ahead, step, item, index + 1, begin, end);
+            following = find(step, item, index + 1, begin, end);
         else if (next)
-            find(ahead, step, *next, next->first, row_of(step, next->tokens, 0, 0).begin, next->tokens.sequence->context);
+            following = find(step, *next, next->first, row_of(step, next->tokens, 0, 0).begin,
+                             next->tokens.sequence->context);
         if (item.kept >= 0) {
             tile.states = states + int64_t(index - item.first) * rows * step.stride();
             for (int r = 0; r < rows; r++) start(step, tile.states + r * step.stride(), nullptr);
         }
-        attend<E>(tile, piece, ahead, 0, rows);
-        piece = ahead;
+        attend<E>(tile, piece, ahead_of(piece, following), 0, rows);
+        piece = following;
     }
     if (item.kept < 0)
         for (int r = 0; r < rows; r++)
@@ -179,7 +182,8 @@ void join(const Step& step, const Item& item, const float* kept, Scratch& scratc
         start(step, state, step.sink(head));
         for (int p = 0; p < item.pieces(); p++) {
             const float* part = kept + item.kept + (int64_t(p) * rows + r) * step.stride();
-            const Joint joint = join_header(state, part[0], part[1]);
+            Joint joint;
+            join_headers<1>(state, 0, part, part + 1, &joint);
             for (int d = HEADER; d < step.stride(); d += LANES) join_values(state + d, load(part + d), joint);
         }
         finish<T>(step, state, item.tokens, r / group, head);

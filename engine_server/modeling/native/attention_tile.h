@@ -10,6 +10,8 @@
 #include "cache.h"
 
 constexpr int PIECE = 128;         // tokens, from multiples of it on
+constexpr int GROUPS = PIECE / GROUP;
+constexpr int DISTANCE = 4;        // groups to start to read before they are needed
 constexpr float HIDDEN = -1e30f;   // a score with a weight of 0
 constexpr float LOWEST = -1e29f;   // at most any largest score, so that a row which sees nothing has no weights
 constexpr int HEADER = GROUP;      // of a state: the largest score, the sum of weights; then come the weighted values
@@ -25,12 +27,30 @@ struct Scores {
     bool alibi;
 };
 
-// Some of a KV head's tokens, by groups: those from `start` on.
+// Some of a KV head's tokens, by groups: those of the groups `first` to `last` from token `start` on.
 struct Piece {
-    int start;
-    const char *keys[PIECE / GROUP], *values[PIECE / GROUP];
-    const float *key_scales[PIECE / GROUP], *value_scales[PIECE / GROUP];  // of a cache of 8 bits
+    int start, first, last;
+    const char *keys[GROUPS], *values[GROUPS];
+    const float *key_scales[GROUPS], *value_scales[GROUPS];  // of a cache of 8 bits
 };
+
+// The groups to start to read while each group of a piece is computed.
+struct Ahead {
+    const char *keys[GROUPS], *values[GROUPS];
+};
+
+// K, V and then K of the piece `next` are computed in this order.
+inline Ahead ahead_of(const Piece& piece, const Piece& next) {
+    const char* order[2 * GROUPS + DISTANCE];
+    const int count = piece.last - piece.first;
+    std::copy(piece.keys + piece.first, piece.keys + piece.last, order);
+    std::copy(piece.values + piece.first, piece.values + piece.last, order + count);
+    for (int i = 0; i < DISTANCE; i++) order[2 * count + i] = next.keys[std::min(next.first + i, next.last - 1)];
+    Ahead ahead{};
+    std::copy(order + DISTANCE, order + DISTANCE + count, ahead.keys + piece.first);
+    std::copy(order + DISTANCE + count, order + DISTANCE + 2 * count, ahead.values + piece.first);
+    return ahead;
+}
 
 // Rows of one KV head.
 struct Tile {
@@ -73,13 +93,22 @@ struct Joint {
     float shrink, grow;
 };
 
-// Joins the largest score and the sum of weights of `part` to `state`. Returns the factors of their values.
-inline Joint join_header(float* state, float most, float total) {
-    const float now = std::max(state[0], most);
-    const floats factors = exponential(floats{state[0], most} - floats{now, now});
-    state[0] = now;
-    state[1] = std::fma(state[1], factors[0], total * factors[1]);
-    return {factors[0], factors[1]};
+// Joins the largest scores and the sums of weights of R rows' parts to their states. Sets the factors of their values.
+template <int R>
+inline void join_headers(float* states, int64_t stride, const float* most, const float* totals, Joint* joints) {
+    floats before = {}, part = {};
+    for (int r = 0; r < R; r++) {
+        before[r] = states[r * stride];
+        part[r] = most[r];
+    }
+    const floats now = before > part ? before : part;
+    const floats shrink = exponential(before - now), grow = exponential(part - now);
+    for (int r = 0; r < R; r++) {
+        float* state = states + r * stride;
+        state[0] = now[r];
+        state[1] = std::fma(state[1], shrink[r], totals[r] * grow[r]);
+        joints[r] = {shrink[r], grow[r]};
+    }
 }
 
 inline void join_values(float* to, floats values, Joint joint) {
@@ -98,10 +127,10 @@ inline void prefetch(const char* from, int vector) {
     if (line <= 1 || vector % line == 0) __builtin_prefetch(from);
 }
 
-// Scores of R rows, with COUNT vectors of keys from vector `first` of the piece on. Reads these of `ahead`, too.
+// Scores of R rows, with COUNT vectors of keys from vector `first` of the piece on.
 template <typename E, int R, int COUNT>
 void multiply_keys(float (*scores)[PIECE], const Tile& tile, const uint32_t* query, const Piece& piece,
-                   const Piece& ahead, int first) {
+                   const Ahead& ahead, int first) {
     const char *keys[COUNT], *later[COUNT];
     for (int c = 0; c < COUNT; c++) {
         const int group = (first + c) * LANES / GROUP, byte = (first + c) * LANES % GROUP * WORD<E>;
@@ -129,45 +158,51 @@ inline floats capped(floats x, float softcap) {
     return (floats)((words)magnitude | ((words)x & 0x80000000));
 }
 
-// Turns the products of one row into weights, relative to the largest of them, and joins these to its state.
-template <typename E>
-Joint weigh(Factor<E>* weights, float* own, const Row& row, const Scores& scores, const Piece& piece, int first, int last,
-            float* state) {
+// Value at the lanes whose tokens, from `place` of the piece on, the row sees; `otherwise` at the others.
+inline floats seen(const Row& row, const Piece& piece, int place, floats value, float otherwise) {
     const int begin = row.begin - piece.start, end = row.end - piece.start;
-    ints lanes;
-    for (int lane = 0; lane < LANES; lane++) lanes[lane] = lane;
-    auto seen = [&](int place, floats value, float otherwise) {
-        if (begin <= place && place + LANES <= end) return value;
-        const ints visible = (lanes + place >= begin) & (lanes + place < end);
-        return visible ? value : floats{} + otherwise;
-    };
-    auto scales = [](const float* const* groups, int place) { return load(groups[place / GROUP] + place % GROUP); };
+    if (begin <= place && place + LANES <= end) return value;
+    const ints tokens = place + LANE;
+    return (tokens >= begin) & (tokens < end) ? value : floats{} + otherwise;
+}
 
-    floats most_of = floats{} + LOWEST, total = {};
+inline floats scales(const float* const* groups, int place) { return load(groups[place / GROUP] + place % GROUP); }
+
+// Turns the products of a row into scores. Returns the largest of each lane.
+template <typename E>
+floats score(float* own, const Row& row, const Scores& scores, const Piece& piece, int first, int last) {
+    floats most = floats{} + LOWEST;
     for (int place = first; place < last; place += LANES) {
         floats score = load(own + place) * (scores.scaling * UNIT<E>);
         if constexpr (SCALED<E>) score *= scales(piece.key_scales, place);
         if (scores.softcap) score = capped(score, scores.softcap);
         if (scores.alibi)
-            score -= row.slope * __builtin_convertvector(row.position - piece.start - place - lanes, floats);
-        score = seen(place, score, HIDDEN);
+            score -= row.slope * __builtin_convertvector(row.position - piece.start - place - LANE, floats);
+        score = seen(row, piece, place, score, HIDDEN);
         store(own + place, score);
-        most_of = score > most_of ? score : most_of;
+        most = score > most ? score : most;
     }
-    const float most = largest(most_of);
+    return most;
+}
+
+// Turns the scores of a row into weights, relative to `most`. Returns their sums by lanes.
+template <typename E>
+floats weigh(Factor<E>* weights, const float* own, const Row& row, const Piece& piece, float most, int first, int last) {
+    floats total = {};
     for (int place = first; place < last; place += LANES) {
         floats powers = exponential(load(own + place) - most);
         total += powers;
-        if constexpr (SCALED<E>) powers = seen(place, powers * (scales(piece.value_scales, place) * UNIT<E>), 0);
+        if constexpr (SCALED<E>)
+            powers = seen(row, piece, place, powers * (scales(piece.value_scales, place) * UNIT<E>), 0);
         store_weights(weights + place, powers);
     }
-    return join_header(state, most, sum(total));
+    return total;
 }
 
 // Adds the tokens begin to end of the piece, by their weights, to COUNT vectors of R rows' states, from dim `first` on.
 template <typename E, int R, int COUNT>
 void add_values(const Tile& tile, float* states, const uint32_t (*weights)[PIECE / PAIR<E>], const Joint* joints,
-                const Piece& piece, const Piece& ahead, int begin, int end, int first) {
+                const Piece& piece, const Ahead& ahead, int begin, int end, int first) {
     constexpr int PAIRS = GROUP / PAIR<E>;
     const int lanes = std::min(LANES, tile.value_dim - first);
     floats sums[R][COUNT] = {};
@@ -199,7 +234,7 @@ void add_values(const Tile& tile, float* states, const uint32_t (*weights)[PIECE
 
 // R rows from row `first` of the tile on, which see no token of the piece but some from `begin` to `end`.
 template <typename E, int R>
-void attend_rows(const Tile& tile, const Piece& piece, const Piece& ahead, int first, int begin, int end) {
+void attend_rows(const Tile& tile, const Piece& piece, const Ahead& ahead, int first, int begin, int end) {
     alignas(BYTES) float scores[R][PIECE];
     alignas(BYTES) uint32_t weights[R][PIECE / PAIR<E>];
     Joint joints[R];
@@ -212,9 +247,18 @@ void attend_rows(const Tile& tile, const Piece& piece, const Piece& ahead, int f
         multiply_keys<E, R, VECTORS>(scores, tile, query, piece, ahead, vector);
     for (; vector < end_vector; vector++) multiply_keys<E, R, 1>(scores, tile, query, piece, ahead, vector);
 
+    // Each step for all rows, so that none waits for the one before it.
+    const Row* rows = tile.rows + first;
+    const int begin_place = begin_vector * LANES, end_place = end_vector * LANES;
+    floats lanes[R];
+    float most[R], totals[R];
     for (int r = 0; r < R; r++)
-        joints[r] = weigh<E>((Factor<E>*)weights[r], scores[r], tile.rows[first + r], tile.scores, piece,
-                             begin_vector * LANES, end_vector * LANES, states + r * tile.stride);
+        lanes[r] = score<E>(scores[r], rows[r], tile.scores, piece, begin_place, end_place);
+    for (int r = 0; r < R; r++) most[r] = largest(lanes[r]);
+    for (int r = 0; r < R; r++)
+        lanes[r] = weigh<E>((Factor<E>*)weights[r], scores[r], rows[r], piece, most[r], begin_place, end_place);
+    for (int r = 0; r < R; r++) totals[r] = sum(lanes[r]);
+    join_headers<R>(states, tile.stride, most, totals, joints);
 
     int dim = 0;
     for (; dim + VECTORS * LANES <= tile.value_dim; dim += VECTORS * LANES)
@@ -223,16 +267,16 @@ void attend_rows(const Tile& tile, const Piece& piece, const Piece& ahead, int f
         add_values<E, R, 1>(tile, states, weights, joints, piece, ahead, begin, end, dim);
 }
 
-// Rows `first` to `last` of the tile, R at a time. The first of them start to read the piece `ahead`.
+// Rows `first` to `last` of the tile, R at a time.
 template <typename E, int R = ROWS>
-void attend(const Tile& tile, const Piece& piece, const Piece& ahead, int first, int last) {
+void attend(const Tile& tile, const Piece& piece, const Ahead& ahead, int first, int last) {
     for (; first + R <= last; first += R) {
         int begin = PIECE, end = 0;
         for (int r = first; r < first + R; r++) {
             begin = std::min(begin, std::max(tile.rows[r].begin - piece.start, 0));
             end = std::max(end, std::min(tile.rows[r].end - piece.start, PIECE));
         }
-        if (begin < end) attend_rows<E, R>(tile, piece, first ? piece : ahead, first, begin, end);
+        if (begin < end) attend_rows<E, R>(tile, piece, ahead, first, begin, end);
     }
     if constexpr (R > 1)
         if (first < last) attend<E, R - 1>(tile, piece, ahead, first, last);

@@ -27,6 +27,11 @@ typedef float any_floats __attribute__((vector_size(BYTES), aligned(4), may_alia
 typedef uint16_t any_halves __attribute__((vector_size(BYTES / 2), aligned(2), may_alias));
 
 inline float widened(bfloat16 value) { return __builtin_bit_cast(float, (uint32_t)value.bits << 16); }
+#ifdef __AVX512F__
+constexpr ints LANE = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+#else
+constexpr ints LANE = {0, 1, 2, 3, 4, 5, 6, 7};
+#endif
 
 inline floats load(const float* from) { return *(const any_floats*)from; }
 
@@ -89,9 +94,7 @@ inline floats fused(floats a, floats b, floats c) {
 // All lanes by an associative operation on vectors, in halves.
 inline float reduce(floats values, auto operation) {
     for (int half = LANES / 2; half; half /= 2) {
-        ints other;
-        for (int lane = 0; lane < LANES; lane++) other[lane] = lane ^ half;
-        values = operation(values, __builtin_shuffle(values, other));
+        values = operation(values, __builtin_shuffle(values, LANE ^ half));
     }
     return values[0];
 }
@@ -124,7 +127,7 @@ inline floats nearest(floats x) {
 
 // e to the power of x <= 0; 0 below -87. Cephes' expf: a polynomial between powers of two, to 2 ulp.
 inline floats exponential(floats x) {
-    const ints kept = (x >= -87.0f) | (x != x);
+    const ints kept = ~(x < -87.0f);
     const floats power = nearest(x * 1.44269504f);
     const floats rest = fused(power, floats{} + 2.12194440e-4f, fused(power, floats{} - 0.693359375f, x));
     floats sum = rest * 1.9875691500e-4f + 1.3981999507e-3f;
