@@ -263,6 +263,8 @@ void attend_rows(const Tile& tile, const Piece& piece, const Ahead& ahead, int f
     int dim = 0;
     for (; dim + VECTORS * LANES <= tile.value_dim; dim += VECTORS * LANES)
         add_values<E, R, VECTORS>(tile, states, weights, joints, piece, ahead, begin, end, dim);
+    for (; dim + 2 * LANES <= tile.value_dim; dim += 2 * LANES)
+        add_values<E, R, 2>(tile, states, weights, joints, piece, ahead, begin, end, dim);
     for (; dim < tile.value_dim; dim += LANES)
         add_values<E, R, 1>(tile, states, weights, joints, piece, ahead, begin, end, dim);
 }

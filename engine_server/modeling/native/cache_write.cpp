@@ -9,6 +9,7 @@
 namespace {
 
 constexpr float SMALLEST = 1e-30f;  // magnitude below which a row counts as zero
+constexpr int PACKED = 64;          // elements at a time, so that they are computed by vectors
 
 // A step's K, or V: [tokens, kv heads, dim]. Strides count elements.
 struct Given {
@@ -16,44 +17,37 @@ struct Given {
     int64_t token_stride, head_stride;
 };
 
-float number(float value) { return value; }
-
-float number(bfloat16 value) {
-    const uint32_t bits = uint32_t(value.bits) << 16;
-    float result;
-    std::memcpy(&result, &bits, 4);
-    return result;
+inline uint32_t bits_of(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    return bits;
 }
 
-// The largest magnitude of a row; NaN if any element is.
+inline uint32_t bits_of(bfloat16 value) { return uint32_t(value.bits) << 16; }
+
+inline float with_bits(uint32_t bits) {
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+// The largest magnitude of a row; NaN, whose bits are larger than any number's, if any element is.
 template <typename T>
 float largest(const T* row, int dim) {
-    float most = 0;
-    for (int d = 0; d < dim; d++) {
-        const float magnitude = std::abs(number(row[d]));
-        if (!(magnitude <= most)) most = magnitude;
-        if (most != most) return most;
-    }
-    return most;
+    uint32_t most = 0;
+    for (int d = 0; d < dim; d++) most = std::max(most, bits_of(row[d]) & 0x7fffffff);
+    return with_bits(most);
 }
 
-int8_t pack_int8(float value) { return int8_t(std::nearbyint(value)); }
+inline char pack(float value, int8) { return char(std::nearbyint(value)); }
 
-// e4m3fn. Rounds to the nearest, ties to even; |x| is at most 448.
-uint8_t pack_float8(float x) {
+// Rounds to the nearest, ties to even; |x| is at most 448.
+inline char pack(float x, float8) {
     const float smallest = 0x1p-6f, ulps = 0x1p14f;  // the smallest normal number; one whose last bit is a subnormal's
-    uint32_t bits, subnormal;
-    std::memcpy(&bits, &x, 4);
-    const uint32_t sign = bits >> 31 << 7;
-    bits &= 0x7fffffff;
-    float magnitude;
-    std::memcpy(&magnitude, &bits, 4);
-    if (magnitude < smallest) {
-        magnitude += ulps;
-        std::memcpy(&subnormal, &magnitude, 4);
-        return sign | (subnormal & 0xf);
-    }
-    return sign | (((bits + 0x7ffff + (bits >> 20 & 1)) >> 20) - (120 << 3));
+    const uint32_t sign = bits_of(x) >> 31 << 7, bits = bits_of(x) & 0x7fffffff;
+    const uint32_t subnormal = bits_of(with_bits(bits) + ulps) & 0xf;
+    const uint32_t normal = ((bits + 0x7ffff + (bits >> 20 & 1)) >> 20) - (120 << 3);
+    return char(sign | (with_bits(bits) < smallest ? subnormal : normal));
 }
 
 // `place(d)`: where a group of the cache has the element d of the token.
@@ -63,12 +57,14 @@ void write_row(const Pages& pages, int64_t token, const T* row, auto place) {
     if constexpr (!SCALED<E>) {
         for (int d = 0; d < pages.dim; d++) ((T*)group)[place(d)] = row[d];
     } else {
-        constexpr bool whole = std::is_same_v<E, int8>;
-        const float scale = std::max(largest(row, pages.dim), SMALLEST) / (whole ? 127.0f : 448.0f);
+        constexpr float most = std::is_same_v<E, int8> ? 127 : 448;
+        const float scale = std::max(largest(row, pages.dim), SMALLEST) / most;
         pages.scales[token] = scale;
-        for (int d = 0; d < pages.dim; d++) {
-            const float value = number(row[d]) / scale;
-            group[place(d)] = whole ? pack_int8(value) : pack_float8(value);
+        for (int first = 0; first < pages.dim; first += PACKED) {
+            char packed[PACKED];
+            const int count = std::min(PACKED, pages.dim - first);
+            for (int i = 0; i < count; i++) packed[i] = pack(with_bits(bits_of(row[first + i])) / scale, E{});
+            for (int i = 0; i < count; i++) group[place(first + i)] = packed[i];
         }
     }
 }
