@@ -26,7 +26,6 @@ from engine_server.core.model_inputs import NOTHING, ModelInputs
 from engine_server.core.step_capture import DecodeStep, StepCapture
 from engine_server.modeling.attention.hook import ForwardContext
 from engine_server.modeling.attention.interface import AttentionBackend, Staged, StepInputs
-from engine_server.modeling.attention.step_attention import StepAttention
 from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.device_time import DeviceTimer
 from engine_server.modeling.loading.invariance import settle_invariance
@@ -265,7 +264,7 @@ class ModelRunner:
     def _allocate_cache(self, layout: Layout, count: int) -> AttentionBackend:
         """Allocate the cache's blocks; an encoder has none."""
         if not layout.shapes:
-            return StepAttention(self.platform.writes_scores)
+            return self.platform.step_attention()
         config = self.config.cache_config
         dtype = cache_dtype(config, self.model.dtype, self.platform)
         with measured_memory("KV cache", self.platform):

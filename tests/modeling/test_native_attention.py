@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from native_kernels import needs_kernels
 
 from engine_server.modeling.attention.interface import StepInputs
-from engine_server.modeling.attention.native_backend import NativeAttention
+from engine_server.modeling.attention.native_backend import NativeAttention, NativeStepAttention
+from engine_server.modeling.attention.step_attention import StepAttention
 from engine_server.modeling.memory.cache_layout import FLOAT8, INT8, LayerShape, lay_out, quantised
 from engine_server.modeling.platform.cpu import NativePlatform
 from engine_server.modeling.scoring import Scoring
@@ -225,3 +226,42 @@ def test_dtypes_and_blocks_that_the_kernels_lack_are_computed_by_torch() -> None
         for one in cache.backend.caches:
             one.zero_()
         cache.check([Chunk(0, 30, 30)], 2e-3)
+
+
+def encode(
+    backend: StepAttention, lengths: list[int], given: list[torch.Tensor], scoring: Scoring
+) -> torch.Tensor:
+    """Run one step of whole prompts through a layer of an encoder. given: query, K and V, [tokens, heads, dim] each."""
+    counts = np.array(lengths)
+    positions = np.concatenate([np.arange(length) for length in lengths])
+    starts, rows = np.cumsum(counts) - counts, np.arange(len(counts))
+    backend.begin(StepInputs(positions, positions, [], starts, counts, counts, [], rows))
+    return backend.attend(0, *given, scoring)
+
+
+@pytest.mark.parametrize("dtype", [*SLACK, torch.float16])
+@pytest.mark.parametrize("dims", [(32, 32), (64, 64), (80, 48)])
+@pytest.mark.parametrize("biased, window", [(False, None), (False, 20), (True, None)])
+def test_encoders_attend_as_in_float64(
+    dtype: torch.dtype, dims: tuple[int, int], biased: bool, window: int | None
+) -> None:
+    """The second step is shorter than the first one, whose last prompt is all NaN."""
+    generator = torch.Generator().manual_seed(1)
+    bias = torch.linspace(-1, 1, 4 * 130 * 130).view(1, 4, 130, 130)
+    native = NativeStepAttention()
+    for lengths, spoilt in (([130, 1, 33, 16, 40], 40), ([7, 130, 17], 0)):
+        total = sum(lengths)
+        fused = torch.randn(total, 3, 4, max(dims), generator=generator).to(dtype)
+        fused[total - spoilt :] = torch.nan
+        given = [part[..., :dim] for part, dim in zip(fused.unbind(1), (*dims[:1] * 2, dims[1]), strict=True)]
+        output, exact = (
+            encode(
+                backend,
+                lengths,
+                [part.to(of) for part in given],
+                Scoring(0.2, window, causal=False, relative_bias=bias.to(of) if biased else None),
+            )
+            for backend, of in ((native, dtype), (StepAttention(), torch.float64))
+        )
+        slack = SLACK.get(dtype, 2e-3)
+        torch.testing.assert_close(output.double(), exact, atol=slack, rtol=slack, equal_nan=True)

@@ -1,19 +1,15 @@
-"""Paged attention on a CPU by our C++ kernels, which read K and V where they lie in the cache."""
+"""Attention on a CPU by our C++ kernels: paged, which reads K and V where they lie in the cache, and within a step."""
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from engine_server.modeling.attention.interface import StepInputs, UnsupportedModelError
+from engine_server.modeling.attention.native_pages import GROUP, attend, takes, write
+from engine_server.modeling.attention.step_attention import StepAttention
 from engine_server.modeling.attention.torch_backend import TorchAttention
-from engine_server.modeling.memory.cache_layout import FLOAT8, INT8, Pages
-from engine_server.modeling.native.library import DTYPES, kernels
+from engine_server.modeling.memory.cache_layout import Pages
 from engine_server.modeling.scoring import Scoring
-
-# The cache has tokens in groups of this number; a block is some groups.
-GROUP = 16
-# The kernels' numbers of a quantised cache's dtypes.
-QUANTISED = {INT8: 1, FLOAT8: 2}
 
 
 class NativeAttention(TorchAttention):
@@ -36,54 +32,53 @@ class NativeAttention(TorchAttention):
         assert layer is not None
         kind, tensor = self.layout.kinds[layer], self.layout.tensors[layer]
         keys, values = self.keys[tensor], self.values[tensor]
-        if not self._takes(query.dtype, keys):
+        if not takes(query.dtype, keys):
             return super().attend(layer, query, key, value, scoring)
-        query, key, value = (
-            given if given.stride(-1) == 1 else given.contiguous() for given in (query, key, value)
-        )
-        self._write(kind, keys, values, key, value)
-        return self._attend(kind, keys, values, query, scoring)
+        write(keys, values, key, value, self._slots[kind].places)
+        return attend(keys, values, query, self._tables[kind], self._sequences, scoring)
 
     def require_invariance(self, dtype: torch.dtype) -> None:
         super().require_invariance(dtype)
-        if not all(self._takes(dtype, keys) for keys in self.keys):
+        if not all(takes(dtype, keys) for keys in self.keys):
             raise UnsupportedModelError(
                 "batch_invariant on a CPU takes float32 or bfloat16, heads of an even size and a block_size that is a "
                 f"multiple of {GROUP}; this is {str(dtype).removeprefix('torch.')} with a block_size of "
                 f"{self.block_size}"
             )
 
-    def _takes(self, dtype: torch.dtype, keys: Pages) -> bool:
-        """Return True if the kernels compute with queries of `dtype` over a layer's cache."""
-        whole = keys.data.shape[-1] * dtype.itemsize % torch.float32.itemsize == 0
-        stored = keys.data.dtype == dtype or keys.data.dtype in QUANTISED
-        return dtype in DTYPES and stored and whole and self.block_size % GROUP == 0
 
-    def _write(self, kind: int, keys: Pages, values: Pages, key: Tensor, value: Tensor) -> None:
-        tokens, kv_heads, key_dim = key.shape
-        kernels().write_cache(
-            key.dtype == torch.bfloat16, QUANTISED.get(keys.data.dtype, 0), *addresses(keys), *addresses(values),
-            key.data_ptr(), key.stride(0), key.stride(1), value.data_ptr(), value.stride(0), value.stride(1),
-            self._slots[kind].places.data_ptr(), tokens, kv_heads, key_dim, value.shape[-1], self.block_size,
-        )  # fmt: skip
+class NativeStepAttention(StepAttention):
+    """Attention within a step, whose K and V are written to pages for one layer at a time."""
 
-    def _attend(self, kind: int, keys: Pages, values: Pages, query: Tensor, scoring: Scoring) -> Tensor:
-        tokens, heads, key_dim = query.shape
-        kv_heads, value_dim = values.data.shape[1], values.data.shape[-1]
-        table, out = self._tables[kind], query.new_empty(tokens, heads, value_dim)
-        by_head = [
-            None if given is None else given.float().contiguous() for given in (scoring.sinks, scoring.alibi)
-        ]
-        kernels().attention(
-            query.dtype == torch.bfloat16, QUANTISED.get(keys.data.dtype, 0), out.data_ptr(), query.data_ptr(),
-            query.stride(0), query.stride(1), *addresses(keys), *addresses(values), table.data_ptr(), table.shape[1],
-            self._sequences.data_ptr(), len(self._sequences), heads, kv_heads, key_dim, value_dim, self.block_size,
-            scoring.causal, scoring.window or 0, scoring.scaling, scoring.softcap or 0.0,
-            *(None if given is None else given.data_ptr() for given in by_head),
-        )  # fmt: skip
-        return out
+    def __init__(self, writes_scores: bool = False) -> None:
+        super().__init__(writes_scores)
+        # By dtype, number of heads and their size, for as many tokens as any step had.
+        self._pages: dict[tuple[str, torch.dtype, torch.Size], Pages] = {}
 
+    def begin(self, inputs: StepInputs) -> None:
+        super().begin(inputs)
+        lengths = inputs.lengths
+        blocks = -(-lengths // GROUP)
+        firsts = np.cumsum(blocks) - blocks
+        offsets = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        rows = (np.arange(len(lengths)), inputs.starts, lengths, lengths)
+        self._num_blocks = int(blocks.sum())
+        self._slots = torch.from_numpy(np.repeat(firsts, lengths) * GROUP + offsets)
+        self._spans = torch.from_numpy(np.stack(rows, 1).astype(np.int32))
+        self._table = torch.from_numpy((firsts[:, None] + np.arange(blocks.max())).astype(np.int32))
 
-def addresses(pages: Pages) -> tuple[int, int | None]:
-    """Return the addresses of a cache's elements and of its scales, if it has any."""
-    return pages.data.data_ptr(), None if pages.scales is None else pages.scales.data_ptr()
+    def attend(
+        self, layer: int | None, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
+    ) -> Tensor:
+        keys, values = self._pages_for("keys", key), self._pages_for("values", value)
+        if scoring.relative_bias is not None or not takes(query.dtype, keys):
+            return super().attend(layer, query, key, value, scoring)
+        write(keys, values, key, value, self._slots)
+        return attend(keys, values, query, self._table, self._spans, scoring)
+
+    def _pages_for(self, name: str, given: Tensor) -> Pages:
+        shape = (name, given.dtype, given.shape[1:])
+        if shape not in self._pages or len(self._pages[shape].data) < self._num_blocks:
+            heads, dim = given.shape[1:]
+            self._pages[shape] = Pages(given.new_empty(self._num_blocks, heads, GROUP, dim))
+        return self._pages[shape]

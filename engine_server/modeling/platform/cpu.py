@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from engine_server.modeling.attention.interface import AttentionBackend
-from engine_server.modeling.attention.native_backend import NativeAttention
+from engine_server.modeling.attention.native_backend import NativeAttention, NativeStepAttention
 from engine_server.modeling.attention.torch_backend import TorchAttention
 from engine_server.modeling.formats.native import fix_order, native
 from engine_server.modeling.formats.packed import pack
@@ -157,6 +157,9 @@ class NativePlatform(CpuPlatform):
         self, layout: Layout, num_blocks: int, block_size: int, dtype: torch.dtype
     ) -> AttentionBackend:
         return NativeAttention(layout, num_blocks, block_size, dtype, self)
+
+    def step_attention(self) -> AttentionBackend:
+        return NativeStepAttention(self.writes_scores)
 
 
 def has_instructions(dtype: torch.dtype) -> bool:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from engine_server.modeling.attention.interface import AttentionBackend
+from engine_server.modeling.attention.step_attention import StepAttention
 from engine_server.modeling.device import Device
 from engine_server.modeling.formats.weight_format import WeightLayout
 from engine_server.modeling.graphs.captured_step import CapturedStep, StepPart
@@ -57,6 +58,10 @@ class Platform(Device):
         self, layout: Layout, num_blocks: int, block_size: int, dtype: torch.dtype
     ) -> AttentionBackend:
         """Allocate a KV cache of `dtype` and return its attention backend."""
+
+    def step_attention(self) -> AttentionBackend:
+        """Return the attention of encoders, which have no KV cache."""
+        return StepAttention(self.writes_scores)
 
     def capture(self, part: StepPart) -> CapturedStep:
         """Capture a part of decode steps. Raises RuntimeError if that is impossible."""
