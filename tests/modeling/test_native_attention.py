@@ -196,6 +196,20 @@ def test_bits_depend_on_a_token_and_its_context_alone(dtype: torch.dtype, option
     torch.set_num_threads(threads)
 
 
+def test_bits_of_a_long_context_that_threads_share_are_those_of_one_thread() -> None:
+    """Each of the items into which it is cut has several pieces."""
+    cache = Cache([5000], Heads(6, 2, 64, 64), torch.bfloat16, Scoring(0.3))
+    cache.run([Chunk(0, 5000, 5000)])
+    threads = torch.get_num_threads()
+    outputs = []
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        outputs.append(cache.run([Chunk(0, 1, 5000)])[0])
+    torch.set_num_threads(threads)
+    assert torch.equal(*outputs)
+    torch.testing.assert_close(outputs[0].double(), cache.exact(Chunk(0, 1, 5000)), atol=0.03, rtol=0.03)
+
+
 def test_nan_in_one_sequence_does_not_reach_another() -> None:
     cache = Cache([30, 30], Heads(6, 2, 64, 64), torch.float32, Scoring(0.125))
     chunks = [Chunk(0, 30, 30), Chunk(1, 30, 30)]
