@@ -26,8 +26,6 @@ typedef uint32_t words __attribute__((vector_size(BYTES)));
 typedef float any_floats __attribute__((vector_size(BYTES), aligned(4), may_alias));  // at any address
 typedef uint16_t any_halves __attribute__((vector_size(BYTES / 2), aligned(2), may_alias));
 
-inline float widened(bfloat16 value) { return __builtin_bit_cast(float, (uint32_t)value.bits << 16); }
-
 #ifdef __AVX512F__
 constexpr ints LANE = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 #else
