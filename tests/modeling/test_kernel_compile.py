@@ -13,9 +13,11 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
+from engine_server.modeling.formats.low_rank import LowRankTable  # noqa: E402
 from engine_server.modeling.kernels.activation import gated  # noqa: E402
 from engine_server.modeling.kernels.attention import decode, prefill  # noqa: E402
 from engine_server.modeling.kernels.cache_write import write_cache  # noqa: E402
+from engine_server.modeling.kernels.low_rank import add_low_rank  # noqa: E402
 from engine_server.modeling.kernels.matmul import linear  # noqa: E402
 from engine_server.modeling.kernels.norm import rms_norm  # noqa: E402
 from engine_server.modeling.kernels.quantized_matmul import float8_linear, integer_linear  # noqa: E402
@@ -120,4 +122,19 @@ def test_products_with_quantised_weights_compile_for_ampere_and_hopper(
     integer_linear(tensor(100, 4096, dtype=torch.float32), eight_bits, per_output, None, 8, 4096, None)
     assert len(compiled) == 9
     assert all("mma.sync" in kernel.asm["ptx"] or "wgmma" in kernel.asm["ptx"] for kernel in compiled[:8])
+    assert all(kernel.metadata.shared <= MULTIPROCESSOR_BYTES for kernel in compiled)
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_low_rank_updates_compile_for_ampere_and_hopper(
+    compiled: list, monkeypatch: pytest.MonkeyPatch, capability: int
+) -> None:
+    """Compile for a part of a fused projection of Llama 3 8B."""
+    monkeypatch.setattr(triton.runtime.driver, "_active", Driver(capability))
+    for rank in (8, 64):
+        table = LowRankTable(4096, 1024, 4, rank, torch.bfloat16, torch.device("cpu"))
+        out, x = tensor(100, 6144)[:, 4096:5120], tensor(100, 4096)
+        add_low_rank(out, x, torch.zeros(100, dtype=torch.int32), *table.tensors)
+    assert len(compiled) == 4
+    assert all("mma.sync" in kernel.asm["ptx"] or "wgmma" in kernel.asm["ptx"] for kernel in compiled)
     assert all(kernel.metadata.shared <= MULTIPROCESSOR_BYTES for kernel in compiled)

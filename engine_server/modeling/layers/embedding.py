@@ -15,6 +15,8 @@ class Embedding(WeightLayer, nn.Embedding):
     format: WeightFormat | None = None
     layout: WeightLayout = staticmethod(as_loaded)
     sharding: Sharding | None = None
+    # Rows of the table, of which a rank may have a part.
+    whole_rows: int
 
     def forward(self, token_ids: Tensor) -> Tensor:
         assert self.format is not None
@@ -46,4 +48,5 @@ def receive_embeddings(embedding: nn.Embedding) -> Embedding:
     kind = type(embedding)
     embedding.__class__ = Embedding if kind is nn.Embedding else derived_class((kind, Embedding), kind)
     assert isinstance(embedding, Embedding)
+    embedding.whole_rows = embedding.num_embeddings
     return embedding

@@ -23,6 +23,8 @@ class Linear(WeightLayer, nn.Linear):
         """weight: [out, in], or [in, out] where `transposed`; on the meta device until it is loaded."""
         nn.Module.__init__(self)
         self.out_features, self.in_features = reversed(weight.shape) if transposed else weight.shape
+        # Inputs and outputs of the layer, of which a rank may compute a part.
+        self.whole_shape = self.in_features, self.out_features
         self.transposed = transposed
         self.layout = layout
         self.sharding: Sharding | None = None

@@ -35,6 +35,7 @@ SIGNATURES = {
     "multiply_minifloat": [INT, *[POINTER] * 2, LONG, *[POINTER] * 3, *[LONG] * 4, INT],
     "multiply_floating": [INT, *[POINTER] * 2, LONG, *[POINTER] * 2, *[LONG] * 3],
     "gather_floating": [INT, *[POINTER] * 3, *[LONG] * 2],
+    "add_low_rank": [INT, POINTER, LONG, POINTER, LONG, *[POINTER] * 4, *[LONG] * 4],
     "gather_integer": [INT, *[POINTER] * 5, *[LONG] * 2, *[INT] * 2, FLOAT],
 }  # fmt: skip
 # The capability of the CPU in torch's terms that an instruction level needs, and the instructions beyond it.

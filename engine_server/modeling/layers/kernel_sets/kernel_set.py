@@ -1,9 +1,11 @@
-"""The kernels that can replace modules of transformers on one kind of device."""
+"""The kernels of one kind of device for parts of a model besides products and attention."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
+
+from engine_server.modeling.formats.low_rank import AddLowRank
 
 # Takes query, key [1, heads, T, dim] and cos, sin [1, T, angles]; returns the rotated query and key.
 Rotation = Callable[..., tuple[Tensor, Tensor]]
@@ -14,7 +16,7 @@ Gate = Callable[[Tensor], Tensor]
 
 
 class KernelSet(NamedTuple):
-    """Kernels from which the passes choose those with the same results as a model's own modules."""
+    """Kernels, of which the passes choose those with the same results as a model's own modules."""
 
     # Takes (x, weight, eps, offset, residual); returns the sum and its norm: see kernels/norm.py.
     rms_norm: Callable[..., tuple[Tensor, Tensor]]
@@ -23,6 +25,7 @@ class KernelSet(NamedTuple):
     gates: Sequence[Gate]
     # Takes a token's number of angles and the size of a head; returns the candidate rotations.
     rotations: Callable[[int, int], Sequence[Rotation]]
+    add_low_rank: AddLowRank
     # Takes (x, weight, bias, eps); None: torch's own is as good.
     layer_norm: Callable[[Tensor, Tensor, Tensor | None, float], Tensor] | None = None
     activations: Sequence[Activation] = ()

@@ -118,7 +118,21 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return out.transpose(1, 2)
 
 
+def add_low_rank(out: Tensor, x: Tensor, slots: Tensor, a: Tensor, b: Tensor, ranks: Tensor) -> None:
+    """Add to out [rows, out] the updates of x [rows, in] by the adapters in `slots`, int32 [rows]; -1: none.
+
+    a, b, ranks: see LowRankTable.
+    """
+    if not fits(out, x, a):
+        plain_torch.add_low_rank(out, x, slots, a, b, ranks)
+        return
+    kernels().add_low_rank(
+        out.dtype == torch.bfloat16, out.data_ptr(), out.stride(0), x.data_ptr(), x.stride(0), slots.data_ptr(),
+        a.data_ptr(), b.data_ptr(), ranks.data_ptr(), *x.shape, out.shape[1], a.shape[1],
+    )  # fmt: skip
+
+
 NATIVE = KernelSet(
-    rms_norm, (0.0, 1.0), [silu_and_mul, gelu_tanh_and_mul], rotations, layer_norm,
+    rms_norm, (0.0, 1.0), [silu_and_mul, gelu_tanh_and_mul], rotations, add_low_rank, layer_norm,
     [partial(activate, kind) for kind in range(len(ACTIVATIONS))],
 )  # fmt: skip

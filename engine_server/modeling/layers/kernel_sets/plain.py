@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet
+from engine_server.modeling.native.recording import one_operation
 
 
 def rms_norm(
@@ -55,7 +56,22 @@ def rotations(width: int, dim: int) -> list[HalfRotation]:
     return [HalfRotation()] if width == dim else []
 
 
-CPU = KernelSet(rms_norm, (0.0,), [silu_and_mul], rotations)
+@one_operation
+def add_low_rank(out: Tensor, x: Tensor, slots: Tensor, a: Tensor, b: Tensor, ranks: Tensor) -> Tensor:
+    """Add to out [rows, out] the updates of x [rows, in] by the adapters in `slots`, int32 [rows]; -1: none.
+
+    a, b, ranks: see LowRankTable.
+    """
+    for slot in sorted(set(slots.tolist())):
+        rank = int(ranks[slot]) if slot >= 0 else 0
+        if rank:
+            rows = (slots == slot).nonzero().squeeze(1)
+            states = F.linear(x[rows], a[slot, :rank, : x.shape[1]])
+            out.index_add_(0, rows, states @ b[slot, :rank, : out.shape[1]])
+    return out
+
+
+CPU = KernelSet(rms_norm, (0.0,), [silu_and_mul], rotations, add_low_rank)
 
 # For devices on which transformers' own modules are the fastest.
-NO_KERNELS = KernelSet(rms_norm, (), (), lambda width, dim: ())
+NO_KERNELS = KernelSet(rms_norm, (), (), lambda width, dim: (), add_low_rank)

@@ -7,6 +7,7 @@ from typing import get_args
 from torch import Tensor
 
 from engine_server.modeling.kernels.activation import Activation, gated
+from engine_server.modeling.kernels.low_rank import add_low_rank
 from engine_server.modeling.kernels.norm import rms_norm
 from engine_server.modeling.kernels.rotary import rotate
 from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet, Rotation
@@ -28,4 +29,6 @@ def _rotate(
     return query, key
 
 
-TRITON = KernelSet(rms_norm, (0.0, 1.0), [partial(gated, name) for name in get_args(Activation)], rotations)
+TRITON = KernelSet(
+    rms_norm, (0.0, 1.0), [partial(gated, name) for name in get_args(Activation)], rotations, add_low_rank
+)

@@ -1,0 +1,1 @@
+"""Adapters: their files, and the layers of a model that they change."""

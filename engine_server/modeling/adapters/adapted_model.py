@@ -1,0 +1,141 @@
+"""A model whose layers take low-rank updates, with slots for several adapters at a time."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from engine_server.contract.quoting import quote
+from engine_server.modeling.adapters.peft_folder import AdapterError, LowRankAdapter, adapter_bytes
+from engine_server.modeling.formats.low_rank import (
+    AddLowRank,
+    LowRankFormat,
+    LowRankPair,
+    LowRankTable,
+    LowRankUpdate,
+    StepSlots,
+)
+from engine_server.modeling.formats.weight_format import Cut
+from engine_server.modeling.layers.embedding import Embedding
+from engine_server.modeling.layers.linear import FusedLinear, Linear
+
+
+class AdaptedLayer(NamedTuple):
+    """One layer's part of an adapter."""
+
+    table: LowRankTable
+    # Of the whole weight: inputs and outputs.
+    shape: tuple[int, int]
+    # The part of the weight [outputs, inputs] that this rank has; None: the whole.
+    cut: Cut | None
+
+    def own(self, pair: LowRankPair) -> LowRankPair:
+        """Return this rank's part of an update."""
+        if self.cut is None:
+            return pair
+        along = self.cut._replace(dim=1)
+        return (
+            LowRankPair(pair.a, along.of(pair.b))
+            if self.cut.dim == 0
+            else LowRankPair(along.of(pair.a), pair.b)
+        )
+
+
+class AdaptedModel:
+    """The layers of a model that adapters may change: all linear layers of ours, and the embedding of the tokens.
+
+    slots: those of the running forward's rows.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, body: nn.Module, num_slots: int, max_rank: int, add: AddLowRank
+    ) -> None:
+        """Add a table of `num_slots` adapters to each layer, and make its format read it.
+
+        body: the part of the model that runs on all rows of a step.
+        """
+        self.slots = StepSlots()
+        self.max_rank = max_rank
+        self._model = type(model).__name__
+        self._layers: dict[str, AdaptedLayer] = {}
+        self._num_slots = num_slots
+        self._dtype, self._device = model.dtype, model.device
+        self._add = add
+        # The updates of products of several layers.
+        fused: dict[FusedLinear, list[LowRankUpdate]] = {}
+        inside = set(body.modules())
+        for name, module in model.named_modules():
+            if module not in inside or "pooler" in name:
+                continue
+            if isinstance(module, Linear):
+                layer = self._layers[name] = self._adapted_linear(module)
+                if module.fused is None:
+                    self._update(module, [LowRankUpdate(0, layer.table)])
+                else:
+                    first = sum(module.fused.sizes[: module.place])
+                    fused.setdefault(module.fused, []).append(LowRankUpdate(first, layer.table))
+            elif isinstance(module, Embedding):
+                layer = self._layers[name] = self._adapted_embedding(module)
+                self._update(module, [LowRankUpdate(0, layer.table)])
+        for product, updates in fused.items():
+            self._update(product, updates)
+
+    @property
+    def max_bytes(self) -> int:
+        """The largest file of an adapter for the model, with the tables that PEFT saves beside embeddings."""
+        elements = sum(self.max_rank * sum(layer.shape) for layer in self._layers.values())
+        tables = [layer.shape for name, layer in self._layers.items() if "embed" in name or "head" in name]
+        return adapter_bytes(elements + sum(rows * columns for rows, columns in tables))
+
+    def check(self, adapter: LowRankAdapter) -> None:
+        """Raise AdapterError for an adapter of another model."""
+        for name, (a, b) in adapter.pairs.items():
+            layer = self._layers.get(name)
+            if layer is None:
+                raise AdapterError(
+                    f"the adapter changes {quote(name)}, and {self._model} has no such layer that takes adapters"
+                )
+            found, expected = (a.shape[1], b.shape[1]), layer.shape
+            if found != expected:
+                raise AdapterError(
+                    f"{quote(name)} has {found[0]} inputs and {found[1]} outputs in the adapter, and {expected[0]} and "
+                    f"{expected[1]} in the model: it belongs to another base model"
+                )
+
+    @torch.inference_mode()
+    def put(self, slot: int, adapter: LowRankAdapter) -> None:
+        """Copy an adapter, which was checked, to a slot."""
+        for name, layer in self._layers.items():
+            pair = adapter.pairs.get(name)
+            layer.table.put(slot, pair and layer.own(pair))
+
+    @contextmanager
+    def applied(self, slots: Tensor | None) -> Iterator[None]:
+        """Apply the adapters in these slots, int32 [rows], to the rows of a forward; None: no row has one."""
+        self.slots.rows = slots
+        try:
+            yield
+        finally:
+            self.slots.rows = None
+
+    def _adapted_linear(self, linear: Linear) -> AdaptedLayer:
+        cut = None if linear.sharding is None else linear.sharding.cut
+        return AdaptedLayer(self._table(linear.in_features, linear.out_features), linear.whole_shape, cut)
+
+    def _adapted_embedding(self, embedding: Embedding) -> AdaptedLayer:
+        """Take the rows of the weight as the embedding's inputs."""
+        cut = None if embedding.sharding is None else embedding.sharding.cut._replace(dim=1)
+        width = embedding.embedding_dim
+        table = self._table(embedding.num_embeddings, width)
+        return AdaptedLayer(table, (embedding.whole_rows, width), cut)
+
+    def _table(self, inputs: int, outputs: int) -> LowRankTable:
+        return LowRankTable(inputs, outputs, self._num_slots, self.max_rank, self._dtype, self._device)
+
+    def _update(self, layer: Linear | FusedLinear | Embedding, updates: list[LowRankUpdate]) -> None:
+        assert layer.format is not None
+        layer.format = LowRankFormat(layer.format, updates, self.slots, self._add)
+        layer.tables += tuple(tensor for update in updates for tensor in update.table.tensors)

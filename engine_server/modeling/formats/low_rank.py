@@ -1,0 +1,114 @@
+"""Weights with low-rank updates: each row of a step may have its own adapter (LoRA, arXiv 2106.09685)."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from engine_server.modeling.formats.dense import as_parameter
+from engine_server.modeling.formats.weight_format import WeightFormat
+from engine_server.modeling.native.library import as_rows
+
+# Elements of a table's rows are padded with zeros to a multiple of this number.
+PADDING = 16
+
+
+class LowRankPair(NamedTuple):
+    """An adapter's update of one weight: b.T @ a, with the scale in b."""
+
+    # [rank, in]
+    a: Tensor
+    # [rank, out]
+    b: Tensor
+
+
+class LowRankTable:
+    """The updates of one weight for every slot of adapters, zeros beyond each one's rank.
+
+    a: [slots, max_rank, in]; b: [slots, max_rank, out]; both padded along their last dimension. ranks: int32 [slots],
+    0 for an adapter that doesn't change this weight.
+    """
+
+    def __init__(
+        self, inputs: int, outputs: int, slots: int, max_rank: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.inputs, self.outputs = inputs, outputs
+        self.a = as_parameter(
+            torch.zeros(slots, max_rank, inputs + -inputs % PADDING, dtype=dtype, device=device)
+        )
+        self.b = as_parameter(
+            torch.zeros(slots, max_rank, outputs + -outputs % PADDING, dtype=dtype, device=device)
+        )
+        self.ranks = as_parameter(torch.zeros(slots, dtype=torch.int32, device=device))
+
+    def put(self, slot: int, pair: LowRankPair | None) -> None:
+        """Set the update of a slot; None: there is none."""
+        rank = 0 if pair is None else len(pair.a)
+        for table, part in ((self.a, pair and pair.a), (self.b, pair and pair.b)):
+            table[slot] = 0
+            if part is not None:
+                table[slot, :rank, : part.shape[1]] = part.to(table.dtype)
+        self.ranks[slot] = rank
+
+    @property
+    def tensors(self) -> tuple[nn.Parameter, nn.Parameter, nn.Parameter]:
+        return self.a, self.b, self.ranks
+
+
+# Takes out [rows, out], x [rows, in], each row's slot (int32 [rows], -1 for none) and the tensors of a table; adds to
+# each row of `out` the update by its adapter.
+AddLowRank = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], object]
+
+
+class StepSlots:
+    """The slots of the adapters in the running forward, which all layers read."""
+
+    def __init__(self) -> None:
+        # int32 [rows of the layers' inputs], -1 for a row without an adapter. None: no row has one.
+        self.rows: Tensor | None = None
+
+
+class LowRankUpdate(NamedTuple):
+    """The updates of some outputs of a weight, from `first` on."""
+
+    first: int
+    table: LowRankTable
+
+
+class LowRankFormat(WeightFormat):
+    """A weight in any format, and updates of its results by each row's adapter."""
+
+    def __init__(
+        self, base: WeightFormat, updates: Sequence[LowRankUpdate], slots: StepSlots, add: AddLowRank
+    ) -> None:
+        self.base = base
+        self.updates = list(updates)
+        self._slots = slots
+        self._add = add
+
+    @property
+    def fixed_order(self) -> bool:
+        return self.base.fixed_order
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        return self.base.parameters()
+
+    def apply(self, values: Tensor) -> Tensor:
+        output = self.base.apply(values)
+        if self._slots.rows is not None:
+            rows, results = as_rows(values), output.view(-1, output.shape[-1])
+            for first, table in self.updates:
+                self._add(results[:, first : first + table.outputs], rows, self._slots.rows, *table.tensors)
+        return output
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """Return rows of the weight with their updates: a's columns are the weight's rows."""
+        states = self.base.gather(rows)
+        if self._slots.rows is None:
+            return states
+        ((_, table),) = self.updates
+        slots = self._slots.rows.long().view(rows.shape)
+        own = slots.clamp(min=0)
+        update = torch.einsum("...r,...rh->...h", table.a[own, :, rows], table.b[own])[..., : table.outputs]
+        return states + update.where((slots >= 0).unsqueeze(-1), 0)

@@ -1,0 +1,138 @@
+"""The reader of PEFT's folders: what it reads, and what it refuses."""
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import Tensor
+
+from engine_server.modeling.adapters.peft_folder import (
+    CONFIG,
+    WEIGHTS,
+    AdapterError,
+    LowRankAdapter,
+    read_low_rank_adapter,
+)
+
+CONTENT = {"peft_type": "LORA", "r": 2, "lora_alpha": 4}
+KEY = "base_model.model.model.layers.0.self_attn.{}_proj.lora_{}.weight"
+
+
+def pair(name: str = "q", rank: int = 2) -> dict[str, Tensor]:
+    return {KEY.format(name, "A"): torch.ones(rank, 6), KEY.format(name, "B"): torch.ones(8, rank)}
+
+
+def read(folder: Path, settings: dict[str, Any], tensors: dict[str, Tensor]) -> LowRankAdapter:
+    (folder / CONFIG).write_text(json.dumps(CONTENT | settings))
+    save_file(tensors, folder / WEIGHTS)
+    return read_low_rank_adapter(folder, 4, 1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("settings", "rank", "factor"),
+    [
+        ({}, 2, 2.0),
+        ({"use_rslora": True}, 2, 4 / 2**0.5),
+        ({"alpha_pattern": {"q_proj": 6}}, 2, 3.0),
+        ({"alpha_pattern": {"proj": 6}}, 2, 2.0),  # no whole name
+        ({"rank_pattern": {r"layers\.0\.self_attn\.q_proj": 4}}, 4, 1.0),
+        ({"rank_pattern": {"^model.layers.0.self_attn.q_proj$": 4}}, 4, 1.0),
+    ],
+)
+def test_factors_are_those_of_peft(
+    tmp_path: Path, settings: dict[str, Any], rank: int, factor: float
+) -> None:
+    adapter = read(tmp_path, settings, pair(rank=rank))
+    (update,) = adapter.pairs.values()
+    assert update.a.shape == (rank, 6) and update.b.shape == (rank, 8)
+    torch.testing.assert_close(update.b, torch.full((rank, 8), factor))
+
+
+def test_digest_depends_on_both_files(tmp_path: Path) -> None:
+    first = read(tmp_path, {}, pair()).digest
+    assert read(tmp_path, {}, pair()).digest == first
+    assert read(tmp_path, {"lora_alpha": 5}, pair()).digest != first
+    assert read(tmp_path, {}, pair("k")).digest != first
+
+
+@pytest.mark.parametrize(
+    ("settings", "tensors", "words"),
+    [
+        ({"peft_type": "PREFIX_TUNING"}, pair(), "peft_type is 'PREFIX_TUNING'; LORA is supported"),
+        ({"use_dora": True}, pair(), "use_dora is True, which is not supported"),
+        ({"bias": "all"}, pair(), "bias is 'all', which is not supported"),
+        ({"modules_to_save": ["lm_head"]}, pair(), "modules_to_save is .*, which is not supported"),
+        (
+            {"target_parameters": ["experts.down_proj"]},
+            pair(),
+            "target_parameters is .*, which is not supported",
+        ),
+        ({"init_lora_weights": "pissa"}, pair(), "'pissa', which changes the base model's weights"),
+        ({"r": None}, pair(), "no valid r, lora_alpha"),
+        ({"alpha_pattern": {"(a+)+$": 2}}, pair(), "regular expressions are not supported"),
+        ({}, pair(rank=3), "has rank 3, and adapter_config.json says 2"),
+        ({"r": 5}, pair(rank=5), "has rank 5; max_lora_rank of the engine is 4"),
+        ({}, {}, "has no tensors"),
+        ({}, {KEY.format("q", "A"): torch.ones(2, 6)}, "has lora_A alone"),
+        ({}, pair() | {KEY.format("q", "B"): torch.ones(8, 3)}, "whose ranks differ"),
+        ({}, pair() | {KEY.format("q", "A"): torch.full((2, 6), torch.nan)}, "not finite"),
+        ({}, pair() | {KEY.format("q", "A"): torch.ones(2, 6, dtype=torch.int8)}, "floating-point"),
+        ({}, pair() | {"base_model.model.lm_head.weight": torch.ones(2)}, "replaces the weight of 'lm_head'"),
+        ({}, pair() | {"other": torch.ones(2)}, "'other' is no part of a LoRA adapter"),
+    ],
+    ids=str,
+)
+def test_an_adapter_that_cannot_be_used_is_refused(
+    tmp_path: Path, settings: dict[str, Any], tensors: dict[str, Tensor], words: str
+) -> None:
+    with pytest.raises(AdapterError, match=words):
+        read(tmp_path, settings, tensors)
+
+
+def test_missing_and_large_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(AdapterError, match=r"adapter_config.json can't be read"):
+        read_low_rank_adapter(tmp_path, 4, 1000)
+    (tmp_path / CONFIG).write_text(json.dumps(CONTENT))
+    (tmp_path / "adapter_model.bin").write_bytes(b"a pickle")
+    with pytest.raises(AdapterError, match=r"has no adapter_model.safetensors"):
+        read_low_rank_adapter(tmp_path, 4, 1000)
+    save_file({key: tensor.repeat(1, 50) for key, tensor in pair().items()}, tmp_path / WEIGHTS)
+    with pytest.raises(AdapterError, match=r"bytes; an adapter of rank 4.* has at most 1000"):
+        read_low_rank_adapter(tmp_path, 4, 1000)
+
+
+@given(st.binary(max_size=200), st.integers(0, 300), st.integers(0, 400))
+def test_damaged_weights_are_refused_or_read(
+    tmp_path_factory: pytest.TempPathFactory, garbage: bytes, start: int, end: int
+) -> None:
+    """Any bytes in place of some of the file give an adapter with finite values or an AdapterError."""
+    folder = tmp_path_factory.mktemp("damaged")
+    read(folder, {}, pair())
+    whole = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(whole[:start] + garbage + whole[end:])
+    try:
+        adapter = read_low_rank_adapter(folder, 4, 1 << 20)
+    except AdapterError:
+        return
+    assert all(part.isfinite().all() for update in adapter.pairs.values() for part in update)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
+    ),
+    st.sampled_from(["r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "bias", "peft_type"]),
+)
+def test_any_setting_is_refused_or_read(
+    tmp_path_factory: pytest.TempPathFactory, value: Any, name: str
+) -> None:
+    folder = tmp_path_factory.mktemp("settings")
+    with contextlib.suppress(AdapterError):
+        read(folder, {name: value}, pair())
