@@ -4,7 +4,13 @@ import msgspec
 
 
 class LoRAConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of LoRA adapters. Not supported yet."""
+    """Limits of LoRA adapters."""
+
+    # Different adapters in a step: slots in the device's memory.
+    max_loras: int
+    max_lora_rank: int
+    # Adapters in the host's memory, at least `max_loras`.
+    max_cpu_loras: int
 
 
 class PromptAdapterConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -45,7 +45,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     prompt_adapter_config: PromptAdapterConfig | None = None
 
     def __post_init__(self) -> None:
-        for name in ("lora_config", "speculative_config", "prompt_adapter_config"):
+        for name in ("speculative_config", "prompt_adapter_config"):
             if getattr(self, name) is not None:
                 raise ValueError(f"{name} is not supported yet; only None is allowed")
 

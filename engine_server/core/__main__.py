@@ -16,7 +16,7 @@ from engine_server.modeling.progress import FILE, ProgressClock
 from engine_server.requests.messages import CoreMessage, FrontEndMessage, Phase, Ready
 
 if TYPE_CHECKING:
-    from engine_server.core.scheduling.scheduler import Scheduler
+    from engine_server.core.engine_core import EngineCore
 
 # Milliseconds between two reports of a core that has no work.
 IDLE_MS = 250
@@ -52,20 +52,22 @@ def serve(folder: str, fail: Callable[[str], None]) -> None:
     send(Ready(core.num_blocks, core.batch_invariant))
     decoder = msgspec.msgpack.Decoder(FrontEndMessage)
     while True:
-        while inputs.poll(0 if core.has_work else idle_wait(core.scheduler)):
+        while inputs.poll(0 if core.has_work else idle_wait(core)):
             if returned := core.handle(decoder.decode(inputs.recv())):
                 send(returned)
             if not core.has_work:
                 send(core.outputs())  # the last request was aborted: report that no request is running
+        for returned in core.prepare():
+            send(returned)
         if core.has_work or core.scheduler.seconds_to_deadline() <= 0:
             send(core.outputs())
-        else:
-            progress.tick()
 
 
-def idle_wait(scheduler: "Scheduler") -> int:
+def idle_wait(core: "EngineCore") -> int:
     """Return how many milliseconds a core without work may wait for a message, at most until the next deadline."""
-    longest = PREPARING_MS if scheduler.requests and not scheduler.has_work else IDLE_MS
+    scheduler = core.scheduler
+    preparing = core.operations.waiting or (scheduler.requests and not scheduler.has_work)
+    longest = PREPARING_MS if preparing else IDLE_MS
     return math.ceil(min(longest, 1000 * scheduler.seconds_to_deadline()))
 
 

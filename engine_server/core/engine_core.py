@@ -11,6 +11,7 @@ import msgspec
 import torch
 
 from engine_server.config import EngineConfig
+from engine_server.core.adapters.adapter_pool import AdapterPool
 from engine_server.core.debug_state import DebugState, debug_state
 from engine_server.core.executor import Executor
 from engine_server.core.heads.head import Pending
@@ -67,6 +68,10 @@ class EngineCore:
         self.num_blocks = self.executor.runner.num_blocks
         self.batch_invariant = self.executor.runner.batch_invariant
         pooling = config.model_config.pooling
+        lora = config.lora_config
+        self.adapters = None
+        if lora is not None:
+            self.adapters = AdapterPool(lora, self.executor.read_adapter, self.executor.put_adapter)
         self.scheduler = Scheduler(
             config.scheduler_config,
             self.table,
@@ -74,11 +79,12 @@ class EngineCore:
             config.cache_config.enable_prefix_caching and not pooling,  # pooling needs every token's state
             self.executor.erase,
             self.executor.rope_regime if self.executor.runner.loaded.rope else None,
+            self.adapters,
         )
         self.grammars = Grammars(
             config.model_config.eos_token_ids, config.model_config.vocab_size, self.executor.platform
         )
-        self.operations = Operations(config, self.executor, self.scheduler)
+        self.operations = Operations(config, self.executor, self.scheduler, self.adapters)
         self.overlapped = self.executor.runner.overlapped
         self._in_flight: StepInFlight | None = None
         # The batch of the latest step, which may not have been launched.
@@ -88,13 +94,15 @@ class EngineCore:
         self._memory_taken = -math.inf
 
     def handle(self, message: FrontEndMessage) -> CallResult | None:
-        """Apply a message to the scheduler or run the call in it; return the result of a call."""
+        """Apply a message to the scheduler or run the call in it; return the result of a call if it has one yet."""
         match message:
             case Call():
                 return self.operations.run(message)
             case AddRequest():
                 request = Request.from_message(message)
                 self.grammars.open(request)
+                if self.adapters is not None and message.lora is not None:
+                    request.adapter = self.adapters.open(message.lora)
                 self.scheduler.add(request)
             case Vocabulary():
                 self.grammars.load(message)
@@ -107,6 +115,12 @@ class EngineCore:
         if self._in_flight is not None:
             return True
         return self.scheduler.has_work and not self.operations.halted
+
+    def prepare(self) -> list[CallResult]:
+        """Start what runs in other threads; return the results of calls that they have finished."""
+        self.progress.tick()
+        self.scheduler.read_adapters()
+        return self.operations.finished()
 
     def step(self) -> list[RequestStep]:
         """Compute one step of the running requests, and return the result of each."""
@@ -123,7 +137,8 @@ class EngineCore:
         started = time.perf_counter()
         self._batch, self.executor.device_seconds = [], 0.0
         self.executor.runner.timer.take()
-        steps = self.scheduler.expire()
+        self.scheduler.read_adapters()
+        steps = self.scheduler.expire() + self.scheduler.fail_without_adapter()
         if self.has_work:
             steps += self._overlapped_step() if self.overlapped else self._guarded_step()
         self.executor.check()  # the results of a collective that was aborted are arbitrary

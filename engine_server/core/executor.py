@@ -2,6 +2,7 @@
 
 import pkgutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from engine_server.core.model_runner import ModelRunner, OnPhase
 from engine_server.core.scheduling.batch import Batch
 from engine_server.core.scheduling.request import Request
 from engine_server.core.scheduling.step_result import StepResult
+from engine_server.modeling.adapters.peft_folder import AdapterError, LowRankAdapter, read_low_rank_adapter
 from engine_server.modeling.device_time import elapsed_seconds
 from engine_server.modeling.platform.interface import Platform
 from engine_server.modeling.progress import ProgressClock
@@ -80,6 +82,20 @@ class Executor:
     def rope_regime(self, request: Request) -> int:
         """Return the number that a request's keys depend on besides its tokens."""
         return self.runner.loaded.rope_regime(request)
+
+    def read_adapter(self, folder: Path) -> LowRankAdapter:
+        """Read the adapter in a folder. Raises AdapterError if it doesn't fit the model. It may run in any thread."""
+        adapted = self.runner.loaded.adapted
+        if adapted is None:
+            raise AdapterError("the weights are unloaded")
+        adapter = read_low_rank_adapter(folder, adapted.max_rank, adapted.max_bytes)
+        adapted.check(adapter)
+        return adapter
+
+    def put_adapter(self, slot: int, adapter: LowRankAdapter) -> None:
+        """Copy an adapter, which was checked, to a slot."""
+        self._workers.broadcast("put_adapter", slot, adapter)
+        self.runner.put_adapter(slot, adapter)
 
     def erase(self, block_ids: list[int]) -> None:
         """Zero the content of blocks."""

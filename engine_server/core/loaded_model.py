@@ -1,5 +1,6 @@
 """The model's weights on one rank's device."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import Tensor, nn
@@ -7,6 +8,7 @@ from transformers import PreTrainedModel
 
 from engine_server.config import EngineConfig
 from engine_server.core.scheduling.request import Request
+from engine_server.modeling.adapters.adapted_model import AdaptedModel
 from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.layers.rope import SequenceRope, sequence_rope
 from engine_server.modeling.loading.model_loader import first_position, load_model
@@ -36,6 +38,8 @@ class LoadedModel:
         self._model: PreTrainedModel | None = None
         self._split: SplitModel | None = None
         self._classifier: SplitClassifier | None = None
+        # The layers that adapters change; None: the engine takes none.
+        self.adapted: AdaptedModel | None = None
         self.rope: SequenceRope | None = None
         # Position of a sequence's first token.
         self.first_position = 0
@@ -74,17 +78,26 @@ class LoadedModel:
             self._split = SplitModel(self._model, self.first_position)
         elif pooling.num_labels is not None:
             self._classifier = SplitClassifier(self._model, pooling.num_labels, self.first_position)
+        lora = config.lora_config
+        if lora is not None:
+            with measured_memory("adapters", self._platform):
+                add = self._platform.module_kernels.add_low_rank
+                self.adapted = AdaptedModel(self._model, self.body, lora.max_loras, lora.max_lora_rank, add)
 
     def unload(self, keep_on_host: bool) -> None:
         """Free the weights' device memory; `restore` needs the copy on the host, `load` doesn't."""
         if keep_on_host:
             nn.Module.to(self.model, "cpu")  # transformers' own is not typed
         else:
-            self._model = self._split = self._classifier = None
+            self._model = self._split = self._classifier = self.adapted = None
 
     def restore(self) -> None:
         """Copy the weights from the host back to the device."""
         nn.Module.to(self.model, self._platform.device)
+
+    def apply_adapters(self, slots: Tensor | None) -> AbstractContextManager[None]:
+        """Apply the adapters in `slots`, int32 [rows], to the rows of a forward; None: no row has one."""
+        return nullcontext() if self.adapted is None else self.adapted.applied(slots)
 
     def rope_regime(self, request: Request) -> int:
         """Return the number that a request's keys depend on besides its tokens."""

@@ -94,6 +94,7 @@ def flatten(batch: Batch, table: BlockTable, stretched: bool) -> StepInputs:
     )
     unknown = token_ids == UNKNOWN
     token_ids[unknown] = -1 - rows[sequence[unknown]]
+    adapters = np.array([scheduled.request.adapter_slot for scheduled in batch])
     return StepInputs(
         token_ids=token_ids,
         positions=positions,
@@ -104,4 +105,5 @@ def flatten(batch: Batch, table: BlockTable, stretched: bool) -> StepInputs:
         tables=(),  # each rank has its own copy
         rows=rows,
         regimes=np.array([scheduled.request.rope_regime for scheduled in batch]) if stretched else None,
+        adapters=adapters[sequence] if (adapters >= 0).any() else None,
     )

@@ -24,6 +24,7 @@ from engine_server.core.logits.penalties import Penalties
 from engine_server.core.logits.pipeline import LogitsPipeline
 from engine_server.core.model_inputs import NOTHING, ModelInputs
 from engine_server.core.step_capture import DecodeStep, StepCapture
+from engine_server.modeling.adapters.peft_folder import LowRankAdapter
 from engine_server.modeling.attention.hook import ForwardContext
 from engine_server.modeling.attention.interface import AttentionBackend, Staged, StepInputs
 from engine_server.modeling.communicator import Communicator
@@ -106,6 +107,8 @@ class ModelRunner:
         # Tensors whose memory `sleep` freed, with their shapes.
         self._freed: list[tuple[Tensor, torch.Size]] = []
         self._staged: Staged | None = None
+        # Slots of the adapters of the latest forward's sequences that sample, and of each chunk's rows; empty: none.
+        self._head_slots: list[Tensor] = []
         # On ranks without a head, the input of `join_head`.
         self._latest: ForwardOutput | None = None
         self.capture_graphs()
@@ -128,19 +131,22 @@ class ModelRunner:
             output = self._forward_eagerly(inputs, staged)
         else:
             with self._context.replay(self.staging.attach(inputs.step, staged)):
-                states = self._captured.states(size)
+                states = self._captured.states(size, inputs.step.adapters is not None)
             output = ForwardOutput(states[: len(inputs.sampling)], [], size)
+        self._head_slots = self._slots_of_head(inputs, staged)
         if self.head is None:
             self._latest = output
         return output
 
     @torch.inference_mode()
-    def logits(self, states: Tensor, captured_size: int | None = None) -> Tensor:
+    def logits(self, states: Tensor, captured_size: int | None = None, chunk: int | None = None) -> Tensor:
         """Launch the computation of logits [n, vocabulary] from hidden states [n, hidden]. All ranks must call it.
 
-        captured_size: that of the forward that computed the states.
+        captured_size: that of the forward that computed the states. chunk: the index of the latest forward's chunk of
+        prompt rows that they are; None: they are its sequences that sample.
         """
-        with self.timer.measure():
+        slots = self._head_slots[0 if chunk is None else chunk + 1] if self._head_slots else None
+        with self.timer.measure(), self.loaded.apply_adapters(slots):
             captured = None if captured_size is None else self._captured.logits(captured_size)
             return self.loaded.split.logits(states) if captured is None else captured[: len(states)]
 
@@ -149,8 +155,8 @@ class ModelRunner:
         assert self._latest is not None
         states, self._latest = self._latest, None
         self.logits(states.rows, states.captured_size)
-        for rows in states.prompt_rows:
-            self.logits(rows)
+        for chunk, rows in enumerate(states.prompt_rows):
+            self.logits(rows, chunk=chunk)
 
     @torch.inference_mode()
     def keep(self, tokens: Tensor) -> None:
@@ -158,6 +164,11 @@ class ModelRunner:
         if self.overlapped:
             assert self._staged is not None
             self._last_tokens.index_copy_(0, self._staged.sampling[: len(tokens)].long(), tokens)
+
+    def put_adapter(self, slot: int, adapter: LowRankAdapter) -> None:
+        """Copy an adapter, which was checked, to a slot."""
+        assert self.loaded.adapted is not None
+        self.loaded.adapted.put(slot, adapter)
 
     def erase(self, block_ids: list[int]) -> None:
         """Zero the content of blocks."""
@@ -294,13 +305,22 @@ class ModelRunner:
     @torch.inference_mode()
     def _forward_eagerly(self, inputs: ModelInputs, staged: Staged) -> ForwardOutput:
         arguments = self._arguments(inputs, staged)
-        with self._context.run(self.staging.attach(inputs.step, staged)):
+        slots = None if inputs.step.adapters is None else staged.adapters
+        with self.loaded.apply_adapters(slots), self._context.run(self.staging.attach(inputs.step, staged)):
             states = self.loaded.states(arguments)
             if not self.loaded.generates:
                 return ForwardOutput(states, [], None)
             rows = states.index_select(0, staged.logit_rows)
             prompt_rows = [states[torch.from_numpy(rows).to(self.device)] for rows in inputs.chunks]
         return ForwardOutput(rows, prompt_rows, None)
+
+    def _slots_of_head(self, inputs: ModelInputs, staged: Staged) -> list[Tensor]:
+        """Return the slots of the rows of which logits are computed: those that sample, and each chunk's."""
+        if inputs.step.adapters is None:
+            return []
+        sampling = staged.logit_rows[: len(inputs.sampling)]
+        chunks = [torch.from_numpy(rows).to(self.device) for rows in inputs.chunks]
+        return [staged.adapters.index_select(0, rows) for rows in (sampling, *chunks)]
 
     def _arguments(self, inputs: ModelInputs, staged: Staged) -> dict[str, Any]:
         """Return the model's arguments: tokens, or embeddings if a prompt was given as embeddings."""

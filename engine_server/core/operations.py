@@ -4,11 +4,16 @@ import logging
 from collections.abc import Collection
 from typing import Any
 
+import msgspec
 import torch
 
 from engine_server.config import EngineConfig
+from engine_server.core.adapters.adapter import Adapter
+from engine_server.core.adapters.adapter_pool import AdapterPool
 from engine_server.core.executor import Executor
 from engine_server.core.scheduling.scheduler import Scheduler
+from engine_server.modeling.adapters.peft_folder import AdapterError
+from engine_server.requests.adapters import LoRARequest
 from engine_server.requests.messages import Call, CallResult
 
 # The parts that sleep; each can be woken separately.
@@ -20,10 +25,19 @@ logger = logging.getLogger(__name__)
 class Operations:
     """The operations that can be called by name. While `halted`, no step runs and requests wait."""
 
-    def __init__(self, config: EngineConfig, executor: Executor, scheduler: Scheduler) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        scheduler: Scheduler,
+        adapters: AdapterPool | None,
+    ) -> None:
         self._trace_folder = config.observability_config.torch_profiler_dir
         self._executor = executor
         self._scheduler = scheduler
+        self._adapters = adapters
+        # Calls whose result is computed in another thread.
+        self._unfinished: dict[int, Adapter] = {}
         self._profile: torch.profiler.profile | None = None
         self._asleep: frozenset[str] = frozenset()
         self._paused = False
@@ -33,6 +47,7 @@ class Operations:
             for method in (
                 self.pause, self.resume, self.sleep, self.wake_up, self.is_sleeping,
                 scheduler.reset_prefix_cache, self.start_profile, self.stop_profile, self.collective_rpc,
+                self.add_lora, self.remove_lora, self.pin_lora, self.list_loras,
             )
         }  # fmt: skip
 
@@ -40,16 +55,60 @@ class Operations:
     def halted(self) -> bool:
         return self._paused or self.is_sleeping()
 
-    def run(self, call: Call) -> CallResult:
-        """Run an operation, and return its result or its error. Raises nothing, so that the core keeps running."""
+    def run(self, call: Call) -> CallResult | None:
+        """Run an operation, and return its result or its error; None if `finished` will return it.
+
+        Raises nothing, so that the core keeps running.
+        """
         try:
-            return CallResult(call.call_id, self._table[call.method](*call.args))
+            value = self._table[call.method](*call.args)
         except Exception as error:
-            logger.warning(
-                "%s failed: %s", call.method, str(error)
-            )  # a record may outlive the error's frames
-            refused = isinstance(error, ValueError)
-            return CallResult(call.call_id, error=f"{call.method}: {error}", refused=refused)
+            return failed(call.call_id, call.method, error)
+        if isinstance(value, Adapter):
+            self._unfinished[call.call_id] = value
+            return None
+        return CallResult(call.call_id, value)
+
+    @property
+    def waiting(self) -> bool:
+        """True while a call has no result yet."""
+        return bool(self._unfinished)
+
+    def finished(self) -> list[CallResult]:
+        """Return the results of calls that other threads have finished."""
+        done = [(call_id, adapter) for call_id, adapter in self._unfinished.items() if adapter.settled]
+        return [self._loaded(call_id, adapter) for call_id, adapter in done]
+
+    def _loaded(self, call_id: int, adapter: Adapter) -> CallResult:
+        del self._unfinished[call_id]
+        error = adapter.error
+        self._pool.keep(adapter)
+        if error is None:
+            return CallResult(call_id, True)
+        return failed(call_id, self.add_lora.__name__, AdapterError(error))
+
+    def add_lora(self, lora: dict[str, Any]) -> Adapter:
+        """Read an adapter into memory, in another thread."""
+        return self._pool.add(msgspec.convert(lora, LoRARequest))
+
+    def remove_lora(self, lora_int_id: int) -> bool:
+        """Remove an adapter, and return False if it isn't in memory. Requests that have it go on."""
+        return self._pool.remove(lora_int_id)
+
+    def pin_lora(self, lora_int_id: int) -> bool:
+        """Keep an adapter in memory and, once it has run, in its slot."""
+        self._pool.pin(lora_int_id)
+        return True
+
+    def list_loras(self) -> list[int]:
+        """Return the ids of the adapters in memory."""
+        return self._pool.ids
+
+    @property
+    def _pool(self) -> AdapterPool:
+        if self._adapters is None:
+            raise ValueError("the engine was started without enable_lora")
+        return self._adapters
 
     def pause(self) -> None:
         self._paused = True
@@ -71,6 +130,8 @@ class Operations:
         self._scheduler.preempt_all()
         self._scheduler.reset_prefix_cache()
         self._executor.sleep(level)
+        if self._adapters is not None and level == 2:
+            self._adapters.vacate_all()
         self._asleep, self.sleep_level = TAGS, level
 
     def wake_up(self, tags: Collection[str] | None) -> None:
@@ -108,3 +169,9 @@ class Operations:
             raise ValueError("no profile is being recorded")
         profile, self._profile = self._profile, None
         profile.stop()
+
+
+def failed(call_id: int, method: str, error: Exception) -> CallResult:
+    """Return the result of a call that raised an error, and log it."""
+    logger.warning("%s failed: %s", method, str(error))  # a record may outlive the error's frames
+    return CallResult(call_id, error=f"{method}: {error}", refused=isinstance(error, ValueError))

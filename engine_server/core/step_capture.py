@@ -35,6 +35,8 @@ class DecodeStep(NamedTuple):
     staging: Staging
     # The largest number of sequences.
     most: int
+    # Some of the sequences have adapters.
+    adapted: bool = False
 
 
 class Graphs(NamedTuple):
@@ -66,7 +68,10 @@ class StepCapture:
         self._ranks = ranks
         self._loaded = loaded
         self._buffers = self._allocate() if self._possible else None
-        self._graphs: Graphs | None = None
+        # For steps without adapters, and for those with some.
+        self._graphs: dict[bool, Graphs] = {}
+        # Those that were replayed last.
+        self._latest: Graphs | None = None
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -80,14 +85,10 @@ class StepCapture:
             return
         step.staging.put(self._example(step, step.most), np.arange(step.most))
         try:
-            states, logits = self._buffers
-            forward = self._platform.capture(self._part(step, self._run_forward, states))
-            if logits is None:
-                self._graphs = Graphs(forward, None)
-                return
-            self._graphs = Graphs(forward, self._platform.capture(self._part(step, self._run_logits, logits)))
-            if sampler:
-                sampler.capture(logits)
+            for adapted in (False,) if self._loaded.adapted is None else (False, True):
+                self._graphs[adapted] = self._capture(step._replace(adapted=adapted))
+            if sampler and self._buffers.logits is not None:
+                sampler.capture(self._buffers.logits)
         except RuntimeError as error:
             if self._ranks.size > 1 and not isinstance(error, UnrecordableError):
                 raise  # the other ranks are inside a collective
@@ -96,28 +97,33 @@ class StepCapture:
 
     def release(self, sampler: "KernelSampler | None") -> None:
         """Free the memory of the captured steps, except the buffers."""
-        self._graphs = None
+        self._graphs, self._latest = {}, None
         if sampler:
             sampler.release_graphs()
 
     def size_for(self, inputs: ModelInputs) -> int | None:
         """Return the size of the captured step that can compute a step, or None."""
-        if self._graphs is None or not inputs.is_plain_decode:
+        graphs = self._graphs.get(inputs.step.adapters is not None)
+        if graphs is None or not inputs.is_plain_decode:
             return None
-        return self._graphs.forward.size_for(len(inputs.step.starts))
+        return graphs.forward.size_for(len(inputs.step.starts))
 
-    def states(self, size: int) -> Tensor:
-        """Return the hidden states [max_num_seqs, hidden] of the staged step. To be called in its context."""
-        assert self._graphs is not None and self._buffers is not None
-        self._graphs.forward.replay(size)
+    def states(self, size: int, adapted: bool) -> Tensor:
+        """Return the hidden states [max_num_seqs, hidden] of the staged step. To be called in its context.
+
+        adapted: some of its sequences have adapters.
+        """
+        assert self._buffers is not None
+        self._latest = self._graphs[adapted]
+        self._latest.forward.replay(size)
         return self._buffers.states
 
     def logits(self, size: int) -> Tensor | None:
         """Return the logits [max_num_seqs, vocabulary] of the latest states, or None if they aren't captured."""
-        if self._graphs is None or self._graphs.logits is None:
+        if self._latest is None or self._latest.logits is None:
             return None
         assert self._buffers is not None
-        self._graphs.logits.replay(size)
+        self._latest.logits.replay(size)
         return self._buffers.logits
 
     @property
@@ -138,6 +144,14 @@ class StepCapture:
         if self._platform.samples_by_kernel:
             logits = torch.zeros(rows, split.vocabulary, device=device)
         return CaptureBuffers(states, logits)
+
+    def _capture(self, step: DecodeStep) -> Graphs:
+        assert self._buffers is not None
+        states, logits = self._buffers
+        forward = self._platform.capture(self._part(step, self._run_forward, states))
+        if logits is None:
+            return Graphs(forward, None)
+        return Graphs(forward, self._platform.capture(self._part(step, self._run_logits, logits)))
 
     def _part(self, step: DecodeStep, run: Callable[[DecodeStep, int], None], output: Tensor) -> StepPart:
         backend = step.context.backend
@@ -165,7 +179,8 @@ class StepCapture:
     def _run_logits(self, step: DecodeStep, size: int) -> None:
         """Compute the logits of the first `size` rows of the states buffer, to be captured."""
         assert self._buffers is not None and self._buffers.logits is not None
-        self._buffers.logits[:size].copy_(self._loaded.split.logits(self._buffers.states[:size]))
+        with self._loaded.apply_adapters(step.staging.decodes(size).adapters if step.adapted else None):
+            self._buffers.logits[:size].copy_(self._loaded.split.logits(self._buffers.states[:size]))
 
     def _example(self, step: DecodeStep, count: int) -> StepInputs:
         """Return a step of decodes with different contexts, each of which writes to a block of its own."""
@@ -181,4 +196,5 @@ class StepCapture:
             contexts,
             [],
             rows,
+            adapters=np.zeros_like(rows) if step.adapted else None,
         )

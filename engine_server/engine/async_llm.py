@@ -183,12 +183,17 @@ class AsyncLLM:
         return cast(AsyncGenerator[PoolingRequestOutput[Any], None], outputs)
 
     async def beam_search(
-        self, prompt: PromptType, request_id: str | int, params: BeamSearchParams
+        self,
+        prompt: PromptType,
+        request_id: str | int,
+        params: BeamSearchParams,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield one output: the beam_width best completions, the best first. See BeamSearchParams."""
 
         async def complete(number: int, beam: BeamSearchSequence) -> CompletionOutput:
-            stream = self.generate({"prompt_token_ids": beam.tokens}, search.step_params, f"{key}-{number}")
+            beam_prompt: PromptType = {"prompt_token_ids": beam.tokens}
+            stream = self.generate(beam_prompt, search.step_params, f"{key}-{number}", lora_request)
             async with contextlib.aclosing(stream):
                 return [output async for output in stream][-1].outputs[0]
 
@@ -357,6 +362,22 @@ class AsyncLLM:
     async def is_sleeping(self) -> bool:
         return bool(await self._call("is_sleeping"))
 
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Read an adapter into memory, so that its first request needn't wait. Raises RuntimeError if it can't be."""
+        return bool(await self._call("add_lora", self._front_end.adapter_call(lora_request)))
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        """Remove an adapter from memory; return False if it isn't there. Requests that have it go on."""
+        return bool(await self._call("remove_lora", lora_id))
+
+    async def list_loras(self) -> set[int]:
+        """Return the ids of the adapters in memory."""
+        return set(await self._call("list_loras"))
+
+    async def pin_lora(self, lora_id: int) -> bool:
+        """Keep an adapter in memory and in the device's slot. Raises RuntimeError if no slot would be left."""
+        return bool(await self._call("pin_lora", lora_id))
+
     async def start_profile(self) -> None:
         """Trace the core with torch.profiler, into the folder `torch_profiler_dir`."""
         await self._call("start_profile")
@@ -375,7 +396,7 @@ class AsyncLLM:
 
     async def get_tokenizer(self, lora_request: LoRARequest | None = None) -> PreTrainedTokenizerBase:
         """Return the tokenizer. Raises ValueError if the engine was made without one."""
-        return self._front_end.require_tokenizer(lora_request)
+        return await asyncio.to_thread(self._front_end.require_tokenizer, lora_request)
 
     @property
     def vllm_config(self) -> EngineConfig:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from engine_server.config import EngineConfig
 from engine_server.contract.quoting import quote
 from engine_server.engine.compat import refuse
-from engine_server.engine.input.admission import check_priority, check_trace_headers
+from engine_server.engine.input.admission import check_lora, check_priority, check_trace_headers
 from engine_server.engine.input.processor import Processor
-from engine_server.engine.input.tokenizer import backend_of
+from engine_server.engine.input.tokenizer import adapter_tokenizer, backend_of
 from engine_server.engine.output.output_processor import OutputProcessor, PreparedRequest
 from engine_server.requests.adapters import LoRARequest
 from engine_server.requests.errors import InvalidRequestError, QueueFullError
@@ -48,6 +48,7 @@ class FrontEnd:
         """vocabulary: None if the engine can't follow grammars."""
         self.tokenizer = tokenizer
         self.config = config.scheduler_config
+        self.lora = config.lora_config
         self.processor = Processor(config.model_config, self.tokenizer)
         self.requests = OutputProcessor(
             backend_of(self.tokenizer) if self.tokenizer else None, config.model_config.eos_token_ids
@@ -57,18 +58,25 @@ class FrontEnd:
         self.loggers = create_loggers(config, log_stats, stat_loggers)
 
     def require_tokenizer(self, lora_request: LoRARequest | None) -> PreTrainedTokenizerBase:
-        """Return the tokenizer. Raises ValueError if the engine was made without one."""
-        refuse(lora_request=lora_request)
+        """Return the tokenizer, or the adapter's own. Raises ValueError if the engine was made without one."""
+        lora = check_lora(lora_request, self.lora)
         if self.tokenizer is None:
             raise ValueError("the engine has no tokenizer: it was made with skip_tokenizer_init")
-        return self.tokenizer
+        return (adapter_tokenizer(lora.lora_path) if lora else None) or self.tokenizer
+
+    def adapter_call(self, lora_request: LoRARequest) -> dict[str, Any]:
+        """Return the argument of the core's add_lora. Raises InvalidRequestError."""
+        if lora_request is None:
+            raise InvalidRequestError("there is no lora_request", "lora_request")
+        checked: dict[str, Any] = msgspec.to_builtins(check_lora(lora_request, self.lora))
+        return checked
 
     def check(self, submission: Submission) -> None:
         """Raise InvalidRequestError for an unsupported parameter, QueueFullError if there is no room."""
         check_priority(submission.priority)
         check_trace_headers(submission.trace_headers)
+        check_lora(submission.lora_request, self.lora)
         refuse(
-            lora_request=submission.lora_request,
             trace_headers=submission.trace_headers if not self.traces else None,
             prompt_adapter_request=submission.prompt_adapter_request,
             priority=submission.priority if self.config.policy == "fcfs" else 0,
@@ -81,6 +89,7 @@ class FrontEnd:
             submission.request_id, submission.prompt, submission.params, submission.arrival_time
         )
         request.priority = check_priority(submission.priority)
+        request.lora = check_lora(submission.lora_request, self.lora)
         params = request.pooling or request.params
         if params.timeout is not None:
             request.deadline = request.arrival + params.timeout

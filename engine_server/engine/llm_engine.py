@@ -271,6 +271,22 @@ class LLMEngine:
     def is_sleeping(self) -> bool:
         return bool(self._call("is_sleeping"))
 
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Read an adapter into memory, so that its first request needn't wait. Raises RuntimeError if it can't be."""
+        return bool(self._call("add_lora", self._front_end.adapter_call(lora_request)))
+
+    def remove_lora(self, lora_id: int) -> bool:
+        """Remove an adapter from memory; return False if it isn't there. Requests that have it go on."""
+        return bool(self._call("remove_lora", lora_id))
+
+    def list_loras(self) -> set[int]:
+        """Return the ids of the adapters in memory."""
+        return set(self._call("list_loras"))
+
+    def pin_lora(self, lora_id: int) -> bool:
+        """Keep an adapter in memory and in the device's slot. Raises RuntimeError if no slot would be left."""
+        return bool(self._call("pin_lora", lora_id))
+
     def start_profile(self) -> None:
         """Trace with torch.profiler, into the folder `torch_profiler_dir`."""
         self._call("start_profile")
@@ -282,6 +298,8 @@ class LLMEngine:
     def _call(self, method: str, *args: Any) -> Any:
         """Run an operation of the core and return its result. Raises RuntimeError if it fails."""
         returned = self._core.operations.run(Call(0, method, list(args)))
+        while returned is None:
+            returned = next(iter(self._core.prepare()), None)
         if not self._core.has_work:
             self._front_end.loggers.record(
                 self._core.outputs().stats, None

@@ -29,7 +29,7 @@ class Staging:
         self.rows = rows
         self._platform, device = platform, platform.device
         tokens = max(max_tokens, rows)
-        shapes = [(tokens,), (tokens,), (kinds, tokens), (rows, 4), (rows, 4), (rows,), (rows,)]
+        shapes = [(tokens,), (tokens,), (kinds, tokens), (rows, 4), (rows, 4), (rows,), (rows,), (tokens,)]
         sizes = [-(-int(np.prod(shape)) // ALIGNMENT) * ALIGNMENT for shape in shapes]
         self._spans = [
             (start, start + int(np.prod(shape)), shape)
@@ -55,11 +55,12 @@ class Staging:
         updates = np.stack([np.ravel_multi_index(cells, self.tables.shape), block_ids])
         host = self._platform.host_buffer(self._size + updates.size, torch.int32)
         numbers = host.numpy()
-        token_ids, positions, slots, prefills, decodes, logit_rows, rows = (
+        token_ids, positions, slots, prefills, decodes, logit_rows, rows, adapters = (
             numbers[start:end].reshape(shape) for start, end, shape in self._spans
         )
         count, single = len(inputs.token_ids), inputs.lengths == 1
         token_ids[:count], positions[:count] = inputs.token_ids, inputs.positions
+        adapters[:count] = -1 if inputs.adapters is None else inputs.adapters
         for kind, slots_of_kind in enumerate(inputs.slots):
             slots[kind, :count] = slots_of_kind
         sequences = np.stack([inputs.rows, inputs.starts, inputs.lengths, inputs.contexts], axis=1)
@@ -71,7 +72,13 @@ class Staging:
         rows[: len(sampling)] = inputs.rows[sampling]
         if padded:
             more = slice(count, padded)
-            token_ids[more], positions[more], slots[:, more], rows[more] = 0, 0, -1, self.rows
+            token_ids[more], positions[more], slots[:, more], rows[more], adapters[more] = (
+                0,
+                0,
+                -1,
+                self.rows,
+                -1,
+            )
             decodes[more] = self.rows, 0, 1, 0
             decodes[more, 1] = logit_rows[more] = np.arange(count, padded)
         numbers[self._size :] = updates.ravel()
@@ -92,8 +99,8 @@ class Staging:
         return inputs._replace(staged=staged, tables=list(self.tables))
 
     def _views(self, tokens: int, prefills: int, decodes: int, sampling: int) -> Staged:
-        token_ids, positions, slots, long, single, logit_rows, rows = self._parts
+        token_ids, positions, slots, long, single, logit_rows, rows, adapters = self._parts
         return Staged(
             token_ids[:tokens], positions[:tokens], slots[:, :tokens], long[:prefills], single[:decodes],
-            self._tables, logit_rows[:sampling], rows[:sampling],
+            self._tables, logit_rows[:sampling], rows[:sampling], adapters[:tokens],
         )  # fmt: skip

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
+from engine_server.requests.adapters import LoRARequest
 from engine_server.requests.errors import OperationRefusedError
 from engine_server.requests.pooling_params import PoolingParams
 from engine_server.requests.sampling_params import SamplingParams
@@ -71,6 +72,7 @@ class AddRequest(Message):
     token_type_ids: list[int] | None = None
     # [tokens, hidden], in place of the prompt's tokens.
     prompt_embeds: RawTensor | None = None
+    lora: LoRARequest | None = None
 
 
 class AbortRequests(Message):

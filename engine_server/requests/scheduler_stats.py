@@ -38,3 +38,6 @@ class SchedulerStats(msgspec.Struct, array_like=True, frozen=True):
     weight_bytes: int = 0
     cache_bytes: int = 0
     free_bytes: int = 0
+    # Names of the adapters of running and of waiting requests.
+    running_adapters: list[str] = []
+    waiting_adapters: list[str] = []

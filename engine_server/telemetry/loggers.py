@@ -112,6 +112,10 @@ class LoggingStatLogger(StatLoggerBase):
         logger.info("engine %d: cache: %s", self._engine_index, settings)
 
 
+ADAPTER_LABELS = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
+ADAPTERS_TEXT = "The LoRA adapters of waiting and running requests, as labels; the time of the latest change."
+
+
 class PrometheusStatLogger(StatLoggerBase):
     """A logger that updates the metrics of `metrics.py`."""
 
@@ -123,6 +127,8 @@ class PrometheusStatLogger(StatLoggerBase):
             "model_name": config.model_config.served_model_name[0],
             "engine": str(engine_index),
         }
+        # The labels that name the adapters.
+        self._adapters: tuple[str, str, str] | None = None
         self._families = _FAMILIES.setdefault(registry, _Families(registry))
         # Labels are looked up once here rather than at every step.
         self._of_state, self._of_step, self._of_completion, self._of_request = (
@@ -133,6 +139,7 @@ class PrometheusStatLogger(StatLoggerBase):
     def record(self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats | None) -> None:
         if scheduler_stats is not None:
             _feed(self._of_state, scheduler_stats)
+            self._show_adapters(scheduler_stats)
         if iteration_stats is not None:
             _feed(self._of_step, iteration_stats)
             for completion in iteration_stats.finished:
@@ -148,10 +155,23 @@ class PrometheusStatLogger(StatLoggerBase):
             **settings,
             engine=self._names["engine"],
         ).set(1)
-        adapters = {"max_lora": "0", "waiting_lora_adapters": "", "running_lora_adapters": ""}
-        self._info(
-            "vllm:lora_requests_info", "LoRA adapters; none are supported yet.", **adapters
-        ).set_to_current_time()
+        self._show_adapters(SchedulerStats())
+
+    def _show_adapters(self, stats: SchedulerStats) -> None:
+        """Name the adapters of running and waiting requests in labels, in place of the names before."""
+        lora = self._config.lora_config
+        labels = (
+            "0" if lora is None else str(lora.max_loras),
+            ",".join(stats.waiting_adapters),
+            ",".join(stats.running_adapters),
+        )
+        if labels == self._adapters:
+            return
+        family = self._families.family(Gauge, "vllm:lora_requests_info", ADAPTERS_TEXT, ADAPTER_LABELS)
+        if self._adapters is not None:
+            family.remove(*self._adapters)
+        self._adapters = labels
+        family.labels(*labels).set_to_current_time()
 
     def _info(self, name: str, text: str, **labels: str) -> Gauge:
         return self._families.family(Gauge, name, text, tuple(labels)).labels(**labels)

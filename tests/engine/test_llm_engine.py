@@ -11,11 +11,11 @@ from engine_server import (
     EngineArgs,
     InvalidRequestError,
     LLMEngine,
-    LoRARequest,
+    PromptAdapterRequest,
     RequestOutputKind,
     SamplingParams,
 )
-from engine_server.config import LoRAConfig
+from engine_server.config import PromptAdapterConfig
 from engine_server.core.model_inputs import ModelInputs
 from engine_server.core.model_runner import ForwardOutput, ModelRunner
 from engine_server.engine.front_end import FrontEnd
@@ -215,7 +215,7 @@ def test_invalid_requests_queue_nothing(tiny: LLMEngine, engine: LLMEngine, fini
     refused("text", "no tokenizer")
     refused({"text": "x"}, "neither")
     refused(None, "no prompt")
-    refused({"prompt_token_ids": [3]}, "lora_request is not supported", lora_request="adapter")
+    refused({"prompt_token_ids": [3]}, "lora_request is given.* without enable_lora", lora_request="adapter")
     with pytest.raises(InvalidRequestError, match="empty"):
         engine.add_request("bad", "", SamplingParams())
     tiny.add_request("twice", {"prompt_token_ids": [3]}, tiny_params(max_tokens=2))
@@ -293,12 +293,12 @@ def test_methods_of_vllm_exist(tiny: LLMEngine, finish, tiny_params) -> None:
     with pytest.raises(ValueError, match="skip is not supported"):
         tiny.do_log_stats(skip=[1])
     settings = msgspec.structs.asdict(tiny.config) | {"executor_class": None, "log_stats": False}
-    for name, value in (("lora_config", LoRAConfig()), ("use_cached_outputs", True)):
+    for name, value in (("prompt_adapter_config", PromptAdapterConfig()), ("use_cached_outputs", True)):
         with pytest.raises(ValueError, match=name):
             LLMEngine(**settings | {name: value})
-    adapter = LoRARequest("sql", 1, "/adapters/sql")
-    with pytest.raises(InvalidRequestError, match="lora_request is not supported"):
-        tiny.add_request("adapted", {"prompt_token_ids": [3]}, tiny_params(), lora_request=adapter)
+    adapter = PromptAdapterRequest("sql", 1, "/adapters/sql", 8)
+    with pytest.raises(InvalidRequestError, match="prompt_adapter_request is not supported"):
+        tiny.add_request("adapted", {"prompt_token_ids": [3]}, tiny_params(), prompt_adapter_request=adapter)
 
 
 @pytest.mark.parametrize(

@@ -342,3 +342,14 @@ def test_every_metric_reports_the_requests_that_were_sent(tiny_llama: Path, fini
     elsewhere = {"admission_rejections_total", "lora_requests_info", "cache_config_info"}
     unchecked = {name for name in exposed - seen - elsewhere if not name.endswith("_created")}
     assert unchecked == {"iteration_tokens_total_bucket"}
+
+
+def test_adapters_of_requests_are_labels_of_one_series() -> None:
+    registry = CollectorRegistry()
+    logger = PrometheusStatLogger(a_config(), registry=registry)
+    logger.log_engine_initialized()
+    for running, waiting in ((["french"], ["sql", "x"]), (["sql", "x"], []), ([], [])):
+        logger.record(SchedulerStats(running_adapters=running, waiting_adapters=waiting), None)
+        (found,) = [dict(labels) for name, labels in scrape(registry) if name == "vllm:lora_requests_info"]
+        assert found["running_lora_adapters"] == ",".join(running)
+        assert found["waiting_lora_adapters"] == ",".join(waiting)

@@ -7,12 +7,14 @@ import numpy as np
 from torch import Tensor
 
 from engine_server.core.model_inputs import ModelInputs
+from engine_server.modeling.adapters.peft_folder import LowRankAdapter
 from engine_server.requests.messages import RawTensor
 
 # The methods of a ModelRunner that all ranks call, with the types of their arguments. None of them calls another.
 ARGUMENT_TYPES: dict[str, Any] = {
     "capture_graphs": tuple[()],
     "forward": tuple[ModelInputs],
+    "put_adapter": tuple[int, LowRankAdapter],
     "join_head": tuple[()],
     "collective_rpc": tuple[str, list[Any], dict[str, Any]],
     "erase": tuple[list[int]],

@@ -27,8 +27,11 @@ if TYPE_CHECKING:
 class LanguageModel(Protocol):
     """The part of a model that follows its hidden states."""
 
-    def logits(self, states: Tensor, captured_size: int | None = None) -> Tensor:
-        """Return logits [n, vocabulary], which the caller may modify, of hidden states [n, hidden]."""
+    def logits(self, states: Tensor, captured_size: int | None = None, chunk: int | None = None) -> Tensor:
+        """Return logits [n, vocabulary], which the caller may modify, of hidden states [n, hidden].
+
+        chunk: the index of the chunk of prompt rows that they are; None: they are those of the sequences that sample.
+        """
 
     def keep(self, tokens: Tensor) -> None:
         """Take the step's tokens, int64 [n] on the device, as inputs of the next step."""
@@ -110,8 +113,8 @@ class Sampler:
         sampling = sampled_part(states.batch)
         logits = self._model.logits(states.rows, states.captured_size)
         prompts = [
-            (chunk, chunk.rank(self._model.logits(rows)))
-            for chunk, rows in zip(states.chunks, states.prompt_rows, strict=True)
+            (chunk, chunk.rank(self._model.logits(rows, chunk=number)))
+            for number, (chunk, rows) in enumerate(zip(states.chunks, states.prompt_rows, strict=True))
         ]
         counts = {
             row: num_ranked(one.request.params.logprobs, logits.shape[1])

@@ -9,6 +9,7 @@ from dataclasses import KW_ONLY, dataclass, field
 import msgspec
 from torch import Tensor
 
+from engine_server.core.adapters.adapter import Adapter
 from engine_server.core.scheduling.step_result import StepResult
 from engine_server.requests.messages import AddRequest, RawTensor, RequestStep, TokenLogprobsArray
 from engine_server.requests.pooling_params import PoolingParams
@@ -57,6 +58,8 @@ class Request(ABC):
     num_retries: int = 0
     # [prompt tokens, hidden], in place of the prompt's embeddings.
     prompt_embeds: Tensor | None = None
+    # The LoRA adapter that the request names.
+    adapter: Adapter | None = None
 
     @classmethod
     def from_message(cls, message: AddRequest) -> "Request":
@@ -112,7 +115,17 @@ class Request(ABC):
     @property
     def ready(self) -> bool:
         """False while something that the request needs is prepared in a thread."""
-        return True
+        return self.has_adapter
+
+    @property
+    def has_adapter(self) -> bool:
+        """False while the request's adapter isn't in memory; True if that is known to fail."""
+        return self.adapter is None or self.adapter.settled
+
+    @property
+    def adapter_slot(self) -> int:
+        """The slot of the running request's adapter; -1 for none."""
+        return -1 if self.adapter is None or self.adapter.slot is None else self.adapter.slot
 
     @property
     def reads_prefix_cache(self) -> bool:
@@ -157,6 +170,7 @@ class Request(ABC):
             count == other.num_prompt
             and self.cache_salt == other.cache_salt
             and self.rope_regime == other.rope_regime
+            and self.adapter is other.adapter
             and self.token_ids[:count] == other.token_ids[:count]
             and (embeds is others or (embeds is not None and others is not None and embeds.equal(others)))
         )
@@ -164,7 +178,10 @@ class Request(ABC):
     def _root(self) -> bytes:
         """Hash everything but the tokens that must be equal for two requests to share blocks."""
         embeds = None if self.prompt_embeds is None else RawTensor.of(self.prompt_embeds)
-        return hashlib.sha256(msgspec.msgpack.encode((self.cache_salt, self.rope_regime, embeds))).digest()
+        known = (self.cache_salt, self.rope_regime, embeds)
+        if self.adapter is not None:
+            known += (self.adapter.digest,)  # type: ignore[assignment]
+        return hashlib.sha256(msgspec.msgpack.encode(known)).digest()
 
 
 @dataclass(slots=True, eq=False)
@@ -194,7 +211,7 @@ class GenerationRequest(Request):
 
     @property
     def ready(self) -> bool:
-        return self.matcher is None or self.matcher.ready
+        return self.has_adapter and (self.matcher is None or self.matcher.ready)
 
     @property
     def reads_prefix_cache(self) -> bool:

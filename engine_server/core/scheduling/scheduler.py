@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from engine_server.config import SchedulerConfig
+from engine_server.core.adapters.adapter_pool import AdapterPool
 from engine_server.core.cache.block_table import BlockTable
 from engine_server.core.scheduling.batch import Batch, Scheduled, num_tokens, sampled_part
 from engine_server.core.scheduling.request import GenerationRequest, Request
@@ -49,6 +50,7 @@ class Scheduler:
     erase: zeroes blocks whose content is arbitrary, before other requests use them.
     rope_regime: returns the number that a request's keys depend on besides its tokens; when it changes, the keys are
         computed again.
+    adapters: those that requests may name; None: requests name none.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Scheduler:
         enable_prefix_caching: bool,
         erase: Callable[[list[int]], None],
         rope_regime: Callable[[Request], int] | None = None,
+        adapters: AdapterPool | None = None,
     ) -> None:
         self.config = config
         self.table = table
@@ -66,6 +69,7 @@ class Scheduler:
         self.enable_prefix_caching = enable_prefix_caching
         self.erase = erase
         self.rope_regime = rope_regime
+        self.adapters = adapters
         # Sorted by queue position.
         self.waiting: list[Request] = []
         self.running: list[Request] = []
@@ -135,7 +139,7 @@ class Scheduler:
                 budget -= count
         # After a preemption nothing is admitted, or the preempted request would take its blocks back.
         while self._num_preemptions == preempted and budget:
-            first = next((request for request in self.waiting if request.ready), None)
+            first = self._next_waiting()
             if first is None or not self._admit(first, budget, batch):
                 break
             budget -= batch[-1].num_tokens
@@ -144,6 +148,16 @@ class Scheduler:
             if scheduled.samples:
                 scheduled.request.expect_result()
         return batch
+
+    def read_adapters(self) -> None:
+        """Start to read adapters that waiting requests need, in the order of the requests."""
+        if self.adapters is not None:
+            self.adapters.read_next(request.adapter for request in self.waiting if request.adapter)
+
+    def fail_without_adapter(self) -> list[RequestStep]:
+        """End the waiting requests whose adapter can't be loaded, and return their last steps."""
+        failed = [(one, one.adapter.error) for one in self.waiting if one.adapter and one.adapter.error]
+        return [self.fail(request, error) for request, error in failed if error]
 
     def needs_results(self, batch: Batch) -> bool:
         """Return True if an earlier step's tokens must be known before those of `batch` can be sampled."""
@@ -161,11 +175,11 @@ class Scheduler:
 
     def fail(self, request: Request, error: str) -> RequestStep:
         """End a request with an error, and erase its blocks, whose content may be arbitrary."""
-        del self.requests[request.request_id]
         if request.row is None:
             self.waiting.remove(request)
         else:
             self.erase(self._release(request, computed=0))
+        self._forget(request)
         return RequestStep(request.request_id, [], finish_reason="error", error=error)
 
     def retry(self, batch: Batch, error: str) -> list[RequestStep]:
@@ -215,6 +229,8 @@ class Scheduler:
             num_preemptions=self._num_preemptions,
             prefix_cache_queries=self._num_queried,
             prefix_cache_hits=self._num_hit,
+            running_adapters=adapter_names(self.running),
+            waiting_adapters=adapter_names(self.waiting),
         )
         self._num_preemptions = self._num_queried = self._num_hit = 0
         return stats
@@ -254,6 +270,26 @@ class Scheduler:
                 room = self.table.columns(kind, request.row).stop * self.table.block_size
                 assert request.computed <= room, f"{request.request_id} has computed tokens without a block"
 
+    def _next_waiting(self) -> Request | None:
+        """Return the first waiting request that nothing but memory can hold back.
+
+        One whose adapter finds no slot, or no room in memory, holds back later ones with adapters, so that it gets the
+        next; those without adapters pass it.
+        """
+        held_back = False
+        for request in self.waiting:
+            adapter = request.adapter
+            if adapter is None or self.adapters is None:
+                if request.ready:
+                    return request
+            elif not held_back:
+                if request.ready and self.adapters.can_run(adapter):
+                    return request
+                held_back = adapter.reading is None or not (
+                    adapter.reading_now or self.adapters.can_run(adapter)
+                )
+        return None
+
     def _admit(self, request: Request, budget: int, batch: Batch) -> bool:
         """Start the first waiting request if there are a row, enough budget, and blocks for all its tokens."""
         if len(self.running) >= self.config.max_num_seqs or request.num_unknown:
@@ -274,6 +310,8 @@ class Scheduler:
         self.waiting.remove(request)
         request.row, request.computed, request.confirmed = row, cached, cached
         self.running.append(request)
+        if self.adapters is not None and request.adapter is not None:
+            self.adapters.enter(request.adapter, first=request.scheduled is None)
         self._take(request, count, batch)
         if request.scheduled is None:
             request.scheduled = time.monotonic()
@@ -378,11 +416,17 @@ class Scheduler:
 
     def _finish(self, request: Request) -> None:
         """Remove a request and free its blocks."""
-        del self.requests[request.request_id]
         if request.row is None:
             self.waiting.remove(request)
         else:
             self._release(request, request.computed)
+        self._forget(request)
+
+    def _forget(self, request: Request) -> None:
+        """Forget a request that has ended."""
+        del self.requests[request.request_id]
+        if self.adapters is not None and request.adapter is not None:
+            self.adapters.close(request.adapter, request.scheduled is not None)
 
     def _release(self, request: Request, computed: int) -> list[int]:
         """Remove a request from the running ones, and return the blocks that became blank.
@@ -391,6 +435,13 @@ class Scheduler:
         """
         assert request.row is not None
         self.running.remove(request)
+        if self.adapters is not None and request.adapter is not None:
+            self.adapters.leave(request.adapter)
         freed = self.table.close(request.row, computed)
         request.row = None
         return freed
+
+
+def adapter_names(requests: Iterable[Request]) -> list[str]:
+    """Return the names of the requests' adapters, each once."""
+    return sorted({request.adapter.lora.lora_name for request in requests if request.adapter is not None})

@@ -161,6 +161,20 @@ class CacheArguments:
 
 
 @dataclass(kw_only=True)
+class AdapterArguments:
+    """LoRA adapters."""
+
+    enable_lora: bool = argument(False, "serve LoRA adapters")
+    max_loras: Count = argument(
+        1, "the maximum number of different adapters in a step, in the device's memory"
+    )
+    max_lora_rank: Count = argument(16, "the largest rank of an adapter")
+    max_cpu_loras: Count | None = argument(
+        None, "the maximum number of adapters in the host's memory (default: max_loras)"
+    )
+
+
+@dataclass(kw_only=True)
 class SchedulerArguments:
     """Scheduling."""
 
@@ -219,6 +233,7 @@ class Arguments(
     WeightArguments,
     CacheArguments,
     SchedulerArguments,
+    AdapterArguments,
     ExecutionArguments,
     SamplingArguments,
     ObservabilityArguments,

@@ -12,6 +12,7 @@ from engine_server.config import (
     DeviceConfig,
     EngineConfig,
     LoadConfig,
+    LoRAConfig,
     ObservabilityConfig,
     ParallelConfig,
     QuantizationConfig,
@@ -60,6 +61,7 @@ def resolve_config(args: Arguments) -> EngineConfig:
         parallel_config=ParallelConfig(tensor_parallel_size=args.tensor_parallel_size),
         scheduler_config=_scheduler_config(args, description),
         device_config=DeviceConfig(device=args.device),
+        lora_config=_lora_config(args),
         load_config=LoadConfig(load_format=args.load_format, quantization=_quantization_config(args)),
         observability_config=ObservabilityConfig(
             hang_timeout=args.hang_timeout,
@@ -128,6 +130,15 @@ def _quantization_config(args: Arguments) -> QuantizationConfig | None:
     if method == "int4" and group is None:
         group = INT4_GROUP
     return QuantizationConfig(method=method, group_size=group, head=args.quantize_head)
+
+
+def _lora_config(args: Arguments) -> LoRAConfig | None:
+    if not args.enable_lora:
+        return None
+    in_memory = args.max_loras if args.max_cpu_loras is None else args.max_cpu_loras
+    if in_memory < args.max_loras:
+        raise ValueError(f"max_cpu_loras is {in_memory}; it must be at least max_loras, {args.max_loras}")
+    return LoRAConfig(max_loras=args.max_loras, max_lora_rank=args.max_lora_rank, max_cpu_loras=in_memory)
 
 
 def _uses_gpu(args: Arguments) -> bool:

@@ -4,7 +4,9 @@ import time
 from collections.abc import Mapping
 from typing import TypeVar
 
+from engine_server.config import LoRAConfig
 from engine_server.requests import validation as valid
+from engine_server.requests.adapters import LoRARequest
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.pooling_params import PoolingParams
 from engine_server.requests.sampling_params import SamplingParams
@@ -30,6 +32,26 @@ def check_arrival_time(arrival_time: object) -> float:
     if arrival_time is None:
         return time.monotonic()
     return valid.number("arrival_time", arrival_time)
+
+
+def check_lora(lora: object, config: LoRAConfig | None) -> LoRARequest | None:
+    """Return a checked copy of the adapter that a request names, or None.
+
+    config: None if the engine serves no adapters.
+    """
+    if lora is None:
+        return None
+    if config is None:
+        raise InvalidRequestError(
+            "lora_request is given, and the engine was started without enable_lora", "lora_request"
+        )
+    if not isinstance(lora, LoRARequest):
+        valid.refuse_type("lora_request", lora, "LoRARequest")
+    return LoRARequest(
+        valid.nonempty_text("lora_name", lora.lora_name),
+        valid.integer("lora_int_id", lora.lora_int_id, 1),
+        valid.nonempty_text("lora_path", lora.lora_path),
+    )
 
 
 def check_priority(priority: object) -> int:

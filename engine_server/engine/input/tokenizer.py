@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -18,6 +19,11 @@ from engine_server.structured.vocabulary import read_vocabulary
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+# The file of every tokenizer that transformers saves.
+TOKENIZER_FILE = "tokenizer_config.json"
+# Tokenizers of adapters that are kept.
+ADAPTER_TOKENIZERS = 16
+
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase | None:
     """Return the model's tokenizer, or None with skip_tokenizer_init.
@@ -26,18 +32,26 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase | None:
     """
     if config.skip_tokenizer_init:
         return None
+    return _load(config.tokenizer, config.trust_remote_code and Path(config.tokenizer).is_dir())
+
+
+@lru_cache(maxsize=ADAPTER_TOKENIZERS)
+def adapter_tokenizer(folder: str) -> PreTrainedTokenizerBase | None:
+    """Return the tokenizer in an adapter's folder, or None if there is none. Raises ValueError for a wrong one."""
+    return _load(folder, False) if Path(folder, TOKENIZER_FILE).is_file() else None
+
+
+def _load(source: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer  # imports torch, which takes seconds
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            config.tokenizer,
-            local_files_only=Path(config.tokenizer).is_dir(),
-            trust_remote_code=config.trust_remote_code and Path(config.tokenizer).is_dir(),
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            source, local_files_only=Path(source).is_dir(), trust_remote_code=trust_remote_code
         )
     except (OSError, ValueError) as error:
-        raise ValueError(f"no tokenizer can be loaded from {config.tokenizer}: {error}") from error
+        raise ValueError(f"no tokenizer can be loaded from {source}: {error}") from error
     if not isinstance(getattr(tokenizer, "backend_tokenizer", None), Backend):
-        raise ValueError(f"{type(tokenizer).__name__} in {config.tokenizer} is not backed by `tokenizers`")
+        raise ValueError(f"{type(tokenizer).__name__} in {source} is not backed by `tokenizers`")
     # Files of embedding models may set both; here each request sets its limit.
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()

@@ -43,6 +43,8 @@ class StepInputs(NamedTuple):
     rows: IntArray
     # [S], the regime of a stretched rope, on which it depends besides positions.
     regimes: IntArray | None = None
+    # [T], the slot of each token's adapter, -1 for none; None: no token has one.
+    adapters: IntArray | None = None
     # The same on the device.
     staged: "Staged | None" = None
 
@@ -66,6 +68,8 @@ class Staged(NamedTuple):
     logit_rows: Tensor
     # [n], the sequences' rows of the block table.
     sampling: Tensor
+    # [T], the slot of each token's adapter, -1 for none.
+    adapters: Tensor
 
 
 class AttentionBackend(ABC):

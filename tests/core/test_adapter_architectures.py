@@ -1,0 +1,62 @@
+"""Adapters of every architecture of docs/models.md that PEFT can adapt: greedy output equals that of PEFT's model."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from adapters import greedy, save_lora
+from architectures import ARCHITECTURES, SIZES, Architecture
+
+from engine_server import EngineArgs, LLMEngine, LoRARequest, SamplingParams
+
+pytestmark = pytest.mark.thorough
+
+# Their linear layers are of a class of their own, which isn't replaced.
+REFUSED = {"falcon, ALiBi", "falcon, multi-query", "falcon, new"}
+NEW_TOKENS = 6
+LENGTHS = (3, 14, 37)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda architecture: architecture.name)
+def test_greedy_output_with_adapters_equals_that_of_peft(
+    architecture: Architecture, tmp_path: Path, finish
+) -> None:
+    torch.manual_seed(0)
+    model_class = getattr(transformers, architecture.model)
+    model = model_class(model_class.config_class(**SIZES | architecture.settings)).eval()
+    model.set_attn_implementation("eager")
+    model.save_pretrained(tmp_path / "base")
+    kinds = (torch.nn.Linear, transformers.pytorch_utils.Conv1D)
+    names = [name for name, module in model.named_modules() if isinstance(module, kinds) and "." in name]
+    if architecture.name.startswith("deepseek"):  # of which PEFT adapts the experts too
+        names = [name for name in names if not name.endswith(("gate_proj", "up_proj", "down_proj"))]
+    paths = [
+        save_lora(model, tmp_path / str(seed), seed, target_modules=names, r=4 + seed) for seed in (1, 2)
+    ]
+    prompts = [torch.randint(2, SIZES["vocab_size"], (length,)).tolist() for length in LENGTHS]
+    expected = {
+        (number, place): greedy(model, path, prompt, NEW_TOKENS, use_cache=architecture.name != "phi 3")
+        for number, path in enumerate([None, *paths])
+        for place, prompt in enumerate(prompts)
+    }
+    engine = LLMEngine.from_engine_args(
+        EngineArgs(
+            model=str(tmp_path / "base"), dtype="float32", skip_tokenizer_init=True, max_model_len=48,
+            num_gpu_blocks_override=24, max_num_batched_tokens=16, max_num_seqs=4, enable_lora=True, max_loras=2,
+        )
+    )  # fmt: skip
+    loras = [None, *(LoRARequest(str(number), number, str(path)) for number, path in enumerate(paths, 1))]
+    if architecture.name in REFUSED:
+        with pytest.raises(RuntimeError, match="has no such layer that takes adapters"):
+            engine.add_lora(loras[1])
+        return
+    for number, place in expected:
+        params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, detokenize=False)
+        prompt = {"prompt_token_ids": prompts[place]}
+        engine.add_request(f"{number} {place}", prompt, params, lora_request=loras[number])
+    last = finish(engine)
+    found = {key: last[f"{key[0]} {key[1]}"].outputs[0] for key in expected}
+    assert {key: (one.token_ids, one.stop_reason) for key, one in found.items()} == {
+        key: (tokens, None) for key, tokens in expected.items()
+    }
