@@ -7,6 +7,16 @@ import msgspec
 from engine_server.contract.api import DEFAULT_NAMESPACE
 
 
+class FileAdapter(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An adapter of a deployment."""
+
+    name: str
+    # The URLs of the engines that serve it.
+    endpoints: tuple[str, ...] = ()
+    # Why an engine can't.
+    error: str | None = None
+
+
 class FileDeployment(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One deployment with the URLs of its engines."""
 
@@ -20,6 +30,7 @@ class FileDeployment(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     policy: str | None = None
     # The oldest deployment keeps a contested name.
     created: datetime | None = None
+    adapters: tuple[FileAdapter, ...] = ()
 
 
 class EndpointsFile(msgspec.Struct, frozen=True):

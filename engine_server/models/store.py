@@ -35,10 +35,12 @@ def materialize(
     fill: Callable[[Path], None],
     progress: Progress | None = None,
     can_resume: bool = False,
+    check: Callable[[Path, str], object] = folder.check,
 ) -> Path:
     """Return `place` once it holds the model `uri`; `fill` writes it into another folder if necessary.
 
     can_resume: `fill` continues in the folder of an interrupted process; otherwise it gets an empty one.
+    check: raises ModelSourceError for a folder that isn't complete.
     Raises ModelSourceError if `place` holds something else or can't be written.
     """
     place = place.absolute()
@@ -49,13 +51,20 @@ def materialize(
         place.parent.mkdir(parents=True, exist_ok=True)
         with _locked(place.parent / f".{place.name}.lock"):
             if not _holds(place, uri):
-                _fill(place, uri, fill, progress, can_resume)
+                _fill(place, uri, fill, progress, can_resume, check)
     except OSError as error:
         raise ModelSourceError(f"{uri}: cannot be written to {place}: {error.strerror or error}") from error
     return place
 
 
-def _fill(place: Path, uri: str, fill: Callable[[Path], None], progress: Progress, can_resume: bool) -> None:
+def _fill(
+    place: Path,
+    uri: str,
+    fill: Callable[[Path], None],
+    progress: Progress,
+    can_resume: bool,
+    check: Callable[[Path, str], object],
+) -> None:
     staging = place.parent / f".{place.name}.partial"
     if not can_resume or _origin(staging) != uri:
         shutil.rmtree(
@@ -66,7 +75,7 @@ def _fill(place: Path, uri: str, fill: Callable[[Path], None], progress: Progres
     try:
         (staging / ORIGIN).write_text(uri + "\n")
         fill(staging)
-        folder.check(staging, uri)
+        check(staging, uri)
         _seal(staging)
         shutil.rmtree(place, ignore_errors=True)
         staging.rename(place)

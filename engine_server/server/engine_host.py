@@ -8,12 +8,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import Gauge
 
 from engine_server.requests.errors import EngineDeadError
+from engine_server.server.adapters import ServedAdapters
 from engine_server.server.engine_load import EngineLoad
+from engine_server.server.wanted_adapters import AdapterSet, read_adapters_file
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -63,6 +66,10 @@ class EngineHost:
         # Identifies all that an answer depends on besides its request.
         self.fingerprint = ""
         self.engine_load = EngineLoad()
+        self.adapters = ServedAdapters()
+        self.adapter_set = AdapterSet(
+            self.adapters, partial(self.load_adapter, replace=True), self.unload_adapter
+        )
         # None for an engine that takes and returns token ids only.
         self.tokenizer: PreTrainedTokenizerBase | None = None
         # The format of the model's reasoning and tool calls: parsers' ModelFormat, which is above this module.
@@ -120,11 +127,23 @@ class EngineHost:
         self.sampling_defaults = model.get_diff_sampling_param()
         logger.info("sampling defaults: %s", self.sampling_defaults or "none")
         self._traces = await engine.is_tracing_enabled()
+        for name, uri in self.settings.adapters().items():
+            await self.load_adapter(name, uri)
+        if self.settings.adapters_file is not None:
+            await self.adapter_set.want(read_adapters_file(self.settings.adapters_file))
         self.phase = None
         report_phase("ready", time.monotonic() - self._started)
         while self.death is None:  # noqa: ASYNC110  (the engine has no event for it)
             await asyncio.sleep(POLL_SECONDS)
         return self.death
+
+    async def load_adapter(self, name: str, uri: str, replace: bool = False) -> None:
+        """Serve an adapter by a name. Raises InvalidRequestError, a ValueError, for one that can't be served."""
+        await self.adapters.load(self.engine, self.served_names, name, uri, replace)
+
+    async def unload_adapter(self, name: str) -> bool:
+        """Serve an adapter no longer, and return False if there is none of this name. Requests in flight go on."""
+        return await self.adapters.unload(self.engine, name)
 
     def token_text(self, token_id: int) -> str:
         """Return the text of one token; "" for a part of a character, and without a tokenizer."""

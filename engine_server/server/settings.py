@@ -39,6 +39,18 @@ class ApiSettings:
     sse_keep_alive_interval: float = argument(
         15.0, "seconds without a byte after which a stream gets a comment", metavar="SECONDS"
     )
+    lora_modules: list[str] | None = argument(
+        None,
+        "LoRA adapters to serve from the start on, as NAME=URI: a folder, org/name, hf:// or s3://; may be repeated. "
+        "Takes --enable-lora",
+        metavar="NAME=URI",
+    )
+    adapters_file: Path | None = argument(
+        None,
+        'file with LoRA adapters to load before the server is ready, as {"adapters": [{"name": ..., "uri": ...}]}; one '
+        "that fails doesn't end the start. Takes --enable-lora",
+        metavar="FILE",
+    )
     return_tokens_as_token_ids: bool = argument(
         False, "name tokens token_id:NUMBER in log-probabilities, unless a request sets it"
     )
@@ -47,6 +59,17 @@ class ApiSettings:
     def of(cls, options: object) -> Self:
         """Make settings from the namespace of a parser that has a flag for each field."""
         return cls(**{item.name: getattr(options, item.name) for item in fields(cls)})
+
+    def adapters(self) -> dict[str, str]:
+        """Return the URIs of `lora_modules` by name. Raises ValueError."""
+        pairs = [text.partition("=") for text in self.lora_modules or ()]
+        for name, _, uri in pairs:
+            if not (name and uri):
+                raise ValueError(f"lora_modules has {name!r}; it takes NAME=URI")
+        names = [name for name, _, _ in pairs]
+        if len(set(names)) < len(names):
+            raise ValueError("lora_modules has a name twice")
+        return {name: uri for name, _, uri in pairs}
 
     def read_chat_template(self) -> str | None:
         """Return the text of the chat template's file; None for the model's own template. Raises ValueError."""

@@ -237,12 +237,13 @@ def test_profile_is_written(guarded: Guarded) -> None:
     assert list(guarded.keys.parent.glob("*.json.gz"))
 
 
-@pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
-def test_adapters_are_not_implemented(guarded: Guarded, path: str) -> None:
-    body = {"lora_name": "name", "lora_path": "/path"}
-    answer = guarded.admin.request("POST", path, body, ADMIN | {"Content-Type": "application/json"})
-    assert answer.status == 501
-    assert "adapters" in answer.error["message"]
+def test_adapters_need_an_engine_that_takes_them(guarded: Guarded, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    body = {"lora_name": "name", "lora_path": str(tmp_path)}
+    content = ADMIN | {"Content-Type": "application/json"}
+    answer = guarded.admin.request("POST", "/v1/load_lora_adapter", body, content)
+    assert answer.status == 400 and "without enable_lora" in answer.error["message"]
+    assert guarded.admin.request("POST", "/v1/unload_lora_adapter", body, content).status == 404
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,20 @@
-"""The admin API: sleep, pause, the prefix cache and profiles, with vLLM's paths and query parameters."""
+"""The admin API: sleep, pause, the prefix cache, profiles and adapters, with vLLM's paths and parameters."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import msgspec
 from fastapi import APIRouter, Depends, Query, Request
-from starlette.responses import JSONResponse, Response
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from engine_server.contract.adapters import ADAPTERS_PATH, WantedAdapters
+from engine_server.contract.errors import ErrorCode
+from engine_server.contract.quoting import quote
+from engine_server.requests.errors import InvalidRequestError
+from engine_server.server.api.answers import json_response
+from engine_server.server.generation.generation import refusal
 from engine_server.server.http.errors import ApiError
 from engine_server.server.http.gate import unavailable
 
@@ -15,7 +23,26 @@ if TYPE_CHECKING:
 
 Tag = Literal["weights", "kv_cache"]
 PauseMode = Literal["abort", "wait", "keep"]
-ADAPTER_PATHS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+
+
+class LoadAdapter(BaseModel):
+    """An adapter to serve."""
+
+    model_config = ConfigDict(strict=True)
+
+    lora_name: Annotated[str, Field(min_length=1)]
+    # A URI, as that of a model.
+    lora_path: Annotated[str, Field(min_length=1)]
+    # Replace an adapter of this name.
+    load_inplace: bool = False
+
+
+class UnloadAdapter(BaseModel):
+    """An adapter to serve no longer."""
+
+    model_config = ConfigDict(strict=True)
+
+    lora_name: Annotated[str, Field(min_length=1)]
 
 
 def routes(host: EngineHost) -> APIRouter:
@@ -80,14 +107,43 @@ def routes(host: EngineHost) -> APIRouter:
         await host.engine.stop_profile()
         return Response()
 
-    for path in ADAPTER_PATHS:
-        router.add_api_route(path, adapters_unsupported, methods=["POST"], response_model=None)
+    @router.post("/v1/load_lora_adapter", response_model=None)
+    async def load_lora_adapter(body: LoadAdapter) -> Response:
+        """Serve a LoRA adapter by a name. Requests in flight go on with what they began with."""
+        try:
+            await host.load_adapter(body.lora_name, body.lora_path, body.load_inplace)
+        except InvalidRequestError as error:
+            raise refusal(error, {}) from None
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
+
+    @router.post("/v1/unload_lora_adapter", response_model=None)
+    async def unload_lora_adapter(body: UnloadAdapter) -> Response:
+        """Stop serving a LoRA adapter. Requests in flight go on."""
+        if not await host.unload_adapter(body.lora_name):
+            raise ApiError(
+                404,
+                f"there is no adapter {quote(body.lora_name)}",
+                param="lora_name",
+                code=ErrorCode.MODEL_NOT_FOUND,
+            )
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
+    @router.put(ADAPTERS_PATH, response_model=None)
+    async def put_adapters(request: Request) -> Response:
+        """Serve exactly these LoRA adapters besides those that were loaded one by one, as soon as they are loaded."""
+        try:
+            wanted = msgspec.json.decode(await request.body(), type=WantedAdapters).by_name()
+        except ValueError as error:
+            raise ApiError(400, str(error), param="adapters") from None
+        host.adapter_set.want(wanted)
+        return json_response(host.adapter_set.states())
+
+    @router.get(ADAPTERS_PATH, response_model=None)
+    async def get_adapters() -> Response:
+        """Return the state of each adapter that should be served."""
+        return json_response(host.adapter_set.states())
+
     return router
-
-
-async def adapters_unsupported() -> Response:
-    """Return 501: adapters are not supported."""
-    raise ApiError(501, "adapters are not supported yet")
 
 
 def check_parameters(request: Request) -> None:

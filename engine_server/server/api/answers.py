@@ -26,6 +26,8 @@ class AnswerIdentity(NamedTuple):
     # Seconds since the epoch.
     created: int
     model: str
+    # Of the model that answers.
+    fingerprint: str
 
 
 class AnswerOptions(msgspec.Struct, frozen=True):

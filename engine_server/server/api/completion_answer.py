@@ -66,14 +66,15 @@ class CompletionRenderer(OpenAIStream):
     def __init__(
         self,
         identity: AnswerIdentity,
-        fingerprint: str,
         options: AnswerOptions,
         *,
         echo: bool,
         logprobs: bool,
         token_text: Callable[[int], str],
     ) -> None:
-        head = AnswerHead(identity.id, "text_completion", identity.created, identity.model, fingerprint)
+        head = AnswerHead(
+            identity.id, "text_completion", identity.created, identity.model, identity.fingerprint
+        )
         self._head = head
         self._options = options
         self._token_text = token_text

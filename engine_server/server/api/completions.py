@@ -75,7 +75,6 @@ class CompletionRequest(GenerationRequest):
     def renderer(self, host: EngineHost, identity: AnswerIdentity) -> CompletionRenderer:
         return CompletionRenderer(
             identity,
-            host.fingerprint,
             self.answer_options(host.settings),
             echo=bool(self.echo),
             logprobs=self.logprobs is not None,

@@ -7,11 +7,12 @@ import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from engine_server.contract.headers import MODEL
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.server.api.answer_format import with_parser
 from engine_server.server.api.answers import AnswerIdentity
 from engine_server.server.api.continuation import apply_resume, first_report, resumed_stream
-from engine_server.server.api.models import check_model
+from engine_server.server.api.models import served_model
 from engine_server.server.generation.generate import GenerationEvents
 from engine_server.server.generation.generation import Generation, refusal
 from engine_server.server.generation.render import Renderer, stream_answer, whole_answer
@@ -80,8 +81,8 @@ class AnswerRequest(Protocol):
 
 async def create_answer(host: EngineHost, request: AnswerRequest, headers: Mapping[str, str]) -> Response:
     """Return the answer to a request, whole or as a stream. Raises ApiError and InvalidRequestError."""
-    check_model(host, request.model, headers)
-    resume = resumed_stream(headers, request.model_extra or {}, host.fingerprint)
+    model = served_model(host, request.model, headers)
+    resume = resumed_stream(headers, request.model_extra or {}, model.fingerprint)
     try:
         params = request.sampling_params(host.sampling_defaults)
     except InvalidRequestError as error:
@@ -93,11 +94,12 @@ async def create_answer(host: EngineHost, request: AnswerRequest, headers: Mappi
     answer_id, created = request.ID_PREFIX + (request.own_id or unique), int(time.time())
     if resume is not None:
         answer_id, created = resume.id, resume.created
-    identity = AnswerIdentity(answer_id, created, request.model)
+    identity = AnswerIdentity(answer_id, created, model.name, model.fingerprint)
     generation = Generation(
         request_id=identity.id if identity.id.endswith(unique) else f"{identity.id}-{unique}",
         prompts=prompts,
         params=params,
+        lora=model.lora,
         trace_headers=host.trace_headers(headers),
         fields=request.engine_fields,
         priority=request.queue_priority,
@@ -113,8 +115,11 @@ async def create_answer(host: EngineHost, request: AnswerRequest, headers: Mappi
     renderer = request.renderer(host, identity)
     events = GenerationEvents(host.engine, generation)
     if request.streams:
-        return stream_answer(events, renderer, host.settings.sse_keep_alive_interval, report)
-    return await whole_answer(events, renderer)
+        answer = stream_answer(events, renderer, host.settings.sse_keep_alive_interval, report)
+    else:
+        answer = await whole_answer(events, renderer)
+    answer.headers[MODEL] = model.fingerprint
+    return answer
 
 
 def deadline(timeout: float | None, headers: Mapping[str, str]) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 from fastapi import APIRouter
@@ -13,6 +13,7 @@ from starlette.responses import Response
 from engine_server.contract.errors import ErrorCode
 from engine_server.contract.headers import ADAPTER, DEPLOYMENT
 from engine_server.contract.quoting import quote
+from engine_server.requests.adapters import LoRARequest
 from engine_server.server.api.answers import json_response
 from engine_server.server.http.errors import ApiError
 
@@ -51,42 +52,63 @@ def routes(host: EngineHost) -> APIRouter:
 
     @router.get("/v1/models/{name:path}", response_model=None)
     async def get_model(name: str) -> Response:
-        check_model(host, name, {})
+        served_model(host, name, {})
         return json_response(model_card(host, name))
 
     return router
 
 
 def model_card(host: EngineHost, name: str) -> ModelCard:
-    return ModelCard(name, host.served_names[0], host.max_model_len)
+    adapter = host.adapters.get(name)
+    if adapter is None:
+        return ModelCard(name, host.served_names[0], host.max_model_len)
+    return ModelCard(name, adapter.uri, host.max_model_len, parent=host.served_names[0])
 
 
 def model_list(host: EngineHost) -> ModelList:
-    return ModelList([model_card(host, name) for name in host.served_names])
+    return ModelList([model_card(host, name) for name in (*host.served_names, *host.adapters.names)])
+
+
+class ServedModel(NamedTuple):
+    """The model that answers a request."""
+
+    # As the request names it.
+    name: str
+    lora: LoRARequest | None
+    fingerprint: str
 
 
 def served_name(host: EngineHost, name: str | None, headers: Mapping[str, str]) -> str:
-    """Return the model of a request that may leave it out. Raises ApiError 404 for one that isn't served here."""
+    """Return the model of a request that may leave it out, and that adapters don't answer.
+
+    Raises ApiError 404 for one that isn't served here.
+    """
+    model = served_model(host, name, headers)
+    if model.lora is not None:
+        raise not_served(f"{quote(model.name)} is an adapter; adapters answer requests for text alone")
+    return model.name
+
+
+def served_model(host: EngineHost, name: str | None, headers: Mapping[str, str]) -> ServedModel:
+    """Return the model or the adapter of a request, which may leave it out.
+
+    Raises ApiError 404 for one that isn't served here. Where the router names the deployment, and perhaps an adapter,
+    the body may name any model: the router has resolved the name already.
+    """
     if name is None:
         name = host.served_names[0]
-    check_model(host, name, headers)
-    return name
-
-
-def check_model(host: EngineHost, name: str, headers: Mapping[str, str]) -> None:
-    """Raise ApiError 404 for a model, or for a deployment or an adapter of the router's, that isn't served here.
-
-    Where the router names the deployment, the body may name any model: the router has resolved the name already.
-    """
-    if adapter := headers.get(ADAPTER):
-        raise not_served(f"the adapter {quote(adapter)} is not served here: there are no adapters")
-    served = ", ".join(host.served_names)
-    deployment = headers.get(DEPLOYMENT)
-    if deployment is None:
-        if name not in host.served_names:
-            raise not_served(f"the model {quote(name)} is not served here; served: {served}")
-    elif deployment not in host.served_names:
+    served = ", ".join((*host.served_names, *host.adapters.names))
+    deployment, wanted = headers.get(DEPLOYMENT), headers.get(ADAPTER)
+    if deployment is not None and deployment not in host.served_names:
         raise not_served(f"the deployment {quote(deployment)} is not served here; served: {served}")
+    if wanted is None and (deployment is not None or name in host.served_names):
+        return ServedModel(name, None, host.fingerprint)
+    adapter = host.adapters.get(name if wanted is None else wanted)
+    if adapter is not None:
+        return ServedModel(name, adapter.lora, adapter.fingerprint(host.fingerprint))
+    if wanted is not None:
+        raise not_served(f"the adapter {quote(wanted)} is not served here; served: {served}")
+    raise not_served(f"the model {quote(name)} is not served here; served: {served}")
 
 
 def not_served(message: str) -> ApiError:

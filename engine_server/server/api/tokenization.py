@@ -16,7 +16,7 @@ from engine_server.server.api import openapi
 from engine_server.server.api.answers import json_response
 from engine_server.server.api.chat.input import ChatInput
 from engine_server.server.api.generation_request import ApiRequest, parse_request
-from engine_server.server.api.models import served_name
+from engine_server.server.api.models import served_model
 from engine_server.server.api.tokenizer import require_tokenizer
 from engine_server.server.generation.prompts import run_by_size, tokenize_chat
 from engine_server.server.http.errors import ApiError
@@ -72,14 +72,14 @@ def routes(host: EngineHost) -> APIRouter:
     @openapi.body(TokenizeRequest, Tokens)
     async def post_tokenize(request: Request) -> Response:
         body = parse_request(TokenizeRequest, await request.body())
-        served_name(host, body.model, request.headers)
+        served_model(host, body.model, request.headers)
         return json_response(await tokenize(host, body))
 
     @router.post("/detokenize", response_model=None)
     @openapi.body(DetokenizeRequest, Detokenized)
     async def post_detokenize(request: Request) -> Response:
         body = parse_request(DetokenizeRequest, await request.body())
-        served_name(host, body.model, request.headers)
+        served_model(host, body.model, request.headers)
         return json_response(await detokenize(host, body))
 
     if host.settings.enable_tokenizer_info_endpoint:

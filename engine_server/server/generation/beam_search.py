@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from engine_server.engine.async_llm import AsyncLLMEngine
     from engine_server.engine.beam_search import BeamSearchParams
+    from engine_server.requests.adapters import LoRARequest
     from engine_server.requests.outputs import CompletionOutput, RequestOutput
     from engine_server.requests.prompts import TokensPrompt
 
@@ -18,9 +19,10 @@ async def beam_search(
     request_id: str,
     params: BeamSearchParams,
     logprobs: int | None,
+    lora: LoRARequest | None,
 ) -> RequestOutput:
     """Return the result of a search: the best beams, with the `logprobs` likeliest tokens at each place."""
-    async with aclosing(engine.beam_search(prompt, request_id, params)) as results:
+    async with aclosing(engine.beam_search(prompt, request_id, params, lora)) as results:
         result = await anext(results)
     for output in result.outputs:
         limit_logprobs(output, logprobs)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from engine_server.contract.continuation import Resume
     from engine_server.engine.async_llm import AsyncLLMEngine
     from engine_server.engine.beam_search import BeamSearchParams
+    from engine_server.requests.adapters import LoRARequest
     from engine_server.requests.prompts import TokensPrompt
     from engine_server.requests.sampling_params import SamplingParams
     from engine_server.server.engine_host import TraceHeaders
@@ -32,6 +33,8 @@ class Generation:
     request_id: str
     prompts: list[TokensPrompt]
     params: SamplingParams
+    # The adapter that answers; None: the model itself.
+    lora: LoRARequest | None = None
     trace_headers: TraceHeaders = None
     # The client's field for an engine's parameter, where their names differ.
     fields: Mapping[str, str] = field(default_factory=dict)
@@ -107,6 +110,7 @@ class Results:
                 request_id,
                 generation.prompts[index],
                 generation.params,
+                lora_request=generation.lora,
                 trace_headers=generation.trace_headers,
                 priority=generation.priority,
             )
@@ -128,6 +132,7 @@ class Results:
                         request_id,
                         generation.beams,
                         generation.params.logprobs,
+                        generation.lora,
                     )
                 )
             except InvalidRequestError as error:

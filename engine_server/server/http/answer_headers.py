@@ -30,7 +30,7 @@ class AnswerHeaders:
             if message["type"] == "http.response.start":
                 added = MutableHeaders(scope=message)
                 added[headers.LOAD] = self._host.engine_load.header()
-                added[headers.MODEL] = self._host.fingerprint
+                added.setdefault(headers.MODEL, self._host.fingerprint)
             await send(message)
 
         await self._app(scope, receive, add_and_send)

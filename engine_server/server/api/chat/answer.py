@@ -133,7 +133,6 @@ class ChatRenderer(OpenAIStream):
     def __init__(
         self,
         identity: AnswerIdentity,
-        fingerprint: str,
         options: AnswerOptions,
         openings: list[Opening],
         *,
@@ -142,7 +141,9 @@ class ChatRenderer(OpenAIStream):
         prompt_text: bool,
         names_tool: bool,
     ) -> None:
-        self._head = AnswerHead(identity.id, "chat.completion", identity.created, identity.model, fingerprint)
+        self._head = AnswerHead(
+            identity.id, "chat.completion", identity.created, identity.model, identity.fingerprint
+        )
         chunk_head = msgspec.structs.replace(self._head, object="chat.completion.chunk")
         self._encoder = ChunkEncoder(chunk_head, options)
         self._options = options

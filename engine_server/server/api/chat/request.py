@@ -141,7 +141,6 @@ class ChatFields(GenerationRequest):
     def renderer(self, host: EngineHost, identity: AnswerIdentity) -> ChatRenderer:
         return ChatRenderer(
             identity,
-            host.fingerprint,
             self.answer_options(host.settings),
             [self.opening(messages) for messages in self.conversations],
             choices_per_prompt=self.n or 1,

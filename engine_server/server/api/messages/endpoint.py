@@ -12,7 +12,7 @@ from engine_server.server.api.answers import json_response
 from engine_server.server.api.create_answer import create_answer
 from engine_server.server.api.generation_request import parse_request
 from engine_server.server.api.messages.request import CountTokensRequest, MessagesRequest
-from engine_server.server.api.models import check_model
+from engine_server.server.api.models import served_model
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -39,7 +39,7 @@ def routes(host: EngineHost) -> APIRouter:
     @openapi.body(CountTokensRequest, TokenCount)
     async def post_count_tokens(request: Request) -> Response:
         body = parse_request(CountTokensRequest, await request.body())
-        check_model(host, body.model, request.headers)
+        served_model(host, body.model, request.headers)
         prompt = await body.prompt(host)
         return json_response(TokenCount(len(prompt["prompt_token_ids"])))
 

@@ -11,7 +11,7 @@ from engine_server.server.api import openapi
 from engine_server.server.api.answers import json_response
 from engine_server.server.api.create_answer import create_answer
 from engine_server.server.api.generation_request import parse_request
-from engine_server.server.api.models import check_model
+from engine_server.server.api.models import served_model
 from engine_server.server.api.responses.request import STATELESS, ResponsesRequest
 from engine_server.server.http.errors import ApiError
 
@@ -41,7 +41,7 @@ def routes(host: EngineHost) -> APIRouter:
     @openapi.body(ResponsesRequest, InputTokens)
     async def post_input_tokens(request: Request) -> Response:
         body = parse_request(ResponsesRequest, await request.body())
-        check_model(host, body.model, request.headers)
+        served_model(host, body.model, request.headers)
         prompt = await body.prompt(host)
         return json_response(InputTokens(len(prompt["prompt_token_ids"])))
 

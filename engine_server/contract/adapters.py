@@ -1,0 +1,65 @@
+"""The adapters of an engine, as its admin API and the file of `--adapters-file` describe them.
+
+`PUT /adapters` and the file take {"adapters": [{"name": ..., "uri": ...}]}, all that the engine should serve;
+`GET /adapters` and the answer to a PUT report the state of each.
+"""
+
+from typing import Literal
+
+import msgspec
+
+# The path of the admin API.
+ADAPTERS_PATH = "/adapters"
+
+
+class WantedAdapter(msgspec.Struct, frozen=True):
+    """An adapter that an engine should serve."""
+
+    name: str
+    # A URI, as that of a model, where the engine runs.
+    uri: str
+
+
+class WantedAdapters(msgspec.Struct, frozen=True):
+    """All adapters that an engine should serve."""
+
+    adapters: list[WantedAdapter] = []
+
+    def by_name(self) -> dict[str, str]:
+        """Return the URIs. Raises ValueError for a name that is empty or there twice, and for an empty URI."""
+        names = [adapter.name for adapter in self.adapters]
+        if len(set(names)) < len(names):
+            raise ValueError("two adapters have one name")
+        if not all(adapter.name and adapter.uri for adapter in self.adapters):
+            raise ValueError("an adapter has a name and a URI, neither of them empty")
+        return {adapter.name: adapter.uri for adapter in self.adapters}
+
+
+class AdapterState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The state of one adapter in one engine."""
+
+    name: str
+    uri: str
+    state: Literal["loading", "ready", "failed"]
+    # Identifies the content that is served.
+    hash: str | None = None
+    # The reason of a failure.
+    error: str | None = None
+
+
+class AdapterStates(msgspec.Struct, frozen=True):
+    """The states of the adapters that an engine should serve, in the order in which they were given."""
+
+    adapters: list[AdapterState]
+
+
+class DeploymentAdapter(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An adapter of a deployment: an entry of `status.adapters` of an LLMDeployment."""
+
+    name: str
+    # Identifies the content that the pods serve.
+    hash: str | None = None
+    # Names of the pods that have it.
+    pods: list[str] = []
+    # Why a pod, or every pod, can't serve it.
+    error: str | None = None
