@@ -58,6 +58,7 @@ def test_keys_are_spelled_as_in_manifests():
                 "servedNames": ["m"],
                 "policy": None,
                 "created": "1970-01-01T00:00:01Z",
+                "adapters": [],
             }
         ]
     }

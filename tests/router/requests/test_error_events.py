@@ -16,7 +16,7 @@ from engine_server.server.http.event_stream import OpenAIStream
 
 def responses_renderer():
     request = parse_request(ResponsesRequest, b'{"model": "m", "input": "a"}')
-    return request.renderer(SimpleNamespace(sampling_defaults={}), AnswerIdentity("resp_1", 1, "m"))
+    return request.renderer(SimpleNamespace(sampling_defaults={}), AnswerIdentity("resp_1", 1, "m", "f"))
 
 
 @pytest.mark.parametrize(
