@@ -1,4 +1,4 @@
-"""The names under which a deployment is reached, and the deployment that each name means."""
+"""The names under which deployments and their adapters are reached, and what each name means."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -7,29 +7,40 @@ from engine_server.contract.api import Key
 
 
 class NameClaim(NamedTuple):
-    """The names that one deployment asks for. Claims sort by seniority: by age, then by namespace and name."""
+    """The names that one deployment, or one of its adapters, asks for."""
 
     # Seconds since the epoch.
     created: float
     key: Key
     served_names: tuple[str, ...]
+    # The adapter that answers to the served names; empty: the deployment's own model.
+    adapter: str = ""
+
+    @property
+    def seniority(self) -> tuple[float, Key, str]:
+        """The order of claims: by age, then by namespace and name; a model comes before its adapters."""
+        return self.created, self.key, self.adapter
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every name that reaches the deployment, each once: served names, NAMESPACE/NAME, NAMESPACE/SERVED_NAME.
+        """Every name that reaches the model, each once: served names, NAMESPACE/NAME, NAMESPACE/SERVED_NAME.
 
         Engines get their names in this order, which therefore must not change: it is part of the pod template.
         """
-        return tuple(dict.fromkeys((*self.served_names, str(self.key), *self._namespaced)))
+        return tuple(dict.fromkeys((*self.served_names, *self._own, *self._namespaced)))
 
     @property
     def names_by_rank(self) -> tuple[tuple[str, ...], ...]:
-        """Names by falling precedence: NAMESPACE/NAME, then NAMESPACE/SERVED_NAME, then served names.
+        """Names by falling precedence: NAMESPACE/NAME, which adapters lack, NAMESPACE/SERVED_NAME, served names.
 
         A name that begins with a namespace means a deployment of that namespace as long as one claims it, so that
         no deployment can take it by a served name with a slash.
         """
-        return (str(self.key),), self._namespaced, self.served_names
+        return self._own, self._namespaced, self.served_names
+
+    @property
+    def _own(self) -> tuple[str, ...]:
+        return () if self.adapter else (str(self.key),)
 
     @property
     def _namespaced(self) -> tuple[str, ...]:
@@ -38,7 +49,9 @@ class NameClaim(NamedTuple):
 
 def holders(claims: Iterable[NameClaim]) -> dict[str, NameClaim]:
     """Return the claim that each name means: the highest rank wins, and the oldest claim within a rank."""
-    oldest_first = [(claim, claim.names_by_rank) for claim in sorted(claims)]
+    oldest_first = [
+        (claim, claim.names_by_rank) for claim in sorted(claims, key=lambda claim: claim.seniority)
+    ]
     table: dict[str, NameClaim] = {}
     for rank in range(3):
         for claim, names_by_rank in oldest_first:

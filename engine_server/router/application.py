@@ -15,7 +15,7 @@ from engine_server.router.http.cross_origin import CrossOrigin
 from engine_server.router.http.exchange import JSON, Answer, Exchange
 from engine_server.router.requests.attempts import Forwarder
 from engine_server.router.requests.observation import Observation
-from engine_server.router.routing.directory import Directory, Route
+from engine_server.router.routing.directory import Directory, Route, Target
 
 FORWARDED = frozenset(path.encode() for path in MODEL_PATHS)
 MODELS = b"/v1/models"
@@ -108,7 +108,7 @@ class Application:
         """Return the JSON of all models or of one. Raises RequestError (404) for an unknown model."""
         if path == MODELS:
             models = visible_models(caller, self._directory)
-            cards = [model_card(name, route) for name, route in models.items()]
+            cards = [model_card(name, route, self._directory) for name, route in models.items()]
             return msgspec.json.encode(ModelList(data=cards))
         return self._model(path.removeprefix(ONE_MODEL), caller)
 
@@ -119,7 +119,7 @@ class Application:
             raise errors.unknown_model(name, list(visible_models(caller, self._directory)))
         if not caller.may_use(route, self._directory):
             raise errors.model_not_allowed(name, list(visible_models(caller, self._directory)))
-        return msgspec.json.encode(model_card(name, route))
+        return msgspec.json.encode(model_card(name, route, self._directory))
 
 
 def allowed_methods(path: bytes) -> bytes | None:
@@ -139,6 +139,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     # Seconds since the epoch.
     created: int
     owned_by: str = "fairlead"
+    # Of an adapter: a name of the deployment that has it.
+    parent: str | None = None
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,6 +150,8 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     data: list[ModelCard]
 
 
-def model_card(name: str, route: Route) -> ModelCard:
-    """Return the card of a deployment under one of its names."""
-    return ModelCard(id=name, created=int(route.deployment.created))
+def model_card(name: str, route: Route, directory: Directory) -> ModelCard:
+    """Return the card of a deployment, or of an adapter, under one of its names."""
+    base = None if route.adapter is None else directory.route(Target(route.deployment.key))
+    parent = None if base is None else directory.names(base)[0]
+    return ModelCard(id=name, created=int(route.deployment.created), parent=parent)

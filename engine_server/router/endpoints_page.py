@@ -29,7 +29,17 @@ class EndpointState(msgspec.Struct, frozen=True, omit_defaults=True):
     engine_load: dict[str, float] | None = None
 
 
-class DeploymentState(msgspec.Struct, frozen=True):
+class AdapterState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One adapter of a deployment, as it is listed."""
+
+    name: str
+    # Addresses of the endpoints that have it.
+    endpoints: list[str]
+    # Why none has it, as the source reports it.
+    error: str = ""
+
+
+class DeploymentState(msgspec.Struct, frozen=True, omit_defaults=True):
     """One deployment, as it is listed."""
 
     namespace: str
@@ -38,6 +48,7 @@ class DeploymentState(msgspec.Struct, frozen=True):
     models: list[str]
     policy: str
     endpoints: list[EndpointState]
+    adapters: list[AdapterState] = []
 
 
 class EndpointsPage:
@@ -49,19 +60,18 @@ class EndpointsPage:
 
     def render(self) -> bytes:
         """Return the page."""
-        models: dict[str, list[str]] = {}
-        for name, route in self._directory.models().items():
-            models.setdefault(str(route.deployment.key), []).append(name)
         deployments = [
-            self._deployment(route, models.get(str(route.deployment.key), []))
+            self._deployment(route)
             for route in sorted(self._directory.routes, key=lambda route: route.deployment.key)
         ]
         return msgspec.json.encode({"deployments": deployments})
 
-    def _deployment(self, route: Route, models: list[str]) -> DeploymentState:
+    def _deployment(self, route: Route) -> DeploymentState:
         namespace, name = route.deployment.key
+        models = sorted(self._directory.names(route))
         endpoints = [self._endpoint(endpoint) for endpoint in route.endpoints]
-        return DeploymentState(namespace, name, models, policy_name(route.policy), endpoints)
+        adapters = [adapter_state(adapter) for adapter in route.adapters.values()]
+        return DeploymentState(namespace, name, models, policy_name(route.policy), endpoints, adapters)
 
     def _endpoint(self, endpoint: Endpoint) -> EndpointState:
         now = perf_counter()
@@ -77,7 +87,7 @@ class EndpointsPage:
             round(now - endpoint.ejected_at, 3) if was_ejected else None,
             round(endpoint.full_until - now, 3) if is_full else None,
             endpoint.failures_in_row,
-            endpoint.engine_model.decode("latin-1"),
+            endpoint.engine_models.get("", b"").decode("latin-1"),
             load,
         )
 
@@ -85,3 +95,9 @@ class EndpointsPage:
         if self._health.is_live(endpoint):
             return "full" if is_full else "live"
         return "ejected" if endpoint.ejected_for else "starting"
+
+
+def adapter_state(route: Route) -> AdapterState:
+    """Return the state of an adapter."""
+    error = "" if route.adapter is None else route.adapter.error
+    return AdapterState(route.target.adapter, [str(one.address) for one in route.endpoints], error)

@@ -169,6 +169,12 @@ def no_replica(model: str, reason: str = "", seconds: float = 1.0) -> RequestErr
     return RequestError(503, ErrorCode.NO_REPLICA, message, lines=[retry_after(seconds)])
 
 
+def adapter_failed(model: str, reason: str) -> RequestError:
+    """Return the error for an adapter that no replica can serve, for a reason that retries do not remove."""
+    message = f"No replica can serve the adapter {quote(model)}: {reason}"
+    return RequestError(503, ErrorCode.NO_REPLICA, message, lines=[b"x-should-retry: false\r\n"])
+
+
 def retry_after(seconds: float) -> bytes:
     """Return the header line that asks a client to wait for so long."""
     return b"Retry-After: %d\r\n" % max(1, ceil(seconds))

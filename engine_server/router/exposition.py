@@ -63,10 +63,9 @@ class Exposition(Collector):
     def collect(self) -> Iterable[Metric]:
         """Yield the metric families; called by the registry."""
         self._metrics.flush()
-        self._metrics.keep_only(
-            {route.deployment.key for route in self._directory.routes}, self._ledger.accounts
-        )
+        self._metrics.keep_only(self._directory.targets(), self._ledger.accounts)
         yield from self._requests()
+        yield from self._adapters()
         yield from self._attempts()
         yield from self._endpoints()
         yield from self._policies()
@@ -100,6 +99,18 @@ class Exposition(Collector):
         for (name, kind), count in metrics.tokens.items():
             tokens.add_metric([name, kind], count)
         yield tokens
+
+    def _adapters(self) -> Iterable[Metric]:
+        requests = counter(
+            "adapter_requests", "Requests for an adapter by status", ["model", "adapter", "code"]
+        )
+        for (deployment, name, status), count in self._metrics.adapter_requests.items():
+            requests.add_metric([label(deployment), name, str(status)], count)
+        endpoints = gauge("adapter_endpoints", "Endpoints that have the adapter", ["model", "adapter"])
+        for route in self._directory.routes:
+            for name, adapter in route.adapters.items():
+                endpoints.add_metric([label(route.deployment.key), name], len(adapter.endpoints))
+        return requests, endpoints
 
     def _attempts(self) -> Iterable[Metric]:
         yield by_reason("retries", "Requests sent to another replica", self._metrics.retries.items())

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from engine_server.contract.api import Key
 from engine_server.contract.continuation import ReportedUsage
 from engine_server.router.demand import Demand
+from engine_server.router.routing.directory import Target
 
 # Requests are counted in batches: counting each one alone would evict the forwarding code from the CPU's caches.
 BATCH_SIZE = 64
@@ -51,10 +52,10 @@ class WatchState(NamedTuple):
     failures: int
 
 
-# The end of a request: its deployment, status, seconds to the first byte (None without an answer) and to the end, the
-# name of the caller's key (empty without one), and the tokens (None if the engine reported none). A plain tuple costs
-# a quarter of a named one.
-Ended = tuple[Key | None, int, float | None, float, str, ReportedUsage | None]
+# The end of a request: its deployment, its adapter (empty without one), status, seconds to the first byte (None without
+# an answer) and to the end, the name of the caller's key (empty without one), and the tokens (None if the engine
+# reported none). A plain tuple costs a quarter of a named one.
+Ended = tuple[Key | None, str, int, float | None, float, str, ReportedUsage | None]
 
 
 class Metrics:
@@ -68,6 +69,8 @@ class Metrics:
         self.demand = Demand()
         # By deployment and status.
         self.requests: Counter[tuple[Key | None, int]] = Counter()
+        # Those of adapters, by deployment, adapter and status.
+        self.adapter_requests: Counter[tuple[Key, str, int]] = Counter()
         # By deployment.
         self.times_to_first_byte: defaultdict[Key | None, Histogram] = defaultdict(Histogram)
         self.durations: defaultdict[Key | None, Histogram] = defaultdict(Histogram)
@@ -91,8 +94,10 @@ class Metrics:
 
     def flush(self) -> None:
         """Count the requests that were recorded since the last call."""
-        for deployment, status, time_to_first_byte, duration, key, usage in self._ended:
+        for deployment, adapter, status, time_to_first_byte, duration, key, usage in self._ended:
             self.requests[deployment, status] += 1
+            if deployment is not None and adapter:
+                self.adapter_requests[deployment, adapter, status] += 1
             self.durations[deployment].observe(duration)
             if time_to_first_byte is not None:
                 self.times_to_first_byte[deployment].observe(time_to_first_byte)
@@ -101,15 +106,17 @@ class Metrics:
                 self.tokens[key, "completion"] += usage.completion_tokens
         self._ended.clear()
 
-    def keep_only(self, deployments: Collection[Key], keys: Collection[str]) -> None:
-        """Forget all other deployments and keys, which were removed."""
-        known = {None, *deployments}
+    def keep_only(self, targets: Collection[Target], keys: Collection[str]) -> None:
+        """Forget all other deployments, adapters and keys, which were removed."""
+        known = {None, *(target.deployment for target in targets)}
         by_deployment: Iterable[dict[Key | None, Histogram]] = (self.times_to_first_byte, self.durations)
         for histograms in by_deployment:
             for deployment in histograms.keys() - known:
                 del histograms[deployment]
         for status_count in [pair for pair in self.requests if pair[0] not in known]:
             del self.requests[status_count]
+        for adapter_count in [one for one in self.adapter_requests if one[:2] not in targets]:
+            del self.adapter_requests[adapter_count]
         for error_count in [pair for pair in self.errors if pair[0] not in known]:
             del self.errors[error_count]
         for token_count in [pair for pair in self.tokens if pair[0] and pair[0] not in keys]:

@@ -11,10 +11,19 @@ from engine_server.router.routing.directory import Deployment, Directory
 
 keys = st.builds(Key, st.sampled_from("xy"), st.sampled_from("abc"))
 served_names = st.lists(st.sampled_from(["a", "b", "m", "x/a", "y/m"]), min_size=1, max_size=3, unique=True)
+ages = st.sampled_from([1.0, 2.0])
 claims = st.lists(
-    st.builds(NameClaim, st.sampled_from([1.0, 2.0]), keys, served_names.map(tuple)),
+    st.builds(NameClaim, ages, keys, served_names.map(tuple), st.just("")),
     max_size=6,
     unique_by=lambda claim: claim.key,
+)
+adapters = st.builds(
+    lambda age, key, name: NameClaim(age, key, (name,), name), ages, keys, st.sampled_from(["a", "m", "x/a"])
+)
+all_claims = st.builds(
+    lambda models, adapters: [*models, *adapters],
+    claims,
+    st.lists(adapters, max_size=4, unique_by=lambda claim: (claim.key, claim.adapter)),
 )
 
 
@@ -22,22 +31,22 @@ def rank_of(name: str, claim: NameClaim) -> int:
     return next(rank for rank, names in enumerate(claim.names_by_rank) if name in names)
 
 
-@given(claims)
+@given(all_claims)
 def test_a_name_means_the_claim_of_highest_rank_and_then_the_oldest(claims):
     table = holders(claims)
 
     assert table.keys() == {name for claim in claims for name in claim.names}
     for name, holder in table.items():
         contenders = [claim for claim in claims if name in claim.names]
-        assert holder == min(contenders, key=lambda claim: (rank_of(name, claim), claim.created, claim.key))
+        assert holder == min(contenders, key=lambda claim: (rank_of(name, claim), *claim.seniority))
 
 
-@given(claims, st.data())
+@given(all_claims, st.data())
 def test_holders_do_not_depend_on_the_order_of_claims(claims, data):
     assert holders(data.draw(st.permutations(claims))) == holders(claims)
 
 
-@given(claims, st.data())
+@given(all_claims, st.data())
 def test_removing_a_claim_moves_only_the_names_that_it_held(claims, data):
     before = holders(claims)
     removed = data.draw(st.sampled_from(claims)) if claims else None
@@ -58,6 +67,17 @@ def test_an_engine_gets_its_served_names_first():
     claim = NameClaim(1.0, Key("x", "a"), ("m", "a", "x/a"))
 
     assert claim.names == ("m", "a", "x/a", "x/m", "x/x/a")
+
+
+def test_an_adapter_is_reached_by_its_name_and_by_that_of_its_namespace_but_gives_way_to_its_model():
+    model, adapter = NameClaim(1.0, Key("x", "a"), ("m",)), NameClaim(1.0, Key("x", "a"), ("b",), "b")
+    alike = NameClaim(1.0, Key("x", "a"), ("m",), "m")
+
+    table = holders([alike, adapter, model])
+
+    assert adapter.names == ("b", "x/b")
+    assert {name for name, claim in table.items() if claim == adapter} == {"b", "x/b"}
+    assert alike not in table.values()
 
 
 @given(claims)

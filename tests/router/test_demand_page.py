@@ -12,6 +12,7 @@ from engine_server.router.demand import Demand
 from engine_server.router.http.wire import Request
 from engine_server.router.metrics import Metrics
 from engine_server.router.requests.lifecycle import Lifecycle
+from engine_server.router.routing.directory import Target
 
 REQUEST = Request(b"POST", b"/v1/x", b"", {}, bytearray(), http11=True, last=False, id=b"id")
 
@@ -85,7 +86,7 @@ def test_a_request_counts_at_the_deployment_that_its_model_means_now(steps):
             meant.append(name)
         else:
             meant[-1] = name
-        open_[-1].assign(name, Key("default", name))
+        open_[-1].assign(name, Target(Key("default", name)))
         for each in "ab":
             assert metrics.demand.requests[Key("default", each)] == meant.count(each)
     for life in open_:

@@ -79,7 +79,7 @@ def test_every_metric_of_routers_in_dashboards_and_alerts_exists(page):
 async def test_failures_and_ejections_are_exported_as_zero_before_the_first(page):
     before = page.samples()
     (endpoint,) = page.directory.resolve("m").endpoints
-    page.metrics.record((MODEL, 503, None, 0.1, "", None))
+    page.metrics.record((MODEL, "", 503, None, 0.1, "", None))
     page.health.eject(endpoint, "text of an error", Cause.SILENT)
     after = page.samples()
     for series in (("requests_total", "code=503,model=default/m"), ("ejections_total", "reason=silent")):
@@ -87,9 +87,9 @@ async def test_failures_and_ejections_are_exported_as_zero_before_the_first(page
 
 
 async def test_counts_everything_by_names_of_operators_and_codes(page):
-    page.metrics.record((MODEL, 200, 0.02, 1.5, "team-a", ReportedUsage(12, 80)))
-    page.metrics.record((MODEL, 200, None, 1.5, "", ReportedUsage(1, 2)))
-    page.metrics.record((None, 404, 0.001, 0.001, "", None))
+    page.metrics.record((MODEL, "", 200, 0.02, 1.5, "team-a", ReportedUsage(12, 80)))
+    page.metrics.record((MODEL, "", 200, None, 1.5, "", ReportedUsage(1, 2)))
+    page.metrics.record((None, "", 404, 0.001, 0.001, "", None))
     page.ledger.accounts["team-a"] = None
     page.metrics.errors[None, "model_not_found"] += 1
     page.metrics.retries["refused"] += 2
@@ -146,11 +146,13 @@ async def test_counts_keys_that_get_their_own_replica_and_those_that_get_another
 
 async def test_series_of_deployments_and_keys_end_with_them(page):
     page.ledger.accounts["team-a"] = None
-    page.metrics.record((MODEL, 200, 0.02, 1.5, "team-a", ReportedUsage(12, 80)))
+    page.metrics.record((MODEL, "", 200, 0.02, 1.5, "team-a", ReportedUsage(12, 80)))
     page.metrics.errors[MODEL, "saturated"] += 1
     assert any("default/m" in labels for _, labels in page.samples())
     page.directory.remove(MODEL)
     del page.ledger.accounts["team-a"]
-    page.metrics.record((MODEL, 200, 0.02, 1.5, "team-a", ReportedUsage(12, 80)))  # it was still in flight
+    page.metrics.record(
+        (MODEL, "", 200, 0.02, 1.5, "team-a", ReportedUsage(12, 80))
+    )  # it was still in flight
     left = {labels for _, labels in page.samples()}
     assert not any("default" in labels or "team-a" in labels for labels in left)

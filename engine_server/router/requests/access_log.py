@@ -29,6 +29,8 @@ class Access(msgspec.Struct, gc=False, omit_defaults=True):
     model: str = ""
     # NAMESPACE/NAME.
     deployment: str = ""
+    # The adapter that the name means.
+    adapter: str = ""
     # The URL of the engine that was tried last.
     endpoint: str = ""
     # Number of times that the request was sent to an engine, or that a connection for it failed.
@@ -87,6 +89,8 @@ def text_line(access: Access) -> str:
         line += f" model={access.model}"
     if access.deployment:
         line += f" deployment={access.deployment}"
+    if access.adapter:
+        line += f" adapter={access.adapter}"
     if access.attempts:
         line += f" endpoint={access.endpoint} attempts={access.attempts}"
     if access.completion_tokens is not None:

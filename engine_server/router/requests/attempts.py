@@ -61,7 +61,7 @@ class Forwarder:
                     raise errors.unknown_model(key.model, list(visible_models(caller, self._directory)))
                 if not caller.may_use(route, self._directory):
                     raise errors.model_not_allowed(key.model, list(visible_models(caller, self._directory)))
-                lifecycle.assign(key.model, route.deployment.key)
+                lifecycle.assign(key.model, route.target)
 
                 stream = lifecycle.journal
                 endpoint = self._decisions.pick(route, key, attempts, stream)

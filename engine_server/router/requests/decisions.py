@@ -62,7 +62,7 @@ class Decisions:
         """Return the endpoint for the next attempt, and count it if it is a retry. None: there is to be none."""
         model = b"" if stream is None else stream.model
         if not attempts.tried:
-            if self._hold.count and attempts.held is None and self._hold.has_waiting(route.deployment.key):
+            if self._hold.count and attempts.held is None and self._hold.has_waiting(route.target):
                 return None
             return self._selector.pick(route, key, (), model)
         if len(attempts.tried) == MAX_ATTEMPTS:
@@ -92,7 +92,8 @@ class Decisions:
                 attempts.refused = relay
                 self._take_refusal(relay.refusal, attempts, route, endpoint)
                 attempts.budgeted = False
-                if relay.refusal.code == ErrorCode.MODEL_MISMATCH and endpoint.engine_model != stream.model:
+                known = endpoint.engine_models.get(route.target.adapter)
+                if relay.refusal.code == ErrorCode.MODEL_MISMATCH and known != stream.model:
                     attempts.tried.remove(endpoint)  # its model is known now, so it is not picked again
             case Outcome.REFUSED:
                 attempts.refused = relay
@@ -144,9 +145,13 @@ class Decisions:
             case ErrorCode.DRAINING | ErrorCode.LOADING | ErrorCode.ENGINE_DEAD:
                 # No budget: the engine takes no further requests, and those that it had must not be lost.
                 self._health.eject(endpoint, f"it answered {refusal.code}", Cause.REFUSING)
+            case ErrorCode.MODEL_NOT_FOUND if route.adapter is not None:
+                # The engine lost it just now, or has not loaded it again since a restart.
+                self._selector.mark_lacking(route, endpoint)
+                attempts.budgeted = True
             case ErrorCode.MODEL_NOT_FOUND if route.deployment.known_to_engines:
                 # An engine of an earlier release knows the names in its arguments alone, and reports no model.
-                if endpoint.engine_model:
+                if "" in endpoint.engine_models:
                     self._health.retire(endpoint, "its address belongs to another deployment")
             case ErrorCode.REQUEST_FAILED:
                 return False

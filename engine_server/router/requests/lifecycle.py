@@ -14,6 +14,7 @@ from engine_server.router.http.wire import Request
 from engine_server.router.metrics import Metrics
 from engine_server.router.requests.access_log import Access, AccessLog, logged_path
 from engine_server.router.requests.journal import Journal
+from engine_server.router.routing.directory import Target
 from engine_server.router.routing.endpoint import Endpoint
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class Lifecycle(msgspec.Struct):
     # The name in the request, and the deployment that it means; empty and None if there is none.
     model: str = ""
     deployment: Key | None = None
+    # The adapter that it means; empty for the deployment's own model.
+    adapter: str = ""
     # The endpoint that was tried last, and the number of attempts.
     endpoint: Endpoint | None = None
     attempts: int = 0
@@ -70,13 +73,14 @@ class Lifecycle(msgspec.Struct):
         caller.admit(self.started)
         self.caller = caller
 
-    def assign(self, model: str, deployment: Key) -> None:
-        """Count the request at the deployment that its model means, and no longer at the one before."""
+    def assign(self, model: str, target: Target) -> None:
+        """Count the request at what its model means, and no longer at what it meant before."""
+        deployment, adapter = target
         if deployment != self.deployment:
             if self.deployment is not None:
                 self.metrics.demand.end(self.deployment)
             self.metrics.demand.begin(deployment)
-        self.model, self.deployment = model, deployment
+        self.model, self.deployment, self.adapter = model, deployment, adapter
 
     def visit(self, endpoint: Endpoint, prompt_bytes: int) -> None:
         """Count the request at `endpoint`, and no longer at the one before."""
@@ -120,7 +124,8 @@ class Lifecycle(msgspec.Struct):
             self.caller.settle(now, self.usage or self._estimated_tokens())
         duration = now - self.started
         first_byte = self.time_to_first_byte
-        self.metrics.record((self.deployment, self.status, first_byte, duration, self.key, self.usage))
+        ended = (self.deployment, self.adapter, self.status, first_byte, duration, self.key, self.usage)
+        self.metrics.record(ended)
         if self.access_log is not None:
             self.access_log.record(self._access(duration))
         if self.trace is not None:
@@ -135,6 +140,8 @@ class Lifecycle(msgspec.Struct):
         if self.deployment is not None:
             attributes["fairlead.deployment"] = str(self.deployment)
             attributes["gen_ai.request.model"] = self.model
+        if self.adapter:
+            attributes["fairlead.adapter"] = self.adapter
         if self.key:
             attributes["fairlead.key"] = self.key
         if self.usage is not None:
@@ -154,6 +161,7 @@ class Lifecycle(msgspec.Struct):
             None if first is None else round(first, 6),
             self.model,
             "" if self.deployment is None else str(self.deployment),
+            self.adapter,
             "" if self.endpoint is None else str(self.endpoint.address),
             self.attempts,
             None if usage is None else usage.prompt_tokens,

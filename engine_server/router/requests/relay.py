@@ -19,6 +19,8 @@ from engine_server.router.requests.outcome import (
 )
 
 EVENT_STREAM = b"text/event-stream"
+# Answers in which `Fairlead-Model` is that of the request's adapter, if it has one; errors may have the model's own.
+ADAPTER_STATUSES = (200, 409)
 
 
 class Relay(Wait):
@@ -91,8 +93,10 @@ class Relay(Wait):
             self.held = True
             self.retry_after = read.get(b"retry-after")
         model, load = read.get(b"fairlead-model"), read.get(b"fairlead-load")
-        if self.lifecycle.endpoint is not None and (model or load):
-            self.lifecycle.endpoint.record_report(model, load)
+        endpoint, adapter = self.lifecycle.endpoint, self.lifecycle.adapter
+        if endpoint is not None and (model or load):
+            of_adapter = not adapter or status in ADAPTER_STATUSES
+            endpoint.record_report(model if of_adapter else None, load, adapter)
         if b"fairlead-usage" in read:
             self.lifecycle.usage = ReportedUsage.parse_header(read[b"fairlead-usage"])
         coded = b"transfer-encoding" in read

@@ -1,15 +1,37 @@
-"""The directory of deployments and their endpoints, by model name. Liveness is health's."""
+"""The directory of deployments, their adapters and their endpoints, by model name. Liveness is health's."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from engine_server.contract.api import Key
-from engine_server.contract.headers import DEPLOYMENT, REPORT_TOKENS
+from engine_server.contract.headers import ADAPTER, DEPLOYMENT, REPORT_TOKENS
 from engine_server.contract.served_names import NameClaim, holders
 from engine_server.router.routing.endpoint import Address, Endpoint
 from engine_server.router.routing.policies.policy import Policy
 from engine_server.router.routing.policies.registry import POLICIES
 from engine_server.router.routing.waker import Waker
+
+
+class Target(NamedTuple):
+    """The identity of what a model name means: a deployment, or one of its adapters."""
+
+    deployment: Key
+    # Empty: the deployment's own model.
+    adapter: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """An adapter of a deployment."""
+
+    name: str
+    # The engines that have it: some of the deployment's.
+    addresses: tuple[Address, ...] = ()
+    # Identifies its content; empty if the source does not know.
+    hash: str = ""
+    # Why no engine can serve it; empty while one does, or may do soon.
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +59,36 @@ class Deployment:
     cannot_start: bool = False
     # Set while the deployment has zero replicas and may be scaled up.
     waker: Waker | None = None
-
-    @property
-    def claim(self) -> NameClaim:
-        """The model names that the deployment asks for."""
-        return NameClaim(self.created, self.key, self.served_names)
+    adapters: tuple[Adapter, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Route:
-    """A deployment, as it was put last, with its endpoints and its policy."""
+    """A deployment or one of its adapters, as it was put last, with its endpoints and the deployment's policy."""
 
+    target: Target
     deployment: Deployment
     policy: Policy
+    # Those that can answer: of an adapter, the engines that have it.
     endpoints: tuple[Endpoint, ...]
+    # All of the deployment.
+    replicas: tuple[Endpoint, ...]
     # Header lines that the engines get with each request.
     request_lines: bytes
+    # None: the deployment's own model.
+    adapter: Adapter | None = None
+    # Of the deployment's own model: the routes of its adapters, by name.
+    adapters: Mapping[str, "Route"] = field(default_factory=dict)
+    # Endpoints that answered that they lack the adapter, with the time (perf_counter) until which that counts.
+    lacking: dict[Endpoint, float] = field(default_factory=dict)
+
+    @property
+    def claim(self) -> NameClaim:
+        """The model names that the deployment or the adapter asks for."""
+        deployment, name = self.deployment, self.target.adapter
+        return NameClaim(
+            deployment.created, deployment.key, (name,) if name else deployment.served_names, name
+        )
 
 
 class Directory:
@@ -93,10 +129,8 @@ class Directory:
             policy = before.policy
         else:
             policy = self._new_policy(deployment, endpoints)
-        lines = f"{REPORT_TOKENS}: 1\r\n"
-        if deployment.known_to_engines:
-            lines += f"{DEPLOYMENT}: {deployment.key}\r\n"
-        self._routes[deployment.key] = Route(deployment, policy, endpoints, lines.encode())
+        self._routes[deployment.key] = new_route(deployment, policy, endpoints)
+        forget_models(endpoints, before.deployment.adapters if before else (), deployment.adapters)
         for endpoint in known.values():
             self._on_removed(endpoint)
         self._names = None
@@ -112,30 +146,48 @@ class Directory:
         """Return the route that a model name means."""
         return (self._names or self._table()).get(model)
 
-    def route(self, key: Key) -> Route | None:
-        """Return the route of a deployment."""
-        return self._routes.get(key)
+    def route(self, target: Target) -> Route | None:
+        """Return the route of a deployment or an adapter."""
+        route = self._routes.get(target.deployment)
+        if route is None or not target.adapter:
+            return route
+        return route.adapters.get(target.adapter)
 
     def models(self) -> dict[str, Route]:
-        """Return the models to list: each deployment by the served names that it holds, else by NAMESPACE/NAME."""
-        table = self._table()
-        listed: dict[str, Route] = {}
-        for route in self._routes.values():
-            held = [name for name in route.deployment.served_names if table[name] is route]
-            for name in held or [str(route.deployment.key)]:
-                if table[name] is route:
-                    listed[name] = route
+        """Return the models to list: deployments and adapters by the names that `names` returns."""
+        listed = {name: route for route in self._all_routes() for name in self.names(route)}
         return dict(sorted(listed.items()))
+
+    def names(self, route: Route) -> list[str]:
+        """Return the served names that a deployment holds, else NAMESPACE/NAME.
+
+        Of an adapter it is its name, else NAMESPACE/ADAPTER, and nothing if an older one holds both.
+        """
+        table, claim = self._table(), route.claim
+        for names in (claim.served_names, *claim.names_by_rank):
+            held = [name for name in names if table[name] is route]
+            if held:
+                return held
+        return []
 
     @property
     def routes(self) -> Iterable[Route]:
-        """The routes of all deployments."""
+        """The routes of all deployments, without those of their adapters."""
         return self._routes.values()
+
+    def targets(self) -> set[Target]:
+        """Return all deployments and adapters."""
+        return {route.target for route in self._all_routes()}
+
+    def _all_routes(self) -> Iterator[Route]:
+        for route in self._routes.values():
+            yield route
+            yield from route.adapters.values()
 
     def _table(self) -> dict[str, Route]:
         if self._names is None:
-            claims = (route.deployment.claim for route in self._routes.values())
-            self._names = {name: self._routes[claim.key] for name, claim in holders(claims).items()}
+            routes = {route.claim: route for route in self._all_routes()}
+            self._names = {name: routes[claim] for name, claim in holders(routes).items()}
         return self._names
 
     def _new_policy(self, deployment: Deployment, endpoints: Sequence[Endpoint]) -> Policy:
@@ -146,3 +198,38 @@ class Directory:
         endpoint = Endpoint(deployment.key, address)
         self._on_added(endpoint, deployment.vouched)
         return endpoint
+
+
+def new_route(deployment: Deployment, policy: Policy, endpoints: tuple[Endpoint, ...]) -> Route:
+    """Return the route of a deployment with those of its adapters."""
+    lines = f"{REPORT_TOKENS}: 1\r\n"
+    if deployment.known_to_engines:
+        lines += f"{DEPLOYMENT}: {deployment.key}\r\n"
+    adapters = {
+        adapter.name: Route(
+            Target(deployment.key, adapter.name),
+            deployment,
+            policy,
+            tuple(endpoint for endpoint in endpoints if endpoint.address in adapter.addresses),
+            endpoints,
+            f"{lines}{ADAPTER}: {adapter.name}\r\n".encode(),
+            adapter,
+        )
+        for adapter in deployment.adapters
+        if is_field_value(adapter.name)
+    }
+    target = Target(deployment.key)
+    return Route(target, deployment, policy, endpoints, endpoints, lines.encode(), adapters=adapters)
+
+
+def is_field_value(name: str) -> bool:
+    """Return True for a name that the value of a header field can be. Others never reach an engine."""
+    return bool(name) and name.isascii() and name.isprintable() and name.strip() == name
+
+
+def forget_models(endpoints: Iterable[Endpoint], before: Sequence[Adapter], after: Sequence[Adapter]) -> None:
+    """Forget what endpoints reported of adapters that were changed or removed."""
+    changed = {adapter.name for adapter in {*before} - {*after}}
+    for endpoint in endpoints:
+        for name in changed:
+            endpoint.engine_models.pop(name, None)

@@ -8,6 +8,9 @@ from engine_server.router.routing.endpoint import Endpoint
 from engine_server.router.routing.health import Health
 from engine_server.router.routing.key import RouteKey
 
+# An engine that lacked an adapter is passed over for so long, unless its deployment changes in the meantime.
+LACKING_SECONDS = 5.0
+
 
 class Selector:
     """Chooses among the endpoints of a deployment that are live and have room."""
@@ -25,8 +28,11 @@ class Selector:
         model: the `Fairlead-Model` that it must have, as far as it is known; empty if it may have any.
         """
         candidates, down = route.endpoints, self._health.down
+        if route.lacking:
+            candidates = having_adapter(route, tried)
         if model:
-            candidates = tuple(e for e in candidates if e.engine_model in (b"", model))
+            adapter = route.target.adapter
+            candidates = tuple(e for e in candidates if e.engine_models.get(adapter, model) == model)
         if down or tried or self._full:
             full = self._current_full() if self._full else ()
             candidates = tuple(e for e in candidates if e not in down and e not in tried and e not in full)
@@ -38,6 +44,10 @@ class Selector:
         """Give no requests to an endpoint for so long, or until one of its own has ended."""
         endpoint.full_until = perf_counter() + seconds
         self._full.add(endpoint)
+
+    def mark_lacking(self, route: Route, endpoint: Endpoint) -> None:
+        """Prefer other endpoints for the route's adapter for a while."""
+        route.lacking[endpoint] = perf_counter() + LACKING_SECONDS
 
     def has_live(self, route: Route) -> bool:
         """Return True if an endpoint is live, even if it is full."""
@@ -55,3 +65,13 @@ class Selector:
         now = perf_counter()
         self._full = {endpoint for endpoint in self._full if endpoint.full_until > now}
         return self._full
+
+
+def having_adapter(route: Route, tried: Collection[Endpoint]) -> tuple[Endpoint, ...]:
+    """Return the endpoints that did not lately lack the route's adapter.
+
+    All of them if none is left and the request has tried none yet: a client may have caused their answers.
+    """
+    now = perf_counter()
+    having = tuple(e for e in route.endpoints if route.lacking.get(e, 0.0) <= now)
+    return having if having or tried else route.endpoints

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine_server.contract.api import Key
-from engine_server.contract.endpoints_file import EndpointsFile, FileDeployment
+from engine_server.contract.endpoints_file import EndpointsFile, FileAdapter, FileDeployment
 from engine_server.router.metrics import WatchState
-from engine_server.router.routing.directory import Deployment, Directory
+from engine_server.router.routing.directory import Adapter, Deployment, Directory
 from engine_server.router.routing.endpoint import Address
 from engine_server.router.watched_file import POLL_SECONDS, WatchedFile
 
@@ -24,7 +24,14 @@ def to_deployment(entry: FileDeployment) -> Deployment:
         entry.created.timestamp() if entry.created else 0.0,
         entry.policy,
         known_to_engines=True,
+        adapters=tuple(to_adapter(adapter) for adapter in entry.adapters),
     )
+
+
+def to_adapter(entry: FileAdapter) -> Adapter:
+    """Return an adapter of the endpoints file. Raises ValueError for a URL that is no endpoint."""
+    addresses = tuple(Address.parse(url) for url in entry.endpoints)
+    return Adapter(entry.name, addresses, error="" if addresses else entry.error or "")
 
 
 class FileSource:

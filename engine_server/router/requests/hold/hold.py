@@ -1,6 +1,8 @@
-"""The requests that wait for a replica, by deployment."""
+"""The requests that wait for a replica, by deployment and adapter."""
 
 import asyncio
+from collections import defaultdict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from time import perf_counter
@@ -13,19 +15,20 @@ from engine_server.router.requests.hold.cold_starts import ColdStarts
 from engine_server.router.requests.hold.line import Line, Place
 from engine_server.router.requests.hold.room import Window
 from engine_server.router.requests.hold.waking import Wakes
-from engine_server.router.routing.directory import Directory, Route
+from engine_server.router.routing.directory import Directory, Route, Target
 from engine_server.router.routing.endpoint import Endpoint
 from engine_server.router.routing.health import Health
 
 # Between two looks at all that wait.
 INTERVAL_SECONDS = 0.1
+ADAPTER_LOADING = "none has loaded the adapter yet"
 
 
 @dataclass(frozen=True, slots=True)
 class HoldSettings:
     """The bounds of waiting."""
 
-    # Requests of one deployment that wait at most.
+    # Requests that wait at most for one deployment, and for each of its adapters.
     requests: int = 1024
     # Longest wait, in seconds; 0 holds no request.
     seconds: float = 900.0
@@ -38,8 +41,8 @@ class HoldSettings:
 class Held(Wait):
     """A request that waits, or that has waited and can return to its place."""
 
-    # The deployment that it waits for, and the model as the client calls it.
-    key: Key
+    # The deployment or adapter that it waits for, and the model as the client calls it.
+    target: Target
     model: str
     place: Place
     # Times (perf_counter) of its refusal and of its next comment; a request that gets no comments has inf.
@@ -61,19 +64,26 @@ class Hold:
         self.count = 0
         self._directory = directory
         self._health = health
-        self._lines: dict[Key, Line[Held]] = {}
+        # By deployment and adapter. The lines of a deployment are in the order of their next turns.
+        self._lines: defaultdict[Key, dict[str, Line[Held]]] = defaultdict(dict)
         self._windows: dict[Endpoint, Window] = {}
         self._cold_starts = ColdStarts()
         self._wakes = Wakes()
         self._needed = asyncio.Event()
 
-    def has_waiting(self, key: Key) -> bool:
-        """Return True if requests wait for this deployment: those that arrive later wait behind them."""
-        return self.count > 0 and len(self._lines.get(key, ())) > 0
+    def has_waiting(self, target: Target) -> bool:
+        """Return True if requests wait for this deployment or adapter: those that arrive later wait behind them."""
+        if not self.count or target.deployment not in self._lines:
+            return False
+        return len(self._lines[target.deployment].get(target.adapter, ())) > 0
 
     def counts(self) -> dict[Key, int]:
-        """Return the number of requests that wait for each deployment."""
-        return {key: len(line) for key, line in self._lines.items() if self._directory.route(key)}
+        """Return the number of requests that wait for each deployment, those for its adapters included."""
+        return {
+            key: sum(map(len, lines.values()))
+            for key, lines in self._lines.items()
+            if self._directory.route(Target(key))
+        }
 
     async def wait(
         self,
@@ -90,17 +100,18 @@ class Hold:
 
         Raises RequestError if no replica will come, or past a bound.
         """
-        now, key = perf_counter(), route.deployment.key
-        live = self._live(route)
-        if not live and route.deployment.cannot_start:
-            raise errors.no_replica(model, route.deployment.reason)
-        line = self._lines[key] if key in self._lines else self._new_line(key)
-        if held is None or held.key != key:
+        now, target = perf_counter(), route.target
+        live = self._live(route.endpoints)
+        if not live and (obstacle := self._obstacle(route, model)):
+            raise obstacle
+        lines = self._lines.get(target.deployment, {})
+        line = lines[target.adapter] if target.adapter in lines else self._new_line(target)
+        if held is None or held.target != target:
             if len(line) >= self.settings.requests or self.settings.seconds <= 0:
                 raise self._refusal(route, model, now)
             place = line.new_place(caller, priority)
             comment_at = now + self.settings.comment_seconds if stream else inf
-            held = Held(exchange, key, model, place, now + self.settings.seconds, comment_at)
+            held = Held(exchange, target, model, place, now + self.settings.seconds, comment_at)
         for endpoint in live:
             if endpoint.full_until > now:
                 self._window(endpoint, now).update(endpoint, now)
@@ -117,7 +128,7 @@ class Hold:
 
     def on_end(self, key: Key) -> None:
         """Take note that a request of this deployment has ended, which may make room for the next."""
-        if self.has_waiting(key):
+        if key in self._lines and any(self._lines[key].values()):
             asyncio.get_running_loop().call_soon(self._release, key)
 
     async def run(self) -> None:
@@ -135,10 +146,9 @@ class Hold:
     def close(self) -> None:
         """Refuse all requests that wait: the router ends."""
         now = perf_counter()
-        for key, line in self._lines.items():
-            route = self._directory.route(key)
-            for held in [*line]:
-                self._end(held, self._refusal(route, held.model, now) if route else None)
+        for held in [held for lines in self._lines.values() for line in lines.values() for held in line]:
+            route = self._directory.route(held.target)
+            self._end(held, self._refusal(route, held.model, now) if route else None)
 
     # At each interval
 
@@ -146,45 +156,50 @@ class Hold:
         now = perf_counter()
         self._cold_starts.expire(now)
         self._windows = {one: window for one, window in self._windows.items() if self._health.is_live(one)}
-        waiting = [key for key, line in self._lines.items() if line]
-        for key in {*waiting, *self._cold_starts.begun}:
-            line, route = self._lines[key], self._directory.route(key)
-            if route is None:  # deleted: each request resolves the model's name again
-                self._cold_starts.begun.pop(key, None)
-                for held in [*line]:
-                    self._end(held)
-                continue
-            live = self._live(route)
-            if live:
-                self._wakes.stop(key)
-                self._cold_starts.end(key, now)
-                for endpoint in live:
-                    self._window(endpoint, now).update(endpoint, now)
-                self._release(key)
-            elif line:
-                self._start(route, line, now)
-            else:
-                self._wakes.stop(key)
-            self._check_times(route, line, now)
+        waiting = {key for key, lines in self._lines.items() if any(lines.values())}
+        for key in waiting | {target.deployment for target in self._cold_starts.begun}:
+            route = self._directory.route(Target(key))
+            if route is not None:
+                self._prepare(route, now, needed=key in waiting)
+            lines = [(Target(key, adapter), line) for adapter, line in self._lines[key].items()]
+            for target, line in lines:
+                self._check_start(target, line, now)
+            self._release(key)
+            for target, line in lines:
+                self._check_times(target, line, now)
 
-    def _start(self, route: Route, line: Line[Held], now: float) -> None:
-        """Start the first replica of a deployment that requests wait for, or refuse them if it cannot start."""
-        deployment = route.deployment
-        if deployment.cannot_start:
-            for held in [*line]:
-                self._end(held, errors.no_replica(held.model, deployment.reason))
-            return
-        self._cold_starts.begin(deployment.key, now)
-        if deployment.waker is None:
-            self._wakes.stop(deployment.key)
+    def _prepare(self, route: Route, now: float, *, needed: bool) -> None:
+        """Adjust the windows of a deployment's endpoints, or wake it if it has none and is needed."""
+        live, waker = self._live(route.replicas), route.deployment.waker
+        for endpoint in live:
+            self._window(endpoint, now).update(endpoint, now)
+        if live or waker is None or not needed:
+            self._wakes.stop(route.deployment.key)
         else:
-            self._wakes.start(deployment.key, deployment.waker)
+            self._wakes.start(route.deployment.key, waker)
 
-    def _check_times(self, route: Route, line: Line[Held], now: float) -> None:
+    def _check_start(self, target: Target, line: Line[Held], now: float) -> None:
+        """Follow the start of a deployment or adapter that requests wait for, or refuse them if it cannot start."""
+        route = self._directory.route(target)
+        if route is None:  # deleted: each request resolves the model's name again
+            self._cold_starts.begun.pop(target, None)
+            for held in [*line]:
+                self._end(held)
+        elif self._live(route.endpoints):
+            self._cold_starts.end(target, now)
+        elif line:
+            for held in [*line]:
+                if obstacle := self._obstacle(route, held.model):
+                    self._end(held, obstacle)
+            if line:
+                self._cold_starts.begin(target, now)
+
+    def _check_times(self, target: Target, line: Line[Held], now: float) -> None:
         """Refuse requests that have waited for too long, and send comments to those whose clients expect events."""
+        route = self._directory.route(target)
         for held in [*line]:
             if held.until <= now:
-                self._end(held, self._refusal(route, held.model, now))
+                self._end(held, self._refusal(route, held.model, now) if route else None)
             elif held.comment_at <= now:
                 held.comment_at = now + self.settings.comment_seconds
                 held.exchange.send_comment()
@@ -192,19 +207,31 @@ class Hold:
     # Parts
 
     def _release(self, key: Key) -> None:
-        """Release as many requests as the endpoints have room for, in their order."""
-        line, route, now = self._lines[key], self._directory.route(key), perf_counter()
-        if route is None:
+        """Release as many requests for a deployment as its endpoints have room for.
+
+        Each line keeps its order; those of the model and of the adapters take turns.
+        """
+        lines, base, now = self._lines[key], self._directory.route(Target(key)), perf_counter()
+        if base is None:
             return
-        room = sum(
-            window.room(endpoint, now)
-            for endpoint in self._live(route)
+        room = {
+            endpoint: window.room(endpoint, now)
+            for endpoint in self._live(base.replicas)
             if (window := self._windows.get(endpoint))
-        )
-        while line and room > 0:
+        }
+        turns = deque(adapter for adapter, line in lines.items() if line)
+        while turns:
+            adapter = turns.popleft()
+            line, route = lines[adapter], self._directory.route(Target(key, adapter))
+            endpoints = route.endpoints if line and route is not None else ()
+            roomy = next((endpoint for endpoint in endpoints if room.get(endpoint)), None)
+            if roomy is None:
+                continue
+            room[roomy] -= 1
+            lines[adapter] = lines.pop(adapter)  # its next turn comes last
+            turns.append(adapter)
             self.count -= 1
             line.release().wake()
-            room -= 1
 
     def _end(self, held: Held, failure: RequestError | None = None) -> None:
         """End a wait out of turn: with `failure`, or without one if the model's name is to be resolved again."""
@@ -213,11 +240,11 @@ class Hold:
         held.wake()
 
     def _remove(self, held: Held) -> None:
-        if self._lines[held.key].remove(held):
+        if self._lines[held.target.deployment][held.target.adapter].remove(held):
             self.count -= 1
 
-    def _live(self, route: Route) -> list[Endpoint]:
-        return [endpoint for endpoint in route.endpoints if endpoint not in self._health.down]
+    def _live(self, endpoints: Sequence[Endpoint]) -> list[Endpoint]:
+        return [endpoint for endpoint in endpoints if endpoint not in self._health.down]
 
     def _window(self, endpoint: Endpoint, now: float) -> Window:
         window = self._windows.get(endpoint)
@@ -225,18 +252,34 @@ class Hold:
             window = self._windows[endpoint] = Window(now)
         return window
 
+    def _obstacle(self, route: Route, model: str) -> RequestError | None:
+        """Return the error for a route without a live endpoint that will not have one until somebody acts."""
+        deployment, adapter = route.deployment, route.adapter
+        if adapter is not None and adapter.error and route.replicas and not route.endpoints:
+            return errors.adapter_failed(model, adapter.error)
+        if deployment.cannot_start and not self._live(route.replicas):
+            return errors.no_replica(model, deployment.reason)
+        return None
+
     def _refusal(self, route: Route, model: str, now: float) -> RequestError:
         """Return the error for a request that cannot wait, or that has waited for too long."""
-        live = self._live(route)
-        if live and (self.has_waiting(route.deployment.key) or all(one.full_until > now for one in live)):
+        live = self._live(route.endpoints)
+        if live and (self.has_waiting(route.target) or all(one.full_until > now for one in live)):
             return errors.saturated(model, min(one.full_until for one in live) - now)
-        seconds = self._cold_starts.remaining(route.deployment.key, now)
-        return errors.no_replica(model, route.deployment.reason, seconds)
+        seconds = self._cold_starts.remaining(route.target, now)
+        is_loading = route.adapter is not None and self._live(route.replicas)
+        return errors.no_replica(model, ADAPTER_LOADING if is_loading else route.deployment.reason, seconds)
 
-    def _new_line(self, key: Key) -> Line[Held]:
-        """Add a line, and forget those of deployments that no longer exist."""
-        existing = {route.deployment.key for route in self._directory.routes}
-        self._lines = {one: line for one, line in self._lines.items() if line or one in existing}
+    def _new_line(self, target: Target) -> Line[Held]:
+        """Add a line, and forget those of deployments and adapters that no longer exist."""
+        existing = self._directory.targets()
+        for key, lines in [*self._lines.items()]:
+            for adapter in [
+                one for one, line in lines.items() if not line and Target(key, one) not in existing
+            ]:
+                del lines[adapter]
+            if not lines:
+                del self._lines[key]
         self._cold_starts.forget(existing)
-        line = self._lines[key] = Line()
+        line = self._lines[target.deployment][target.adapter] = Line()
         return line

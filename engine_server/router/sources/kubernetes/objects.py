@@ -4,6 +4,7 @@ from datetime import datetime
 
 import msgspec
 
+from engine_server.contract.adapters import DeploymentAdapter
 from engine_server.contract.api import Key
 from engine_server.contract.drain import DEFAULT_DRAIN_TIMEOUT_SECONDS
 from engine_server.contract.labels import HTTP_PORT_NAME, LLMDEPLOYMENT_LABEL
@@ -60,6 +61,12 @@ class Rollout(msgspec.Struct, rename="camel"):
     drain_timeout_seconds: int = DEFAULT_DRAIN_TIMEOUT_SECONDS
 
 
+class Adapter(msgspec.Struct):
+    """An entry of `spec.adapters`."""
+
+    name: str = ""
+
+
 class Spec(msgspec.Struct):
     """The spec of an LLMDeployment."""
 
@@ -68,6 +75,7 @@ class Spec(msgspec.Struct):
     replicas: int = 1
     autoscaling: Autoscaling | None = None
     rollout: Rollout = msgspec.field(default_factory=Rollout)
+    adapters: list[Adapter] = []
 
 
 class Condition(msgspec.Struct, rename="camel"):
@@ -86,10 +94,11 @@ class Status(msgspec.Struct):
     conditions: list[Condition] = []
     # Restarts of the replicas' containers; None from operators before 0.2.0.
     restarts: int | None = None
+    adapters: list[DeploymentAdapter] = []
 
 
 class LLMDeployment(Object):
-    """A deployment: its names, policy, age and scale, and what the operator reports of it."""
+    """A deployment: its names, adapters, policy, age and scale, and what the operator reports of it."""
 
     spec: Spec = msgspec.field(default_factory=Spec)
     status: Status = msgspec.field(default_factory=Status)

@@ -2,14 +2,15 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import aiohttp
 
+from engine_server.contract.adapters import DeploymentAdapter
 from engine_server.contract.api import KIND, Key, collection_path
 from engine_server.contract.labels import LLMDEPLOYMENT_LABEL
 from engine_server.router.metrics import WatchState
-from engine_server.router.routing.directory import Deployment, Directory
+from engine_server.router.routing.directory import Adapter, Deployment, Directory
 from engine_server.router.routing.endpoint import Address
 from engine_server.router.sources.kubernetes.access import Access
 from engine_server.router.sources.kubernetes.objects import EndpointSlice, Identity, LLMDeployment
@@ -87,10 +88,11 @@ class KubernetesSource:
         """Return a deployment from its objects in the cluster."""
         created, obstacle = found.metadata.creation_timestamp, find_obstacle(found)
         is_asleep = found.spec.replicas == 0 and not obstacle.permanent
+        by_pod = serving_pods(self._slices[key].values())
         return Deployment(
             key,
             tuple(found.spec.model.served_names) or (key.name,),
-            serving_addresses(self._slices[key].values()),
+            tuple(sorted(by_pod.values())),
             created.timestamp() if created else 0.0,
             found.spec.routing.policy,
             uid=found.metadata.uid,
@@ -100,11 +102,27 @@ class KubernetesSource:
             reason=obstacle.reason,
             cannot_start=obstacle.permanent,
             waker=ScaleFromZero(self, key, found.metadata.generation) if is_asleep else None,
+            adapters=adapters_of(found, by_pod),
         )
 
 
-def serving_addresses(slices: Iterable[EndpointSlice]) -> tuple[Address, ...]:
-    """Return one address for each serving pod, in any of its slices."""
+def adapters_of(found: LLMDeployment, by_pod: Mapping[str, Address]) -> tuple[Adapter, ...]:
+    """Return the adapters of a deployment's spec, each with the addresses of the serving pods that have it.
+
+    One that the status does not have yet is still to be loaded.
+    """
+    reported = {adapter.name: adapter for adapter in found.status.adapters}
+    adapters: list[Adapter] = []
+    for name in dict.fromkeys(adapter.name for adapter in found.spec.adapters):
+        state = reported.get(name, DeploymentAdapter(name))
+        addresses = tuple(sorted(by_pod[pod] for pod in state.pods if pod in by_pod))
+        error = "" if state.pods else state.error or ""
+        adapters.append(Adapter(name, addresses, state.hash or "", error))
+    return tuple(adapters)
+
+
+def serving_pods(slices: Iterable[EndpointSlice]) -> dict[str, Address]:
+    """Return one address for each serving pod, in any of its slices, by the pod's name."""
     by_pod: dict[str, Address] = {}
     # IPv4 comes before IPv6, so it wins where a pod has both.
     for endpoint_slice in sorted(slices, key=lambda one: one.address_type):
@@ -115,4 +133,4 @@ def serving_addresses(slices: Iterable[EndpointSlice]) -> tuple[Address, ...]:
             if endpoint.conditions.usable:
                 pod = endpoint.target_ref.name if endpoint.target_ref else endpoint.addresses[0]
                 by_pod.setdefault(pod, Address(endpoint.addresses[0], port))
-    return tuple(sorted(by_pod.values()))
+    return by_pod

@@ -12,7 +12,7 @@ from engine_server.router.http.exchange import Exchange
 from engine_server.router.http.wire import Request
 from engine_server.router.requests.hold.hold import Hold, HoldSettings
 from engine_server.router.requests.hold.room import FIRST_STEP
-from engine_server.router.routing.directory import Deployment, Directory
+from engine_server.router.routing.directory import Deployment, Directory, Target
 from engine_server.router.routing.endpoint import Address
 from engine_server.router.routing.health import Health
 
@@ -103,7 +103,7 @@ class HoldMachine(RuleBasedStateMachine):
     @invariant()
     def the_count_is_that_of_the_requests_that_wait(self):
         assert self.hold.count == self.num_waiting <= MOST_WAITING
-        assert self.hold.has_waiting(KEY) == (self.num_waiting > 0)
+        assert self.hold.has_waiting(Target(KEY)) == (self.num_waiting > 0)
 
 
 TestHold = HoldMachine.TestCase

@@ -7,6 +7,7 @@ import pytest
 from kubernetes_objects import llmd
 
 from engine_server.contract.api import Key
+from engine_server.router.routing.directory import Target
 from engine_server.router.routing.waker import WakeError
 from engine_server.router.sources.kubernetes.access import from_kubeconfig
 from engine_server.router.sources.kubernetes.objects import LLMDeployment
@@ -80,7 +81,7 @@ class Scales:
         return json.loads(self.call("get", "llmd", name, "-o", "json"))["spec"]["replicas"]
 
     def route(self, name):
-        return self.directory.route(Key(self._namespace, name))
+        return self.directory.route(Target(Key(self._namespace, name)))
 
 
 @pytest.fixture
