@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_server.contract.api import Key
-from engine_server.router.routing.directory import Deployment, Directory
+from engine_server.router.routing.directory import Adapter, Deployment, Directory, Target
 from engine_server.router.routing.endpoint import Address, Endpoint
 
 addresses = st.lists(st.builds(Address, st.just("h"), st.integers(1, 6)), max_size=3).map(tuple)
@@ -16,6 +16,11 @@ deployments = st.builds(
     st.lists(st.sampled_from(["a", "b", "s", "t", "x/a"]), min_size=1, max_size=2, unique=True).map(tuple),
     addresses,
     st.sampled_from([1.0, 2.0]),
+    adapters=st.lists(
+        st.builds(Adapter, st.sampled_from(["a", "s", "u", "x/a"]), addresses),
+        max_size=2,
+        unique_by=lambda adapter: adapter.name,
+    ).map(tuple),
 )
 
 
@@ -29,10 +34,10 @@ class Recorder:
         )
 
     def view(self) -> object:
-        names = ["a", "b", "c", "s", "t", "x/a", "x/b", "x/c", "x/s", "y/a", "y/b", "y/c", "y/t"]
+        names = ["a", "b", "c", "s", "t", "u", "x/a", "x/b", "x/c", "x/s", "x/u", "y/a", "y/b", "y/c", "y/t"]
         routes = {name: self.directory.resolve(name) for name in names}
-        return {name: route and route.deployment for name, route in routes.items()}, {
-            name: route.deployment for name, route in self.directory.models().items()
+        return {name: route and (route.target, route.deployment) for name, route in routes.items()}, {
+            name: route.target for name, route in self.directory.models().items()
         }
 
 
@@ -61,11 +66,56 @@ def test_the_oldest_holder_keeps_a_served_name_unless_its_namespace_claims_it(pu
     for one in puts:
         recorder.directory.put(one)
     in_namespaces = {
-        f"{one.key.namespace}/{name}" for one in puts for name in (one.key.name, *one.served_names)
+        f"{one.key.namespace}/{name}"
+        for one in puts
+        for name in (one.key.name, *one.served_names, *(adapter.name for adapter in one.adapters))
     }
-    for name in {name for one in puts for name in one.served_names} - in_namespaces:
-        oldest = min((o for o in puts if name in o.served_names), key=lambda o: (o.created, o.key))
-        assert recorder.directory.resolve(name).deployment == oldest
+    names = {
+        name for one in puts for name in (*one.served_names, *(adapter.name for adapter in one.adapters))
+    }
+    for name in names - in_namespaces:
+        adapters = {one.key: [adapter.name for adapter in one.adapters] for one in puts}
+        asking = [one for one in puts if name in (*one.served_names, *adapters[one.key])]
+        oldest = min(asking, key=lambda one: (one.created, one.key))
+        route = recorder.directory.resolve(name)
+        assert route.deployment == oldest
+        assert (route.adapter is None) == (name in oldest.served_names)
+
+
+@given(st.lists(deployments, min_size=1, max_size=8, unique_by=lambda one: one.key))
+def test_an_adapter_has_those_endpoints_of_its_deployment_that_its_source_lists(puts):
+    recorder = Recorder()
+    for one in puts:
+        recorder.directory.put(one)
+    for one in puts:
+        for adapter in one.adapters:
+            route = recorder.directory.route(Target(one.key, adapter.name))
+            assert {e.address for e in route.endpoints} == {*adapter.addresses} & {*one.addresses}
+            assert all(endpoint in route.replicas for endpoint in route.endpoints)
+            assert route.replicas == recorder.directory.route(Target(one.key)).endpoints
+
+
+def test_lists_an_adapter_by_its_namespace_if_an_older_one_has_its_name():
+    recorder = Recorder()
+    for namespace, name, created in (("x", "a", 1.0), ("y", "b", 2.0), ("y", "c", 3.0)):
+        one = Deployment(Key(namespace, name), (name,), created=created, adapters=(Adapter("sql"),))
+        recorder.directory.put(one)
+    models = recorder.directory.models()
+    assert list(models) == ["a", "b", "c", "sql", "y/sql"]
+    assert models["sql"].target == Target(Key("x", "a"), "sql")
+    assert models["y/sql"].target == Target(Key("y", "b"), "sql")
+
+
+def test_what_engines_reported_of_an_adapter_is_forgotten_when_it_changes():
+    recorder, address = Recorder(), Address("h", 1)
+    adapters = Adapter("a", (address,), "1"), Adapter("b", (address,), "2")
+    for changed in (adapters, (adapters[0], Adapter("b", (address,), "3"))):
+        recorder.directory.put(Deployment(Key("x", "m"), ("m",), (address,), adapters=changed))
+        (endpoint,) = recorder.known
+        if changed is adapters:
+            for name in ("", "a", "b"):
+                endpoint.record_report(b"hash", None, name)
+    assert endpoint.engine_models.keys() == {"", "a"}
 
 
 def deployment(

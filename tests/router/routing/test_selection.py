@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from engine_server.contract.api import Key
 from engine_server.contract.policies import DEFAULT_POLICY
-from engine_server.router.routing.directory import Deployment, Directory
+from engine_server.router.routing.directory import Adapter, Deployment, Directory
 from engine_server.router.routing.endpoint import Address
 from engine_server.router.routing.health import Health
 from engine_server.router.routing.key import RouteKey
@@ -48,6 +48,47 @@ def test_picks_neither_a_tried_nor_an_ejected_nor_a_full_endpoint(policy, states
 
             assert picked in left if left else picked is None
         assert (selector.seconds_until_room(directory.resolve("m")) is not None) == all_full
+        directory.remove(Key("n", "m"))
+
+    asyncio.run(pick_repeatedly())
+
+
+@given(
+    st.sampled_from(sorted(POLICIES)),
+    st.lists(st.tuples(*[st.booleans()] * 5), max_size=6),
+)
+def test_picks_no_endpoint_without_the_adapter(policy, states):
+    async def pick_repeatedly() -> None:
+        health = Health()
+        directory = Directory(policy, on_added=health.add, on_removed=health.remove)
+        addresses = tuple(Address("192.0.2.1", 1 + n) for n in range(len(states)))
+        having = tuple(one for one, (has, *_) in zip(addresses, states, strict=True) if has)
+        adapter = Adapter("a", (*having, Address("192.0.2.9", 1)))
+        directory.put(Deployment(Key("n", "m"), ("m",), addresses, vouched=True, adapters=(adapter,)))
+        route, selector, tried = directory.resolve("a"), Selector(health), []
+        left, lacking = [], []
+        for endpoint, (has, live, was_tried, lacks, same) in zip(
+            directory.resolve("m").endpoints, states, strict=True
+        ):
+            endpoint.engine_models = {"": b"other", "a": b"model" if same else b"other"}
+            if not live:
+                health.eject(endpoint, "test")
+            if was_tried:
+                tried.append(endpoint)
+            if has and lacks:
+                selector.mark_lacking(route, endpoint)
+                lacking.append(endpoint)
+            if has and live and same and not was_tried:
+                left.append(endpoint)
+        knowing = [endpoint for endpoint in route.endpoints if endpoint not in lacking]
+        if knowing or tried:
+            left = [endpoint for endpoint in left if endpoint not in lacking]
+
+        for _ in range(len(states) + 1):
+            key = RouteKey("a", prefix="p", session="s")
+            picked = selector.pick(route, key, tried, b"model")
+
+            assert picked in left if left else picked is None
         directory.remove(Key("n", "m"))
 
     asyncio.run(pick_repeatedly())

@@ -1,9 +1,10 @@
 """The bounds of the hold queue, by property: any order of arrivals, departures, replicas and ends of requests."""
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 import hypothesis.strategies as st
+from hypothesis import given
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from engine_server.contract.api import Key
@@ -11,8 +12,8 @@ from engine_server.router.errors import RequestError
 from engine_server.router.http.exchange import Exchange
 from engine_server.router.http.wire import Request
 from engine_server.router.requests.hold.hold import Hold, HoldSettings
-from engine_server.router.requests.hold.room import FIRST_STEP
-from engine_server.router.routing.directory import Deployment, Directory, Target
+from engine_server.router.requests.hold.room import FIRST_STEP, Window
+from engine_server.router.routing.directory import Adapter, Deployment, Directory, Target
 from engine_server.router.routing.endpoint import Address
 from engine_server.router.routing.health import Health
 
@@ -134,3 +135,41 @@ def test_a_request_that_was_released_in_vain_goes_before_one_that_came_later():
     hold._check()
 
     assert released == ["first", "second"]
+
+
+@given(
+    st.dictionaries(st.sampled_from(["", "a", "b"]), st.integers(0, 5), min_size=1),
+    st.tuples(st.integers(0, 5), st.integers(0, 5)),
+)
+def test_a_model_and_its_adapters_take_turns_in_the_room_of_the_endpoints_that_they_can_use(waiting, rooms):
+    """One of two endpoints has the adapter `a`, both have `b`."""
+    health, addresses = Health(), (Address("127.0.0.1", 1), Address("127.0.0.1", 2))
+    directory = Directory("least_load", on_added=health.add, on_removed=health.remove)
+    adapters = (Adapter("a", addresses[:1]), Adapter("b", addresses))
+    directory.put(Deployment(KEY, ("",), addresses, vouched=True, adapters=adapters))
+    hold, released = Hold(HoldSettings(), directory, health), Counter()
+
+    async def wait(name: str, exchange: Exchange) -> None:
+        await hold.wait(directory.route(Target(KEY, name)), name, exchange, None, stream=False)
+        released[name] += 1
+
+    for name, count in waiting.items():
+        for _ in range(count):
+            exchange = Exchange(Client(), REQUEST)
+            exchange.begin(wait(name, exchange))
+    endpoints = directory.resolve("").endpoints
+    for endpoint, room in zip(endpoints, rooms, strict=True):
+        hold._windows[endpoint] = window = Window(0.0)
+        window.limit = room
+
+    hold._release(KEY)
+
+    assert released["a"] <= rooms[0] and released.total() <= sum(rooms)
+    assert released.total() + hold.count == sum(waiting.values())
+    left = {name: count - released[name] for name, count in waiting.items()}
+    unlimited = [name for name in ("", "b") if left.get(name)]
+    if unlimited:
+        assert released.total() == sum(rooms), "a request waits although there is room"
+        assert all(released[name] <= released[other] + 1 for name in waiting for other in unlimited)
+    if left.get("a"):
+        assert released.total() >= rooms[0]
