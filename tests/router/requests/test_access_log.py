@@ -19,6 +19,7 @@ ANSWERED = Access(
     seconds_to_first_byte=0.25,
     model="smollm2",
     deployment="default/smollm2",
+    adapter="sql",
     endpoint="http://10.0.0.1:8000",
     attempts=2,
     prompt_tokens=12,
@@ -31,8 +32,8 @@ def test_text_has_a_line_for_each_request():
     assert RENDERERS["text"]([REFUSED, ANSWERED]).splitlines() == [
         "router: GET /nope 404 0.000120 s id=id-1",
         "router: POST /v1/chat/completions 200 1.500000 s id=id-2 first_byte=0.250000 model=smollm2 "
-        "deployment=default/smollm2 endpoint=http://10.0.0.1:8000 attempts=2 prompt_tokens=12 completion_tokens=80 "
-        "key=team-a",
+        "deployment=default/smollm2 adapter=sql endpoint=http://10.0.0.1:8000 attempts=2 prompt_tokens=12 "
+        "completion_tokens=80 key=team-a",
     ]
 
 

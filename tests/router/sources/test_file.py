@@ -67,6 +67,28 @@ async def test_follows_changes_of_the_file(tmp_path, start_engine, start_router,
     await eventually(lambda: unknown(router, "m"))
 
 
+async def test_an_adapter_is_at_the_endpoints_that_the_file_lists(
+    tmp_path, start_engine, start_router, eventually
+):
+    one, two = await start_engine(), await start_engine()
+    path = tmp_path / "endpoints.json"
+    router = await start_router(sources=[FileSource(path)])
+    adapters = [
+        {"name": "sql", "endpoints": [two.url], "error": "one engine has no memory for it"},
+        {"name": "law", "error": "it is not a LoRA adapter"},
+    ]
+    write(path, content({"name": "a", "endpoints": [one.url, two.url], "adapters": adapters}))
+
+    async def both_live() -> bool:
+        return await router.metric(r"fairlead_router_endpoint_live\{.*\}") == 2
+
+    await eventually(both_live)
+    assert [await ask(router, "sql") for _ in range(4)] == [(200, two.port)] * 4
+    async with router.chat("law") as response:
+        assert response.status == 503
+        assert "it is not a LoRA adapter" in (await response.json())["error"]["message"]
+
+
 async def unknown(router, model: str) -> bool:
     return (await ask(router, model))[0] == 404
 
@@ -84,6 +106,7 @@ def test_an_invalid_file_leaves_the_deployments_as_they_were(tmp_path):
         content({"name": "a", "endpoints": ["http://h:1"]}),
         "{",
         content({"name": "b", "endpoints": ["ftp://h"]}),
+        content({"name": "b", "endpoints": [], "adapters": [{"name": "c", "endpoints": ["ftp://h"]}]}),
         "",
     ):
         write(path, text)
