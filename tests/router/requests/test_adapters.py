@@ -5,12 +5,13 @@ import json
 
 import pytest
 import yaml
-from resumable_streams import WHOLE, Stream, read
+from resumable_streams import WHOLE, Stream, read, refuse
 
 from engine_server.contract.api import Key
 from engine_server.router.callers.keys import digest_of
 from engine_server.router.requests.access_log import RENDERERS, AccessLog
 from engine_server.router.requests.retry_budget import MINIMUM
+from engine_server.router.routing import selection
 from engine_server.router.routing.directory import Adapter, Deployment
 from engine_server.router.routing.endpoint import Address
 from engine_server.router.server import Outputs
@@ -178,6 +179,19 @@ async def test_a_replica_that_lacked_the_adapter_is_asked_again_once_its_deploym
     assert {(await answer_of(router.chat("sql")))["port"] for _ in range(4)} == {late.port, good.port}
 
 
+async def test_retries_after_a_404_for_the_adapter_stay_within_the_budget(
+    start_engine, start_router, monkeypatch
+):
+    monkeypatch.setattr(selection, "LACKING_SECONDS", 0.0)
+    engines = [await start_engine(Served()) for _ in range(3)]
+    router = await start_router(sources=[AdapterSource(*engines).give("sql", *engines)])
+    requests = 4 * MINIMUM
+    for _ in range(requests):
+        async with router.chat("sql") as response:
+            assert response.status == 404
+    assert sum(len(engine.received) for engine in engines) == requests + MINIMUM
+
+
 async def test_the_error_of_an_adapter_that_no_replica_can_serve_is_answered_immediately(
     start_engine, start_router
 ):
@@ -197,17 +211,19 @@ async def test_the_error_of_an_adapter_that_no_replica_can_serve_is_answered_imm
 
 
 class AdapterStream(Stream):
-    """A stream whose `Fairlead-Model` depends on the adapter."""
+    """A stream whose `Fairlead-Model` depends on the adapter. `fails` counts for each stream that begins."""
 
-    def __init__(self, *fails, content: bytes = b"1") -> None:
-        super().__init__(*fails)
+    def __init__(self, content: bytes = b"1") -> None:
+        super().__init__()
         self.content = content
 
     async def __call__(self, engine, request, writer) -> None:
-        adapter = request.header("Fairlead-Adapter") or ""
-        one = Stream(*self.fails, model=b"weights+%b" % (self.content if adapter else b""))
-        self.fails = set()
-        await one(engine, request, writer)
+        adapter, fails = request.header("Fairlead-Adapter"), self.fails
+        if request.header("Fairlead-Resume"):
+            fails = ()
+        await Stream(*fails, model=b"weights+%b" % (self.content if adapter else b""))(
+            engine, request, writer
+        )
 
 
 async def test_a_stream_of_an_adapter_continues_on_a_replica_that_has_it_in_the_same_content(
@@ -217,7 +233,7 @@ async def test_a_stream_of_an_adapter_continues_on_a_replica_that_has_it_in_the_
     first = AdapterStream()
     lacking, begun, other, same = [
         await start_engine(stream)
-        for stream in (AdapterStream(), first, AdapterStream(content=b"2"), AdapterStream())
+        for stream in (AdapterStream(), first, AdapterStream(b"2"), AdapterStream())
     ]
     source = AdapterSource(lacking, begun, other, same).give("sql", begun)
     router = await start_router(sources=[source], policy="round_robin")
@@ -230,12 +246,42 @@ async def test_a_stream_of_an_adapter_continues_on_a_replica_that_has_it_in_the_
     for engine in (lacking, begun, other, same):
         engine.received.clear()
 
-    streams = [await read(router, model="sql") for _ in range(3)]
+    streams = [await read(router, model="sql") for _ in range(12)]
 
-    assert streams == [WHOLE] * 3
-    assert not first.fails and not lacking.received
-    resumed = [r for r in same.received if r.header("Fairlead-Resume")]
-    assert [request.header("Fairlead-Adapter") for request in resumed] == ["sql"]
+    assert streams == [WHOLE] * 12
+    assert not lacking.received
+    at_other, at_same = (
+        [r.header("Fairlead-Adapter") for r in engine.received if r.header("Fairlead-Resume")]
+        for engine in (other, same)
+    )
+    assert {*at_same} == {"sql"} and len(at_same) > 1
+    assert len(at_other) <= 1, "a replica with other content was asked again"
+
+
+async def test_a_replica_that_lacked_the_adapter_may_continue_a_stream_once_it_has_it(
+    start_engine, start_router, monkeypatch
+):
+    """Its 404 had the hash of the model without the adapter."""
+    monkeypatch.setattr(selection, "LACKING_SECONDS", 0.0)
+    begins = AdapterStream()
+
+    async def behave(engine, request, writer) -> None:
+        if request.header("Fairlead-Resume"):
+            await AdapterStream()(engine, request, writer)
+        elif begins.fails:
+            writer.transport.abort()  # so that the other one begins each stream
+        else:
+            refuse(writer, 404, "model_not_found", b"weights+")
+
+    late, other = await start_engine(behave), await start_engine(begins)
+    source = AdapterSource(late, other).give("sql", late, other)
+    router = await start_router(sources=[source], policy="round_robin")
+    for _ in range(2):
+        assert await read(router, model="sql") == WHOLE
+    assert late.received
+    begins.fails = {3}
+
+    assert await read(router, model="sql") == WHOLE
 
 
 # Names, keys and records

@@ -129,6 +129,18 @@ async def test_requests_of_a_deployment_that_cannot_start_are_refused_for_its_ad
     assert status == 503 and "there is no Secret hf" in body["error"]["message"]
 
 
+async def test_an_adapter_may_still_be_loaded_by_the_live_replicas_of_a_deployment_that_cannot_start_more(
+    start_engine, start_scaled, scale, eventually
+):
+    engine = await start_engine()
+    router = await start_scaled()
+    scale.set(engine, reason="QuotaExceeded", cannot_start=True, adapters=(sql(),))
+    request = asyncio.create_task(outcome_of(router.chat("sql")))
+    await eventually(lambda: held(router) == 1)
+    scale.set(engine, reason="QuotaExceeded", cannot_start=True, adapters=(sql(engine),))
+    assert (await request)[0] == 200
+
+
 async def test_each_adapter_has_a_bound_of_its_own(start_engine, start_scaled, scale, eventually):
     engine = await start_engine()
     router = await start_scaled(HoldSettings(requests=2))
