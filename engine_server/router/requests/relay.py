@@ -19,7 +19,8 @@ from engine_server.router.requests.outcome import (
 )
 
 EVENT_STREAM = b"text/event-stream"
-# Answers in which `Fairlead-Model` is that of the request's adapter, if it has one; errors may have the model's own.
+# Answers that tell the `Fairlead-Model` of an adapter, or at least, as a mismatch does, that it is another one. Further
+# errors have that of the model itself.
 ADAPTER_STATUSES = (200, 409)
 
 
