@@ -83,6 +83,9 @@ LIKELY: Mapping[str, Strategy] = {
         st.fixed_dictionaries({kind: OBJECTS}) for kind in ("configMapRef", "secretRef")
     ),
     "engine.files[]": FILES,
+    "adapters[]": st.fixed_dictionaries(
+        {"name": WORDS.map("{}-adapter".format), "uri": st.sampled_from(["a/b", "s3://bucket/a", "/m/a"])}
+    ),
     "profile": st.just("gpu-l4"),
     "model.cache": st.sampled_from([{"size": "1Gi"}, {"size": "1Gi", "class": "fast"}, {"claim": "mine"}]),
     "podTemplate": POD_TEMPLATES,

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 # The APIs whose requests the gate admits and counts.
 GENERATING = (chat, completions, messages, responses)
 OTHERS = (classification, embeddings, invocations, models, pooling, ranking, server_info, tokenization)
-# An admin request has no body.
-ADMIN_BODY_BYTES = 1 << 16
+# Room for a list of adapters with long names and URIs.
+ADMIN_BODY_BYTES = 1 << 18
 
 
 def build_application(host: EngineHost, args: ServerArgs, keys: ApiKeys) -> tuple[ASGIApp, Gate]:

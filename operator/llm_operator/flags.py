@@ -26,7 +26,7 @@ class Options:
     """The parsed flags."""
 
     settings: Settings
-    # None where engines need no keys.
+    # None where the operator can't call the admin API of engines.
     key_secrets: KeySecrets | None
     # None where the operator does not scale.
     router_service: RouterService | None
@@ -41,10 +41,10 @@ def parse(argv: list[str]) -> Options:
     flags = parser()
     options = flags.parse_args(argv)
     key_secrets = None
-    if options.router_key_secret or options.admin_key_secret:
-        if not (options.router_key_secret and options.admin_key_secret):
-            flags.error("--router-key-secret and --admin-key-secret are given together or not at all")
+    if options.admin_key_secret:
         key_secrets = KeySecrets(options.router_key_secret, options.admin_key_secret)
+    elif options.router_key_secret:
+        flags.error("--router-key-secret needs --admin-key-secret")
     settings = Settings(
         engine_image=options.engine_image,
         operator=f"{options.lease_namespace}/{LEASE_NAME}",
@@ -55,7 +55,7 @@ def parse(argv: list[str]) -> Options:
         profiles=options.profiles_file,
         image_pull_secrets=tuple(options.engine_image_pull_secret),
         network_peers=options.network_peers_file,
-        engine_keys=key_secrets is not None,
+        engine_keys=options.router_key_secret is not None,
         relist_seconds=options.relist_seconds,
         watch_silence_seconds=options.watch_silence_seconds,
     )
@@ -115,11 +115,13 @@ def parser() -> argparse.ArgumentParser:
         "--router-key-secret",
         metavar="NAME",
         help="Secret in the namespace of the Lease with the router's root keys in its entry `keys`, one per line; one "
-        "without the entry gets a random key. With --admin-key-secret, engines accept only calls with keys that are "
-        "derived from these",
+        "without the entry gets a random key. Engines accept only calls with keys that are derived from these",
     )
     flags.add_argument(
-        "--admin-key-secret", metavar="NAME", help="Secret with the operator's own root keys, likewise"
+        "--admin-key-secret",
+        metavar="NAME",
+        help="Secret with the operator's own root keys, likewise, for the admin API of engines. Engines with adapters "
+        "need it",
     )
     flags.add_argument(
         "--router-service",

@@ -5,13 +5,18 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, Self
 
+import msgspec
+
 from engine_server.contract import labels
+from engine_server.contract.adapters import AdapterState, WantedAdapters
 from engine_server.contract.api import Key
 
 # A Kubernetes object as the API server sends and takes it.
 Manifest = dict[str, Any]
 # Given to each ReplicaSet by the Deployment's controller, in rising order.
 REVISION_ANNOTATION = "deployment.kubernetes.io/revision"
+# The entry of a ConfigMap with adapters, in the form of `WantedAdapters`.
+ADAPTERS_ENTRY = "adapters.json"
 EPOCH = datetime.fromtimestamp(0, UTC)
 
 
@@ -69,9 +74,23 @@ class StartReport(NamedTuple):
     is_final: bool
 
 
+class PodAdapters(NamedTuple):
+    """The last answer of a pod about its adapters."""
+
+    replica: Replica
+    states: tuple[AdapterState, ...] = ()
+    # Why it did not answer; empty if it did.
+    problem: str = ""
+
+
 def workload_key(name: str) -> ChildKey:
     """Return the key of the Deployment that runs the engines of the LLMDeployment `name`."""
     return ChildKey("apps/v1", "Deployment", labels.child_name(name))
+
+
+def adapters_key(name: str) -> ChildKey:
+    """Return the key of the ConfigMap with the adapters of the LLMDeployment `name`."""
+    return ChildKey("v1", "ConfigMap", f"{name}-adapters")
 
 
 def claim_key(name: str) -> ChildKey:
@@ -117,6 +136,8 @@ class Observed:
     fetch: Fetch | None = None
     # The last answer of the replica that starts, or that started last.
     start_report: StartReport | None = None
+    # The last answers about adapters, by pod.
+    pod_adapters: Mapping[str, PodAdapters] = field(default_factory=dict)
     # The image pull secrets of the namespace's account `default`.
     default_pull_secrets: tuple[str, ...] = ()
     # The reason why the plan was not carried out, if it was not.
@@ -144,6 +165,16 @@ class Observed:
         """The status that was reported last."""
         status: Manifest = self.subject.get("status", {})
         return status
+
+    @property
+    def adapters_in_force(self) -> WantedAdapters | None:
+        """The adapters that the engines should serve, as they were applied last; None if engines serve none."""
+        content = self.children.get(adapters_key(self.key.name), {}).get("data", {}).get(ADAPTERS_ENTRY)
+        try:
+            return None if content is None else msgspec.json.decode(content, type=WantedAdapters)
+        except msgspec.MsgspecError:
+            # Changed by hand; the operator reverts that unless it is paused.
+            return None
 
     def workload(self, name: str) -> Manifest:
         """Return the Deployment with the engines, empty if there is none."""

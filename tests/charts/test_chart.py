@@ -114,7 +114,7 @@ def test_crd_can_be_left_out(render: Render) -> None:
 
 def test_watches_all_namespaces_by_default(render: Render) -> None:
     manifests = render()
-    own = {"fairlead-operator-lease", "fairlead-operator-routers"}
+    own = {f"fairlead-operator-{part}" for part in ("keys", "lease", "routers")}
     assert names(manifests, "Role") == names(manifests, "RoleBinding") == own
     assert not any(flag.startswith("--namespace") for flag in arguments(manifests, "operator"))
     assert not any(flag.startswith("--namespace") for flag in arguments(manifests, "router"))
@@ -348,10 +348,16 @@ def test_given_root_keys_are_used_and_only_read(render: Render) -> None:
     assert (rule["resourceNames"], rule["verbs"]) == (["one", "two"], ["get"])
 
 
-def test_there_are_no_root_keys_by_default(render: Render) -> None:
+def test_by_default_there_is_the_root_key_of_the_admin_api_alone(render: Render) -> None:
     manifests = render()
-    assert "Secret" not in kinds(manifests)
-    assert not any("key" in argument for argument in arguments(manifests, "operator"))
+    assert [each["metadata"]["name"] for each in manifests if each["kind"] == "Secret"] == [
+        "fairlead-admin-key"
+    ]
+    for rule in find(manifests, "Role", "fairlead-operator-keys")["rules"]:
+        assert rule["resourceNames"] == ["fairlead-admin-key"]
+    keys = [argument for argument in arguments(manifests, "operator") if "key" in argument]
+    assert keys == ["--admin-key-secret=fairlead-admin-key"]
+    assert secrets(manifests, "router") == {}
 
 
 @pytest.mark.parametrize("settings", [[], ["--set=watchNamespaces={team-a}"]], ids=["all namespaces", "one"])

@@ -24,7 +24,7 @@ def container(manifests: list[Manifest], component: str) -> Manifest:
 def test_objects_that_clusters_may_lack_are_off_by_default(render: Render) -> None:
     assert kinds(render()) == {
         "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "Deployment", "Lease",
-        "PodDisruptionBudget", "Role", "RoleBinding", "Service", "ServiceAccount",
+        "PodDisruptionBudget", "Role", "RoleBinding", "Secret", "Service", "ServiceAccount",
     }  # fmt: skip
 
 
@@ -113,6 +113,7 @@ def test_a_named_service_account_is_used_and_bound_and_not_created(render: Rende
     }
     assert bound == {
         ("fairlead-operator", "given"),
+        ("fairlead-operator-keys", "given"),
         ("fairlead-operator-lease", "given"),
         ("fairlead-operator-routers", "given"),
         ("fairlead-router", "own"),

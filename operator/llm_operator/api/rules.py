@@ -4,12 +4,20 @@ import re
 
 from engine_server.contract import model_uri
 from engine_server.contract.api import DEFAULT_NAMESPACE, MAX_NAME_LENGTH, Key
+from engine_server.contract.model_uri import HubRepository, Package
 from engine_server.contract.served_names import is_foreign
 from llm_operator.api.schema import Object, Rule
 
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 # The beginnings of URIs whose models are fetched.
 FETCHED_PATTERN = "^(hf://|pypi://|s3://|[A-Za-z0-9_][^:]*/)"
+# The beginnings of files in repositories of a hub.
+HUB_FILE_PATTERN = "^(hf://)?[A-Za-z0-9_][^:/@]*/[^/@]+/"
+ADAPTER_FORMS = (
+    "hf://ORG/NAME[@REVISION], ORG/NAME[@REVISION], s3://BUCKET/PATH, pvc://CLAIM[/PATH], or a path that begins with"
+    " /, ./, ../ or ~/"
+)
+VOLUME_CLAIM = "pvc://"
 # Flags of `fairlead engine` that the operator sets from other fields.
 OWNED_FLAGS = (
     "--model",
@@ -19,6 +27,7 @@ OWNED_FLAGS = (
     "--max-model-len",
     "--tensor-parallel-size",
     "--drain-timeout",
+    "--adapters-file",
 )
 # An absolute path of printable ASCII characters without colons, which mounts do not allow.
 FILE_PATH_PATTERN = "^(/[!-.0-9;-~]+)+$"
@@ -69,6 +78,34 @@ def has_step(rollout: Object) -> bool:
     return not {surge, unavailable} <= {0, "0%"}
 
 
+def is_adapter_uri(uri: str) -> bool:
+    if not model_uri.is_valid(uri):
+        return False
+    source = model_uri.parse(uri)
+    is_file = isinstance(source, HubRepository) and source.file is not None
+    return not is_file and not isinstance(source, Package)
+
+
+def claim_in(uri: str) -> str:
+    """Return the claim of a URI that begins with pvc://."""
+    return uri.removeprefix(VOLUME_CLAIM).split("/")[0]
+
+
+def has_adapters_on_its_claim(manifest: Object) -> bool:
+    """Return True if adapters on a claim are on the one that holds the model."""
+    model, adapters = manifest["spec"]["model"], manifest["spec"].get("adapters", ())
+    is_on_claim = model["uri"].startswith(VOLUME_CLAIM)
+    held = claim_in(model["uri"]) if is_on_claim else model.get("cache", {}).get("claim", "")
+    uris = [adapter["uri"] for adapter in adapters]
+    return all(claim_in(uri) == held for uri in uris if uri.startswith(VOLUME_CLAIM))
+
+
+def has_free_adapter_names(manifest: Object) -> bool:
+    spec = manifest["spec"]
+    taken = {manifest["metadata"]["name"], *spec["model"].get("servedNames", ())}
+    return not any(adapter["name"] in taken for adapter in spec.get("adapters", ()))
+
+
 MODEL_URI = Rule(
     cel=f'self.matches(r"^(?:{model_uri.PATTERN})$")',
     message=f"a model is {model_uri.FORMS}",
@@ -93,14 +130,25 @@ NOT_OWNED = Rule(
     cel="!self.startsWith('--') || size(self.split('=')[0]) <= 3 || "
     f"![{', '.join(repr(flag) for flag in OWNED_FLAGS)}]"
     ".exists(flag, flag.startsWith(self.split('=')[0].replace('_', '-')))",
-    message=f"the operator itself sets {', '.join(OWNED_FLAGS)}, from model, engine.maxModelLen, resources.gpu"
-    " and rollout",
+    message=f"the operator itself sets {', '.join(OWNED_FLAGS)}, from model, engine.maxModelLen, resources.gpu,"
+    " rollout and adapters",
     holds=lambda argument: not is_owned(argument),
 )
 NOT_BLANK = Rule(
     cel="self.matches('^[^\\\\s]+$')",
     message="a served name has no white space in it",
     holds=lambda name: re.search(r"\s", name) is None,
+)
+ADAPTER_NAME = Rule(
+    cel="self.matches('^[^\\\\s/]+$')",
+    message="the name of an adapter has no white space and no slash in it",
+    holds=lambda name: re.search(r"[\s/]", name) is None,
+)
+ADAPTER_URI = Rule(
+    cel=f'self.matches(r"^(?:{model_uri.PATTERN})$") && !self.startsWith("pypi://")'
+    f' && !self.matches("{HUB_FILE_PATTERN}")',
+    message=f"an adapter is {ADAPTER_FORMS}",
+    holds=is_adapter_uri,
 )
 MIN_AT_MOST_MAX = Rule(
     cel="!has(self.min) || self.min <= self.max",
@@ -173,5 +221,23 @@ NAME_RULE = Rule(
     holds=has_valid_name,
     path="metadata.name",
 )
+FREE_ADAPTER_NAMES = Rule(
+    cel="!has(self.spec.adapters) || self.spec.adapters.all(adapter, adapter.name != self.metadata.name"
+    " && !(has(self.spec.model.servedNames) && adapter.name in self.spec.model.servedNames))",
+    message="an adapter has another name than the model: neither metadata.name nor one of model.servedNames",
+    holds=has_free_adapter_names,
+    path="spec.adapters",
+    options={"fieldPath": ".spec.adapters"},
+)
+ADAPTERS_ON_ITS_CLAIM = Rule(
+    cel=f"!has(self.spec.adapters) || self.spec.adapters.all(adapter, !adapter.uri.startsWith('{VOLUME_CLAIM}')"
+    f" || adapter.uri.split('/')[2] == (self.spec.model.uri.startsWith('{VOLUME_CLAIM}')"
+    " ? self.spec.model.uri.split('/')[2] : self.spec.model.?cache.?claim.orValue('')))",
+    message="an adapter's pvc:// is the claim that holds the model: that of model.uri, or model.cache.claim; mount"
+    " others by podTemplate, and give the path",
+    holds=has_adapters_on_its_claim,
+    path="spec.adapters",
+    options={"fieldPath": ".spec.adapters"},
+)
 # The rules of the whole object.
-OBJECT_RULES = (NAME_RULE, OWN_SERVED_NAMES)
+OBJECT_RULES = (NAME_RULE, OWN_SERVED_NAMES, FREE_ADAPTER_NAMES, ADAPTERS_ON_ITS_CLAIM)

@@ -11,6 +11,8 @@ from engine_server.contract.labels import ROLLED_AT_ANNOTATION
 from engine_server.contract.served_names import NameClaim
 from llm_operator.api import rules, validation
 from llm_operator.api.schema import (
+    LIST_KEYS,
+    LIST_TYPE,
     NOT_IN_PODS,
     Count,
     Object,
@@ -21,6 +23,7 @@ from llm_operator.api.schema import (
     ruled,
     shaped,
 )
+from llm_operator.api.sections.adapter import Adapter
 from llm_operator.api.sections.autoscaling import Autoscaling
 from llm_operator.api.sections.budget import Budget
 from llm_operator.api.sections.engine import Engine
@@ -40,6 +43,15 @@ class LLMDeploymentSpec(Section, frozen=True):
         ruled(rules.CACHED_SOURCE),
         about("The model: where it comes from, and the names under which requests reach it."),
     ]
+    adapters: Annotated[
+        Annotated[tuple[Adapter, ...], Meta(max_length=64)] | None,
+        Meta(extra_json_schema={LIST_TYPE: "map", LIST_KEYS: ["name"]}),
+        NOT_IN_PODS,
+        about(
+            "LoRA adapters that requests may name as their model, at most 64; none by default. The first list, even an"
+            " empty one, replaces the replicas, which then serve adapters."
+        ),
+    ] = None
     engine: Annotated[Engine, about("The engine's container: its image, flags, variables and files.")] = (
         Engine()
     )
@@ -136,6 +148,11 @@ class LLMDeployment(Section, frozen=True):
     @property
     def served_names(self) -> tuple[str, ...]:
         return self.spec.model.served_names or (self.name,)
+
+    @property
+    def has_adapters(self) -> bool:
+        """True if the engines serve adapters, even if there are none at present."""
+        return self.spec.adapters is not None
 
     @property
     def routed_names(self) -> tuple[str, ...]:

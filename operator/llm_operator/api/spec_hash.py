@@ -17,7 +17,11 @@ EMPTY: tuple[object, ...] = (None, [], {})
 def spec_hash(spec: LLMDeploymentSpec) -> str:
     """Return the hash of the fields that pods depend on. Fields that are added later do not change it by default."""
     given = spec if spec.profile else without_zero_gpus(spec)
-    return MARK + digest(msgspec.json.encode(pod_fields(given), order="sorted"))
+    fields = pod_fields(given)
+    if spec.adapters is not None:
+        # Engines serve adapters or not; the list reaches them while they run.
+        fields["adapters"] = True
+    return MARK + digest(msgspec.json.encode(fields, order="sorted"))
 
 
 def hash_of_0_1_0(spec: LLMDeploymentSpec) -> str:

@@ -9,12 +9,16 @@ from llm_operator.api.schema import LIST_KEYS, LIST_TYPE, Count, Object, Section
 
 BY_TYPE = {LIST_TYPE: "map", LIST_KEYS: ["type"]}
 # The schema does not restrict a condition's type to these: a later operator may write more than an older CRD knows.
-ConditionType = Literal["Ready", "Progressing", "Degraded", "Stalled", "ModelCached", "NameTaken"]
+ConditionType = Literal[
+    "Ready", "Progressing", "Degraded", "Stalled", "ModelCached", "AdaptersReady", "NameTaken"
+]
 ConditionStatus = Literal["True", "False", "Unknown"]
 
 
 class Condition(Section, frozen=True, omit_defaults=False):
-    type: Annotated[str, about("Ready, Progressing, Degraded, Stalled, ModelCached or NameTaken.")]
+    type: Annotated[
+        str, about("Ready, Progressing, Degraded, Stalled, ModelCached, AdaptersReady or NameTaken.")
+    ]
     status: Annotated[ConditionStatus, about("True if the condition holds.")]
     reason: Annotated[str, about("One word for programs.")]
     message: Annotated[str, about("A sentence for people.")]
@@ -39,6 +43,13 @@ class Start(Section, frozen=True, omit_defaults=False):
     ready: Annotated[Count | None, about("From the warm-up until the pod was ready.")] = None
 
 
+class ServedAdapter(Section, frozen=True):
+    name: Annotated[str, about("The model name by which requests ask for it.")]
+    hash: Annotated[str | None, about("A hash of the content that the pods serve.")] = None
+    pods: Annotated[tuple[str, ...], about("The pods that serve it.")] = ()
+    error: Annotated[str | None, about("The first reason why a ready pod does not serve it.")] = None
+
+
 class Status(Section, frozen=True, omit_defaults=False):
     observed_generation: Annotated[int, about("The generation of the spec that the status refers to.")] = 0
     operator: Annotated[
@@ -54,6 +65,11 @@ class Status(Section, frozen=True, omit_defaults=False):
     selector: Annotated[str, about("The label selector of the pods, for autoscalers.")] = ""
     start: Annotated[
         Start | None, about("The last start of a replica: the seconds of each phase that has ended.")
+    ] = None
+    adapters: Annotated[
+        tuple[ServedAdapter, ...] | None,
+        Meta(extra_json_schema={LIST_TYPE: "map", LIST_KEYS: ["name"]}),
+        about("The adapters, and the pods that serve each."),
     ] = None
     conditions: Annotated[
         tuple[Condition, ...], Meta(extra_json_schema=BY_TYPE), about("The state, with reasons.")

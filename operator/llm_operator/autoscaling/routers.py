@@ -13,6 +13,7 @@ from engine_server.contract.authority import authority
 from engine_server.contract.demand import DEMAND_PATH, DemandReport
 from engine_server.contract.labels import METRICS_PORT
 from llm_operator.control.api_errors import FAILURES, describe
+from llm_operator.control.bodies import body_of
 from llm_operator.control.cluster import Cluster
 from llm_operator.control.resources import Resource
 from llm_operator.observed import Manifest
@@ -125,7 +126,7 @@ class Routers:
                 raise_for_status=True,
                 timeout=aiohttp.ClientTimeout(total=ANSWER_SECONDS),
             ) as response:
-                report = msgspec.json.decode(await body_of(response), type=DemandReport)
+                report = msgspec.json.decode(await body_of(response, LONGEST_ANSWER), type=DemandReport)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             logger.debug("the router at %s: %s", address, str(error) or type(error).__name__)
             return
@@ -138,16 +139,6 @@ class Routers:
         for subject in sorted(self.unknown - unknown):
             logger.info("%s: answering, or gone", subject)
         self.unknown = unknown
-
-
-async def body_of(response: aiohttp.ClientResponse) -> bytes:
-    """Return the body of an answer. Raises ValueError if it is too long."""
-    body = bytearray()
-    async for part in response.content.iter_any():
-        body += part
-        if len(body) > LONGEST_ANSWER:
-            raise ValueError(f"the answer has more than {LONGEST_ANSWER} bytes")
-    return bytes(body)
 
 
 def addresses(slices: list[Manifest]) -> Iterator[str]:

@@ -10,6 +10,7 @@ from kubernetes.aio.client import ApiException
 
 from engine_server.contract.api import Key
 from llm_operator import metrics
+from llm_operator.control.adapter_pusher import AdapterPusher, Goal
 from llm_operator.control.api_errors import FAILURES, describe, is_rejection, is_transient, outage_seconds
 from llm_operator.control.cluster import Cluster
 from llm_operator.control.custody import Custody
@@ -30,6 +31,7 @@ from llm_operator.plan.decide import Decision, decide
 from llm_operator.plan.deletion_cost import is_scale_down
 from llm_operator.plan.ownership import field_manager
 from llm_operator.settings import Settings
+from llm_operator.status.adapters import ready_replicas
 from llm_operator.status.assess import assess
 from llm_operator.status.messages import presentable
 from llm_operator.status.start import replica_to_ask
@@ -54,7 +56,7 @@ class Reconciler:
 
     cluster: Cluster
     settings: Settings
-    # None where engines need no keys.
+    # None where the operator can't call the admin API of engines.
     root_keys: RootKeys | None = None
     # None where no routers are known.
     deletion_costs: DeletionCosts | None = None
@@ -64,11 +66,13 @@ class Reconciler:
     custody: Custody = field(init=False)
     status_writer: StatusWriter = field(init=False)
     start_poller: StartPoller = field(init=False)
+    adapter_pusher: AdapterPusher = field(init=False)
     default_accounts: DefaultAccounts = field(init=False)
 
     def __post_init__(self) -> None:
         self.custody = Custody(self.cluster, self.store, self.settings.operator, self.settings.take_over)
         self.start_poller = StartPoller(self.queue.add)
+        self.adapter_pusher = AdapterPusher(self.queue.add)
         self.default_accounts = DefaultAccounts(self.cluster)
         self.status_writer = StatusWriter(self.cluster, self.store, Events(self.cluster))
 
@@ -84,6 +88,7 @@ class Reconciler:
         async with asyncio.TaskGroup() as group:
             for _ in range(WORKERS):
                 group.create_task(self.work())
+            group.create_task(self.adapter_pusher.run())
             if self.root_keys is not None:
                 group.create_task(self.root_keys.follow(self.wake_all))
 
@@ -122,12 +127,14 @@ class Reconciler:
             self.forget(key)
             return None
         if "deletionTimestamp" in manifest["metadata"] or not await self.custody.take(key, manifest):
+            self.adapter_pusher.forget(key)
             return None
         manifest = self.store.llmdeployment(key) or manifest
         observed, decision = await self.decide(key, manifest)
         observed = await self.carry_out(key, decision, observed)
         if cache := decision.plan.fetches:
             observed = replace(observed, fetch=await observe_fetch(self.cluster, key.namespace, cache))
+        self.push_adapters(key, observed)
         status = assess(decision.spec, observed)
         metrics.STATUS.put(key, observed.subject["spec"].get("replicas", 1), status)
         self.start_poller.follow(key, replica_to_ask(observed))
@@ -138,12 +145,20 @@ class Reconciler:
             (after for after in (decision.plan.requeue_after, write_after) if after is not None), default=None
         )
 
+    def push_adapters(self, key: Key, observed: Observed) -> None:
+        """Bring the adapters in force to the replicas that are ready."""
+        wanted = observed.adapters_in_force
+        admin_key = self.root_keys.admin_key(observed.subject["metadata"]["uid"]) if self.root_keys else ""
+        goal = Goal(wanted, admin_key) if wanted is not None and admin_key else None
+        self.adapter_pusher.follow(key, goal, ready_replicas(observed))
+
     def forget(self, key: Key) -> None:
         """Forget an LLMDeployment that was deleted."""
         self.records.pop(key, None)
         self.custody.forget(key)
         self.status_writer.forget(key)
         self.start_poller.forget(key)
+        self.adapter_pusher.forget(key)
         metrics.STATUS.remove(key)
 
     async def decide(self, key: Key, manifest: Manifest) -> tuple[Observed, Decision]:
@@ -171,6 +186,7 @@ class Reconciler:
             pods=self.store.pods(key),
             replica_sets=self.store.replica_sets(key),
             start_report=self.start_poller.reports.get(key),
+            pod_adapters=self.adapter_pusher.answers(key),
             name_holders=self.store.claims.held_by_others(key),
             key_hashes=self.root_keys.hashes(manifest["metadata"]["uid"]) if self.root_keys else KeyHashes(),
             now=datetime.now(UTC),

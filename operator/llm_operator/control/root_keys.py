@@ -24,15 +24,15 @@ logger = logging.getLogger(__name__)
 
 
 class KeySecrets(NamedTuple):
-    """The names of the Secrets with the root keys of the router and of the operator."""
+    """The names of the Secrets with the root keys of the router, None if engines ask for none, and of the operator."""
 
-    router: str
+    router: str | None
     admin: str
 
 
 @dataclass(slots=True)
 class RootKeys:
-    """The root keys in two Secrets, which are read again at an interval.
+    """The root keys in Secrets, which are read again at an interval.
 
     Without the entry a Secret gets a random key, so that whoever creates it need not know one.
     """
@@ -47,15 +47,20 @@ class RootKeys:
     def hashes(self, uid: str) -> KeyHashes:
         """Return the lines of the key files of the LLMDeployment with this UID."""
         return KeyHashes(
-            hashes(self.known[self.names.router], uid), hashes(self.known[self.names.admin], uid)
+            hashes(self._roots(self.names.router), uid), hashes(self._roots(self.names.admin), uid)
         )
 
+    def admin_key(self, uid: str) -> str:
+        """Return the key for the admin API of the LLMDeployment with this UID; empty while none is known."""
+        roots = self._roots(self.names.admin)
+        return derive_key(roots[0], uid) if roots else ""
+
     async def load(self) -> None:
-        """Wait until the keys in both Secrets are known."""
-        while not self._are_known():
+        """Read the Secrets. Where engines ask for the router's keys, wait until all are known."""
+        await self._read_all()
+        while self.names.router is not None and not self._are_known():
+            await asyncio.sleep(POLL_SECONDS)
             await self._read_all()
-            if not self._are_known():
-                await asyncio.sleep(POLL_SECONDS)
 
     async def follow(self, on_change: Callable[[], object]) -> None:
         """Call `on_change` after each change of the keys, until cancelled."""
@@ -67,12 +72,15 @@ class RootKeys:
                 logger.info("the root keys have changed")
                 on_change()
 
+    def _roots(self, name: str | None) -> tuple[bytes, ...]:
+        return self.known.get(name, ()) if name is not None else ()
+
     def _are_known(self) -> bool:
-        return self.known.keys() == set(self.names)
+        return self.known.keys() == set(filter(None, self.names))
 
     async def _read_all(self) -> None:
-        """Read both Secrets. The keys of one that cannot be read or used stay as they were."""
-        for name in self.names:
+        """Read the Secrets. The keys of one that cannot be read or used stay as they were."""
+        for name in filter(None, self.names):
             try:
                 self.known[name] = await self._read(name)
             except (*FAILURES, ValueError) as error:

@@ -42,7 +42,10 @@ def decide(observed: Observed, settings: Settings) -> Decision:
 
 
 def obstacle(goal: Plan, deployment: LLMDeployment, observed: Observed) -> Problem | None:
-    """Return the reason why a plan cannot be applied: an object of another owner has the name of a child."""
+    """Return the reason why a plan cannot be applied; None if there is none."""
+    if deployment.has_adapters and not observed.key_hashes.admin:
+        problem = "spec.adapters: the operator has no admin key, with which it tells engines their adapters"
+        return Problem("NoAdminKey", f"{problem}; see its flag --admin-key-secret, and its log")
     for key in goal.apply:
         existing = observed.children.get(key)
         if existing is not None and not may_apply(existing, deployment):

@@ -10,7 +10,7 @@ from llm_operator.observed import ChildKey, Manifest, Observed
 from llm_operator.plan.children import budget, cache, network_policy, service, service_account
 from llm_operator.plan.children import deployment as workload
 from llm_operator.plan.ownership import may_delete, may_release
-from llm_operator.plan.pod import files, keys
+from llm_operator.plan.pod import adapters, files, keys
 from llm_operator.settings import Settings
 
 
@@ -22,11 +22,12 @@ class Planner(Protocol):
         ...
 
 
-# In the order in which children are applied: pods need their service account, files, keys and model.
+# In the order in which children are applied: pods need their service account, files, keys, adapters and model.
 PLANNERS: tuple[Planner, ...] = (
     service_account,
     files,
     keys,
+    adapters,
     cache,
     service,
     network_policy,

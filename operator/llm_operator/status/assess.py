@@ -6,6 +6,7 @@ from engine_server.contract.labels import ENGINE_CONTAINER, selector_text
 from llm_operator.api.spec import LLMDeploymentSpec
 from llm_operator.api.status import Condition, ConditionStatus, ConditionType, Status
 from llm_operator.observed import Manifest, Observed, timestamp
+from llm_operator.status.adapters import adapters_ready, served_adapters
 from llm_operator.status.conditions import (
     Evidence,
     Verdict,
@@ -37,6 +38,7 @@ def assess(spec: LLMDeploymentSpec | None, observed: Observed) -> Status:
         "Degraded": degraded(evidence),
         "Stalled": stalled(evidence),
         "ModelCached": cached,
+        "AdaptersReady": adapters_ready(observed),
         "NameTaken": name_taken(observed),
     }
     return Status(
@@ -48,6 +50,7 @@ def assess(spec: LLMDeploymentSpec | None, observed: Observed) -> Status:
         restarts=restarts(observed.pods),
         start=last_start(observed),
         selector=selector_text(observed.key.name),
+        adapters=served_adapters(observed),
         conditions=tuple(dated(kind, verdict, observed) for kind, verdict in verdicts.items() if verdict),
     )
 

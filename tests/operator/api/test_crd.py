@@ -101,6 +101,27 @@ WRONG: list[dict[str, Any]] = [
     {"autoscaling": {"max": 3, "idleSeconds": 0}},
     {"autoscaling": {"max": 3, "stableWindowSeconds": 5}},
     {"autoscaling": {"max": 3, "panicWindowSeconds": 61}},
+    *(
+        {"adapters": [{"name": "french", "uri": uri}]}
+        for uri in (
+            "",
+            "french",
+            "pypi://french",
+            "hf://a/b/c.gguf",
+            "a/b/c.gguf@main",
+            "gs://bucket/a",
+            "pvc://other/a",
+        )
+    ),
+    *({"adapters": [{"name": name, "uri": "a/b"}]} for name in ("", "a b", "a/b", "wrong")),
+    {"adapters": [{"name": "french"}]},
+    {"adapters": [{"uri": "a/b"}]},
+    {"adapters": [{"name": "french", "uri": "a/b"}, {"name": "french", "uri": "a/c"}]},
+    {"adapters": [{"name": f"a{index}", "uri": "a/b"} for index in range(65)]},
+    {"adapters": [{"name": "x", "uri": "a/b"}], "model": {"uri": "a/b", "servedNames": ["x"]}},
+    {"adapters": [{"name": "x", "uri": "pvc://one/x"}], "model": {"uri": "pvc://other/m"}},
+    {"adapters": [{"name": "x", "uri": "pvc://one/x"}], "model": {"uri": "a/b", "cache": {"size": "1Gi"}}},
+    {"engine": {"args": ["--adapters-file=/etc/a"]}},
     {"routing": {"policy": "nearest"}},
     {"rollout": {"strategy": "never"}},
     {"rollout": {"drainTimeoutSeconds": 0}},
@@ -176,6 +197,22 @@ RIGHT: list[dict[str, Any]] = [
     {"autoscaling": {"max": 8, "targetInFlight": 32}},
     {"autoscaling": {"max": 1, "stableWindowSeconds": 5, "panicWindowSeconds": 5}},
     {"autoscaling": {"max": 1, "scaleDownDelaySeconds": 1, "idleSeconds": 86400}},
+    {"adapters": []},
+    {
+        "adapters": [
+            {"name": name, "uri": uri}
+            for name, uri in (
+                ("french", "hf://org/name@refs/pr/3"),
+                ("gpt-4.sql:v2", "org/name"),
+                ("a", "s3://bucket/a/b"),
+                ("b", "/mnt/adapters/b c"),
+                ("c", "./adapters"),
+            )
+        ]
+    },
+    {"adapters": [{"name": f"a{index}", "uri": "/" + "a" * 1023} for index in range(64)]},
+    {"adapters": [{"name": "a", "uri": "pvc://claim/a"}], "model": {"uri": "pvc://claim/m"}},
+    {"adapters": [{"name": "a", "uri": "pvc://claim"}], "model": {"uri": "a/b", "cache": {"claim": "claim"}}},
     {"routing": {"policy": "round_robin"}, "rollout": {"strategy": "inPlace", "drainTimeoutSeconds": 5}},
     {"rollout": {"maxSurge": "25%", "maxUnavailable": 0, "progressDeadlineSeconds": 3600}},
     {"rollout": {"maxSurge": 0, "maxUnavailable": 2}},
@@ -271,7 +308,12 @@ def test_the_description_of_a_field_says_if_a_change_replaces_the_replicas() -> 
     others = [path for path, text in described.items() if text.endswith("A change replaces no replica.")]
 
     assert {"spec.model.uri", "spec.engine.files", "spec.rollout.drainTimeoutSeconds"} <= set(rolling)
-    assert {"spec.replicas", "spec.rollout.strategy", "spec.serviceAccount.annotations"} <= set(others)
+    assert {
+        "spec.adapters",
+        "spec.replicas",
+        "spec.rollout.strategy",
+        "spec.serviceAccount.annotations",
+    } <= set(others)
 
 
 def test_kubectl_explain_shows_units_defaults_and_effects(world: Any) -> None:
@@ -355,6 +397,18 @@ def test_the_api_server_and_the_operator_refuse_a_name(world: Any, manifest: Any
         (
             {"engine": {"files": [{"path": path, "content": "x"} for path in ("/a", "/a/b")]}},
             "a file cannot lie below the path of another one",
+        ),
+        (
+            {"adapters": [{"name": "a", "uri": "pypi://a"}]},
+            "an adapter is hf://ORG/NAME[@REVISION], ORG/NAME",
+        ),
+        (
+            {"adapters": [{"name": "a", "uri": "pvc://b/a"}]},
+            "an adapter's pvc:// is the claim that holds the model",
+        ),
+        (
+            {"adapters": [{"name": "wrong", "uri": "a/b"}]},
+            "spec.adapters: Invalid value",
         ),
         ({"engine": {"files": [{"path": "/a"}]}}, "a file has one of content, configMap and secret"),
         ({"engine": {"envFrom": [{}]}}, "variables come from a configMapRef or a secretRef"),

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from llm_operator.api.schema import SpecError
 from llm_operator.api.spec import parse
 from llm_operator.api.spec_hash import spec_hash
-from llm_operator.observed import Observed
+from llm_operator.observed import KeyHashes, Observed
 from llm_operator.plan.decide import decide
 from llm_operator.plan.pod.pods import pod_template
 from llm_operator.settings import Settings
 
 PROFILES = {"gpu-l4": {"resources": {"gpu": 1}, "podTemplate": {"spec": {"nodeSelector": {"gpu": "l4"}}}}}
 SETTINGS = Settings(engine_image="engine:1", profiles=PROFILES)
+HASHES = KeyHashes(admin=("sha256:1",))
 NEXT_RELEASE = Settings(engine_image="engine:2", version="9.9.9", profiles=PROFILES)
 # Anything that the types of the schema admit, and mostly what its rules admit too.
 ANY = specs({}) | specs({**LIKELY, "podTemplate": DISORDER})
@@ -53,7 +54,7 @@ def is_valid(manifest: dict[str, Any]) -> bool:
 
 @given(spec=ANY | VALID)
 def test_every_spec_has_a_plan_or_a_message(manifest: Any, spec: dict[str, Any]) -> None:
-    decision = decide(Observed(subject=subject(manifest, spec)), SETTINGS)
+    decision = decide(Observed(key_hashes=HASHES, subject=subject(manifest, spec)), SETTINGS)
 
     if decision.refusal is None:
         assert decision.plan.apply
@@ -65,7 +66,7 @@ def test_every_spec_has_a_plan_or_a_message(manifest: Any, spec: dict[str, Any])
 
 @given(spec=VALID)
 def test_the_same_input_gives_the_same_plan_and_is_not_changed(manifest: Any, spec: dict[str, Any]) -> None:
-    observed = Observed(subject=subject(manifest, spec))
+    observed = Observed(key_hashes=HASHES, subject=subject(manifest, spec))
     before = copy.deepcopy(observed)
 
     assert decide(observed, SETTINGS) == decide(observed, SETTINGS)
@@ -75,10 +76,10 @@ def test_the_same_input_gives_the_same_plan_and_is_not_changed(manifest: Any, sp
 @given(spec=VALID)
 def test_a_plan_that_was_carried_out_plans_itself_again(manifest: Any, spec: dict[str, Any]) -> None:
     given = subject(manifest, spec)
-    first = decide(Observed(subject=given), SETTINGS)
+    first = decide(Observed(key_hashes=HASHES, subject=given), SETTINGS)
     assume(first.refusal is None)
 
-    again = decide(Observed(subject=given, children=first.plan.apply), SETTINGS)
+    again = decide(Observed(key_hashes=HASHES, subject=given, children=first.plan.apply), SETTINGS)
 
     assert again == first
     assert (again.plan.delete, again.plan.release) == ((), ())
@@ -87,12 +88,12 @@ def test_a_plan_that_was_carried_out_plans_itself_again(manifest: Any, spec: dic
 @given(spec=CACHED)
 def test_a_plan_after_the_download_plans_itself_again(manifest: Any, spec: dict[str, Any]) -> None:
     given = subject(manifest, spec)
-    first = decide(Observed(subject=given), SETTINGS)
+    first = decide(Observed(key_hashes=HASHES, subject=given), SETTINGS)
     assume(first.refusal is None)
     children = {key: {**child, "status": COMPLETE} for key, child in first.plan.apply.items()}
 
-    serving = decide(Observed(subject=given, children=children), SETTINGS)
-    again = decide(Observed(subject=given, children=serving.plan.apply), SETTINGS)
+    serving = decide(Observed(key_hashes=HASHES, subject=given, children=children), SETTINGS)
+    again = decide(Observed(key_hashes=HASHES, subject=given, children=serving.plan.apply), SETTINGS)
 
     assert again.plan.apply == serving.plan.apply
     assert (again.plan.delete, again.plan.release, again.plan.requeue_after) == ((), (), None)

@@ -13,9 +13,10 @@ def claim_of(manifest: Manifest) -> NameClaim:
     """Return the claim of an LLMDeployment, which need not be valid otherwise."""
     metadata = manifest["metadata"]
     served = manifest.get("spec", {}).get("model", {}).get("servedNames") or [metadata["name"]]
+    adapters = [entry["name"] for entry in manifest.get("spec", {}).get("adapters") or ()]
     created = metadata.get("creationTimestamp")
     age = datetime.fromisoformat(created).timestamp() if created else 0.0
-    return NameClaim(age, Key.of(manifest), tuple(served))
+    return NameClaim(age, Key.of(manifest), (*served, *adapters))
 
 
 @dataclass(slots=True)

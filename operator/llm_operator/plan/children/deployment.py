@@ -23,7 +23,7 @@ def plan(deployment: LLMDeployment, observed: Observed, settings: Settings) -> I
     record = last_record(deployment, observed) if is_waiting else template_in_force(deployment, observed)
     if record is None and is_waiting:
         return
-    if record is None or keys.needs_removal(record.template, deployment.name, settings):
+    if record is None or keys.needs_removal(record.template, settings):
         template = pod_template(deployment, settings)
         record = TemplateRecord(template, spec_hash(deployment.spec), deployment.rolled_at)
     rollout = deployment.spec.rollout

@@ -1,4 +1,4 @@
-"""The credentials of the model's source, from a Secret. Only containers that fetch get them."""
+"""The credentials of the model's source, from a Secret. Only containers that fetch the model or adapters get them."""
 
 from typing import Any
 
@@ -23,6 +23,15 @@ def variables(model: Model) -> list[dict[str, Any]]:
     if isinstance(parse(model.uri), Bucket):
         return [variable(key, name, key, optional=True) for key in BUCKET_KEYS]
     return [variable("HF_TOKEN", name, "token")]
+
+
+def adapter_variables(model: Model) -> list[dict[str, Any]]:
+    """Return the variables of an engine that fetches adapters, from a hub or a bucket, with the model's Secret."""
+    if model.secret_ref is None:
+        return []
+    name = model.secret_ref.name
+    hub = variable("HF_TOKEN", name, "token", optional=True)
+    return [hub, *(variable(key, name, key, optional=True) for key in BUCKET_KEYS)]
 
 
 def variable(name: str, secret: str, key: str, **options: bool) -> dict[str, Any]:

@@ -15,9 +15,9 @@ from llm_operator.settings import Settings
 
 FOLDER = "/etc/fairlead/keys"
 ROUTER, ADMIN = "router", "admin"
-# The arguments of an engine that accepts these keys alone.
-ARGUMENTS = (
-    f"--api-key-file={FOLDER}/{ROUTER}",
+# The arguments of an engine whose API accepts the router's keys alone, and whose admin API the operator's.
+ROUTER_ARGUMENT = f"--api-key-file={FOLDER}/{ROUTER}"
+ADMIN_ARGUMENTS = (
     "--enable-admin",
     "--admin-host=0.0.0.0",
     f"--admin-port={labels.ADMIN_PORT}",
@@ -30,17 +30,30 @@ def key(name: str) -> ChildKey:
 
 
 def plan(deployment: LLMDeployment, observed: Observed, settings: Settings) -> Iterator[Manifest]:
+    hashes = {}
     if settings.engine_keys:
-        hashes = observed.key_hashes
-        data = {ROUTER: "".join(f"{line}\n" for line in hashes.router)}
-        data[ADMIN] = "".join(f"{line}\n" for line in hashes.admin)
+        hashes[ROUTER] = observed.key_hashes.router
+    if has_admin(deployment, settings):
+        hashes[ADMIN] = observed.key_hashes.admin
+    if hashes:
+        data = {role: "".join(f"{line}\n" for line in lines) for role, lines in hashes.items()}
         yield child(deployment, key(deployment.name), settings, data=data)
 
 
-def needs_removal(template: Manifest, name: str, settings: Settings) -> bool:
-    """Return True for a pod template of engines that ask for keys where nobody has keys any more."""
-    mounted = (entry.get("configMap", {}).get("name") for entry in template["spec"].get("volumes", ()))
-    return not settings.engine_keys and key(name).name in mounted
+def has_admin(deployment: LLMDeployment, settings: Settings) -> bool:
+    """Return True if the engines have an admin API; the operator tells them the adapters there."""
+    return settings.engine_keys or deployment.has_adapters
+
+
+def arguments(deployment: LLMDeployment, settings: Settings) -> list[str]:
+    router = [ROUTER_ARGUMENT] if settings.engine_keys else []
+    return [*router, *(ADMIN_ARGUMENTS if has_admin(deployment, settings) else ())]
+
+
+def needs_removal(template: Manifest, settings: Settings) -> bool:
+    """Return True for a pod template of engines that ask for the router's key where it has none any more."""
+    arguments = (argument for entry in template["spec"]["containers"] for argument in entry.get("args", ()))
+    return not settings.engine_keys and ROUTER_ARGUMENT in arguments
 
 
 def volume(name: str) -> Volume:

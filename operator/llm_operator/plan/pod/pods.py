@@ -10,7 +10,7 @@ from engine_server.contract.drain import PRE_STOP_SECONDS, termination_grace
 from llm_operator.api.sections.engine import Engine
 from llm_operator.api.sections.resources import Resources
 from llm_operator.api.spec import LLMDeployment, LLMDeploymentSpec
-from llm_operator.plan.pod import credentials, keys, pod_security
+from llm_operator.plan.pod import adapters, credentials, keys, pod_security
 from llm_operator.plan.pod.files import add_files
 from llm_operator.plan.pod.overlay import PATH, merge
 from llm_operator.plan.pod.profiles import profile_of, with_resources
@@ -55,8 +55,10 @@ def pod_template(
     }
     if spec.model.cache:
         pod["securityContext"] |= WRITABLE_VOLUME
-    if settings.engine_keys:
-        add_keys(pod, deployment.name)
+    if deployment.has_adapters:
+        adapters.add_adapters(pod, deployment, origin)
+    if keys.has_admin(deployment, settings):
+        add_keys(pod, deployment, settings)
     if origin.fetch is not None:
         pod["initContainers"] = [model_container(spec, origin.fetch, image)]
     if spec.resources.gpus:
@@ -73,12 +75,12 @@ def pod_template(
     return template
 
 
-def add_keys(pod: dict[str, Any], name: str) -> None:
+def add_keys(pod: dict[str, Any], deployment: LLMDeployment, settings: Settings) -> None:
     """Make the engine accept only calls with its keys."""
-    volume = keys.volume(name)
+    volume = keys.volume(deployment.name)
     (engine,) = pod["containers"]
     # The arguments of the user come last, as without keys.
-    engine["args"][2:2] = keys.ARGUMENTS
+    engine["args"][2:2] = keys.arguments(deployment, settings)
     engine["volumeMounts"] += mounts((volume,))
     pod["volumes"].append({"name": volume.name, **volume.content})
 
@@ -87,8 +89,9 @@ def engine_container(deployment: LLMDeployment, origin: Source, image: str) -> d
     resources = deployment.spec.resources
     given: tuple[dict[str, Any], ...] = msgspec.to_builtins(deployment.spec.engine.env)
     models = [{**mount, "readOnly": True} for mount in mounts(origin.volumes)]
+    secrets = credentials.adapter_variables(deployment.spec.model) if deployment.has_adapters else []
     return container(labels.ENGINE_CONTAINER, image, engine_args(deployment, origin)) | {
-        "env": environment(*literal(CACHE_ENV | threads(resources)), *given),
+        "env": environment(*literal(CACHE_ENV | threads(resources)), *given, *secrets),
         **env_from(deployment.spec.engine),
         "ports": [{"name": labels.HTTP_PORT_NAME, "containerPort": labels.ENGINE_PORT, "protocol": "TCP"}],
         "resources": compute(resources, resources.gpus),
@@ -127,11 +130,13 @@ def engine_args(deployment: LLMDeployment, origin: Source) -> list[str]:
         arguments += [f"--max-model-len={spec.engine.max_model_len}"]
     if spec.resources.gpus > 1:
         arguments += [f"--tensor-parallel-size={spec.resources.gpus}"]
+    if deployment.has_adapters:
+        arguments += adapters.arguments(spec.engine.args)
     return [*arguments, *spec.engine.args]
 
 
 def model_container(spec: LLMDeploymentSpec, uri: str, image: str) -> dict[str, Any]:
-    """Return the init container that fetches the model. Only this container gets the source's credentials."""
+    """Return the init container that fetches the model, with the source's credentials."""
     given = msgspec.to_builtins(spec.engine.env)
     env = environment(*literal(CACHE_ENV), *given, *credentials.variables(spec.model))
     return container(labels.MODEL_CONTAINER, image, ["fetch", uri, "--to", MODEL_FOLDER]) | {

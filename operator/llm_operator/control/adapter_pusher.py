@@ -1,0 +1,179 @@
+"""The lists of adapters that ready replicas get over their admin API, and their progress with them."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import aiohttp
+import msgspec
+
+from engine_server.contract.adapters import ADAPTERS_PATH, AdapterStates, WantedAdapters
+from engine_server.contract.api import Key
+from engine_server.contract.authority import authority
+from engine_server.contract.labels import ADMIN_PORT
+from llm_operator.control.bodies import body_of
+from llm_operator.observed import PodAdapters, Replica
+
+# While adapters are being loaded.
+POLL_SECONDS = 1.0
+# After failures in a row the delay doubles from the first to the longest.
+FIRST_DELAY_SECONDS = 2.0
+LONGEST_DELAY_SECONDS = 300.0
+# A list that was reached is sent again at this interval, since others may have changed it.
+REPEAT_SECONDS = 300.0
+TIMEOUT = aiohttp.ClientTimeout(total=5, connect=2)
+MOST_CALLS = 64
+# A longer answer is not an engine's.
+LARGEST_ANSWER = 1 << 20
+REFUSALS = {
+    401: "the admin API does not accept the operator's key",
+    404: "the engine's image has no adapters",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """The adapters that the engines of one LLMDeployment should serve, and the key of their admin API."""
+
+    wanted: WantedAdapters
+    key: str = field(repr=False)
+
+
+@dataclass(slots=True)
+class Push:
+    """One replica on its way to a goal."""
+
+    replica: Replica
+    goal: Goal
+    # Set when the goal is another one.
+    is_changed: asyncio.Event = field(default_factory=asyncio.Event)
+    answer: PodAdapters | None = None
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def is_loading(self) -> bool:
+        answer = self.answer
+        return (
+            answer is not None
+            and not answer.problem
+            and any(each.state == "loading" for each in answer.states)
+        )
+
+    @property
+    def is_reached(self) -> bool:
+        answer = self.answer
+        if answer is None or answer.problem:
+            return False
+        return {
+            each.name: each.uri for each in answer.states if each.state == "ready"
+        } == self.goal.wanted.by_name()
+
+
+@dataclass(slots=True)
+class AdapterPusher:
+    """Brings every ready replica to the adapters of its LLMDeployment, and wakes that when an answer changes.
+
+    Each replica has a task of its own, so that one that hangs delays no other.
+    """
+
+    wake: Callable[[Key], None]
+    pushes: dict[Key, dict[Replica, Push]] = field(default_factory=dict)
+    calls: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_CALLS))
+    # None while this operator does not work.
+    tasks: asyncio.TaskGroup | None = None
+
+    async def run(self) -> None:
+        """Push until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as self.tasks:
+                for key, pushes in self.pushes.items():
+                    for push in pushes.values():
+                        self._start(key, push)
+                await asyncio.Event().wait()
+        finally:
+            self.tasks = None
+
+    def follow(self, key: Key, goal: Goal | None, replicas: Sequence[Replica]) -> None:
+        """Bring these replicas to `goal`, and no others any more; with None, none of them."""
+        known = self.pushes.setdefault(key, {})
+        wanted = replicas if goal is not None else ()
+        for replica in known.keys() - set(wanted):
+            push = known.pop(replica)
+            if push.task is not None:
+                push.task.cancel()
+        for replica in wanted:
+            assert goal is not None
+            if replica not in known:
+                known[replica] = Push(replica, goal)
+                self._start(key, known[replica])
+            elif known[replica].goal != goal:
+                known[replica].goal = goal
+                known[replica].is_changed.set()
+        if not known:
+            del self.pushes[key]
+
+    def forget(self, key: Key) -> None:
+        """Forget an LLMDeployment that was deleted, or that another operator manages."""
+        self.follow(key, None, ())
+
+    def answers(self, key: Key) -> dict[str, PodAdapters]:
+        """Return the last answers of the replicas of an LLMDeployment, by pod."""
+        answers = [push.answer for push in self.pushes.get(key, {}).values() if push.answer is not None]
+        return {answer.replica.pod: answer for answer in answers}
+
+    def _start(self, key: Key, push: Push) -> None:
+        if self.tasks is not None:
+            push.task = self.tasks.create_task(
+                self._keep(key, push), name=f"adapters of {key} in {push.replica.pod}"
+            )
+
+    async def _keep(self, key: Key, push: Push) -> None:
+        """Send the list, follow its loading, and send it again: after failures, at an interval, or once it changes."""
+        failures = 0
+        while True:
+            push.is_changed.clear()
+            await self._ask(key, push, "PUT")
+            while push.is_loading and not await is_set(push.is_changed, POLL_SECONDS):
+                await self._ask(key, push, "GET")
+            failures = 0 if push.is_reached else min(failures + 1, 16)
+            delay = min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** (failures - 1))
+            if await is_set(push.is_changed, delay if failures else REPEAT_SECONDS):
+                failures = 0
+
+    async def _ask(self, key: Key, push: Push, method: str) -> None:
+        """Store the answer to a PUT with the list, or to a GET."""
+        answer = await self._call(push, method)
+        if answer != push.answer:
+            push.answer = answer
+            self.wake(key)
+
+    async def _call(self, push: Push, method: str) -> PodAdapters:
+        """Return the answer of a replica. Without one, what it served last counts."""
+        url = f"http://{authority(push.replica.address, ADMIN_PORT)}{ADAPTERS_PATH}"
+        headers = {"Authorization": f"Bearer {push.goal.key}", "Content-Type": "application/json"}
+        body = msgspec.json.encode(push.goal.wanted) if method == "PUT" else None
+        last = push.answer.states if push.answer is not None else ()
+        try:
+            async with (
+                self.calls,
+                aiohttp.ClientSession(timeout=TIMEOUT) as session,
+                session.request(method, url, data=body, headers=headers, allow_redirects=False) as answer,
+            ):
+                if answer.status != 200:
+                    problem = REFUSALS.get(answer.status, f"the admin API answers {answer.status}")
+                    return PodAdapters(push.replica, last, problem)
+                content = await body_of(answer, LARGEST_ANSWER)
+                states = msgspec.json.decode(content, type=AdapterStates).adapters
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            problem = f"the admin API does not answer: {str(error) or type(error).__name__}"
+            return PodAdapters(push.replica, last, problem)
+        return PodAdapters(push.replica, tuple(states))
+
+
+async def is_set(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for an event, and return False if it has not happened within `seconds`."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    return event.is_set()

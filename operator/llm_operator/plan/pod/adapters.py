@@ -1,0 +1,63 @@
+"""The adapters that engines load at their start, in a ConfigMap. Running engines get others over the admin API."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from engine_server.contract.adapters import WantedAdapter, WantedAdapters
+from engine_server.contract.model_uri import VolumeClaim, parse
+from llm_operator.api.spec import LLMDeployment
+from llm_operator.observed import ADAPTERS_ENTRY, Manifest, Observed, adapters_key
+from llm_operator.plan.ownership import child
+from llm_operator.plan.pod.volumes import Source, Volume, mounts
+from llm_operator.settings import Settings
+
+FOLDER = "/etc/fairlead/adapters"
+FILE_FLAG = "--adapters-file="
+# The place of the whole claim that holds the model.
+CLAIM_FOLDER = "/models/claim"
+# In one step, in slots of the device's memory.
+MAX_LORAS = 8
+# In the host's memory; others are read again from their folders.
+MAX_CPU_LORAS = 32
+
+
+def plan(deployment: LLMDeployment, observed: Observed, settings: Settings) -> Iterator[Manifest]:
+    if deployment.has_adapters:
+        listed = [WantedAdapter(each.name, uri_in_pod(each.uri)) for each in deployment.spec.adapters or ()]
+        content = msgspec.json.encode(WantedAdapters(listed)).decode()
+        yield child(deployment, adapters_key(deployment.name), settings, data={ADAPTERS_ENTRY: content})
+
+
+def uri_in_pod(uri: str) -> str:
+    """Return the URI of an adapter where engines run: on the model's claim, its path."""
+    match parse(uri):
+        case VolumeClaim(_, path):
+            return f"{CLAIM_FOLDER}/{path}" if path else CLAIM_FOLDER
+        case _:
+            return uri
+
+
+def arguments(given: tuple[str, ...]) -> list[str]:
+    """Return the flags of an engine that serves adapters; the numbers are left to the user if `given` has one."""
+    flags = ["--enable-lora", f"{FILE_FLAG}{FOLDER}/{ADAPTERS_ENTRY}"]
+    names = {argument.split("=")[0].replace("_", "-") for argument in given}
+    if not names & {"--max-loras", "--max-cpu-loras"}:
+        flags += [f"--max-loras={MAX_LORAS}", f"--max-cpu-loras={MAX_CPU_LORAS}"]
+    return flags
+
+
+def add_adapters(pod: Manifest, deployment: LLMDeployment, origin: Source) -> None:
+    """Mount the list of adapters and the model's claim into the engine. No part depends on the list's content."""
+    (engine,) = pod["containers"]
+    content = {"configMap": {"name": adapters_key(deployment.name).name}}
+    volume = Volume("adapters", content, {"mountPath": FOLDER, "readOnly": True})
+    pod["volumes"].append({"name": volume.name, **volume.content})
+    engine["volumeMounts"] += mounts((volume, *claim(origin)))
+
+
+def claim(origin: Source) -> Iterator[Volume]:
+    """Yield the volume of the claim that holds the model, mounted as a whole: adapters lie beside the model."""
+    for volume in origin.volumes:
+        if "persistentVolumeClaim" in volume.content:
+            yield volume._replace(mount={"mountPath": CLAIM_FOLDER, "readOnly": True})
