@@ -4,10 +4,11 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
+from pathlib import Path
 from typing import NamedTuple
 
-from engine_server.contract.endpoints_file import EndpointsFile, FileDeployment
+import msgspec
+
 from llm_local import machine, replica
 from llm_local.processes import Program, StartError, say
 from llm_local.replica import HOST, Fetch, Pod
@@ -29,16 +30,18 @@ class Engine(NamedTuple):
 
 
 def engines(
-    pods: Sequence[Pod], models: dict[Fetch, str], gpus: Sequence[str], command: Command
+    pods: Sequence[Pod], models: dict[Fetch, str], gpus: Sequence[str], command: Command, folder: Path
 ) -> Iterator[Engine]:
-    """Yield every replica. Cores are divided evenly, and each GPU is assigned once."""
+    """Yield every replica. Cores are divided evenly, and each GPU is assigned once; `folder` gets lists of adapters."""
     listed = [(pod, index) for pod in pods for index in range(pod.replicas)]
     threads = max(1, machine.cores() // max(1, len(listed)))
     free = iter(gpus)
     for (pod, index), port in zip(listed, machine.free_ports([0] * len(listed)), strict=True):
         model = models[pod.fetch] if pod.fetch else None
         assigned = list(itertools.islice(free, pod.gpus))
-        arguments = replica.arguments(pod, port, model, assigned)
+        adapters_file = folder / f"adapters-{port}.json"
+        adapters_file.write_bytes(msgspec.json.encode(pod.adapters))
+        arguments = replica.arguments(pod, port, model, assigned, adapters_file)
         environment = replica.environment(pod, threads, assigned)
         program = Program(f"{pod.label}-{index}", command(arguments), environment, pod.grace)
         yield Engine(pod, f"http://{HOST}:{port}", program)
@@ -59,20 +62,3 @@ def available_gpus(pods: Sequence[Pod]) -> list[str]:
         each = ", ".join(f"{pod.label} asks for {pod.replicas} x {pod.gpus}" for pod in asking)
         raise StartError(f"{total} GPUs are asked for and there are {len(gpus)} here: {each}")
     return gpus
-
-
-def endpoints(pods: Sequence[Pod], started: Sequence[Engine]) -> EndpointsFile:
-    """Return the router's endpoints file. The first deployment of the command line counts as the oldest."""
-    return EndpointsFile(
-        tuple(
-            FileDeployment(
-                namespace=pod.deployment.namespace,
-                name=pod.deployment.name,
-                served_names=pod.deployment.served_names,
-                policy=pod.deployment.spec.routing.policy,
-                created=datetime.fromtimestamp(index, UTC),
-                endpoints=tuple(engine.url for engine in started if engine.pod is pod),
-            )
-            for index, pod in enumerate(pods)
-        )
-    )

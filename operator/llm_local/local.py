@@ -13,7 +13,8 @@ from pathlib import Path
 import aiohttp
 
 from engine_server.contract.drain import termination_grace
-from llm_local.engines import Command, available_gpus, endpoints, engines
+from llm_local.endpoints import Endpoints
+from llm_local.engines import Command, Engine, available_gpus, engines
 from llm_local.processes import Program, StartError, forward_to_stderr, running, say, seconds_text
 from llm_local.replica import HOST, Fetch, Pod
 from llm_local.supervise import supervise
@@ -49,11 +50,11 @@ async def serve(pods: Sequence[Pod], port: int, command: Command, hurry: asyncio
     gpus = available_gpus(pods)
     models = await fetch(pods, command, hurry)
     fetched = time.monotonic()
-    replicas = list(engines(pods, models, gpus, command))
     address = f"http://{HOST}:{port}"
     with tempfile.TemporaryDirectory(prefix="fairlead-") as folder:
-        file = Path(folder) / "endpoints.json"
-        file.write_bytes(endpoints(pods, replicas).encode())
+        replicas = list(engines(pods, models, gpus, command, Path(folder)))
+        endpoints = Endpoints(Path(folder) / "endpoints.json", pods, replicas)
+        endpoints.write()
         # The router logs the address of its metrics.
         ports = (f"--port={port}", "--metrics-port=0")
         # The router waits for the engine that may take longest to finish its requests.
@@ -63,19 +64,21 @@ async def serve(pods: Sequence[Pod], port: int, command: Command, hurry: asyncio
             f"--host={HOST}",
             *ports,
             f"--drain-timeout={drain}",
-            f"--endpoints-file={file}",
+            f"--endpoints-file={endpoints.file}",
         )
-        programs = [(engine.program, f"{engine.url}/ready") for engine in replicas]
         router = Program("router", command(arguments), grace=termination_grace(drain))
-        programs += [(router, f"{address}/health")]
         say(f"starting {len(replicas)} engines and the router")
         timeout = aiohttp.ClientTimeout(total=PROBE_SECONDS)
         async with aiohttp.ClientSession(timeout=timeout) as session:
             try:
                 async with asyncio.TaskGroup() as group:
+                    programs = [
+                        (engine.program, partial(wait_for_engine, session, engine, endpoints))
+                        for engine in replicas
+                    ]
+                    programs += [(router, partial(wait_for_answer, session, "GET", f"{address}/health"))]
                     ready = [asyncio.Event() for _ in programs]
-                    for (program, url), was_ready in zip(programs, ready, strict=True):
-                        probe = partial(wait_for_answer, session, "GET", url)
+                    for (program, probe), was_ready in zip(programs, ready, strict=True):
                         group.create_task(supervise(program, probe, was_ready, hurry))
                     for was_ready in ready:
                         await was_ready.wait()
@@ -111,6 +114,12 @@ async def wait_for_answer(session: aiohttp.ClientSession, method: str, url: str,
                 if response.status not in NOT_READY:
                     return
         await asyncio.sleep(POLL_SECONDS)
+
+
+async def wait_for_engine(session: aiohttp.ClientSession, engine: Engine, endpoints: Endpoints) -> None:
+    """Wait until an engine is ready, and record its adapters for the router."""
+    await wait_for_answer(session, "GET", f"{engine.url}/ready")
+    await endpoints.record(session, engine)
 
 
 async def wait_for_routes(session: aiohttp.ClientSession, address: str, pods: Sequence[Pod]) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -9,11 +10,14 @@ from llm_operator.api.schema import SpecError
 from llm_operator.api.spec import LLMDeployment
 from llm_operator.observed import Observed, workload_key
 from llm_operator.plan.plan import plan
+from llm_operator.plan.pod.adapters import FILE_FLAG
+from llm_operator.plan.pod.keys import ADMIN_ARGUMENTS
 from llm_operator.plan.pod.pods import CACHE_ENV
 from llm_operator.plan.pod.volumes import MODEL_FOLDER
 from llm_operator.settings import Settings
 
 from engine_server.contract import labels
+from engine_server.contract.adapters import WantedAdapter, WantedAdapters
 from engine_server.contract.api import DEFAULT_NAMESPACE
 from engine_server.contract.model_uri import VolumeClaim, parse
 
@@ -44,6 +48,12 @@ class Pod:
     grace: float
 
     @property
+    def adapters(self) -> WantedAdapters:
+        return WantedAdapters(
+            [WantedAdapter(each.name, each.uri) for each in self.deployment.spec.adapters or ()]
+        )
+
+    @property
     def replicas(self) -> int:
         return self.deployment.spec.replicas
 
@@ -65,6 +75,10 @@ def pod(deployment: LLMDeployment) -> Pod:
     goal = plan(msgspec.structs.replace(deployment, spec=local), Observed(), settings)
     if isinstance(parse(uri), VolumeClaim):
         raise SpecError("spec.model.uri", f"{uri} is a volume claim, which only a cluster has")
+    for adapter in deployment.spec.adapters or ():
+        if isinstance(parse(adapter.uri), VolumeClaim):
+            reason = f"{adapter.uri} is on a volume claim, which only a cluster has"
+            raise SpecError("spec.adapters", reason)
     if deployment.spec.engine.env_from:
         raise SpecError("spec.engine.envFrom", "only a cluster has ConfigMaps and Secrets; use engine.env")
     if deployment.spec.engine.files:
@@ -96,12 +110,22 @@ def value(variable: dict[str, Any]) -> str:
     return str(variable.get("value", ""))
 
 
-def arguments(pod: Pod, port: int, model: str | None, gpus: Sequence[str]) -> tuple[str, ...]:
-    """Return the container's arguments with the loopback address, `port`, and the folder `model`, if any."""
+def arguments(
+    pod: Pod, port: int, model: str | None, gpus: Sequence[str], adapters_file: Path
+) -> tuple[str, ...]:
+    """Return the container's arguments with the loopback address, `port`, and the folder `model`, if any.
+
+    There is no admin API: the adapters stay as they are in `adapters_file`.
+    """
     local = {"--host=0.0.0.0": f"--host={HOST}", f"--port={labels.ENGINE_PORT}": f"--port={port}"}
     if model is not None:
         local[MODEL_FOLDER] = model
-    kept = [argument for argument in pod.arguments if gpus or not argument.startswith(SHARDING)]
+    left_out = () if gpus else (SHARDING,)
+    kept = [
+        f"{FILE_FLAG}{adapters_file}" if argument.startswith(FILE_FLAG) else argument
+        for argument in pod.arguments
+        if argument not in ADMIN_ARGUMENTS and not argument.startswith(left_out)
+    ]
     return tuple(local.get(argument, argument) for argument in kept)
 
 

@@ -11,6 +11,8 @@ from llm_operator.observed import Observed, workload_key
 from llm_operator.plan.plan import plan
 from llm_operator.settings import Settings
 
+NO_FILE = Path("/nowhere/adapters.json")
+
 
 def test_arguments_differ_from_the_planned_container_in_port_host_and_model(manifest: Any) -> None:
     document = manifest(
@@ -28,7 +30,7 @@ def test_arguments_differ_from_the_planned_container_in_port_host_and_model(mani
     template = goal.apply[workload_key("tiny")]["spec"]["template"]
     container = template["spec"]["containers"][0]
     pod = replica.pod(deployment)
-    ours = replica.arguments(pod, 1234, "/here", ["0", "1"])
+    ours = replica.arguments(pod, 1234, "/here", ["0", "1"], NO_FILE)
     different = [
         (planned, here) for planned, here in zip(container["args"], ours, strict=True) if planned != here
     ]
@@ -54,7 +56,7 @@ def test_without_gpus_the_model_is_not_split_over_gpus(manifest: Any) -> None:
         "--port=8000",
         "/models/model",
     }
-    ours = set(replica.arguments(pod, 1, "/here", []))
+    ours = set(replica.arguments(pod, 1, "/here", [], NO_FILE))
     assert ours == without | {"--host=127.0.0.1", "--port=1", "/here"}
 
 
@@ -63,7 +65,7 @@ def test_a_local_folder_is_served_in_place(manifest: Any, tmp_path: Path) -> Non
     document["spec"]["model"]["uri"] = str(tmp_path)
     pod = replica.pod(parse(document))
     assert pod.fetch is None
-    assert replica.arguments(pod, 1, None, [])[1] == str(tmp_path)
+    assert replica.arguments(pod, 1, None, [], NO_FILE)[1] == str(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -88,3 +90,20 @@ def test_a_pod_template_that_an_operator_may_forbid_is_no_obstacle_locally(manif
 
 def test_a_profile_of_a_cluster_is_left_out(manifest: Any) -> None:
     assert replica.pod(parse(manifest(profile="gpu-l4"))).gpus == 0
+
+
+def test_adapters_are_in_a_file_and_there_is_no_admin_api(manifest: Any) -> None:
+    document = manifest(adapters=[{"name": "french", "uri": "./french"}])
+
+    arguments = replica.arguments(replica.pod(parse(document)), 1, "/here", [], Path("/run/adapters.json"))
+
+    assert {"--enable-lora", "--adapters-file=/run/adapters.json"} <= set(arguments)
+    assert not any("admin" in argument or "key" in argument for argument in arguments)
+
+
+def test_an_adapter_on_a_claim_is_refused(manifest: Any) -> None:
+    document = manifest(adapters=[{"name": "french", "uri": "pvc://claim/a"}])
+    document["spec"]["model"] = {"uri": "org/name", "cache": {"claim": "claim"}}
+
+    with pytest.raises(SpecError, match="pvc://claim/a is on a volume claim, which only a cluster has"):
+        replica.pod(parse(document))

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,11 +37,19 @@ if "--stubborn" in rest:
 port = next(int(a.split("=")[1]) for a in rest if a.startswith("--port="))
 if name == "router":
     file = next(a.split("=")[1] for a in rest if a.startswith("--endpoints-file="))
-    print(json.dumps(json.load(open(file))))
+    print(json.dumps(json.load(open(file))), flush=True)
 child = subprocess.Popen(["sleep", "1000"])
+listed = b""
+for argument in rest:
+    if argument.startswith("--adapters-file="):
+        wanted = json.load(open(argument.split("=")[1]))["adapters"]
+        cards = [{"id": one["name"], "parent": "tiny"} for one in wanted if "missing" not in one["uri"]]
+        listed = json.dumps({"data": [{"id": "tiny", "parent": None}, *cards]}).encode()
 class Answer(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        self.send_response(200); self.send_header("content-length", "0"); self.end_headers()
+        body = listed if self.path == "/v1/models" else open(file, "rb").read() if self.path == "/file" else b""
+        self.send_response(200); self.send_header("content-length", str(len(body))); self.end_headers()
+        self.wfile.write(body)
     do_POST = do_GET
     def log_message(self, *_): pass
 server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Answer)
@@ -178,6 +187,23 @@ def test_the_endpoints_file_has_every_deployment(up: Callable[..., Up], manifest
     arguments = [report["arguments"] for name, report in running.reports().items() if name != "router"]
     listening = [word for words in arguments for word in words if word.startswith("--port=")]  # type: ignore[attr-defined]
     assert sorted(f"--port={port}" for port in ports) == sorted(listening)
+
+
+def test_the_endpoints_file_has_the_engines_that_serve_each_adapter(
+    up: Callable[..., Up], manifest: Any
+) -> None:
+    adapters = [{"name": "french", "uri": "./french"}, {"name": "broken", "uri": "./missing"}]
+    running = up(manifest(replicas=2, adapters=adapters), manifest("plain", adapters=[]))
+    address = ready(running)
+
+    with urllib.request.urlopen(f"{address}/file", timeout=PATIENCE) as answer:
+        first, plain = json.load(answer)["deployments"]
+
+    french, broken = first["adapters"]
+    assert (french["name"], sorted(french["endpoints"])) == ("french", sorted(first["endpoints"]))
+    assert "error" not in french
+    assert broken == {"name": "broken", "error": "tiny-0, tiny-1 could not load it, and logged why"}
+    assert plain["adapters"] == []
 
 
 def test_restarts_a_killed_engine_on_its_port(up: Callable[..., Up], manifest: Any) -> None:
