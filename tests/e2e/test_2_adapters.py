@@ -170,7 +170,7 @@ def test_an_adapter_that_cannot_be_loaded_is_reported_and_harms_nothing(
 
         assert condition["status"] == "False"
         assert condition["message"].startswith(
-            "the adapter broken: /models/claim/adapters/nowhere: no folder at"
+            "the adapter broken: pvc://models/adapters/nowhere: no folder at"
         )
         assert "no folder at" in entry(cluster, "broken")["error"] and "pods" not in entry(cluster, "broken")
         until(lambda: len(entry(cluster, "good").get("pods", ())) == REPLICAS, "the other adapter is served")

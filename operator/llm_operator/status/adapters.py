@@ -5,8 +5,9 @@ from typing import NamedTuple
 
 from engine_server.contract.adapters import AdapterState, WantedAdapter
 from engine_server.contract.labels import ENGINE_CONTAINER
+from llm_operator.api.spec import LLMDeploymentSpec
 from llm_operator.api.status import ServedAdapter
-from llm_operator.observed import Observed, Problem, Replica
+from llm_operator.observed import Observed, PodAdapters, Problem, Replica
 from llm_operator.status.conditions import Verdict
 from llm_operator.status.messages import presentable
 from llm_operator.status.problems import condition, statuses
@@ -45,45 +46,26 @@ def _ready_replicas(observed: Observed) -> Iterator[Replica]:
             yield Replica(pod["metadata"]["name"], started_at, address)
 
 
-def served_adapters(observed: Observed) -> tuple[ServedAdapter, ...] | None:
+def served_adapters(spec: LLMDeploymentSpec | None, observed: Observed) -> tuple[ServedAdapter, ...] | None:
     """Return the adapters with the pods that serve each; None if engines serve none."""
     wanted = observed.adapters_in_force
-    return None if wanted is None else tuple(served(adapter, observed) for adapter in wanted.adapters)
+    if wanted is None:
+        return None
+    return tuple(served(each.name, standings(each, spec, observed)) for each in wanted.adapters)
 
 
-def served(adapter: WantedAdapter, observed: Observed) -> ServedAdapter:
-    found = standings(adapter, observed)
-    hashes = [each.hash for each in sorted(found, key=lambda each: not each.is_ready) if each.hash]
-    problems = [each.problem for each in found if each.problem]
+def served(name: str, listed: Sequence[Standing]) -> ServedAdapter:
+    hashes = [each.hash for each in sorted(listed, key=lambda each: not each.is_ready) if each.hash]
+    problems = [each.problem for each in listed if each.problem]
     return ServedAdapter(
-        name=adapter.name,
+        name=name,
         hash=hashes[0] if hashes else None,
-        pods=tuple(each.pod for each in found if each.hash),
+        pods=tuple(each.pod for each in listed if each.hash),
         error=presentable(problems[0].message) if problems else None,
     )
 
 
-def standings(adapter: WantedAdapter, observed: Observed) -> list[Standing]:
-    """Return the adapter's standing in each ready replica."""
-    return [standing(adapter, replica, observed) for replica in ready_replicas(observed)]
-
-
-def standing(adapter: WantedAdapter, replica: Replica, observed: Observed) -> Standing:
-    answer = observed.pod_adapters.get(replica.pod)
-    if answer is None or answer.replica != replica:
-        return Standing(replica.pod, None, None)
-    state = next((state for state in answer.states if state.name == adapter.name), None)
-    if state is not None and state.uri != adapter.uri:
-        # The answer is about an earlier URI.
-        state = AdapterState(adapter.name, adapter.uri, "loading", state.hash)
-    if answer.problem:
-        return Standing(replica.pod, state, Problem("EngineUnreachable", f"{replica.pod}: {answer.problem}"))
-    if state is not None and state.state == "failed":
-        return Standing(replica.pod, state, Problem("AdapterFailed", state.error or "it cannot be loaded"))
-    return Standing(replica.pod, state, None)
-
-
-def adapters_ready(observed: Observed) -> Verdict | None:
+def adapters_ready(spec: LLMDeploymentSpec | None, observed: Observed) -> Verdict | None:
     """True means that every ready replica serves every adapter; None leaves the condition out."""
     wanted = observed.adapters_in_force
     if wanted is None:
@@ -91,19 +73,51 @@ def adapters_ready(observed: Observed) -> Verdict | None:
     total = len(ready_replicas(observed))
     if not total:
         return Verdict(False, "NoReadyReplica", "adapters are served once a replica is ready")
-    found = {adapter.name: standings(adapter, observed) for adapter in wanted.adapters}
+    found = {each.name: standings(each, spec, observed) for each in wanted.adapters}
     for name, listed in found.items():
         if problem := next((each.problem for each in listed if each.problem), None):
             return Verdict(False, problem.reason, f"the adapter {name}: {problem.message}{share(listed)}")
     for name, listed in found.items():
         if not all(each.is_ready for each in listed):
             return Verdict(False, "LoadingAdapters", f"the adapter {name} is being loaded{share(listed)}")
-    return Verdict(
-        True, "AdaptersServed", f"{len(found)} adapters, each served by {total} of {total} replicas"
-    )
+    names = ", ".join(found) or "no adapters"
+    return Verdict(True, "AdaptersServed", f"{total} of {total} replicas serve {names}")
 
 
 def share(listed: Sequence[Standing]) -> str:
-    """Return the replicas that serve an adapter, where it is some of them."""
+    """Return the number of replicas that serve an adapter, where some do."""
     ready = sum(each.is_ready for each in listed)
     return f"; {ready} of {len(listed)} replicas serve it" if ready else ""
+
+
+def standings(adapter: WantedAdapter, spec: LLMDeploymentSpec | None, observed: Observed) -> list[Standing]:
+    """Return the adapter's standing in each ready replica. Messages have the URI as the spec has it."""
+    given = next(
+        (each.uri for each in (spec and spec.adapters) or () if each.name == adapter.name), adapter.uri
+    )
+    found = []
+    for replica in ready_replicas(observed):
+        answer = observed.pod_adapters.get(replica.pod)
+        is_current = answer is not None and answer.replica == replica
+        state = state_in(answer, adapter) if answer is not None and is_current else None
+        problem = problem_in(answer, state) if answer is not None and is_current else None
+        if problem is not None:
+            problem = problem._replace(message=problem.message.replace(adapter.uri, given))
+        found.append(Standing(replica.pod, state, problem))
+    return found
+
+
+def state_in(answer: PodAdapters, adapter: WantedAdapter) -> AdapterState | None:
+    """Return the state of an adapter in an answer, which may be about an earlier URI."""
+    state = next((state for state in answer.states if state.name == adapter.name), None)
+    if state is None or state.uri == adapter.uri:
+        return state
+    return AdapterState(adapter.name, adapter.uri, "loading", state.hash)
+
+
+def problem_in(answer: PodAdapters, state: AdapterState | None) -> Problem | None:
+    if answer.problem:
+        return Problem("EngineUnreachable", f"{answer.replica.pod}: {answer.problem}")
+    if state is not None and state.state == "failed":
+        return Problem("AdapterFailed", state.error or "it cannot be loaded")
+    return None

@@ -38,7 +38,7 @@ def assess(spec: LLMDeploymentSpec | None, observed: Observed) -> Status:
         "Degraded": degraded(evidence),
         "Stalled": stalled(evidence),
         "ModelCached": cached,
-        "AdaptersReady": adapters_ready(observed),
+        "AdaptersReady": adapters_ready(spec, observed),
         "NameTaken": name_taken(observed),
     }
     return Status(
@@ -50,7 +50,7 @@ def assess(spec: LLMDeploymentSpec | None, observed: Observed) -> Status:
         restarts=restarts(observed.pods),
         start=last_start(observed),
         selector=selector_text(observed.key.name),
-        adapters=served_adapters(observed),
+        adapters=served_adapters(spec, observed),
         conditions=tuple(dated(kind, verdict, observed) for kind, verdict in verdicts.items() if verdict),
     )
 

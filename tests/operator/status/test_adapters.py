@@ -50,7 +50,7 @@ def observed(
 
 
 def condition(state: Observed) -> tuple[bool, str, str]:
-    verdict = adapters_ready(state)
+    verdict = adapters_ready(None, state)
     assert verdict is not None
     return tuple(verdict)  # type: ignore[return-value]
 
@@ -58,8 +58,8 @@ def condition(state: Observed) -> tuple[bool, str, str]:
 def test_every_ready_replica_serves_every_adapter() -> None:
     state = observed({"x": "u"}, *(answer(name, ready("x", "u", "h")) for name in ("a1", "b2")))
 
-    assert served_adapters(state) == (ServedAdapter(name="x", hash="h", pods=("a1", "b2")),)
-    assert condition(state) == (True, "AdaptersServed", "1 adapters, each served by 2 of 2 replicas")
+    assert served_adapters(None, state) == (ServedAdapter(name="x", hash="h", pods=("a1", "b2")),)
+    assert condition(state) == (True, "AdaptersServed", "2 of 2 replicas serve x")
 
 
 def test_a_replica_that_loads_an_adapter_is_not_listed() -> None:
@@ -67,7 +67,7 @@ def test_a_replica_that_loads_an_adapter_is_not_listed() -> None:
         {"x": "u"}, answer("a1", ready("x", "u", "h")), answer("b2", AdapterState("x", "u", "loading"))
     )
 
-    assert served_adapters(state) == (ServedAdapter(name="x", hash="h", pods=("a1",)),)
+    assert served_adapters(None, state) == (ServedAdapter(name="x", hash="h", pods=("a1",)),)
     assert condition(state)[:2] == (False, "LoadingAdapters")
     assert "1 of 2 replicas serve it" in condition(state)[2]
 
@@ -79,7 +79,7 @@ def test_a_replica_whose_adapter_gets_new_content_goes_on_serving_the_old_one() 
         answer("b2", AdapterState("x", "new", "failed", "1", "no folder at new")),
     )
 
-    (entry,) = served_adapters(state) or ()
+    (entry,) = served_adapters(None, state) or ()
     assert (entry.pods, entry.hash, entry.error) == (("a1", "b2"), "1", "no folder at new")
     assert condition(state) == (False, "AdapterFailed", "the adapter x: no folder at new")
 
@@ -88,7 +88,7 @@ def test_the_first_failure_is_reported_with_its_adapter() -> None:
     states = ready("good", "u", "h"), AdapterState("broken", "v", "failed", None, "no folder at v")
     state = observed({"good": "u", "broken": "v"}, answer("a1", *states), answer("b2", *states))
 
-    good, broken = served_adapters(state) or ()
+    good, broken = served_adapters(None, state) or ()
     assert (good.pods, good.error) == (("a1", "b2"), None)
     assert (broken.pods, broken.error) == ((), "no folder at v")
     assert condition(state) == (False, "AdapterFailed", "the adapter broken: no folder at v")
@@ -98,7 +98,7 @@ def test_a_replica_that_does_not_answer_counts_with_what_it_served_last() -> Non
     reached = answer("b2", ready("x", "u", "h"), problem="the admin API does not answer: timeout")
     state = observed({"x": "u"}, answer("a1", ready("x", "u", "h")), reached)
 
-    (entry,) = served_adapters(state) or ()
+    (entry,) = served_adapters(None, state) or ()
     assert entry.pods == ("a1", "b2")
     assert condition(state)[:2] == (False, "EngineUnreachable")
     assert "b2: the admin API does not answer: timeout" in condition(state)[2]
@@ -109,7 +109,7 @@ def test_only_ready_replicas_count() -> None:
     answers = [answer(name, ready("x", "u", "h")) for name in ("a1", "b2", "c3")]
     state = observed({"x": "u"}, *answers, pods=pods)
 
-    assert served_adapters(state) == (ServedAdapter(name="x", hash="h", pods=("a1",)),)
+    assert served_adapters(None, state) == (ServedAdapter(name="x", hash="h", pods=("a1",)),)
     assert condition(state)[0]
 
 
@@ -117,14 +117,14 @@ def test_an_answer_from_before_a_restart_does_not_count() -> None:
     earlier = PodAdapters(Replica("a1", "2025-01-01T00:00:00Z", "10.0.0.1"), (ready("x", "u", "h"),))
     state = observed({"x": "u"}, earlier, pods=(pod("a1"),))
 
-    assert served_adapters(state) == (ServedAdapter(name="x"),)
+    assert served_adapters(None, state) == (ServedAdapter(name="x"),)
     assert condition(state)[:2] == (False, "LoadingAdapters")
 
 
 def test_nothing_is_served_without_a_ready_replica() -> None:
     state = observed({"x": "u"}, pods=())
 
-    assert served_adapters(state) == (ServedAdapter(name="x"),)
+    assert served_adapters(None, state) == (ServedAdapter(name="x"),)
     assert condition(state)[:2] == (False, "NoReadyReplica")
 
 
@@ -149,3 +149,15 @@ def test_the_status_is_what_the_router_reads(manifest: Any) -> None:
     ]
     assert reported["adapters"][1] == {"name": "y", "error": "broken"}
     assert ServedAdapter.__struct_fields__ == DeploymentAdapter.__struct_fields__
+
+
+def test_a_failure_names_the_uri_of_the_spec(manifest: Any) -> None:
+    path = "/models/claim/x"
+    failed = answer("a1", AdapterState("x", path, "failed", None, f"{path}: no folder at {path}"))
+    adapters = [{"name": "x", "uri": "pvc://claim/x"}]
+    spec = parse(manifest(model={"uri": "pvc://claim/model"}, adapters=adapters)).spec
+
+    verdict = adapters_ready(spec, observed({"x": path}, failed, pods=(pod("a1"),)))
+
+    assert verdict is not None
+    assert verdict.message == "the adapter x: pvc://claim/x: no folder at pvc://claim/x"
