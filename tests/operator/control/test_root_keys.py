@@ -127,3 +127,22 @@ async def test_follows_changes_and_restores_an_entry_that_was_removed(
     assert keys.hashes("uid").admin == before.admin
     assert "another root" not in caplog.text
     following.cancel()
+
+
+async def test_the_admin_key_alone_is_derived_from_its_first_root(keys_of: Any) -> None:
+    keys = keys_of(None, "new\nold\n")
+    keys.names = KeySecrets(None, "admin")
+    await keys.load()
+
+    assert keys.admin_key("uid-1") == derive_key(b"new", "uid-1")
+    assert keys.hashes("uid-1").router == ()
+    assert len(keys.hashes("uid-1").admin) == 2
+
+
+async def test_nothing_waits_for_an_admin_key_that_cannot_be_read(keys_of: Any) -> None:
+    keys = keys_of(None, None)
+    keys.names = KeySecrets(None, "missing")
+    await keys.load()
+
+    assert keys.admin_key("uid-1") == ""
+    assert keys.hashes("uid-1") == ((), ())
