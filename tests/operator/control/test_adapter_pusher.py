@@ -95,6 +95,10 @@ def states(pusher: AdapterPusher, replica: Replica) -> dict[str, str]:
     return {each.name: each.state for each in answer.states} if answer else {}
 
 
+def tasks() -> set[str]:
+    return {task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("adapters of")}
+
+
 async def test_every_replica_gets_the_list_and_each_change_wakes_the_llmdeployment(
     pusher: AdapterPusher, engines: dict[Replica, Engine]
 ) -> None:
@@ -201,7 +205,9 @@ async def test_a_replica_that_is_gone_is_forgotten(
 
     pusher.follow(KEY, goal(x="u"), (OTHER,))
     assert list(pusher.answers(KEY)) == ["p72"]
+    await until_async(lambda: tasks() == {"adapters of default/m in p72"})
     pusher.forget(KEY)
+    await until_async(lambda: tasks() == set())
     assert pusher.answers(KEY) == {} and pusher.pushes == {}
 
 
