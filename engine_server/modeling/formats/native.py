@@ -21,7 +21,7 @@ TILES = {torch.bfloat16: "amx_bf16", torch.float16: "amx_fp16"}
 
 def native(format: WeightFormat) -> WeightFormat:
     """Return `format` in the layout of our kernels where they are fastest; otherwise packed by oneDNN or unchanged."""
-    found = in_kernel_layout(format) if isinstance(format, IntegerFormat) else None
+    found = in_kernel_layout(format) if isinstance(format, QuantizedFormat) else None
     dense = format.dequantised() if found is None and isinstance(format, QuantizedFormat) else format
     if found is None and isinstance(dense, DenseFormat) and not onednn_is_faster(dense.weight.dtype):
         found = in_kernel_layout(dense)

@@ -35,6 +35,10 @@ class NativeMinifloatFormat(WeightFormat):
         self.codes, self.scales = interleaved(codes), interleaved(scales)
         self.bias = None if format.bias is None else as_parameter(format.bias.float())
 
+    @property
+    def fixed_order(self) -> bool:
+        return True
+
     def parameters(self) -> dict[str, nn.Parameter]:
         held = {"weight": self.codes, "scales": self.scales, "bias": self.bias}
         return {name: tensor for name, tensor in held.items() if tensor is not None}
