@@ -58,9 +58,9 @@ def test_kernels_multiply_experts_in_the_memory_of_the_file(cache: Path, experts
     experts = model.model.layers[0].mlp.experts
     products = [format for formats in experts.products.values() for format in formats]
     assert all(isinstance(format, NativeIntegerFormat) for format in products)
-    # Blocks of 32 weights: of Q4_0 16 bytes and a scale in float16. Kernels have a scale for 16 weights of 8 bits.
+    # Blocks of 32 weights: 16 bytes of Q4_0 or 32 of Q8_0, and a scale in float16.
     gate_up, down = 2 * EXPERTS * INNER * HIDDEN, EXPERTS * INNER * HIDDEN
-    expected = gate_up // GROUP * (16 + 2) + down // GROUP * (32 + 4)
+    expected = gate_up // GROUP * (16 + 2) + down // GROUP * (32 + 2)
     assert sum(tensor.nbytes for tensor in experts.tables) == expected
 
 
