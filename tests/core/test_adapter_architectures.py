@@ -12,8 +12,6 @@ from engine_server import EngineArgs, LLMEngine, LoRARequest, SamplingParams
 
 pytestmark = pytest.mark.thorough
 
-# Their linear layers are of a class of their own, which isn't replaced.
-REFUSED = {"falcon, ALiBi", "falcon, multi-query", "falcon, new"}
 NEW_TOKENS = 6
 LENGTHS = (3, 14, 37)
 
@@ -47,10 +45,6 @@ def test_greedy_output_with_adapters_equals_that_of_peft(
         )
     )  # fmt: skip
     loras = [None, *(LoRARequest(str(number), number, str(path)) for number, path in enumerate(paths, 1))]
-    if architecture.name in REFUSED:
-        with pytest.raises(RuntimeError, match="has no such layer that takes adapters"):
-            engine.add_lora(loras[1])
-        return
     for number, place in expected:
         params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, detokenize=False)
         prompt = {"prompt_token_ids": prompts[place]}
