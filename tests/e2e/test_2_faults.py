@@ -92,8 +92,6 @@ def test_killed_engine_core_is_restarted_and_its_streams_continue_elsewhere(
         return bool(status["restartCount"] >= 1 and status["ready"])
 
     until(restarted, "the kubelet restarts the engine, and it is ready again")
-    state = cluster.get("pod", victim, "-n", NAMESPACE)["status"]["containerStatuses"][0]["lastState"]
-    assert state["terminated"]["exitCode"] != 0
     cluster.wait_replicas(smollm2, NAMESPACE, 2)
     cluster.wait_ready(smollm2, NAMESPACE)
 
