@@ -16,6 +16,8 @@ from engine_server.telemetry.stats import IterationStats
 pytestmark = needs_kernels
 LENGTHS = (3, 14, 5, 9, 4, 7)
 NEW_TOKENS = 12
+# The oldest supported release of transformers; docs/models.md describes the newest.
+OLDEST = "5.17.0"
 
 
 class Replays(StatLoggerBase):
@@ -97,4 +99,7 @@ def test_program_has_only_the_documented_operations_of_torch(
     (recorded,) = [message for message in caplog.messages if message.startswith("recorded decode steps")]
     _, *operations = recorded.split("; ")
     names = {operation.split()[1].removeprefix("aten.").split(".")[0] for operation in operations}
-    assert names == set(architecture.torch_operations)
+    expected = set(architecture.torch_operations)
+    if architecture.name == "deepseek-v2" and transformers.__version__ == OLDEST:
+        expected.add("matmul")  # of its router
+    assert names == expected
