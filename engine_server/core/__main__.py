@@ -57,10 +57,12 @@ def serve(folder: str, fail: Callable[[str], None]) -> None:
                 send(returned)
             if not core.has_work:
                 send(core.outputs())  # the last request was aborted: report that no request is running
-        for returned in core.prepare():
+        for returned in core.operations.finished():
             send(returned)
         if core.has_work or core.scheduler.seconds_to_deadline() <= 0:
             send(core.outputs())
+        else:
+            core.idle()
 
 
 def idle_wait(core: "EngineCore") -> int:

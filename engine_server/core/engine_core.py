@@ -116,11 +116,10 @@ class EngineCore:
             return True
         return self.scheduler.has_work and not self.operations.halted
 
-    def prepare(self) -> list[CallResult]:
-        """Start what runs in other threads; return the results of calls that they have finished."""
+    def idle(self) -> None:
+        """Start what waiting requests need, while there is no step to compute."""
         self.progress.tick()
         self.scheduler.read_adapters()
-        return self.operations.finished()
 
     def step(self) -> list[RequestStep]:
         """Compute one step of the running requests, and return the result of each."""

@@ -299,7 +299,7 @@ class LLMEngine:
         """Run an operation of the core and return its result. Raises RuntimeError if it fails."""
         returned = self._core.operations.run(Call(0, method, list(args)))
         while returned is None:
-            returned = next(iter(self._core.prepare()), None)
+            returned = next(iter(self._core.operations.finished()), None)
         if not self._core.has_work:
             self._front_end.loggers.record(
                 self._core.outputs().stats, None

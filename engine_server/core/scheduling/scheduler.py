@@ -229,8 +229,8 @@ class Scheduler:
             num_preemptions=self._num_preemptions,
             prefix_cache_queries=self._num_queried,
             prefix_cache_hits=self._num_hit,
-            running_adapters=adapter_names(self.running),
-            waiting_adapters=adapter_names(self.waiting),
+            running_adapters=adapter_names(self.running) if self.adapters else [],
+            waiting_adapters=adapter_names(self.waiting) if self.adapters else [],
         )
         self._num_preemptions = self._num_queried = self._num_hit = 0
         return stats
