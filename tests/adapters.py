@@ -1,10 +1,10 @@
-"""LoRA adapters made by PEFT for the tests, with random weights that change the output."""
+"""Adapters made by PEFT for the tests, with random weights that change the output."""
 
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel, PromptEncoderConfig, PromptTuningConfig, get_peft_model
 from transformers import PreTrainedModel
 
 
@@ -20,16 +20,45 @@ def save_lora(model: PreTrainedModel, folder: Path, seed: int, **settings: Any) 
     return folder
 
 
+def save_prompt(model: PreTrainedModel, folder: Path, seed: int, kind: str, count: int) -> Path:
+    """Save a prompt adapter of `model` with `count` virtual tokens and return its folder.
+
+    kind: "PROMPT_TUNING" or "P_TUNING".
+    """
+    torch.manual_seed(seed)
+    settings: dict[str, Any] = {"task_type": "CAUSAL_LM", "num_virtual_tokens": count}
+    if kind == "P_TUNING":
+        adapted = get_peft_model(model, PromptEncoderConfig(encoder_hidden_size=16, **settings))
+    else:
+        adapted = get_peft_model(model, PromptTuningConfig(**settings))
+    for parameter in adapted.prompt_encoder.parameters():
+        parameter.data = torch.randn_like(parameter)
+    adapted.save_pretrained(str(folder))
+    return folder
+
+
 def greedy(
-    model: PreTrainedModel, adapter: Path | None, prompt: list[int], count: int, use_cache: bool = True
+    model: PreTrainedModel,
+    adapter: Path | None,
+    prompt: list[int],
+    count: int,
+    use_cache: bool = True,
+    prompt_adapter: Path | None = None,
 ) -> list[int]:
-    """Return the `count` likeliest tokens after a prompt, by PEFT's own model."""
-    applied = model if adapter is None else PeftModel.from_pretrained(model, str(adapter))
+    """Return the `count` likeliest tokens after a prompt, by PEFT's own model.
+
+    adapter: a LoRA adapter. prompt_adapter: one of virtual tokens, also together with it.
+    """
+    lora = applied = model if adapter is None else PeftModel.from_pretrained(model, str(adapter))
+    if prompt_adapter is not None:
+        base = model if adapter is None else lora.get_base_model()
+        applied = PeftModel.from_pretrained(base, str(prompt_adapter))
+        applied.word_embeddings = base.get_input_embeddings()  # with the LoRA adapter's part, if it has one
     given = torch.tensor([prompt])
     generated = applied.generate(
         input_ids=given, attention_mask=torch.ones_like(given), max_new_tokens=count, do_sample=False,
         eos_token_id=None, pad_token_id=0, use_cache=use_cache,
     )  # fmt: skip
     if adapter is not None:
-        applied.unload()
+        lora.unload()
     return generated[0, len(prompt) :].tolist()

@@ -21,6 +21,8 @@ from charts.monitoring.shared_panels import quantiles
 
 CACHE_HITS = series("vllm:prefix_cache_hits_total", IN_ENGINES)
 CACHE_QUERIES = series("vllm:prefix_cache_queries_total", IN_ENGINES)
+DRAFTED = series("vllm:spec_decode_num_draft_tokens_total", IN_ENGINES)
+ACCEPTED = series("vllm:spec_decode_num_accepted_tokens_total", IN_ENGINES)
 
 
 def model() -> Dashboard:
@@ -216,6 +218,19 @@ def engine() -> list[Panel]:
             "Mean of prompt tokens and generated tokens in one step.",
             "short",
             Query("tokens", mean("vllm:iteration_tokens_total", matchers=IN_ENGINES)),
+        ),
+        graph(
+            "Accepted drafts",
+            "Share of the draft tokens of speculative decoding that were accepted, and by which each saved a step.",
+            "percentunit",
+            Query("accepted", ratio(rate(ACCEPTED), rate(DRAFTED))),
+        ),
+        graph(
+            "Draft tokens",
+            "Per second: verified and accepted ones.",
+            "short",
+            Query("verified", rate(DRAFTED)),
+            Query("accepted", rate(ACCEPTED)),
         ),
         graph(
             "Stalls of the front end",

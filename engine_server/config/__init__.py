@@ -2,7 +2,7 @@
 
 from engine_server.config.adapters import LoRAConfig, PromptAdapterConfig
 from engine_server.config.cache import CacheConfig
-from engine_server.config.decoding import DecodingConfig, SpeculativeConfig
+from engine_server.config.decoding import DecodingConfig
 from engine_server.config.device import DeviceConfig
 from engine_server.config.engine import EngineConfig, UsageContext
 from engine_server.config.load import LoadConfig
@@ -18,6 +18,7 @@ from engine_server.config.observability import ObservabilityConfig
 from engine_server.config.parallel import ParallelConfig
 from engine_server.config.quantization import QuantizationConfig
 from engine_server.config.scheduler import SchedulerConfig
+from engine_server.config.speculative import SpeculativeConfig
 
 __all__ = [
     "Activation",

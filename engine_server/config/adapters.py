@@ -14,4 +14,9 @@ class LoRAConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PromptAdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of learned prompt prefixes. Not supported yet."""
+    """Limits of prompt adapters."""
+
+    # Adapters in the host's memory, and so different ones in a step.
+    max_prompt_adapters: int
+    # Virtual tokens of an adapter.
+    max_prompt_adapter_token: int

@@ -1,10 +1,6 @@
-"""Settings of speculative and structured decoding."""
+"""Settings of structured decoding."""
 
 import msgspec
-
-
-class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of draft tokens that the model verifies. Not supported yet."""
 
 
 class DecodingConfig(msgspec.Struct, frozen=True, kw_only=True):

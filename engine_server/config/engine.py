@@ -9,13 +9,14 @@ import msgspec
 
 from engine_server.config.adapters import LoRAConfig, PromptAdapterConfig
 from engine_server.config.cache import CacheConfig
-from engine_server.config.decoding import DecodingConfig, SpeculativeConfig
+from engine_server.config.decoding import DecodingConfig
 from engine_server.config.device import DeviceConfig
 from engine_server.config.load import LoadConfig
 from engine_server.config.model import ModelConfig
 from engine_server.config.observability import ObservabilityConfig
 from engine_server.config.parallel import ParallelConfig
 from engine_server.config.scheduler import SchedulerConfig
+from engine_server.config.speculative import SpeculativeConfig
 
 
 class UsageContext(Enum):
@@ -45,9 +46,12 @@ class EngineConfig(msgspec.Struct, frozen=True):
     prompt_adapter_config: PromptAdapterConfig | None = None
 
     def __post_init__(self) -> None:
-        for name in ("speculative_config", "prompt_adapter_config"):
-            if getattr(self, name) is not None:
-                raise ValueError(f"{name} is not supported yet; only None is allowed")
+        if self.speculative_config is not None and self.model_config.pooling is not None:
+            raise ValueError(
+                "speculative_config is set; a pooling model generates no tokens, only None is allowed"
+            )
+        if self.prompt_adapter_config is not None and self.model_config.pooling is not None:
+            raise ValueError("enable_prompt_adapter is set; a pooling model takes no prompt adapters")
 
     def as_started(self, num_blocks: int, batch_invariant: bool) -> Self:
         """Return the config with what the core knows once the model is loaded.
@@ -60,6 +64,19 @@ class EngineConfig(msgspec.Struct, frozen=True):
             fitting = min(model.max_model_len, num_blocks * cache.block_size)
             model = msgspec.structs.replace(model, max_model_len=fitting)
         return msgspec.structs.replace(self, cache_config=cache, model_config=model)
+
+    def for_draft(self) -> Self | None:
+        """Return the config with which the draft model is loaded, or None if there is none."""
+        if self.speculative_config is None or self.speculative_config.draft_model_config is None:
+            return None
+        load = msgspec.structs.replace(self.load_config, quantization=None)
+        return msgspec.structs.replace(
+            self,
+            model_config=self.speculative_config.draft_model_config,
+            load_config=load,
+            lora_config=None,
+            speculative_config=None,
+        )
 
     def with_executor(self, executor_class: type | None) -> Self:
         """Return the config of an engine that executes the model with this class; None: the same config.

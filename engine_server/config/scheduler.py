@@ -20,3 +20,10 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_partial_prefills: int = 0
     # Maximum number of tokens of one prompt in a step; 0: no limit.
     long_prefill_token_threshold: int = 0
+    # Maximum number of draft tokens of all requests together.
+    max_num_drafts: int = 0
+
+    @property
+    def max_num_rows(self) -> int:
+        """Maximum number of tokens of a step from whose logits the next ones are sampled."""
+        return self.max_num_seqs + self.max_num_drafts

@@ -5,6 +5,7 @@ import math
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -12,6 +13,7 @@ import torch
 
 from engine_server.config import EngineConfig
 from engine_server.core.adapters.adapter_pool import AdapterPool
+from engine_server.core.adapters.adapter_pools import AdapterPools
 from engine_server.core.debug_state import DebugState, debug_state
 from engine_server.core.executor import Executor
 from engine_server.core.heads.head import Pending
@@ -20,7 +22,10 @@ from engine_server.core.operations import Operations
 from engine_server.core.scheduling.batch import Batch, num_tokens
 from engine_server.core.scheduling.request import Request
 from engine_server.core.scheduling.scheduler import Scheduler
+from engine_server.core.speculation.speculator import make_speculator
+from engine_server.modeling.adapters.prompt_folder import PromptAdapter, read_prompt_adapter
 from engine_server.modeling.progress import ProgressClock
+from engine_server.requests.adapters import PromptAdapterRequest
 from engine_server.requests.messages import (
     AbortRequests,
     AddRequest,
@@ -68,10 +73,7 @@ class EngineCore:
         self.num_blocks = self.executor.runner.num_blocks
         self.batch_invariant = self.executor.runner.batch_invariant
         pooling = config.model_config.pooling
-        lora = config.lora_config
-        self.adapters = None
-        if lora is not None:
-            self.adapters = AdapterPool(lora, self.executor.read_adapter, self.executor.put_adapter)
+        self.adapters = adapter_pools(config, self.executor)
         self.scheduler = Scheduler(
             config.scheduler_config,
             self.table,
@@ -84,6 +86,7 @@ class EngineCore:
         self.grammars = Grammars(
             config.model_config.eos_token_ids, config.model_config.vocab_size, self.executor.platform
         )
+        self.speculator = make_speculator(config, self.executor)
         self.operations = Operations(config, self.executor, self.scheduler, self.adapters)
         self.overlapped = self.executor.runner.overlapped
         self._in_flight: StepInFlight | None = None
@@ -101,8 +104,7 @@ class EngineCore:
             case AddRequest():
                 request = Request.from_message(message)
                 self.grammars.open(request)
-                if self.adapters is not None and message.lora is not None:
-                    request.adapter = self.adapters.open(message.lora)
+                request.adapters = self.adapters.open(message.lora, message.prompt_adapter)
                 self.scheduler.add(request)
             case Vocabulary():
                 self.grammars.load(message)
@@ -168,11 +170,24 @@ class EngineCore:
         self.scheduler.check_integrity()
 
     def _guarded_step(self) -> list[RequestStep]:
-        """Compute a step; if it fails, end or requeue its requests and keep the others."""
+        """Propose drafts and compute a step; if that fails, end or requeue its requests and keep the others."""
+        self._draft()
         try:
             return self.step()
         except Exception as error:
             return self._recover(self._batch, error)
+
+    def _draft(self) -> None:
+        """Give running requests drafts for the next step. Without them nothing is lost, so a failure ends drafting."""
+        if self.speculator is None:
+            return
+        try:
+            self.speculator.propose(self.scheduler.running)
+        except Exception as error:
+            if isinstance(error, torch.AcceleratorError) or self.executor.num_ranks > 1:
+                raise
+            logger.error("drafting failed, and the engine goes on without drafts", exc_info=error)
+            self.speculator = None
 
     def _overlapped_step(self) -> list[RequestStep]:
         """Launch the next step before collecting the results of the one in flight: `step` in another order."""
@@ -227,3 +242,21 @@ class EngineCore:
             for scheduled in batch
             if scheduled.request in self.scheduler
         ]
+
+
+def adapter_pools(config: EngineConfig, executor: Executor) -> AdapterPools:
+    """Return the pools of the adapters that requests may name."""
+    lora, prompt = config.lora_config, config.prompt_adapter_config
+    loras = prompts = None
+    if lora is not None:
+        loras = AdapterPool(lora.max_loras, lora.max_cpu_loras, executor.read_adapter, executor.put_adapter)
+    if prompt is not None:
+        limit = prompt.max_prompt_adapters
+        size = executor.runner.model.get_input_embeddings().embedding_dim
+
+        def read(named: PromptAdapterRequest) -> PromptAdapter:
+            return read_prompt_adapter(Path(named.path), named.prompt_adapter_num_virtual_tokens, size)
+
+        # Their embeddings are sent with a step's inputs, and need no place on the device.
+        prompts = AdapterPool(limit, limit, read, lambda slot, adapter: None)
+    return AdapterPools(loras, prompts)

@@ -1,6 +1,7 @@
 """Steps on all ranks: the first rank's runner in this process, the others' in worker processes."""
 
 import pkgutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,21 @@ from engine_server.config import EngineConfig
 from engine_server.core.distributed.worker_processes import start_workers
 from engine_server.core.heads.head import HiddenStates, NoResults, Pending
 from engine_server.core.logits.token_masks import TokenMasks
-from engine_server.core.model_inputs import model_inputs
+from engine_server.core.model_inputs import draft_head_inputs, draft_inputs, model_inputs
 from engine_server.core.model_runner import ModelRunner, OnPhase
 from engine_server.core.scheduling.batch import Batch
 from engine_server.core.scheduling.request import Request
 from engine_server.core.scheduling.step_result import StepResult
 from engine_server.modeling.adapters.peft_folder import AdapterError, LowRankAdapter, read_low_rank_adapter
+from engine_server.modeling.attention.interface import IntArray
 from engine_server.modeling.device_time import elapsed_seconds
 from engine_server.modeling.platform.interface import Platform
 from engine_server.modeling.progress import ProgressClock
+from engine_server.requests.adapters import LoRARequest
+
+# Number of times that each decode step is measured, and the seconds after which no further step is.
+MEASUREMENTS = 3
+MEASURING_SECONDS = 1.0
 
 
 class Executor:
@@ -44,6 +51,8 @@ class Executor:
         runner_class: type[ModelRunner] = pkgutil.resolve_name(config.parallel_config.worker_cls)
         self._workers = start_workers(config, on_death)
         self.runner = runner_class(config, self._workers.communicator, on_phase, progress)
+        # The latest step, whose hidden states a draft head continues.
+        self.batch: Batch = []
         # Of the latest step: True if a captured step was replayed, and the seconds measured by a GPU's own clock.
         self.replayed = False
         self.device_seconds = 0.0
@@ -60,7 +69,7 @@ class Executor:
 
     def forward(self, batch: Batch) -> HiddenStates:
         """Launch one flat forward over the step's tokens."""
-        self.replayed = False
+        self.batch, self.replayed = batch, False
         self._begun = self.platform.record_event(timed=True)
         if not batch:
             return HiddenStates(batch, torch.zeros(0), [], [], None)
@@ -79,16 +88,33 @@ class Executor:
         pending = self.runner.head.launch(states, masks)
         return PendingStep(self, pending, self._begun, self.platform.record_event(timed=True))
 
+    def draft_logits(self, batch: Batch) -> torch.Tensor:
+        """Compute a step of the draft model; return the logits [n, vocabulary] of the parts that sample."""
+        inputs = draft_inputs(batch, self.runner.table)
+        self._workers.broadcast("draft_logits", inputs)
+        return self.runner.draft_logits(inputs)
+
+    def draft_head_logits(self, batch: Batch, sources: IntArray) -> torch.Tensor:
+        """Compute a step of the draft head; return the logits [n, vocabulary] of the parts that sample.
+
+        sources: [T], the index of the hidden state before each token: among the tokens of the latest step, then among
+        the parts that sampled in the head's own.
+        """
+        inputs = draft_head_inputs(batch, self.runner.table)
+        self._workers.broadcast("draft_head_logits", inputs, sources)
+        return self.runner.draft_head_logits(inputs, sources)
+
     def rope_regime(self, request: Request) -> int:
         """Return the number that a request's keys depend on besides its tokens."""
         return self.runner.loaded.rope_regime(request)
 
-    def read_adapter(self, folder: Path) -> LowRankAdapter:
-        """Read the adapter in a folder. Raises AdapterError if it doesn't fit the model. It may run in any thread."""
+    def read_adapter(self, lora: LoRARequest) -> LowRankAdapter:
+        """Read an adapter. Raises AdapterError if it doesn't fit the model. It may run in any thread."""
         adapted = self.runner.loaded.adapted
         if adapted is None:
             raise AdapterError("the weights are unloaded")
-        adapter = read_low_rank_adapter(folder, adapted.max_rank, adapted.max_bytes)
+        folder = Path(lora.lora_path)
+        adapter = read_low_rank_adapter(folder, adapted.max_rank, adapted.max_bytes, adapted.num_experts)
         adapted.check(adapter)
         return adapter
 
@@ -116,6 +142,28 @@ class Executor:
         """Capture decode steps again, after the cache and the weights are awake."""
         self._workers.broadcast("capture_graphs")
         self.runner.capture_graphs()
+
+    def decode_seconds(self, draft: bool = False) -> dict[int, float]:
+        """Measure steps of 1, 2, 4, ... decodes with short contexts; return the seconds by the number of decodes.
+
+        It is to be called while the cache is blank, and leaves it so. draft: of the draft model, or of the draft head.
+        """
+        most = min(self.runner.config.scheduler_config.max_num_rows, self.runner.table.pool.num_blocks)
+        counts = [1 << power for power in range(most.bit_length())]
+        measured: dict[int, float] = {}
+        begun = time.perf_counter()
+        for count in counts:
+            if time.perf_counter() - begun > MEASURING_SECONDS:
+                break
+            measured[count] = min(self._seconds_of_decodes(count, draft) for _ in range(MEASUREMENTS))
+        self.erase([*range(max(measured))])
+        return measured
+
+    def _seconds_of_decodes(self, count: int, draft: bool) -> float:
+        started = time.perf_counter()
+        self._workers.broadcast("run_decodes", count, draft)
+        self.runner.run_decodes(count, draft)
+        return time.perf_counter() - started
 
     def collective_rpc(self, method: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
         """Call a method of every rank's runner; return the results, by rank. Raises RuntimeError if any fails."""

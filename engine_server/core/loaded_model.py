@@ -1,8 +1,10 @@
 """The model's weights on one rank's device."""
 
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -10,6 +12,9 @@ from engine_server.config import EngineConfig
 from engine_server.core.scheduling.request import Request
 from engine_server.modeling.adapters.adapted_model import AdaptedModel
 from engine_server.modeling.communicator import Communicator
+from engine_server.modeling.drafting.draft_head import DraftHead
+from engine_server.modeling.drafting.eagle3_folder import load_eagle3
+from engine_server.modeling.drafting.mtp_checkpoint import load_mtp
 from engine_server.modeling.layers.rope import SequenceRope, sequence_rope
 from engine_server.modeling.loading.model_loader import first_position, load_model
 from engine_server.modeling.memory.device_memory import measured_memory
@@ -20,7 +25,10 @@ from engine_server.modeling.split_model import SplitModel
 
 
 class LoadedModel:
-    """A model of transformers that gives hidden states and logits or scores. Its weights can be unloaded."""
+    """A model of transformers that gives hidden states and logits or scores, with its draft head if it has one.
+
+    The weights can be unloaded.
+    """
 
     def __init__(
         self,
@@ -38,6 +46,7 @@ class LoadedModel:
         self._model: PreTrainedModel | None = None
         self._split: SplitModel | None = None
         self._classifier: SplitClassifier | None = None
+        self._head: DraftHead | None = None
         # The layers that adapters change; None: the engine takes none.
         self.adapted: AdaptedModel | None = None
         self.rope: SequenceRope | None = None
@@ -64,6 +73,17 @@ class LoadedModel:
         assert self._split is not None, "the model pools, or its weights are unloaded"
         return self._split
 
+    @property
+    def has_head(self) -> bool:
+        """True if the model has a draft head, also while it is unloaded."""
+        settings = self._config.speculative_config
+        return settings is not None and settings.has_head
+
+    @property
+    def head(self) -> DraftHead:
+        assert self._head is not None, "the model has no draft head, or its weights are unloaded"
+        return self._head
+
     def load(self) -> None:
         """Read the weights, also after they were unloaded."""
         config = self._config
@@ -71,6 +91,8 @@ class LoadedModel:
             self._model = load_model(
                 config.model_config, config.load_config, self._platform, self._ranks, self._clock
             )
+            if self.has_head:
+                self._head = self._load_head(self._model)
         self.rope = sequence_rope(self._model)
         self.first_position = first_position(self._model, config.model_config.max_model_len)
         pooling = config.model_config.pooling
@@ -87,13 +109,13 @@ class LoadedModel:
     def unload(self, keep_on_host: bool) -> None:
         """Free the weights' device memory; `restore` needs the copy on the host, `load` doesn't."""
         if keep_on_host:
-            nn.Module.to(self.model, "cpu")  # transformers' own is not typed
+            self._move("cpu")
         else:
-            self._model = self._split = self._classifier = self.adapted = None
+            self._model = self._split = self._classifier = self._head = self.adapted = None
 
     def restore(self) -> None:
         """Copy the weights from the host back to the device."""
-        nn.Module.to(self.model, self._platform.device)
+        self._move(self._platform.device)
 
     def apply_adapters(self, slots: Tensor | None) -> AbstractContextManager[None]:
         """Apply the adapters in `slots`, int32 [rows], to the rows of a forward; None: no row has one."""
@@ -114,3 +136,15 @@ class LoadedModel:
         """Return a classifier's scores, float32 [labels], of a pooled state [hidden]."""
         assert self._classifier is not None, "the model doesn't classify, or its weights are unloaded"
         return self._classifier.scores(pooled)
+
+    def _load_head(self, model: PreTrainedModel) -> DraftHead:
+        """Read the draft head that the settings name, or the one in the model's own files. Raises ValueError."""
+        config, settings = self._config, self._config.speculative_config
+        if settings is not None and settings.head_path is not None:
+            folder = Path(settings.head_path)
+            return load_eagle3(folder, model, config.model_config, config.load_config, self._platform)
+        return load_mtp(model, config.model_config, config.load_config, self._platform)
+
+    def _move(self, device: torch.device | str) -> None:
+        for module in [self.model] if self._head is None else [self.model, self._head.module]:
+            nn.Module.to(module, device)  # transformers' own is not typed

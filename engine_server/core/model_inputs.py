@@ -1,5 +1,6 @@
 """The model's inputs for a step: the scheduler's batch as numbers and tensors."""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -7,7 +8,7 @@ from torch import Tensor
 
 from engine_server.core.cache.block_table import BlockTable
 from engine_server.core.heads.prompt_logprobs import PromptChunk, prompt_chunks
-from engine_server.core.scheduling.batch import Batch
+from engine_server.core.scheduling.batch import Batch, Scheduled
 from engine_server.core.scheduling.request import UNKNOWN, PoolingRequest
 from engine_server.modeling.attention.interface import IntArray, StepInputs
 from engine_server.modeling.staging import TableChanges
@@ -57,6 +58,20 @@ def model_inputs(batch: Batch, table: BlockTable, stretched: bool) -> tuple[Mode
     return inputs, chunks
 
 
+def draft_inputs(batch: Batch, table: BlockTable) -> ModelInputs:
+    """Return a step's inputs for a draft model, which has no adapters and whose prompts are tokens."""
+    step = flatten(batch, table, stretched=False)._replace(adapters=None)
+    sampling = np.flatnonzero([scheduled.samples for scheduled in batch])
+    return ModelInputs(step, sampling, [], [], [], table.take_changes())
+
+
+def draft_head_inputs(batch: Batch, table: BlockTable) -> ModelInputs:
+    """Return a step's inputs for a draft head, which takes each token at the position before its own."""
+    step = flatten(batch, table, stretched=False, shift=1)._replace(adapters=None)
+    sampling = np.flatnonzero([scheduled.samples for scheduled in batch])
+    return ModelInputs(step, sampling, [], [], [], table.take_changes())
+
+
 def extras(batch: Batch, starts: IntArray) -> tuple[list[int], list[tuple[int, Tensor]]]:
     """Return the token types, empty if no request has any, and the embeddings of prompt tokens in this step."""
     token_types: list[int] = []
@@ -65,19 +80,33 @@ def extras(batch: Batch, starts: IntArray) -> tuple[list[int], list[tuple[int, T
             assert isinstance(scheduled.request, PoolingRequest)
             kinds = scheduled.request.token_type_ids or [0] * scheduled.request.num_prompt
             token_types += kinds[scheduled.start : scheduled.end]
-    embeds = [
-        (start, scheduled.request.prompt_embeds[scheduled.start : scheduled.end])
-        for start, scheduled in zip(starts.tolist(), batch, strict=True)
-        if scheduled.request.prompt_embeds is not None and scheduled.start < scheduled.request.num_prompt
-    ]
+    embeds = []
+    for start, scheduled in zip(starts.tolist(), batch, strict=True):
+        if scheduled.start < scheduled.request.num_prompt:
+            embeds += [(start + place, own) for place, own in prompt_embeds(scheduled)]
     return token_types, embeds
 
 
-def flatten(batch: Batch, table: BlockTable, stretched: bool) -> StepInputs:
-    """Concatenate the batch's tokens, and compute the cache slot of each one's K and V."""
+def prompt_embeds(scheduled: Scheduled) -> Iterator[tuple[int, Tensor]]:
+    """Yield embeddings of prompt tokens in a request's part of a step, each with the index of the first in the part."""
+    request, start, end = scheduled.request, scheduled.start, scheduled.end
+    num_virtual = request.num_virtual
+    if start < num_virtual:
+        assert request.adapters.prompt is not None and request.adapters.prompt.content is not None
+        yield 0, request.adapters.prompt.content.embeddings[start:end]
+    if request.prompt_embeds is not None and end > num_virtual:
+        first = max(start, num_virtual)
+        yield first - start, request.prompt_embeds[first - num_virtual : end - num_virtual]
+
+
+def flatten(batch: Batch, table: BlockTable, stretched: bool, shift: int = 0) -> StepInputs:
+    """Concatenate the batch's tokens, and compute the cache slot of each one's K and V.
+
+    shift: the number of positions that each token is taken before its own.
+    """
     rows = np.array([scheduled.row for scheduled in batch])
     lengths = np.array([scheduled.num_tokens for scheduled in batch])
-    computed = np.array([scheduled.start for scheduled in batch])
+    computed = np.array([scheduled.start - shift for scheduled in batch])
     starts = np.cumsum(lengths) - lengths
     sequence = np.repeat(np.arange(len(batch)), lengths)
     positions = np.arange(len(sequence)) - starts[sequence] + computed[sequence]
@@ -94,7 +123,7 @@ def flatten(batch: Batch, table: BlockTable, stretched: bool) -> StepInputs:
     )
     unknown = token_ids == UNKNOWN
     token_ids[unknown] = -1 - rows[sequence[unknown]]
-    adapters = np.array([scheduled.request.adapter_slot for scheduled in batch])
+    adapters = np.array([scheduled.request.adapters.slot for scheduled in batch])
     return StepInputs(
         token_ids=token_ids,
         positions=positions,

@@ -14,6 +14,8 @@ from torch import Tensor
 from engine_server.config import EngineConfig
 from engine_server.core.cache.block_pool import BlockPool
 from engine_server.core.cache.block_table import BlockTable
+from engine_server.core.draft_head_steps import DraftHeadSteps
+from engine_server.core.draft_model import DraftModel
 from engine_server.core.heads.head import Head
 from engine_server.core.heads.pooler import Pooler
 from engine_server.core.heads.sampler import Sampler
@@ -26,12 +28,18 @@ from engine_server.core.model_inputs import NOTHING, ModelInputs
 from engine_server.core.step_capture import DecodeStep, StepCapture
 from engine_server.modeling.adapters.peft_folder import LowRankAdapter
 from engine_server.modeling.attention.hook import ForwardContext
-from engine_server.modeling.attention.interface import AttentionBackend, Staged, StepInputs
+from engine_server.modeling.attention.interface import (
+    AttentionBackend,
+    IntArray,
+    Staged,
+    StepInputs,
+    UnsupportedModelError,
+)
 from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.device_time import DeviceTimer
 from engine_server.modeling.loading.invariance import settle_invariance
 from engine_server.modeling.loading.probe import largest_step, probe
-from engine_server.modeling.memory.cache_layout import Layout, lay_out
+from engine_server.modeling.memory.cache_layout import LayerShape, Layout, lay_out
 from engine_server.modeling.memory.device_memory import measured_memory
 from engine_server.modeling.memory.host_memory import keep_freed_memory, return_freed_memory
 from engine_server.modeling.memory.kv_cache import cache_dtype, num_blocks
@@ -78,11 +86,13 @@ class ModelRunner:
         self.timer = DeviceTimer()
         self.platform = choose_platform(config.device_config, ranks.rank, ranks.size)
         self.device = self.platform.device
-        wanted = config.scheduler_config.async_scheduling
-        self.overlapped = (self.platform.asynchronous if wanted is None else wanted) and (
-            config.model_config.pooling is None
+        scheduling = config.scheduler_config
+        wanted, rows = scheduling.async_scheduling, scheduling.max_num_seqs
+        self.overlapped = (
+            (self.platform.asynchronous if wanted is None else wanted)
+            and config.model_config.pooling is None
+            and not scheduling.max_num_drafts  # drafts continue the latest token
         )
-        rows = config.scheduler_config.max_num_seqs
         self.loaded = LoadedModel(config, self.platform, ranks, progress)
         loaded = time.monotonic()
         on_phase("load", loaded - started)
@@ -90,7 +100,13 @@ class ModelRunner:
         self._last_tokens = torch.zeros(rows + 1, dtype=torch.int64, device=self.device)
         self._captured = StepCapture(config, self.platform, ranks, self.loaded)
         self.head: Head | None = self._make_head() if ranks.rank == 0 else None
+        # None: the engine has no draft head.
+        self._draft_head: DraftHeadSteps | None = None
+        if self.loaded.has_head:
+            num_tokens = max(scheduling.max_num_batched_tokens, scheduling.max_num_rows)
+            self._draft_head = DraftHeadSteps(self.loaded, num_tokens, self.platform)
         layout = self._probe()
+        self.draft = self._load_draft(layout, progress)
         self.num_blocks = self._count_blocks(layout)
         pool = BlockPool(self.num_blocks * len(layout.windows))
         self.backend = self._allocate_cache(layout, pool.num_blocks)
@@ -102,8 +118,10 @@ class ModelRunner:
         block_size, longest = config.cache_config.block_size, config.model_config.max_model_len
         self.table = BlockTable(pool, rows, longest, block_size, layout.windows)
         self.staging = Staging(
-            config.scheduler_config.max_num_batched_tokens, self.table.ids.shape, self.platform
+            scheduling.max_num_batched_tokens, scheduling.max_num_rows, self.table.ids.shape, self.platform
         )
+        if self.draft is not None:
+            self.draft.allocate(pool.num_blocks, self.staging)
         # Tensors whose memory `sleep` freed, with their shapes.
         self._freed: list[tuple[Tensor, torch.Size]] = []
         self._staged: Staged | None = None
@@ -173,17 +191,25 @@ class ModelRunner:
     def erase(self, block_ids: list[int]) -> None:
         """Zero the content of blocks."""
         self.backend.erase(block_ids)
+        if self.draft is not None:
+            self.draft.backend.erase(block_ids)
 
     def sleep(self, level: int) -> None:
         """Free the cache's memory and the weights': at level 1 the host keeps a copy, at level 2 none is kept."""
         self._captured.release(self._kernel_sampler)
         self._staged = self._latest = None
         tensors = [*self.backend.caches, *self._captured.tensors]
+        if self.draft is not None:
+            self.draft.release()
+            tensors += self.draft.tensors
+        if self._draft_head is not None:
+            tensors.append(self._draft_head.states)
         if any(tensor.numel() for tensor in tensors):  # otherwise only the weights are awake
             self._freed = [(tensor, tensor.shape) for tensor in tensors]
         for tensor, _ in self._freed:
             tensor.data = tensor.new_empty(0)  # in place, since others hold the tensor too
-        self.loaded.unload(keep_on_host=level == 1)
+        for loaded in self._models:
+            loaded.unload(keep_on_host=level == 1)
         self.platform.release_cached_memory()
         return_freed_memory()
 
@@ -192,19 +218,60 @@ class ModelRunner:
         if tag == "kv_cache":
             for tensor, shape in self._freed:
                 tensor.data = self.platform.zeros(shape, tensor.dtype)
-        elif level == 2:
-            self.loaded.load()
-        else:
-            self.loaded.restore()
+            return
+        for loaded in self._models:
+            if level == 2:
+                loaded.load()
+            else:
+                loaded.restore()
 
     def capture_graphs(self) -> None:
         """Capture decode steps if the device and the model allow it. Called again after a sleep."""
         if self.platform.compiles_late and self.loaded.generates:
             self._warm_up()
         # Each sequence has a block at least.
-        most = min(self.config.scheduler_config.max_num_seqs, self.table.pool.num_blocks)
+        most = min(self.config.scheduler_config.max_num_rows, self.table.pool.num_blocks)
         step = DecodeStep(self._decode, self._context, self.staging, most)
         self._captured.capture(step, self._kernel_sampler)
+        if self.draft is not None:
+            self.draft.capture(most)
+
+    def run_decodes(self, count: int, draft: bool) -> None:
+        """Compute a step of `count` decodes up to their likeliest tokens. All ranks must call it.
+
+        It writes to the cache's first `count` blocks. draft: compute the step of the draft model or the
+        draft head.
+        """
+        step = self._captured.example(self.staging, count)
+        inputs = ModelInputs(step, np.arange(count), [], [], [], NO_CHANGES)
+        if draft and self.draft is None:
+            logits = self.draft_head_logits(inputs, np.arange(count))
+        elif draft:
+            logits = self.draft_logits(inputs)
+        else:
+            output = self.forward(inputs)
+            logits = self.logits(output.rows, output.captured_size)
+        logits.max(dim=-1)
+        self.platform.synchronize()
+
+    def draft_logits(self, inputs: ModelInputs) -> Tensor:
+        """Compute a step of the draft model; return logits [n, vocabulary]. All ranks must call it."""
+        assert self.draft is not None
+        return self.draft.logits(inputs)
+
+    @torch.inference_mode()
+    def draft_head_logits(self, inputs: ModelInputs, sources: IntArray) -> Tensor:
+        """Compute a step of the draft head; return logits [n, vocabulary]. All ranks must call it.
+
+        sources: [T], the index of the hidden state before each token: see `DraftHeadSteps`.
+        """
+        assert self._draft_head is not None
+        staged = self.staging.put(inputs.step, inputs.sampling, changes=inputs.table_changes)
+        from_rows = torch.from_numpy(sources).to(self.device)
+        with self.loaded.apply_adapters(None), self._context.run(self.staging.attach(inputs.step, staged)):
+            return self._draft_head.logits(
+                staged.token_ids.long(), staged.positions.long(), from_rows, staged.logit_rows
+            )
 
     def collective_rpc(
         self, method: str, args: list[Any], kwargs: dict[str, Any]
@@ -234,7 +301,8 @@ class ModelRunner:
 
     def _make_head(self) -> Head:
         """Build the sampler, whose tables are as large as any step needs, or the pooler."""
-        config, rows = self.config.model_config, self.config.scheduler_config.max_num_seqs
+        config, scheduling = self.config.model_config, self.config.scheduler_config
+        rows = scheduling.max_num_seqs
         if config.pooling is not None:
             return Pooler(self.loaded, config.pooling, self.platform)
         named = {path: pkgutil.resolve_name(path) for path in config.logits_processors}
@@ -246,12 +314,14 @@ class ModelRunner:
             ],
             self.platform,
         )
-        return Sampler(self, pipeline, config.logprobs_mode, rows, self.platform, self.timer)
+        return Sampler(
+            self, pipeline, config.logprobs_mode, scheduling.max_num_rows, self.platform, self.timer
+        )
 
     def _probe(self) -> Layout:
         """Find each layer's cache shapes, and run the largest step to measure its memory."""
         config, budget = self.config.model_config, self.config.scheduler_config.max_num_batched_tokens
-        longest, rows = config.max_model_len, self.config.scheduler_config.max_num_seqs
+        longest, rows = config.max_model_len, self.config.scheduler_config.max_num_rows
         loaded = self.loaded
         layers = probe(
             loaded.body, self.model.config.get_text_config(), max(2, min(4, longest)), self.device,
@@ -263,13 +333,48 @@ class ModelRunner:
                 largest_step(loaded.body, budget, longest, num_logits, self.device, loaded.first_position)
         else:
             keep_freed_memory()
-        return lay_out(layers, longest)
+        return lay_out([*layers, *self._head_shapes(lay_out(layers, longest))], longest)
+
+    def _head_shapes(self, layout: Layout) -> list[LayerShape]:
+        """Return the shape of the draft head's layer in the cache, none without a head. layout: of the target's.
+
+        Raises UnsupportedModelError for layers with windows, from which blocks are freed.
+        """
+        if not self.loaded.has_head:
+            return []
+        shape = self.loaded.head.cache_shape()
+        if shape.window is not None:
+            raise UnsupportedModelError(
+                f"the draft head attends with a window of {shape.window} tokens, which is not supported"
+            )
+        if None not in layout.windows:
+            raise UnsupportedModelError(
+                "every layer of the model has a window, so that blocks are freed before a draft head reads them; only "
+                "method ngram is allowed"
+            )
+        return [shape]
+
+    def _load_draft(self, layout: Layout, progress: ProgressClock | None) -> DraftModel | None:
+        """Load the draft model, if the engine has one; layout: of the target's cache."""
+        config = self.config.for_draft()
+        if config is None:
+            return None
+        return DraftModel(config, self.platform, self.ranks, self.timer, progress, layout.windows)
+
+    @property
+    def _models(self) -> list[LoadedModel]:
+        return [self.loaded] if self.draft is None else [self.loaded, self.draft.loaded]
 
     def _count_blocks(self, layout: Layout) -> int:
         config, model_config = self.config.cache_config, self.config.model_config
         dtype = cache_dtype(config, self.model.dtype, self.platform)
         least = 1 if model_config.fit_max_model_len else model_config.max_model_len
-        count = num_blocks(config, layout, dtype, self.platform, least)
+        layouts = (
+            [(layout, dtype)]
+            if self.draft is None
+            else [(layout, dtype), (self.draft.layout, self.draft.dtype)]
+        )
+        count = num_blocks(config, layouts, self.platform, least)
         return self.ranks.least(count, self.device) if self.ranks.size > 1 else count
 
     def _allocate_cache(self, layout: Layout, count: int) -> AttentionBackend:
@@ -304,10 +409,13 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _forward_eagerly(self, inputs: ModelInputs, staged: Staged) -> ForwardOutput:
-        arguments = self._arguments(inputs, staged)
         slots = None if inputs.step.adapters is None else staged.adapters
         with self.loaded.apply_adapters(slots), self._context.run(self.staging.attach(inputs.step, staged)):
-            states = self.loaded.states(arguments)
+            arguments = self._arguments(inputs, staged)
+            if self._draft_head is None:
+                states = self.loaded.states(arguments)
+            else:
+                states = self._draft_head.target_states(arguments)
             if not self.loaded.generates:
                 return ForwardOutput(states, [], None)
             rows = states.index_select(0, staged.logit_rows)

@@ -2,7 +2,8 @@
 
 import logging
 from collections.abc import Collection
-from typing import Any
+from concurrent import futures
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -10,16 +11,26 @@ import torch
 from engine_server.config import EngineConfig
 from engine_server.core.adapters.adapter import Adapter
 from engine_server.core.adapters.adapter_pool import AdapterPool
+from engine_server.core.adapters.adapter_pools import AdapterPools, AnyPool
 from engine_server.core.executor import Executor
 from engine_server.core.scheduling.scheduler import Scheduler
-from engine_server.modeling.adapters.peft_folder import AdapterError
-from engine_server.requests.adapters import LoRARequest
+from engine_server.modeling.adapters.peft_folder import AdapterError, LowRankAdapter
+from engine_server.modeling.adapters.prompt_folder import PromptAdapter
+from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
 from engine_server.requests.messages import Call, CallResult
 
 # The parts that sleep; each can be woken separately.
 TAGS = frozenset(("weights", "kv_cache"))
 
 logger = logging.getLogger(__name__)
+
+
+class ReadingAdapter(NamedTuple):
+    """An adapter that is being read, for the operation `method`."""
+
+    method: str
+    pool: AnyPool
+    adapter: Adapter[Any, Any]
 
 
 class Operations:
@@ -30,14 +41,14 @@ class Operations:
         config: EngineConfig,
         executor: Executor,
         scheduler: Scheduler,
-        adapters: AdapterPool | None,
+        adapters: AdapterPools,
     ) -> None:
         self._trace_folder = config.observability_config.torch_profiler_dir
         self._executor = executor
         self._scheduler = scheduler
         self._adapters = adapters
         # Calls whose result is computed in another thread.
-        self._unfinished: dict[int, Adapter] = {}
+        self._unfinished: dict[int, ReadingAdapter] = {}
         self._profile: torch.profiler.profile | None = None
         self._asleep: frozenset[str] = frozenset()
         self._paused = False
@@ -48,6 +59,7 @@ class Operations:
                 self.pause, self.resume, self.sleep, self.wake_up, self.is_sleeping,
                 scheduler.reset_prefix_cache, self.start_profile, self.stop_profile, self.collective_rpc,
                 self.add_lora, self.remove_lora, self.pin_lora, self.list_loras,
+                self.add_prompt_adapter, self.remove_prompt_adapter, self.list_prompt_adapters,
             )
         }  # fmt: skip
 
@@ -64,7 +76,7 @@ class Operations:
             value = self._table[call.method](*call.args)
         except Exception as error:
             return failed(call.call_id, call.method, error)
-        if isinstance(value, Adapter):
+        if isinstance(value, ReadingAdapter):
             self._unfinished[call.call_id] = value
             return None
         return CallResult(call.call_id, value)
@@ -74,41 +86,66 @@ class Operations:
         """True while a call has no result yet."""
         return bool(self._unfinished)
 
+    def wait(self) -> None:
+        """Wait until another thread has finished a call."""
+        readings = [one.adapter.reading for one in self._unfinished.values()]
+        futures.wait(filter(None, readings), return_when=futures.FIRST_COMPLETED)
+
     def finished(self) -> list[CallResult]:
         """Return the results of calls that other threads have finished."""
-        done = [(call_id, adapter) for call_id, adapter in self._unfinished.items() if adapter.settled]
-        return [self._loaded(call_id, adapter) for call_id, adapter in done]
+        done = [(call_id, one) for call_id, one in self._unfinished.items() if one.adapter.settled]
+        return [self._loaded(call_id, one) for call_id, one in done]
 
-    def _loaded(self, call_id: int, adapter: Adapter) -> CallResult:
+    def _loaded(self, call_id: int, one: ReadingAdapter) -> CallResult:
         del self._unfinished[call_id]
-        error = adapter.error
-        self._pool.keep(adapter)
+        error = one.adapter.error
+        one.pool.keep(one.adapter)
         if error is None:
-            return CallResult(call_id, True)
-        return failed(call_id, self.add_lora.__name__, AdapterError(error))
+            return CallResult(call_id, one.adapter.digest)
+        return failed(call_id, one.method, AdapterError(error))
 
-    def add_lora(self, lora: dict[str, Any]) -> Adapter:
-        """Read an adapter into memory, in another thread."""
-        return self._pool.add(msgspec.convert(lora, LoRARequest))
+    def add_lora(self, lora: dict[str, Any]) -> ReadingAdapter:
+        """Read an adapter into memory, in another thread. The call's result is the digest of its content."""
+        adapter = self._loras.add(msgspec.convert(lora, LoRARequest))
+        return ReadingAdapter("add_lora", self._loras, adapter)
 
     def remove_lora(self, lora_int_id: int) -> bool:
         """Remove an adapter, and return False if it isn't in memory. Requests that have it go on."""
-        return self._pool.remove(lora_int_id)
+        return self._loras.remove(lora_int_id)
 
     def pin_lora(self, lora_int_id: int) -> bool:
         """Keep an adapter in memory and, once it has run, in its slot."""
-        self._pool.pin(lora_int_id)
+        self._loras.pin(lora_int_id)
         return True
 
     def list_loras(self) -> list[int]:
         """Return the ids of the adapters in memory."""
-        return self._pool.ids
+        return self._loras.ids
+
+    def add_prompt_adapter(self, named: dict[str, Any]) -> ReadingAdapter:
+        """Read an adapter into memory, in another thread. The call's result is the digest of its content."""
+        adapter = self._prompt_adapters.add(msgspec.convert(named, PromptAdapterRequest))
+        return ReadingAdapter("add_prompt_adapter", self._prompt_adapters, adapter)
+
+    def remove_prompt_adapter(self, prompt_adapter_id: int) -> bool:
+        """Remove an adapter, and return False if it isn't in memory. Requests that have it go on."""
+        return self._prompt_adapters.remove(prompt_adapter_id)
+
+    def list_prompt_adapters(self) -> list[int]:
+        """Return the ids of the adapters in memory."""
+        return self._prompt_adapters.ids
 
     @property
-    def _pool(self) -> AdapterPool:
-        if self._adapters is None:
+    def _loras(self) -> AdapterPool[LoRARequest, LowRankAdapter]:
+        if self._adapters.lora is None:
             raise ValueError("the engine was started without enable_lora")
-        return self._adapters
+        return self._adapters.lora
+
+    @property
+    def _prompt_adapters(self) -> AdapterPool[PromptAdapterRequest, PromptAdapter]:
+        if self._adapters.prompt is None:
+            raise ValueError("the engine was started without enable_prompt_adapter")
+        return self._adapters.prompt
 
     def pause(self) -> None:
         self._paused = True
@@ -130,8 +167,8 @@ class Operations:
         self._scheduler.preempt_all()
         self._scheduler.reset_prefix_cache()
         self._executor.sleep(level)
-        if self._adapters is not None and level == 2:
-            self._adapters.vacate_all()
+        if self._adapters.lora is not None and level == 2:
+            self._adapters.lora.vacate_all()
         self._asleep, self.sleep_level = TAGS, level
 
     def wake_up(self, tags: Collection[str] | None) -> None:

@@ -50,9 +50,9 @@ class Graphs(NamedTuple):
 class CaptureBuffers(NamedTuple):
     """The output buffers that captured steps of all sizes share."""
 
-    # [max_num_seqs, hidden].
+    # [max_num_rows, hidden].
     states: Tensor
-    # float32 [max_num_seqs, vocabulary]: processors change it in place. None: it is not captured.
+    # float32 [max_num_rows, vocabulary]: processors change it in place. None: it is not captured.
     logits: Tensor | None
 
 
@@ -83,7 +83,7 @@ class StepCapture:
         self.release(sampler)
         if self._buffers is None:
             return
-        step.staging.put(self._example(step, step.most), np.arange(step.most))
+        step.staging.put(self.example(step.staging, step.most), np.arange(step.most))
         try:
             for adapted in (False,) if self._loaded.adapted is None else (False, True):
                 self._graphs[adapted] = self._capture(step._replace(adapted=adapted))
@@ -109,7 +109,7 @@ class StepCapture:
         return graphs.forward.size_for(len(inputs.step.starts))
 
     def states(self, size: int, adapted: bool) -> Tensor:
-        """Return the hidden states [max_num_seqs, hidden] of the staged step. To be called in its context.
+        """Return the hidden states [max_num_rows, hidden] of the staged step. To be called in its context.
 
         adapted: some of its sequences have adapters.
         """
@@ -119,7 +119,7 @@ class StepCapture:
         return self._buffers.states
 
     def logits(self, size: int) -> Tensor | None:
-        """Return the logits [max_num_seqs, vocabulary] of the latest states, or None if they aren't captured."""
+        """Return the logits [max_num_rows, vocabulary] of the latest states, or None if they aren't captured."""
         if self._latest is None or self._latest.logits is None:
             return None
         assert self._buffers is not None
@@ -137,7 +137,7 @@ class StepCapture:
         )
 
     def _allocate(self) -> CaptureBuffers:
-        rows, split = self._config.scheduler_config.max_num_seqs, self._loaded.split
+        rows, split = self._config.scheduler_config.max_num_rows, self._loaded.split
         dtype, device = self._loaded.model.dtype, self._platform.device
         states = torch.zeros(rows, split.hidden_size, dtype=dtype, device=device)
         logits = None
@@ -160,7 +160,9 @@ class StepCapture:
             run(step, size)
 
         def context(size: int) -> AbstractContextManager[None]:
-            inputs = step.staging.attach(self._example(step, size), step.staging.decodes(size))
+            inputs = step.staging.attach(
+                self.example(step.staging, size, step.adapted), step.staging.decodes(size)
+            )
             return step.context.replay(inputs)
 
         def erase() -> None:
@@ -172,7 +174,7 @@ class StepCapture:
     def _run_forward(self, step: DecodeStep, size: int) -> None:
         """Compute the hidden states of the first `size` staged sequences, to be captured."""
         assert self._buffers is not None
-        states = step.forward(self._example(step, size), step.staging.decodes(size))
+        states = step.forward(self.example(step.staging, size, step.adapted), step.staging.decodes(size))
         self._buffers.states[:size].copy_(states)
 
     @torch.inference_mode()
@@ -182,11 +184,14 @@ class StepCapture:
         with self._loaded.apply_adapters(step.staging.decodes(size).adapters if step.adapted else None):
             self._buffers.logits[:size].copy_(self._loaded.split.logits(self._buffers.states[:size]))
 
-    def _example(self, step: DecodeStep, count: int) -> StepInputs:
-        """Return a step of decodes with different contexts, each of which writes to a block of its own."""
+    def example(self, staging: Staging, count: int, adapted: bool = False) -> StepInputs:
+        """Return a step of decodes with different contexts, each of which writes to a block of its own.
+
+        Some may share a row of the block table, as drafts do. adapted: all have the first adapter.
+        """
         rows, longest = np.arange(count), self._config.model_config.max_model_len
         contexts = 1 + 37 * rows % longest
-        slots = [rows * self._config.cache_config.block_size for _ in step.staging.tables]
+        slots = [rows * self._config.cache_config.block_size for _ in staging.tables]
         return StepInputs(
             rows % self._loaded.split.vocabulary,
             contexts - 1,
@@ -195,6 +200,6 @@ class StepCapture:
             np.ones_like(rows),
             contexts,
             [],
-            rows,
-            adapters=np.zeros_like(rows) if step.adapted else None,
+            rows % staging.rows,
+            adapters=np.zeros_like(rows) if adapted else None,
         )

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import weakref
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from engine_server.config import (
@@ -19,7 +19,8 @@ from engine_server.config import (
     UsageContext,
 )
 from engine_server.engine.beam_search import BeamSearch, BeamSearchParams, BeamSearchSequence, all_or_none
-from engine_server.engine.compat import one_prompt, refuse, request_key, request_keys, rpc_arguments
+from engine_server.engine.compat import one_prompt, refuse, request_key, request_keys
+from engine_server.engine.core_operations import CoreOperations
 from engine_server.engine.engine_args import AsyncEngineArgs
 from engine_server.engine.front_end import FrontEnd
 from engine_server.engine.input.processor import Processor
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class AsyncLLM:
+class AsyncLLM(CoreOperations):
     """An engine for an event loop. A request passes the processor, the core, the output processor and its stream.
 
     The constructor blocks until the core has loaded the model, and calls `on_phase(name, seconds)` at the end of each
@@ -188,17 +189,22 @@ class AsyncLLM:
         request_id: str | int,
         params: BeamSearchParams,
         lora_request: LoRARequest | None = None,
+        prompt_adapter_request: PromptAdapterRequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield one output: the beam_width best completions, the best first. See BeamSearchParams."""
 
         async def complete(number: int, beam: BeamSearchSequence) -> CompletionOutput:
             beam_prompt: PromptType = {"prompt_token_ids": beam.tokens}
-            stream = self.generate(beam_prompt, search.step_params, f"{key}-{number}", lora_request)
+            stream = self.generate(
+                beam_prompt, search.step_params, f"{key}-{number}", lora_request,
+                prompt_adapter_request=prompt_adapter_request,
+            )  # fmt: skip
             async with contextlib.aclosing(stream):
                 return [output async for output in stream][-1].outputs[0]
 
         key = request_key(request_id)
-        search = BeamSearch(prompt, params, self._front_end.processor)
+        num_virtual = self._front_end.num_virtual(prompt_adapter_request)
+        search = BeamSearch(prompt, params, self._front_end.processor, num_virtual)
         while search.beams:
             search.advance(await all_or_none(complete(*item) for item in enumerate(search.beams)))
         yield search.output(key)
@@ -324,67 +330,6 @@ class AsyncLLM:
         """Return once no request is in flight. Raises TimeoutError after `drain_timeout` seconds."""
         async with asyncio.timeout(drain_timeout):
             await self._requests.wait_for_all()
-
-    async def reset_prefix_cache(
-        self, reset_running_requests: bool = False, reset_connector: bool = False
-    ) -> bool:
-        """Empty the prefix cache. Returns False and changes nothing while requests hold blocks.
-
-        reset_running_requests: preempt requests that hold blocks first; they are computed again.
-        reset_connector: only False is allowed, since there is no connector.
-        """
-        refuse(reset_connector=reset_connector)
-        return bool(await self._call("reset_prefix_cache", reset_running_requests))
-
-    async def collective_rpc(
-        self,
-        method: str,
-        timeout: float | None = None,  # noqa: ASYNC109  (vLLM's name)
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> list[Any]:
-        """Call a method of the executor on every rank, and return their results.
-
-        timeout: seconds after which TimeoutError is raised while the call keeps running; None: never. Arguments
-        and results are plain data, encoded as msgpack. Raises RuntimeError if a call fails.
-        """
-        async with asyncio.timeout(timeout):
-            return list(await self._call("collective_rpc", *rpc_arguments(method, args, kwargs)))
-
-    async def sleep(self, level: int = 1) -> None:
-        """Free the KV cache; level 1 moves a GPU's weights to the host, level 2 drops them. Requests wait."""
-        await self._call("sleep", level)
-
-    async def wake_up(self, tags: list[str] | None = None) -> None:
-        """Wake "weights", "kv_cache", or both; once both are awake, requests continue where they were."""
-        await self._call("wake_up", tags)
-
-    async def is_sleeping(self) -> bool:
-        return bool(await self._call("is_sleeping"))
-
-    async def add_lora(self, lora_request: LoRARequest) -> bool:
-        """Read an adapter into memory, so that its first request needn't wait. Raises RuntimeError if it can't be."""
-        return bool(await self._call("add_lora", self._front_end.adapter_call(lora_request)))
-
-    async def remove_lora(self, lora_id: int) -> bool:
-        """Remove an adapter from memory; return False if it isn't there. Requests that have it go on."""
-        return bool(await self._call("remove_lora", lora_id))
-
-    async def list_loras(self) -> set[int]:
-        """Return the ids of the adapters in memory."""
-        return set(await self._call("list_loras"))
-
-    async def pin_lora(self, lora_id: int) -> bool:
-        """Keep an adapter in memory and in the device's slot. Raises RuntimeError if no slot would be left."""
-        return bool(await self._call("pin_lora", lora_id))
-
-    async def start_profile(self) -> None:
-        """Trace the core with torch.profiler, into the folder `torch_profiler_dir`."""
-        await self._call("start_profile")
-
-    async def stop_profile(self) -> None:
-        """Write the trace."""
-        await self._call("stop_profile")
 
     def get_num_unfinished_requests(self) -> int:
         return len(self._requests)

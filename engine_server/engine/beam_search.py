@@ -68,7 +68,10 @@ class BeamSearch:
     beam_width that ended. (For a model with several end-of-sequence tokens, transformers examines more continuations.)
     """
 
-    def __init__(self, prompt: PromptType, params: BeamSearchParams, processor: Processor) -> None:
+    def __init__(
+        self, prompt: PromptType, params: BeamSearchParams, processor: Processor, num_virtual: int = 0
+    ) -> None:
+        """num_virtual: number of a prompt adapter's virtual tokens before the prompt."""
         self.params = params
         self.step_params = SamplingParams(
             temperature=0,
@@ -76,13 +79,14 @@ class BeamSearch:
             logprobs=2 * params.beam_width,
             detokenize=processor.tokenizer is not None,
         )
-        self.prompt, self.prompt_token_ids = processor.tokens(prompt)
+        self.prompt, self.prompt_token_ids = processor.tokens(prompt, num_virtual=num_virtual)
         self.beams = [BeamSearchSequence(self.prompt_token_ids, [])]
         # Ended beams, sorted, the best first.
         self.sequences: list[BeamSearchSequence] = []
         self._processor = processor
         self._eos_token_ids = () if params.ignore_eos else processor.config.eos_token_ids
-        self._steps_left = min(params.max_tokens, processor.config.max_model_len - len(self.prompt_token_ids))
+        room = processor.config.max_model_len - num_virtual - len(self.prompt_token_ids)
+        self._steps_left = min(params.max_tokens, room)
 
     def advance(self, completions: Sequence[CompletionOutput]) -> None:
         """Choose the next beams among the continuations of the present ones."""

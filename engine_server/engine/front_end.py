@@ -11,11 +11,16 @@ import msgspec
 from engine_server.config import EngineConfig
 from engine_server.contract.quoting import quote
 from engine_server.engine.compat import refuse
-from engine_server.engine.input.admission import check_lora, check_priority, check_trace_headers
+from engine_server.engine.input.admission import (
+    check_lora,
+    check_priority,
+    check_prompt_adapter,
+    check_trace_headers,
+)
 from engine_server.engine.input.processor import Processor
 from engine_server.engine.input.tokenizer import adapter_tokenizer, backend_of
 from engine_server.engine.output.output_processor import OutputProcessor, PreparedRequest
-from engine_server.requests.adapters import LoRARequest
+from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
 from engine_server.requests.errors import InvalidRequestError, QueueFullError
 from engine_server.requests.messages import AddRequest, RequestStep, Vocabulary
 from engine_server.requests.outputs import Output
@@ -49,6 +54,8 @@ class FrontEnd:
         self.tokenizer = tokenizer
         self.config = config.scheduler_config
         self.lora = config.lora_config
+        self._prompt_adapters = config.prompt_adapter_config
+        self._context = config.model_config.max_model_len
         self.processor = Processor(config.model_config, self.tokenizer)
         self.requests = OutputProcessor(
             backend_of(self.tokenizer) if self.tokenizer else None, config.model_config.eos_token_ids
@@ -71,14 +78,29 @@ class FrontEnd:
         checked: dict[str, Any] = msgspec.to_builtins(check_lora(lora_request, self.lora))
         return checked
 
+    def prompt_adapter_call(self, named: PromptAdapterRequest) -> dict[str, Any]:
+        """Return the argument of the core's add_prompt_adapter. Raises InvalidRequestError."""
+        if named is None:
+            raise InvalidRequestError("there is no prompt_adapter_request", "prompt_adapter_request")
+        checked: dict[str, Any] = msgspec.to_builtins(self._prompt_adapter(named))
+        return checked
+
+    def num_virtual(self, named: PromptAdapterRequest | None) -> int:
+        """Return the number of a prompt adapter's virtual tokens; 0 for none. Raises InvalidRequestError."""
+        checked = self._prompt_adapter(named)
+        return checked.prompt_adapter_num_virtual_tokens if checked else 0
+
+    def _prompt_adapter(self, named: PromptAdapterRequest | None) -> PromptAdapterRequest | None:
+        return check_prompt_adapter(named, self._prompt_adapters, self._context)
+
     def check(self, submission: Submission) -> None:
         """Raise InvalidRequestError for an unsupported parameter, QueueFullError if there is no room."""
         check_priority(submission.priority)
         check_trace_headers(submission.trace_headers)
         check_lora(submission.lora_request, self.lora)
+        self._prompt_adapter(submission.prompt_adapter_request)
         refuse(
             trace_headers=submission.trace_headers if not self.traces else None,
-            prompt_adapter_request=submission.prompt_adapter_request,
             priority=submission.priority if self.config.policy == "fcfs" else 0,
         )
         self.check_room(1)
@@ -86,10 +108,15 @@ class FrontEnd:
     def prepare(self, submission: Submission) -> PreparedRequest:
         """Validate and tokenize a request. Raises InvalidRequestError."""
         request, text = self.processor.process(
-            submission.request_id, submission.prompt, submission.params, submission.arrival_time
+            submission.request_id,
+            submission.prompt,
+            submission.params,
+            submission.arrival_time,
+            self.num_virtual(submission.prompt_adapter_request),
         )
         request.priority = check_priority(submission.priority)
         request.lora = check_lora(submission.lora_request, self.lora)
+        request.prompt_adapter = self._prompt_adapter(submission.prompt_adapter_request)
         params = request.pooling or request.params
         if params.timeout is not None:
             request.deadline = request.arrival + params.timeout

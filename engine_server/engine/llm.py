@@ -15,7 +15,7 @@ from engine_server.engine.input.chat import Conversation, render_chat
 from engine_server.engine.input.tokenizer import Truncation, encode_pairs
 from engine_server.engine.llm_engine import LLMEngine
 from engine_server.requests import validation as valid
-from engine_server.requests.adapters import LoRARequest
+from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.outputs import (
     ClassificationRequestOutput,
@@ -69,6 +69,7 @@ class LLM:
         use_tqdm: bool | Callable[..., Any] = True,
         lora_request: LoRARequest | None = None,
         priority: int | Sequence[int] | None = None,
+        prompt_adapter_request: PromptAdapterRequest | None = None,
     ) -> list[RequestOutput]:
         """Return each prompt's completions, once all are finished.
 
@@ -82,7 +83,8 @@ class LLM:
             msgspec.structs.replace(one, output_kind=RequestOutputKind.FINAL_ONLY)
             for one in one_each("sampling_params", sampling_params, len(batch))
         ]
-        return self._run(batch, params, use_tqdm, lora_request, 0 if priority is None else priority)
+        priorities = 0 if priority is None else priority
+        return self._run(batch, params, use_tqdm, lora_request, priorities, prompt_adapter_request)
 
     def chat(
         self,
@@ -95,6 +97,7 @@ class LLM:
         continue_final_message: bool = False,
         tools: list[Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        prompt_adapter_request: PromptAdapterRequest | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, rendered by the given chat template or the model's own."""
         conversations: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
@@ -107,7 +110,9 @@ class LLM:
         }
         tokenizer = self.get_tokenizer()
         prompts = [render_chat(tokenizer, conversation, options) for conversation in conversations]
-        return self.generate(prompts, sampling_params, use_tqdm, lora_request)
+        return self.generate(
+            prompts, sampling_params, use_tqdm, lora_request, prompt_adapter_request=prompt_adapter_request
+        )
 
     def beam_search(
         self,
@@ -193,13 +198,17 @@ class LLM:
         use_tqdm: bool | Callable[..., Any],
         lora_request: LoRARequest | None,
         priority: int | Sequence[int] = 0,
+        prompt_adapter_request: PromptAdapterRequest | None = None,
     ) -> list[Any]:
         engine, outputs = self.llm_engine, {}
         request_ids = list(islice(self._request_ids, len(prompts)))
         priorities = one_each("priority", priority, len(prompts))
         try:
             for request_id, prompt, one, own in zip(request_ids, prompts, params, priorities, strict=True):
-                engine.add_request(request_id, prompt, one, lora_request=lora_request, priority=own)
+                engine.add_request(
+                    request_id, prompt, one, lora_request=lora_request,
+                    prompt_adapter_request=prompt_adapter_request, priority=own,
+                )  # fmt: skip
             with progress_bar(use_tqdm, len(prompts)) as bar:
                 while engine.has_unfinished_requests():
                     for output in engine.step():

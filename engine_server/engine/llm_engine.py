@@ -280,12 +280,25 @@ class LLMEngine:
         return bool(self._call("remove_lora", lora_id))
 
     def list_loras(self) -> set[int]:
-        """Return the ids of the adapters in memory."""
+        """Return the ids of the LoRA adapters in memory."""
         return set(self._call("list_loras"))
 
     def pin_lora(self, lora_id: int) -> bool:
         """Keep an adapter in memory and in the device's slot. Raises RuntimeError if no slot would be left."""
         return bool(self._call("pin_lora", lora_id))
+
+    def add_prompt_adapter(self, prompt_adapter_request: PromptAdapterRequest) -> bool:
+        """Read an adapter into memory, so that its first request needn't wait. Raises RuntimeError if it can't be."""
+        named = self._front_end.prompt_adapter_call(prompt_adapter_request)
+        return bool(self._call("add_prompt_adapter", named))
+
+    def remove_prompt_adapter(self, prompt_adapter_id: int) -> bool:
+        """Remove an adapter from memory; return False if it isn't there. Requests that have it go on."""
+        return bool(self._call("remove_prompt_adapter", prompt_adapter_id))
+
+    def list_prompt_adapters(self) -> set[int]:
+        """Return the ids of the prompt adapters in memory."""
+        return set(self._call("list_prompt_adapters"))
 
     def start_profile(self) -> None:
         """Trace with torch.profiler, into the folder `torch_profiler_dir`."""
@@ -299,6 +312,7 @@ class LLMEngine:
         """Run an operation of the core and return its result. Raises RuntimeError if it fails."""
         returned = self._core.operations.run(Call(0, method, list(args)))
         while returned is None:
+            self._core.operations.wait()
             returned = next(iter(self._core.operations.finished()), None)
         if not self._core.has_work:
             self._front_end.loggers.record(

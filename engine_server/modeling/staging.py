@@ -16,20 +16,21 @@ NO_CHANGES: TableChanges = np.zeros((4, 0), dtype=np.int32)
 
 
 class Staging:
-    """Device buffers for the inputs of steps of at most `max_tokens` tokens, and this rank's copies of the block table.
+    """Device buffers for the inputs of a step, and this rank's copies of the block table.
 
     The copies have one more row than the scheduler's table, for padding: sequences of one token without a context.
 
     tables: the copy on the host, int32 [kinds, rows + 1, columns], for backends that read it on the host.
     """
 
-    def __init__(self, max_tokens: int, table: tuple[int, ...], platform: Device) -> None:
-        """table: the shape of the scheduler's block table, [kinds, rows, columns]."""
+    def __init__(self, max_tokens: int, max_sequences: int, table: tuple[int, ...], platform: Device) -> None:
+        """max_tokens, max_sequences: those of a step. table: the scheduler's block table, [kinds, rows, columns]."""
         kinds, rows, columns = table
         self.rows = rows
         self._platform, device = platform, platform.device
-        tokens = max(max_tokens, rows)
-        shapes = [(tokens,), (tokens,), (kinds, tokens), (rows, 4), (rows, 4), (rows,), (rows,), (tokens,)]
+        tokens = max(max_tokens, max_sequences)
+        by_token, by_sequence, spans = (tokens,), (max_sequences,), (max_sequences, 4)
+        shapes = [by_token, by_token, (kinds, tokens), spans, spans, by_sequence, by_sequence, by_token]
         sizes = [-(-int(np.prod(shape)) // ALIGNMENT) * ALIGNMENT for shape in shapes]
         self._spans = [
             (start, start + int(np.prod(shape)), shape)

@@ -3,12 +3,11 @@
 from functools import partial
 from pathlib import Path
 
-from engine_server.contract.model_uri import Bucket, HubRepository
-from engine_server.models import bucket, hub, source, store
+from engine_server.contract.model_uri import Bucket, HubRepository, Package
+from engine_server.models import bucket, hub, package, source, store
 from engine_server.models.errors import ModelSourceError
+from engine_server.models.folder import ADAPTER_CONFIG
 from engine_server.models.progress import Progress
-
-CONFIG = "adapter_config.json"
 
 
 def resolve_adapter(uri: str) -> Path:
@@ -21,14 +20,17 @@ def resolve_adapter(uri: str) -> Path:
         case Bucket() as objects:
             fill = partial(bucket.fill, objects, progress=Progress())
             return store.materialize(bucket.place(objects), str(objects), fill, can_resume=True, check=check)
-        case _:
-            raise ModelSourceError(
-                f"{uri}: an adapter is a folder, a repository of a hub, or a folder of a bucket"
-            )
+        case Package(name):
+            place, fill = store.cache() / "adapters" / "wheels" / name, partial(package.fill_adapter, name)
+            return store.materialize(place, f"pypi://{name}", fill, check=check)
+        case HubRepository():
+            raise ModelSourceError(f"{uri}: an adapter is a folder of files, and this is a GGUF file")
 
 
 def check(folder: Path, uri: str) -> Path:
     """Return `folder` if it has the configuration of an adapter. Raises ModelSourceError."""
-    if not (folder / CONFIG).is_file():
-        raise ModelSourceError(f"{uri}: there is no {CONFIG} in {folder}, which an adapter of PEFT has")
+    if not (folder / ADAPTER_CONFIG).is_file():
+        raise ModelSourceError(
+            f"{uri}: there is no {ADAPTER_CONFIG} in {folder}, which an adapter of PEFT has"
+        )
     return folder

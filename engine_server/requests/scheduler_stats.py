@@ -41,3 +41,9 @@ class SchedulerStats(msgspec.Struct, array_like=True, frozen=True):
     # Names of the adapters of running and of waiting requests.
     running_adapters: list[str] = []
     waiting_adapters: list[str] = []
+    # Requests whose drafts the step verified, those drafts, and how many of them were accepted.
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    # Requests whose first, second, ... draft was accepted.
+    accepted_per_position: list[int] = []

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from engine_server.contract.quoting import quote
 from engine_server.models import ModelSourceError
 from engine_server.models.adapter import resolve_adapter
-from engine_server.requests.adapters import LoRARequest
+from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
 from engine_server.requests.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -26,13 +26,27 @@ class ServedAdapter(NamedTuple):
     """One adapter, in the content that it had when it was loaded."""
 
     uri: str
-    lora: LoRARequest
+    # The one of these that is set is its kind.
+    lora: LoRARequest | None
+    prompt_adapter: PromptAdapterRequest | None
     # SHA-256 of its files.
     digest: str
+
+    @property
+    def num_virtual(self) -> int:
+        """Number of its virtual tokens."""
+        return self.prompt_adapter.prompt_adapter_num_virtual_tokens if self.prompt_adapter else 0
 
     def fingerprint(self, model: str) -> str:
         """Return the fingerprint of the model with this adapter; `model`: the model's own."""
         return hashlib.sha256(f"{model} {self.digest}".encode()).hexdigest()[:LENGTH]
+
+    async def unload(self, engine: AsyncLLMEngine) -> None:
+        """Remove it from the engine's memory; requests in flight go on."""
+        if self.lora is not None:
+            await engine.remove_lora(self.lora.lora_int_id)
+        if self.prompt_adapter is not None:
+            await engine.remove_prompt_adapter(self.prompt_adapter.prompt_adapter_id)
 
 
 class ServedAdapters:
@@ -69,29 +83,42 @@ class ServedAdapters:
                 )
             try:
                 folder = await asyncio.to_thread(resolve_adapter, uri)
-                lora = LoRARequest(name, next(self._ids), str(folder))
-                digest = await asyncio.to_thread(content_digest, folder)
-                await engine.add_lora(lora)
+                adapter = await load_adapter(engine, name, uri, next(self._ids), folder)
             except (ModelSourceError, OSError, ValueError, RuntimeError) as error:
                 raise InvalidRequestError(str(error), "lora_path") from None
-            self._served[name] = ServedAdapter(uri, lora, digest)
+            self._served[name] = adapter
             if former is not None:
-                await engine.remove_lora(former.lora.lora_int_id)
+                await former.unload(engine)
 
     async def unload(self, engine: AsyncLLMEngine, name: str) -> bool:
         """Stop serving an adapter, and return False if there is none of this name. Requests in flight go on."""
         async with self._lock:
             served = self._served.pop(name, None)
             if served is not None:
-                await engine.remove_lora(served.lora.lora_int_id)
+                await served.unload(engine)
             return served is not None
 
 
-def content_digest(folder: Path) -> str:
-    """Return the SHA-256 of an adapter's files."""
-    digest = hashlib.sha256()
-    for file in sorted(folder.glob("adapter_*")):
-        content = file.read_bytes()
-        digest.update(f"{file.name} {len(content)} ".encode())
-        digest.update(content)
-    return digest.hexdigest()
+async def load_adapter(
+    engine: AsyncLLMEngine, name: str, uri: str, number: int, folder: Path
+) -> ServedAdapter:
+    """Read the adapter in a folder into the engine's memory, by the id `number`.
+
+    Raises OSError, ValueError or RuntimeError.
+    """
+    num_virtual = await asyncio.to_thread(num_virtual_tokens, folder)
+    if num_virtual is None:
+        lora = LoRARequest(name, number, str(folder))
+        return ServedAdapter(uri, lora, None, await engine.load_lora(lora))
+    prompt_adapter = PromptAdapterRequest(name, number, str(folder), num_virtual)
+    return ServedAdapter(uri, None, prompt_adapter, await engine.load_prompt_adapter(prompt_adapter))
+
+
+def num_virtual_tokens(folder: Path) -> int | None:
+    """Return the number of virtual tokens of a prompt adapter, None for LoRA. Raises OSError or ValueError."""
+    from engine_server.modeling.adapters import (  # with torch: once the engine is loaded
+        peft_folder,
+        prompt_folder,
+    )
+
+    return prompt_folder.num_virtual_tokens(peft_folder.read_settings(folder))

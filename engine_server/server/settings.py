@@ -45,10 +45,15 @@ class ApiSettings:
         "Takes --enable-lora",
         metavar="NAME=URI",
     )
+    prompt_adapters: list[str] | None = argument(
+        None,
+        "prompt adapters to serve from the start on, in the form of --lora-modules. Takes --enable-prompt-adapter",
+        metavar="NAME=URI",
+    )
     adapters_file: Path | None = argument(
         None,
-        'file with LoRA adapters to load before the server is ready, as {"adapters": [{"name": ..., "uri": ...}]}; one '
-        "that fails doesn't end the start. Takes --enable-lora",
+        'file with adapters to load before the server is ready, as {"adapters": [{"name": ..., "uri": ...}]}; one '
+        "that fails doesn't end the start. Takes --enable-lora, --enable-prompt-adapter or both",
         metavar="FILE",
     )
     return_tokens_as_token_ids: bool = argument(
@@ -61,15 +66,17 @@ class ApiSettings:
         return cls(**{item.name: getattr(options, item.name) for item in fields(cls)})
 
     def adapters(self) -> dict[str, str]:
-        """Return the URIs of `lora_modules` by name. Raises ValueError."""
-        pairs = [text.partition("=") for text in self.lora_modules or ()]
-        for name, _, uri in pairs:
-            if not (name and uri):
-                raise ValueError(f"lora_modules has {name!r}; it takes NAME=URI")
-        names = [name for name, _, _ in pairs]
-        if len(set(names)) < len(names):
-            raise ValueError("lora_modules has a name twice")
-        return {name: uri for name, _, uri in pairs}
+        """Return the URIs of `lora_modules` and `prompt_adapters` by name. Raises ValueError."""
+        found: dict[str, str] = {}
+        for flag in ("lora_modules", "prompt_adapters"):
+            for text in getattr(self, flag) or ():
+                name, _, uri = text.partition("=")
+                if not (name and uri):
+                    raise ValueError(f"{flag} has {name!r}; it takes NAME=URI")
+                if name in found:
+                    raise ValueError(f"{flag} has {name!r}, which names another adapter already")
+                found[name] = uri
+        return found
 
     def read_chat_template(self) -> str | None:
         """Return the text of the chat template's file; None for the model's own template. Raises ValueError."""

@@ -1,5 +1,6 @@
 """One completion's position in its grammar."""
 
+import copy
 import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
@@ -13,7 +14,7 @@ TOKEN_SECONDS = 0.01
 
 
 class Matcher:
-    """A completion's position in its grammar, which moves with its tokens and never back.
+    """A completion's position in its grammar, which moves with its tokens and never back; a fork moves along drafts.
 
     Until the tokens `starts_after` have been generated, the grammar has not started and every token is allowed.
     """
@@ -35,6 +36,13 @@ class Matcher:
         self._ended = False
         # None before the first `read`.
         self._matcher: LLMatcher | None = None
+
+    def fork(self) -> "Matcher":
+        """Return a matcher at the same position, whose moves don't change this one."""
+        fork = copy.copy(self)
+        if self._matcher is not None:
+            fork._matcher = self._matcher.deep_copy()
+        return fork
 
     @property
     def ready(self) -> bool:

@@ -24,6 +24,7 @@ from engine_server.telemetry.metrics import (
     OF_STATE,
     OF_STEP,
     Metric,
+    of_speculation,
     token_buckets,
 )
 from engine_server.telemetry.stats import IterationStats
@@ -72,6 +73,7 @@ class LoggingStatLogger(StatLoggerBase):
         self._began: float | None = None
         self._ended = 0.0
         self._prompt_tokens = self._generation_tokens = self._queries = self._hits = 0
+        self._drafts = self._draft_tokens = self._accepted = 0
 
     def record(self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats | None) -> None:
         now = self._clock()
@@ -84,6 +86,9 @@ class LoggingStatLogger(StatLoggerBase):
             self._latest = scheduler_stats
             self._queries += scheduler_stats.prefix_cache_queries
             self._hits += scheduler_stats.prefix_cache_hits
+            self._drafts += scheduler_stats.num_drafts
+            self._draft_tokens += scheduler_stats.num_draft_tokens
+            self._accepted += scheduler_stats.num_accepted_tokens
         if iteration_stats is not None:
             self._prompt_tokens += iteration_stats.num_prompt_tokens
             self._generation_tokens += iteration_stats.num_generation_tokens
@@ -95,7 +100,7 @@ class LoggingStatLogger(StatLoggerBase):
         if seconds > 0:
             logger.info(
                 "engine %d: prompt %.1f tok/s, generation %.1f tok/s, running %d, waiting %d, KV use %.1f %%, "
-                "prefix hits %.1f %%",
+                "prefix hits %.1f %%%s",
                 self._engine_index,
                 self._prompt_tokens / seconds,
                 self._generation_tokens / seconds,
@@ -103,9 +108,19 @@ class LoggingStatLogger(StatLoggerBase):
                 self._latest.num_waiting,
                 self._latest.kv_cache_usage * 100,
                 self._hits / max(self._queries, 1) * 100,
+                self._speculation(),
             )
         self._began = None
         self._prompt_tokens = self._generation_tokens = self._queries = self._hits = 0
+        self._drafts = self._draft_tokens = self._accepted = 0
+
+    def _speculation(self) -> str:
+        """Return the line's end, empty without speculative decoding."""
+        if self._config.speculative_config is None:
+            return ""
+        accepted = self._accepted / max(self._draft_tokens, 1) * 100
+        length = 1 + self._accepted / max(self._drafts, 1)  # with the token that the model adds, as in vLLM
+        return f", drafts accepted {accepted:.1f} %, mean acceptance length {length:.2f}"
 
     def log_engine_initialized(self) -> None:
         settings = ", ".join(f"{name} {value}" for name, value in _cache_settings(self._config).items())
@@ -131,9 +146,11 @@ class PrometheusStatLogger(StatLoggerBase):
         self._adapters: tuple[str, str, str] | None = None
         self._families = _FAMILIES.setdefault(registry, _Families(registry))
         # Labels are looked up once here rather than at every step.
+        speculative = config.speculative_config
+        of_drafts = [] if speculative is None else of_speculation(speculative.num_speculative_tokens)
         self._of_state, self._of_step, self._of_completion, self._of_request = (
             [self._series(metric) for metric in table]
-            for table in (OF_STATE, OF_STEP, OF_COMPLETION, OF_REQUEST)
+            for table in (OF_STATE + of_drafts, OF_STEP, OF_COMPLETION, OF_REQUEST)
         )
 
     def record(self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats | None) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, get_args
 from prometheus_client import Counter, Gauge, Histogram
 
 from engine_server.contract.errors import ErrorCode
-from engine_server.requests.scheduler_stats import FinishReason
+from engine_server.requests.scheduler_stats import FinishReason, SchedulerStats
 
 Kind = type[Gauge] | type[Counter] | type[Histogram]
 LABELS = ("model_name", "engine")
@@ -116,6 +116,36 @@ OF_REQUEST = [  # from EndedRequest
            lambda s: max(completion.num_generation_tokens for completion in s.completions)),
 ]
 # fmt: on
+
+
+def of_speculation(most_drafts: int) -> list[Metric]:
+    """Return the metrics of speculative decoding, from SchedulerStats.
+
+    most_drafts: of a request in a step.
+    """
+
+    def accepted_at(position: int, stats: SchedulerStats) -> int:
+        counts = stats.accepted_per_position
+        return counts[position] if position < len(counts) else 0
+
+    prefix = "vllm:spec_decode_num"
+    return [
+        Metric(Counter, f"{prefix}_drafts", "Requests whose drafts a step verified.", "num_drafts"),
+        Metric(Counter, f"{prefix}_draft_tokens", "Draft tokens that were verified.", "num_draft_tokens"),
+        Metric(
+            Counter, f"{prefix}_accepted_tokens", "Draft tokens that were accepted.", "num_accepted_tokens"
+        ),
+        *(
+            Metric(
+                Counter,
+                f"{prefix}_accepted_tokens_per_pos",
+                "Draft tokens that were accepted, by their position in a request's drafts.",
+                partial(accepted_at, position),
+                labels={"position": str(position)},
+            )
+            for position in range(most_drafts)
+        ),
+    ]
 
 
 def token_buckets(longest: int) -> list[int]:

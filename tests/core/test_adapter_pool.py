@@ -1,19 +1,29 @@
-"""The pool of adapters without a model: what it keeps, in which order it reads, and that no request waits forever."""
+"""The pools of adapters without a model: what they keep, in which order they read, and that every request ends."""
 
 import random
 from concurrent.futures import Future
-from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_server.config import LoRAConfig
+from engine_server.config import SchedulerConfig
 from engine_server.core.adapters import adapter_pool
 from engine_server.core.adapters.adapter import Adapter
 from engine_server.core.adapters.adapter_pool import AdapterPool
+from engine_server.core.adapters.adapter_pools import AdapterPools
+from engine_server.core.cache.block_pool import BlockPool
+from engine_server.core.cache.block_table import BlockTable
+from engine_server.core.scheduling.batch import sampled_part
+from engine_server.core.scheduling.request import GenerationRequest
+from engine_server.core.scheduling.scheduler import Scheduler
+from engine_server.core.scheduling.step_result import StepResult
 from engine_server.modeling.adapters.peft_folder import LowRankAdapter
-from engine_server.requests.adapters import LoRARequest
+from engine_server.modeling.adapters.prompt_folder import PromptAdapter
+from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
+from engine_server.requests.sampling_params import SamplingParams
 
 
 class Reader:
@@ -35,15 +45,16 @@ class Reader:
             future.set_exception(error)
 
 
-class Pool(AdapterPool):
+class Pool(AdapterPool[LoRARequest, LowRankAdapter]):
     """A pool whose contents are the paths, with what is in each slot."""
 
     def __init__(self, slots: int, memory: int) -> None:
         self.contents: dict[int, str] = {}
         self.changed: set[str] = set()
         super().__init__(
-            LoRAConfig(max_loras=slots, max_lora_rank=8, max_cpu_loras=memory),
-            lambda folder: LowRankAdapter(f"{folder} {folder.name in self.changed}", {}),
+            slots,
+            memory,
+            lambda named: LowRankAdapter(f"{named.path} {named.name in self.changed}", {}),
             lambda slot, adapter: self.contents.__setitem__(slot, adapter.digest.split()[0]),
         )
 
@@ -87,7 +98,7 @@ def test_every_request_runs_with_its_adapter_in_few_slots(
             pool.enter(running[-1], first=True)
         for adapter in running:
             assert adapter.slot is not None
-            assert pool.contents[adapter.slot] == str(Path(adapter.lora.lora_path))
+            assert pool.contents[adapter.slot] == adapter.named.path
         assert len(pool._held()) <= slots + more
         if running and chance.random() < 0.5:
             done = running.pop(chance.randrange(len(running)))
@@ -138,7 +149,7 @@ def test_changed_files_are_not_taken_for_a_waiting_request_that_knew_others() ->
     pool.reader.finish()
     pool.keep(other)
     assert first.content is None and pool.ids == [2]
-    pool.changed.add("1")
+    pool.changed.add("a1")
     pool.read_next([first])
     pool.reader.finish()
     assert first.error is not None and "have changed" in first.error
@@ -160,3 +171,72 @@ def test_an_adapter_is_checked_even_if_memory_has_no_room() -> None:
     assert checked.error is None
     pool.keep(checked)
     assert pool.ids == [1]
+
+
+class Named(NamedTuple):
+    """The adapters of a request, by number; 0: none."""
+
+    lora: int
+    prompt: int
+    priority: int
+
+
+@given(
+    st.integers(1, 2),
+    st.integers(0, 1),
+    st.integers(1, 2),
+    st.lists(
+        st.builds(Named, st.integers(0, 3), st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=12
+    ),
+    st.integers(0, 999),
+)
+def test_every_request_ends_whatever_adapters_of_both_kinds_it_names(
+    slots: int, more: int, prompts: int, wanted: list[Named], seed: int
+) -> None:
+    """Requests of different priorities arrive, are preempted and end in any order, with few places of each kind."""
+    chance = random.Random(seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(adapter_pool, "ThreadPoolExecutor", Reader)
+        loras = Pool(slots, slots + more)
+        pools = AdapterPools(loras, prompt_pool(prompts))
+    table = BlockTable(BlockPool(60), 4, 32, 4, [None])
+    config = SchedulerConfig(max_num_batched_tokens=16, max_num_seqs=4, enable_chunked_prefill=True)
+    scheduler = Scheduler(config, table, [], True, lambda block_ids: None, adapters=pools)
+    arrivals = list(enumerate(wanted))
+    for turn in range(1000):
+        if arrivals and chance.random() < 0.5:
+            number, named = arrivals.pop(0)
+            scheduler.add(request(pools, str(number), named))
+        scheduler.read_adapters()
+        for reader in (pools.lora._thread, pools.prompt._thread):
+            if reader.work and chance.random() < 0.5:
+                reader.finish(chance.randrange(len(reader.work)))
+        if turn < 100 and chance.random() < 0.2:
+            scheduler.preempt_all()
+        batch = scheduler.schedule()
+        for scheduled in batch:
+            adapters = scheduled.request.adapters
+            assert adapters.lora is None or loras.contents[adapters.slot] == adapters.lora.named.path
+            assert adapters.prompt is None or adapters.prompt.content is not None
+        scheduler.update(batch, [StepResult([7])] * len(sampled_part(batch)))
+        scheduler.check_integrity()
+        if not (arrivals or scheduler.requests):
+            return
+    pytest.fail("a request waits forever")
+
+
+def prompt_pool(count: int) -> AdapterPool[PromptAdapterRequest, PromptAdapter]:
+    """Return a pool whose contents have the paths as their digests."""
+    return AdapterPool(
+        count, count, lambda named: PromptAdapter(named.path, torch.zeros(0)), lambda slot, adapter: None
+    )
+
+
+def request(pools: AdapterPools, name: str, named: Named) -> GenerationRequest:
+    made = GenerationRequest(name, [3] * 9, 9, SamplingParams(), 5, num_virtual=4 if named.prompt else 0)
+    made.priority = named.priority
+    made.adapters = pools.open(
+        lora(named.lora) if named.lora else None,
+        PromptAdapterRequest("p", named.prompt, f"/p/{named.prompt}", 4) if named.prompt else None,
+    )
+    return made

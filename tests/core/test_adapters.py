@@ -1,12 +1,16 @@
 """LoRA adapters in the engine: the output of PEFT's own model, whatever else is in the batch."""
 
+import re
 import shutil
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from adapters import greedy, save_lora
+from native_kernels import needs_kernels
+from step_counts import Counts
 from transformers import LlamaForCausalLM
 
 from engine_server import (
@@ -15,10 +19,8 @@ from engine_server import (
     LLMEngine,
     LoRARequest,
     SamplingParams,
-    StatLoggerBase,
 )
-from engine_server.requests.scheduler_stats import SchedulerStats
-from engine_server.telemetry.stats import IterationStats
+from engine_server.modeling.graphs import step_programs
 
 PROMPTS = [[3, 4, 5, 6], [7, 8, 9] * 9, [11, 12]]
 NEW_TOKENS = 6
@@ -53,26 +55,16 @@ def tuned(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Tuned:
     return Tuned(tiny_llama, adapters, expected)
 
 
-class Counts(StatLoggerBase):
-    def __init__(self, config: object = None, engine_index: int = 0) -> None:
-        self.preemptions = self.hits = self.replayed = 0
-
-    def record(self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats | None) -> None:
-        if scheduler_stats:
-            self.preemptions += scheduler_stats.num_preemptions
-            self.hits += scheduler_stats.prefix_cache_hits
-            self.replayed += scheduler_stats.replayed
-
-    def log_engine_initialized(self) -> None: ...
-
-
 def start(tuned: Tuned, counts: Counts | None = None, **options: Any) -> LLMEngine:
     usual = {
         "max_loras": 2, "max_cpu_loras": 3, "max_lora_rank": 8, "max_num_batched_tokens": 16, "max_num_seqs": 8,
         "num_gpu_blocks_override": 64,
     }  # fmt: skip
     args = EngineArgs(
-        model=str(tuned.base), dtype="float32", skip_tokenizer_init=True, enable_lora=True, **usual | options
+        model=str(tuned.base),
+        dtype="float32",
+        skip_tokenizer_init=True,
+        **{"enable_lora": True} | usual | options,
     )
     return LLMEngine.from_engine_args(args, stat_loggers={"counts": counts or Counts()})
 
@@ -105,6 +97,21 @@ def test_mixed_batches_give_pefts_output(tuned: Tuned, finish, enforce_eager: bo
     hits = counts.hits
     assert outputs(engine, tuned, finish) == tuned.expected  # from the cache, which adapters don't share
     assert counts.hits > hits
+
+
+@needs_kernels
+def test_steps_without_adapters_have_the_program_of_an_engine_that_takes_none(
+    tuned: Tuned, caplog: pytest.LogCaptureFixture
+) -> None:
+    def recorded(**options: Any) -> list[str]:
+        caplog.clear()
+        with caplog.at_level("INFO", logger=step_programs.__name__):
+            start(tuned, **options)
+        return [re.sub(r" in [0-9.]+ s", "", message) for message in caplog.messages]
+
+    (without,) = recorded(enable_lora=False)
+    unused, used = recorded()
+    assert unused == without != used
 
 
 def test_preempted_requests_go_on_with_their_adapter(tuned: Tuned, finish) -> None:
@@ -254,3 +261,13 @@ def test_many_adapters_share_few_slots(tuned: Tuned, tmp_path: Path, finish) -> 
         expected = greedy(model, paths[number], PROMPTS[0], NEW_TOKENS)
         assert found[f"0 {number}"] == found[f"1 {number}"] == expected
     assert found["1 base"] == tuned.expected[None][0]
+
+
+def test_caller_waits_for_an_adapter_without_polling(tuned: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller that polls would keep the interpreter from the thread that reads."""
+    engine = start(tuned)
+    operations, polls = engine._core.operations, count()
+    finished = operations.finished
+    monkeypatch.setattr(operations, "finished", lambda: (next(polls), finished())[1])
+    assert engine.add_lora(tuned.adapters["attention"])
+    assert next(polls) == 1

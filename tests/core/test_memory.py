@@ -39,13 +39,13 @@ def test_cache_size_leaves_room_for_the_largest_step_and_the_spared_share(a_gpu,
     layout = lay_out([LayerShape(kv_heads=8, key_dim=128, value_dim=128)] * 32, 4096)
     block = 16 * 32 * 8 * 256 * 2
     config = EngineArgs(model=str(tiny_llama), skip_tokenizer_init=True).create_engine_config().cache_config
-    blocks = num_blocks(config, layout, torch.bfloat16, GPU, 4096)
+    blocks = num_blocks(config, [(layout, torch.bfloat16)], GPU, 4096)
     assert blocks == (50 - 6 - 8) * GIB // block
     sizes = "131072 MiB of cuda memory needed, 36864 MiB available"
     with pytest.raises(
         ValueError, match=f"needs 65536 blocks .* room for 18432: {sizes}.* raise gpu_memory_utilization"
     ):
-        num_blocks(config, layout, torch.bfloat16, GPU, 1 << 20)
+        num_blocks(config, [(layout, torch.bfloat16)], GPU, 1 << 20)
 
 
 def test_out_of_memory_error_names_sizes_and_advice(a_gpu) -> None:

@@ -60,7 +60,7 @@ def test_decode_step_sends_other_ranks_no_block_table(scheduler: Scheduler) -> N
 
 
 def test_decode_step_copies_no_block_table(scheduler: Scheduler) -> None:
-    staging = Staging(200_000, scheduler.table.ids.shape, CpuPlatform())
+    staging = Staging(200_000, 200_000, scheduler.table.ids.shape, CpuPlatform())
     batch = scheduler.schedule()
     inputs, _ = model_inputs(batch, scheduler.table, False)
     staging.put(inputs.step, inputs.sampling, 0, inputs.table_changes)

@@ -21,6 +21,7 @@ from engine_server.modeling.adapters.peft_folder import (
 )
 
 CONTENT = {"peft_type": "LORA", "r": 2, "lora_alpha": 4}
+EXPERTS = {"mlp.experts.down_proj": 2, "mlp.experts.gate_up_proj": 3}
 KEY = "base_model.model.model.layers.0.self_attn.{}_proj.lora_{}.weight"
 
 
@@ -28,10 +29,17 @@ def pair(name: str = "q", rank: int = 2) -> dict[str, Tensor]:
     return {KEY.format(name, "A"): torch.ones(rank, 6), KEY.format(name, "B"): torch.ones(8, rank)}
 
 
+def stacked(wrapped: str, rows: int) -> dict[str, Tensor]:
+    """Return the update of a stack of experts, whose numbers show their places."""
+    name = f"base_model.model.mlp.experts{wrapped}.lora_{{}}.weight"
+    numbers = torch.arange(rows, dtype=torch.float32)
+    return {name.format("A"): numbers[:, None].repeat(1, 6), name.format("B"): numbers.repeat(8, 1)}
+
+
 def read(folder: Path, settings: dict[str, Any], tensors: dict[str, Tensor]) -> LowRankAdapter:
     (folder / CONFIG).write_text(json.dumps(CONTENT | settings))
     save_file(tensors, folder / WEIGHTS)
-    return read_low_rank_adapter(folder, 4, 1 << 20)
+    return read_low_rank_adapter(folder, 4, 1 << 20, EXPERTS)
 
 
 @pytest.mark.parametrize(
@@ -43,6 +51,7 @@ def read(folder: Path, settings: dict[str, Any], tensors: dict[str, Tensor]) -> 
         ({"alpha_pattern": {"proj": 6}}, 2, 2.0),  # no whole name
         ({"rank_pattern": {r"layers\.0\.self_attn\.q_proj": 4}}, 4, 1.0),
         ({"rank_pattern": {"^model.layers.0.self_attn.q_proj$": 4}}, 4, 1.0),
+        ({"rank_pattern": {r".*\.q_proj": 4}}, 4, 1.0),
     ],
 )
 def test_factors_are_those_of_peft(
@@ -52,6 +61,20 @@ def test_factors_are_those_of_peft(
     (update,) = adapter.pairs.values()
     assert update.a.shape == (rank, 6) and update.b.shape == (rank, 8)
     torch.testing.assert_close(update.b, torch.full((rank, 8), factor))
+
+
+def test_stacked_updates_are_those_of_each_expert(tmp_path: Path) -> None:
+    """PEFT wraps the experts once for each parameter, gate_up_proj first, and interleaves the columns of B."""
+    targets = {"target_parameters": ["mlp.experts.down_proj", "mlp.experts.gate_up_proj"], "lora_alpha": 2}
+    adapter = read(tmp_path, targets, stacked("", 4) | stacked(".base_layer", 6))
+    assert adapter.pairs.keys() == {
+        f"{name}.{number}" for name, count in EXPERTS.items() for number in range(count)
+    }
+    for name, count in EXPERTS.items():
+        for number in range(count):
+            a, b = adapter.pairs[f"{name}.{number}"]
+            assert a[:, 0].tolist() == [2 * number, 2 * number + 1]
+            assert b[:, 0].tolist() == [number, number + count]
 
 
 def test_digest_depends_on_both_files(tmp_path: Path) -> None:
@@ -69,9 +92,15 @@ def test_digest_depends_on_both_files(tmp_path: Path) -> None:
         ({"bias": "all"}, pair(), "bias is 'all', which is not supported"),
         ({"modules_to_save": ["lm_head"]}, pair(), "modules_to_save is .*, which is not supported"),
         (
-            {"target_parameters": ["experts.down_proj"]},
+            {"target_parameters": ["q_proj.weight"]},
             pair(),
-            "target_parameters is .*, which is not supported",
+            "target_parameters has 'q_proj.weight'; gate_up_proj and down_proj of experts are supported",
+        ),
+        ({"target_parameters": "down_proj"}, pair(), "target_parameters: Expected `array`, got `str`"),
+        (
+            {"target_parameters": ["experts.down_proj"], "r": 3},
+            stacked("", 4),
+            r"2 experts, and .* rank 3 for each",
         ),
         ({"init_lora_weights": "pissa"}, pair(), "'pissa', which changes the base model's weights"),
         ({"r": None}, pair(), "no valid r, lora_alpha"),
@@ -97,14 +126,14 @@ def test_an_adapter_that_cannot_be_used_is_refused(
 
 def test_missing_and_large_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(AdapterError, match=r"adapter_config.json can't be read"):
-        read_low_rank_adapter(tmp_path, 4, 1000)
+        read_low_rank_adapter(tmp_path, 4, 1000, {})
     (tmp_path / CONFIG).write_text(json.dumps(CONTENT))
     (tmp_path / "adapter_model.bin").write_bytes(b"a pickle")
     with pytest.raises(AdapterError, match=r"has no adapter_model.safetensors"):
-        read_low_rank_adapter(tmp_path, 4, 1000)
+        read_low_rank_adapter(tmp_path, 4, 1000, {})
     save_file({key: tensor.repeat(1, 50) for key, tensor in pair().items()}, tmp_path / WEIGHTS)
     with pytest.raises(AdapterError, match=r"bytes; an adapter of rank 4.* has at most 1000"):
-        read_low_rank_adapter(tmp_path, 4, 1000)
+        read_low_rank_adapter(tmp_path, 4, 1000, {})
 
 
 @given(st.binary(max_size=200), st.integers(0, 300), st.integers(0, 400))
@@ -117,7 +146,7 @@ def test_damaged_weights_are_refused_or_read(
     whole = (folder / WEIGHTS).read_bytes()
     (folder / WEIGHTS).write_bytes(whole[:start] + garbage + whole[end:])
     try:
-        adapter = read_low_rank_adapter(folder, 4, 1 << 20)
+        adapter = read_low_rank_adapter(folder, 4, 1 << 20, {})
     except AdapterError:
         return
     assert all(part.isfinite().all() for update in adapter.pairs.values() for part in update)

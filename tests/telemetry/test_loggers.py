@@ -19,6 +19,7 @@ from engine_server.config import (
     ModelConfig,
     ParallelConfig,
     SchedulerConfig,
+    SpeculativeConfig,
 )
 from engine_server.requests.scheduler_stats import SchedulerStats
 from engine_server.telemetry.loggers import LoggingStatLogger, PrometheusStatLogger, StatLoggerBase
@@ -193,6 +194,79 @@ def test_logging_writes_one_line_per_interval_of_work(caplog: pytest.LogCaptureF
     assert "generation 3.0 tok/s, running 0, waiting 5" in caplog.messages[1]
     logger.log()
     assert len(caplog.messages) == 2
+
+
+def a_speculating_config() -> EngineConfig:
+    config = SpeculativeConfig(method="ngram", num_speculative_tokens=3)
+    return msgspec.structs.replace(a_config(), speculative_config=config)
+
+
+DRAFTS = SchedulerStats(num_drafts=2, num_draft_tokens=5, num_accepted_tokens=3, accepted_per_position=[2, 1])
+
+
+def test_prometheus_counts_drafts_and_those_accepted_by_position() -> None:
+    registry = CollectorRegistry()
+    logger = PrometheusStatLogger(a_speculating_config(), registry=registry)
+    for stats in (DRAFTS, SchedulerStats(), DRAFTS):
+        logger.record(stats, None)
+
+    values = scrape(registry)
+    assert values[key("spec_decode_num_drafts_total")] == 4
+    assert values[key("spec_decode_num_draft_tokens_total")] == 10
+    assert values[key("spec_decode_num_accepted_tokens_total")] == 6
+    accepted = [
+        values[key("spec_decode_num_accepted_tokens_per_pos_total", position=str(i))] for i in range(3)
+    ]
+    assert accepted == [4, 2, 0]
+
+
+def test_metrics_of_drafts_are_exported_with_speculative_decoding_alone() -> None:
+    registry = CollectorRegistry()
+    PrometheusStatLogger(a_config(), registry=registry).record(SchedulerStats(), STEP)
+
+    assert not [name for name, _ in scrape(registry) if "spec_decode" in name]
+
+
+def test_drafts_of_an_engine_are_counted(tiny_llama: Path, finish, tiny_params) -> None:
+    registry = CollectorRegistry()
+    arguments = EngineArgs(
+        model=str(tiny_llama), served_model_name="small", dtype="float32", skip_tokenizer_init=True, max_num_seqs=1,
+        num_gpu_blocks_override=32,
+        speculative_config={"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1},
+    )  # fmt: skip
+    factory = partial(PrometheusStatLogger, registry=registry)
+    engine = LLMEngine.from_engine_args(arguments, stat_loggers={"prometheus": factory})
+    repetitive = {"prompt_token_ids": [5, 6, 7] * 9}
+    engine.add_request("one", repetitive, tiny_params(max_tokens=200, ignore_eos=True))
+    finish(engine)
+
+    values = scrape(registry)
+    requests, drafts, accepted = (
+        values[key(f"spec_decode_num_{name}_total")] for name in ("drafts", "draft_tokens", "accepted_tokens")
+    )
+    by_position = [
+        values[key("spec_decode_num_accepted_tokens_per_pos_total", position=str(position))]
+        for position in range(3)
+    ]
+    assert 0 < requests <= drafts <= 3 * requests
+    assert sum(by_position) == accepted <= drafts
+    assert by_position == sorted(by_position, reverse=True)
+    assert values[key("generation_tokens_total")] == 200
+
+
+def test_log_line_has_the_acceptance_of_drafts(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "engine_server.telemetry.loggers")
+    times = iter([0.0, 1.0, 2.0, 3.0])
+    logger = LoggingStatLogger(a_speculating_config(), clock=lambda: next(times))
+    for stats in (DRAFTS, DRAFTS):
+        logger.record(stats, STEP)
+    logger.log()
+    for stats in (SchedulerStats(), SchedulerStats()):
+        logger.record(stats, STEP)
+    logger.log()
+
+    assert caplog.messages[0].endswith("drafts accepted 60.0 %, mean acceptance length 2.50")
+    assert caplog.messages[1].endswith("drafts accepted 0.0 %, mean acceptance length 1.00")
 
 
 def test_stat_logger_without_record_cannot_be_created() -> None:

@@ -2,18 +2,24 @@
 
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
 
 from engine_server.modeling.adapters.peft_folder import LowRankAdapter
-from engine_server.requests.adapters import LoRARequest
+from engine_server.modeling.adapters.prompt_folder import PromptAdapter
+from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
+
+R = TypeVar("R", LoRARequest, PromptAdapterRequest)
+C = TypeVar("C", LowRankAdapter, PromptAdapter)
 
 
 @dataclass(eq=False, slots=True)
-class Adapter:
+class Adapter(Generic[R, C]):
     """An adapter, and the requests that need it."""
 
-    lora: LoRARequest
+    # As requests name it.
+    named: R
     # Its content, or the reason why it can't be used. None: it isn't in memory.
-    reading: Future[LowRankAdapter] | None = None
+    reading: Future[C] | None = None
     # The digest of its content, once it was in memory.
     digest: str | None = None
     slot: int | None = None
@@ -42,11 +48,41 @@ class Adapter:
         """The reason why it can't be used."""
         if self.reading is None or not self.reading.done() or self.reading.exception() is None:
             return None
-        return f"the adapter {self.lora.lora_name} can't be loaded: {self.reading.exception()}"
+        return f"the adapter {self.named.name} can't be loaded: {self.reading.exception()}"
 
     @property
-    def content(self) -> LowRankAdapter | None:
+    def content(self) -> C | None:
         """Its content, if it is in memory."""
         if self.reading is None or not self.reading.done() or self.reading.exception() is not None:
             return None
         return self.reading.result()
+
+
+class RequestAdapters(NamedTuple):
+    """The adapters of a request, of each kind one at most."""
+
+    lora: Adapter[LoRARequest, LowRankAdapter] | None = None
+    prompt: Adapter[PromptAdapterRequest, PromptAdapter] | None = None
+
+    @property
+    def settled(self) -> bool:
+        """True once the contents are in memory, or can't be."""
+        return (self.lora is None or self.lora.settled) and (self.prompt is None or self.prompt.settled)
+
+    @property
+    def error(self) -> str | None:
+        """The reason why one of them can't be used."""
+        return (self.lora.error if self.lora else None) or (self.prompt.error if self.prompt else None)
+
+    @property
+    def slot(self) -> int:
+        """The slot of a running request's LoRA adapter; -1 for none."""
+        return -1 if self.lora is None or self.lora.slot is None else self.lora.slot
+
+    @property
+    def digests(self) -> list[str | None]:
+        """The digests of the contents, which identify their kinds too."""
+        return [adapter.digest for adapter in self if adapter is not None]
+
+
+NO_ADAPTERS = RequestAdapters()

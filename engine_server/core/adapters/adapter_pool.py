@@ -4,37 +4,33 @@ import itertools
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from operator import attrgetter
-from pathlib import Path
+from typing import Generic
 
-from engine_server.config import LoRAConfig
-from engine_server.core.adapters.adapter import Adapter
-from engine_server.modeling.adapters.peft_folder import AdapterError, LowRankAdapter
-from engine_server.requests.adapters import LoRARequest
+from engine_server.core.adapters.adapter import Adapter, C, R
+from engine_server.modeling.adapters.peft_folder import AdapterError
 
 by_last_use = attrgetter("last_use")
 
 
-class AdapterPool:
-    """The adapters of a core. They are read in a thread, so that steps go on, and copied to a slot before a step.
+class AdapterPool(Generic[R, C]):
+    """The adapters of one kind. They are read in a thread, so that steps go on, and copied to a slot before a step.
 
     An adapter stays in memory while a request that has started needs it, and in its slot while one runs, so that a
     request has one content from its first step to its last.
 
-    read: returns the content of a folder, or raises AdapterError. put: copies a content to a slot.
+    num_slots: different adapters in a step. capacity: adapters in the host's memory.
+    read: returns an adapter's content, or raises AdapterError. put: copies a content to a slot.
     """
 
     def __init__(
-        self,
-        config: LoRAConfig,
-        read: Callable[[Path], LowRankAdapter],
-        put: Callable[[int, LowRankAdapter], None],
+        self, num_slots: int, capacity: int, read: Callable[[R], C], put: Callable[[int, C], None]
     ) -> None:
-        self._config = config
-        self._read = read
-        self._put = put
+        self._capacity = capacity
+        self._read: Callable[[R], C] = read
+        self._put: Callable[[int, C], None] = put
         self._thread = ThreadPoolExecutor(1, "adapters")
-        self._adapters: dict[int, Adapter] = {}
-        self._slots: list[Adapter | None] = [None] * config.max_loras
+        self._adapters: dict[int, Adapter[R, C]] = {}
+        self._slots: list[Adapter[R, C] | None] = [None] * num_slots
         self._uses = itertools.count(1)
 
     @property
@@ -44,28 +40,28 @@ class AdapterPool:
 
     # Requests
 
-    def open(self, lora: LoRARequest) -> Adapter:
+    def open(self, named: R) -> Adapter[R, C]:
         """Return the adapter of a new request, which may not be in memory yet."""
-        adapter = self._find(lora)
+        adapter = self._find(named)
         adapter.num_requests += 1
         return adapter
 
-    def read_next(self, adapters: Iterable[Adapter]) -> None:
+    def read_next(self, adapters: Iterable[Adapter[R, C]]) -> None:
         """Start to read adapters for which memory has room. adapters: those of the waiting requests, in their order.
 
         One that an earlier request waits for is not replaced by that of a later one.
         """
-        earlier: set[Adapter] = set()
+        earlier: set[Adapter[R, C]] = set()
         for adapter in adapters:
             if adapter.reading is None and not self._start(adapter, earlier):
                 return
             earlier.add(adapter)
 
-    def can_run(self, adapter: Adapter) -> bool:
+    def can_run(self, adapter: Adapter[R, C]) -> bool:
         """Return True if the adapter is in memory, and has a slot or can get one."""
         return adapter.content is not None and (adapter.slot is not None or self._free_slot() is not None)
 
-    def enter(self, adapter: Adapter, first: bool) -> None:
+    def enter(self, adapter: Adapter[R, C], first: bool) -> None:
         """Count a request that runs from now on, and give its adapter a slot; `first`: it has not run before."""
         adapter.num_running += 1
         adapter.num_started += first
@@ -77,11 +73,11 @@ class AdapterPool:
             self._put(slot, content)
             self._slots[slot], adapter.slot = adapter, slot
 
-    def leave(self, adapter: Adapter) -> None:
+    def leave(self, adapter: Adapter[R, C]) -> None:
         """Count a request that stops running."""
         adapter.num_running -= 1
 
-    def close(self, adapter: Adapter, started: bool) -> None:
+    def close(self, adapter: Adapter[R, C], started: bool) -> None:
         """Forget a request that has ended."""
         adapter.num_requests -= 1
         adapter.num_started -= started
@@ -90,40 +86,40 @@ class AdapterPool:
 
     # Operations
 
-    def add(self, lora: LoRARequest) -> Adapter:
+    def add(self, named: R) -> Adapter[R, C]:
         """Start to read an adapter that no request needs yet. `keep` must be called once that is done."""
-        adapter = self._find(lora)
+        adapter = self._find(named)
         adapter.last_use = next(self._uses)
         if adapter.reading is None and not self._start(adapter, set()):
             adapter.reading = self._thread.submit(self._read_again, adapter)  # to find errors
         return adapter
 
-    def keep(self, adapter: Adapter) -> None:
+    def keep(self, adapter: Adapter[R, C]) -> None:
         """Keep an adapter that was read for `add`, unless it can't be used or memory has no room."""
         unused = not (adapter.num_requests or adapter.pinned)
-        if unused and (adapter.content is None or len(self._held()) > self._config.max_cpu_loras):
+        if unused and (adapter.content is None or len(self._held()) > self._capacity):
             self._evict(adapter)
 
-    def remove(self, lora_int_id: int) -> bool:
+    def remove(self, adapter_id: int) -> bool:
         """Remove an adapter; requests that have it go on. Return False if it isn't in memory."""
-        adapter = self._adapters.get(lora_int_id)
+        adapter = self._adapters.get(adapter_id)
         if adapter is None or adapter.content is None:
             return False
         adapter.removed, adapter.pinned = True, False
-        del self._adapters[lora_int_id]
+        del self._adapters[adapter_id]
         if not adapter.num_requests:
             self._forget(adapter)
         return True
 
-    def pin(self, lora_int_id: int) -> None:
+    def pin(self, adapter_id: int) -> None:
         """Keep an adapter in memory and, once it has run, in its slot. Raises AdapterError if that can't be."""
-        adapter = self._adapters.get(lora_int_id)
+        adapter = self._adapters.get(adapter_id)
         if adapter is None or adapter.content is None:
-            raise AdapterError(f"there is no adapter {lora_int_id} in memory; add_lora loads it")
+            raise AdapterError(f"there is no adapter {adapter_id} in memory; add_lora loads it")
         pinned = sum(one.pinned for one in self._adapters.values() if one is not adapter)
-        if pinned + 1 >= self._config.max_loras:
+        if pinned + 1 >= len(self._slots):
             raise AdapterError(
-                f"max_loras is {self._config.max_loras} and {pinned} adapters are pinned; one slot stays for the others"
+                f"max_loras is {len(self._slots)} and {pinned} adapters are pinned; one slot stays for the others"
             )
         adapter.pinned = True
 
@@ -132,20 +128,20 @@ class AdapterPool:
         for slot in range(len(self._slots)):
             self._vacate(slot)
 
-    def _find(self, lora: LoRARequest) -> Adapter:
-        known = self._adapters.get(lora.lora_int_id)
-        if known is not None and known.error is None and known.lora.lora_path != lora.lora_path:
-            return unusable(
-                lora,
-                f"lora_int_id {lora.lora_int_id} is the adapter in {known.lora.lora_path}; another needs another id",
-            )
+    def _find(self, named: R) -> Adapter[R, C]:
+        known = self._adapters.get(named.adapter_id)
+        if known is not None and known.error is None and known.named.content != named.content:
+            error = f"its id {named.adapter_id} is that of {known.named.content}; another needs another id"
+            reading: Future[C] = Future()
+            reading.set_exception(AdapterError(error))
+            return Adapter(named, reading)
         if known is None or known.error is not None:
-            known = self._adapters[lora.lora_int_id] = Adapter(lora)
+            known = self._adapters[named.adapter_id] = Adapter(named)
         return known
 
-    def _start(self, adapter: Adapter, kept: set[Adapter]) -> bool:
+    def _start(self, adapter: Adapter[R, C], kept: set[Adapter[R, C]]) -> bool:
         """Start to read an adapter; return False if memory has no room, even without those that nobody needs."""
-        if len(self._held()) >= self._config.max_cpu_loras:
+        if len(self._held()) >= self._capacity:
             idle = [
                 one
                 for one in self._held()
@@ -157,15 +153,15 @@ class AdapterPool:
         adapter.reading = self._thread.submit(self._read_again, adapter)
         return True
 
-    def _held(self) -> list[Adapter]:
+    def _held(self) -> list[Adapter[R, C]]:
         """Return the adapters that are in memory or being read."""
         return [one for one in self._adapters.values() if one.reading is not None and one.error is None]
 
-    def _read_again(self, adapter: Adapter) -> LowRankAdapter:
-        content = self._read(Path(adapter.lora.lora_path))
+    def _read_again(self, adapter: Adapter[R, C]) -> C:
+        content = self._read(adapter.named)
         if adapter.digest not in (None, content.digest):
             raise AdapterError(
-                f"the files in {adapter.lora.lora_path} have changed; another content needs another lora_int_id"
+                f"the files in {adapter.named.path} have changed; another content needs another id"
             )
         adapter.digest = content.digest
         return content
@@ -179,7 +175,7 @@ class AdapterPool:
         ]
         return min(owners)[1] if owners else None
 
-    def _evict(self, adapter: Adapter) -> None:
+    def _evict(self, adapter: Adapter[R, C]) -> None:
         adapter.reading = None
         if adapter.slot is not None:
             self._vacate(adapter.slot)
@@ -191,15 +187,8 @@ class AdapterPool:
         if owner is not None:
             owner.slot = self._slots[slot] = None
 
-    def _forget(self, adapter: Adapter) -> None:
-        if self._adapters.get(adapter.lora.lora_int_id) is adapter:
-            del self._adapters[adapter.lora.lora_int_id]
+    def _forget(self, adapter: Adapter[R, C]) -> None:
+        if self._adapters.get(adapter.named.adapter_id) is adapter:
+            del self._adapters[adapter.named.adapter_id]
         if adapter.slot is not None:
             self._vacate(adapter.slot)
-
-
-def unusable(lora: LoRARequest, reason: str) -> Adapter:
-    """Return an adapter that can't be loaded."""
-    reading: Future[LowRankAdapter] = Future()
-    reading.set_exception(AdapterError(reason))
-    return Adapter(lora, reading)

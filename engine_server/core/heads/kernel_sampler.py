@@ -14,11 +14,11 @@ from engine_server.modeling.platform.interface import Platform
 class KernelSampler:
     """Static tensors with a row for each request that samples, so that `sample` can be captured in a CUDA graph."""
 
-    def __init__(self, max_num_seqs: int, platform: Platform) -> None:
+    def __init__(self, max_num_rows: int, platform: Platform) -> None:
         self._platform, device = platform, platform.device
-        self.parameters = torch.zeros(max_num_seqs, WORDS.value, dtype=torch.int32, device=device)
-        self._tokens = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
-        self._largest = torch.zeros(max_num_seqs, dtype=torch.float32, device=device)
+        self.parameters = torch.zeros(max_num_rows, WORDS.value, dtype=torch.int32, device=device)
+        self._tokens = torch.zeros(max_num_rows, dtype=torch.int64, device=device)
+        self._largest = torch.zeros(max_num_rows, dtype=torch.float32, device=device)
         self._requests: list[Request] = []
         self._records = np.zeros(0, PARAMETERS)
         self._graphs: StepGraphs | None = None
@@ -44,7 +44,7 @@ class KernelSampler:
         return self._tokens[: len(logits)], self._largest[: len(logits)]
 
     def capture(self, logits: Tensor) -> None:
-        """Capture sampling from `logits` [max_num_seqs, vocabulary], the buffer of captured steps."""
+        """Capture sampling from `logits` [max_num_rows, vocabulary], the buffer of captured steps."""
 
         def run(size: int) -> None:
             tokens, largest = sample(logits[:size], self.parameters)

@@ -37,7 +37,7 @@ class PromptChunk(NamedTuple):
             return
         count = ranked[-1].shape[1]
         # A preempted prompt is computed again.
-        del self.request.prompt_logprobs[self.first :]
+        del self.request.prompt_logprobs[self.first - self.request.num_virtual :]
         self.request.prompt_logprobs += token_logprobs(ranked, [count] * len(self.rows))
 
 
@@ -52,7 +52,7 @@ def prompt_chunks(batch: Batch, starts: IntArray) -> list[PromptChunk]:
         if not isinstance(request, GenerationRequest) or request.prompt_logprobs is None:
             continue
         end = min(scheduled.end, request.num_prompt - 1)
-        for first in range(scheduled.start, end, ROWS):
+        for first in range(max(scheduled.start, request.num_virtual), end, ROWS):
             positions = np.arange(first, min(first + ROWS, end))
             chunks.append(PromptChunk(request, first, start + positions - scheduled.start))
     return chunks

@@ -91,7 +91,7 @@ class Sampler:
         model: LanguageModel,
         pipeline: LogitsPipeline,
         logprobs_mode: LogprobsMode,
-        max_num_seqs: int,
+        max_num_rows: int,
         platform: Platform,
         timer: DeviceTimer,
     ) -> None:
@@ -106,7 +106,7 @@ class Sampler:
         if platform.samples_by_kernel:
             from engine_server.core.heads import kernel_sampler
 
-            self.kernels = kernel_sampler.KernelSampler(max_num_seqs, platform)
+            self.kernels = kernel_sampler.KernelSampler(max_num_rows, platform)
 
     @torch.inference_mode()
     def launch(self, states: HiddenStates, masks: TokenMasks | None) -> PendingTokens:

@@ -27,7 +27,7 @@ class CustomProcessors:
         for index, scheduled in rows:
             request = scheduled.request
             assert isinstance(request, GenerationRequest)
-            row, token_ids = logits[index], request.token_ids[: scheduled.end]
+            row, token_ids = logits[index], request.token_ids[request.num_virtual : scheduled.end]
             for path in request.params.logits_processors or ():
                 try:
                     row.copy_(self._processors[path](token_ids.copy(), row))

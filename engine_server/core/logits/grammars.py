@@ -75,10 +75,16 @@ class Grammars:
         """
         masked: list[MaskedRow] = []
         errors: dict[int, str] = {}
+        matcher: Matcher | None = None
+        previous: Request | None = None
         for row, scheduled in enumerate(sampled_part(batch)):
             if not isinstance(scheduled.request, GenerationRequest):
                 continue
-            rules, matcher = self._rules.get(scheduled), scheduled.request.matcher
+            rules = self._rules.get(scheduled)
+            if scheduled.request is not previous:
+                previous, matcher = scheduled.request, scheduled.request.matcher
+            elif matcher is not None:
+                matcher = matcher.fork()  # the request's own moves along no drafts
             if rules is not None and not rules.apply_to(scheduled.output_index):
                 rules = None
             if matcher is not None:

@@ -1,5 +1,7 @@
 """Penalties on a request's earlier tokens: CTRL's (Keskar et al., 2019) for repetition, and OpenAI's two."""
 
+from collections import Counter
+
 import torch
 from torch import Tensor
 
@@ -30,21 +32,42 @@ class Penalties:
         # The parameters of the latest step's requests: repetition, frequency and presence, [n, 1] each.
         self._requests: list[Request] = []
         self._parameters = torch.empty(3, 0, 1, device=platform.device)
-        # Of the latest `apply`: rows of the logits, rows of the tables, and numbers of tokens, [3, n].
+        # `_place` of each request's last row in the latest `apply`.
         self._places = torch.empty(3, 0, dtype=torch.int64, device=platform.device)
 
     def applies_to(self, params: SamplingParams) -> bool:
         return params.penalises
 
     def apply(self, logits: Tensor, rows: list[Row]) -> dict[int, str]:
+        first, *others = waves(rows)
+        self._places = self._penalise(logits, first)
+        for wave in others:
+            self._count_drafts(wave)
+            self._penalise(logits, wave)
+        if others:
+            last = {row.scheduled.row: row for row in rows}
+            self._places = self._place(list(last.values()))
+        return {}
+
+    def observe(self, tokens: Tensor) -> None:
+        rows, kept, lengths = self._places
+        self._counts[kept, tokens[rows]] += 1
+        self._token_ids[kept, lengths] = tokens[rows].int()
+
+    def _place(self, rows: list[Row]) -> Tensor:
+        """Return each row's row of the logits, row of the tables and number of tokens, [3, n]."""
+        places = [(index, scheduled.row, scheduled.end) for index, scheduled in rows]
+        return self._platform.to_device(places).T
+
+    def _penalise(self, logits: Tensor, rows: list[Row]) -> Tensor:
+        """Change one row of logits of each request, by the tokens before it; return the result of `_place`."""
         for _, scheduled in rows:
             if self._counted.get(scheduled.row) != (scheduled.request, scheduled.end):
                 self._count_all(scheduled.row, scheduled.request, scheduled.end)
             self._counted[scheduled.row] = scheduled.request, scheduled.end + 1
         self._load_parameters([scheduled.request for _, scheduled in rows])
-        places = [(index, scheduled.row, scheduled.end) for index, scheduled in rows]
-        self._places = self._platform.to_device(places).T
-        own, kept = self._places[:2].unsqueeze(2)
+        places = self._place(rows)
+        own, kept = places[:2].unsqueeze(2)
         repetition, frequency, presence = self._parameters
         longest = max(scheduled.end for _, scheduled in rows)
         # A token that occurs twice in a request is written twice with the same value.
@@ -53,16 +76,20 @@ class Penalties:
         repeated = torch.where(values > 0, values / repetition, values * repetition)
         times = seen & (IN_PROMPT - 1)
         logits[own, tokens] = repeated - times * frequency - (times > 0) * presence
-        return {}
+        return places
 
-    def observe(self, tokens: Tensor) -> None:
-        rows, kept, lengths = self._places
-        self._counts[kept, tokens[rows]] += 1
-        self._token_ids[kept, lengths] = tokens[rows].int()
+    def _count_drafts(self, rows: list[Row]) -> None:
+        """Count the draft that each row follows. After a wrong one, all of the request's tokens are counted again."""
+        drafts = [(one.row, one.start, one.request.token_ids[one.start]) for _, one in rows]
+        kept, places, tokens = self._platform.to_device(drafts).T
+        self._counts[kept, tokens] += 1
+        self._token_ids[kept, places] = tokens.int()
 
     def _count_all(self, row: int, request: Request, length: int) -> None:
         """Count the first `length` tokens of a request that is new in its row."""
-        token_ids = self._platform.to_device(request.token_ids[:length])
+        own = request.token_ids[request.num_virtual : length]
+        # A token of the prompt stands for virtual ones, which have no penalty.
+        token_ids = self._platform.to_device(own[:1] * request.num_virtual + own)
         self._token_ids[row] = token_ids[0]
         self._token_ids[row, :length] = token_ids
         counts = self._counts[row].zero_()
@@ -76,3 +103,16 @@ class Penalties:
         params = [request.params for request in requests if isinstance(request, GenerationRequest)]
         values = [(p.repetition_penalty, p.frequency_penalty, p.presence_penalty) for p in params]
         self._requests, self._parameters = requests, self._platform.to_device(values).T.unsqueeze(2)
+
+
+def waves(rows: list[Row]) -> list[list[Row]]:
+    """Split rows by how many rows of the same request come before them; a request's last row may follow drafts."""
+    result: list[list[Row]] = []
+    seen: Counter[int] = Counter()
+    for row in rows:
+        depth = seen[row.scheduled.row]
+        seen[row.scheduled.row] += 1
+        if depth == len(result):
+            result.append([])
+        result[depth].append(row)
+    return result

@@ -1,12 +1,18 @@
 """The requests of one step, and their tokens in it."""
 
+from collections.abc import Iterable
+from itertools import groupby
 from typing import NamedTuple
 
-from engine_server.core.scheduling.request import Request
+from engine_server.core.scheduling.request import UNKNOWN, Request
 
 
 class Scheduled(NamedTuple):
-    """A request's part of a step: its tokens from `start` to `start + num_tokens`."""
+    """A request's part of a step: its tokens from `start` to `start + num_tokens`.
+
+    A request whose step verifies k drafts has k + 1 consecutive parts of one token each: its last token, then the
+    drafts. Each part samples, so the rest of the step needs no notion of drafts.
+    """
 
     request: Request
     # The request's row of the block table during the step; the request may have left it when results arrive.
@@ -16,6 +22,8 @@ class Scheduled(NamedTuple):
     num_tokens: int
     # True if the step reaches the request's last token, so that its head returns a result.
     samples: bool
+    # The draft of the token that this part samples; UNKNOWN: there is none.
+    draft: int = UNKNOWN
 
     @property
     def end(self) -> int:
@@ -34,6 +42,12 @@ Batch = list[Scheduled]
 def sampled_part(batch: Batch) -> Batch:
     """Return the entries whose requests get a result from the step, in the batch's order."""
     return [scheduled for scheduled in batch if scheduled.samples]
+
+
+def by_request(batch: Batch) -> Iterable[tuple[Request, Batch]]:
+    """Group a batch's parts by their request, in the batch's order."""
+    for request, parts in groupby(batch, lambda scheduled: scheduled.request):
+        yield request, list(parts)
 
 
 def num_tokens(batch: Batch) -> int:

@@ -9,14 +9,16 @@ from dataclasses import KW_ONLY, dataclass, field
 import msgspec
 from torch import Tensor
 
-from engine_server.core.adapters.adapter import Adapter
+from engine_server.core.adapters.adapter import NO_ADAPTERS, RequestAdapters
 from engine_server.core.scheduling.step_result import StepResult
 from engine_server.requests.messages import AddRequest, RawTensor, RequestStep, TokenLogprobsArray
 from engine_server.requests.pooling_params import PoolingParams
 from engine_server.requests.sampling_params import SamplingParams
 from engine_server.structured.matcher import Matcher
 
-# Placeholder for a token that a launched step samples and the host has not received yet.
+# Token id of virtual tokens, whose embeddings are a prompt adapter's.
+VIRTUAL = 0
+# Placeholder for a token that a launched step samples, of which the host knows not even a draft.
 UNKNOWN = -1
 
 
@@ -25,15 +27,16 @@ class Request(ABC):
     """The tokens and counters that generation and pooling share."""
 
     request_id: str
-    # The prompt, then the output.
+    # The prompt adapter's virtual tokens, the prompt, then the output.
     token_ids: list[int]
+    # Number of tokens before the output.
     num_prompt: int
     _: KW_ONLY
     # Number of tokens whose K and V are in the cache, those of launched steps included.
     computed: int = 0
     # Number of computed tokens that a received result proves valid.
     confirmed: int = 0
-    # Number of launched steps that will return a result for the request.
+    # Number of results that launched steps will return for the request, those that verify drafts included.
     num_unknown: int = 0
     # Row of the block table; None while the request waits.
     row: int | None = None
@@ -58,15 +61,19 @@ class Request(ABC):
     num_retries: int = 0
     # [prompt tokens, hidden], in place of the prompt's embeddings.
     prompt_embeds: Tensor | None = None
-    # The LoRA adapter that the request names.
-    adapter: Adapter | None = None
+    # The adapters that the request names.
+    adapters: RequestAdapters = NO_ADAPTERS
+    # Number of virtual tokens before the prompt.
+    num_virtual: int = 0
 
     @classmethod
     def from_message(cls, message: AddRequest) -> "Request":
         """Build a request from a front end's message."""
-        token_ids = list(
-            message.prompt_token_ids
-        )  # a copy, since it grows; within one process the message's list is shared
+        num_virtual = (
+            message.prompt_adapter.prompt_adapter_num_virtual_tokens if message.prompt_adapter else 0
+        )
+        # A copy, since it grows; within one process the message's list is shared.
+        token_ids = [VIRTUAL] * num_virtual + message.prompt_token_ids
         request: Request
         if message.pooling is not None:
             request = PoolingRequest(
@@ -91,6 +98,7 @@ class Request(ABC):
         request.deadline = message.deadline
         request.cache_salt = message.cache_salt
         request.prompt_embeds = message.prompt_embeds.tensor() if message.prompt_embeds else None
+        request.num_virtual = num_virtual
         return request
 
     @property
@@ -115,17 +123,7 @@ class Request(ABC):
     @property
     def ready(self) -> bool:
         """False while something that the request needs is prepared in a thread."""
-        return self.has_adapter
-
-    @property
-    def has_adapter(self) -> bool:
-        """False while the request's adapter isn't in memory; True if that is known to fail."""
-        return self.adapter is None or self.adapter.settled
-
-    @property
-    def adapter_slot(self) -> int:
-        """The slot of the running request's adapter; -1 for none."""
-        return -1 if self.adapter is None or self.adapter.slot is None else self.adapter.slot
+        return self.adapters.settled
 
     @property
     def reads_prefix_cache(self) -> bool:
@@ -133,16 +131,20 @@ class Request(ABC):
         return True
 
     @abstractmethod
-    def expect_result(self) -> None:
-        """Count a result that a launched step will return."""
+    def expect_result(self, draft: int = UNKNOWN) -> None:
+        """Count a result that a launched step will return, a token that may be known as a draft."""
 
     @abstractmethod
     def cancel_result(self) -> None:
         """Undo the latest `expect_result`, for a step that was not launched after all."""
 
     @abstractmethod
-    def accept(self, result: StepResult, eos_token_ids: Collection[int]) -> RequestStep:
-        """Take the oldest expected result, which has no error, and return the part of it for the front end."""
+    def accept(self, result: StepResult, eos_token_ids: Collection[int], num_results: int = 1) -> RequestStep:
+        """Take the oldest expected result, which has no error, and return the part of it for the front end.
+
+        num_results: the number of expected results that it stands for; those that it has no token for were drafts
+            after a wrong one.
+        """
 
     def hash_blocks(self, count: int, block_size: int) -> None:
         """Extend `hashes` to at least `count` blocks. Each block of a prompt is hashed once for all its choices."""
@@ -170,7 +172,7 @@ class Request(ABC):
             count == other.num_prompt
             and self.cache_salt == other.cache_salt
             and self.rope_regime == other.rope_regime
-            and self.adapter is other.adapter
+            and self.adapters == other.adapters
             and self.token_ids[:count] == other.token_ids[:count]
             and (embeds is others or (embeds is not None and others is not None and embeds.equal(others)))
         )
@@ -178,9 +180,7 @@ class Request(ABC):
     def _root(self) -> bytes:
         """Hash everything but the tokens that must be equal for two requests to share blocks."""
         embeds = None if self.prompt_embeds is None else RawTensor.of(self.prompt_embeds)
-        known = (self.cache_salt, self.rope_regime, embeds)
-        if self.adapter is not None:
-            known += (self.adapter.digest,)  # type: ignore[assignment]
+        known = (self.cache_salt, self.rope_regime, embeds, *self.adapters.digests)
         return hashlib.sha256(msgspec.msgpack.encode(known)).digest()
 
 
@@ -200,6 +200,8 @@ class GenerationRequest(Request):
     prompt_logprobs: list[TokenLogprobsArray] | None = None
     # The position in the grammar of the output, if it has one.
     matcher: Matcher | None = None
+    # Guesses of the next tokens, for the next step to verify.
+    drafts: list[int] = field(default_factory=list)
 
     @property
     def last_result_launched(self) -> bool:
@@ -211,24 +213,24 @@ class GenerationRequest(Request):
 
     @property
     def ready(self) -> bool:
-        return self.has_adapter and (self.matcher is None or self.matcher.ready)
+        return self.adapters.settled and (self.matcher is None or self.matcher.ready)
 
     @property
     def reads_prefix_cache(self) -> bool:
         return self.prompt_logprobs is None
 
-    def expect_result(self) -> None:
-        self.token_ids.append(UNKNOWN)
+    def expect_result(self, draft: int = UNKNOWN) -> None:
+        self.token_ids.append(draft)
         self.num_unknown += 1
 
     def cancel_result(self) -> None:
         self.token_ids.pop()
         self.num_unknown -= 1
 
-    def accept(self, result: StepResult, eos_token_ids: Collection[int]) -> RequestStep:
-        """Replace the oldest placeholder by the result's tokens, up to one that ends the request."""
+    def accept(self, result: StepResult, eos_token_ids: Collection[int], num_results: int = 1) -> RequestStep:
+        """Replace the oldest placeholders by the result's tokens, up to one that ends the request."""
         index = len(self.token_ids) - self.num_unknown
-        self.num_unknown -= 1
+        self.num_unknown -= num_results
         self.confirmed = index
         tokens = []
         reason = stop = None
@@ -238,7 +240,8 @@ class GenerationRequest(Request):
             reason, stop = self.params.end(token, num_output, self.max_tokens, eos_token_ids)
             if reason:
                 break
-        self.token_ids[index : index + 1] = tokens
+        self.token_ids[index : index + num_results] = tokens
+        self.computed -= num_results - len(tokens)
         is_first = index == self.num_prompt + self.num_resumed
         prompt_logprobs, self.prompt_logprobs = self.prompt_logprobs, None
         return RequestStep(
@@ -268,14 +271,14 @@ class PoolingRequest(Request):
     def last_result_launched(self) -> bool:
         return self.num_unknown > 0
 
-    def expect_result(self) -> None:
+    def expect_result(self, draft: int = UNKNOWN) -> None:
         self.num_unknown += 1
 
     def cancel_result(self) -> None:
         self.num_unknown -= 1
 
-    def accept(self, result: StepResult, eos_token_ids: Collection[int]) -> RequestStep:
-        self.num_unknown -= 1
+    def accept(self, result: StepResult, eos_token_ids: Collection[int], num_results: int = 1) -> RequestStep:
+        self.num_unknown -= num_results
         return RequestStep(
             self.request_id, [], finish_reason="stop", scheduled=self.scheduled, pooled=result.vector
         )

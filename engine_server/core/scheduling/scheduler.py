@@ -9,12 +9,14 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from engine_server.config import SchedulerConfig
-from engine_server.core.adapters.adapter_pool import AdapterPool
+from engine_server.core.adapters.adapter_pools import NO_POOLS, AdapterPools, AnyPool
 from engine_server.core.cache.block_table import BlockTable
-from engine_server.core.scheduling.batch import Batch, Scheduled, num_tokens, sampled_part
-from engine_server.core.scheduling.request import GenerationRequest, Request
+from engine_server.core.scheduling.batch import Batch, Scheduled, by_request, num_tokens, sampled_part
+from engine_server.core.scheduling.draft_counts import DraftCounts
+from engine_server.core.scheduling.request import UNKNOWN, GenerationRequest, Request
 from engine_server.core.scheduling.scheduler_state import SchedulerState
 from engine_server.core.scheduling.step_result import StepResult
+from engine_server.core.scheduling.verification import verified
 from engine_server.requests.messages import RequestStep
 from engine_server.requests.scheduler_stats import SchedulerStats
 
@@ -50,7 +52,7 @@ class Scheduler:
     erase: zeroes blocks whose content is arbitrary, before other requests use them.
     rope_regime: returns the number that a request's keys depend on besides its tokens; when it changes, the keys are
         computed again.
-    adapters: those that requests may name; None: requests name none.
+    adapters: those that requests may name.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class Scheduler:
         enable_prefix_caching: bool,
         erase: Callable[[list[int]], None],
         rope_regime: Callable[[Request], int] | None = None,
-        adapters: AdapterPool | None = None,
+        adapters: AdapterPools = NO_POOLS,
     ) -> None:
         self.config = config
         self.table = table
@@ -79,6 +81,7 @@ class Scheduler:
         self._arrivals = itertools.count()
         # Counts since the last call of `stats`.
         self._num_preemptions = self._num_queried = self._num_hit = 0
+        self._drafts = DraftCounts()
 
     @property
     def has_work(self) -> bool:
@@ -126,6 +129,7 @@ class Scheduler:
         batch: Batch = []
         budget = self._budget = min(self._budget + 1, self.config.max_num_batched_tokens)
         preempted = self._num_preemptions
+        spare = budget - len(self.running)  # drafts never cost a running request its next token
         for request in sorted(
             self.running, key=lambda request: (request.pending > 1, request.queue_position)
         ):
@@ -135,8 +139,10 @@ class Scheduler:
                 continue
             count = self._chunk(request.pending, budget)
             if count and self._make_room(request, count, batch):
-                self._take(request, count, batch)
-                budget -= count
+                drafts = self._fitting_drafts(request, spare)
+                self._take(request, count, batch, drafts)
+                budget -= count + len(drafts)
+                spare -= len(drafts)
         # After a preemption nothing is admitted, or the preempted request would take its blocks back.
         while self._num_preemptions == preempted and budget:
             first = self._next_waiting()
@@ -146,17 +152,19 @@ class Scheduler:
         for scheduled in batch:
             scheduled.request.computed += scheduled.num_tokens
             if scheduled.samples:
-                scheduled.request.expect_result()
+                scheduled.request.expect_result(scheduled.draft)
         return batch
 
     def read_adapters(self) -> None:
         """Start to read adapters that waiting requests need, in the order of the requests."""
-        if self.adapters is not None:
-            self.adapters.read_next(request.adapter for request in self.waiting if request.adapter)
+        if self.adapters:
+            self.adapters.read_next([request.adapters for request in self.waiting])
 
     def fail_without_adapter(self) -> list[RequestStep]:
         """End the waiting requests whose adapter can't be loaded, and return their last steps."""
-        failed = [(one, one.adapter.error) for one in self.waiting if one.adapter and one.adapter.error]
+        if not self.adapters:
+            return []
+        failed = [(one, one.adapters.error) for one in self.waiting]
         return [self.fail(request, error) for request, error in failed if error]
 
     def needs_results(self, batch: Batch) -> bool:
@@ -166,12 +174,14 @@ class Scheduler:
         )
 
     def update(self, batch: Batch, results: Sequence[StepResult]) -> list[RequestStep]:
-        """Take a step's results, one for each request that samples, in the batch's order."""
-        return [
-            self._accept(scheduled.request, result)
-            for scheduled, result in zip(sampled_part(batch), results, strict=True)
-            if scheduled.request in self  # otherwise it has ended since
-        ]
+        """Take a step's results, one for each part that samples, in the batch's order."""
+        remaining = iter(results)
+        steps = []
+        for request, parts in by_request(sampled_part(batch)):
+            own = [next(remaining) for _ in parts]
+            if request in self:  # otherwise it has ended since
+                steps.append(self._accept(request, parts, own))
+        return steps
 
     def fail(self, request: Request, error: str) -> RequestStep:
         """End a request with an error, and erase its blocks, whose content may be arbitrary."""
@@ -192,12 +202,11 @@ class Scheduler:
         if chunked:
             self._budget = max(1, num_tokens(batch) // 2)
         ended = []
-        for scheduled in batch:
-            request = scheduled.request
+        for request, parts in by_request(batch):
             if request not in self:
                 continue
-            request.computed = scheduled.start
-            if scheduled.samples:
+            request.computed = parts[0].start
+            for _ in sampled_part(parts):
                 request.cancel_result()
             request.num_retries += 1
             if chunked and request.num_retries <= MOST_RETRIES:
@@ -229,8 +238,9 @@ class Scheduler:
             num_preemptions=self._num_preemptions,
             prefix_cache_queries=self._num_queried,
             prefix_cache_hits=self._num_hit,
-            running_adapters=adapter_names(self.running) if self.adapters else [],
-            waiting_adapters=adapter_names(self.waiting) if self.adapters else [],
+            running_adapters=adapter_names(self.running) if self.adapters.lora else [],
+            waiting_adapters=adapter_names(self.waiting) if self.adapters.lora else [],
+            **self._drafts.take(),
         )
         self._num_preemptions = self._num_queried = self._num_hit = 0
         return stats
@@ -273,21 +283,16 @@ class Scheduler:
     def _next_waiting(self) -> Request | None:
         """Return the first waiting request that nothing but memory can hold back.
 
-        One whose adapter finds no slot, or no room in memory, holds back later ones with adapters, so that it gets the
-        next; those without adapters pass it.
+        One whose adapter finds no slot, or no room in memory, holds back later ones with adapters of its kind, so that
+        it gets the next; other requests pass it. So do those that have started, whose adapters stay in memory until
+        they end.
         """
-        held_back = False
+        reserved: set[AnyPool] = set()
         for request in self.waiting:
-            adapter = request.adapter
-            if adapter is None or self.adapters is None:
-                if request.ready:
-                    return request
-            elif not held_back:
-                if request.ready and self.adapters.can_run(adapter):
-                    return request
-                held_back = adapter.reading is None or not (
-                    adapter.reading_now or self.adapters.can_run(adapter)
-                )
+            kept = reserved if request.scheduled is None else ()
+            if request.ready and self.adapters.can_run(request.adapters, kept):
+                return request
+            reserved |= self.adapters.lacking(request.adapters)
         return None
 
     def _admit(self, request: Request, budget: int, batch: Batch) -> bool:
@@ -310,12 +315,11 @@ class Scheduler:
         self.waiting.remove(request)
         request.row, request.computed, request.confirmed = row, cached, cached
         self.running.append(request)
-        if self.adapters is not None and request.adapter is not None:
-            self.adapters.enter(request.adapter, first=request.scheduled is None)
+        self.adapters.enter(request.adapters, first=request.scheduled is None)
         self._take(request, count, batch)
         if request.scheduled is None:
             request.scheduled = time.monotonic()
-            request.num_cached = min(cached, request.num_prompt)
+            request.num_cached = max(0, min(cached, request.num_prompt) - request.num_virtual)
             if self.enable_prefix_caching:
                 self._num_queried += total
                 self._num_hit += cached
@@ -357,12 +361,29 @@ class Scheduler:
         request.hash_blocks(count, self.table.block_size)
         return request.hashes[:count]
 
-    def _take(self, request: Request, count: int, batch: Batch) -> None:
-        """Add a request's next `count` tokens to the batch, and publish the blocks that they fill."""
+    def _fitting_drafts(self, request: Request, spare: int) -> list[int]:
+        """Take a decoding request's drafts as far as the step, the request's limit and free blocks have room."""
+        if not isinstance(request, GenerationRequest) or not request.drafts:
+            return []
+        drafts, request.drafts = request.drafts, []
+        drafts = drafts[: max(0, min(spare, request.max_tokens - request.num_output - 1))]
+        if request.pending > 1 or not drafts or self.table.pool.num_free < len(self.running):
+            return []
         assert request.row is not None
-        batch.append(
-            Scheduled(request, request.row, request.computed, count, samples=count == request.pending)
-        )
+        end = len(request.token_ids) + len(drafts)
+        return drafts if self.table.grow(request.row, request.computed, end, end) else []
+
+    def _take(self, request: Request, count: int, batch: Batch, drafts: Sequence[int] = ()) -> None:
+        """Add a request's next `count` tokens and its drafts to the batch, and publish the blocks that they fill.
+
+        Drafts fill none before they are verified.
+        """
+        assert request.row is not None
+        first, *others = [*drafts, UNKNOWN]
+        samples = count == request.pending
+        batch.append(Scheduled(request, request.row, request.computed, count, samples, first))
+        for start, draft in enumerate(others, request.computed + count):
+            batch.append(Scheduled(request, request.row, start, 1, True, draft))
         if self.enable_prefix_caching:
             known = min(request.computed + count, len(request.token_ids) - request.num_unknown)
             full = known // self.table.block_size
@@ -405,11 +426,14 @@ class Scheduler:
                 request.rope_regime = regime
                 request.forget_hashes()
 
-    def _accept(self, request: Request, result: StepResult) -> RequestStep:
+    def _accept(self, request: Request, parts: Batch, results: Sequence[StepResult]) -> RequestStep:
+        result = verified([scheduled.draft for scheduled in parts], results)
         if result.error is not None:
             return self.fail(request, result.error)
+        if len(parts) > 1:
+            self._drafts.count(len(parts) - 1, len(result.tokens) - 1)
         request.num_retries = 0  # counted since the last result, the only progress that is never lost
-        step = request.accept(result, self.eos_token_ids)
+        step = request.accept(result, self.eos_token_ids, len(parts))
         if step.finish_reason:
             self._finish(request)
         return step
@@ -425,8 +449,7 @@ class Scheduler:
     def _forget(self, request: Request) -> None:
         """Forget a request that has ended."""
         del self.requests[request.request_id]
-        if self.adapters is not None and request.adapter is not None:
-            self.adapters.close(request.adapter, request.scheduled is not None)
+        self.adapters.close(request.adapters, request.scheduled is not None)
 
     def _release(self, request: Request, computed: int) -> list[int]:
         """Remove a request from the running ones, and return the blocks that became blank.
@@ -435,13 +458,13 @@ class Scheduler:
         """
         assert request.row is not None
         self.running.remove(request)
-        if self.adapters is not None and request.adapter is not None:
-            self.adapters.leave(request.adapter)
+        self.adapters.leave(request.adapters)
         freed = self.table.close(request.row, computed)
         request.row = None
         return freed
 
 
 def adapter_names(requests: Iterable[Request]) -> list[str]:
-    """Return the names of the requests' adapters, each once."""
-    return sorted({request.adapter.lora.lora_name for request in requests if request.adapter is not None})
+    """Return the names of the requests' LoRA adapters, each once."""
+    loras = [request.adapters.lora for request in requests]
+    return sorted({lora.named.lora_name for lora in loras if lora is not None})

@@ -162,15 +162,22 @@ class CacheArguments:
 
 @dataclass(kw_only=True)
 class AdapterArguments:
-    """LoRA adapters."""
+    """Adapters."""
 
     enable_lora: bool = argument(False, "serve LoRA adapters")
     max_loras: Count = argument(
-        1, "the maximum number of different adapters in a step, in the device's memory"
+        1, "the maximum number of different LoRA adapters in a step, in the device's memory"
     )
-    max_lora_rank: Count = argument(16, "the largest rank of an adapter")
+    max_lora_rank: Count = argument(16, "the largest rank of a LoRA adapter")
     max_cpu_loras: Count | None = argument(
-        None, "the maximum number of adapters in the host's memory (default: max_loras)"
+        None, "the maximum number of LoRA adapters in the host's memory (default: max_loras)"
+    )
+    enable_prompt_adapter: bool = argument(False, "serve prompt adapters: prompt tuning and p-tuning")
+    max_prompt_adapters: Count = argument(
+        1, "the maximum number of prompt adapters in memory, and so of different ones in a step"
+    )
+    max_prompt_adapter_token: Count = argument(
+        128, "the largest number of virtual tokens of a prompt adapter"
     )
 
 
@@ -198,6 +205,21 @@ class SchedulerArguments:
     )
     long_prefill_token_threshold: Amount = argument(
         0, "the maximum number of tokens of one prompt in a step; 0: no limit"
+    )
+
+
+@dataclass(kw_only=True)
+class SpeculationArguments:
+    """Speculative decoding."""
+
+    speculative_config: dict[str, Any] | None = argument(
+        None,
+        'the source of draft tokens that the model verifies, as {"method": "ngram"}, or {"model": NAME} of a smaller '
+        'model with the same vocabulary, {"method": "eagle3", "model": NAME} of a head, or {"method": "mtp"} of the '
+        "model's own prediction module; num_speculative_tokens: the most drafts of a request in a step (default: 8); "
+        "prompt_lookup_min, prompt_lookup_max: of ngram, the tokens that must have occurred before (default: 3 to 5)",
+        type=json_object,
+        metavar="JSON",
     )
 
 
@@ -234,6 +256,7 @@ class Arguments(
     CacheArguments,
     SchedulerArguments,
     AdapterArguments,
+    SpeculationArguments,
     ExecutionArguments,
     SamplingArguments,
     ObservabilityArguments,

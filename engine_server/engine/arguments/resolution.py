@@ -15,9 +15,12 @@ from engine_server.config import (
     LoRAConfig,
     ObservabilityConfig,
     ParallelConfig,
+    PromptAdapterConfig,
     QuantizationConfig,
     SchedulerConfig,
+    SpeculativeConfig,
 )
+from engine_server.engine.arguments.draft_model import with_draft_model
 from engine_server.engine.arguments.fields import Arguments
 from engine_server.engine.arguments.flags import full_dtype
 from engine_server.engine.arguments.model_config import ModelDescription, describe_model
@@ -27,6 +30,8 @@ from engine_server.modeling.platform.cpu_quota import available_cpus
 GPU_BUDGET = 8192
 BLOCK_SIZE = 16
 MAX_NUM_SEQS = 256
+# Draft tokens of a step: with more requests than this many drafts are for, the device has enough to compute.
+MAX_NUM_DRAFTS = 64
 INT4_GROUP = 64
 
 
@@ -44,10 +49,12 @@ def resolve_config(args: Arguments) -> EngineConfig:
             raise ValueError(
                 f"otlp_traces_endpoint needs `pip install fairlead[tracing]`: {error}"
             ) from error
+    speculative = None if args.speculative_config is None else SpeculativeConfig.of(args.speculative_config)
     description = describe_model(args)
     model = description.config
-    if args.async_scheduling and model.pooling is not None:
-        raise ValueError("async_scheduling is True; a pooling model's steps don't overlap")
+    if args.async_scheduling and (model.pooling is not None or speculative is not None):
+        reason = "a pooling model's steps" if speculative is None else "steps with speculative_config"
+        raise ValueError(f"async_scheduling is True; {reason} don't overlap")
     return EngineConfig(
         model_config=model,
         cache_config=CacheConfig(
@@ -59,9 +66,11 @@ def resolve_config(args: Arguments) -> EngineConfig:
             cache_dtype=args.kv_cache_dtype,
         ),
         parallel_config=ParallelConfig(tensor_parallel_size=args.tensor_parallel_size),
-        scheduler_config=_scheduler_config(args, description),
+        scheduler_config=_scheduler_config(args, description, speculative),
         device_config=DeviceConfig(device=args.device),
         lora_config=_lora_config(args),
+        speculative_config=with_draft_model(speculative, args, model),
+        prompt_adapter_config=_prompt_adapter_config(args),
         load_config=LoadConfig(load_format=args.load_format, quantization=_quantization_config(args)),
         observability_config=ObservabilityConfig(
             hang_timeout=args.hang_timeout,
@@ -89,7 +98,9 @@ def check_types(args: Arguments) -> None:
             raise ValueError(f"{name} is {value!r}: {expected}") from None
 
 
-def _scheduler_config(args: Arguments, description: ModelDescription) -> SchedulerConfig:
+def _scheduler_config(
+    args: Arguments, description: ModelDescription, speculative: SpeculativeConfig | None
+) -> SchedulerConfig:
     model = description.config
     chunked = args.enable_chunked_prefill and not model.is_encoder
     budget = args.max_num_batched_tokens
@@ -105,15 +116,18 @@ def _scheduler_config(args: Arguments, description: ModelDescription) -> Schedul
             f"max_num_batched_tokens is {budget}: without chunked prefill it must be at least max_model_len, "
             f"{model.max_model_len}"
         )
+    max_num_seqs = args.max_num_seqs or MAX_NUM_SEQS
+    most = 0 if speculative is None else max_num_seqs * speculative.num_speculative_tokens
     return SchedulerConfig(
         max_num_batched_tokens=budget,
-        max_num_seqs=args.max_num_seqs or MAX_NUM_SEQS,
+        max_num_seqs=max_num_seqs,
         enable_chunked_prefill=chunked,
         policy=args.scheduling_policy,
         async_scheduling=args.async_scheduling,
         max_queue=args.max_queue,
         max_num_partial_prefills=args.max_num_partial_prefills,
         long_prefill_token_threshold=args.long_prefill_token_threshold,
+        max_num_drafts=min(most, MAX_NUM_DRAFTS),
     )
 
 
@@ -139,6 +153,14 @@ def _lora_config(args: Arguments) -> LoRAConfig | None:
     if in_memory < args.max_loras:
         raise ValueError(f"max_cpu_loras is {in_memory}; it must be at least max_loras, {args.max_loras}")
     return LoRAConfig(max_loras=args.max_loras, max_lora_rank=args.max_lora_rank, max_cpu_loras=in_memory)
+
+
+def _prompt_adapter_config(args: Arguments) -> PromptAdapterConfig | None:
+    if not args.enable_prompt_adapter:
+        return None
+    return PromptAdapterConfig(
+        max_prompt_adapters=args.max_prompt_adapters, max_prompt_adapter_token=args.max_prompt_adapter_token
+    )
 
 
 def _uses_gpu(args: Arguments) -> bool:

@@ -4,9 +4,9 @@ import time
 from collections.abc import Mapping
 from typing import TypeVar
 
-from engine_server.config import LoRAConfig
+from engine_server.config import LoRAConfig, PromptAdapterConfig
 from engine_server.requests import validation as valid
-from engine_server.requests.adapters import LoRARequest
+from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.pooling_params import PoolingParams
 from engine_server.requests.sampling_params import SamplingParams
@@ -51,6 +51,43 @@ def check_lora(lora: object, config: LoRAConfig | None) -> LoRARequest | None:
         valid.nonempty_text("lora_name", lora.lora_name),
         valid.integer("lora_int_id", lora.lora_int_id, 1),
         valid.nonempty_text("lora_path", lora.lora_path),
+    )
+
+
+def check_prompt_adapter(
+    named: object, config: PromptAdapterConfig | None, context: int
+) -> PromptAdapterRequest | None:
+    """Return a checked copy of the prompt adapter that a request names, or None.
+
+    config: None if the engine serves no prompt adapters. context: maximum length of a sequence, in tokens.
+    """
+    if named is None:
+        return None
+    if config is None:
+        raise InvalidRequestError(
+            "prompt_adapter_request is given, and the engine was started without enable_prompt_adapter",
+            "prompt_adapter_request",
+        )
+    if not isinstance(named, PromptAdapterRequest):
+        valid.refuse_type("prompt_adapter_request", named, "PromptAdapterRequest")
+    count = valid.integer("prompt_adapter_num_virtual_tokens", named.prompt_adapter_num_virtual_tokens, 1)
+    if count > config.max_prompt_adapter_token:
+        raise InvalidRequestError(
+            f"prompt_adapter_num_virtual_tokens is {count}; max_prompt_adapter_token of the engine is "
+            f"{config.max_prompt_adapter_token}",
+            "prompt_adapter_num_virtual_tokens",
+        )
+    if count + 2 > context:
+        raise InvalidRequestError(
+            f"prompt_adapter_num_virtual_tokens is {count}; with a token of a prompt and a new one they must fit the "
+            f"context of {context}",
+            "prompt_adapter_num_virtual_tokens",
+        )
+    return PromptAdapterRequest(
+        valid.nonempty_text("prompt_adapter_name", named.prompt_adapter_name),
+        valid.integer("prompt_adapter_id", named.prompt_adapter_id, 1),
+        valid.nonempty_text("prompt_adapter_local_path", named.prompt_adapter_local_path),
+        count,
     )
 
 

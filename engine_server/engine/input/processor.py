@@ -41,10 +41,12 @@ class Processor:
         prompt: object,
         params: SamplingParams | PoolingParams,
         arrival_time: float | None = None,
+        num_virtual: int = 0,
     ) -> tuple[AddRequest, str | None]:
         """Return the core's request, and the prompt's text if known.
 
         prompt: any of the forms of PromptType. arrival_time: seconds of the monotonic clock; None: now.
+        num_virtual: number of a prompt adapter's virtual tokens before the prompt.
         """
         arrival = check_arrival_time(arrival_time)
         pooling = None
@@ -59,8 +61,8 @@ class Processor:
             raise InvalidRequestError("prompt_embeds has no tokens to cut off or to report", "prompt_embeds")
         if pooling is not None:
             self._cut(fields, params.truncate_prompt_tokens)
-        token_ids = self._prompt_token_ids(fields, params.truncate_prompt_tokens)
-        room = self._room(token_ids)
+        token_ids = self._prompt_token_ids(fields, params.truncate_prompt_tokens, num_virtual)
+        room = self._room(token_ids, num_virtual)
         self._check_resumed(fields.resume_token_ids, params, room)
         self._check_token_types(fields, len(token_ids))
         if params.stop_strings and self.tokenizer is None:
@@ -91,11 +93,13 @@ class Processor:
         )
         return request, fields.text
 
-    def tokens(self, prompt: object, keep: int | None = None) -> tuple[str | None, list[int]]:
+    def tokens(
+        self, prompt: object, keep: int | None = None, num_virtual: int = 0
+    ) -> tuple[str | None, list[int]]:
         """Return the prompt's text if known, and the last `keep` of its tokens (-1: as many as fit)."""
         fields = parse_prompt(prompt, None)
-        token_ids = self._prompt_token_ids(fields, keep)
-        self._room(token_ids)
+        token_ids = self._prompt_token_ids(fields, keep, num_virtual)
+        self._room(token_ids, num_virtual)
         return fields.text, token_ids
 
     def _shell(self, pooling: PoolingParams) -> SamplingParams:
@@ -114,7 +118,7 @@ class Processor:
             return
         (fields.token_ids,) = encode_texts(self.tokenizer, [fields.text or ""], Truncation(keep))
 
-    def _prompt_token_ids(self, fields: PromptFields, keep: int | None) -> list[int]:
+    def _prompt_token_ids(self, fields: PromptFields, keep: int | None, num_virtual: int = 0) -> list[int]:
         """Return the last `keep` token ids of a prompt, inside the vocabulary."""
         token_ids = fields.token_ids
         if token_ids is None:
@@ -123,11 +127,11 @@ class Processor:
                 raise InvalidRequestError(error, "prompt")
             token_ids = self._tokenize(text)
         if keep == -1:
-            keep = self.config.max_model_len - 1
+            keep = self.config.max_model_len - num_virtual - 1
         if keep is not None:
             token_ids = token_ids[max(0, len(token_ids) - keep) :]
         if fields.token_ids is not None:
-            self._room(token_ids)  # before each token is checked, of which there may be millions
+            self._room(token_ids, num_virtual)  # before each token is checked, of which there may be millions
             self._check_token_ids(token_ids, "prompt")
         return token_ids
 
@@ -154,15 +158,16 @@ class Processor:
     def _token_span(self) -> TokenSpan | None:
         return token_span(backend_of(self.tokenizer)) if self.tokenizer is not None else None
 
-    def _room(self, token_ids: list[int]) -> int:
+    def _room(self, token_ids: list[int], num_virtual: int = 0) -> int:
         """Return how many tokens may follow the prompt, at least one; a pooling model needs none."""
         if not token_ids:
             raise InvalidRequestError("the prompt cannot be empty; it takes at least one token", "prompt")
         pools = self.config.pooling is not None
-        room = self.config.max_model_len - len(token_ids) + pools
+        room = self.config.max_model_len - num_virtual - len(token_ids) + pools
         if room < 1:
+            virtual = f", after {num_virtual} virtual tokens of its adapter" if num_virtual else ""
             raise InvalidRequestError(
-                f"the prompt has {len(token_ids)} tokens; {'' if pools else 'with at least one new token '}"
+                f"the prompt has {len(token_ids)} tokens{virtual}; {'' if pools else 'with at least one new token '}"
                 f"it must fit the context of {self.config.max_model_len}, this model's maximum context length",
                 "prompt",
             )

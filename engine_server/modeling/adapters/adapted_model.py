@@ -1,7 +1,9 @@
 """A model whose layers take low-rank updates, with slots for several adapters at a time."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -21,10 +23,11 @@ from engine_server.modeling.formats.low_rank import (
 from engine_server.modeling.formats.weight_format import Cut
 from engine_server.modeling.layers.embedding import Embedding
 from engine_server.modeling.layers.linear import FusedLinear, Linear
+from engine_server.modeling.layers.routed_experts import RoutedExperts
 
 
 class AdaptedLayer(NamedTuple):
-    """One layer's part of an adapter."""
+    """One layer's part of adapters."""
 
     table: LowRankTable
     # Of the whole weight: inputs and outputs.
@@ -32,20 +35,39 @@ class AdaptedLayer(NamedTuple):
     # The part of the weight [outputs, inputs] that this rank has; None: the whole.
     cut: Cut | None
 
-    def own(self, pair: LowRankPair) -> LowRankPair:
-        """Return this rank's part of an update."""
-        if self.cut is None:
-            return pair
-        along = self.cut._replace(dim=1)
-        return (
-            LowRankPair(pair.a, along.of(pair.b))
-            if self.cut.dim == 0
-            else LowRankPair(along.of(pair.a), pair.b)
-        )
+    def put(self, slot: int, pair: LowRankPair | None) -> None:
+        """Set the update in a slot; None: there is none."""
+        self.table.put(slot, pair and own_part(pair, self.cut))
+
+
+@dataclass(eq=False, slots=True)
+class AdaptedExpert:
+    """One expert's part of adapters. It has no table until one changes it, since those of all experts are large."""
+
+    shape: tuple[int, int]
+    cut: Cut | None
+    # Makes the expert read a new table, and returns that.
+    adapt: Callable[[], LowRankTable]
+    table: LowRankTable | None = None
+
+    def put(self, slot: int, pair: LowRankPair | None) -> None:
+        """Set the update in a slot; None: there is none."""
+        if self.table is None and pair is not None:
+            self.table = self.adapt()
+        if self.table is not None:
+            self.table.put(slot, pair and own_part(pair, self.cut))
+
+
+def own_part(pair: LowRankPair, cut: Cut | None) -> LowRankPair:
+    """Return a rank's part of an update of a weight [outputs, inputs]."""
+    if cut is None:
+        return pair
+    along = cut._replace(dim=1)
+    return LowRankPair(pair.a, along.of(pair.b)) if cut.dim == 0 else LowRankPair(along.of(pair.a), pair.b)
 
 
 class AdaptedModel:
-    """The layers of a model that adapters may change: all linear layers of ours, and the embedding of the tokens.
+    """The layers of a model that adapters may change: all linear layers and experts of ours, and the token embedding.
 
     slots: those of the running forward's rows.
     """
@@ -60,7 +82,9 @@ class AdaptedModel:
         self.slots = StepSlots()
         self.max_rank = max_rank
         self._model = type(model).__name__
-        self._layers: dict[str, AdaptedLayer] = {}
+        self._layers: dict[str, AdaptedLayer | AdaptedExpert] = {}
+        # The number of experts, by the names of their stacked weights.
+        self.num_experts: dict[str, int] = {}
         self._num_slots = num_slots
         self._dtype, self._device = model.dtype, model.device
         self._add = add
@@ -71,15 +95,19 @@ class AdaptedModel:
             if module not in inside or "pooler" in name:
                 continue
             if isinstance(module, Linear):
-                layer = self._layers[name] = self._adapted_linear(module)
+                layer = self._adapted_linear(module)
+                self._layers[name] = layer
                 if module.fused is None:
                     self._update(module, [LowRankUpdate(0, layer.table)])
                 else:
                     first = sum(module.fused.sizes[: module.place])
                     fused.setdefault(module.fused, []).append(LowRankUpdate(first, layer.table))
             elif isinstance(module, Embedding):
-                layer = self._layers[name] = self._adapted_embedding(module)
+                layer = self._adapted_embedding(module)
+                self._layers[name] = layer
                 self._update(module, [LowRankUpdate(0, layer.table)])
+            elif isinstance(module, RoutedExperts):
+                self._add_experts(name, module)
         for product, updates in fused.items():
             self._update(product, updates)
 
@@ -109,8 +137,7 @@ class AdaptedModel:
     def put(self, slot: int, adapter: LowRankAdapter) -> None:
         """Copy an adapter, which was checked, to a slot."""
         for name, layer in self._layers.items():
-            pair = adapter.pairs.get(name)
-            layer.table.put(slot, pair and layer.own(pair))
+            layer.put(slot, adapter.pairs.get(name))
 
     @contextmanager
     def applied(self, slots: Tensor | None) -> Iterator[None]:
@@ -131,6 +158,29 @@ class AdaptedModel:
         width = embedding.embedding_dim
         table = self._table(embedding.num_embeddings, width)
         return AdaptedLayer(table, (embedding.whole_rows, width), cut)
+
+    def _add_experts(self, name: str, experts: RoutedExperts) -> None:
+        experts.step_slots = self.slots
+        for weight, formats in experts.products.items():
+            shape, cut = experts.whole_shapes[weight], experts.cut_of_expert(weight)
+            self.num_experts[f"{name}.{weight}"] = len(formats)
+            for number in range(len(formats)):
+                adapt = partial(self._adapt_expert, experts, weight, number)
+                self._layers[f"{name}.{weight}.{number}"] = AdaptedExpert(shape, cut, adapt)
+
+    @torch.inference_mode(False)
+    def _adapt_expert(self, experts: RoutedExperts, weight: str, number: int) -> LowRankTable:
+        """Make an expert's product read a table, and return that."""
+        (inputs, outputs), cut = experts.whole_shapes[weight], experts.cut_of_expert(weight)
+        if cut is not None:
+            inputs, outputs = (inputs, cut.width(outputs)) if cut.dim == 0 else (cut.width(inputs), outputs)
+        table = self._table(inputs, outputs)
+        products = experts.products[weight]
+        products[number] = LowRankFormat(
+            products[number], [LowRankUpdate(0, table)], experts.expert_slots, self._add
+        )
+        experts.tables += table.tensors
+        return table
 
     def _table(self, inputs: int, outputs: int) -> LowRankTable:
         return LowRankTable(inputs, outputs, self._num_slots, self.max_rank, self._dtype, self._device)

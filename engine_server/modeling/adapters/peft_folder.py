@@ -4,10 +4,11 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
+import msgspec
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
@@ -30,7 +31,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "use_dora": (False,),
     "lora_bias": (False,),
     "modules_to_save": (None, []),
-    "target_parameters": (None, []),
     "trainable_token_indices": (None, [], {}),
     "alora_invocation_tokens": (None, []),
     "layer_replication": (None, []),
@@ -41,6 +41,11 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "monteclora_config": (None,),
     "velora_config": (None,),
 }
+# The weights of experts that an adapter may change as parameters of their module. PEFT's wrapper of the first is the
+# innermost.
+EXPERT_WEIGHTS = "gate_up_proj", "down_proj"
+# What PEFT adds to the name of a module for each wrapper around it.
+WRAPPED = ".base_layer"
 # Initialisations that change the base model's weights, which the adapter is then trained beside.
 CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
@@ -58,29 +63,19 @@ class LowRankAdapter(NamedTuple):
     pairs: dict[str, LowRankPair]
 
 
-def read_low_rank_adapter(folder: Path, max_rank: int, max_bytes: int) -> LowRankAdapter:
+def read_low_rank_adapter(
+    folder: Path, max_rank: int, max_bytes: int, experts: Mapping[str, int]
+) -> LowRankAdapter:
     """Read the adapter in a folder. Raises AdapterError for one that can't be used.
 
-    max_bytes: files of weights that are larger are not read.
+    max_bytes: files of weights that are larger are not read. experts: the number of experts, by the names of the
+    model's stacked weights that take adapters.
     """
     settings = read_settings(folder)
     check_settings(settings)
-    path = folder / WEIGHTS
-    if not path.is_file():
-        raise AdapterError(f"{folder} has no {WEIGHTS}; other kinds of files are not read")
-    size = path.stat().st_size
-    if size > max_bytes:
-        raise AdapterError(
-            f"{path} has {size} bytes; an adapter of rank {max_rank}, the engine's max_lora_rank, has at most "
-            f"{max_bytes} for this model"
-        )
-    try:
-        content = path.read_bytes()
-        tensors = safetensors.torch.load(content)
-    except (OSError, SafetensorError) as error:
-        raise AdapterError(f"{path} can't be read: {error}") from error
-    digest = hashlib.sha256((folder / CONFIG).read_bytes() + b"\0" + content).hexdigest()
-    return LowRankAdapter(digest, paired(tensors, settings, max_rank))
+    largest = f"an adapter of rank {max_rank}, the engine's max_lora_rank, has"
+    digest, tensors = read_weights(folder, max_bytes, largest)
+    return LowRankAdapter(digest, paired(tensors, settings, max_rank, experts))
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
@@ -99,14 +94,40 @@ def read_settings(folder: Path) -> dict[str, Any]:
     return settings
 
 
+def read_weights(folder: Path, max_bytes: int, largest: str) -> tuple[str, dict[str, Tensor]]:
+    """Return the SHA-256 of both files of an adapter, and its tensors.
+
+    largest: the beginning of a sentence on an adapter of `max_bytes`, for the error about a larger file.
+    """
+    path = folder / WEIGHTS
+    if not path.is_file():
+        raise AdapterError(f"{folder} has no {WEIGHTS}; other kinds of files are not read")
+    size = path.stat().st_size
+    if size > max_bytes:
+        raise AdapterError(f"{path} has {size} bytes; {largest} at most {max_bytes} for this model")
+    try:
+        content = path.read_bytes()
+        tensors = safetensors.torch.load(content)
+    except (OSError, SafetensorError) as error:
+        raise AdapterError(f"{path} can't be read: {error}") from error
+    return hashlib.sha256((folder / CONFIG).read_bytes() + b"\0" + content).hexdigest(), tensors
+
+
 def check_settings(settings: Mapping[str, Any]) -> None:
     """Raise AdapterError for another kind of adapter than LoRA, and for settings that would change the result."""
     kind = settings.get("peft_type")
     if kind != "LORA":
-        raise AdapterError(f"peft_type is {quote(kind)}; LORA is supported")
+        raise AdapterError(
+            f"peft_type is {quote(kind)}; LORA is supported, and PROMPT_TUNING and P_TUNING as prompt adapters"
+        )
     for name, harmless in UNSUPPORTED.items():
         if name in settings and settings[name] not in harmless:
             raise AdapterError(f"{name} is {quote(settings[name])}, which is not supported")
+    for target in target_parameters(settings):
+        if target.rpartition(".")[2] not in EXPERT_WEIGHTS:
+            raise AdapterError(
+                f"target_parameters has {quote(target)}; {' and '.join(EXPERT_WEIGHTS)} of experts are supported"
+            )
     start = settings.get("init_lora_weights")
     if isinstance(start, str) and start.startswith(CHANGED_BASE):
         raise AdapterError(
@@ -115,10 +136,18 @@ def check_settings(settings: Mapping[str, Any]) -> None:
         )
 
 
+def target_parameters(settings: Mapping[str, Any]) -> list[str]:
+    """Return the ends of the names of adapted parameters."""
+    try:
+        return msgspec.convert(settings.get("target_parameters") or [], list[str])
+    except msgspec.ValidationError as error:
+        raise AdapterError(f"target_parameters: {error}") from None
+
+
 def paired(
-    tensors: Mapping[str, Tensor], settings: Mapping[str, Any], max_rank: int
+    tensors: Mapping[str, Tensor], settings: Mapping[str, Any], max_rank: int, experts: Mapping[str, int]
 ) -> dict[str, LowRankPair]:
-    """Return the update of each module."""
+    """Return the update of each module, and of each expert: after its stacked weight's name its number follows."""
     halves: dict[str, dict[str, Tensor]] = {}
     frozen = []
     for key, tensor in tensors.items():
@@ -134,13 +163,51 @@ def paired(
             raise AdapterError(f"the adapter replaces the weight of {quote(name)}, which is not supported")
     if not halves:
         raise AdapterError("the adapter has no tensors")
-    scale = scales(settings)
-    return {name: _pair(name, own, scale, max_rank) for name, own in halves.items()}
+    scaling, targets = Scaling.of(settings), target_parameters(settings)
+    pairs: dict[str, LowRankPair] = {}
+    for name, own in halves.items():
+        weight = expert_weight(name, targets, experts)
+        if weight is None:
+            pairs[name] = _pair(name, own, scaling, max_rank)
+        else:
+            for number, one in enumerate(_of_experts(weight, own, scaling.rank(weight), experts[weight])):
+                pairs[f"{weight}.{number}"] = _pair(weight, one, scaling, max_rank)
+    return pairs
 
 
-def _pair(
-    name: str, halves: Mapping[str, Tensor], scale: Callable[[str, int], float], max_rank: int
-) -> LowRankPair:
+def expert_weight(name: str, targets: Sequence[str], experts: Collection[str]) -> str | None:
+    """Return the name of the weight of experts that a wrapped module's update changes; None for another module.
+
+    PEFT wraps a module once for each of its parameters in `targets`.
+    """
+    module = name
+    while module.endswith(WRAPPED):
+        module = module.removesuffix(WRAPPED)
+    depth = (len(name) - len(module)) // len(WRAPPED)
+    weights = [f"{module}.{weight}" for weight in EXPERT_WEIGHTS]
+    changed = [
+        weight
+        for weight in weights
+        if weight in experts and any(f".{weight}".endswith(f".{target}") for target in targets)
+    ]
+    return changed[-1 - depth] if depth < len(changed) else None
+
+
+def _of_experts(
+    name: str, halves: Mapping[str, Tensor], rank: int, count: int
+) -> Iterator[dict[str, Tensor]]:
+    """Yield each expert's part of an update: rows of A follow each other, columns of B alternate."""
+    a, b = halves.get("A"), halves.get("B")
+    if a is None or b is None or a.ndim != 2 or b.ndim != 2 or not len(a) == b.shape[1] == rank * count:
+        shapes = {letter: list(half.shape) for letter, half in sorted(halves.items())}
+        raise AdapterError(
+            f"{quote(name)} has {shapes}; the model has {count} experts, and {CONFIG} rank {rank} for each"
+        )
+    for number in range(count):
+        yield {"A": a[number * rank : (number + 1) * rank], "B": b[:, number::count]}
+
+
+def _pair(name: str, halves: Mapping[str, Tensor], scaling: "Scaling", max_rank: int) -> LowRankPair:
     if halves.keys() != {"A", "B"}:
         raise AdapterError(f"{quote(name)} has lora_{min(halves)} alone; an update has lora_A and lora_B")
     a, b = halves["A"], halves["B"]
@@ -153,49 +220,63 @@ def _pair(
         raise AdapterError(f"{quote(name)} has rank {rank}; max_lora_rank of the engine is {max_rank}")
     if not (a.is_floating_point() and b.is_floating_point()):
         raise AdapterError(f"{quote(name)} has {a.dtype} and {b.dtype}; floating-point numbers are supported")
-    b = b.float().t() * scale(name, rank)
+    b = b.float().t() * scaling.factor(name, rank)
     if not (a.isfinite().all() and b.isfinite().all()):
         raise AdapterError(f"{quote(name)} has values that are not finite")
     return LowRankPair(a, b.contiguous())
 
 
-def scales(settings: Mapping[str, Any]) -> Callable[[str, int], float]:
-    """Return the function from a module's name and rank to the factor of its update.
+class Scaling(NamedTuple):
+    """The ranks of updates, and their factors: alpha / rank, or of rsLoRA (arXiv 2312.03732) alpha / sqrt(rank)."""
 
-    It is alpha / rank, or of rsLoRA (arXiv 2312.03732) alpha / sqrt(rank).
-    """
-    try:
-        usual_rank, usual_alpha = int(settings["r"]), float(settings["lora_alpha"])
-        ranks = {suffix(key): int(rank) for key, rank in (settings.get("rank_pattern") or {}).items()}
-        alphas = {suffix(key): float(alpha) for key, alpha in (settings.get("alpha_pattern") or {}).items()}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        if isinstance(error, AdapterError):
-            raise
-        raise AdapterError(
-            f"{CONFIG} has no valid r, lora_alpha, rank_pattern and alpha_pattern: {error!r}"
-        ) from error
-    power = 0.5 if settings.get("use_rslora") else 1.0
+    usual_rank: int
+    usual_alpha: float
+    # By the ends of modules' names.
+    ranks: dict[str, int]
+    alphas: dict[str, float]
+    power: float
 
-    def scale(name: str, rank: int) -> float:
-        expected = matching(ranks, name, usual_rank)
-        if expected != rank:
-            raise AdapterError(f"{quote(name)} has rank {rank}, and {CONFIG} says {expected}")
-        return matching(alphas, name, usual_alpha) / math.pow(rank, power)
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Self:
+        """Read the settings. Raises AdapterError."""
+        try:
+            return cls(
+                int(settings["r"]),
+                float(settings["lora_alpha"]),
+                {suffix(key): int(rank) for key, rank in (settings.get("rank_pattern") or {}).items()},
+                {suffix(key): float(alpha) for key, alpha in (settings.get("alpha_pattern") or {}).items()},
+                0.5 if settings.get("use_rslora") else 1.0,
+            )
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+            if isinstance(error, AdapterError):
+                raise
+            raise AdapterError(
+                f"{CONFIG} has no valid r, lora_alpha, rank_pattern and alpha_pattern: {error!r}"
+            ) from error
 
-    return scale
+    def rank(self, name: str) -> int:
+        return matching(self.ranks, name, self.usual_rank)
+
+    def factor(self, name: str, rank: int) -> float:
+        """Return the factor of an update. Raises AdapterError for one of another rank than the settings have."""
+        if rank != self.rank(name):
+            raise AdapterError(f"{quote(name)} has rank {rank}, and {CONFIG} says {self.rank(name)}")
+        return matching(self.alphas, name, self.usual_alpha) / math.pow(rank, self.power)
 
 
 def suffix(pattern: str) -> str:
     """Return the end of a module's name that a key of rank_pattern or alpha_pattern means, after a leading dot.
 
-    PEFT takes regular expressions, whose evaluation may never end; names are what its users write.
+    PEFT takes regular expressions, whose evaluation may never end; names are what its users write. PEFT itself writes
+    those of experts after ".*\\.", which changes nothing.
     """
-    plain = pattern.removeprefix("^").removesuffix("$").replace("\\.", ".")
+    is_whole = pattern.startswith("^")
+    plain = pattern.removeprefix("^" if is_whole else r".*\.").removesuffix("$").replace("\\.", ".")
     if not re.fullmatch(r"[\w.]+", plain):
         raise AdapterError(
             f"the pattern {quote(pattern)} is no module's name; regular expressions are not supported"
         )
-    return plain if pattern.startswith("^") else f".{plain}"
+    return plain if is_whole else f".{plain}"
 
 
 def matching(values: Mapping[str, T], name: str, usual: T) -> T:

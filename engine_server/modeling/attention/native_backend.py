@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine_server.modeling.attention.interface import StepInputs, UnsupportedModelError
+from engine_server.modeling.attention.interface import IntArray, StepInputs, UnsupportedModelError
 from engine_server.modeling.attention.native_pages import GROUP, attend, takes, write
 from engine_server.modeling.attention.step_attention import StepAttention
 from engine_server.modeling.attention.torch_backend import TorchAttention
@@ -17,7 +17,7 @@ class NativeAttention(TorchAttention):
 
     def begin(self, inputs: StepInputs) -> None:
         super().begin(inputs)
-        rows = (inputs.rows, inputs.starts, inputs.lengths, inputs.contexts)
+        rows = (inputs.rows, inputs.starts, *joined(inputs))
         # int32 [S, 4]: row of the block table, first token, tokens in this step, tokens in the cache with them.
         self._sequences = torch.from_numpy(np.stack(rows, 1).astype(np.int32))
         # For each kind, int32 [R, blocks a row]; copies nothing if the table is staged.
@@ -87,3 +87,20 @@ class NativeStepAttention(StepAttention):
             heads, dim = given.shape[1:]
             self._pages[shape] = Pages(given.new_empty(self._num_blocks, heads, GROUP, dim))
         return self._pages[shape]
+
+
+def joined(inputs: StepInputs) -> tuple[IntArray, IntArray]:
+    """Return lengths and contexts, [S] each, with the tokens of sequences that continue each other in the first one.
+
+    The others are left with none. A token and its drafts are such sequences: together they read the cache once.
+    """
+    rows, lengths, contexts = inputs.rows, inputs.lengths, inputs.contexts
+    continues = np.append(False, (rows[1:] == rows[:-1]) & (contexts[1:] - lengths[1:] == contexts[:-1]))
+    if not continues.any():
+        return lengths, contexts
+    firsts = np.flatnonzero(~continues)
+    lasts = np.append(firsts[1:], len(rows)) - 1
+    joined_lengths, joined_contexts = np.zeros_like(lengths), contexts.copy()
+    joined_lengths[firsts] = np.add.reduceat(lengths, firsts)
+    joined_contexts[firsts] = contexts[lasts]
+    return joined_lengths, joined_contexts

@@ -11,7 +11,7 @@ from engine_server.modeling.formats.weight_format import WeightFormat
 from engine_server.modeling.native.library import as_rows
 
 # Elements of a table's rows are padded with zeros to a multiple of this number.
-PADDING = 16
+PADDING = 32
 
 
 class LowRankPair(NamedTuple):

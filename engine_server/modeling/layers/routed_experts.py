@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from engine_server.modeling.formats.dense import DenseFormat
+from engine_server.modeling.formats.low_rank import StepSlots
 from engine_server.modeling.formats.quantized_tensor import QuantizedTensor
 from engine_server.modeling.formats.stacked import StackedFormat
 from engine_server.modeling.formats.weight_format import Cut, WeightFormat, WeightLayout, as_loaded
@@ -35,17 +36,31 @@ class RoutedExperts(Experts):
     received: dict[str, Tensor]
     # A weight for each expert, by the name of the parameter.
     products: dict[str, list[WeightFormat]]
+    # Inputs and outputs of a whole expert's weight, of which a rank may have a part, by the name of the parameter.
+    whole_shapes: dict[str, tuple[int, int]]
+    # The adapters of the step's tokens; None: the experts take none. Those of the running expert's tokens.
+    step_slots: StepSlots | None = None
+    expert_slots: StepSlots
 
-    @one_operation  # its operations depend on the chosen experts
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Compute the experts. top_k_index: int64 [tokens, chosen]; top_k_weights: [tokens, chosen]."""
+        slots = None if self.step_slots is None else self.step_slots.rows
+        return self._routed(hidden_states, top_k_index, top_k_weights, slots)
+
+    @one_operation  # its operations depend on the chosen experts
+    def _routed(
+        self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor, slots: Tensor | None
+    ) -> Tensor:
         tokens, chosen = top_k_index.shape
         order = top_k_index.flatten().argsort(stable=True)
         counts = top_k_index.flatten().bincount(minlength=len(self.products[DOWN])).tolist()
         results = hidden_states.new_empty(tokens * chosen, hidden_states.shape[-1])
         for expert, places in enumerate(torch.split(order, counts)):
             if len(places):
-                results[places] = self._compute(expert, hidden_states[places // chosen])
+                own = places // chosen
+                self.expert_slots.rows = None if slots is None else slots[own]
+                results[places] = self._compute(expert, hidden_states[own])
+        self.expert_slots.rows = None
         parts = results.view(tokens, chosen, -1) * top_k_weights.unsqueeze(-1).float()
         total = parts[:, 0]
         for number in range(1, chosen):
@@ -61,6 +76,8 @@ class RoutedExperts(Experts):
         self.received[name] = tensor
         weight = name.removesuffix("_bias")
         if self.received.keys() >= {weight, f"{weight}_bias"} & self._parameters.keys():
+            _, outputs, inputs = outputs_first(self, weight)
+            self.whole_shapes[weight] = inputs, outputs
             whole = self._experts(self.received.pop(weight), self.received.pop(f"{weight}_bias", None))
             self.products[weight] = [self._own(weight, format).arranged(self.layout) for format in whole]
 
@@ -80,17 +97,17 @@ class RoutedExperts(Experts):
 
     def _own(self, name: str, whole: WeightFormat) -> WeightFormat:
         """Return this rank's part of one expert's weight."""
-        cut = self._cut_of_expert(name)
+        cut = self.cut_of_expert(name)
         return whole if cut is None else whole.shard(cut)
 
-    def _cut_of_expert(self, name: str) -> Cut | None:
+    def cut_of_expert(self, name: str) -> Cut | None:
         """Return the cut of one expert's weight [out, in]."""
         cut = self.cuts.get(name)
         return cut and cut._replace(dim=2 - cut.dim if self.is_transposed else cut.dim - 1)
 
     def num_inputs(self, name: str) -> int:
         """Return the number of inputs of an expert's weight on this rank, before it is received."""
-        cut, inputs = self._cut_of_expert(name), outputs_first(self, name)[2]
+        cut, inputs = self.cut_of_expert(name), outputs_first(self, name)[2]
         return inputs if cut is None or cut.dim == 0 else cut.width(inputs)
 
     def settle(self) -> None:
@@ -107,6 +124,7 @@ def receive_routed(module: nn.Module, layout: WeightLayout) -> None:
     experts = receive_parameters(module, RoutedExperts)
     assert isinstance(experts, RoutedExperts)
     experts.layout, experts.received, experts.products = layout, {}, {}
+    experts.whole_shapes, experts.expert_slots = {}, StepSlots()
 
 
 def outputs_first(module: nn.Module, name: str) -> tuple[int, int, int]:

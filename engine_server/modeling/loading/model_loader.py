@@ -67,7 +67,7 @@ def load_model(
     hook = transformers.utils.logging.set_tqdm_hook(partial(show_progress, clock))
     try:
         settings: Any = read_hf_config(Path(config.path), config.hf_overrides, config.trust_remote_code)
-        checkpoint = open_checkpoint(config, load, settings)
+        checkpoint = open_checkpoint(Path(config.path), load, settings)
         dtype = choose_dtype(
             None if config.dtype == "auto" else getattr(torch, config.dtype),
             settings.dtype or (torch.bfloat16 if checkpoint else None),
@@ -98,18 +98,20 @@ def load_model(
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
             module.warn_if_padding_and_no_attention_mask = no_warning  # type: ignore[method-assign]
-    log(settle(model))
-    model.requires_grad_(False)
-    nn.Module.to(model, platform.device)
-    positions = max(LEAST_POSITIONS, config.max_model_len)
-    log(tabulate_ropes(model, model.dtype, platform.device, positions))
+    complete(model, platform, config.max_model_len)
     return model
 
 
-def open_checkpoint(
-    config: ModelConfig, load: LoadConfig, settings: PreTrainedConfig
-) -> QuantizedCheckpoint | None:
-    """Return the checkpoint if its weights are quantised, and hide that from transformers, whose readers are not used.
+def complete(model: PreTrainedModel, platform: Platform, max_model_len: int) -> None:
+    """Run the passes after the loading over a model whose weights were read, and move it to the platform's device."""
+    log(settle(model))
+    model.requires_grad_(False)
+    nn.Module.to(model, platform.device)
+    log(tabulate_ropes(model, model.dtype, platform.device, max(LEAST_POSITIONS, max_model_len)))
+
+
+def open_checkpoint(folder: Path, load: LoadConfig, settings: PreTrainedConfig) -> QuantizedCheckpoint | None:
+    """Return the checkpoint in a folder if its weights are quantised, and hide that from transformers' readers.
 
     Raises ValueError for a format that isn't known, and for options that a quantised checkpoint doesn't take.
     """
@@ -119,7 +121,7 @@ def open_checkpoint(
     del settings.quantization_config
     if load.load_format == "dummy":
         return None
-    checkpoint = QuantizedCheckpoint(Path(config.path), quantization)
+    checkpoint = QuantizedCheckpoint(folder, quantization)
     method = quantization["quant_method"]
     if load.quantization is not None:
         raise ValueError(

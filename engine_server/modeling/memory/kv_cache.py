@@ -1,5 +1,7 @@
 """The size of the KV cache: as configured, or from the free memory."""
 
+from collections.abc import Sequence
+
 import torch
 
 from engine_server.config import CacheConfig
@@ -24,15 +26,16 @@ def cache_dtype(config: CacheConfig, computing: torch.dtype, platform: Device) -
 
 
 def num_blocks(
-    config: CacheConfig, layout: Layout, dtype: torch.dtype, platform: Device, longest: int
+    config: CacheConfig, layouts: Sequence[tuple[Layout, torch.dtype]], platform: Device, longest: int
 ) -> int:
     """Return how many blocks fit, each for all kinds of attention; 0 for layers without a cache.
 
-    Raises ValueError, with both sizes, if one request of `longest` tokens does not fit.
+    layouts: of the models that use the same blocks, each with the dtype of its K and V. Raises ValueError, with both
+    sizes, if one request of `longest` tokens does not fit.
     """
-    if not layout.shapes:
+    if not layouts[0][0].shapes:
         return 0
-    block = layout.block_bytes(config.block_size, dtype)
+    block = sum(layout.block_bytes(config.block_size, dtype) for layout, dtype in layouts)
     count, setting = config.num_gpu_blocks_override, "num_gpu_blocks_override"
     if count is None:
         memory, setting = config.kv_cache_memory_bytes, "kv_cache_memory_bytes"

@@ -53,7 +53,7 @@ def main() -> int:
         return 0
     for level, options in LEVELS.items():
         library = library_file(level)
-        unfinished = library.with_suffix(f".{os.getpid()}")
+        unfinished = library.with_suffix(f".{os.getpid()}.so")
         sources = map(str, sorted(FOLDER.glob("*.cpp")))
         command = [compiler, *FLAGS, *options, *sources, "-o", str(unfinished)]
         subprocess.run(command, check=True)

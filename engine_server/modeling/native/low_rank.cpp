@@ -8,9 +8,22 @@
 
 namespace {
 
-constexpr int PADDING = 16;  // rows of the tables are padded with zeros to a multiple of this number of elements
+constexpr int PADDING = 32;  // rows of the tables are padded with zeros to a multiple of this number of elements
 constexpr int ROWS = 4;      // rows of one adapter that are multiplied together
-constexpr int SUMS = 8;      // vectors of sums that stay in registers
+constexpr int SUMS = LANES;  // vectors of sums that stay in registers
+constexpr int AHEAD = 512;   // bytes from a load to its prefetch
+
+// Successive elements of a row in each lane: two bfloat16 are half of a word each, which widens them fastest.
+template <typename T>
+constexpr int ELEMENTS = std::is_same_v<T, bfloat16> ? 2 : 1;
+template <typename T>
+constexpr int STEP = LANES * ELEMENTS<T>;
+
+inline void narrow(float* to, const floats (&parts)[1]) { store(to, parts[0]); }
+
+inline void narrow(bfloat16* to, const floats (&parts)[2]) {
+    *(any_words*)to = rounded_to_bfloat16(parts[0]) >> 16 | (rounded_to_bfloat16(parts[1]) & 0xffff0000);
+}
 
 template <typename T>
 struct Adapters {
@@ -42,24 +55,30 @@ std::vector<Group> grouped(std::vector<int32_t>& order, const int32_t* slots) {
     return groups;
 }
 
-// sums [COUNT, most] = inputs [COUNT, padded] times `rank` rows of A.
+// sums [COUNT, most] = inputs [COUNT, padded] times `rank` rows of A. inputs: widened, STEP elements after another.
 template <int COUNT, typename T>
 void shrink(float* sums, const float* inputs, const T* a, int64_t rank, int64_t padded, int64_t most) {
     constexpr int RANKS = SUMS / COUNT;
     for (int64_t first = 0; first < rank; first += RANKS) {
         const T* lines[RANKS];
         for (int j = 0; j < RANKS; j++) lines[j] = a + std::min(first + j, rank - 1) * padded;
-        floats totals[COUNT][RANKS] = {};
-        for (int64_t i = 0; i < padded; i += LANES) {
-            floats values[COUNT];
-            for (int r = 0; r < COUNT; r++) values[r] = load(inputs + r * padded + i);
+        floats totals[SUMS] = {};
+        for (int64_t i = 0; i < padded; i += STEP<T>) {
+            floats values[COUNT][ELEMENTS<T>];
+            for (int r = 0; r < COUNT; r++)
+                for (int e = 0; e < ELEMENTS<T>; e++) values[r][e] = load(inputs + r * padded + i + e * LANES);
             for (int j = 0; j < RANKS; j++) {
-                const floats weights = load(lines[j] + i);
-                for (int r = 0; r < COUNT; r++) totals[r][j] = fused(values[r], weights, totals[r][j]);
+                floats weights[ELEMENTS<T>];
+                widen(weights, lines[j] + i);
+                __builtin_prefetch((const char*)(lines[j] + i) + AHEAD);
+                for (int r = 0; r < COUNT; r++)
+                    for (int e = 0; e < ELEMENTS<T>; e++)
+                        totals[r * RANKS + j] = fused(values[r][e], weights[e], totals[r * RANKS + j]);
             }
         }
+        const floats results = ::sums(totals);
         for (int r = 0; r < COUNT; r++)
-            for (int64_t j = 0; j < RANKS && first + j < rank; j++) sums[r * most + first + j] = sum(totals[r][j]);
+            for (int64_t j = 0; j < RANKS && first + j < rank; j++) sums[r * most + first + j] = results[r * RANKS + j];
     }
 }
 
@@ -67,37 +86,56 @@ void shrink(float* sums, const float* inputs, const T* a, int64_t rank, int64_t 
 template <int COUNT, int VECTORS, typename T>
 void expand_tile(T* const* out, const float* sums, const T* b, int64_t rank, int64_t output, const Adapters<T>& adapters) {
     const int64_t padded = adapters.padded(adapters.out);
-    floats totals[COUNT][VECTORS];
+    floats totals[COUNT][VECTORS][ELEMENTS<T>];
     for (int r = 0; r < COUNT; r++)
-        for (int v = 0; v < VECTORS; v++) totals[r][v] = load(out[r] + output + v * LANES);
+        for (int v = 0; v < VECTORS; v++) widen(totals[r][v], out[r] + output + v * STEP<T>);
     for (int64_t j = 0; j < rank; j++) {
-        floats weights[VECTORS];
-        for (int v = 0; v < VECTORS; v++) weights[v] = load(b + j * padded + output + v * LANES);
+        const T* line = b + j * padded + output;
+        floats weights[VECTORS][ELEMENTS<T>];
+        for (int v = 0; v < VECTORS; v++) {
+            widen(weights[v], line + v * STEP<T>);
+            __builtin_prefetch(line + (VECTORS + v) * STEP<T>);  // of the next tile
+        }
         for (int r = 0; r < COUNT; r++) {
             const floats factor = broadcast(sums[r * adapters.most + j]);
-            for (int v = 0; v < VECTORS; v++) totals[r][v] = fused(factor, weights[v], totals[r][v]);
+            for (int v = 0; v < VECTORS; v++)
+                for (int e = 0; e < ELEMENTS<T>; e++)
+                    totals[r][v][e] = fused(factor, weights[v][e], totals[r][v][e]);
         }
     }
     for (int r = 0; r < COUNT; r++)
-        for (int v = 0; v < VECTORS; v++) store(out[r] + output + v * LANES, totals[r][v]);
+        for (int v = 0; v < VECTORS; v++) narrow(out[r] + output + v * STEP<T>, totals[r][v]);
 }
 
 template <int COUNT, typename T>
 void expand(T* const* out, const float* sums, const T* b, int64_t rank, const Adapters<T>& adapters) {
-    constexpr int VECTORS = SUMS / COUNT;
+    constexpr int VECTORS = SUMS / COUNT / ELEMENTS<T>;
     int64_t output = 0;
-    for (; output + VECTORS * LANES <= adapters.out; output += VECTORS * LANES)
+    for (; output + VECTORS * STEP<T> <= adapters.out; output += VECTORS * STEP<T>)
         expand_tile<COUNT, VECTORS>(out, sums, b, rank, output, adapters);
-    for (; output + LANES <= adapters.out; output += LANES) expand_tile<COUNT, 1>(out, sums, b, rank, output, adapters);
+    for (; output + STEP<T> <= adapters.out; output += STEP<T>)
+        expand_tile<COUNT, 1>(out, sums, b, rank, output, adapters);
     const int64_t rest = adapters.out - output;
     if (!rest) return;
-    T last[COUNT][LANES] = {}, *lines[COUNT];  // a vector would reach beyond the row
+    T last[COUNT][STEP<T>] = {}, *lines[COUNT];  // a vector would reach beyond the row
     for (int r = 0; r < COUNT; r++) {
         std::memcpy(last[r], out[r] + output, rest * sizeof(T));
         lines[r] = last[r] - output;
     }
     expand_tile<COUNT, 1>(lines, sums, b, rank, output, adapters);
     for (int r = 0; r < COUNT; r++) std::memcpy(out[r] + output, last[r], rest * sizeof(T));
+}
+
+// Widens a row to `inputs` [padded], as `shrink` reads it.
+template <typename T>
+void widen_row(float* inputs, const T* row, int64_t in, int64_t padded) {
+    for (int64_t i = 0; i < padded; i += STEP<T>) {
+        T rest[STEP<T>] = {};  // a vector would reach beyond the row
+        if (i + STEP<T> > in) std::memcpy(rest, row + i, std::max<int64_t>(in - i, 0) * sizeof(T));
+        floats parts[ELEMENTS<T>];
+        widen(parts, i + STEP<T> > in ? rest : row + i);
+        for (int e = 0; e < ELEMENTS<T>; e++) store(inputs + i + e * LANES, parts[e]);
+    }
 }
 
 template <typename T>
@@ -116,13 +154,8 @@ void add(T* out, int64_t out_stride, const T* x, int64_t x_stride, const int32_t
             if (!rank) continue;
             T* lines[ROWS];
             for (int64_t r = 0; r < group.count; r++) {
-                const T* row = x + group.rows[r] * x_stride;
                 lines[r] = out + group.rows[r] * out_stride;
-                int64_t i = 0;
-                for (; i + LANES <= adapters.in; i += LANES) store(inputs.data() + r * padded + i, load(row + i));
-                T last[LANES] = {};
-                std::memcpy(last, row + i, (adapters.in - i) * sizeof(T));
-                if (i < adapters.in) store(inputs.data() + r * padded + i, load(last));
+                widen_row(inputs.data() + r * padded, x + group.rows[r] * x_stride, adapters.in, padded);
             }
             for_row_tiles<ROWS>(group.count, [&]<int COUNT>(int64_t, std::integral_constant<int, COUNT>) {
                 shrink<COUNT>(sums.data(), inputs.data(), adapters.a + group.slot * adapters.most * padded, rank, padded,

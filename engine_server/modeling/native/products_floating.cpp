@@ -4,20 +4,11 @@
 
 #include <immintrin.h>
 
-#include <vector>
-
-#include "products.h"
+#include "products_in_float.h"
 
 namespace {
 
-constexpr int BLOCK = 32;                            // outputs whose weights are interleaved
-constexpr int VECTORS = 2, WIDTH = VECTORS * LANES;  // of a tile's outputs
-constexpr int TILE = REGISTERS == 32 ? 12 : 4;       // rows whose sums stay in registers
-constexpr int ROWS_IN_CACHE = 96;                    // rows that are multiplied by all weights before the next ones
-constexpr int AHEAD = 4096;                          // bytes from a load to its prefetch
-constexpr int64_t WORTH_WIDENING = 1 << 16;          // elements that are worth a second thread
-
-typedef uint32_t any_words __attribute__((vector_size(BYTES), aligned(4), may_alias));
+constexpr int AHEAD = 4096;  // bytes from a load to its prefetch
 
 // Successive inputs of one output that are stored together.
 template <typename T>
@@ -48,17 +39,6 @@ struct Weight {
     const float* bias;  // [out], or null
     int64_t in, out;
 };
-
-// The weights of LANES outputs with INPUTS successive inputs.
-inline void widen(floats (&weights)[1], const float* line) { weights[0] = load(line); }
-
-inline void widen(floats (&weights)[1], const float16* line) { weights[0] = load(line); }
-
-inline void widen(floats (&weights)[2], const bfloat16* line) {
-    const words pairs = *(const any_words*)line;
-    weights[0] = (floats)(pairs << 16);
-    weights[1] = (floats)(pairs & 0xffff0000);
-}
 
 // Adds to the sums of ROWS rows the products of VECTORS vectors of weights, each with INPUTS values of a row.
 template <typename T, int ROWS>
@@ -105,21 +85,6 @@ void multiply_rows(T* out, const Value<T>* values, int64_t stride, int64_t rows,
             for_row_tiles<TILE>(rows, [&]<int ROWS>(int64_t row, std::integral_constant<int, ROWS>) {
                 multiply_tile<ROWS>(out + row * weight.out, values + row * stride, stride, weight, output);
             });
-}
-
-// Returns rows of values [rows, in] in float32.
-template <typename T>
-const float* widened(const T* values, int64_t stride, int64_t rows, int64_t in) {
-    thread_local std::vector<float> scratch;
-    scratch.resize(std::max<size_t>(scratch.size(), rows * in));
-    float* to = scratch.data();
-    #pragma omp parallel for schedule(static) if (rows * in > WORTH_WIDENING)
-    for (int64_t row = 0; row < rows; row++) {
-        int64_t i = 0;
-        for (; i + LANES <= in; i += LANES) store(to + row * in + i, load(values + row * stride + i));
-        for (; i < in; i++) to[row * in + i] = widened(values[row * stride + i]);
-    }
-    return to;
 }
 
 template <typename T>

@@ -4,20 +4,12 @@
 
 #include <immintrin.h>
 
-#include <vector>
-
-#include "products.h"
+#include "products_in_float.h"
 
 namespace {
 
-constexpr int BLOCK = 32;                            // outputs whose weights are interleaved
-constexpr int VECTORS = 2, WIDTH = VECTORS * LANES;  // of a tile's outputs
-constexpr int TILE = REGISTERS == 32 ? 12 : 4;       // rows whose sums stay in registers
-constexpr int ROWS_IN_CACHE = 96;                    // rows that are multiplied by all weights before the next ones
-constexpr int AHEAD = 2048;                          // bytes from a load to its prefetch
-constexpr int64_t WORTH_WIDENING = 1 << 16;          // elements that are worth a second thread
+constexpr int AHEAD = 2048;  // bytes from a load to its prefetch
 
-typedef uint32_t any_words __attribute__((vector_size(BYTES), aligned(1), may_alias));
 typedef uint8_t any_bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
 
 // Successive inputs of one output that are stored together: one code of 8 bits, or a word of eight codes.
@@ -36,12 +28,6 @@ struct Weight {
 
     int64_t groups() const { return (in + group - 1) / group; }
 };
-
-inline floats same_lanes(float value) {
-    uint32_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    return (floats)(words{} + bits);
-}
 
 // The scales of LANES outputs from `place` on, times the unit in which `expanded` returns weights.
 template <int BITS>
@@ -96,7 +82,7 @@ void multiply_tile(T* out, const float* values, const Weight& weight, int64_t ro
                 floats weights[VECTORS];
                 for (int v = 0; v < VECTORS; v++) weights[v] = expanded<BITS>(codes + v * LANES * STEP<BITS>, i);
                 for (int r = 0; r < ROWS; r++) {
-                    const floats value = same_lanes(own[r * weight.in + i]);
+                    const floats value = broadcast(own[r * weight.in + i]);
                     for (int v = 0; v < VECTORS; v++) totals[r][v] = fused(weights[v], value, totals[r][v]);
                 }
             }
@@ -111,31 +97,9 @@ void multiply_tile(T* out, const float* values, const Weight& weight, int64_t ro
             store_results(out + (row + r) * weight.out, results[r][v], weight.bias, output + v * LANES, weight.out);
 }
 
-// Returns rows of values as float32 [rows, in], in memory of the calling thread.
-template <typename T>
-const float* widen(const T* values, int64_t stride, int64_t rows, int64_t in) {
-    thread_local std::vector<float> scratch;
-    scratch.resize(std::max<size_t>(scratch.size(), rows * in));
-    float* wide = scratch.data();
-    #pragma omp parallel for if (rows * in > WORTH_WIDENING)
-    for (int64_t row = 0; row < rows; row++) {
-        int64_t i = 0;
-        for (; i + LANES <= in; i += LANES) store(wide + row * in + i, load(values + row * stride + i));
-        for (; i < in; i++) {
-            if constexpr (std::is_same_v<T, float>) {
-                wide[row * in + i] = values[row * stride + i];
-            } else {
-                const uint32_t bits = (uint32_t)values[row * stride + i].bits << 16;
-                std::memcpy(wide + row * in + i, &bits, sizeof bits);
-            }
-        }
-    }
-    return wide;
-}
-
 template <int BITS, typename T>
 void multiply(T* out, const T* values, int64_t stride, int64_t rows, const Weight& weight) {
-    const float* wide = widen(values, stride, rows, weight.in);
+    const float* wide = widened(values, stride, rows, weight.in);
     #pragma omp parallel if (rows * weight.in * weight.out > WORTH_A_THREAD)
     for (int64_t first = 0; first < rows; first += ROWS_IN_CACHE) {
         const int64_t count = std::min<int64_t>(ROWS_IN_CACHE, rows - first);

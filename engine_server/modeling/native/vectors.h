@@ -25,6 +25,7 @@ typedef int32_t ints __attribute__((vector_size(BYTES)));
 typedef uint32_t words __attribute__((vector_size(BYTES)));
 typedef float any_floats __attribute__((vector_size(BYTES), aligned(4), may_alias));  // at any address
 typedef uint16_t any_halves __attribute__((vector_size(BYTES / 2), aligned(2), may_alias));
+typedef uint32_t any_words __attribute__((vector_size(BYTES), aligned(1), may_alias));
 
 #ifdef __AVX512F__
 constexpr ints LANE = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -53,6 +54,17 @@ inline floats load(const float16* from) {
 #endif
 }
 
+// Widens LANES elements, or twice as many bfloat16, the even ones and the odd ones apart, which is the fastest.
+inline void widen(floats (&parts)[1], const float* from) { parts[0] = load(from); }
+
+inline void widen(floats (&parts)[1], const float16* from) { parts[0] = load(from); }
+
+inline void widen(floats (&parts)[2], const bfloat16* from) {
+    const words pairs = *(const any_words*)from;
+    parts[0] = (floats)(pairs << 16);
+    parts[1] = (floats)(pairs & 0xffff0000);
+}
+
 inline float widened(float value) { return value; }
 
 inline float widened(bfloat16 value) { return __builtin_bit_cast(float, (uint32_t)value.bits << 16); }
@@ -61,12 +73,14 @@ inline float widened(float16 value) { return _cvtsh_ss(value.bits); }
 
 inline void store(float* to, floats values) { *(any_floats*)to = values; }
 
-// Rounds to the nearest, ties to even; a NaN stays one.
+// Rounds to the nearest, ties to even, in the upper halves; a NaN stays one.
+inline words rounded_to_bfloat16(floats values) {
+    const words bits = (words)values, number = (words)(values == values);
+    return ((bits + 0x7fff + ((bits >> 16) & 1)) & number) | (0x7fc00000 & ~number);
+}
+
 inline void store(bfloat16* to, floats values) {
-    words bits = (words)values;
-    words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    words number = (words)(values == values);
-    *(any_halves*)to = __builtin_convertvector((rounded & number) | (0x7fc0 & ~number), any_halves);
+    *(any_halves*)to = __builtin_convertvector(rounded_to_bfloat16(values) >> 16, any_halves);
 }
 
 // Rounds to the nearest, ties to even.

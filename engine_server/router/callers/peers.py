@@ -13,6 +13,7 @@ from time import perf_counter
 import aiohttp
 import msgspec
 
+from engine_server.contract.bodies import read_at_most
 from engine_server.contract.labels import METRICS_PORT
 from engine_server.router.callers.ledger import Ledger, UsageReport
 from engine_server.router.routing.endpoint import Address
@@ -80,7 +81,7 @@ class Peers:
         """Return the report of another router, or None if it gives none."""
         try:
             async with session.get(f"{peer}{USAGE_PATH}", raise_for_status=True) as response:
-                report = _decoder.decode(await read_at_most(response, MAX_REPORT_BYTES))
+                report = _decoder.decode(await read_at_most(MAX_REPORT_BYTES, response.content.iter_any()))
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             if peer not in self._silent:
                 log.warning("no counts from the router at %s: %s", peer, str(error) or "no answer in time")
@@ -104,13 +105,3 @@ class Peers:
                     log.warning("cannot resolve %s: %s", service, error)
                 failing = True
             await asyncio.sleep(RESOLVE_SECONDS)
-
-
-async def read_at_most(response: aiohttp.ClientResponse, limit: int) -> bytes:
-    """Return the body of an answer. Raises ValueError if it is longer."""
-    body = bytearray()
-    async for data in response.content.iter_any():
-        body += data
-        if len(body) > limit:
-            raise ValueError(f"the answer has more than {limit} bytes")
-    return bytes(body)

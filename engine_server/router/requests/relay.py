@@ -19,8 +19,7 @@ from engine_server.router.requests.outcome import (
 )
 
 EVENT_STREAM = b"text/event-stream"
-# Answers that tell the `Fairlead-Model` of an adapter, or at least, as a mismatch does, that it is another one. Further
-# errors have that of the model itself.
+# Answers with the `Fairlead-Model` of an adapter; further errors have that of the model itself.
 ADAPTER_STATUSES = (200, 409)
 
 

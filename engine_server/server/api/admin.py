@@ -109,7 +109,7 @@ def routes(host: EngineHost) -> APIRouter:
 
     @router.post("/v1/load_lora_adapter", response_model=None)
     async def load_lora_adapter(body: LoadAdapter) -> Response:
-        """Serve a LoRA adapter by a name. Requests in flight go on with what they began with."""
+        """Serve an adapter by a name. Requests in flight go on with what they began with."""
         try:
             await host.load_adapter(body.lora_name, body.lora_path, body.load_inplace)
         except InvalidRequestError as error:
@@ -118,7 +118,7 @@ def routes(host: EngineHost) -> APIRouter:
 
     @router.post("/v1/unload_lora_adapter", response_model=None)
     async def unload_lora_adapter(body: UnloadAdapter) -> Response:
-        """Stop serving a LoRA adapter. Requests in flight go on."""
+        """Stop serving an adapter. Requests in flight go on."""
         if not await host.unload_adapter(body.lora_name):
             raise ApiError(
                 404,
@@ -130,7 +130,7 @@ def routes(host: EngineHost) -> APIRouter:
 
     @router.put(ADAPTERS_PATH, response_model=None)
     async def put_adapters(request: Request) -> Response:
-        """Serve exactly these LoRA adapters besides those that were loaded one by one, as soon as they are loaded."""
+        """Serve exactly these adapters besides those that were loaded one by one, as soon as they are loaded."""
         try:
             wanted = msgspec.json.decode(await request.body(), type=WantedAdapters).by_name()
         except ValueError as error:

@@ -7,7 +7,7 @@ import msgspec
 from starlette.responses import Response
 
 from engine_server.contract.continuation import ReportedUsage
-from engine_server.contract.headers import USAGE
+from engine_server.contract.headers import MODEL, USAGE
 from engine_server.requests.logprobs import Logprob, TokenLogprobs
 from engine_server.server.generation.events import Usage
 
@@ -166,7 +166,10 @@ def json_response(answer: msgspec.Struct) -> Response:
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
-def prompt_response(answer: msgspec.Struct, num_tokens: int) -> Response:
-    """Return the response with an answer to prompts of so many tokens, which has no generated text."""
-    headers = {USAGE: ReportedUsage(num_tokens, 0).header()}
+def prompt_response(answer: msgspec.Struct, num_tokens: int, fingerprint: str) -> Response:
+    """Return the response with an answer to prompts of so many tokens, which has no generated text.
+
+    fingerprint: that of the model that answers.
+    """
+    headers = {USAGE: ReportedUsage(num_tokens, 0).header(), MODEL: fingerprint}
     return Response(msgspec.json.encode(answer), headers=headers, media_type="application/json")

@@ -66,10 +66,10 @@ class CompletionRequest(GenerationRequest):
             return default
         return 1 if self.prompt_only else self.max_tokens
 
-    async def prompts(self, host: EngineHost) -> list[TokensPrompt]:
+    async def prompts(self, host: EngineHost, context: int) -> list[TokensPrompt]:
         special = self.add_special_tokens is not False
         tokenized = await tokenize_prompts(host.engine, self.prompt, special, self.truncates)
-        prompts = [self.finish_prompt(prompt, host.max_model_len) for prompt in tokenized]
+        prompts = [self.finish_prompt(prompt, context) for prompt in tokenized]
         return await decode_prompts(host.engine, prompts) if self.echo else prompts
 
     def renderer(self, host: EngineHost, identity: AnswerIdentity) -> CompletionRenderer:

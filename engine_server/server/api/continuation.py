@@ -37,7 +37,9 @@ def resumed_stream(
         ) from None
     if resume.model != fingerprint:
         message = "the stream was begun by another model, dtype or kind of device"
-        raise ApiError(409, message, param=ROUTER_FIELD, code=ErrorCode.MODEL_MISMATCH)
+        raise ApiError(
+            409, message, param=ROUTER_FIELD, code=ErrorCode.MODEL_MISMATCH, fingerprint=fingerprint
+        )
     return resume
 
 

@@ -69,10 +69,10 @@ class ConversationRequest(GenerationRequest):
             message = "a form of the answer's text and calls that follow a schema exclude each other"
             raise ApiError(400, message, param="tools")
 
-    async def prompts(self, host: EngineHost) -> list[TokensPrompt]:
-        return [await self.prompt(host)]
+    async def prompts(self, host: EngineHost, context: int) -> list[TokensPrompt]:
+        return [await self.prompt(host, context)]
 
-    async def prompt(self, host: EngineHost) -> TokensPrompt:
+    async def prompt(self, host: EngineHost, context: int) -> TokensPrompt:
         turns = with_tools(self.turns(), host.answer_format, self.tool_use)
         defaults = host.settings.default_chat_template_kwargs or {}
         variables = {**defaults, **turns.variables, **(self.chat_template_kwargs or {})}
@@ -81,7 +81,7 @@ class ConversationRequest(GenerationRequest):
         except ApiError as error:
             error.param = self.ENGINE_FIELDS["prompt"]
             raise
-        return self.finish_prompt(prompt, host.max_model_len)
+        return self.finish_prompt(prompt, context)
 
     def beam_search_params(self, defaults: Mapping[str, Any]) -> BeamSearchParams | None:
         return None

@@ -70,7 +70,8 @@ class AnswerRequest(Protocol):
     def beam_search_params(self, defaults: Mapping[str, Any]) -> BeamSearchParams | None:
         """Return the parameters of a beam search; None to sample."""
 
-    async def prompts(self, host: EngineHost) -> list[TokensPrompt]: ...
+    async def prompts(self, host: EngineHost, context: int) -> list[TokensPrompt]:
+        """Return the prompts as tokens. context: the longest that a prompt may be cut to, with a token after it."""
 
     @property
     def answer_style(self) -> AnswerStyle | None:
@@ -89,7 +90,7 @@ async def create_answer(host: EngineHost, request: AnswerRequest, headers: Mappi
         raise refusal(error, request.engine_fields) from None
     params.timeout = deadline(params.timeout, headers)
     beams = request.beam_search_params(host.sampling_defaults)
-    prompts = await request.prompts(host)
+    prompts = await request.prompts(host, model.context)
     unique = uuid.uuid4().hex
     answer_id, created = request.ID_PREFIX + (request.own_id or unique), int(time.time())
     if resume is not None:
@@ -100,6 +101,7 @@ async def create_answer(host: EngineHost, request: AnswerRequest, headers: Mappi
         prompts=prompts,
         params=params,
         lora=model.lora,
+        prompt_adapter=model.prompt_adapter,
         trace_headers=host.trace_headers(headers),
         fields=request.engine_fields,
         priority=request.queue_priority,

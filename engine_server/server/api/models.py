@@ -13,7 +13,7 @@ from starlette.responses import Response
 from engine_server.contract.errors import ErrorCode
 from engine_server.contract.headers import ADAPTER, DEPLOYMENT
 from engine_server.contract.quoting import quote
-from engine_server.requests.adapters import LoRARequest
+from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
 from engine_server.server.api.answers import json_response
 from engine_server.server.http.errors import ApiError
 
@@ -62,7 +62,8 @@ def model_card(host: EngineHost, name: str) -> ModelCard:
     adapter = host.adapters.get(name)
     if adapter is None:
         return ModelCard(name, host.served_names[0], host.max_model_len)
-    return ModelCard(name, adapter.uri, host.max_model_len, parent=host.served_names[0])
+    context = host.max_model_len - adapter.num_virtual
+    return ModelCard(name, adapter.uri, context, parent=host.served_names[0])
 
 
 def model_list(host: EngineHost) -> ModelList:
@@ -74,19 +75,11 @@ class ServedModel(NamedTuple):
 
     # As the request names it.
     name: str
-    lora: LoRARequest | None
     fingerprint: str
-
-
-def served_name(host: EngineHost, name: str | None, headers: Mapping[str, str]) -> str:
-    """Return the model of a request that may leave it out, and that adapters don't answer.
-
-    Raises ApiError 404 for one that isn't served here.
-    """
-    model = served_model(host, name, headers)
-    if model.lora is not None:
-        raise not_served(f"{quote(model.name)} is an adapter; adapters answer requests for text alone")
-    return model.name
+    # Tokens of prompt and answer.
+    context: int
+    lora: LoRARequest | None = None
+    prompt_adapter: PromptAdapterRequest | None = None
 
 
 def served_model(host: EngineHost, name: str | None, headers: Mapping[str, str]) -> ServedModel:
@@ -102,10 +95,11 @@ def served_model(host: EngineHost, name: str | None, headers: Mapping[str, str])
     if deployment is not None and deployment not in host.served_names:
         raise not_served(f"the deployment {quote(deployment)} is not served here; served: {served}")
     if wanted is None and (deployment is not None or name in host.served_names):
-        return ServedModel(name, None, host.fingerprint)
+        return ServedModel(name, host.fingerprint, host.max_model_len)
     adapter = host.adapters.get(name if wanted is None else wanted)
     if adapter is not None:
-        return ServedModel(name, adapter.lora, adapter.fingerprint(host.fingerprint))
+        fingerprint, context = adapter.fingerprint(host.fingerprint), host.max_model_len - adapter.num_virtual
+        return ServedModel(name, fingerprint, context, adapter.lora, adapter.prompt_adapter)
     if wanted is not None:
         raise not_served(f"the adapter {quote(wanted)} is not served here; served: {served}")
     raise not_served(f"the model {quote(name)} is not served here; served: {served}")

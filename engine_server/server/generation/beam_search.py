@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from engine_server.engine.async_llm import AsyncLLMEngine
     from engine_server.engine.beam_search import BeamSearchParams
-    from engine_server.requests.adapters import LoRARequest
+    from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
     from engine_server.requests.outputs import CompletionOutput, RequestOutput
     from engine_server.requests.prompts import TokensPrompt
 
@@ -20,9 +20,10 @@ async def beam_search(
     params: BeamSearchParams,
     logprobs: int | None,
     lora: LoRARequest | None,
+    prompt_adapter: PromptAdapterRequest | None,
 ) -> RequestOutput:
     """Return the result of a search: the best beams, with the `logprobs` likeliest tokens at each place."""
-    async with aclosing(engine.beam_search(prompt, request_id, params, lora)) as results:
+    async with aclosing(engine.beam_search(prompt, request_id, params, lora, prompt_adapter)) as results:
         result = await anext(results)
     for output in result.outputs:
         limit_logprobs(output, logprobs)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from engine_server.contract.continuation import Resume
     from engine_server.engine.async_llm import AsyncLLMEngine
     from engine_server.engine.beam_search import BeamSearchParams
-    from engine_server.requests.adapters import LoRARequest
+    from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
     from engine_server.requests.prompts import TokensPrompt
     from engine_server.requests.sampling_params import SamplingParams
     from engine_server.server.engine_host import TraceHeaders
@@ -33,8 +33,9 @@ class Generation:
     request_id: str
     prompts: list[TokensPrompt]
     params: SamplingParams
-    # The adapter that answers; None: the model itself.
+    # The adapter that answers; both None: the model itself.
     lora: LoRARequest | None = None
+    prompt_adapter: PromptAdapterRequest | None = None
     trace_headers: TraceHeaders = None
     # The client's field for an engine's parameter, where their names differ.
     fields: Mapping[str, str] = field(default_factory=dict)
@@ -111,6 +112,7 @@ class Results:
                 generation.prompts[index],
                 generation.params,
                 lora_request=generation.lora,
+                prompt_adapter_request=generation.prompt_adapter,
                 trace_headers=generation.trace_headers,
                 priority=generation.priority,
             )
@@ -133,6 +135,7 @@ class Results:
                         generation.beams,
                         generation.params.logprobs,
                         generation.lora,
+                        generation.prompt_adapter,
                     )
                 )
             except InvalidRequestError as error:

@@ -20,6 +20,7 @@ from engine_server.contract.errors import (
     has_anthropic_errors,
     server_error_type,
 )
+from engine_server.contract.headers import MODEL
 from engine_server.contract.quoting import shorten
 from engine_server.requests.errors import (
     EngineDeadError,
@@ -41,7 +42,11 @@ MAX_MESSAGE = 1000
 
 
 class ApiError(Exception):
-    """An error that ends a request with a status and a message; `param` names the field that is wrong."""
+    """An error that ends a request with a status and a message.
+
+    param: the field that is wrong. fingerprint: that of the model or adapter that would have answered; None: it has no
+    part in the error.
+    """
 
     def __init__(
         self,
@@ -52,6 +57,7 @@ class ApiError(Exception):
         code: ErrorCode | None = None,
         retry_after: int | None = None,
         close: bool = False,
+        fingerprint: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -60,6 +66,7 @@ class ApiError(Exception):
         self.code = code
         self.retry_after = retry_after
         self.close = close
+        self.fingerprint = fingerprint
 
     def body(self) -> bytes:
         """Return the JSON body of OpenAI's API, which is also the data of an error event in a stream."""
@@ -80,6 +87,8 @@ class ApiError(Exception):
             headers["Retry-After"] = str(self.retry_after)
         if self.close:
             headers["Connection"] = "close"
+        if self.fingerprint is not None:
+            headers[MODEL] = self.fingerprint
         return ErrorResponse(self, headers)
 
 

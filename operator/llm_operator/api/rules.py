@@ -4,7 +4,7 @@ import re
 
 from engine_server.contract import model_uri
 from engine_server.contract.api import DEFAULT_NAMESPACE, MAX_NAME_LENGTH, Key
-from engine_server.contract.model_uri import HubRepository, Package
+from engine_server.contract.model_uri import HubRepository
 from engine_server.contract.served_names import is_foreign
 from llm_operator.api.schema import Object, Rule
 
@@ -14,8 +14,8 @@ FETCHED_PATTERN = "^(hf://|pypi://|s3://|[A-Za-z0-9_][^:]*/)"
 # The beginnings of files in repositories of a hub.
 HUB_FILE_PATTERN = "^(hf://)?[A-Za-z0-9_][^:/@]*/[^/@]+/"
 ADAPTER_FORMS = (
-    "hf://ORG/NAME[@REVISION], ORG/NAME[@REVISION], s3://BUCKET/PATH, pvc://CLAIM[/PATH], or a path that begins with"
-    " /, ./, ../ or ~/"
+    "hf://ORG/NAME[@REVISION], ORG/NAME[@REVISION], pypi://PACKAGE, s3://BUCKET/PATH, pvc://CLAIM[/PATH], or a path"
+    " that begins with /, ./, ../ or ~/"
 )
 VOLUME_CLAIM = "pvc://"
 # Flags of `fairlead engine` that the operator sets from other fields.
@@ -82,8 +82,7 @@ def is_adapter_uri(uri: str) -> bool:
     if not model_uri.is_valid(uri):
         return False
     source = model_uri.parse(uri)
-    is_file = isinstance(source, HubRepository) and source.file is not None
-    return not is_file and not isinstance(source, Package)
+    return not (isinstance(source, HubRepository) and source.file is not None)
 
 
 def claim_in(uri: str) -> str:
@@ -145,8 +144,7 @@ ADAPTER_NAME = Rule(
     holds=lambda name: re.search(r"[\s/]", name) is None,
 )
 ADAPTER_URI = Rule(
-    cel=f'self.matches(r"^(?:{model_uri.PATTERN})$") && !self.startsWith("pypi://")'
-    f' && !self.matches("{HUB_FILE_PATTERN}")',
+    cel=f'self.matches(r"^(?:{model_uri.PATTERN})$") && !self.matches("{HUB_FILE_PATTERN}")',
     message=f"an adapter is {ADAPTER_FORMS}",
     holds=is_adapter_uri,
 )

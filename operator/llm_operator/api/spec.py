@@ -48,8 +48,9 @@ class LLMDeploymentSpec(Section, frozen=True):
         Meta(extra_json_schema={LIST_TYPE: "map", LIST_KEYS: ["name"]}),
         NOT_IN_PODS,
         about(
-            "LoRA adapters that requests may name as their model, at most 64; none by default. The first list, even an"
-            " empty one, replaces the replicas, which then serve adapters."
+            "LoRA adapters, and prompt adapters with --enable-prompt-adapter in engine.args, that requests may name as"
+            " their model, at most 64; none by default. The first list, even an empty one, replaces the replicas, which"
+            " then serve adapters."
         ),
     ] = None
     engine: Annotated[Engine, about("The engine's container: its image, flags, variables and files.")] = (

@@ -10,10 +10,10 @@ import aiohttp
 import msgspec
 
 from engine_server.contract.authority import authority
+from engine_server.contract.bodies import read_at_most
 from engine_server.contract.demand import DEMAND_PATH, DemandReport
 from engine_server.contract.labels import METRICS_PORT
 from llm_operator.control.api_errors import FAILURES, describe
-from llm_operator.control.bodies import body_of
 from llm_operator.control.cluster import Cluster
 from llm_operator.control.resources import Resource
 from llm_operator.observed import Manifest
@@ -126,7 +126,9 @@ class Routers:
                 raise_for_status=True,
                 timeout=aiohttp.ClientTimeout(total=ANSWER_SECONDS),
             ) as response:
-                report = msgspec.json.decode(await body_of(response, LONGEST_ANSWER), type=DemandReport)
+                report = msgspec.json.decode(
+                    await read_at_most(LONGEST_ANSWER, response.content.iter_any()), type=DemandReport
+                )
         except (aiohttp.ClientError, OSError, ValueError) as error:
             logger.debug("the router at %s: %s", address, str(error) or type(error).__name__)
             return

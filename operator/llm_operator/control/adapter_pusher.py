@@ -11,8 +11,8 @@ import msgspec
 from engine_server.contract.adapters import ADAPTERS_PATH, AdapterStates, WantedAdapters
 from engine_server.contract.api import Key
 from engine_server.contract.authority import authority
+from engine_server.contract.bodies import read_at_most
 from engine_server.contract.labels import ADMIN_PORT
-from llm_operator.control.bodies import body_of
 from llm_operator.observed import PodAdapters, Replica
 
 # While adapters are being loaded.
@@ -163,7 +163,7 @@ class AdapterPusher:
                 if answer.status != 200:
                     problem = REFUSALS.get(answer.status, f"the admin API answers {answer.status}")
                     return PodAdapters(push.replica, last, problem)
-                content = await body_of(answer, LARGEST_ANSWER)
+                content = await read_at_most(LARGEST_ANSWER, answer.content.iter_any())
                 states = msgspec.json.decode(content, type=AdapterStates).adapters
         except (aiohttp.ClientError, OSError, ValueError) as error:
             problem = f"the admin API does not answer: {str(error) or type(error).__name__}"

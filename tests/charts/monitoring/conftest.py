@@ -202,6 +202,8 @@ def start_all(stack: Stack, prometheus: str, api_server: Any) -> None:
             "--max-model-len=512",
             "--kv-cache-memory-bytes=64MiB",
             "--max-num-seqs=4",
+            # Any token that occurred before is looked up, so that there are drafts.
+            '--speculative-config={"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 2}',
         )
         for port in ports
     ]

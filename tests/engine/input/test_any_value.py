@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine_server import AsyncEngineArgs, AsyncLLM, InvalidRequestError, SamplingParams
+from engine_server import AsyncEngineArgs, AsyncLLM, InvalidRequestError, PromptAdapterRequest, SamplingParams
 
 PROMPT = {"prompt_token_ids": [5, 9, 40]}
 REFUSALS = (ValueError, TypeError)  # InvalidRequestError is a ValueError
@@ -82,7 +82,7 @@ class Engine:
         args = AsyncEngineArgs(
             model=str(folder), dtype="float32", num_gpu_blocks_override=64, max_model_len=16, block_size=4,
             max_num_seqs=8, scheduling_policy="priority", enable_prompt_embeds=True, max_logprobs=-1,
-            disable_log_stats=True,
+            enable_prompt_adapter=True, disable_log_stats=True,
         )  # fmt: skip
         self.engine = AsyncLLM.from_engine_args(args)
 
@@ -151,6 +151,16 @@ def test_any_value_assigned_after_construction_is_refused_or_served(
 @given(name=st.sampled_from(ARGUMENTS), value=values)
 def test_any_argument_of_a_request_is_refused_or_served(engine: Engine, name: str, value: Any) -> None:
     engine.request(PROMPT, SamplingParams(max_tokens=1), **{name: value})
+
+
+@examples(200)
+@given(
+    adapter=st.builds(
+        PromptAdapterRequest, values | st.just("a"), values | st.just(1), values | st.just("/a"), values
+    )
+)
+def test_any_prompt_adapter_is_refused_or_served(engine: Engine, adapter: Any) -> None:
+    engine.request(PROMPT, SamplingParams(max_tokens=1), prompt_adapter_request=adapter)
 
 
 @examples(200)

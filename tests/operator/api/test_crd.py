@@ -106,7 +106,7 @@ WRONG: list[dict[str, Any]] = [
         for uri in (
             "",
             "french",
-            "pypi://french",
+            "pypi://a b",
             "hf://a/b/c.gguf",
             "a/b/c.gguf@main",
             "gs://bucket/a",
@@ -197,6 +197,7 @@ RIGHT: list[dict[str, Any]] = [
     {"autoscaling": {"max": 8, "targetInFlight": 32}},
     {"autoscaling": {"max": 1, "stableWindowSeconds": 5, "panicWindowSeconds": 5}},
     {"autoscaling": {"max": 1, "scaleDownDelaySeconds": 1, "idleSeconds": 86400}},
+    {"adapters": [{"name": "french", "uri": "pypi://french"}]},
     {"adapters": []},
     {
         "adapters": [
@@ -399,7 +400,7 @@ def test_the_api_server_and_the_operator_refuse_a_name(world: Any, manifest: Any
             "a file cannot lie below the path of another one",
         ),
         (
-            {"adapters": [{"name": "a", "uri": "pypi://a"}]},
+            {"adapters": [{"name": "a", "uri": "hf://a/b/c.gguf"}]},
             "an adapter is hf://ORG/NAME[@REVISION], ORG/NAME",
         ),
         (

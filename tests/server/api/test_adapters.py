@@ -142,6 +142,20 @@ def test_router_names_the_adapter_and_the_answer_its_content(tuned: Tuned) -> No
     assert (missing.status, missing.error["code"]) == (404, "model_not_found")
 
 
+def test_refused_continuation_tells_the_fingerprint_of_the_adapter(tuned: Tuned) -> None:
+    resume = {"id": "a", "created": 1, "seed": 1, "model": "other", "token_ids": [], "events": 0}
+    given = {headers.DEPLOYMENT: "base", headers.ADAPTER: "french"}
+    whole = tuned.api.request("POST", COMPLETIONS, body("x"), given)
+    refused = tuned.api.request(
+        "POST",
+        COMPLETIONS,
+        body("x", stream=True, fairlead={"resume": resume}),
+        given | {headers.RESUME: "1"},
+    )
+    assert (refused.status, refused.error["code"]) == (409, "model_mismatch")
+    assert refused.headers[headers.MODEL.lower()] == whole.headers[headers.MODEL.lower()]
+
+
 def test_adapters_answer_beam_searches_and_tokenize(tuned: Tuned) -> None:
     fields = {"use_beam_search": True, "n": 2}
     plain, adapted = (

@@ -112,14 +112,14 @@ class ChatFields(GenerationRequest):
     def answer_style(self) -> AnswerStyle:
         return AnswerStyle(self.tool_use, self.include_reasoning is not False)
 
-    async def prompts(self, host: EngineHost) -> list[TokensPrompt]:
+    async def prompts(self, host: EngineHost, context: int) -> list[TokensPrompt]:
         use = self.tool_use
         turns = [
             with_tools(self.turns(messages, host.settings), host.answer_format, use)
             for messages in self.conversations
         ]
         prompts = await tokenize_chats(host.engine, turns, self.truncates)
-        return [self.finish_prompt(prompt, host.max_model_len) for prompt in prompts]
+        return [self.finish_prompt(prompt, context) for prompt in prompts]
 
     def turns(self, messages: list[Message], settings: ApiSettings) -> ChatTurns:
         """Return a conversation as the template takes it."""

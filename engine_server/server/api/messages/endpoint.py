@@ -39,8 +39,8 @@ def routes(host: EngineHost) -> APIRouter:
     @openapi.body(CountTokensRequest, TokenCount)
     async def post_count_tokens(request: Request) -> Response:
         body = parse_request(CountTokensRequest, await request.body())
-        served_model(host, body.model, request.headers)
-        prompt = await body.prompt(host)
+        model = served_model(host, body.model, request.headers)
+        prompt = await body.prompt(host, model.context)
         return json_response(TokenCount(len(prompt["prompt_token_ids"])))
 
     return router

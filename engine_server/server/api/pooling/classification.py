@@ -14,7 +14,7 @@ from engine_server.server.api import openapi
 from engine_server.server.api.answers import PromptUsage, prompt_response
 from engine_server.server.api.create_answer import deadline
 from engine_server.server.api.generation_request import parse_request
-from engine_server.server.api.models import served_name
+from engine_server.server.api.models import served_model
 from engine_server.server.api.pooling.encode import Batch, encode
 from engine_server.server.api.pooling.prompts import input_prompts
 from engine_server.server.api.pooling.request import InputRequest
@@ -67,17 +67,17 @@ def routes(host: EngineHost) -> APIRouter:
 async def create_classification(
     host: EngineHost, request: ClassificationRequest, headers: Mapping[str, str]
 ) -> Response:
-    model = served_name(host, request.model, headers)
+    model = served_model(host, request.model, headers)
     params = PoolingParams(
         task="classify", use_activation=request.use_activation, timeout=deadline(request.timeout, headers)
     )
     request_id, created = request.answer_id("classify-"), int(time.time())
     prompts = await input_prompts(host, request)
-    batch = Batch(request_id, prompts, params, request.priority or 0, host.trace_headers(headers))
+    batch = Batch(request_id, prompts, params, request.priority or 0, host.trace_headers(headers), model.lora)
     outputs = await encode(host.engine, batch)
     data = [to_classification(host, index, output.outputs.probs) for index, output in enumerate(outputs)]
-    answer = ClassificationList(request_id, created, model, data, PromptUsage.of(batch.num_tokens))
-    return prompt_response(answer, batch.num_tokens)
+    answer = ClassificationList(request_id, created, model.name, data, PromptUsage.of(batch.num_tokens))
+    return prompt_response(answer, batch.num_tokens, model.fingerprint)
 
 
 def to_classification(host: EngineHost, index: int, probs: list[float]) -> Classification:

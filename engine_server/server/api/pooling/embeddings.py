@@ -15,7 +15,7 @@ from engine_server.server.api.answers import PromptUsage, prompt_response
 from engine_server.server.api.create_answer import deadline
 from engine_server.server.api.fields import only
 from engine_server.server.api.generation_request import parse_request
-from engine_server.server.api.models import served_name
+from engine_server.server.api.models import served_model
 from engine_server.server.api.pooling.encode import Batch, encode
 from engine_server.server.api.pooling.prompts import input_prompts
 from engine_server.server.api.pooling.request import EncodingFormat, InputRequest
@@ -89,12 +89,12 @@ def routes(host: EngineHost) -> APIRouter:
 async def create_embeddings(
     host: EngineHost, request: EmbeddingRequest, headers: Mapping[str, str]
 ) -> Response:
-    model, params = served_name(host, request.model, headers), request.pooling_params(headers)
+    model, params = served_model(host, request.model, headers), request.pooling_params(headers)
     request_id, created = request.answer_id("embd-"), int(time.time())
     prompts = await input_prompts(host, request)
-    batch = Batch(request_id, prompts, params, request.priority or 0, host.trace_headers(headers))
+    batch = Batch(request_id, prompts, params, request.priority or 0, host.trace_headers(headers), model.lora)
     outputs = await encode(host.engine, batch)
     vectors = await encode_numbers(outputs, request.encoding_format or "float")
     data = [Embedding(index, vector) for index, vector in enumerate(vectors)]
-    answer = EmbeddingList(request_id, created, model, data, PromptUsage.of(batch.num_tokens))
-    return prompt_response(answer, batch.num_tokens)
+    answer = EmbeddingList(request_id, created, model.name, data, PromptUsage.of(batch.num_tokens))
+    return prompt_response(answer, batch.num_tokens, model.fingerprint)

@@ -17,6 +17,7 @@ from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
     from engine_server.engine.async_llm import AsyncLLMEngine
+    from engine_server.requests.adapters import LoRARequest
     from engine_server.requests.outputs import PoolingRequestOutput
     from engine_server.requests.pooling_params import PoolingParams
     from engine_server.server.api.pooling.prompts import NamedPrompt
@@ -38,6 +39,7 @@ class Batch:
     params: PoolingParams
     priority: int
     trace_headers: TraceHeaders
+    lora: LoRARequest | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -73,7 +75,8 @@ async def encode_one(
         prompt,
         batch.params,
         request_id,
-        trace_headers=batch.trace_headers,
+        batch.lora,
+        batch.trace_headers,
         priority=batch.priority,
     )
     async with aclosing(results):

@@ -16,7 +16,7 @@ from engine_server.server.api import openapi
 from engine_server.server.api.answers import PromptUsage, prompt_response
 from engine_server.server.api.create_answer import deadline
 from engine_server.server.api.generation_request import parse_request
-from engine_server.server.api.models import served_name
+from engine_server.server.api.models import served_model
 from engine_server.server.api.pooling.embeddings import VectorRequest
 from engine_server.server.api.pooling.encode import Batch, encode
 from engine_server.server.api.pooling.prompts import input_prompts
@@ -76,15 +76,15 @@ def routes(host: EngineHost) -> APIRouter:
 
 
 async def create_pooled(host: EngineHost, request: PooledRequest, headers: Mapping[str, str]) -> Response:
-    model, params = served_name(host, request.model, headers), request.pooling_params(headers)
+    model, params = served_model(host, request.model, headers), request.pooling_params(headers)
     request_id, created = request.answer_id("pool-"), int(time.time())
     prompts = await input_prompts(host, request)
-    batch = Batch(request_id, prompts, params, request.priority or 0, host.trace_headers(headers))
+    batch = Batch(request_id, prompts, params, request.priority or 0, host.trace_headers(headers), model.lora)
     several = params.task == "encode" and len(prompts) > 1
     if several and (message := POOLED_TOKENS.exceeded(batch.num_tokens)):
         raise ApiError(400, f"input: {message}", param="input", code=ErrorCode.INVALID_VALUE)
     outputs = await encode(host.engine, batch)
     numbers = await encode_numbers(outputs, request.encoding_format or "float")
     data = [Pooled(index, one) for index, one in enumerate(numbers)]
-    answer = PooledList(request_id, created, model, data, PromptUsage.of(batch.num_tokens))
-    return prompt_response(answer, batch.num_tokens)
+    answer = PooledList(request_id, created, model.name, data, PromptUsage.of(batch.num_tokens))
+    return prompt_response(answer, batch.num_tokens, model.fingerprint)

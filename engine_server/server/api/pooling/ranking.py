@@ -20,7 +20,7 @@ from engine_server.server.api.answers import PromptUsage, prompt_response
 from engine_server.server.api.create_answer import deadline
 from engine_server.server.api.fields import check_bound
 from engine_server.server.api.generation_request import parse_request
-from engine_server.server.api.models import served_name
+from engine_server.server.api.models import served_model
 from engine_server.server.api.pooling.request import PoolingRequest
 from engine_server.server.api.pooling.scoring import Scores, Scoring, score
 from engine_server.server.api.tasks import needs_task
@@ -189,7 +189,7 @@ def routes(host: EngineHost) -> APIRouter:
 
 
 async def create_scores(host: EngineHost, request: ScoreRequest, headers: Mapping[str, str]) -> Response:
-    model, created = served_name(host, request.model, headers), int(time.time())
+    model, created = served_model(host, request.model, headers), int(time.time())
     first, second = request.fields()
     scoring = Scoring(
         request.answer_id("score-"),
@@ -201,15 +201,16 @@ async def create_scores(host: EngineHost, request: ScoreRequest, headers: Mappin
         deadline(request.timeout, headers),
         request.priority or 0,
         host.trace_headers(headers),
+        model.lora,
     )
     scores = await score(host, scoring)
     data = [Score(index, value) for index, value in enumerate(scores.values)]
-    answer = ScoreList(scoring.request_id, created, model, data, PromptUsage.of(scores.num_tokens))
-    return prompt_response(answer, scores.num_tokens)
+    answer = ScoreList(scoring.request_id, created, model.name, data, PromptUsage.of(scores.num_tokens))
+    return prompt_response(answer, scores.num_tokens, model.fingerprint)
 
 
 async def create_ranking(host: EngineHost, request: RerankRequest, headers: Mapping[str, str]) -> Response:
-    model, documents = served_name(host, request.model, headers), request.documents or []
+    model, documents = served_model(host, request.model, headers), request.documents or []
     scoring = Scoring(
         request.answer_id("rerank-"),
         [request.query],
@@ -220,6 +221,7 @@ async def create_ranking(host: EngineHost, request: RerankRequest, headers: Mapp
         deadline(request.timeout, headers),
         request.priority or 0,
         host.trace_headers(headers),
+        model.lora,
     )
     scores = await score(host, scoring)
     results = rank(scores, documents, request)
@@ -228,8 +230,8 @@ async def create_ranking(host: EngineHost, request: RerankRequest, headers: Mapp
         "billed_units": {"search_units": 1},
         "tokens": {"input_tokens": scores.num_tokens},
     }
-    answer = Ranking(scoring.request_id, model, results, PromptUsage.of(scores.num_tokens), meta)
-    return prompt_response(answer, scores.num_tokens)
+    answer = Ranking(scoring.request_id, model.name, results, PromptUsage.of(scores.num_tokens), meta)
+    return prompt_response(answer, scores.num_tokens, model.fingerprint)
 
 
 def rank(scores: Scores, documents: list[str], request: RerankRequest) -> list[Ranked]:

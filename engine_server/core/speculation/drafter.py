@@ -1,0 +1,24 @@
+"""The interface of a drafter, which guesses the next tokens of requests."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from engine_server.core.scheduling.request import GenerationRequest, Request
+from engine_server.core.speculation.cost_model import Floats
+
+
+class Drafter(Protocol):
+    """A source of drafts for requests whose tokens are all known."""
+
+    def seconds(self, most_requests: int) -> Floats:
+        """Return the time to draft one token for each of 0 to `most_requests` requests together, in seconds."""
+
+    def limits(self, requests: Sequence[GenerationRequest], most: int) -> list[int]:
+        """Return how many tokens can be drafted for each request, at most `most`."""
+
+    def follow(self, requests: Sequence[Request]) -> None:
+        """Take in what the latest step has computed of requests within their prompts, for which drafts would pay."""
+        return None
+
+    def draft(self, requests: Sequence[GenerationRequest], lengths: Sequence[int]) -> list[list[int]]:
+        """Return drafts of each request, at most its length, which is within the latest `limits`."""

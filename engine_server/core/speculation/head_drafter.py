@@ -1,0 +1,65 @@
+"""Drafts by a head on the target's hidden states."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from engine_server.core.executor import Executor
+from engine_server.core.scheduling.batch import Batch, Scheduled, by_request, num_tokens, sampled_part
+from engine_server.core.scheduling.request import GenerationRequest, Request
+from engine_server.core.speculation.chains import ChainDrafter, draft_chains
+
+
+class HeadDrafter(ChainDrafter):
+    """A drafter with a draft head, which takes each token together with the target's hidden state before it.
+
+    The target's states are those of its latest step, so a request's drafts come right after its own step. Positions of
+    steps without drafts stay blank in the head's cache, or have what was there before: drafts get worse by it, and the
+    estimate of their acceptance shows it.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        super().__init__(executor)
+        # By row of the block table: the index of the hidden state before the next tokens of the row's request, and its
+        # tokens that the latest call of `limits` has found.
+        self._sources: dict[int, int] = {}
+        self._found: dict[int | None, Scheduled] = {}
+
+    def limits(self, requests: Sequence[GenerationRequest], most: int) -> list[int]:
+        if not self._has_room(requests):
+            return [0] * len(requests)
+        self._found = {part.row: part for part in self._latest(requests)}
+        return [most if request.row in self._found else 0 for request in requests]
+
+    def follow(self, requests: Sequence[Request]) -> None:
+        batch = [part._replace(samples=False) for part in self._latest(requests)]
+        if batch:
+            self._logits(batch)
+
+    def draft(self, requests: Sequence[GenerationRequest], lengths: Sequence[int]) -> list[list[int]]:
+        batch = [self._found[request.row] for request in self._with_room(requests, lengths)]
+        return draft_chains(requests, lengths, batch, self._logits)
+
+    def _latest(self, requests: Sequence[Request]) -> Batch:
+        """Return the tokens of each request whose hidden states before them the target's latest step has computed.
+
+        These are the tokens after those of the step, without rejected drafts.
+        """
+        batch: Batch = []
+        self._sources = {}
+        wanted, first = {request.row: request for request in requests}, 0
+        for request, parts in by_request(self._executor.batch):
+            row, start = parts[0].row, parts[0].start
+            count = request.computed - start
+            if wanted.get(row) is request and count > 0:
+                batch.append(Scheduled(request, row, start + 1, count, samples=True))
+                self._sources[row] = first
+            first += num_tokens(parts)
+        return batch
+
+    def _logits(self, batch: Batch) -> Tensor:
+        """Compute a step of the head; return the logits [n, vocabulary] of the parts that sample."""
+        sources = [self._sources[part.row] + np.arange(part.num_tokens) for part in batch]
+        self._sources = {part.row: index for index, part in enumerate(sampled_part(batch))}
+        return self._executor.draft_head_logits(batch, np.concatenate(sources))

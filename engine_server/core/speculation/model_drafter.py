@@ -1,0 +1,112 @@
+"""Drafts by a smaller model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from engine_server.core.cache.block_table import BlockTable
+from engine_server.core.executor import Executor
+from engine_server.core.scheduling.batch import Batch, Scheduled, num_tokens
+from engine_server.core.scheduling.request import GenerationRequest
+from engine_server.core.speculation.chains import ChainDrafter, draft_chains
+
+IntArray32 = npt.NDArray[np.int32]
+
+
+@dataclass(slots=True)
+class Progress:
+    """The part of a running request that the draft model has computed."""
+
+    request: GenerationRequest
+    # Number of the request's tokens in the draft model's cache.
+    computed: int = 0
+    # Drafts in the cache after them.
+    drafts: list[int] = field(default_factory=list)
+    # int32, the blocks that hold them.
+    blocks: IntArray32 = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+
+    @property
+    def missing(self) -> int:
+        """Number of tokens that the draft model has yet to compute before it can draft."""
+        return len(self.request.token_ids) - self.computed
+
+    def confirm(self, table: BlockTable) -> None:
+        """Count the drafts that have become the request's tokens, and drop what a preemption has taken."""
+        token_ids = self.request.token_ids
+        for draft in self.drafts:
+            if token_ids[self.computed] != draft or self.computed == len(token_ids) - 1:
+                break
+            self.computed += 1
+        now = table.ids[table.windows.index(None), self.request.row, : len(self.blocks)]
+        changed = np.flatnonzero(now != self.blocks)
+        if len(changed):
+            self.computed = min(self.computed, int(changed[0]) * table.block_size)
+
+    def keep(self, table: BlockTable, drafts: list[int]) -> None:
+        """Remember the drafts in the cache, and its blocks."""
+        self.drafts = drafts
+        count = -(-(self.computed + len(drafts)) // table.block_size)
+        self.blocks = table.ids[table.windows.index(None), self.request.row, :count].copy()
+
+
+class ModelDrafter(ChainDrafter):
+    """A drafter with a model, which draws each draft as the target draws its token: with the same random number.
+
+    So a model equal to the target drafts the target's own tokens, whatever the temperature.
+    """
+
+    def __init__(self, executor: Executor, longest: int) -> None:
+        """longest: the number of tokens that a sequence of the draft model may have."""
+        super().__init__(executor)
+        self._longest = longest
+        self._budget = executor.runner.config.scheduler_config.max_num_batched_tokens
+        # By row of the block table.
+        self._progress: dict[int, Progress] = {}
+
+    def limits(self, requests: Sequence[GenerationRequest], most: int) -> list[int]:
+        if not self._has_room(requests):
+            return [0] * len(requests)
+        return [
+            0
+            if request.num_virtual
+            or request.prompt_embeds is not None  # the draft model has no such embeddings
+            else max(0, min(most, self._longest - len(request.token_ids)))
+            for request in requests
+        ]
+
+    def draft(self, requests: Sequence[GenerationRequest], lengths: Sequence[int]) -> list[list[int]]:
+        chosen = self._with_room(requests, lengths)
+        rows = {request.row for request in chosen}
+        drafts = draft_chains(requests, lengths, self._catch_up(chosen), self._executor.draft_logits)
+        for request, own in zip(requests, drafts, strict=True):
+            if request.row in rows:
+                self._of(request).keep(self._table, own[:-1])  # the last one is not in the cache
+        return drafts
+
+    def _catch_up(self, requests: Sequence[GenerationRequest]) -> Batch:
+        """Return the tokens that the model has yet to compute, as many as a step may have.
+
+        A request whose last token is not among them gets no drafts yet.
+        """
+        batch: Batch = []
+        behind = [self._of(request) for request in requests]
+        for progress in behind:
+            progress.confirm(self._table)
+        for progress in sorted(behind, key=lambda one: one.missing):
+            request, missing = progress.request, progress.missing
+            count = min(missing, self._budget - num_tokens(batch))
+            if count:
+                assert request.row is not None
+                samples = count == missing
+                batch.append(Scheduled(request, request.row, progress.computed, count, samples))
+                progress.computed += count
+        return batch
+
+    def _of(self, request: GenerationRequest) -> Progress:
+        assert request.row is not None
+        progress = self._progress.get(request.row)
+        if progress is None or progress.request is not request:
+            progress = self._progress[request.row] = Progress(request)
+        return progress

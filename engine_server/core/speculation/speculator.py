@@ -1,0 +1,104 @@
+"""Drafts for the next step of all running requests, as many as pay."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from engine_server.config import EngineConfig
+from engine_server.core.executor import Executor
+from engine_server.core.scheduling.request import GenerationRequest, Request
+from engine_server.core.speculation.acceptance import Acceptance
+from engine_server.core.speculation.cost_model import DraftAllocation, seconds_by_rows
+from engine_server.core.speculation.drafter import Drafter
+from engine_server.core.speculation.head_drafter import HeadDrafter
+from engine_server.core.speculation.model_drafter import ModelDrafter
+from engine_server.core.speculation.ngram_drafter import NgramDrafter
+from engine_server.modeling.attention.interface import UnsupportedModelError
+
+
+@dataclass(slots=True)
+class History:
+    """A running request's latest drafts, and how many of its drafts come true."""
+
+    request: GenerationRequest
+    acceptance: Acceptance
+    # The latest drafts, and the number of tokens before them.
+    drafts: list[int] = field(default_factory=list)
+    place: int = 0
+
+    def learn(self, everyone: Acceptance) -> None:
+        """Compare the latest drafts with the tokens that the request has got in their place.
+
+        everyone: the mean over all requests, which counts them too.
+        """
+        sampled = self.request.token_ids[self.place : self.place + len(self.drafts)]
+        accepted = 0
+        for draft, token in zip(self.drafts, sampled, strict=False):
+            if draft != token:
+                break
+            accepted += 1
+        if sampled:
+            for mean in (self.acceptance, everyone):
+                mean.update(min(accepted + 1, len(sampled)), accepted)
+
+
+class Speculator:
+    """The drafts of each step: which requests get some, and how many."""
+
+    def __init__(self, drafter: Drafter, allocation: DraftAllocation, most: int) -> None:
+        """most: the number of drafts that a request may have in a step."""
+        self._drafter = drafter
+        self._allocation = allocation
+        self._most = most
+        # By row of the block table.
+        self._histories: dict[int, History] = {}
+        # Of all requests, with which a new one begins.
+        self._everyone = Acceptance()
+
+    def propose(self, running: Sequence[Request]) -> None:
+        """Set the drafts of the running requests, whose results have all been received."""
+        prompts = [one for one in running if one.pending > 1]
+        if prompts and self._allocation.pays(len(running), self._everyone.probability):
+            self._drafter.follow(prompts)
+        requests = [one for one in running if isinstance(one, GenerationRequest) and one.pending == 1]
+        if not requests:
+            return
+        histories = [self._history(request) for request in requests]
+        for history in histories:
+            history.learn(self._everyone)
+        rooms = [request.max_tokens - request.num_output - 1 for request in requests]
+        limits = list(map(min, self._drafter.limits(requests, self._most), rooms))
+        acceptances = [history.acceptance for history in histories]
+        lengths = self._allocation.allot(acceptances, limits, len(running))
+        for history, drafts in zip(histories, self._drafter.draft(requests, lengths), strict=True):
+            history.drafts = history.request.drafts = drafts
+            history.place = len(history.request.token_ids)
+
+    def _history(self, request: GenerationRequest) -> History:
+        assert request.row is not None
+        history = self._histories.get(request.row)
+        if history is None or history.request is not request:
+            acceptance = Acceptance(self._everyone.probability)
+            history = self._histories[request.row] = History(request, acceptance)
+        return history
+
+
+def make_speculator(config: EngineConfig, executor: Executor) -> Speculator | None:
+    """Return the speculator of an engine whose cache is blank, or None if it has none. Raises UnsupportedModelError."""
+    settings, scheduling = config.speculative_config, config.scheduler_config
+    if settings is None:
+        return None
+    if executor.runner.loaded.rope is not None:
+        raise UnsupportedModelError(
+            "speculative_config is set, and the model's rope changes with a sequence's length, so that drafts would be "
+            "verified by other keys than without; only None is allowed"
+        )
+    drafter: Drafter
+    if settings.draft_model_config is not None:
+        drafter = ModelDrafter(executor, settings.draft_model_config.max_model_len)
+    elif settings.has_head:
+        drafter = HeadDrafter(executor)
+    else:
+        drafter = NgramDrafter(settings.prompt_lookup_min, settings.prompt_lookup_max)
+    step_seconds = seconds_by_rows(executor.decode_seconds(), scheduling.max_num_rows)
+    allocation = DraftAllocation(step_seconds, drafter.seconds(scheduling.max_num_seqs))
+    return Speculator(drafter, allocation, settings.num_speculative_tokens)

@@ -1,0 +1,1 @@
+"""Draft heads: modules that propose tokens from a target model's hidden states, in their published layouts."""

@@ -1,0 +1,39 @@
+"""Schedulers without a model, for tests of the scheduler."""
+
+from engine_server.config import SchedulerConfig
+from engine_server.core.cache.block_pool import BlockPool
+from engine_server.core.cache.block_table import BlockTable
+from engine_server.core.scheduling.batch import Batch, sampled_part
+from engine_server.core.scheduling.request import GenerationRequest
+from engine_server.core.scheduling.scheduler import Scheduler
+from engine_server.core.scheduling.step_result import StepResult
+from engine_server.requests.messages import RequestStep
+from engine_server.requests.sampling_params import SamplingParams
+
+BLOCK = 4
+LONGEST = 40  # prompt and output together
+EOS = 99
+
+
+def make(
+    num_blocks: int,
+    budget: int,
+    seats: int,
+    chunked: bool = True,
+    windows: tuple[int | None, ...] = (None,),
+    caching: bool = True,
+    **limits: int,
+) -> Scheduler:
+    table = BlockTable(BlockPool(num_blocks * len(windows)), seats, LONGEST, BLOCK, windows)
+    config = SchedulerConfig(
+        max_num_batched_tokens=budget, max_num_seqs=seats, enable_chunked_prefill=chunked, **limits
+    )
+    return Scheduler(config, table, [EOS], caching, lambda block_ids: None)
+
+
+def request(name: str, prompt: int, output: int) -> GenerationRequest:
+    return GenerationRequest(name, list(range(prompt)), prompt, SamplingParams(max_tokens=output), output)
+
+
+def run(scheduler: Scheduler, batch: Batch) -> list[RequestStep]:
+    return scheduler.update(batch, [StepResult([7])] * len(sampled_part(batch)))

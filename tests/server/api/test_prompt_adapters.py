@@ -1,0 +1,159 @@
+"""Prompt adapters over HTTP: served by name beside LoRA adapters, loaded and unloaded in the same way."""
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from adapters import greedy, save_lora, save_prompt
+from transformers import LlamaForCausalLM
+from waiting import until
+
+PROMPT = [3, 4, 5, 6]
+COMPLETIONS = "/v1/completions"
+JSON = {"Content-Type": "application/json"}
+CONTEXT = 64
+COUNTS = {"soft": 5, "tuned": 20, "other": 7}
+
+
+class Tuned(NamedTuple):
+    api: Any
+    admin: Any
+    # Folders of adapters, and PEFT's output for the prompt, by name; "" for the base model.
+    folders: dict[str, Path]
+    expected: dict[str, list[int]]
+
+
+@pytest.fixture(scope="module")
+def tuned(
+    start_server: Callable[..., Any], tiny_writer: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Tuned]:
+    folder = tmp_path_factory.mktemp("adapters")
+    model = LlamaForCausalLM.from_pretrained(tiny_writer)
+    lora = save_lora(model, folder / "lora", 0, target_modules=["q_proj", "v_proj"])
+    folders, expected = (
+        {"lora": lora},
+        {"": greedy(model, None, PROMPT, 8), "lora": greedy(model, lora, PROMPT, 8)},
+    )
+    for seed, (name, count) in enumerate(COUNTS.items()):
+        kind = "P_TUNING" if name == "tuned" else "PROMPT_TUNING"
+        folders[name] = save_prompt(model, folder / name, seed, kind, count)
+        expected[name] = greedy(model, None, PROMPT, 8, prompt_adapter=folders[name])
+    assert len(set(map(tuple, expected.values()))) == len(expected)
+    server = start_server(
+        f"--max-model-len={CONTEXT}", "--enable-lora", "--enable-prompt-adapter", "--max-prompt-adapters=2",
+        "--max-prompt-adapter-token=30", f"--lora-modules=lora={lora}", "--prompt-adapters",
+        f"soft={folders['soft']}", f"tuned={folders['tuned']}", "--enable-admin", "--admin-port=0",
+        "--drain-grace=0", model=str(tiny_writer), names=["base"],
+    )  # fmt: skip
+    port = int(server.wait_for_line(r"admin API listening on http://127\.0\.0\.1:(\d+)")[1])
+    server.wait_for_line("^phase ready ")
+    yield Tuned(server, type(server)(server.process, port=port), folders, expected)
+    assert server.end(signal.SIGTERM) == 0
+
+
+def body(model: str, **fields: Any) -> dict[str, Any]:
+    return {
+        "model": model, "prompt": PROMPT, "max_tokens": 8, "temperature": 0, "ignore_eos": True,
+        "return_token_ids": True, **fields,
+    }  # fmt: skip
+
+
+def tokens(tuned: Tuned, model: str) -> list[int]:
+    answer = tuned.api.request("POST", COMPLETIONS, body(model))
+    assert answer.status == 200, answer.body
+    return answer.json["choices"][0]["token_ids"]
+
+
+def load(tuned: Tuned, name: str, folder: Path, **fields: Any) -> Any:
+    content = {"lora_name": name, "lora_path": str(folder), **fields}
+    return tuned.admin.request("POST", "/v1/load_lora_adapter", content, JSON)
+
+
+def test_adapters_of_both_kinds_answer_by_their_names(tuned: Tuned) -> None:
+    for name in ("soft", "lora", "tuned", "soft"):
+        assert tokens(tuned, name) == tuned.expected[name]
+    assert tokens(tuned, "base") == tuned.expected[""]
+
+
+def test_adapters_are_listed_with_their_parent_and_context(tuned: Tuned) -> None:
+    cards = {card["id"]: card for card in tuned.api.get("/v1/models").json["data"]}
+    assert cards.keys() == {"base", "lora", "soft", "tuned"}
+    soft = cards["soft"]
+    assert (soft["parent"], soft["root"]) == ("base", str(tuned.folders["soft"]))
+    assert (cards["lora"]["max_model_len"], soft["max_model_len"]) == (CONTEXT, CONTEXT - COUNTS["soft"])
+
+
+def test_virtual_tokens_are_neither_in_the_usage_nor_in_the_prompt(tuned: Tuned) -> None:
+    fields = {"echo": True, "logprobs": 1, "prompt": "the adapter"}
+    plain, adapted = (tuned.api.post(COMPLETIONS, body(model, **fields)).json for model in ("base", "tuned"))
+    assert plain["usage"] == adapted["usage"]
+    choices = plain["choices"][0], adapted["choices"][0]
+    assert [choice["text"].startswith("the adapter") for choice in choices] == [True, True]
+    assert len(choices[0]["logprobs"]["tokens"]) == len(choices[1]["logprobs"]["tokens"])
+    assert (
+        choices[1]["logprobs"]["text_offset"][0] == 0 and choices[1]["logprobs"]["token_logprobs"][0] is None
+    )
+
+
+def test_virtual_tokens_count_against_the_context(tuned: Tuned) -> None:
+    long = tuned.api.request("POST", COMPLETIONS, body("tuned", prompt=[3] * 44))
+    assert long.status == 400 and "44 tokens, after 20 virtual tokens of its adapter" in long.error["message"]
+    cut = tuned.api.post(COMPLETIONS, body("tuned", prompt=[3] * 60, truncate_prompt_tokens=-1)).json
+    assert cut["usage"]["prompt_tokens"] == 43 and cut["usage"]["completion_tokens"] == 1
+
+
+def test_adapters_answer_beam_searches_and_streams(tuned: Tuned) -> None:
+    fields = {"use_beam_search": True, "n": 2, "prompt": PROMPT, "max_tokens": 4}
+    plain, adapted = (
+        tuned.api.post(COMPLETIONS, {"model": model, **fields}).json for model in ("base", "soft")
+    )
+    assert plain["choices"][0]["text"] != adapted["choices"][0]["text"]
+    stream = tuned.api.client().completions.create(
+        model="soft", prompt=PROMPT, max_tokens=8, temperature=0, stream=True,
+        extra_body={"ignore_eos": True, "return_token_ids": True},
+    )  # fmt: skip
+    assert [token for chunk in stream for token in chunk.choices[0].token_ids] == tuned.expected["soft"]
+
+
+def test_adapter_is_loaded_replaced_and_unloaded(tuned: Tuned, tmp_path: Path) -> None:
+    assert load(tuned, "new", tuned.folders["other"]).status == 200
+    assert tokens(tuned, "new") == tuned.expected["other"]
+    assert load(tuned, "new", tuned.folders["lora"], load_inplace=True).status == 200
+    assert tokens(tuned, "new") == tuned.expected["lora"]
+    assert load(tuned, "new", tuned.folders["soft"], load_inplace=True).status == 200
+    assert tokens(tuned, "new") == tuned.expected["soft"]
+    assert tuned.admin.request("POST", "/v1/unload_lora_adapter", {"lora_name": "new"}, JSON).status == 200
+    assert tuned.api.request("POST", COMPLETIONS, body("new")).status == 404
+
+
+def test_a_wanted_set_has_adapters_of_both_kinds(tuned: Tuned) -> None:
+    wanted = [{"name": name, "uri": str(tuned.folders[at])} for name, at in (("a", "other"), ("b", "lora"))]
+    assert tuned.admin.request("PUT", "/adapters", {"adapters": wanted}, JSON).status == 200
+    until(lambda: all(one["state"] == "ready" for one in tuned.admin.get("/adapters").json["adapters"]))
+    assert (tokens(tuned, "a"), tokens(tuned, "b")) == (tuned.expected["other"], tuned.expected["lora"])
+    assert tuned.admin.request("PUT", "/adapters", {"adapters": []}, JSON).status == 200
+    until(lambda: tuned.api.get("/v1/models/b").status == 404)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"peft_type": "PREFIX_TUNING"}, "peft_type is 'PREFIX_TUNING'; LORA is supported, and PROMPT_TUNING"),
+        ({"num_virtual_tokens": "5"}, "num_virtual_tokens is '5'"),
+        ({"num_virtual_tokens": 31}, "is 31; max_prompt_adapter_token of the engine is 30"),
+        ({"num_virtual_tokens": 6}, "prompt_embeddings has the shape [5, 32], and 6 tokens of the model [6, 32]"),
+    ],
+)  # fmt: skip
+def test_wrong_adapters_are_refused(
+    tuned: Tuned, tmp_path: Path, settings: dict[str, Any], words: str
+) -> None:
+    soft = tuned.folders["soft"]
+    (tmp_path / "adapter_model.safetensors").write_bytes((soft / "adapter_model.safetensors").read_bytes())
+    config = json.loads((soft / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config | settings))
+    refused = load(tuned, "wrong", tmp_path)
+    assert refused.status == 400 and words in refused.error["message"]
+    assert tuned.api.get("/v1/models/wrong").status == 404
