@@ -16,7 +16,7 @@ STREAMS = 2
 def stream(engine: openai.OpenAI) -> str:
     """Stream a long answer and return how it ended."""
     chunks = engine.completions.create(
-        model="smollm2",
+        model=f"{NAMESPACE}/smollm2",
         prompt="Once upon a time",
         max_tokens=900,
         stream=True,
@@ -42,10 +42,13 @@ def test_scale_down_removes_the_idle_replica_and_breaks_no_stream(cluster: Any, 
         ThreadPoolExecutor(STREAMS) as pool,
     ):
         streams = [pool.submit(stream, engine) for _ in range(STREAMS)]
-        until(
-            lambda: cluster.metric(busy, NAMESPACE, "vllm:num_requests_running") == STREAMS,
-            f"{STREAMS} streams on {busy}",
-        )
+
+        def all_run() -> bool:
+            for ended in (future for future in streams if future.done()):
+                pytest.fail(f"a stream has ended: {ended.exception() or ended.result()}")
+            return bool(cluster.metric(busy, NAMESPACE, "vllm:num_requests_running") == STREAMS)
+
+        until(all_run, f"{STREAMS} streams on {busy}")
         assert cluster.metric(idle, NAMESPACE, "vllm:num_requests_running") == 0
         cluster.kubectl("scale", "llmd", smollm2, "-n", NAMESPACE, "--replicas=1")
         cluster.wait_replicas(smollm2, NAMESPACE, 1)
