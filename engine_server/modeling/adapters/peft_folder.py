@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from engine_server.contract.quoting import quote
+from engine_server.modeling.finite import all_finite
 from engine_server.modeling.formats.low_rank import LowRankPair
 
 T = TypeVar("T")
@@ -110,7 +111,9 @@ def read_weights(folder: Path, max_bytes: int, largest: str) -> tuple[str, dict[
         tensors = safetensors.torch.load(content)
     except (OSError, SafetensorError) as error:
         raise AdapterError(f"{path} can't be read: {error}") from error
-    return hashlib.sha256((folder / CONFIG).read_bytes() + b"\0" + content).hexdigest(), tensors
+    digest = hashlib.sha256((folder / CONFIG).read_bytes() + b"\0")
+    digest.update(content)
+    return digest.hexdigest(), tensors
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
@@ -221,7 +224,7 @@ def _pair(name: str, halves: Mapping[str, Tensor], scaling: "Scaling", max_rank:
     if not (a.is_floating_point() and b.is_floating_point()):
         raise AdapterError(f"{quote(name)} has {a.dtype} and {b.dtype}; floating-point numbers are supported")
     b = b.float().t() * scaling.factor(name, rank)
-    if not (a.isfinite().all() and b.isfinite().all()):
+    if not (all_finite(a) and all_finite(b)):
         raise AdapterError(f"{quote(name)} has values that are not finite")
     return LowRankPair(a, b.contiguous())
 

@@ -19,6 +19,7 @@ from engine_server.modeling.adapters.peft_folder import (
     read_settings,
     read_weights,
 )
+from engine_server.modeling.finite import all_finite
 
 KINDS = ("PROMPT_TUNING", "P_TUNING")
 # PEFT's name of the one tensor.
@@ -84,6 +85,6 @@ def checked(tensors: Mapping[str, Tensor], num_virtual: int, size: int) -> Tenso
         )
     if embeddings.dtype not in DTYPES:
         raise AdapterError(f"{EMBEDDINGS} has {embeddings.dtype}; floating-point numbers are supported")
-    if not embeddings.float().isfinite().all():
+    if not all_finite(embeddings):
         raise AdapterError(f"{EMBEDDINGS} has values that are not finite")
     return embeddings

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine_server.modeling.finite import all_finite
 from engine_server.modeling.formats.quantized import QuantizedFormat
 from engine_server.modeling.formats.quantized_tensor import QuantizedTensor
 from engine_server.models.folder import open_weights, weight_files
@@ -32,7 +33,7 @@ class StoredTensor:
     def finite(self) -> Tensor:
         """Return the tensor in float32. Raises ValueError if it contains NaN or infinity."""
         tensor = self.read().float()
-        if not tensor.isfinite().all():
+        if not all_finite(tensor):
             raise ValueError(f"{self.name} contains NaN or infinite values")
         return tensor
 
