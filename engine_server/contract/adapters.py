@@ -10,6 +10,10 @@ import msgspec
 
 # The path of the admin API.
 ADAPTERS_PATH = "/adapters"
+# Different LoRA adapters in a step of an engine that serves a list of adapters, in slots of the device's memory.
+MAX_IN_STEP = 8
+# Adapters of each kind in the memory of its host; others are read again from their folders.
+MAX_IN_MEMORY = 32
 
 
 class WantedAdapter(msgspec.Struct, frozen=True):

@@ -55,6 +55,7 @@ class FrontEnd:
         self.config = config.scheduler_config
         self.lora = config.lora_config
         self._prompt_adapters = config.prompt_adapter_config
+        self._pools = config.model_config.pooling is not None
         self._context = config.model_config.max_model_len
         self.processor = Processor(config.model_config, self.tokenizer)
         self.requests = OutputProcessor(
@@ -91,6 +92,8 @@ class FrontEnd:
         return checked.prompt_adapter_num_virtual_tokens if checked else 0
 
     def _prompt_adapter(self, named: PromptAdapterRequest | None) -> PromptAdapterRequest | None:
+        if named is not None and self._pools:
+            raise InvalidRequestError("a pooling model takes no prompt adapters", "prompt_adapter_request")
         return check_prompt_adapter(named, self._prompt_adapters, self._context)
 
     def check(self, submission: Submission) -> None:

@@ -6,9 +6,12 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import uvloop
 
+from engine_server.contract.adapters import MAX_IN_MEMORY, MAX_IN_STEP
 from engine_server.contract.bounds import CHOICES
 from engine_server.contract.open_files import raise_open_files_limit
 from engine_server.engine.engine_args import AsyncEngineArgs
@@ -34,7 +37,7 @@ def main(argv: list[str]) -> int:
         "fairlead engine", "Serve one model over OpenAI's API.", AsyncEngineArgs, ApiSettings, ServerArgs
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    options = settings.read(argv, os.environ)
+    options = settings.read(argv, os.environ, adapter_defaults)
     args = ServerArgs.of(options)
     if not options.model:
         settings.fail("the following arguments are required: model")
@@ -57,6 +60,16 @@ def main(argv: list[str]) -> int:
         sys.stderr.flush()
         os._exit(status)
     return status
+
+
+def adapter_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the defaults of flags with --adapters-file, which enables every kind of adapter that the model takes."""
+    if "adapters_file" not in given:
+        return {}
+    defaults = {"enable_lora": True, "enable_prompt_adapter": None, "max_prompt_adapters": MAX_IN_MEMORY}
+    if not given.keys() & {"max_loras", "max_cpu_loras"}:
+        defaults |= {"max_loras": MAX_IN_STEP, "max_cpu_loras": MAX_IN_MEMORY}
+    return defaults
 
 
 def default_max_queue(max_num_seqs: int | None) -> int:

@@ -53,7 +53,7 @@ class ApiSettings:
     adapters_file: Path | None = argument(
         None,
         'file with adapters to load before the server is ready, as {"adapters": [{"name": ..., "uri": ...}]}; one '
-        "that fails doesn't end the start. Takes --enable-lora, --enable-prompt-adapter or both",
+        "that fails doesn't end the start. Enables LoRA and prompt adapters, unless flags say otherwise",
         metavar="FILE",
     )
     return_tokens_as_token_ids: bool = argument(

@@ -6,7 +6,7 @@ import argparse
 import difflib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from types import NoneType
@@ -78,15 +78,24 @@ class Settings:
                 parsed = "type" in item.metadata["options"]
                 self._settings[item.name] = Setting(item.name, bare(hints[item.name]), parsed)
 
-    def read(self, argv: list[str], environment: Mapping[str, str]) -> argparse.Namespace:
-        """Return the value of each flag. Ends the process with a message that names the source of a wrong value."""
+    def read(
+        self,
+        argv: list[str],
+        environment: Mapping[str, str],
+        implied: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda given: {},
+    ) -> argparse.Namespace:
+        """Return the value of each flag. Ends the process with a message that names the source of a wrong value.
+
+        implied: returns the defaults that depend on the values that are given.
+        """
         defaults = vars(self._parser.parse_args([]))
         flags = self._given(argv)
         file = flags.get("config") or environment.get(PREFIX + "CONFIG")
-        values = defaults | self._from_environment(environment)
+        given = self._from_environment(environment)
         if file:
-            values |= self._from_file(Path(file))
-        return argparse.Namespace(**values | flags)
+            given |= self._from_file(Path(file))
+        given |= flags
+        return argparse.Namespace(**{**defaults, **implied(given), **given})
 
     def _given(self, words: list[str]) -> dict[str, Any]:
         """Return the values that a command line sets, without defaults."""

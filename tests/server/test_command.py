@@ -10,9 +10,10 @@ import pytest
 
 from engine_server.engine.engine_args import AsyncEngineArgs
 from engine_server.server.arguments import ServerArgs
-from engine_server.server.command import prepare
+from engine_server.server.command import adapter_defaults, prepare
 from engine_server.server.engine_host import EngineHost
 from engine_server.server.settings import ApiSettings
+from engine_server.server.sources import Settings
 
 
 def refusal(**settings: Any) -> str:
@@ -52,6 +53,27 @@ def test_admin_api_is_off_by_default() -> None:
     server = prepare(EngineHost(AsyncEngineArgs(), ApiSettings(), 0.0), ServerArgs(port=0))
     (site,) = server.sites
     site.listener.close()
+
+
+@pytest.mark.parametrize(
+    ("flags", "enabled", "limits"),
+    [
+        ([], (False, False), (1, None, 1)),
+        (["--adapters-file=a"], (True, None), (8, 32, 32)),
+        (["--adapters-file=a", "--enable-lora", "--max-loras=40"], (True, None), (40, None, 32)),
+        (["--adapters-file=a", "--max-cpu-loras=4", "--max-prompt-adapters=2"], (True, None), (1, 4, 2)),
+        (["--adapters-file=a", "--no-enable-lora", "--enable-prompt-adapter"], (False, True), (8, 32, 32)),
+    ],
+)  # fmt: skip
+def test_a_file_of_adapters_changes_the_defaults_of_flags_that_are_not_given(
+    flags: list[str], enabled: tuple[bool, bool | None], limits: tuple[int, int | None, int]
+) -> None:
+    settings = Settings("fairlead engine", "", AsyncEngineArgs, ApiSettings)
+
+    args = AsyncEngineArgs.from_cli_args(settings.read(["a-model", *flags], {}, adapter_defaults))
+
+    assert (args.enable_lora, args.enable_prompt_adapter) == enabled
+    assert (args.max_loras, args.max_cpu_loras, args.max_prompt_adapters) == limits
 
 
 def test_wrong_flag_ends_the_process_with_a_message(start_server: Callable[..., Any], tmp_path: Path) -> None:

@@ -172,7 +172,9 @@ class AdapterArguments:
     max_cpu_loras: Count | None = argument(
         None, "the maximum number of LoRA adapters in the host's memory (default: max_loras)"
     )
-    enable_prompt_adapter: bool = argument(False, "serve prompt adapters: prompt tuning and p-tuning")
+    enable_prompt_adapter: bool | None = argument(
+        False, "serve prompt adapters: prompt tuning and p-tuning (None: unless the model pools)"
+    )
     max_prompt_adapters: Count = argument(
         1, "the maximum number of prompt adapters in memory, and so of different ones in a step"
     )

@@ -70,7 +70,7 @@ def resolve_config(args: Arguments) -> EngineConfig:
         device_config=DeviceConfig(device=args.device),
         lora_config=_lora_config(args),
         speculative_config=with_draft_model(speculative, args, model),
-        prompt_adapter_config=_prompt_adapter_config(args),
+        prompt_adapter_config=_prompt_adapter_config(args, model.pooling is not None),
         load_config=LoadConfig(load_format=args.load_format, quantization=_quantization_config(args)),
         observability_config=ObservabilityConfig(
             hang_timeout=args.hang_timeout,
@@ -155,8 +155,9 @@ def _lora_config(args: Arguments) -> LoRAConfig | None:
     return LoRAConfig(max_loras=args.max_loras, max_lora_rank=args.max_lora_rank, max_cpu_loras=in_memory)
 
 
-def _prompt_adapter_config(args: Arguments) -> PromptAdapterConfig | None:
-    if not args.enable_prompt_adapter:
+def _prompt_adapter_config(args: Arguments, pools: bool) -> PromptAdapterConfig | None:
+    enabled = not pools if args.enable_prompt_adapter is None else args.enable_prompt_adapter
+    if not enabled:
         return None
     return PromptAdapterConfig(
         max_prompt_adapters=args.max_prompt_adapters, max_prompt_adapter_token=args.max_prompt_adapter_token

@@ -138,6 +138,26 @@ def test_a_wanted_set_has_adapters_of_both_kinds(tuned: Tuned) -> None:
     until(lambda: tuned.api.get("/v1/models/b").status == 404)
 
 
+def test_a_file_of_adapters_alone_serves_both_kinds(
+    start_server: Callable[..., Any], tuned: Tuned, tiny_writer: Path, tmp_path: Path
+) -> None:
+    names = ("soft", "lora", "tuned", "other")
+    wanted = [{"name": name, "uri": str(tuned.folders[name])} for name in names]
+    (tmp_path / "adapters.json").write_text(json.dumps({"adapters": wanted}))
+
+    server = start_server(
+        f"--max-model-len={CONTEXT}", f"--adapters-file={tmp_path / 'adapters.json'}", "--drain-grace=0",
+        model=str(tiny_writer), names=["base"],
+    )  # fmt: skip
+
+    server.wait_for_line("^phase ready ")
+    alone = tuned._replace(api=server)
+    for name in names:
+        assert tokens(alone, name) == tuned.expected[name]
+    assert tokens(alone, "base") == tuned.expected[""]
+    assert server.end(signal.SIGTERM) == 0
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from engine_server.contract.adapters import WantedAdapter, WantedAdapters
+from engine_server.contract.adapters import MAX_IN_MEMORY, MAX_IN_STEP, WantedAdapter, WantedAdapters
 from engine_server.contract.model_uri import VolumeClaim, parse
 from llm_operator.api.spec import LLMDeployment
 from llm_operator.observed import ADAPTERS_ENTRY, Manifest, Observed, adapters_key
@@ -16,10 +16,6 @@ FOLDER = "/etc/fairlead/adapters"
 FILE_FLAG = "--adapters-file="
 # The place of the whole claim that holds the model.
 CLAIM_FOLDER = "/models/claim"
-# In one step, in slots of the device's memory.
-MAX_LORAS = 8
-# In the host's memory; others are read again from their folders.
-MAX_CPU_LORAS = 32
 
 
 def plan(deployment: LLMDeployment, observed: Observed, settings: Settings) -> Iterator[Manifest]:
@@ -43,7 +39,7 @@ def arguments(given: tuple[str, ...]) -> list[str]:
     flags = ["--enable-lora", f"{FILE_FLAG}{FOLDER}/{ADAPTERS_ENTRY}"]
     names = {argument.split("=")[0].replace("_", "-") for argument in given}
     if not names & {"--max-loras", "--max-cpu-loras"}:
-        flags += [f"--max-loras={MAX_LORAS}", f"--max-cpu-loras={MAX_CPU_LORAS}"]
+        flags += [f"--max-loras={MAX_IN_STEP}", f"--max-cpu-loras={MAX_IN_MEMORY}"]
     return flags
 
 

@@ -1,5 +1,6 @@
 """LoRA adapters of models that pool, over HTTP: each name gives the results of its own weights."""
 
+import json
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -95,4 +96,29 @@ def test_classes_and_cross_encoders_scores_are_those_of_the_adapter(
     assert plain.json["data"][0]["score"] != adapted.json["data"][0]["score"]
     unknown = server.post("/score", {"model": "medical", **body})
     assert (unknown.status, unknown.error["code"]) == (404, "model_not_found")
+    assert server.end(signal.SIGTERM) == 0
+
+
+def test_a_file_of_adapters_serves_lora_alone_and_the_model_starts(
+    start_server: Callable[..., Any], cross_encoder: Path, tmp_path: Path
+) -> None:
+    model = BertForSequenceClassification.from_pretrained(cross_encoder)
+    save_lora(model, tmp_path / "legal", 1, target_modules=["query", "value"])
+    (tmp_path / "soft").mkdir()
+    settings = {"peft_type": "PROMPT_TUNING", "num_virtual_tokens": 4}
+    (tmp_path / "soft/adapter_config.json").write_text(json.dumps(settings))
+    wanted = [{"name": name, "uri": str(tmp_path / name)} for name in ("soft", "legal")]
+    (tmp_path / "adapters.json").write_text(json.dumps({"adapters": wanted}))
+
+    server = start_server(
+        "--max-model-len=64", f"--adapters-file={tmp_path / 'adapters.json'}", "--drain-grace=0",
+        model=str(cross_encoder), names=["reranker"],
+    )  # fmt: skip
+
+    server.wait_for_line("the adapter soft can't be served: a pooling model takes no prompt adapters")
+    server.wait_for_line("^phase ready ")
+    assert [card["id"] for card in server.get("/v1/models").json["data"]] == ["reranker", "legal"]
+    body = {"queries": "a contract", "documents": ["a lease"], "use_activation": False}
+    plain, adapted = (server.post("/score", {"model": name, **body}) for name in ("reranker", "legal"))
+    assert plain.json["data"][0]["score"] != adapted.json["data"][0]["score"]
     assert server.end(signal.SIGTERM) == 0
