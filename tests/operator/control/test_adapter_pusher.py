@@ -197,6 +197,38 @@ async def test_a_replica_that_stops_answering_counts_with_what_it_served_last(
     assert states(pusher, ONE) == {"x": "ready"}
 
 
+async def test_a_replica_that_restarts_gets_its_list_again(
+    pusher: AdapterPusher, engines: dict[Replica, Engine]
+) -> None:
+    pusher.follow(KEY, goal(x="u"), (ONE,))
+    await until_async(lambda: states(pusher, ONE) == {"x": "ready"})
+    engines[ONE].wanted = {}
+    restarted = ONE._replace(started_at="2026-01-01T01:00:00Z")
+
+    pusher.follow(KEY, goal(x="u"), (restarted,))
+
+    await until_async(lambda: states(pusher, restarted) == {"x": "ready"})
+    assert engines[ONE].wanted == {"x": "u"}
+    assert pusher.answers(KEY)["p71"].replica == restarted
+
+
+async def test_another_key_sends_the_list_that_changed_meanwhile(
+    pusher: AdapterPusher, engines: dict[Replica, Engine]
+) -> None:
+    pusher.follow(KEY, goal(x="u"), (ONE,))
+    await until_async(lambda: states(pusher, ONE) == {"x": "ready"})
+    engines[ONE].key = "another"
+    pusher.follow(KEY, goal(y="v"), (ONE,))
+    await until_async(lambda: pusher.answers(KEY)["p71"].problem != "")
+    assert engines[ONE].wanted == {"x": "u"}
+
+    pusher.follow(KEY, goal("another", y="v"), (ONE,))
+
+    await until_async(lambda: states(pusher, ONE) == {"y": "ready"})
+    assert engines[ONE].wanted == {"y": "v"}
+    assert pusher.answers(KEY)["p71"].problem == ""
+
+
 async def test_a_replica_that_is_gone_is_forgotten(
     pusher: AdapterPusher, engines: dict[Replica, Engine]
 ) -> None:

@@ -4,7 +4,8 @@ import base64
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -15,7 +16,7 @@ from waiting import until
 from engine_server.contract.adapters import AdapterState, AdapterStates, WantedAdapters
 from engine_server.contract.engine_keys import derive_key
 
-NAMESPACE, NAME, SECRET = "adapted", "model", "fairlead-admin-key"
+NAME, SECRET = "model", "fairlead-admin-key"
 # Engines listen on one port, so each process that runs the tests has loopback addresses of its own.
 ADDRESS = f"127.{os.getpid() >> 8 & 255}.{os.getpid() & 255}.81"
 # As the chart grants them by default.
@@ -76,14 +77,27 @@ def engine() -> Iterator[Engine]:
         engine.shutdown()
 
 
-def apply_adapters(world: Any, manifest: Any, *adapters: dict[str, str]) -> None:
-    world.apply(manifest(NAME, NAMESPACE, adapters=list(adapters)))
+@pytest.fixture
+def home(world: Any, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A namespace with a Secret for the operator's key. At the end the pod there goes, whose address others need."""
+    home = f"adapters-{request.node.name.removeprefix('test_').replace('_', '-')}"[:40].strip("-")
+    world.kubectl("create", "namespace", home)
+    world.grant("operator-keys", home, RULES)
+    world.apply({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": SECRET, "namespace": home}})
+    yield home
+    world.kubectl("delete", "pods", "--all", "-n", home, "--force", "--grace-period=0")
 
 
-def ready_pod(world: Any) -> None:
+def engine_key(world: Any, home: str) -> str:
+    """Return the key that the operator derives for the engines."""
+    root = base64.b64decode(world.get("secret", SECRET, home)["data"]["keys"])
+    return derive_key(root, world.get("llmd", NAME, home)["metadata"]["uid"])
+
+
+def ready_pod(world: Any, home: str) -> None:
     """Create a ready pod of the Deployment, as its controller and a kubelet do."""
-    template = world.get("deployment", f"{NAME}-engine", NAMESPACE)["spec"]["template"]
-    metadata = {"name": "a", "namespace": NAMESPACE, "labels": template["metadata"]["labels"]}
+    template = world.get("deployment", f"{NAME}-engine", home)["spec"]["template"]
+    metadata = {"name": "a", "namespace": home, "labels": template["metadata"]["labels"]}
     container = {"name": "engine", "image": "x"}
     world.apply(
         {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container]}}
@@ -96,65 +110,90 @@ def ready_pod(world: Any) -> None:
         "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:25Z"}],
         "containerStatuses": [container | running | {"ready": True}],
     }
-    world.set_status("pod", "a", status, NAMESPACE)
+    world.set_status("pod", "a", status, home)
 
 
-def adapters(world: Any) -> list[dict[str, Any]] | None:
-    found: list[dict[str, Any]] | None = world.get("llmd", NAME, NAMESPACE)["status"].get("adapters")
+def adapters(world: Any, home: str) -> list[dict[str, Any]] | None:
+    found: list[dict[str, Any]] | None = world.get("llmd", NAME, home)["status"].get("adapters")
     return found
 
 
-def condition(world: Any) -> tuple[str, str]:
-    found = world.condition(NAME, "AdaptersReady", NAMESPACE)
+def condition(world: Any, home: str) -> tuple[str, str]:
+    found = world.condition(NAME, "AdaptersReady", home)
     return found.get("status", ""), found.get("reason", "")
 
 
+def operator_of(world: Any, home: str, start_operator: Any) -> Callable[[], Any]:
+    """Return a function that starts an operator of the namespace, with the key in its Secret."""
+    flags = (f"--namespace={home}", f"--lease-namespace={home}", f"--admin-key-secret={SECRET}")
+    return partial(start_operator, world.service_account(home, home), *flags)
+
+
 def test_adapters_reach_engines_and_the_status_without_a_new_pod_template(
-    world: Any, start_operator: Any, manifest: Any, engine: Engine
+    world: Any, home: str, start_operator: Any, manifest: Any, engine: Engine
 ) -> None:
-    world.kubectl("create", "namespace", NAMESPACE)
-    account = world.service_account(NAMESPACE, NAMESPACE)
-    world.grant("operator-keys", NAMESPACE, RULES)
-    world.apply({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": SECRET, "namespace": NAMESPACE}})
-    flags = (f"--namespace={NAMESPACE}", f"--lease-namespace={NAMESPACE}", f"--admin-key-secret={SECRET}")
-    operator = start_operator(account, *flags)
-    apply_adapters(world, manifest, FRENCH)
-    before = until(lambda: world.get("deployment", f"{NAME}-engine", NAMESPACE))["spec"]["template"]
-    until(lambda: condition(world) == ("False", "NoReadyReplica"))
-    root = base64.b64decode(world.get("secret", SECRET, NAMESPACE)["data"]["keys"])
-    engine.key = derive_key(root, world.get("llmd", NAME, NAMESPACE)["metadata"]["uid"])
+    start = operator_of(world, home, start_operator)
+    operator = start()
+    world.apply(manifest(NAME, home, adapters=[FRENCH]))
+    before = until(lambda: world.get("deployment", f"{NAME}-engine", home))["spec"]["template"]
+    until(lambda: condition(world, home) == ("False", "NoReadyReplica"))
+    engine.key = engine_key(world, home)
 
-    ready_pod(world)
+    ready_pod(world, home)
 
-    until(lambda: condition(world) == ("True", "AdaptersServed"))
+    until(lambda: condition(world, home) == ("True", "AdaptersServed"))
     served = {"name": "french", "hash": "hash of hf://org/french", "pods": ["a"]}
-    assert adapters(world) == [served]
+    assert adapters(world, home) == [served]
 
-    apply_adapters(world, manifest, FRENCH, BROKEN)
+    world.apply(manifest(NAME, home, adapters=[FRENCH, BROKEN]))
 
-    until(lambda: condition(world) == ("False", "AdapterFailed"))
-    assert adapters(world) == [served, {"name": "broken", "error": "/nowhere: no folder at /nowhere"}]
-    message = world.condition(NAME, "AdaptersReady", NAMESPACE)["message"]
+    until(lambda: condition(world, home) == ("False", "AdapterFailed"))
+    assert adapters(world, home) == [served, {"name": "broken", "error": "/nowhere: no folder at /nowhere"}]
+    message = world.condition(NAME, "AdaptersReady", home)["message"]
     assert message == "the adapter broken: /nowhere: no folder at /nowhere"
-    listed = world.get("configmap", f"{NAME}-adapters", NAMESPACE)["data"]["adapters.json"]
+    listed = world.get("configmap", f"{NAME}-adapters", home)["data"]["adapters.json"]
     assert json.loads(listed) == {"adapters": [FRENCH, BROKEN]}
 
     assert operator.stop() == 0
-    apply_adapters(world, manifest, {**FRENCH, "uri": "hf://org/other"})
+    world.apply(manifest(NAME, home, adapters=[{**FRENCH, "uri": "hf://org/other"}]))
     engine.wanted, puts = {}, engine.puts
-    start_operator(account, *flags)
+    start()
 
     until(lambda: engine.wanted == {"french": "hf://org/other"})
-    until(lambda: condition(world) == ("True", "AdaptersServed"))
+    until(lambda: condition(world, home) == ("True", "AdaptersServed"))
     assert engine.puts > puts
-    assert adapters(world) == [{**served, "hash": "hash of hf://org/other"}]
-    assert world.get("deployment", f"{NAME}-engine", NAMESPACE)["spec"]["template"] == before
+    assert adapters(world, home) == [{**served, "hash": "hash of hf://org/other"}]
+    assert world.get("deployment", f"{NAME}-engine", home)["spec"]["template"] == before
 
-    world.apply(manifest(NAME, NAMESPACE))
-    until(lambda: adapters(world) is None)
-    assert condition(world) == ("", "")
-    assert not world.kubectl("get", "configmaps", "-n", NAMESPACE, "-l", "fairlead.dev/llmdeployment").strip()
-    world.kubectl("delete", "pod", "a", "-n", NAMESPACE, "--force", "--grace-period=0")
+    world.apply(manifest(NAME, home))
+    until(lambda: adapters(world, home) is None)
+    assert condition(world, home) == ("", "")
+    assert not world.kubectl("get", "configmaps", "-n", home, "-l", "fairlead.dev/llmdeployment").strip()
+
+
+def test_adapters_that_change_while_the_admin_key_is_replaced_reach_engines_with_the_new_key(
+    world: Any, home: str, start_operator: Any, manifest: Any, engine: Engine
+) -> None:
+    operator_of(world, home, start_operator)()
+    world.apply(manifest(NAME, home, adapters=[FRENCH]))
+    until(lambda: condition(world, home) == ("False", "NoReadyReplica"))
+    old = engine.key = engine_key(world, home)
+    ready_pod(world, home)
+    until(lambda: condition(world, home) == ("True", "AdaptersServed"))
+
+    replaced = {"keys": base64.b64encode(b"the new root").decode()}
+    metadata = {"name": SECRET, "namespace": home}
+    world.apply({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": replaced})
+    engine.key = engine_key(world, home)
+    world.apply(manifest(NAME, home, adapters=[FRENCH, {"name": "sql", "uri": "hf://org/sql"}]))
+
+    until(lambda: engine.wanted == {"french": "hf://org/french", "sql": "hf://org/sql"})
+    assert engine.key != old
+    until(lambda: condition(world, home) == ("True", "AdaptersServed"))
+    assert [(one["name"], one["pods"]) for one in adapters(world, home) or ()] == [
+        ("french", ["a"]),
+        ("sql", ["a"]),
+    ]
 
 
 def test_an_adapter_name_that_an_older_deployment_holds_is_reported(
