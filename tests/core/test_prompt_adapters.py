@@ -1,6 +1,7 @@
 """Prompt adapters in the engine: the output of PEFT's own model, whatever else is in the batch."""
 
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ import torch
 from adapters import greedy, save_lora, save_prompt
 from safetensors.torch import load_file
 from step_counts import Counts
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from engine_server import (
@@ -80,9 +82,9 @@ def tuned(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Tuned:
 def start(tuned: Tuned, counts: Counts | None = None, **options: Any) -> LLMEngine:
     usual = {
         "enable_lora": True, "max_prompt_adapters": 3, "max_prompt_adapter_token": 32, "max_num_batched_tokens": 16,
-        "max_num_seqs": 8, "num_gpu_blocks_override": 96, "skip_tokenizer_init": True,
+        "max_num_seqs": 8, "num_gpu_blocks_override": 96, "skip_tokenizer_init": True, "enable_prompt_adapter": True,
     }  # fmt: skip
-    args = EngineArgs(model=str(tuned.base), dtype="float32", enable_prompt_adapter=True, **usual | options)
+    args = EngineArgs(model=str(tuned.base), dtype="float32", **usual | options)
     return LLMEngine.from_engine_args(args, stat_loggers={"counts": counts or Counts()})
 
 
@@ -169,6 +171,29 @@ def one(
 ) -> Any:
     engine.add_request("one", {"prompt_token_ids": prompt}, sampling, **named)
     return finish(engine)["one"]
+
+
+class Operations(TorchDispatchMode):
+    """Numbers of torch's operations, by their names and the shapes of their arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        shapes = [tuple(value.shape) for value in args if isinstance(value, torch.Tensor)]
+        self.counts[f"{func} {shapes}"] += 1
+        return func(*args, **kwargs or {})
+
+
+def test_prompt_adapters_that_no_request_names_add_no_operation_to_steps(tuned: Tuned, finish) -> None:
+    found = {}
+    for enabled in (True, False):
+        engine = start(tuned, enable_prompt_adapter=enabled, enforce_eager=True)
+        with Operations() as operations:
+            one(engine, finish, PROMPTS[1], params())
+        found[enabled] = operations.counts
+    assert found[True] == found[False] and found[True].total() > 100
 
 
 def test_adapter_is_cached_as_a_prefix_under_its_content(tuned: Tuned, tmp_path: Path, finish) -> None:
