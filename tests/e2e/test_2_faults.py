@@ -6,31 +6,16 @@ from typing import Any
 
 import openai
 import pytest
+from cluster_manifests import llmdeployment
 from waiting import until
 
 pytestmark = pytest.mark.e2e
 
 NAMESPACE, OTHER = "team-a", "team-b"
-FINDS_THE_CORE = """
-import os, pathlib, signal
-for entry in pathlib.Path("/proc").glob("[0-9]*"):
-    if b"engine_server.core" in (entry / "cmdline").read_bytes():
-        os.kill(int(entry.name), signal.SIGKILL)
-        break
-else:
-    raise SystemExit("no engine core")
-"""
 
 
 def manifest(name: str, **spec: Any) -> str:
-    return json.dumps(
-        {
-            "apiVersion": "fairlead.dev/v1alpha1",
-            "kind": "LLMDeployment",
-            "metadata": {"name": name},
-            "spec": {"model": {"uri": "pvc://models/smollm2"}, **spec},
-        }
-    )
+    return json.dumps(llmdeployment(name, **spec))
 
 
 @pytest.fixture
@@ -40,7 +25,7 @@ def applied(cluster: Any, release: None) -> Any:
 
     def apply(name: str, namespace: str, **spec: Any) -> None:
         made.append((name, namespace))
-        cluster.kubectl("apply", "-n", namespace, "-f", "-", input=manifest(name, **spec))
+        cluster.apply(namespace, llmdeployment(name, **spec))
 
     yield apply
     for name, namespace in made:
@@ -75,7 +60,7 @@ def test_killed_engine_core_is_restarted_and_its_streams_continue_elsewhere(
         streams = [pool.submit(stream, client) for _ in range(6)]
         until(lambda: any(running(name) for name in names), "streams on a replica")
         victim = max(names, key=running)
-        cluster.kubectl("exec", victim, "-n", NAMESPACE, "-c", "engine", "--", "python", "-c", FINDS_THE_CORE)
+        cluster.kill_core(victim, NAMESPACE)
         ends = [future.result() for future in streams]
     assert ends == ["length"] * 6
 

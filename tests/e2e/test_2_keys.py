@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from cluster_manifests import llmdeployment, small_replicas
 from waiting import until
 
 from engine_server.contract.engine_keys import derive_key
@@ -33,13 +34,6 @@ def roots(cluster: Any, secret: str) -> list[str]:
 def set_roots(cluster: Any, secret: str, *keys: str) -> None:
     patch = json.dumps({"stringData": {"keys": "\n".join(keys)}})
     cluster.kubectl("patch", "secret", secret, "-n", SYSTEM, "--type=merge", "-p", patch)
-
-
-def refresh_volumes(cluster: Any) -> None:
-    """Make the kubelets refresh mounted Secrets and ConfigMaps immediately; by themselves they take a minute or two."""
-    mark = f"refreshed={secrets.token_hex(4)}"
-    cluster.kubectl("annotate", "pods", "--all", "--overwrite", "-n", SYSTEM, mark)
-    cluster.kubectl("annotate", "pods", "--all", "--overwrite", "-n", NAMESPACE, mark)
 
 
 def status(url: str, key: str | None, body: Any = None) -> int:
@@ -99,18 +93,7 @@ def called_directly(cluster: Any) -> Iterator[list[Engine]]:
 @pytest.fixture(scope="module")
 def keyed(cluster: Any, release: None, helm: Any) -> Iterator[str]:
     """Apply a deployment that starts without keys. At the end delete it, and turn keys off."""
-    manifest = {
-        "apiVersion": "fairlead.dev/v1alpha1",
-        "kind": "LLMDeployment",
-        "metadata": {"name": NAME},
-        "spec": {
-            "model": {"uri": "pvc://models/smollm2"},
-            "engine": {"maxModelLen": 512},
-            "resources": {"cpu": "100m", "memory": "2Gi"},
-            "replicas": REPLICAS,
-        },
-    }
-    cluster.kubectl("apply", "-n", NAMESPACE, "-f", "-", input=json.dumps(manifest))
+    cluster.apply(NAMESPACE, llmdeployment(NAME, **small_replicas(REPLICAS)))
     cluster.wait_replicas(NAME, NAMESPACE, REPLICAS, 300)
     yield NAME
     cluster.kubectl("delete", "llmd", NAME, "-n", NAMESPACE)
@@ -148,16 +131,12 @@ def test_root_keys_are_replaced_without_a_restart_and_no_request_fails(
     cluster: Any, keyed: str, served: Any
 ) -> None:
     def containers() -> set[tuple[str, int]]:
-        """Return the UID and the restarts of each pod."""
         pods = [*cluster.get("pods", "-n", SYSTEM)["items"], *cluster.pods(keyed, NAMESPACE)]
-        return {
-            (pod["metadata"]["uid"], status["restartCount"])
-            for pod in pods
-            for status in pod["status"]["containerStatuses"]
-        }
+        found: set[tuple[str, int]] = cluster.containers(pods)
+        return found
 
     def routers_use(root: str) -> bool:
-        refresh_volumes(cluster)
+        cluster.refresh_volumes(SYSTEM, NAMESPACE)
         routers = cluster.names("pods", SYSTEM, "app.kubernetes.io/component=router")
         command = ("python3", "-c", "print(open('/etc/fairlead/router-key/keys').readline())")
         return all(cluster.kubectl("exec", name, "-n", SYSTEM, "--", *command) == root for name in routers)
@@ -169,7 +148,7 @@ def test_root_keys_are_replaced_without_a_restart_and_no_request_fails(
     with called_directly(cluster) as engines, served("root keys replaced", model=COMPLETION["model"]):
 
         def all_accept(router_root: str, admin_root: str, expected: bool) -> bool:
-            refresh_volumes(cluster)
+            cluster.refresh_volumes(SYSTEM, NAMESPACE)
             return all(engine.accepts(router_root, admin_root) == (expected, expected) for engine in engines)
 
         set_roots(cluster, ROUTER, old_router, new_router)

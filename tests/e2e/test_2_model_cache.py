@@ -1,12 +1,12 @@
 """Two deployments share one download, whose pod is killed half-way."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from cluster_manifests import CONFINED
 from waiting import until
 
 pytestmark = pytest.mark.e2e
@@ -15,12 +15,6 @@ NAMESPACE = "team-b"
 HUB = Path(__file__).with_name("hub.py")
 ONE, OTHER = "cached-one", "cached-other"
 FETCH_PODS = "fairlead.dev/model-cache"
-CONFINED = {
-    "allowPrivilegeEscalation": False,
-    "runAsNonRoot": True,
-    "capabilities": {"drop": ["ALL"]},
-    "seccompProfile": {"type": "RuntimeDefault"},
-}
 
 
 @pytest.fixture
@@ -61,8 +55,7 @@ def hub(cluster: Any, release: None) -> Iterator[str]:
             "spec": {"selector": labels, "ports": [{"port": 80, "targetPort": 8000}]},
         },
     ]
-    items = json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests})
-    cluster.kubectl("apply", "-n", NAMESPACE, "-f", "-", input=items)
+    cluster.apply(NAMESPACE, *manifests)
     cluster.kubectl("wait", "--for=condition=Ready", "pod/hub", "-n", NAMESPACE, "--timeout=120s")
     yield f"http://hub.{NAMESPACE}"
     cluster.kubectl("delete", "configmap/hub", "service/hub", "pod/hub", "-n", NAMESPACE)
@@ -90,7 +83,7 @@ def test_two_deployments_share_one_download_that_was_killed_half_way(
 ) -> None:
     claims = set(cluster.names("pvc", NAMESPACE))
     for name in (ONE, OTHER):
-        cluster.kubectl("apply", "-n", NAMESPACE, "-f", "-", input=json.dumps(cached(name, hub)))
+        cluster.apply(NAMESPACE, cached(name, hub))
 
     def percent() -> str:
         message: str = cluster.condition(ONE, NAMESPACE, "ModelCached").get("message", "")

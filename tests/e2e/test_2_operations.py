@@ -1,6 +1,5 @@
 """The work of an operations team on a serving deployment, none of which may fail a request."""
 
-import json
 import os
 import signal
 from collections.abc import Iterator
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster_manifests import llmdeployment
 from waiting import until
 
 pytestmark = pytest.mark.e2e
@@ -127,13 +127,7 @@ def broken(cluster: Any, release: None) -> Iterator[Any]:
 
     def apply(name: str, **spec: Any) -> None:
         names.append(name)
-        manifest = {
-            "apiVersion": "fairlead.dev/v1alpha1",
-            "kind": "LLMDeployment",
-            "metadata": {"name": name},
-            "spec": {"model": {"uri": "pvc://models/smollm2"}, **spec},
-        }
-        cluster.kubectl("apply", "-n", OTHER, "-f", "-", input=json.dumps(manifest))
+        cluster.apply(OTHER, llmdeployment(name, **spec))
 
     yield apply
     for name in names:
