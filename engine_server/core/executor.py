@@ -12,7 +12,7 @@ from engine_server.config import EngineConfig
 from engine_server.core.distributed.worker_processes import start_workers
 from engine_server.core.heads.head import HiddenStates, NoResults, Pending
 from engine_server.core.logits.token_masks import TokenMasks
-from engine_server.core.model_inputs import draft_head_inputs, draft_inputs, model_inputs
+from engine_server.core.model_inputs import draft_inputs, model_inputs
 from engine_server.core.model_runner import ModelRunner, OnPhase
 from engine_server.core.scheduling.batch import Batch
 from engine_server.core.scheduling.request import Request
@@ -88,21 +88,15 @@ class Executor:
         pending = self.runner.head.launch(states, masks)
         return PendingStep(self, pending, self._begun, self.platform.record_event(timed=True))
 
-    def draft_logits(self, batch: Batch) -> torch.Tensor:
-        """Compute a step of the draft model; return the logits [n, vocabulary] of the parts that sample."""
-        inputs = draft_inputs(batch, self.runner.table)
+    def draft_logits(self, batch: Batch, sources: IntArray | None = None) -> torch.Tensor:
+        """Compute a step of the draft model or head; return the logits [n, vocabulary] of the parts that sample.
+
+        sources: for a draft head, [T], the index of the hidden state before each token: among the tokens of the latest
+        step, then among the parts that sampled in the head's own.
+        """
+        inputs = draft_inputs(batch, self.runner.table, sources)
         self._workers.broadcast("draft_logits", inputs)
         return self.runner.draft_logits(inputs)
-
-    def draft_head_logits(self, batch: Batch, sources: IntArray) -> torch.Tensor:
-        """Compute a step of the draft head; return the logits [n, vocabulary] of the parts that sample.
-
-        sources: [T], the index of the hidden state before each token: among the tokens of the latest step, then among
-        the parts that sampled in the head's own.
-        """
-        inputs = draft_head_inputs(batch, self.runner.table)
-        self._workers.broadcast("draft_head_logits", inputs, sources)
-        return self.runner.draft_head_logits(inputs, sources)
 
     def rope_regime(self, request: Request) -> int:
         """Return the number that a request's keys depend on besides its tokens."""

@@ -31,6 +31,8 @@ class ModelInputs(NamedTuple):
     embeds: list[tuple[int, Tensor]]
     # Cells of the block table that changed since the last step.
     table_changes: TableChanges
+    # [T], or empty: the index of the hidden state from which a draft head continues at each token.
+    sources: IntArray = EMPTY
 
     @property
     def is_plain_decode(self) -> bool:
@@ -58,18 +60,16 @@ def model_inputs(batch: Batch, table: BlockTable, stretched: bool) -> tuple[Mode
     return inputs, chunks
 
 
-def draft_inputs(batch: Batch, table: BlockTable) -> ModelInputs:
-    """Return a step's inputs for a draft model, which has no adapters and whose prompts are tokens."""
-    step = flatten(batch, table, stretched=False)._replace(adapters=None)
-    sampling = np.flatnonzero([scheduled.samples for scheduled in batch])
-    return ModelInputs(step, sampling, [], [], [], table.take_changes())
+def draft_inputs(batch: Batch, table: BlockTable, sources: IntArray | None) -> ModelInputs:
+    """Return a step's inputs for a draft model or head, which has no adapters and whose prompts are tokens.
 
-
-def draft_head_inputs(batch: Batch, table: BlockTable) -> ModelInputs:
-    """Return a step's inputs for a draft head, which takes each token at the position before its own."""
-    step = flatten(batch, table, stretched=False, shift=1)._replace(adapters=None)
+    sources: for a draft head, which takes each token at the position before its own, with the hidden state of there.
+    """
+    shift = 0 if sources is None else 1
+    step = flatten(batch, table, stretched=False, shift=shift)._replace(adapters=None)
     sampling = np.flatnonzero([scheduled.samples for scheduled in batch])
-    return ModelInputs(step, sampling, [], [], [], table.take_changes())
+    changes = table.take_changes()
+    return ModelInputs(step, sampling, [], [], [], changes, EMPTY if sources is None else sources)
 
 
 def extras(batch: Batch, starts: IntArray) -> tuple[list[int], list[tuple[int, Tensor]]]:

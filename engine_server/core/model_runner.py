@@ -14,8 +14,9 @@ from torch import Tensor
 from engine_server.config import EngineConfig
 from engine_server.core.cache.block_pool import BlockPool
 from engine_server.core.cache.block_table import BlockTable
-from engine_server.core.draft_head_steps import DraftHeadSteps
-from engine_server.core.draft_model import DraftModel
+from engine_server.core.drafting.draft_head_steps import DraftHeadSteps
+from engine_server.core.drafting.draft_model_steps import DraftModelSteps
+from engine_server.core.drafting.draft_steps import DraftSteps
 from engine_server.core.heads.head import Head
 from engine_server.core.heads.pooler import Pooler
 from engine_server.core.heads.sampler import Sampler
@@ -28,18 +29,12 @@ from engine_server.core.model_inputs import NOTHING, ModelInputs
 from engine_server.core.step_capture import DecodeStep, StepCapture
 from engine_server.modeling.adapters.peft_folder import LowRankAdapter
 from engine_server.modeling.attention.hook import ForwardContext
-from engine_server.modeling.attention.interface import (
-    AttentionBackend,
-    IntArray,
-    Staged,
-    StepInputs,
-    UnsupportedModelError,
-)
+from engine_server.modeling.attention.interface import AttentionBackend, Staged, StepInputs
 from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.device_time import DeviceTimer
 from engine_server.modeling.loading.invariance import settle_invariance
 from engine_server.modeling.loading.probe import largest_step, probe
-from engine_server.modeling.memory.cache_layout import LayerShape, Layout, lay_out
+from engine_server.modeling.memory.cache_layout import Layout, lay_out
 from engine_server.modeling.memory.device_memory import measured_memory
 from engine_server.modeling.memory.host_memory import keep_freed_memory, return_freed_memory
 from engine_server.modeling.memory.kv_cache import cache_dtype, num_blocks
@@ -100,13 +95,9 @@ class ModelRunner:
         self._last_tokens = torch.zeros(rows + 1, dtype=torch.int64, device=self.device)
         self._captured = StepCapture(config, self.platform, ranks, self.loaded)
         self.head: Head | None = self._make_head() if ranks.rank == 0 else None
-        # None: the engine has no draft head.
-        self._draft_head: DraftHeadSteps | None = None
-        if self.loaded.has_head:
-            num_tokens = max(scheduling.max_num_batched_tokens, scheduling.max_num_rows)
-            self._draft_head = DraftHeadSteps(self.loaded, num_tokens, self.platform)
         layout = self._probe()
-        self.draft = self._load_draft(layout, progress)
+        # None: neither a draft model nor a draft head drafts.
+        self.drafting = self._load_drafting(layout, progress)
         self.num_blocks = self._count_blocks(layout)
         pool = BlockPool(self.num_blocks * len(layout.windows))
         self.backend = self._allocate_cache(layout, pool.num_blocks)
@@ -120,8 +111,8 @@ class ModelRunner:
         self.staging = Staging(
             scheduling.max_num_batched_tokens, scheduling.max_num_rows, self.table.ids.shape, self.platform
         )
-        if self.draft is not None:
-            self.draft.allocate(pool.num_blocks, self.staging)
+        if self.drafting is not None:
+            self.drafting.allocate(pool.num_blocks, self.staging, self._context)
         # Tensors whose memory `sleep` freed, with their shapes.
         self._freed: list[tuple[Tensor, torch.Size]] = []
         self._staged: Staged | None = None
@@ -191,19 +182,17 @@ class ModelRunner:
     def erase(self, block_ids: list[int]) -> None:
         """Zero the content of blocks."""
         self.backend.erase(block_ids)
-        if self.draft is not None:
-            self.draft.backend.erase(block_ids)
+        if self.drafting is not None:
+            self.drafting.erase(block_ids)
 
     def sleep(self, level: int) -> None:
         """Free the cache's memory and the weights': at level 1 the host keeps a copy, at level 2 none is kept."""
         self._captured.release(self._kernel_sampler)
         self._staged = self._latest = None
         tensors = [*self.backend.caches, *self._captured.tensors]
-        if self.draft is not None:
-            self.draft.release()
-            tensors += self.draft.tensors
-        if self._draft_head is not None:
-            tensors.append(self._draft_head.states)
+        if self.drafting is not None:
+            self.drafting.release()
+            tensors += self.drafting.tensors
         if any(tensor.numel() for tensor in tensors):  # otherwise only the weights are awake
             self._freed = [(tensor, tensor.shape) for tensor in tensors]
         for tensor, _ in self._freed:
@@ -227,26 +216,27 @@ class ModelRunner:
 
     def capture_graphs(self) -> None:
         """Capture decode steps if the device and the model allow it. Called again after a sleep."""
-        if self.platform.compiles_late and self.loaded.generates:
+        if not self.loaded.generates:
+            return
+        if self.platform.compiles_late:
             self._warm_up()
         # Each sequence has a block at least.
         most = min(self.config.scheduler_config.max_num_rows, self.table.pool.num_blocks)
-        step = DecodeStep(self._decode, self._context, self.staging, most)
-        self._captured.capture(step, self._kernel_sampler)
-        if self.draft is not None:
-            self.draft.capture(most)
+        steps = [DecodeStep(self._decode, self.loaded.split.logits, self._context, self.staging, most)]
+        if self.loaded.adapted is not None:
+            steps.append(steps[0]._replace(adapted=True))
+        self._captured.capture(steps, self._kernel_sampler)
+        if self.drafting is not None:
+            self.drafting.capture(most)
 
     def run_decodes(self, count: int, draft: bool) -> None:
         """Compute a step of `count` decodes up to their likeliest tokens. All ranks must call it.
 
-        It writes to the cache's first `count` blocks. draft: compute the step of the draft model or the
-        draft head.
+        It writes to the cache's first `count` blocks. draft: compute the step of the draft model or head.
         """
         step = self._captured.example(self.staging, count)
-        inputs = ModelInputs(step, np.arange(count), [], [], [], NO_CHANGES)
-        if draft and self.draft is None:
-            logits = self.draft_head_logits(inputs, np.arange(count))
-        elif draft:
+        inputs = ModelInputs(step, np.arange(count), [], [], [], NO_CHANGES, sources=np.arange(count))
+        if draft:
             logits = self.draft_logits(inputs)
         else:
             output = self.forward(inputs)
@@ -255,23 +245,9 @@ class ModelRunner:
         self.platform.synchronize()
 
     def draft_logits(self, inputs: ModelInputs) -> Tensor:
-        """Compute a step of the draft model; return logits [n, vocabulary]. All ranks must call it."""
-        assert self.draft is not None
-        return self.draft.logits(inputs)
-
-    @torch.inference_mode()
-    def draft_head_logits(self, inputs: ModelInputs, sources: IntArray) -> Tensor:
-        """Compute a step of the draft head; return logits [n, vocabulary]. All ranks must call it.
-
-        sources: [T], the index of the hidden state before each token: see `DraftHeadSteps`.
-        """
-        assert self._draft_head is not None
-        staged = self.staging.put(inputs.step, inputs.sampling, changes=inputs.table_changes)
-        from_rows = torch.from_numpy(sources).to(self.device)
-        with self.loaded.apply_adapters(None), self._context.run(self.staging.attach(inputs.step, staged)):
-            return self._draft_head.logits(
-                staged.token_ids.long(), staged.positions.long(), from_rows, staged.logit_rows
-            )
+        """Compute a step of the draft model or head; return logits [n, vocabulary]. All ranks must call it."""
+        assert self.drafting is not None
+        return self.drafting.logits(inputs)
 
     def collective_rpc(
         self, method: str, args: list[Any], kwargs: dict[str, Any]
@@ -333,47 +309,28 @@ class ModelRunner:
                 largest_step(loaded.body, budget, longest, num_logits, self.device, loaded.first_position)
         else:
             keep_freed_memory()
-        return lay_out([*layers, *self._head_shapes(lay_out(layers, longest))], longest)
+        return lay_out(layers, longest)
 
-    def _head_shapes(self, layout: Layout) -> list[LayerShape]:
-        """Return the shape of the draft head's layer in the cache, none without a head. layout: of the target's.
-
-        Raises UnsupportedModelError for layers with windows, from which blocks are freed.
-        """
-        if not self.loaded.has_head:
-            return []
-        shape = self.loaded.head.cache_shape()
-        if shape.window is not None:
-            raise UnsupportedModelError(
-                f"the draft head attends with a window of {shape.window} tokens, which is not supported"
-            )
-        if None not in layout.windows:
-            raise UnsupportedModelError(
-                "every layer of the model has a window, so that blocks are freed before a draft head reads them; only "
-                "method ngram is allowed"
-            )
-        return [shape]
-
-    def _load_draft(self, layout: Layout, progress: ProgressClock | None) -> DraftModel | None:
-        """Load the draft model, if the engine has one; layout: of the target's cache."""
-        config = self.config.for_draft()
-        if config is None:
-            return None
-        return DraftModel(config, self.platform, self.ranks, self.timer, progress, layout.windows)
+    def _load_drafting(self, layout: Layout, progress: ProgressClock | None) -> DraftSteps | None:
+        """Load the draft model, or bind the draft head, if the engine has one; layout: of the target's cache."""
+        draft = self.config.for_draft()
+        if draft is not None:
+            return DraftModelSteps(draft, self.platform, self.ranks, progress, layout.windows)
+        if self.loaded.has_head:
+            return DraftHeadSteps(self.config, self.platform, self.ranks, self.loaded, layout.windows)
+        return None
 
     @property
     def _models(self) -> list[LoadedModel]:
-        return [self.loaded] if self.draft is None else [self.loaded, self.draft.loaded]
+        return [self.loaded] if self.drafting is None else [self.loaded, *self.drafting.models]
 
     def _count_blocks(self, layout: Layout) -> int:
         config, model_config = self.config.cache_config, self.config.model_config
         dtype = cache_dtype(config, self.model.dtype, self.platform)
         least = 1 if model_config.fit_max_model_len else model_config.max_model_len
-        layouts = (
-            [(layout, dtype)]
-            if self.draft is None
-            else [(layout, dtype), (self.draft.layout, self.draft.dtype)]
-        )
+        layouts = [(layout, dtype)]
+        if self.drafting is not None:
+            layouts.append((self.drafting.layout, self.drafting.dtype))
         count = num_blocks(config, layouts, self.platform, least)
         return self.ranks.least(count, self.device) if self.ranks.size > 1 else count
 
@@ -412,10 +369,10 @@ class ModelRunner:
         slots = None if inputs.step.adapters is None else staged.adapters
         with self.loaded.apply_adapters(slots), self._context.run(self.staging.attach(inputs.step, staged)):
             arguments = self._arguments(inputs, staged)
-            if self._draft_head is None:
+            if self.drafting is None:
                 states = self.loaded.states(arguments)
             else:
-                states = self._draft_head.target_states(arguments)
+                states = self.drafting.target_states(self.loaded, arguments)
             if not self.loaded.generates:
                 return ForwardOutput(states, [], None)
             rows = states.index_select(0, staged.logit_rows)

@@ -1,7 +1,7 @@
 """The captured decode steps of one rank, and the buffers that they write."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -31,6 +31,8 @@ class DecodeStep(NamedTuple):
 
     # Computes the hidden states [n, hidden] of a step of n decodes.
     forward: Callable[[StepInputs, Staged], Tensor]
+    # Computes the logits [n, vocabulary] of hidden states [n, hidden].
+    logits: Callable[[Tensor], Tensor]
     context: ForwardContext
     staging: Staging
     # The largest number of sequences.
@@ -60,14 +62,22 @@ class StepCapture:
     """Decode steps captured for some batch sizes, if the device and the model allow it."""
 
     def __init__(
-        self, config: EngineConfig, platform: Platform, ranks: Communicator, loaded: LoadedModel
+        self,
+        config: EngineConfig,
+        platform: Platform,
+        ranks: Communicator,
+        loaded: LoadedModel,
+        hidden_size: int | None = None,
     ) -> None:
-        """Allocate the buffers, which captures after a sleep use again."""
+        """Allocate the buffers, which captures after a sleep use again.
+
+        hidden_size: of the states from which logits are computed; None: the model's.
+        """
         self._config = config
         self._platform = platform
         self._ranks = ranks
         self._loaded = loaded
-        self._buffers = self._allocate() if self._possible else None
+        self._buffers = self._allocate(hidden_size) if self._possible else None
         # For steps without adapters, and for those with some.
         self._graphs: dict[bool, Graphs] = {}
         # Those that were replayed last.
@@ -78,15 +88,18 @@ class StepCapture:
         """The buffers."""
         return [buffer for buffer in self._buffers or () if buffer is not None]
 
-    def capture(self, step: DecodeStep, sampler: "KernelSampler | None") -> None:
-        """Capture the step, and the sampler's kernels. Called again after a sleep."""
+    def capture(self, steps: Sequence[DecodeStep], sampler: "KernelSampler | None") -> None:
+        """Capture the sampler's kernels and a step without adapters, or one with and one without.
+
+        Called again after a sleep.
+        """
         self.release(sampler)
         if self._buffers is None:
             return
-        step.staging.put(self.example(step.staging, step.most), np.arange(step.most))
         try:
-            for adapted in (False,) if self._loaded.adapted is None else (False, True):
-                self._graphs[adapted] = self._capture(step._replace(adapted=adapted))
+            for step in steps:
+                step.staging.put(self.example(step.staging, step.most), np.arange(step.most))
+                self._graphs[step.adapted] = self._capture(step)
             if sampler and self._buffers.logits is not None:
                 sampler.capture(self._buffers.logits)
         except RuntimeError as error:
@@ -136,10 +149,10 @@ class StepCapture:
             and (self._loaded.rope is None or not self._platform.asynchronous)
         )
 
-    def _allocate(self) -> CaptureBuffers:
+    def _allocate(self, hidden_size: int | None) -> CaptureBuffers:
         rows, split = self._config.scheduler_config.max_num_rows, self._loaded.split
         dtype, device = self._loaded.model.dtype, self._platform.device
-        states = torch.zeros(rows, split.hidden_size, dtype=dtype, device=device)
+        states = torch.zeros(rows, hidden_size or split.hidden_size, dtype=dtype, device=device)
         logits = None
         if self._platform.samples_by_kernel:
             logits = torch.zeros(rows, split.vocabulary, device=device)
@@ -182,7 +195,7 @@ class StepCapture:
         """Compute the logits of the first `size` rows of the states buffer, to be captured."""
         assert self._buffers is not None and self._buffers.logits is not None
         with self._loaded.apply_adapters(step.staging.decodes(size).adapters if step.adapted else None):
-            self._buffers.logits[:size].copy_(self._loaded.split.logits(self._buffers.states[:size]))
+            self._buffers.logits[:size].copy_(step.logits(self._buffers.states[:size]))
 
     def example(self, staging: Staging, count: int, adapted: bool = False) -> StepInputs:
         """Return a step of decodes with different contexts, each of which writes to a block of its own.

@@ -9,6 +9,7 @@ import pytest
 import torch
 from adapters import save_lora, save_prompt
 from draft_checkpoints import HIDDEN, save_eagle3, save_mtp, save_target
+from native_kernels import needs_kernels
 from safetensors.torch import save_file
 from speculating_engines import contents, make, run
 from step_counts import Counts
@@ -16,9 +17,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from engine_server import EngineArgs, LLMEngine, LoRARequest, PromptAdapterRequest, SamplingParams
+from engine_server.core.scheduling.batch import Batch
 from engine_server.core.scheduling.request import GenerationRequest
+from engine_server.core.step_capture import StepCapture
 from engine_server.modeling.attention.hook import ForwardContext
-from engine_server.modeling.attention.interface import StepInputs
+from engine_server.modeling.attention.interface import IntArray, StepInputs
 from engine_server.modeling.attention.step_attention import StepAttention
 from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.drafting.draft_head import DraftHead, collect_states
@@ -45,6 +48,14 @@ class RecordedDrafts(NamedTuple):
 
     known: list[int]
     drafts: list[int]
+
+
+class RecordedStep(NamedTuple):
+    """A step of a head: its size if it has one token of each sequence, and the sizes of the captured steps replayed."""
+
+    decodes: int | None
+    replayed: list[int]
+    logits: Tensor
 
 
 @pytest.fixture(scope="module", params=["eagle3", "mtp"])
@@ -79,6 +90,29 @@ def record_drafts(engine: LLMEngine, monkeypatch: pytest.MonkeyPatch) -> list[Re
         return drafts
 
     monkeypatch.setattr(speculator._drafter, "draft", recording)
+    return recorded
+
+
+def record_steps(engine: LLMEngine, monkeypatch: pytest.MonkeyPatch) -> list[RecordedStep]:
+    """Return a list to which all later steps of the head are appended."""
+    recorded: list[RecordedStep] = []
+    replayed: list[int] = []
+    executor, replay = engine._core.executor, StepCapture.states
+    compute = executor.draft_logits
+
+    def replaying(capture: StepCapture, size: int, adapted: bool) -> Tensor:
+        replayed.append(size)
+        return replay(capture, size, adapted)
+
+    def recording(batch: Batch, sources: IntArray | None = None) -> Tensor:
+        replayed.clear()
+        logits = compute(batch, sources)
+        plain = all(part.num_tokens == 1 and part.samples for part in batch)
+        recorded.append(RecordedStep(len(batch) if plain else None, [*replayed], logits.clone()))
+        return logits
+
+    monkeypatch.setattr(StepCapture, "states", replaying)
+    monkeypatch.setattr(executor, "draft_logits", recording)
     return recorded
 
 
@@ -139,6 +173,45 @@ def test_drafts_are_those_of_the_whole_prefix(
 
     assert contents(outputs) == contents(run(plain, finish, requests))
     assert any(len(one.drafts) == NUM_DRAFTS for one in recorded)
+    check(recorded, checkpoint)
+
+
+@needs_kernels
+def test_captured_steps_of_a_head_give_the_logits_of_eager_ones(
+    checkpoint: Checkpoint, finish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = [(prompt, GREEDY) for prompt in PROMPTS]
+    steps = []
+    for eager in (False, True):
+        engine = make(checkpoint.target, checkpoint.speculative_config, enforce_eager=eager)
+        with monkeypatch.context() as patch:
+            recorded = record_steps(engine, patch)
+            run(engine, finish, requests)
+        steps.append(recorded)
+
+    captured, eager_ones = steps
+    assert not any(step.replayed for step in eager_ones)
+    assert all(step.replayed == ([step.decodes] if step.decodes else []) for step in captured)
+    assert {1, 2, len(PROMPTS)} <= {step.decodes for step in captured}
+    for step, expected in zip(captured, eager_ones, strict=True):
+        assert torch.equal(step.logits, expected.logits)
+
+
+def test_drafts_for_a_target_with_windows_in_some_layers_are_those_of_the_whole_prefix(
+    tmp_path: Path, finish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    windows = {"sliding_window": 8, "layer_types": ["sliding_attention"] * 3 + ["full_attention"] * 4}
+    save_target(tmp_path / "target", model="Qwen3ForCausalLM", use_sliding_window=True, **windows)
+    save_eagle3(tmp_path / "head")
+    settings = {"method": "eagle3", "model": str(tmp_path / "head"), "num_speculative_tokens": NUM_DRAFTS}
+    checkpoint = Checkpoint(tmp_path / "target", settings)
+    engine = make(checkpoint.target, settings)
+    recorded = record_drafts(engine, monkeypatch)
+    requests = [(prompt, GREEDY) for prompt in PROMPTS]
+
+    outputs = run(engine, finish, requests)
+
+    assert contents(outputs) == contents(run(make(checkpoint.target, None), finish, requests))
     check(recorded, checkpoint)
 
 
@@ -286,9 +359,11 @@ def test_pickled_head_is_refused_with_a_remedy(tiny_llama: Path, tmp_path: Path)
         make(tiny_llama, {"method": "eagle3", "model": str(tmp_path)})
 
 
-def test_target_that_forgets_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["eagle3", "draft_model"])
+def test_target_that_forgets_is_refused(method: str, tmp_path: Path) -> None:
     windows = {"sliding_window": 8, "layer_types": ["sliding_attention"] * 7}
     save_target(tmp_path / "target", model="Qwen3ForCausalLM", use_sliding_window=True, **windows)
-    save_eagle3(tmp_path / "head")
+    save_eagle3(tmp_path / "eagle3")
+    save_target(tmp_path / "draft_model")
     with pytest.raises(ValueError, match="every layer of the model has a window"):
-        make(tmp_path / "target", {"method": "eagle3", "model": str(tmp_path / "head")})
+        make(tmp_path / "target", {"method": method, "model": str(tmp_path / method)})

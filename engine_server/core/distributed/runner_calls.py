@@ -8,13 +8,11 @@ from torch import Tensor
 
 from engine_server.core.model_inputs import ModelInputs
 from engine_server.modeling.adapters.peft_folder import LowRankAdapter
-from engine_server.modeling.attention.interface import IntArray
 from engine_server.requests.messages import RawTensor
 
 # The methods of a ModelRunner that all ranks call, with the types of their arguments.
 ARGUMENT_TYPES: dict[str, Any] = {
     "capture_graphs": tuple[()],
-    "draft_head_logits": tuple[ModelInputs, IntArray],
     "draft_logits": tuple[ModelInputs],
     "forward": tuple[ModelInputs],
     "run_decodes": tuple[int, bool],

@@ -62,4 +62,4 @@ class HeadDrafter(ChainDrafter):
         """Compute a step of the head; return the logits [n, vocabulary] of the parts that sample."""
         sources = [self._sources[part.row] + np.arange(part.num_tokens) for part in batch]
         self._sources = {part.row: index for index, part in enumerate(sampled_part(batch))}
-        return self._executor.draft_head_logits(batch, np.concatenate(sources))
+        return self._executor.draft_logits(batch, np.concatenate(sources))

@@ -20,10 +20,10 @@ PROBED_TOKENS = 2
 
 
 class DraftHead(ABC):
-    """A head with one attention layer, whose K and V are those of one more layer in the target's cache.
+    """A head with one attention layer, whose K and V belong to the positions of the target's.
 
-    Position i of that layer belongs to the target's hidden state at i and the token at i + 1. So a forward with the
-    positions and slots of a target's step fills it, given the tokens that follow. A chain of drafts continues from each
+    Position i has those of the target's hidden state at i and the token at i + 1. So a forward with the positions and
+    slots of a target's step fills its cache, given the tokens that follow. A chain of drafts continues from each
     sequence's last position: every forward takes the token that was drafted before, and the states of that draft.
     """
 
@@ -52,7 +52,7 @@ class DraftHead(ABC):
     def states(self, token_ids: Tensor, positions: Tensor, hidden: Tensor) -> Tensor:
         """Return states [T, hidden], from which `logits` are computed and the chain continues.
 
-        To be called in a forward of the target's context. token_ids: int64 [T], that of the position after each;
+        To be called in a forward's context. token_ids: int64 [T], that of the position after each;
         positions: int64 [T]; hidden: [T, hidden], from `prepare` or from the previous call.
         """
 

@@ -1,0 +1,1 @@
+"""Steps that compute drafts for speculative decoding."""

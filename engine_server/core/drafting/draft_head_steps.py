@@ -1,0 +1,82 @@
+"""One rank's steps of a draft head, which continue from the target's hidden states."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine_server.config import EngineConfig
+from engine_server.core.drafting.draft_steps import DraftSteps
+from engine_server.core.loaded_model import LoadedModel
+from engine_server.core.model_inputs import ModelInputs
+from engine_server.modeling.attention.interface import Staged, UnsupportedModelError
+from engine_server.modeling.communicator import Communicator
+from engine_server.modeling.drafting.draft_head import collect_states
+from engine_server.modeling.memory.cache_layout import Layout
+from engine_server.modeling.platform.interface import Platform
+
+
+class DraftHeadSteps(DraftSteps):
+    """The steps of a target's draft head, and the hidden states from which the next one starts.
+
+    The states [most tokens of a step, hidden] are those of the target's latest step in the order of its tokens,
+    replaced by those of the sequences that sample after each step of the head. Captured steps write to the same
+    addresses.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        platform: Platform,
+        ranks: Communicator,
+        target: LoadedModel,
+        windows: list[int | None],
+    ) -> None:
+        """Allocate the states; windows: of the target's kinds of attention. Raises UnsupportedModelError."""
+        head, scheduling = target.head, config.scheduler_config
+        shape = head.cache_shape()
+        if shape.window is not None:
+            raise UnsupportedModelError(
+                f"the draft head attends with a window of {shape.window} tokens, which is not supported"
+            )
+        count = head.layer + 1  # its layer is numbered after the target's, which are not in this cache
+        layout = Layout([None], [0] * count, [0] * count, [shape])
+        hidden_size: int = head.module.config.hidden_size
+        super().__init__(config, platform, ranks, target, layout, windows, hidden_size)
+        self.models = []
+        num_tokens = max(scheduling.max_num_batched_tokens, scheduling.max_num_rows)
+        self._hidden = platform.zeros((num_tokens, hidden_size), head.module.dtype)
+        # The index in the states for each token of the step.
+        self._sources = platform.zeros((num_tokens,), torch.int64)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [*super().tensors, self._hidden]
+
+    def target_states(self, target: LoadedModel, arguments: dict[str, Any]) -> Tensor:
+        head = target.head
+        with collect_states(target.model, head.aux_layers) as auxiliary:
+            states = target.states(arguments)
+        prepared = head.prepare(states, auxiliary)
+        self._hidden[: len(prepared)].copy_(prepared)
+        return states
+
+    @torch.inference_mode()
+    def logits(self, inputs: ModelInputs) -> Tensor:
+        sources = self._platform.host_buffer(len(inputs.sources), torch.int64)
+        sources.numpy()[:] = inputs.sources
+        self._sources[: len(sources)].copy_(sources, non_blocking=True)
+        return super().logits(inputs)
+
+    def _states(self, staged: Staged) -> Tensor:
+        token_ids, positions = staged.token_ids.long(), staged.positions.long()
+        hidden = self._hidden.index_select(0, self._sources[: len(token_ids)])
+        with self._loaded.apply_adapters(None):
+            states = self._loaded.head.states(token_ids, positions, hidden)
+        return states.index_select(0, staged.logit_rows)
+
+    def _logits(self, states: Tensor) -> Tensor:
+        """Compute the logits of hidden states, from which the next step starts."""
+        self._hidden[: len(states)].copy_(states)
+        with self._loaded.apply_adapters(None):
+            return self._loaded.head.logits(states) if len(states) else states

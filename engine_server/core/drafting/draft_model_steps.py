@@ -1,0 +1,58 @@
+"""One rank's steps of a draft model."""
+
+from torch import Tensor
+
+from engine_server.config import EngineConfig
+from engine_server.core.drafting.draft_steps import DraftSteps
+from engine_server.core.loaded_model import LoadedModel
+from engine_server.modeling.attention.interface import Staged, UnsupportedModelError
+from engine_server.modeling.communicator import Communicator
+from engine_server.modeling.loading.probe import probe
+from engine_server.modeling.memory.cache_layout import lay_out
+from engine_server.modeling.platform.interface import Platform
+from engine_server.modeling.progress import ProgressClock
+
+# Tokens of the forward that shows the shapes of the layers' caches.
+PROBED_TOKENS = 2
+
+
+class DraftModelSteps(DraftSteps):
+    """The steps of a smaller model that drafts."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        platform: Platform,
+        ranks: Communicator,
+        progress: ProgressClock | None,
+        windows: list[int | None],
+    ) -> None:
+        """Load the model. config: the draft's own; windows: of the target's kinds of attention.
+
+        Raises UnsupportedModelError.
+        """
+        loaded = LoadedModel(config, platform, ranks, progress)
+        if loaded.rope is not None:
+            raise UnsupportedModelError(
+                "the draft model's rope changes with a sequence's length; it can't continue a cache with another rope"
+            )
+        shapes = probe(
+            loaded.body, loaded.model.config.get_text_config(), PROBED_TOKENS, platform.device,
+            first_position=loaded.first_position,
+        )  # fmt: skip
+        # Windows limit what its layers attend to, not what the cache keeps.
+        layout = lay_out([shape._replace(window=None) for shape in shapes], config.model_config.max_model_len)
+        super().__init__(config, platform, ranks, loaded, layout, windows, loaded.split.hidden_size)
+        self.models = [loaded]
+
+    def _states(self, staged: Staged) -> Tensor:
+        positions = staged.positions.long() + self._loaded.first_position
+        arguments = {
+            "input_ids": staged.token_ids.long().unsqueeze(0),
+            "position_ids": positions.unsqueeze(0),
+            "use_cache": False,
+        }
+        return self._loaded.states(arguments).index_select(0, staged.logit_rows)
+
+    def _logits(self, states: Tensor) -> Tensor:
+        return self._loaded.split.logits(states)

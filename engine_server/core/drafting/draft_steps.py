@@ -1,0 +1,118 @@
+"""The interface of one rank's steps that compute drafts, and the cache, the capture and the staging of all kinds."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine_server.config import EngineConfig
+from engine_server.core.loaded_model import LoadedModel
+from engine_server.core.model_inputs import ModelInputs
+from engine_server.core.step_capture import DecodeStep, StepCapture
+from engine_server.modeling.attention.hook import ForwardContext
+from engine_server.modeling.attention.interface import Staged, StepInputs, UnsupportedModelError
+from engine_server.modeling.communicator import Communicator
+from engine_server.modeling.memory.cache_layout import Layout
+from engine_server.modeling.memory.device_memory import measured_memory
+from engine_server.modeling.memory.kv_cache import cache_dtype
+from engine_server.modeling.platform.interface import Platform
+from engine_server.modeling.staging import Staging
+
+
+class DraftSteps(ABC):
+    """Steps of a draft model or a draft head, which are staged like the target's, with the same block table.
+
+    A block of the target's cache stands for one of their own cache too, so that one pool serves both.
+    """
+
+    # Models that are loaded for these steps alone.
+    models: list[LoadedModel]
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        platform: Platform,
+        ranks: Communicator,
+        loaded: LoadedModel,
+        layout: Layout,
+        windows: list[int | None],
+        hidden_size: int,
+    ) -> None:
+        """Allocate the buffers of captured steps.
+
+        config: that of `loaded`, the model that computes the steps; layout: of the cache, without windows; windows: of
+        the target's kinds of attention; hidden_size: of the states from which logits are computed. Raises
+        UnsupportedModelError if none of these kinds keeps the whole context.
+        """
+        if None not in windows:
+            raise UnsupportedModelError(
+                "every layer of the model has a window, so that blocks are freed before drafts are computed from them; "
+                "only method ngram is allowed"
+            )
+        self._config = config
+        self._platform = platform
+        self._loaded = loaded
+        self._captured = StepCapture(config, platform, ranks, loaded, hidden_size)
+        self.layout = layout._replace(windows=windows, kinds=[windows.index(None)] * len(layout.kinds))
+        self.dtype = cache_dtype(config.cache_config, loaded.model.dtype, platform)
+
+    @abstractmethod
+    def _states(self, staged: Staged) -> Tensor:
+        """Compute the hidden states [n, hidden] of the sequences that sample. To be called in a forward's context."""
+
+    @abstractmethod
+    def _logits(self, states: Tensor) -> Tensor:
+        """Compute the logits [n, vocabulary] of hidden states [n, hidden]."""
+
+    def target_states(self, target: LoadedModel, arguments: dict[str, Any]) -> Tensor:
+        """Return the target's hidden states [T, hidden] of a step, and keep those from which drafts continue."""
+        return target.states(arguments)
+
+    def allocate(self, num_blocks: int, staging: Staging, target: ForwardContext) -> None:
+        """Allocate the cache, with as many blocks as the target's.
+
+        staging: has the inputs of steps; target: the context of the target's forwards, whose clocks these share.
+        """
+        with measured_memory("KV cache of drafts", self._platform):
+            self._backend = self._platform.paged_attention(
+                self.layout, num_blocks, self._config.cache_config.block_size, self.dtype
+            )
+        self._context = ForwardContext(self._backend, target.timer, target.progress)
+        self._staging = staging
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The cache and the buffers of captured steps."""
+        return [*self._backend.caches, *self._captured.tensors]
+
+    def erase(self, block_ids: list[int]) -> None:
+        """Zero the content of blocks."""
+        self._backend.erase(block_ids)
+
+    def capture(self, most: int) -> None:
+        """Capture decodes of at most `most` sequences if the device and the model allow it."""
+        step = DecodeStep(self._forward, self._logits, self._context, self._staging, most)
+        self._captured.capture([step], None)
+
+    def release(self) -> None:
+        """Free the memory of the captured steps, except the buffers."""
+        self._captured.release(None)
+
+    @torch.inference_mode()
+    def logits(self, inputs: ModelInputs) -> Tensor:
+        """Launch the computation of logits [n, vocabulary] of the sequences that sample. All ranks must call it."""
+        size = self._captured.size_for(inputs)
+        staged = self._staging.put(inputs.step, inputs.sampling, size or 0, inputs.table_changes)
+        if size is None:
+            states, captured = self._forward(inputs.step, staged), None
+        else:
+            with self._context.replay(self._staging.attach(inputs.step, staged)):
+                states = self._captured.states(size, adapted=False)[: len(inputs.sampling)]
+                captured = self._captured.logits(size)
+        with self._context.timer.measure():
+            return self._logits(states) if captured is None else captured[: len(states)]
+
+    def _forward(self, step: StepInputs, staged: Staged) -> Tensor:
+        with self._context.run(self._staging.attach(step, staged)):
+            return self._states(staged)
