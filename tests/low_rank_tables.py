@@ -22,7 +22,7 @@ def filled(inputs: int, outputs: int, dtype: torch.dtype, device: torch.device) 
     table = LowRankTable(inputs, outputs, len(RANKS), 16, dtype, device)
     for slot, rank in enumerate(RANKS):
         if rank is not None:
-            table.put(slot, LowRankPair(torch.randn(rank, inputs) / 8, torch.randn(rank, outputs) / 8))
+            table.put(slot, [LowRankPair(torch.randn(rank, inputs) / 8, torch.randn(rank, outputs) / 8)])
     return table
 
 

@@ -5,74 +5,59 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
-from adapters import greedy, save_lora
-from architectures import EXPERTS, SIZES
+from adapter_references import DOWN, MIXTURES, Reference, check_outputs, random_model, refer_experts
+from adapters import save_lora
+from native_kernels import needs_kernels
 
-from engine_server import EngineArgs, LLMEngine, LoRARequest, SamplingParams
-
-NEW_TOKENS = 6
-PROMPTS = [[3, 4, 5], [7, 8, 9] * 5, list(range(20, 57))]
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "mixtral": ("MixtralForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2}),
-    "qwen2-moe": ("Qwen2MoeForCausalLM", {**EXPERTS, "shared_expert_intermediate_size": 24}),
-    "qwen3-moe": ("Qwen3MoeForCausalLM", {**EXPERTS, "head_dim": 8}),
-    "gpt-oss": ("GptOssForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8}),
-}
-GATE_UP, DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
-ADAPTERS: list[dict[str, Any]] = [
-    {"target_modules": [], "target_parameters": [DOWN, GATE_UP], "r": 3},
-    {"target_modules": ["q_proj", "o_proj"], "target_parameters": [GATE_UP]},
-    {"target_modules": [], "target_parameters": [DOWN], "rank_pattern": {"down_proj": 2}},
-]
+from engine_server import EngineArgs, LLMEngine, LoRARequest
+from engine_server.core import model_runner
+from engine_server.modeling.platform.cpu import CpuPlatform, NativePlatform
+from engine_server.modeling.platform.interface import Platform
 
 
-CASES = [
-    *(pytest.param(model, {}, id=f"{model}, captured") for model in MODELS),
-    *(pytest.param(model, {"enforce_eager": True}, id=f"{model}, eager") for model in MODELS),
-    pytest.param("qwen3-moe", {"tensor_parallel_size": 2, "device": "cpu"}, id="qwen3-moe, two ranks"),
-]
+class GroupingPlatform(CpuPlatform):
+    """A CPU in plain torch that groups the tokens of experts, and overlaps steps, as a GPU does."""
+
+    asynchronous = True
 
 
-@pytest.mark.parametrize(("name", "options"), CASES)
-def test_greedy_output_with_adapted_experts_equals_that_of_peft(
-    name: str, options: dict[str, Any], tmp_path: Path, finish
+class CapturingPlatform(NativePlatform):
+    """A CPU that groups the tokens of experts in captured steps too."""
+
+    asynchronous = True
+
+
+@pytest.fixture(scope="module", params=MIXTURES, ids=lambda architecture: architecture.name)
+def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    return refer_experts(request.param, tmp_path_factory.mktemp("mixture"))
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["captured", "eager"])
+def test_routed_experts_give_pefts_output(reference: Reference, finish, eager: bool) -> None:
+    check_outputs(reference, finish, enable_lora=True, max_loras=3, enforce_eager=eager)
+
+
+@pytest.mark.parametrize("platform", [GroupingPlatform, pytest.param(CapturingPlatform, marks=needs_kernels)])
+def test_grouped_experts_give_pefts_output(
+    reference: Reference, finish, platform: type[Platform], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kind, settings = MODELS[name]
-    torch.manual_seed(0)
-    model_class = getattr(transformers, kind)
-    model = model_class(model_class.config_class(**SIZES | settings)).eval()
-    model.set_attn_implementation("eager")
-    model.save_pretrained(tmp_path / "base")
-    paths = [save_lora(model, tmp_path / str(seed), seed, **own) for seed, own in enumerate(ADAPTERS, 1)]
-    expected = {
-        (number, place): greedy(model, path, prompt, NEW_TOKENS)
-        for number, path in enumerate([None, *paths])
-        for place, prompt in enumerate(PROMPTS)
-    }
-    engine = LLMEngine.from_engine_args(
-        EngineArgs(
-            model=str(tmp_path / "base"), dtype="float32", skip_tokenizer_init=True, max_model_len=48,
-            num_gpu_blocks_override=32, max_num_batched_tokens=16, max_num_seqs=6, enable_lora=True, max_loras=3,
-            **options,
-        )
-    )  # fmt: skip
-    loras = [None, *(LoRARequest(str(number), number, str(path)) for number, path in enumerate(paths, 1))]
-    params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, detokenize=False)
-    for number, place in expected:
-        prompt = {"prompt_token_ids": PROMPTS[place]}
-        engine.add_request(f"{number} {place}", prompt, params, lora_request=loras[number])
-    last = finish(engine)
-    assert {key: last[f"{key[0]} {key[1]}"].outputs[0].token_ids for key in expected} == expected
+    """Of three adapters two have a slot at a time."""
+    monkeypatch.setattr(model_runner, "choose_platform", lambda *_: platform(torch.device("cpu")))
+    check_outputs(reference, finish, enable_lora=True, max_loras=2, max_cpu_loras=3)
+
+
+def test_experts_of_two_ranks_give_pefts_output(tmp_path: Path, finish) -> None:
+    (architecture,) = (one for one in MIXTURES if one.name == "qwen3-moe")
+    options: dict[str, Any] = {"tensor_parallel_size": 2, "device": "cpu"}
+    check_outputs(refer_experts(architecture, tmp_path), finish, enable_lora=True, max_loras=3, **options)
 
 
 def test_adapter_of_other_experts_is_refused(tmp_path: Path) -> None:
-    kind, settings = MODELS["qwen3-moe"]
-    model_class = getattr(transformers, kind)
-    for name, more in (("base", {}), ("other", {"num_experts": 3})):
-        model = model_class(model_class.config_class(**SIZES | settings | more)).eval()
-        model.save_pretrained(tmp_path / name)
-    path = save_lora(model, tmp_path / "adapter", 1, target_modules=[], target_parameters=[DOWN])
+    (architecture,) = (one for one in MIXTURES if one.name == "qwen3-moe")
+    random_model(architecture, tmp_path / "base")
+    fewer = architecture._replace(settings=architecture.settings | {"num_experts": 3})
+    other = random_model(fewer, tmp_path / "other")
+    path = save_lora(other, tmp_path / "adapter", 1, target_modules=[], target_parameters=[DOWN])
     engine = LLMEngine.from_engine_args(
         EngineArgs(
             model=str(tmp_path / "base"), dtype="float32", skip_tokenizer_init=True, max_model_len=48,

@@ -57,6 +57,14 @@ def test_reports_of_a_mixture_of_experts_name_its_experts() -> None:
     assert found["gates"] == "2 MixtralExperts -> a gate kernel"
 
 
+def test_device_that_runs_ahead_of_the_host_groups_the_tokens_of_experts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(CpuPlatform, "asynchronous", True)
+    found = reports(tiny_model("MixtralForCausalLM", **SIZES, **MOE))
+    assert found["experts"] == "2 MixtralExperts -> GroupedExperts"
+
+
 def test_reports_give_the_reason_for_modules_that_are_left() -> None:
     found = reports(tiny_model("GraniteForCausalLM", **SIZES, residual_multiplier=0.5))
     assert found["decoder layers"] == (

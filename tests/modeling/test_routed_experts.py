@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
+from tiny_experts import EXPERTS, HIDDEN, INNER, TOKENS, by_kind, experts_of, inputs, tiny
 from tiny_models import TINY
 from torch import Tensor
 
@@ -32,31 +32,6 @@ from engine_server.modeling.loading.rounding import after, round_weights
 from engine_server.modeling.loading.weights import replace_experts
 
 CPU = torch.device("cpu")
-HIDDEN, INNER, EXPERTS, CHOSEN, TOKENS = 64, 32, 4, 2, 7
-COUNTS = {"num_experts_per_tok": CHOSEN, "num_local_experts": EXPERTS, "moe_intermediate_size": INNER}
-KINDS = {
-    "Mixtral": COUNTS,
-    "Qwen3Moe": COUNTS | {"num_experts": EXPERTS},
-    "GptOss": COUNTS | {"head_dim": 16},
-}
-by_kind = pytest.mark.parametrize("kind", KINDS)
-
-
-def tiny(kind: str, dtype: torch.dtype = torch.float32) -> Any:
-    torch.manual_seed(0)
-    sizes = TINY | {"hidden_size": HIDDEN, "intermediate_size": INNER, "vocab_size": 64, "pad_token_id": 0}
-    model_class: Any = getattr(transformers, f"{kind}ForCausalLM")
-    model = model_class._from_config(model_class.config_class(**sizes | KINDS[kind]), dtype=dtype)
-    return model.eval().requires_grad_(False)
-
-
-def experts_of(model: Any) -> Any:
-    """Return the first layer's experts, with weights and biases of a size that matters."""
-    experts = next(module for module in model.modules() if has_experts(module))
-    torch.manual_seed(1)
-    for parameter in experts._parameters.values():
-        parameter.normal_(0.0, 0.25)
-    return experts
 
 
 def routed(kind: str, layout: WeightLayout, dtype: torch.dtype = torch.float32) -> RoutedExperts:
@@ -64,13 +39,6 @@ def routed(kind: str, layout: WeightLayout, dtype: torch.dtype = torch.float32) 
     receive_routed(experts, layout)
     experts.settle()
     return experts
-
-
-def inputs(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
-    """Return hidden states, and the choices and weights of a router."""
-    generator = torch.Generator().manual_seed(3)
-    weights, index = torch.rand(TOKENS, EXPERTS, generator=generator).topk(CHOSEN)
-    return torch.randn(TOKENS, HIDDEN, generator=generator).to(dtype), index, weights.to(dtype)
 
 
 def int8(format: Any) -> Any:

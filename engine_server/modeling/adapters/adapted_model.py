@@ -1,6 +1,6 @@
 """A model whose layers take low-rank updates, with slots for several adapters at a time."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,45 +22,50 @@ from engine_server.modeling.formats.low_rank import (
 )
 from engine_server.modeling.formats.weight_format import Cut
 from engine_server.modeling.layers.embedding import Embedding
+from engine_server.modeling.layers.gated_experts import WEIGHTS, GatedExperts
 from engine_server.modeling.layers.linear import FusedLinear, Linear
-from engine_server.modeling.layers.routed_experts import RoutedExperts
 
 
 class AdaptedLayer(NamedTuple):
     """One layer's part of adapters."""
 
+    name: str
     table: LowRankTable
     # Of the whole weight: inputs and outputs.
     shape: tuple[int, int]
     # The part of the weight [outputs, inputs] that this rank has; None: the whole.
     cut: Cut | None
 
-    def put(self, slot: int, pair: LowRankPair | None) -> None:
-        """Set the update in a slot; None: there is none."""
-        self.table.put(slot, pair and own_part(pair, self.cut))
+    def put(self, slot: int, pairs: Mapping[str, LowRankPair]) -> None:
+        """Set the update in a slot; without a pair there is none."""
+        self.table.put(slot, [own_part(pairs.get(self.name), self.cut)])
 
 
 @dataclass(eq=False, slots=True)
-class AdaptedExpert:
-    """One expert's part of adapters. It has no table until one changes it, since those of all experts are large."""
+class AdaptedExperts:
+    """The part of adapters that changes one weight of all experts of a layer."""
 
+    names: list[str]
+    # Of each expert.
     shape: tuple[int, int]
     cut: Cut | None
-    # Makes the expert read a new table, and returns that.
+    # Makes the experts read a new table, and returns that.
     adapt: Callable[[], LowRankTable]
+    # None until an adapter changes the weight, since it is large.
     table: LowRankTable | None = None
 
-    def put(self, slot: int, pair: LowRankPair | None) -> None:
-        """Set the update in a slot; None: there is none."""
-        if self.table is None and pair is not None:
+    def put(self, slot: int, pairs: Mapping[str, LowRankPair]) -> None:
+        """Set the updates in a slot; for an expert without a pair there is none."""
+        own = [own_part(pairs.get(name), self.cut) for name in self.names]
+        if self.table is None and any(own):
             self.table = self.adapt()
         if self.table is not None:
-            self.table.put(slot, pair and own_part(pair, self.cut))
+            self.table.put(slot, own)
 
 
-def own_part(pair: LowRankPair, cut: Cut | None) -> LowRankPair:
-    """Return a rank's part of an update of a weight [outputs, inputs]."""
-    if cut is None:
+def own_part(pair: LowRankPair | None, cut: Cut | None) -> LowRankPair | None:
+    """Return a rank's part of an update of a weight [outputs, inputs]; None: there is none."""
+    if pair is None or cut is None:
         return pair
     along = cut._replace(dim=1)
     return LowRankPair(pair.a, along.of(pair.b)) if cut.dim == 0 else LowRankPair(along.of(pair.a), pair.b)
@@ -82,7 +87,8 @@ class AdaptedModel:
         self.slots = StepSlots()
         self.max_rank = max_rank
         self._model = type(model).__name__
-        self._layers: dict[str, AdaptedLayer | AdaptedExpert] = {}
+        # By the names of their weights, of which experts have several.
+        self._layers: dict[str, AdaptedLayer | AdaptedExperts] = {}
         # The number of experts, by the names of their stacked weights.
         self.num_experts: dict[str, int] = {}
         self._num_slots = num_slots
@@ -95,7 +101,7 @@ class AdaptedModel:
             if module not in inside or "pooler" in name:
                 continue
             if isinstance(module, Linear):
-                layer = self._adapted_linear(module)
+                layer = self._adapted_linear(name, module)
                 self._layers[name] = layer
                 if module.fused is None:
                     self._update(module, [LowRankUpdate(0, layer.table)])
@@ -103,10 +109,10 @@ class AdaptedModel:
                     first = sum(module.fused.sizes[: module.place])
                     fused.setdefault(module.fused, []).append(LowRankUpdate(first, layer.table))
             elif isinstance(module, Embedding):
-                layer = self._adapted_embedding(module)
+                layer = self._adapted_embedding(name, module)
                 self._layers[name] = layer
                 self._update(module, [LowRankUpdate(0, layer.table)])
-            elif isinstance(module, RoutedExperts):
+            elif isinstance(module, GatedExperts):
                 self._add_experts(name, module)
         for product, updates in fused.items():
             self._update(product, updates)
@@ -136,8 +142,8 @@ class AdaptedModel:
     @torch.inference_mode()
     def put(self, slot: int, adapter: LowRankAdapter) -> None:
         """Copy an adapter, which was checked, to a slot."""
-        for name, layer in self._layers.items():
-            layer.put(slot, adapter.pairs.get(name))
+        for layer in dict.fromkeys(self._layers.values()):
+            layer.put(slot, adapter.pairs)
 
     @contextmanager
     def applied(self, slots: Tensor | None) -> Iterator[None]:
@@ -148,42 +154,43 @@ class AdaptedModel:
         finally:
             self.slots.rows = None
 
-    def _adapted_linear(self, linear: Linear) -> AdaptedLayer:
+    def _adapted_linear(self, name: str, linear: Linear) -> AdaptedLayer:
         cut = None if linear.sharding is None else linear.sharding.cut
-        return AdaptedLayer(self._table(linear.in_features, linear.out_features), linear.whole_shape, cut)
+        table = self._table(linear.in_features, linear.out_features)
+        return AdaptedLayer(name, table, linear.whole_shape, cut)
 
-    def _adapted_embedding(self, embedding: Embedding) -> AdaptedLayer:
+    def _adapted_embedding(self, name: str, embedding: Embedding) -> AdaptedLayer:
         """Take the rows of the weight as the embedding's inputs."""
         cut = None if embedding.sharding is None else embedding.sharding.cut._replace(dim=1)
         width = embedding.embedding_dim
         table = self._table(embedding.num_embeddings, width)
-        return AdaptedLayer(table, (embedding.whole_rows, width), cut)
+        return AdaptedLayer(name, table, (embedding.whole_rows, width), cut)
 
-    def _add_experts(self, name: str, experts: RoutedExperts) -> None:
-        experts.step_slots = self.slots
-        for weight, formats in experts.products.items():
+    def _add_experts(self, name: str, experts: GatedExperts) -> None:
+        experts.step_slots, experts.add_low_rank = self.slots, self._add
+        for weight in WEIGHTS:
+            names = [f"{name}.{weight}.{number}" for number in range(experts.num_experts)]
             shape, cut = experts.whole_shapes[weight], experts.cut_of_expert(weight)
-            self.num_experts[f"{name}.{weight}"] = len(formats)
-            for number in range(len(formats)):
-                adapt = partial(self._adapt_expert, experts, weight, number)
-                self._layers[f"{name}.{weight}.{number}"] = AdaptedExpert(shape, cut, adapt)
+            layer = AdaptedExperts(names, shape, cut, partial(self._adapt_experts, experts, weight))
+            if experts.fixed_tables:
+                layer.table = layer.adapt()
+            self.num_experts[f"{name}.{weight}"] = len(names)
+            self._layers |= dict.fromkeys(names, layer)
 
     @torch.inference_mode(False)
-    def _adapt_expert(self, experts: RoutedExperts, weight: str, number: int) -> LowRankTable:
-        """Make an expert's product read a table, and return that."""
+    def _adapt_experts(self, experts: GatedExperts, weight: str) -> LowRankTable:
+        """Make the experts' products with a weight read a table, and return that."""
         (inputs, outputs), cut = experts.whole_shapes[weight], experts.cut_of_expert(weight)
         if cut is not None:
             inputs, outputs = (inputs, cut.width(outputs)) if cut.dim == 0 else (cut.width(inputs), outputs)
-        table = self._table(inputs, outputs)
-        products = experts.products[weight]
-        products[number] = LowRankFormat(
-            products[number], [LowRankUpdate(0, table)], experts.expert_slots, self._add
-        )
+        table = experts.updates[weight] = self._table(inputs, outputs, experts.num_experts)
         experts.tables += table.tensors
         return table
 
-    def _table(self, inputs: int, outputs: int) -> LowRankTable:
-        return LowRankTable(inputs, outputs, self._num_slots, self.max_rank, self._dtype, self._device)
+    def _table(self, inputs: int, outputs: int, weights: int = 1) -> LowRankTable:
+        return LowRankTable(
+            inputs, outputs, self._num_slots, self.max_rank, self._dtype, self._device, weights
+        )
 
     def _update(self, layer: Linear | FusedLinear | Embedding, updates: list[LowRankUpdate]) -> None:
         assert layer.format is not None

@@ -24,36 +24,55 @@ class LowRankPair(NamedTuple):
 
 
 class LowRankTable:
-    """The updates of one weight for every slot of adapters, zeros beyond each one's rank.
+    """The updates of weights of one shape for every slot of adapters, zeros beyond each one's rank.
 
-    a: [slots, max_rank, in]; b: [slots, max_rank, out]; both padded along their last dimension. ranks: int32 [slots],
-    0 for an adapter that doesn't change this weight.
+    a: [slots * weights, max_rank, in]; b: [slots * weights, max_rank, out]; both padded along their last dimension.
+    ranks: int32 [slots * weights], 0 for an adapter that doesn't change a weight.
     """
 
     def __init__(
-        self, inputs: int, outputs: int, slots: int, max_rank: int, dtype: torch.dtype, device: torch.device
+        self,
+        inputs: int,
+        outputs: int,
+        slots: int,
+        max_rank: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        weights: int = 1,
     ) -> None:
         self.inputs, self.outputs = inputs, outputs
+        rows = slots * weights
         self.a = as_parameter(
-            torch.zeros(slots, max_rank, inputs + -inputs % PADDING, dtype=dtype, device=device)
+            torch.zeros(rows, max_rank, inputs + -inputs % PADDING, dtype=dtype, device=device)
         )
         self.b = as_parameter(
-            torch.zeros(slots, max_rank, outputs + -outputs % PADDING, dtype=dtype, device=device)
+            torch.zeros(rows, max_rank, outputs + -outputs % PADDING, dtype=dtype, device=device)
         )
-        self.ranks = as_parameter(torch.zeros(slots, dtype=torch.int32, device=device))
+        self.ranks = as_parameter(torch.zeros(rows, dtype=torch.int32, device=device))
 
-    def put(self, slot: int, pair: LowRankPair | None) -> None:
-        """Set the update of a slot; None: there is none."""
-        rank = 0 if pair is None else len(pair.a)
-        for table, part in ((self.a, pair and pair.a), (self.b, pair and pair.b)):
-            table[slot] = 0
-            if part is not None:
-                table[slot, :rank, : part.shape[1]] = part.to(table.dtype)
-        self.ranks[slot] = rank
+    def put(self, slot: int, pairs: Sequence[LowRankPair | None]) -> None:
+        """Set the updates of a slot, one for each weight; None: there is none."""
+        rows = slice(slot * len(pairs), (slot + 1) * len(pairs))
+        if any(pairs):
+            self.a[rows] = stacked([pair and pair.a for pair in pairs], self.a)
+            self.b[rows] = stacked([pair and pair.b for pair in pairs], self.b)
+        else:
+            self.a[rows] = 0
+            self.b[rows] = 0
+        self.ranks[rows] = torch.tensor([0 if pair is None else len(pair.a) for pair in pairs])
 
     @property
     def tensors(self) -> tuple[nn.Parameter, nn.Parameter, nn.Parameter]:
         return self.a, self.b, self.ranks
+
+
+def stacked(parts: Sequence[Tensor | None], table: Tensor) -> Tensor:
+    """Return rows of a table on the host, so that they are copied to its device at once. None: zeros."""
+    rows = torch.zeros(len(parts), *table.shape[1:], dtype=table.dtype)
+    for row, part in zip(rows, parts, strict=True):
+        if part is not None:
+            row[: part.shape[0], : part.shape[1]] = part
+    return rows
 
 
 # Takes out [rows, out], x [rows, in], each row's slot (int32 [rows], -1 for none) and the tensors of a table; adds to

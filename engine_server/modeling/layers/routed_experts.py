@@ -7,45 +7,42 @@ import torch
 from torch import Tensor, nn
 
 from engine_server.modeling.formats.dense import DenseFormat
-from engine_server.modeling.formats.low_rank import StepSlots
 from engine_server.modeling.formats.quantized_tensor import QuantizedTensor
 from engine_server.modeling.formats.stacked import StackedFormat
-from engine_server.modeling.formats.weight_format import Cut, WeightFormat, WeightLayout, as_loaded
-from engine_server.modeling.layers.experts import Experts, receive_parameters
+from engine_server.modeling.formats.weight_format import WeightFormat, WeightLayout, as_loaded
+from engine_server.modeling.layers.gated_experts import (
+    DOWN,
+    GATE_UP,
+    WEIGHTS,
+    GatedExperts,
+    receive_gated,
+)
 from engine_server.modeling.layers.kernel_sets.comparison import same
 from engine_server.modeling.layers.weight_layer import original_class
 from engine_server.modeling.native.recording import one_operation
 
-WEIGHTS = GATE_UP, DOWN = "gate_up_proj", "down_proj"
 # Sizes of the sample on which a class is compared with ours: experts, those of a token, tokens, hidden, intermediate.
 EXPERTS, CHOSEN, TOKENS, HIDDEN, INNER = 4, 2, 6, 32, 16
 # Errors of a class that doesn't take the sample.
 MISFITS = (TypeError, ValueError, AttributeError, IndexError, RuntimeError)
 
 
-class RoutedExperts(Experts):
-    """Experts as transformers' `use_experts_implementation` describes them, [tokens, hidden] to [tokens, hidden].
+class RoutedExperts(GatedExperts):
+    """Gated experts with one product for each chosen expert, for which the host reads the choices.
 
-    down(act(gate(x)) * up(x)) of each chosen expert, weighted. The results of a token are summed in the order of its
-    choices, so they are bitwise independent of other tokens if those of the formats are.
+    The results of a token are summed in the order of its choices, so they are bitwise independent of other tokens if
+    those of the formats are.
     """
 
     layout: WeightLayout = staticmethod(as_loaded)
-    is_transposed: bool
     # Tensors that wait for the others of their product.
     received: dict[str, Tensor]
     # A weight for each expert, by the name of the parameter.
     products: dict[str, list[WeightFormat]]
-    # Inputs and outputs of a whole expert's weight, of which a rank may have a part, by the name of the parameter.
-    whole_shapes: dict[str, tuple[int, int]]
-    # The adapters of the step's tokens; None: the experts take none. Those of the running expert's tokens.
-    step_slots: StepSlots | None = None
-    expert_slots: StepSlots
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Compute the experts. top_k_index: int64 [tokens, chosen]; top_k_weights: [tokens, chosen]."""
-        slots = None if self.step_slots is None else self.step_slots.rows
-        return self._routed(hidden_states, top_k_index, top_k_weights, slots)
+        return self._routed(hidden_states, top_k_index, top_k_weights, self.token_slots)
 
     @one_operation  # its operations depend on the chosen experts
     def _routed(
@@ -54,13 +51,14 @@ class RoutedExperts(Experts):
         tokens, chosen = top_k_index.shape
         order = top_k_index.flatten().argsort(stable=True)
         counts = top_k_index.flatten().bincount(minlength=len(self.products[DOWN])).tolist()
+        updates = None if slots is None else self.update_rows(slots, top_k_index)
         results = hidden_states.new_empty(tokens * chosen, hidden_states.shape[-1])
         for expert, places in enumerate(torch.split(order, counts)):
             if len(places):
-                own = places // chosen
-                self.expert_slots.rows = None if slots is None else slots[own]
-                results[places] = self._compute(expert, hidden_states[own])
-        self.expert_slots.rows = None
+                rows = None if updates is None else updates[places]
+                gate_up = self._product(GATE_UP, expert, hidden_states[places // chosen], rows)
+                gated = self._apply_gate(gate_up)  # type: ignore[operator]
+                results[places] = self._product(DOWN, expert, gated, rows)
         parts = results.view(tokens, chosen, -1) * top_k_weights.unsqueeze(-1).float()
         total = parts[:, 0]
         for number in range(1, chosen):
@@ -68,16 +66,17 @@ class RoutedExperts(Experts):
         output = total.to(hidden_states.dtype)
         return output if self.ranks is None else self.ranks.sum(output)
 
-    def _compute(self, expert: int, values: Tensor) -> Tensor:
-        gated = self._apply_gate(self.products[GATE_UP][expert].apply(values))  # type: ignore[operator]
-        return self.products[DOWN][expert].apply(gated)
+    def _product(self, weight: str, expert: int, values: Tensor, updates: Tensor | None) -> Tensor:
+        """Return the product of an expert's weight with values [n, in]: [n, out]. updates: their rows, int32 [n]."""
+        results = self.products[weight][expert].apply(values)
+        if updates is not None:
+            self.add_update(weight, results, values, updates)
+        return results
 
     def receive(self, name: str, tensor: Tensor) -> None:
         self.received[name] = tensor
         weight = name.removesuffix("_bias")
         if self.received.keys() >= {weight, f"{weight}_bias"} & self._parameters.keys():
-            _, outputs, inputs = outputs_first(self, weight)
-            self.whole_shapes[weight] = inputs, outputs
             whole = self._experts(self.received.pop(weight), self.received.pop(f"{weight}_bias", None))
             self.products[weight] = [self._own(weight, format).arranged(self.layout) for format in whole]
 
@@ -100,14 +99,9 @@ class RoutedExperts(Experts):
         cut = self.cut_of_expert(name)
         return whole if cut is None else whole.shard(cut)
 
-    def cut_of_expert(self, name: str) -> Cut | None:
-        """Return the cut of one expert's weight [out, in]."""
-        cut = self.cuts.get(name)
-        return cut and cut._replace(dim=2 - cut.dim if self.is_transposed else cut.dim - 1)
-
     def num_inputs(self, name: str) -> int:
         """Return the number of inputs of an expert's weight on this rank, before it is received."""
-        cut, inputs = self.cut_of_expert(name), outputs_first(self, name)[2]
+        cut, inputs = self.cut_of_expert(name), self.whole_shapes[name][0]
         return inputs if cut is None or cut.dim == 0 else cut.width(inputs)
 
     def settle(self) -> None:
@@ -121,16 +115,9 @@ class RoutedExperts(Experts):
 
 def receive_routed(module: nn.Module, layout: WeightLayout) -> None:
     """Make `module`, whose class `is_routed`, compute its experts by one product for each, in `layout`."""
-    experts = receive_parameters(module, RoutedExperts)
+    experts = receive_gated(module, RoutedExperts)
     assert isinstance(experts, RoutedExperts)
     experts.layout, experts.received, experts.products = layout, {}, {}
-    experts.whole_shapes, experts.expert_slots = {}, StepSlots()
-
-
-def outputs_first(module: nn.Module, name: str) -> tuple[int, int, int]:
-    """Return the number of experts, outputs and inputs of a weight of a module whose class `is_routed`."""
-    experts, rows, columns = module.get_parameter(name).shape
-    return (experts, columns, rows) if module.is_transposed else (experts, rows, columns)
 
 
 @torch.inference_mode()

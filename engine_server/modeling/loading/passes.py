@@ -63,11 +63,13 @@ class LoadPlan:
 
     @property
     def routed(self) -> frozenset[type]:
-        """Classes of experts that compute one product for each expert, for which the host reads the choices.
-
-        A device that runs ahead of the host keeps transformers' grouped products instead.
-        """
+        """Classes of experts that compute one product for each expert, for which the host reads the choices."""
         return frozenset() if self.platform.asynchronous else self.choices.experts
+
+    @property
+    def grouped(self) -> frozenset[type]:
+        """Classes of experts that keep transformers' grouped products, for a device that runs ahead of the host."""
+        return self.choices.experts if self.platform.asynchronous else frozenset()
 
 
 def replace_modules(model: PreTrainedModel, plan: LoadPlan) -> list[PassReport]:
@@ -77,7 +79,7 @@ def replace_modules(model: PreTrainedModel, plan: LoadPlan) -> list[PassReport]:
         replace_attention(model),
         replace_linears(model, plan.layout),
         replace_embedding(model),
-        replace_experts(model, plan.layout, plan.routed),
+        replace_experts(model, plan.layout, plan.routed, plan.grouped),
         shard(model, plan.ranks),
         round_weights(model, plan.quantization, plan.layout),
         fuse_projections(model),

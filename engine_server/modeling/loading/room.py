@@ -22,7 +22,7 @@ from engine_server.modeling.formats.packed import PackedFormat
 from engine_server.modeling.formats.quantized import QuantizedFormat
 from engine_server.modeling.formats.rounding import rounded_to_float8, rounded_to_integers
 from engine_server.modeling.formats.weight_format import WeightFormat, WeightLayout
-from engine_server.modeling.layers.routed_experts import WEIGHTS, outputs_first
+from engine_server.modeling.layers.gated_experts import WEIGHTS, outputs_first
 from engine_server.modeling.loading.rounding import BITS
 from engine_server.modeling.platform.interface import Platform
 from engine_server.models.folder import weight_bytes

@@ -10,8 +10,9 @@ from engine_server.modeling.formats.rounding import rounded_to_float8, rounded_t
 from engine_server.modeling.formats.weight_format import WeightFormat, WeightLayout
 from engine_server.modeling.layers.embedding import Embedding
 from engine_server.modeling.layers.experts import Experts
+from engine_server.modeling.layers.gated_experts import WEIGHTS
 from engine_server.modeling.layers.linear import Linear
-from engine_server.modeling.layers.routed_experts import WEIGHTS, RoutedExperts
+from engine_server.modeling.layers.routed_experts import RoutedExperts
 from engine_server.modeling.layers.weight_layer import original_class
 from engine_server.modeling.loading.report import PassReport, Tally
 

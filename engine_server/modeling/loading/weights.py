@@ -13,6 +13,8 @@ from engine_server.modeling.formats.tied import tied
 from engine_server.modeling.formats.weight_format import WeightLayout
 from engine_server.modeling.layers.embedding import Embedding, receive_embeddings
 from engine_server.modeling.layers.experts import Experts, has_experts, receive_parameters
+from engine_server.modeling.layers.gated_experts import receive_gated
+from engine_server.modeling.layers.grouped_experts import GroupedExperts
 from engine_server.modeling.layers.linear import FusedLinear, Linear
 from engine_server.modeling.layers.routed_experts import receive_routed
 from engine_server.modeling.layers.weight_layer import WeightLayer, original_class
@@ -52,15 +54,26 @@ def replace_embedding(model: PreTrainedModel) -> PassReport:
     return tally.report()
 
 
-def replace_experts(model: nn.Module, layout: WeightLayout, routed: frozenset[type]) -> PassReport:
-    """Make every module with 3-D weights receive them. Classes in `routed` compute one product for each expert."""
+def replace_experts(
+    model: nn.Module, layout: WeightLayout, routed: frozenset[type], grouped: frozenset[type] = frozenset()
+) -> PassReport:
+    """Make every module with 3-D weights receive them. Classes in `routed` compute one product for each expert.
+
+    Those in `routed` and in `grouped` take adapters.
+    """
     tally = Tally("experts")
     for module in list(model.modules()):
-        if has_experts(module) and original_class(module) in routed:
-            tally.replaced(original_class(module), "RoutedExperts")
+        original = original_class(module)
+        if not has_experts(module):
+            continue
+        if original in routed:
+            tally.replaced(original, "RoutedExperts")
             receive_routed(module, layout)
-        elif has_experts(module):
-            tally.replaced(original_class(module), "Experts")
+        elif original in grouped:
+            tally.replaced(original, "GroupedExperts")
+            receive_gated(module, GroupedExperts)
+        else:
+            tally.replaced(original, "Experts")
             receive_parameters(module, Experts)
     return tally.report()
 
