@@ -23,7 +23,7 @@ from engine_server import (
     SamplingParams,
     StructuredOutputsParams,
 )
-from engine_server.core.scheduling.batch import Batch
+from engine_server.core.scheduling.batch import Batch, num_tokens
 from engine_server.core.speculation.cost_model import DraftAllocation
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
@@ -230,6 +230,73 @@ def test_drafts_of_the_model_itself_are_accepted_whole(tiny_llama: Path, tempera
     params = SamplingParams(temperature=temperature, seed=3, top_p=0.9, max_tokens=40, ignore_eos=True)
     assert num_steps(engine, [3, 4, 5], params) < 15
     assert counts.drafted == counts.accepted > 0
+
+
+def record_sizes(engine: LLMEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list to which the number of tokens of each later step of the draft model is appended."""
+    sizes: list[int] = []
+    compute = engine._core.executor.draft_logits
+
+    def recording(batch: Batch) -> torch.Tensor:
+        sizes.append(num_tokens(batch))
+        return compute(batch)
+
+    monkeypatch.setattr(engine._core.executor, "draft_logits", recording)
+    return sizes
+
+
+def test_cached_prompt_is_not_computed_again_by_the_draft_model(
+    tiny_llama: Path, drafters: dict[str, dict[str, Any]], finish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts, params = Counts(), SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    request = [*range(3, 43)], params
+    engine = make(tiny_llama, drafters["same model"], counts)
+    sizes = record_sizes(engine, monkeypatch)
+
+    run(engine, finish, [request])
+    first, sizes[:] = [*sizes], []
+    run(engine, finish, [request])
+
+    assert first[:2] == [24, 18]  # the prompt and the tokens of two steps; a step has 24 at most
+    assert sizes[0] == 41 - 32  # two blocks are cached
+    assert counts.accepted == counts.drafted > 0
+
+
+def test_prompt_that_was_cached_without_drafts_is_computed_by_the_draft_model(
+    tiny_llama: Path, drafters: dict[str, dict[str, Any]], finish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts, prompt = Counts(), [*range(3, 43)]
+    engine = make(tiny_llama, drafters["same model"], counts)
+    sizes = record_sizes(engine, monkeypatch)
+
+    run(engine, finish, [(prompt, SamplingParams(temperature=0, max_tokens=1))])
+    assert not sizes
+    run(engine, finish, [(prompt, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True))])
+
+    assert counts.hits > 0
+    assert sizes[:2] == [24, 18]
+    assert counts.accepted == counts.drafted > 0
+
+
+@pytest.mark.parametrize("num_blocks", [9, 64])
+def test_drafts_are_accepted_whole_while_requests_share_and_reuse_blocks(
+    tiny_llama: Path, drafters: dict[str, dict[str, Any]], num_blocks: int, finish
+) -> None:
+    counts = Counts()
+    options = {"num_gpu_blocks_override": num_blocks, "max_model_len": 128}
+    engine = make(tiny_llama, drafters["same model"], counts, **options)
+    prompts = [
+        [*range(start, start + 20), *range(3, 3 + count)] for start in (3, 40, 70) for count in (9, 20)
+    ]
+
+    for _ in range(3):
+        run(engine, finish, usual(prompts, ignore_eos=True))
+        for prompt in prompts[::2]:
+            run(engine, finish, usual([prompt], ignore_eos=True))
+
+    assert counts.hits > 0
+    assert bool(counts.preemptions) == (num_blocks == 9)
+    assert counts.accepted == counts.drafted > 0
 
 
 def test_drafts_as_slow_as_the_model_are_not_made(tiny_llama: Path, finish) -> None:

@@ -2,6 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 
+import numpy as np
+import numpy.typing as npt
+
 # A kind of attention, and the hash of a block's tokens and of all before them.
 Key = tuple[int, bytes]
 
@@ -16,6 +19,9 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self._holders = [0] * num_blocks
+        # By block: the number of its latest allocation, counted over all blocks. It identifies the block's content.
+        self.allocations: npt.NDArray[np.int64] = np.zeros(num_blocks, dtype=np.int64)
+        self._num_allocations = 0
         # Free blocks without a key. The last freed is taken first, while it is warm in the processor's caches.
         self._blank = list(range(num_blocks - 1, -1, -1))
         # Free blocks with a key, in the order in which they were freed.
@@ -54,6 +60,8 @@ class BlockPool:
         block_ids = [self._blank.pop() for _ in range(count)]
         for block_id in block_ids:
             self._holders[block_id] = 1
+            self._num_allocations += 1
+            self.allocations[block_id] = self._num_allocations
         return block_ids
 
     def hold(self, key: Key) -> int:

@@ -4,15 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from engine_server.core.cache.block_table import BlockTable
 from engine_server.core.executor import Executor
 from engine_server.core.scheduling.batch import Batch, Scheduled, num_tokens
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.core.speculation.chains import ChainDrafter, draft_chains
-
-IntArray32 = npt.NDArray[np.int32]
+from engine_server.modeling.attention.interface import IntArray
 
 
 @dataclass(slots=True)
@@ -24,13 +22,18 @@ class Progress:
     computed: int = 0
     # Drafts in the cache after them.
     drafts: list[int] = field(default_factory=list)
-    # int32, the blocks that hold them.
-    blocks: IntArray32 = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+    # The allocations of the blocks that hold them.
+    allocations: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @property
     def missing(self) -> int:
         """Number of tokens that the draft model has yet to compute before it can draft."""
         return len(self.request.token_ids) - self.computed
+
+    def blocks(self, table: BlockTable, count: int) -> IntArray:
+        """Return the ids of the blocks that hold the request's first `count` tokens."""
+        columns = -(-count // table.block_size)
+        return table.ids[table.windows.index(None), self.request.row, :columns].astype(np.int64)
 
     def confirm(self, table: BlockTable) -> None:
         """Count the drafts that have become the request's tokens, and drop what a preemption has taken."""
@@ -39,22 +42,22 @@ class Progress:
             if token_ids[self.computed] != draft or self.computed == len(token_ids) - 1:
                 break
             self.computed += 1
-        now = table.ids[table.windows.index(None), self.request.row, : len(self.blocks)]
-        changed = np.flatnonzero(now != self.blocks)
+        blocks = self.blocks(table, len(self.allocations) * table.block_size)
+        changed = np.flatnonzero(table.pool.allocations[blocks] != self.allocations)
         if len(changed):
             self.computed = min(self.computed, int(changed[0]) * table.block_size)
 
     def keep(self, table: BlockTable, drafts: list[int]) -> None:
-        """Remember the drafts in the cache, and its blocks."""
+        """Remember the drafts in the cache, and the allocations of its blocks."""
         self.drafts = drafts
-        count = -(-(self.computed + len(drafts)) // table.block_size)
-        self.blocks = table.ids[table.windows.index(None), self.request.row, :count].copy()
+        self.allocations = table.pool.allocations[self.blocks(table, self.computed + len(drafts))]
 
 
 class ModelDrafter(ChainDrafter):
     """A drafter with a model, which draws each draft as the target draws its token: with the same random number.
 
-    So a model equal to the target drafts the target's own tokens, whatever the temperature.
+    So a model equal to the target drafts the target's own tokens, whatever the temperature. Blocks of a cached prefix
+    that the model has computed for another request are not computed again.
     """
 
     def __init__(self, executor: Executor, longest: int) -> None:
@@ -64,6 +67,8 @@ class ModelDrafter(ChainDrafter):
         self._budget = executor.runner.config.scheduler_config.max_num_batched_tokens
         # By row of the block table.
         self._progress: dict[int, Progress] = {}
+        # By block: its latest allocation in which the model has computed all its tokens.
+        self._filled = np.zeros(self._table.pool.num_blocks, dtype=np.int64)
 
     def limits(self, requests: Sequence[GenerationRequest], most: int) -> list[int]:
         if not self._has_room(requests):
@@ -82,7 +87,9 @@ class ModelDrafter(ChainDrafter):
         drafts = draft_chains(requests, lengths, self._catch_up(chosen), self._executor.draft_logits)
         for request, own in zip(requests, drafts, strict=True):
             if request.row in rows:
-                self._of(request).keep(self._table, own[:-1])  # the last one is not in the cache
+                progress = self._of(request)
+                progress.keep(self._table, own[:-1])  # the last one is not in the cache
+                self._mark_filled(progress)
         return drafts
 
     def _catch_up(self, requests: Sequence[GenerationRequest]) -> Batch:
@@ -94,6 +101,7 @@ class ModelDrafter(ChainDrafter):
         behind = [self._of(request) for request in requests]
         for progress in behind:
             progress.confirm(self._table)
+            self._skip_filled(progress)
         for progress in sorted(behind, key=lambda one: one.missing):
             request, missing = progress.request, progress.missing
             count = min(missing, self._budget - num_tokens(batch))
@@ -103,6 +111,20 @@ class ModelDrafter(ChainDrafter):
                 batch.append(Scheduled(request, request.row, progress.computed, count, samples))
                 progress.computed += count
         return batch
+
+    def _mark_filled(self, progress: Progress) -> None:
+        """Remember the blocks that are full of computed tokens."""
+        size, pool = self._table.block_size, self._table.pool
+        blocks = progress.blocks(self._table, progress.computed // size * size)
+        self._filled[blocks] = pool.allocations[blocks]
+
+    def _skip_filled(self, progress: Progress) -> None:
+        """Count the tokens in blocks that the model has filled, for this request or another, as computed."""
+        size, pool = self._table.block_size, self._table.pool
+        blocks = progress.blocks(self._table, (len(progress.request.token_ids) - 1) // size * size)
+        blank = np.flatnonzero(self._filled[blocks] != pool.allocations[blocks])
+        count = int(blank[0]) if len(blank) else len(blocks)
+        progress.computed = max(progress.computed, count * size)
 
     def _of(self, request: GenerationRequest) -> Progress:
         assert request.row is not None
