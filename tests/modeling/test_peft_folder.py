@@ -1,20 +1,18 @@
 """The reader of PEFT's folders: what it reads, and what it refuses."""
 
 import contextlib
-import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from adapter_folders import DAMAGE, VALUES, check_digest, check_missing_and_large_files, read_damaged, write
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import save_file
 from torch import Tensor
 
 from engine_server.modeling.adapters.peft_folder import (
-    CONFIG,
-    WEIGHTS,
     AdapterError,
     LowRankAdapter,
     read_low_rank_adapter,
@@ -36,10 +34,12 @@ def stacked(wrapped: str, rows: int) -> dict[str, Tensor]:
     return {name.format("A"): numbers[:, None].repeat(1, 6), name.format("B"): numbers.repeat(8, 1)}
 
 
+def read_folder(folder: Path, max_bytes: int = 1 << 20) -> LowRankAdapter:
+    return read_low_rank_adapter(folder, 4, max_bytes, EXPERTS)
+
+
 def read(folder: Path, settings: dict[str, Any], tensors: dict[str, Tensor]) -> LowRankAdapter:
-    (folder / CONFIG).write_text(json.dumps(CONTENT | settings))
-    save_file(tensors, folder / WEIGHTS)
-    return read_low_rank_adapter(folder, 4, 1 << 20, EXPERTS)
+    return read_folder(write(folder, CONTENT | settings, tensors))
 
 
 @pytest.mark.parametrize(
@@ -78,10 +78,7 @@ def test_stacked_updates_are_those_of_each_expert(tmp_path: Path) -> None:
 
 
 def test_digest_depends_on_both_files(tmp_path: Path) -> None:
-    first = read(tmp_path, {}, pair()).digest
-    assert read(tmp_path, {}, pair()).digest == first
-    assert read(tmp_path, {"lora_alpha": 5}, pair()).digest != first
-    assert read(tmp_path, {}, pair("k")).digest != first
+    check_digest(tmp_path, read_folder, CONTENT, [pair(), pair("k")])
 
 
 @pytest.mark.parametrize(
@@ -125,38 +122,25 @@ def test_an_adapter_that_cannot_be_used_is_refused(
 
 
 def test_missing_and_large_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(AdapterError, match=r"adapter_config.json can't be read"):
-        read_low_rank_adapter(tmp_path, 4, 1000, {})
-    (tmp_path / CONFIG).write_text(json.dumps(CONTENT))
-    (tmp_path / "adapter_model.bin").write_bytes(b"a pickle")
-    with pytest.raises(AdapterError, match=r"has no adapter_model.safetensors"):
-        read_low_rank_adapter(tmp_path, 4, 1000, {})
-    save_file({key: tensor.repeat(1, 50) for key, tensor in pair().items()}, tmp_path / WEIGHTS)
-    with pytest.raises(AdapterError, match=r"bytes; an adapter of rank 4.* has at most 1000"):
-        read_low_rank_adapter(tmp_path, 4, 1000, {})
+    large = {key: tensor.repeat(1, 50) for key, tensor in pair().items()}
+    words = r"bytes; an adapter of rank 4.* has at most 1000"
+    check_missing_and_large_files(tmp_path, partial(read_folder, max_bytes=1000), CONTENT, large, words)
 
 
-@given(st.binary(max_size=200), st.integers(0, 300), st.integers(0, 400))
+@given(DAMAGE)
 def test_damaged_weights_are_refused_or_read(
-    tmp_path_factory: pytest.TempPathFactory, garbage: bytes, start: int, end: int
+    tmp_path_factory: pytest.TempPathFactory, damage: tuple[bytes, int, int]
 ) -> None:
     """Any bytes in place of some of the file give an adapter with finite values or an AdapterError."""
-    folder = tmp_path_factory.mktemp("damaged")
-    read(folder, {}, pair())
-    whole = (folder / WEIGHTS).read_bytes()
-    (folder / WEIGHTS).write_bytes(whole[:start] + garbage + whole[end:])
-    try:
-        adapter = read_low_rank_adapter(folder, 4, 1 << 20, {})
-    except AdapterError:
-        return
-    assert all(part.isfinite().all() for update in adapter.pairs.values() for part in update)
+    folder = write(tmp_path_factory.mktemp("damaged"), CONTENT, pair())
+    adapter = read_damaged(folder, read_folder, damage)
+    assert adapter is None or all(
+        part.isfinite().all() for update in adapter.pairs.values() for part in update
+    )
 
 
 @given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
-    ),
+    VALUES,
     st.sampled_from(["r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "bias", "peft_type"]),
 )
 def test_any_setting_is_refused_or_read(

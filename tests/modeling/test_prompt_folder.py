@@ -1,18 +1,17 @@
 """The reader of PEFT's prompt adapters: what it reads, and what it refuses."""
 
 import contextlib
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from adapter_folders import DAMAGE, VALUES, check_digest, check_missing_and_large_files, read_damaged, write
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import save_file
 from torch import Tensor
 
-from engine_server.modeling.adapters.peft_folder import CONFIG, WEIGHTS, AdapterError
+from engine_server.modeling.adapters.peft_folder import AdapterError
 from engine_server.modeling.adapters.prompt_folder import PromptAdapter, read_prompt_adapter
 
 CONTENT = {"peft_type": "PROMPT_TUNING", "num_virtual_tokens": 3}
@@ -22,10 +21,12 @@ def embeddings(*shape: int) -> dict[str, Tensor]:
     return {"prompt_embeddings": torch.ones(*shape or (3, 8))}
 
 
-def read(folder: Path, settings: dict[str, Any], tensors: dict[str, Tensor], count: int = 3) -> PromptAdapter:
-    (folder / CONFIG).write_text(json.dumps(CONTENT | settings))
-    save_file(tensors, folder / WEIGHTS)
-    return read_prompt_adapter(folder, count, 8)
+def read_folder(folder: Path) -> PromptAdapter:
+    return read_prompt_adapter(folder, 3, 8)
+
+
+def read(folder: Path, settings: dict[str, Any], tensors: dict[str, Tensor]) -> PromptAdapter:
+    return read_folder(write(folder, CONTENT | settings, tensors))
 
 
 @pytest.mark.parametrize("kind", ["PROMPT_TUNING", "P_TUNING"])
@@ -37,10 +38,7 @@ def test_embeddings_are_read(tmp_path: Path, kind: str, dtype: torch.dtype) -> N
 
 
 def test_digest_depends_on_both_files(tmp_path: Path) -> None:
-    first = read(tmp_path, {}, embeddings()).digest
-    assert read(tmp_path, {}, embeddings()).digest == first
-    assert read(tmp_path, {"revision": "a"}, embeddings()).digest != first
-    assert read(tmp_path, {}, {"prompt_embeddings": torch.zeros(3, 8)}).digest != first
+    check_digest(tmp_path, read_folder, CONTENT, [embeddings(), {"prompt_embeddings": torch.zeros(3, 8)}])
 
 
 @pytest.mark.parametrize(
@@ -74,40 +72,22 @@ def test_an_adapter_that_cannot_be_used_is_refused(
 
 
 def test_missing_and_large_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(AdapterError, match=r"adapter_config.json can't be read"):
-        read_prompt_adapter(tmp_path, 3, 8)
-    (tmp_path / CONFIG).write_text(json.dumps(CONTENT))
-    (tmp_path / "adapter_model.bin").write_bytes(b"a pickle")
-    with pytest.raises(AdapterError, match=r"has no adapter_model.safetensors"):
-        read_prompt_adapter(tmp_path, 3, 8)
-    save_file({"prompt_embeddings": torch.ones(3, 1 << 18)}, tmp_path / WEIGHTS)
-    with pytest.raises(AdapterError, match=r"bytes; 3 virtual tokens take at most 10\d+ for this model"):
-        read_prompt_adapter(tmp_path, 3, 8)
+    words = r"bytes; 3 virtual tokens take at most 10\d+ for this model"
+    check_missing_and_large_files(tmp_path, read_folder, CONTENT, embeddings(3, 1 << 18), words)
 
 
-@given(st.binary(max_size=200), st.integers(0, 250), st.integers(0, 250))
+@given(DAMAGE)
 def test_damaged_weights_are_refused_or_read(
-    tmp_path_factory: pytest.TempPathFactory, garbage: bytes, start: int, end: int
+    tmp_path_factory: pytest.TempPathFactory, damage: tuple[bytes, int, int]
 ) -> None:
     """Any bytes in place of some of the file give embeddings of the model's shape or an AdapterError."""
-    folder = tmp_path_factory.mktemp("damaged")
-    read(folder, {}, embeddings())
-    whole = (folder / WEIGHTS).read_bytes()
-    (folder / WEIGHTS).write_bytes(whole[:start] + garbage + whole[end:])
-    try:
-        adapter = read_prompt_adapter(folder, 3, 8)
-    except AdapterError:
-        return
-    assert adapter.embeddings.shape == (3, 8) and adapter.embeddings.float().isfinite().all()
+    folder = write(tmp_path_factory.mktemp("damaged"), CONTENT, embeddings())
+    adapter = read_damaged(folder, read_folder, damage)
+    if adapter is not None:
+        assert adapter.embeddings.shape == (3, 8) and adapter.embeddings.float().isfinite().all()
 
 
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
-    ),
-    st.sampled_from(["peft_type", "num_virtual_tokens", "modules_to_save", "token_dim"]),
-)
+@given(VALUES, st.sampled_from(["peft_type", "num_virtual_tokens", "modules_to_save", "token_dim"]))
 def test_any_setting_is_refused_or_read(
     tmp_path_factory: pytest.TempPathFactory, value: Any, name: str
 ) -> None:

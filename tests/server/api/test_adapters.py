@@ -5,26 +5,15 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from adapters import greedy, save_lora
+from served_adapters import COMPLETIONS, JSON, PROMPT, Tuned, body, load, put, serving, states, tokens, unload
 from transformers import LlamaForCausalLM
 from waiting import until
 
 from engine_server.contract import headers
-
-PROMPT = [3, 4, 5, 6]
-COMPLETIONS = "/v1/completions"
-JSON = {"Content-Type": "application/json"}
-
-
-class Tuned(NamedTuple):
-    api: Any
-    admin: Any
-    # Folders of adapters, and PEFT's output for the prompt, by name; "" for the base model.
-    folders: dict[str, Path]
-    expected: dict[str, list[int]]
 
 
 @pytest.fixture(scope="module")
@@ -37,37 +26,12 @@ def tuned(
     for seed, name in enumerate(("french", "sql", "other")):
         folders[name] = save_lora(model, folder / name, seed, target_modules=["q_proj", "v_proj", "o_proj"])
         expected[name] = greedy(model, folders[name], PROMPT, 8)
-    server = start_server(
+    flags = (
         "--max-model-len=256", "--enable-lora", "--max-loras=2", "--max-lora-rank=8",
-        f"--lora-modules=french={folders['french']}", "--enable-admin", "--admin-port=0", "--drain-grace=0",
-        model=str(tiny_writer), names=["base"],
+        f"--lora-modules=french={folders['french']}",
     )  # fmt: skip
-    port = int(server.wait_for_line(r"admin API listening on http://127\.0\.0\.1:(\d+)")[1])
-    server.wait_for_line("^phase ready ")
-    yield Tuned(server, type(server)(server.process, port=port), folders, expected)
-    assert server.end(signal.SIGTERM) == 0
-
-
-def body(model: str, **fields: Any) -> dict[str, Any]:
-    return {
-        "model": model, "prompt": PROMPT, "max_tokens": 8, "temperature": 0, "ignore_eos": True,
-        "return_token_ids": True, **fields,
-    }  # fmt: skip
-
-
-def tokens(tuned: Tuned, model: str, **given: str) -> list[int]:
-    answer = tuned.api.request("POST", COMPLETIONS, body(model), given)
-    assert answer.status == 200, answer.body
-    return answer.json["choices"][0]["token_ids"]
-
-
-def load(tuned: Tuned, name: str, folder: Path, **fields: Any) -> Any:
-    content = {"lora_name": name, "lora_path": str(folder), **fields}
-    return tuned.admin.request("POST", "/v1/load_lora_adapter", content, JSON)
-
-
-def unload(tuned: Tuned, name: str) -> Any:
-    return tuned.admin.request("POST", "/v1/unload_lora_adapter", {"lora_name": name}, JSON)
+    with serving(start_server, tiny_writer, folders, expected, *flags) as served:
+        yield served
 
 
 def test_adapter_of_the_start_answers_by_its_name(tuned: Tuned) -> None:
@@ -164,15 +128,6 @@ def test_adapters_answer_beam_searches_and_tokenize(tuned: Tuned) -> None:
     )
     assert plain["choices"][0]["text"] != adapted["choices"][0]["text"]
     assert tuned.api.post("/tokenize", {"model": "french", "prompt": "a"}).status == 200
-
-
-def states(tuned: Tuned) -> dict[str, Any]:
-    return {one["name"]: one for one in tuned.admin.get("/adapters").json["adapters"]}
-
-
-def put(tuned: Tuned, **wanted: Path) -> Any:
-    content = {"adapters": [{"name": name, "uri": str(uri)} for name, uri in wanted.items()]}
-    return tuned.admin.request("PUT", "/adapters", content, JSON)
 
 
 def test_wanted_adapters_are_reached_and_failures_reported(tuned: Tuned, tmp_path: Path) -> None:

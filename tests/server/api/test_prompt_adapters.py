@@ -1,29 +1,18 @@
 """Prompt adapters over HTTP: served by name beside LoRA adapters, loaded and unloaded in the same way."""
 
 import json
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from adapters import greedy, save_lora, save_prompt
+from served_adapters import COMPLETIONS, PROMPT, Tuned, body, load, put, serving, states, tokens, unload
 from transformers import LlamaForCausalLM
 from waiting import until
 
-PROMPT = [3, 4, 5, 6]
-COMPLETIONS = "/v1/completions"
-JSON = {"Content-Type": "application/json"}
 CONTEXT = 64
 COUNTS = {"soft": 5, "tuned": 20, "other": 7}
-
-
-class Tuned(NamedTuple):
-    api: Any
-    admin: Any
-    # Folders of adapters, and PEFT's output for the prompt, by name; "" for the base model.
-    folders: dict[str, Path]
-    expected: dict[str, list[int]]
 
 
 @pytest.fixture(scope="module")
@@ -42,34 +31,13 @@ def tuned(
         folders[name] = save_prompt(model, folder / name, seed, kind, count)
         expected[name] = greedy(model, None, PROMPT, 8, prompt_adapter=folders[name])
     assert len(set(map(tuple, expected.values()))) == len(expected)
-    server = start_server(
+    flags = (
         f"--max-model-len={CONTEXT}", "--enable-lora", "--enable-prompt-adapter", "--max-prompt-adapters=2",
         "--max-prompt-adapter-token=30", f"--lora-modules=lora={lora}", "--prompt-adapters",
-        f"soft={folders['soft']}", f"tuned={folders['tuned']}", "--enable-admin", "--admin-port=0",
-        "--drain-grace=0", model=str(tiny_writer), names=["base"],
+        f"soft={folders['soft']}", f"tuned={folders['tuned']}",
     )  # fmt: skip
-    port = int(server.wait_for_line(r"admin API listening on http://127\.0\.0\.1:(\d+)")[1])
-    server.wait_for_line("^phase ready ")
-    yield Tuned(server, type(server)(server.process, port=port), folders, expected)
-    assert server.end(signal.SIGTERM) == 0
-
-
-def body(model: str, **fields: Any) -> dict[str, Any]:
-    return {
-        "model": model, "prompt": PROMPT, "max_tokens": 8, "temperature": 0, "ignore_eos": True,
-        "return_token_ids": True, **fields,
-    }  # fmt: skip
-
-
-def tokens(tuned: Tuned, model: str) -> list[int]:
-    answer = tuned.api.request("POST", COMPLETIONS, body(model))
-    assert answer.status == 200, answer.body
-    return answer.json["choices"][0]["token_ids"]
-
-
-def load(tuned: Tuned, name: str, folder: Path, **fields: Any) -> Any:
-    content = {"lora_name": name, "lora_path": str(folder), **fields}
-    return tuned.admin.request("POST", "/v1/load_lora_adapter", content, JSON)
+    with serving(start_server, tiny_writer, folders, expected, *flags) as served:
+        yield served
 
 
 def test_adapters_of_both_kinds_answer_by_their_names(tuned: Tuned) -> None:
@@ -125,16 +93,15 @@ def test_adapter_is_loaded_replaced_and_unloaded(tuned: Tuned, tmp_path: Path) -
     assert tokens(tuned, "new") == tuned.expected["lora"]
     assert load(tuned, "new", tuned.folders["soft"], load_inplace=True).status == 200
     assert tokens(tuned, "new") == tuned.expected["soft"]
-    assert tuned.admin.request("POST", "/v1/unload_lora_adapter", {"lora_name": "new"}, JSON).status == 200
+    assert unload(tuned, "new").status == 200
     assert tuned.api.request("POST", COMPLETIONS, body("new")).status == 404
 
 
 def test_a_wanted_set_has_adapters_of_both_kinds(tuned: Tuned) -> None:
-    wanted = [{"name": name, "uri": str(tuned.folders[at])} for name, at in (("a", "other"), ("b", "lora"))]
-    assert tuned.admin.request("PUT", "/adapters", {"adapters": wanted}, JSON).status == 200
-    until(lambda: all(one["state"] == "ready" for one in tuned.admin.get("/adapters").json["adapters"]))
+    assert put(tuned, a=tuned.folders["other"], b=tuned.folders["lora"]).status == 200
+    until(lambda: all(one["state"] == "ready" for one in states(tuned).values()))
     assert (tokens(tuned, "a"), tokens(tuned, "b")) == (tuned.expected["other"], tuned.expected["lora"])
-    assert tuned.admin.request("PUT", "/adapters", {"adapters": []}, JSON).status == 200
+    assert put(tuned).status == 200
     until(lambda: tuned.api.get("/v1/models/b").status == 404)
 
 
