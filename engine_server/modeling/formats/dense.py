@@ -33,8 +33,7 @@ class DenseFormat(WeightFormat):
 
     @classmethod
     def concat(cls, formats: Sequence[Self]) -> Self:
-        biases: list[Tensor] = [one.bias for one in formats if one.bias is not None]
-        return cls(torch.cat(tuple(one.weight for one in formats)), torch.cat(biases) if biases else None)
+        return cls(torch.cat([one.weight for one in formats]), joined([one.bias for one in formats]))
 
     def apply(self, values: Tensor) -> Tensor:
         return F.linear(values, self.weight, self.bias)
@@ -49,3 +48,9 @@ def as_parameter(tensor: Tensor) -> nn.Parameter:
         tensor.requires_grad_(False)
         return tensor
     return nn.Parameter(tensor.detach(), requires_grad=False)
+
+
+def joined(tensors: Sequence[Tensor | None]) -> Tensor | None:
+    """Return tensors one after another along their first dimension; None if there are none."""
+    given = [tensor for tensor in tensors if tensor is not None]
+    return torch.cat(given) if given else None

@@ -7,10 +7,10 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from engine_server.modeling.formats.dense import as_parameter
+from engine_server.modeling.formats.dense import as_parameter, joined
 from engine_server.modeling.formats.integer import split_codes
-from engine_server.modeling.formats.quantized import QuantizedFormat, cut_bias
-from engine_server.modeling.formats.weight_format import Cut, WeightFormat
+from engine_server.modeling.formats.quantized import GroupedFormat, cut_bias
+from engine_server.modeling.formats.weight_format import Cut
 
 # The numbers of the codes 0 to 7. Codes from 8 on are these numbers negated.
 NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -18,23 +18,18 @@ NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 BIAS = 127
 
 
-class Float4Format(QuantizedFormat):
+class Float4Format(GroupedFormat):
     """float4 weights: weight[o, i] = 2 ** (exponents[o, i // group] - 127) * number(code[o, i])."""
 
     def __init__(self, codes: Tensor, exponents: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         """codes: uint8 [out, in / 2], the even input in a byte's low half; exponents: uint8 [out, in / group]."""
         self.codes, self.exponents = as_parameter(codes), as_parameter(exponents)
         self.bias = None if bias is None else as_parameter(bias)
-        self.dtype = dtype
+        self.group, self.dtype = self.shape[1] // exponents.shape[1], dtype
 
     @property
     def shape(self) -> torch.Size:
         return torch.Size((len(self.codes), 2 * self.codes.shape[1]))
-
-    @property
-    def group(self) -> int:
-        """Number of inputs that share an exponent."""
-        return self.shape[1] // self.exponents.shape[1]
 
     def parameters(self) -> dict[str, nn.Parameter]:
         held = {"weight": self.codes, "exponents": self.exponents, "bias": self.bias}
@@ -54,20 +49,12 @@ class Float4Format(QuantizedFormat):
             exponents = exponents.repeat_interleave(self.group // gcd(self.group, width), 1)
         return type(self)(cut.of(self.codes), cut.of(exponents), cut_bias(self.bias, cut), self.dtype)
 
-    def can_join(self, other: WeightFormat) -> bool:
-        return isinstance(other, Float4Format) and self._kind == other._kind
-
-    @property
-    def _kind(self) -> tuple[object, ...]:
-        return self.group, self.bias is None, self.dtype
-
     @classmethod
     def concat(cls, formats: Sequence[Self]) -> Self:
         codes, exponents = (
             torch.cat([getattr(one, name) for one in formats]) for name in ("codes", "exponents")
         )
-        biases: list[Tensor] = [one.bias for one in formats if one.bias is not None]
-        return cls(codes, exponents, torch.cat(biases) if biases else None, formats[0].dtype)
+        return cls(codes, exponents, joined([one.bias for one in formats]), formats[0].dtype)
 
     def dense(self) -> Tensor:
         return self._dequantised(self.codes, self.exponents)

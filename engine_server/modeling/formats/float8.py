@@ -7,12 +7,12 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from engine_server.modeling.formats.dense import as_parameter
-from engine_server.modeling.formats.quantized import QuantizedFormat, cut_bias
-from engine_server.modeling.formats.weight_format import Cut, WeightFormat
+from engine_server.modeling.formats.dense import as_parameter, joined
+from engine_server.modeling.formats.quantized import GroupedFormat, cut_bias
+from engine_server.modeling.formats.weight_format import Cut
 
 
-class Float8Format(QuantizedFormat):
+class Float8Format(GroupedFormat):
     """float8 weights: weight[o, i] = scales[o, i // group] * codes[o, i]. The last group may be smaller."""
 
     def __init__(
@@ -44,20 +44,12 @@ class Float8Format(QuantizedFormat):
         codes = cut.of(self.codes.view(torch.uint8)).view(self.codes.dtype)  # torch selects no float8
         return type(self)(codes, cut.of(scales), cut_bias(self.bias, cut), group, self.dtype)
 
-    def can_join(self, other: WeightFormat) -> bool:
-        return isinstance(other, Float8Format) and self._kind == other._kind
-
-    @property
-    def _kind(self) -> tuple[object, ...]:
-        return self.group, self.bias is None, self.dtype
-
     @classmethod
     def concat(cls, formats: Sequence[Self]) -> Self:
         first = formats[0]
         codes = torch.cat([one.codes.view(torch.uint8) for one in formats]).view(first.codes.dtype)
-        biases: list[Tensor] = [one.bias for one in formats if one.bias is not None]
-        bias = torch.cat(biases) if biases else None
-        return cls(codes, torch.cat([one.scales for one in formats]), bias, first.group, first.dtype)
+        scales, bias = torch.cat([one.scales for one in formats]), joined([one.bias for one in formats])
+        return cls(codes, scales, bias, first.group, first.dtype)
 
     def dense(self) -> Tensor:
         scales = self.scales.repeat_interleave(self.group, -1)[:, : self.shape[1]]

@@ -7,12 +7,12 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from engine_server.modeling.formats.dense import as_parameter
-from engine_server.modeling.formats.quantized import QuantizedFormat, cut_bias
-from engine_server.modeling.formats.weight_format import Cut, WeightFormat
+from engine_server.modeling.formats.dense import as_parameter, joined
+from engine_server.modeling.formats.quantized import GroupedFormat, cut_bias
+from engine_server.modeling.formats.weight_format import Cut
 
 
-class IntegerFormat(QuantizedFormat):
+class IntegerFormat(GroupedFormat):
     """Integer weights.
 
     weight[o, i] = scales[o, i // group] * code[o, i] + minima[o, i // group]. Symmetric weights have no minima; theirs
@@ -36,6 +36,7 @@ class IntegerFormat(QuantizedFormat):
         self.minima = None if minima is None else as_parameter(minima)
         self.bias = None if bias is None else as_parameter(bias)
         self.bits, self.dtype = bits, dtype
+        self.group = self.in_features // scales.shape[-1]
 
     @property
     def shape(self) -> torch.Size:
@@ -44,11 +45,6 @@ class IntegerFormat(QuantizedFormat):
     @property
     def in_features(self) -> int:
         return self.codes.shape[-1] * 8 // self.bits
-
-    @property
-    def group(self) -> int:
-        """Number of inputs that share a scale."""
-        return self.in_features // self.scales.shape[-1]
 
     def parameters(self) -> dict[str, nn.Parameter]:
         held = {"weight": self.codes, "scales": self.scales, "minima": self.minima, "bias": self.bias}
@@ -78,19 +74,12 @@ class IntegerFormat(QuantizedFormat):
         bias = cut_bias(self.bias, cut)
         return type(self)(cut.of(self.codes), scales, minima, bias, self.bits, self.dtype)
 
-    def can_join(self, other: WeightFormat) -> bool:
-        return isinstance(other, IntegerFormat) and self._kind == other._kind
-
     @property
-    def _kind(self) -> tuple[object, ...]:
-        return self.bits, self.group, self.minima is None, self.scales.dtype, self.bias is None, self.dtype
+    def kind(self) -> tuple[object, ...]:
+        return *super().kind, self.bits, self.minima is None, self.scales.dtype
 
     @classmethod
     def concat(cls, formats: Sequence[Self]) -> Self:
-        def joined(tensors: list[Tensor | None]) -> Tensor | None:
-            given = [tensor for tensor in tensors if tensor is not None]
-            return torch.cat(given) if given else None
-
         codes, scales = (torch.cat([getattr(one, name) for one in formats]) for name in ("codes", "scales"))
         minima, bias = (joined([getattr(one, name) for one in formats]) for name in ("minima", "bias"))
         return cls(codes, scales, minima, bias, formats[0].bits, formats[0].dtype)
