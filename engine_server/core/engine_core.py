@@ -144,7 +144,7 @@ class EngineCore:
             steps += self._overlapped_step() if self.overlapped else self._guarded_step()
         self.executor.check()  # the results of a collective that was aborted are arbitrary
         if started - self._memory_taken > MEMORY_SECONDS or not self.has_work:
-            self._memory = self.executor.platform.memory_stats(self.executor.runner.backend.caches)
+            self._memory = self.executor.platform.memory_stats(self.executor.runner.caches)
             self._memory_taken = started
         seconds, waited = time.perf_counter() - started, self.executor.runner.timer.take()
         stats = msgspec.structs.replace(

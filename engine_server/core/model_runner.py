@@ -128,6 +128,11 @@ class ModelRunner:
         """The model of transformers."""
         return self.loaded.model
 
+    @property
+    def caches(self) -> list[Tensor]:
+        """The KV cache, and that of the draft model or head."""
+        return [*self.backend.caches, *(() if self.drafting is None else self.drafting.caches)]
+
     @torch.inference_mode()
     def forward(self, inputs: ModelInputs) -> ForwardOutput:
         """Launch the computation of a step's hidden states. All ranks must call it, in the same order."""

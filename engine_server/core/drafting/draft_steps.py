@@ -82,9 +82,14 @@ class DraftSteps(ABC):
         self._staging = staging
 
     @property
+    def caches(self) -> list[Tensor]:
+        """The cache."""
+        return self._backend.caches
+
+    @property
     def tensors(self) -> list[Tensor]:
         """The cache and the buffers of captured steps."""
-        return [*self._backend.caches, *self._captured.tensors]
+        return [*self.caches, *self._captured.tensors]
 
     def erase(self, block_ids: list[int]) -> None:
         """Zero the content of blocks."""

@@ -1,6 +1,7 @@
 """Prompt adapters over HTTP: served by name beside LoRA adapters, loaded and unloaded in the same way."""
 
 import json
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
