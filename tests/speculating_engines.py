@@ -1,13 +1,15 @@
 """Engines with and without speculation, and what they return."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 from step_counts import Counts
 
 from engine_server import EngineArgs, LLMEngine, RequestOutput
+from engine_server.core.scheduling.request import Request
 from engine_server.core.speculation.cost_model import DraftAllocation
 
 COMMON: dict[str, Any] = {
@@ -18,10 +20,27 @@ COMMON: dict[str, Any] = {
 
 def draft_always(engine: LLMEngine) -> None:
     """Draft as if drafts cost nothing, so that the tests don't depend on the machine."""
+    set_price_of_drafts(engine, 0.0)
+
+
+def set_price_of_drafts(engine: LLMEngine, seconds: float) -> None:
+    """Draft as if a step's first row took a second, and each further one so many."""
     scheduling, speculator = engine.config.scheduler_config, engine._core.speculator
     assert speculator is not None
-    step_seconds, draft_seconds = np.ones(scheduling.max_num_rows + 1), np.zeros(scheduling.max_num_seqs + 1)
-    speculator._allocation = DraftAllocation(step_seconds, draft_seconds)
+    step_seconds = 1 + seconds * np.arange(-1.0, scheduling.max_num_rows)
+    speculator._allocation = DraftAllocation(step_seconds, np.zeros(scheduling.max_num_seqs + 1))
+
+
+def overlap_at_random(engine: LLMEngine) -> None:
+    """Overlap about half of the steps that could have drafts, so that the order of steps changes all the time."""
+    speculator, random = engine._core.speculator, Random(0)
+    assert speculator is not None and engine._core.overlapped
+    needs_results = speculator.needs_results
+
+    def needs_some_results(running: Sequence[Request]) -> bool:
+        return needs_results(running) and random.random() < 0.5
+
+    speculator.needs_results = needs_some_results  # type: ignore[method-assign]
 
 
 def make(

@@ -19,7 +19,7 @@ from engine_server.core.executor import Executor
 from engine_server.core.heads.head import Pending
 from engine_server.core.logits.grammars import Grammars
 from engine_server.core.operations import Operations
-from engine_server.core.scheduling.batch import Batch, num_tokens
+from engine_server.core.scheduling.batch import Batch, has_drafts, num_tokens
 from engine_server.core.scheduling.request import Request
 from engine_server.core.scheduling.scheduler import Scheduler
 from engine_server.core.speculation.speculator import make_speculator
@@ -147,6 +147,8 @@ class EngineCore:
             self._memory = self.executor.platform.memory_stats(self.executor.runner.caches)
             self._memory_taken = started
         seconds, waited = time.perf_counter() - started, self.executor.runner.timer.take()
+        if self.overlapped and self.speculator is not None and self._batch:
+            self.speculator.observe_host(seconds - waited)
         stats = msgspec.structs.replace(
             self.scheduler.stats(),
             halted=self.operations.halted,
@@ -182,7 +184,8 @@ class EngineCore:
         if self.speculator is None:
             return
         try:
-            self.speculator.propose(self.scheduler.running)
+            with self.executor.runner.timer.measure():
+                self.speculator.propose(self.scheduler.running)
         except Exception as error:
             if isinstance(error, torch.AcceleratorError) or self.executor.num_ranks > 1:
                 raise
@@ -190,9 +193,16 @@ class EngineCore:
             self.speculator = None
 
     def _overlapped_step(self) -> list[RequestStep]:
-        """Launch the next step before collecting the results of the one in flight: `step` in another order."""
+        """Launch the next step before collecting the results of the one in flight: `step` in another order.
+
+        Drafts continue the latest tokens, so if any are wanted, the results come first.
+        """
         steps: list[RequestStep] = []
         previous, self._in_flight = self._in_flight, None
+        if not self.operations.halted and self._drafts_need_results(previous):
+            steps += self._finish(previous)
+            previous = None
+            self._draft()
         batch = self._batch = [] if self.operations.halted else self.scheduler.schedule()
         if batch:
             try:
@@ -205,6 +215,12 @@ class EngineCore:
             except Exception as error:
                 steps += self._recover(batch, error)
         return steps + self._finish(previous)
+
+    def _drafts_need_results(self, step: StepInFlight | None) -> bool:
+        """Return True if the step in flight verifies drafts, or drafts for the next one are wanted."""
+        if step is None or has_drafts(step.batch):
+            return True
+        return self.speculator is not None and self.speculator.needs_results(self.scheduler.running)
 
     def _finish(self, step: StepInFlight | None) -> list[RequestStep]:
         """Collect the results of a step in flight."""

@@ -83,11 +83,8 @@ class ModelRunner:
         self.device = self.platform.device
         scheduling = config.scheduler_config
         wanted, rows = scheduling.async_scheduling, scheduling.max_num_seqs
-        self.overlapped = (
-            (self.platform.asynchronous if wanted is None else wanted)
-            and config.model_config.pooling is None
-            and not scheduling.max_num_drafts  # drafts continue the latest token
-        )
+        overlaps = self.platform.asynchronous if wanted is None else wanted
+        self.overlapped = overlaps and config.model_config.pooling is None
         self.loaded = LoadedModel(config, self.platform, ranks, progress)
         loaded = time.monotonic()
         on_phase("load", loaded - started)

@@ -1,4 +1,4 @@
-"""Time that a step waits for its device: in the model's call and the sampler's kernels. The rest is host work.
+"""Time that a step waits for its device: in the model's call, the sampler's kernels and drafts. The rest is host work.
 
 A GPU computes while the host continues: its time is measured by its own clock, between two timed events
 (`Platform.record_event`).
@@ -16,15 +16,20 @@ class DeviceTimer:
 
     def __init__(self) -> None:
         self._seconds = 0.0
+        # Number of blocks of `measure` that have been entered.
+        self._depth = 0
 
     @contextmanager
     def measure(self) -> Iterator[None]:
-        """Count the time of the block."""
+        """Count the time of the block, once if it is within another."""
         started = time.perf_counter()
+        self._depth += 1
         try:
             yield
         finally:
-            self._seconds += time.perf_counter() - started
+            self._depth -= 1
+            if not self._depth:
+                self._seconds += time.perf_counter() - started
 
     def take(self) -> float:
         """Return the seconds since the last call."""

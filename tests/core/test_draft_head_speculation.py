@@ -11,7 +11,7 @@ from adapters import save_lora, save_prompt
 from draft_checkpoints import HIDDEN, save_eagle3, save_mtp, save_target
 from native_kernels import needs_kernels
 from safetensors.torch import save_file
-from speculating_engines import contents, make, run
+from speculating_engines import contents, draft_always, make, run, set_price_of_drafts
 from step_counts import Counts
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -330,6 +330,31 @@ def test_drafts_of_a_head_that_predicts_its_target_are_accepted_whole(
 
     outputs = run(engine, finish, requests)
 
+    assert contents(outputs) == contents(run(make(tmp_path, None), finish, requests))
+    assert counts.accepted == counts.drafted > 0
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_drafts_after_overlapped_steps_continue_the_latest_states(
+    tmp_path: Path, params: SamplingParams, finish
+) -> None:
+    save_predictable(tmp_path)
+    counts = Counts()
+    settings = {"method": "mtp", "num_speculative_tokens": NUM_DRAFTS}
+    engine = make(tmp_path, settings, counts, async_scheduling=True)
+    set_price_of_drafts(engine, 1.0)
+    for number, prompt in enumerate(PROMPTS):
+        engine.add_request(str(number), {"prompt_token_ids": prompt}, params.clone())
+    for _ in range(8):
+        engine.step()
+        assert engine.debug_state().in_flight
+    assert counts.drafted == 0
+
+    draft_always(engine)
+    last = finish(engine)
+
+    outputs = [last[str(number)] for number in range(len(PROMPTS))]
+    requests = [(prompt, params) for prompt in PROMPTS]
     assert contents(outputs) == contents(run(make(tmp_path, None), finish, requests))
     assert counts.accepted == counts.drafted > 0
 

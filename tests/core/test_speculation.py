@@ -1,6 +1,6 @@
 """Speculative decoding in the engine: the same output as without, whatever the drafts and the requests' parameters."""
 
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from draft_checkpoints import save_eagle3, save_mtp, save_target
 from engines import save_llama
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from speculating_engines import contents, make, run
+from speculating_engines import contents, make, overlap_at_random, run
 from step_counts import Counts
 from transformers import LlamaForCausalLM
 
@@ -20,6 +20,7 @@ from engine_server import (
     LLMEngine,
     LoRARequest,
     PromptAdapterRequest,
+    RequestOutput,
     SamplingParams,
     StructuredOutputsParams,
 )
@@ -32,10 +33,11 @@ PROMPTS = [[3, 4, 5, 3, 4], [7, 8, 9] * 9, [11, 12], [5] * 20]
 
 
 class Engines(NamedTuple):
-    """An engine without speculation, and one with it."""
+    """An engine without speculation, one with it, and one with it whose steps also overlap."""
 
     plain: LLMEngine
     speculating: LLMEngine
+    overlapped: LLMEngine
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +71,7 @@ def engines(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Engines:
     if request.param in drafters:
-        return Engines(make(tiny_llama, None), make(tiny_llama, drafters[request.param]))
+        return make_engines(tiny_llama, drafters[request.param])
     target, settings = tmp_path_factory.mktemp("target"), {"method": request.param}
     if request.param == "mtp":
         save_mtp(target, "mimo")
@@ -78,7 +80,13 @@ def engines(
         save_target(target)
         save_eagle3(head)
         settings["model"] = str(head)
-    return Engines(make(target, None), make(target, settings))
+    return make_engines(target, settings)
+
+
+def make_engines(target: Path, speculative_config: dict[str, Any]) -> Engines:
+    overlapped = make(target, speculative_config, async_scheduling=True)
+    overlap_at_random(overlapped)
+    return Engines(make(target, None), make(target, speculative_config), overlapped)
 
 
 def usual(prompts: list[list[int]] = PROMPTS, **options: Any) -> list[tuple[list[int], SamplingParams]]:
@@ -114,14 +122,50 @@ parameters = st.builds(
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.tuples(prompts, parameters), min_size=1, max_size=5))
 def test_output_is_that_without_drafts(engines: Engines, finish, requests: list[Any]) -> None:
-    plain, speculating = (run(engine, finish, requests) for engine in engines)
-    assert contents(plain) == contents(speculating)
+    plain, speculating, overlapped = (run(engine, finish, requests) for engine in engines)
+    assert contents(plain) == contents(speculating) == contents(overlapped)
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    st.lists(st.tuples(prompts, parameters), min_size=2, max_size=4),
+    st.lists(st.sampled_from(["step", "abort", "preempt", "sleep"]), max_size=20),
+)
+def test_overlapped_steps_with_drafts_survive_aborts_and_preemptions(
+    engines: Engines, finish, requests: list[Any], plan: list[str]
+) -> None:
+    plain = run(engines.plain, finish, requests)
+    engine = engines.overlapped
+    for number, (prompt, params) in enumerate(requests):
+        engine.add_request(str(number), {"prompt_token_ids": prompt}, params.clone())
+    last: dict[str, RequestOutput] = {}
+    for operation in plan:
+        match operation:
+            case "abort":
+                engine.abort_request("0")
+            case "preempt":
+                engine.reset_prefix_cache(reset_running_requests=True)
+            case "sleep":
+                engine.sleep(1)
+                engine.check_integrity()
+                engine.wake_up()
+        last |= {output.request_id: output for output in engine.step()}
+        engine.check_integrity()
+    last |= finish(engine)
+    for number, expected in enumerate(plain):
+        if number > 0 or "abort" not in plan:
+            assert contents([last[str(number)]]) == contents([expected])
+    assert engine.debug_state().scheduler.num_used_blocks == 0
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"enforce_eager": True}, {"num_gpu_blocks_override": 9, "max_model_len": 128}, WHOLE],
-    ids=["eager", "preempted", "whole prompts"],
+    [
+        {"enforce_eager": True}, {"num_gpu_blocks_override": 9, "max_model_len": 128}, WHOLE,
+        {"num_gpu_blocks_override": 9, "max_model_len": 128, "async_scheduling": True},
+        WHOLE | {"async_scheduling": True},
+    ],
+    ids=["eager", "preempted", "whole prompts", "overlapped and preempted", "overlapped whole prompts"],
 )  # fmt: skip
 def test_output_is_the_same_in_every_order_of_steps(
     tiny_llama: Path, drafting: dict[str, Any], finish, options: dict[str, Any]
@@ -130,6 +174,8 @@ def test_output_is_the_same_in_every_order_of_steps(
     counts = Counts()
     expected = run(make(tiny_llama, None), finish, requests)
     engine = make(tiny_llama, drafting, counts, **options)
+    if "async_scheduling" in options:
+        overlap_at_random(engine)
     assert contents(run(engine, finish, requests)) == contents(expected)
     assert counts.drafted > 0
     assert bool(counts.preemptions) == ("num_gpu_blocks_override" in options)
@@ -161,9 +207,10 @@ def test_grammars_and_stop_strings_hold_along_drafts(tiny_writer: Path, finish) 
     ]  # fmt: skip
     requests = [([*range(40, 50)], SamplingParams(**{"max_tokens": 48, **one})) for one in options]
     expected = run(make(tiny_writer, None, skip_tokenizer_init=False), finish, requests)
-    for drafting in (NGRAM, {"model": str(tiny_writer), "num_speculative_tokens": 3}):
+    methods = NGRAM, {"model": str(tiny_writer), "num_speculative_tokens": 3}
+    for drafting, overlapped in product(methods, (False, True)):
         counts = Counts()
-        engine = make(tiny_writer, drafting, counts, skip_tokenizer_init=False)
+        engine = make(tiny_writer, drafting, counts, skip_tokenizer_init=False, async_scheduling=overlapped)
         found = run(engine, finish, requests)
         assert contents(found) == contents(expected)
         assert [one.outputs[0].text for one in found] == [one.outputs[0].text for one in expected]
@@ -198,11 +245,16 @@ def test_draft_model_sleeps_and_wakes(tiny_llama: Path, drafters: dict[str, dict
         assert contents(run(engine, finish, usual())) == contents(expected)
 
 
-def test_two_ranks_draft_together(tiny_llama: Path, drafters: dict[str, dict[str, Any]], finish) -> None:
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_two_ranks_draft_together(
+    tiny_llama: Path, drafters: dict[str, dict[str, Any]], overlapped: bool, finish
+) -> None:
     requests = usual(temperature=0)
     expected = run(make(tiny_llama, None), finish, requests)
-    counts = Counts()
-    engine = make(tiny_llama, drafters["same model"], counts, tensor_parallel_size=2, device="cpu")
+    counts, ranks = Counts(), {"tensor_parallel_size": 2, "device": "cpu"}
+    engine = make(tiny_llama, drafters["same model"], counts, **ranks, async_scheduling=overlapped)
+    if overlapped:
+        overlap_at_random(engine)
     assert contents(run(engine, finish, requests)) == contents(expected)
     assert counts.accepted > 0
 
@@ -310,11 +362,16 @@ def test_drafts_as_slow_as_the_model_are_not_made(tiny_llama: Path, finish) -> N
     assert counts.drafted <= 1  # a trial
 
 
+@pytest.mark.parametrize("overlapped", [False, True])
 def test_failed_draft_model_harms_no_request(
-    tiny_llama: Path, drafters: dict[str, dict[str, Any]], finish, monkeypatch: pytest.MonkeyPatch
+    tiny_llama: Path,
+    drafters: dict[str, dict[str, Any]],
+    overlapped: bool,
+    finish,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     expected = run(make(tiny_llama, None), finish, usual())
-    engine = make(tiny_llama, drafters["same model"])
+    engine = make(tiny_llama, drafters["same model"], async_scheduling=overlapped)
     compute, calls = engine._core.executor.draft_logits, count()
 
     def fail_later(batch: Batch) -> torch.Tensor:
@@ -334,10 +391,6 @@ def test_wrong_draft_models_are_refused(tiny_llama: Path, tiny_writer: Path, tmp
         ValueError, match=r"whose vocabulary has 300 tokens; that of .* has 128, and they must be equal"
     ):
         make(tiny_llama, {"model": str(tiny_writer)})
-    with pytest.raises(
-        ValueError, match="async_scheduling is True; steps with speculative_config don't overlap"
-    ):
-        make(tiny_llama, NGRAM, async_scheduling=True)
 
 
 def test_cache_without_room_for_the_draft_model_is_refused(tiny_llama: Path) -> None:

@@ -50,6 +50,11 @@ def by_request(batch: Batch) -> Iterable[tuple[Request, Batch]]:
         yield request, list(parts)
 
 
+def has_drafts(batch: Batch) -> bool:
+    """Return True if the step verifies drafts, so that only its results tell how many tokens each request gets."""
+    return any(scheduled.draft != UNKNOWN for scheduled in batch)
+
+
 def num_tokens(batch: Batch) -> int:
     """Return the number of tokens that the step computes."""
     return sum(scheduled.num_tokens for scheduled in batch)

@@ -106,6 +106,11 @@ class Request(ABC):
         return len(self.token_ids) - self.num_prompt
 
     @property
+    def num_known(self) -> int:
+        """Number of tokens before those that launched steps sample."""
+        return len(self.token_ids) - self.num_unknown
+
+    @property
     def pending(self) -> int:
         """Number of tokens that the next forward must cover: 1 in decode."""
         return len(self.token_ids) - self.computed
@@ -229,7 +234,7 @@ class GenerationRequest(Request):
 
     def accept(self, result: StepResult, eos_token_ids: Collection[int], num_results: int = 1) -> RequestStep:
         """Replace the oldest placeholders by the result's tokens, up to one that ends the request."""
-        index = len(self.token_ids) - self.num_unknown
+        index = self.num_known
         self.num_unknown -= num_results
         self.confirmed = index
         tokens = []
@@ -241,7 +246,8 @@ class GenerationRequest(Request):
             if reason:
                 break
         self.token_ids[index : index + num_results] = tokens
-        self.computed -= num_results - len(tokens)
+        if self.row is not None:  # a request that was preempted since has no computed tokens
+            self.computed -= num_results - len(tokens)
         is_first = index == self.num_prompt + self.num_resumed
         prompt_logprobs, self.prompt_logprobs = self.prompt_logprobs, None
         return RequestStep(

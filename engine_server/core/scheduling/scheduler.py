@@ -367,7 +367,9 @@ class Scheduler:
             return []
         drafts, request.drafts = request.drafts, []
         drafts = drafts[: max(0, min(spare, request.max_tokens - request.num_output - 1))]
-        if request.pending > 1 or not drafts or self.table.pool.num_free < len(self.running):
+        if request.pending > 1 or request.num_unknown or not drafts:  # they may be those of an earlier step
+            return []
+        if self.table.pool.num_free < len(self.running):
             return []
         assert request.row is not None
         end = len(request.token_ids) + len(drafts)
@@ -385,7 +387,7 @@ class Scheduler:
         for start, draft in enumerate(others, request.computed + count):
             batch.append(Scheduled(request, request.row, start, 1, True, draft))
         if self.enable_prefix_caching:
-            known = min(request.computed + count, len(request.token_ids) - request.num_unknown)
+            known = min(request.computed + count, request.num_known)
             full = known // self.table.block_size
             request.hash_blocks(full, self.table.block_size)
             self.table.publish(request.row, request.hashes, full)

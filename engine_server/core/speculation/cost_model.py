@@ -1,6 +1,8 @@
 """The number of drafts for each request that makes a step yield the most tokens per second."""
 
+from collections import deque
 from collections.abc import Mapping, Sequence
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +14,8 @@ Integers = NDArray[np.int64]
 
 # The largest share of the time that drafts may take which are expected to yield less than they cost.
 TRIAL_SHARE = 0.01
+# Number of steps whose median is the host's time for a step.
+HOST_STEPS = 15
 
 
 def seconds_by_rows(measured: Mapping[int, float], most_rows: int) -> Floats:
@@ -29,16 +33,23 @@ def seconds_by_rows(measured: Mapping[int, float], most_rows: int) -> Floats:
 
 
 def best_lengths(
-    probability: Floats, limits: Integers, rows: int, step_seconds: Floats, draft_seconds: Floats
+    probability: Floats,
+    limits: Integers,
+    rows: int,
+    step_seconds: Floats,
+    draft_seconds: Floats,
+    host_seconds: float = 0.0,
 ) -> Integers:
     """Return how many drafts each of n requests should have [n] for the most expected tokens per second.
 
     The i-th draft of a request with acceptance probability p yields a token with probability p^i, adds a row to the
     step, and is made in one batch with the i-th drafts of the other requests. The likeliest drafts are taken, as many
-    as pay: optimal where all drafts cost the same, as without a draft model.
+    as pay: optimal where all drafts cost the same, as without a draft model. The host works before a step with drafts,
+    whose requests' latest tokens must be known, and during any other.
 
     probability [n]; limits [n]: the most drafts of each request; rows: of the step without drafts; step_seconds
-    [most rows + 1]; draft_seconds [at least n + 1]: of a batch of a draft for each of some requests.
+    [most rows + 1]; draft_seconds [at least n + 1]: of a batch of a draft for each of some requests; host_seconds: of
+    the host's work on a step, 0 if steps don't overlap at all.
     """
     lengths = np.zeros_like(limits)
     room = len(step_seconds) - 1 - rows
@@ -55,9 +66,9 @@ def best_lengths(
     batch_sizes = allowed.cumsum(axis=1).ravel()[ranked]
     drafting = np.diff(draft_seconds)[batch_sizes - 1].cumsum()
     tokens = len(limits) + values.ravel()[ranked].cumsum()
-    rates = tokens / (step_seconds[rows + 1 : rows + 1 + count] + drafting)
+    rates = tokens / (host_seconds + step_seconds[rows + 1 : rows + 1 + count] + drafting)
     best = int(rates.argmax())
-    if rates[best] > len(limits) / step_seconds[rows]:
+    if rates[best] > len(limits) / max(host_seconds, step_seconds[rows]):
         lengths[order] = np.bincount(ranked[: best + 1] % len(limits), minlength=len(limits))
     return lengths
 
@@ -67,6 +78,8 @@ class DraftAllocation:
 
     A request whose drafts don't pay gets one now and then, so that its estimate can rise again: the one that has had
     none for longest, once the trials' share of the time pays for it.
+
+    Where steps overlap, one with drafts also takes the time of the host, which is the median of the latest steps.
     """
 
     def __init__(self, step_seconds: Floats, draft_seconds: Floats) -> None:
@@ -76,6 +89,23 @@ class DraftAllocation:
         self._step = 0
         # Seconds that trials may take, of at most one.
         self._credit = 0.0
+        # True if a trial has been paid for that the next call of `allot` makes.
+        self._trial_is_due = False
+        # The host's seconds of the latest steps, if steps overlap.
+        self._host_seconds: deque[float] = deque([0.0], maxlen=HOST_STEPS)
+
+    def observe_host(self, seconds: float) -> None:
+        """Take in the time that the host has worked on a step of an engine whose steps overlap."""
+        self._host_seconds.append(seconds)
+
+    def may_pay(self, acceptances: Sequence[Acceptance], limits: Sequence[int], rows: int) -> bool:
+        """Return True if any draft pays or a trial is due, for arguments of `allot` from before the latest tokens."""
+        probability = np.array([acceptance.probability for acceptance in acceptances])
+        chosen = self._best_lengths(probability, np.array(limits, int), rows)
+        if chosen.any():
+            return True
+        self._trial_is_due = any(limits) and self._can_try(chosen, rows)
+        return self._trial_is_due
 
     def allot(self, acceptances: Sequence[Acceptance], limits: Sequence[int], rows: int) -> list[int]:
         """Return how many drafts each request gets, at most its limit.
@@ -84,13 +114,12 @@ class DraftAllocation:
         """
         self._step += 1
         probability = np.array([acceptance.probability for acceptance in acceptances])
-        chosen = best_lengths(
-            probability, np.array(limits, int), rows, self._step_seconds, self._draft_seconds
-        )
+        chosen = self._best_lengths(probability, np.array(limits, int), rows)
         lengths: list[int] = chosen.tolist()
         idle = [i for i, length in enumerate(lengths) if not length and limits[i] > 0]
-        if idle and self._can_try(chosen, rows):
+        if idle and (self._trial_is_due or self._can_try(chosen, rows)):
             lengths[min(idle, key=lambda i: acceptances[i].last_step)] = 1
+        self._trial_is_due = False
         for acceptance, length in zip(acceptances, lengths, strict=True):
             if length:
                 acceptance.last_step = self._step
@@ -99,10 +128,12 @@ class DraftAllocation:
     def pays(self, num_requests: int, probability: float) -> bool:
         """Return True if any draft pays in a step of that many decodes, which all accept with this probability."""
         limits = np.ones(num_requests, int)
-        lengths = best_lengths(
-            limits * probability, limits, num_requests, self._step_seconds, self._draft_seconds
+        return bool(self._best_lengths(limits * probability, limits, num_requests).any())
+
+    def _best_lengths(self, probability: Floats, limits: Integers, rows: int) -> Integers:
+        return best_lengths(
+            probability, limits, rows, self._step_seconds, self._draft_seconds, median(self._host_seconds)
         )
-        return bool(lengths.any())
 
     def _can_try(self, lengths: Integers, rows: int) -> bool:
         """Return True, and pay for it, if one more draft is within the trials' share of the time."""
@@ -110,8 +141,11 @@ class DraftAllocation:
         if total + 1 >= len(self._step_seconds):
             return False
         drafting = np.count_nonzero(lengths)
+        # Without other drafts the step would overlap, and take as long as the longer of host and device.
+        hidden = 0.0 if drafting else min(median(self._host_seconds), self._step_seconds[total])
         price = (
-            self._step_seconds[total + 1]
+            hidden
+            + self._step_seconds[total + 1]
             - self._step_seconds[total]
             + self._draft_seconds[drafting + 1]
             - self._draft_seconds[drafting]

@@ -1,14 +1,19 @@
 """The interface of a drafter, which guesses the next tokens of requests."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from engine_server.core.scheduling.request import GenerationRequest, Request
 from engine_server.core.speculation.cost_model import Floats
 
 
 class Drafter(Protocol):
-    """A source of drafts for requests whose tokens are all known."""
+    """A source of drafts for requests whose tokens are all known; `limits` may be asked while a step is in flight."""
+
+    # True if `draft` takes no time, also while a step is in flight.
+    is_free: ClassVar[bool] = False
+    # True if `follow` must see the steps of prompts.
+    follows_prompts: ClassVar[bool] = False
 
     def seconds(self, most_requests: int) -> Floats:
         """Return the time to draft one token for each of 0 to `most_requests` requests together, in seconds."""

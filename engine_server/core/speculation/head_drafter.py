@@ -19,6 +19,8 @@ class HeadDrafter(ChainDrafter):
     estimate of their acceptance shows it.
     """
 
+    follows_prompts = True
+
     def __init__(self, executor: Executor) -> None:
         super().__init__(executor)
         # By row of the block table: the index of the hidden state before the next tokens of the row's request, and its

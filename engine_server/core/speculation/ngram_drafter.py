@@ -13,6 +13,8 @@ from engine_server.core.speculation.ngram_index import NgramIndex
 class NgramDrafter(Drafter):
     """A drafter without a model: prompt lookup, with an index for each running request."""
 
+    is_free = True
+
     def __init__(self, shortest: int, longest: int) -> None:
         """shortest, longest: the numbers of tokens whose earlier occurrence is looked for."""
         self._lengths = shortest, longest
@@ -31,11 +33,11 @@ class NgramDrafter(Drafter):
         return [proposal[:length] for proposal, length in zip(self._proposals, lengths, strict=True)]
 
     def _index(self, request: GenerationRequest) -> NgramIndex:
-        """Return the index of all tokens of a running request."""
+        """Return the index of all known tokens of a running request."""
         assert request.row is not None
         known = self._indexes.get(request.row)
         if known is None or known[0] is not request:
             known = self._indexes[request.row] = request, NgramIndex(*self._lengths)
         index = known[1]
-        index.extend(request.token_ids[len(index) :])
+        index.extend(request.token_ids[len(index) : request.num_known])
         return index

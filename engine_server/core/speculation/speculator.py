@@ -17,7 +17,7 @@ from engine_server.modeling.attention.interface import UnsupportedModelError
 
 @dataclass(slots=True)
 class History:
-    """A running request's latest drafts, and how many of its drafts come true."""
+    """A running request's latest drafts, and how many of its drafts come true, whether or not a step verifies them."""
 
     request: GenerationRequest
     acceptance: Acceptance
@@ -26,13 +26,15 @@ class History:
     place: int = 0
 
     def learn(self, everyone: Acceptance) -> None:
-        """Compare the latest drafts with the tokens that the request has got in their place.
+        """Compare the latest drafts, once, with the tokens that the request has got in their place.
 
         everyone: the mean over all requests, which counts them too.
         """
-        sampled = self.request.token_ids[self.place : self.place + len(self.drafts)]
+        drafts, self.drafts = self.drafts, []
+        known = min(self.place + len(drafts), self.request.num_known)
+        sampled = self.request.token_ids[self.place : known]
         accepted = 0
-        for draft, token in zip(self.drafts, sampled, strict=False):
+        for draft, token in zip(drafts, sampled, strict=False):
             if draft != token:
                 break
             accepted += 1
@@ -54,24 +56,63 @@ class Speculator:
         # Of all requests, with which a new one begins.
         self._everyone = Acceptance()
 
+    def observe_host(self, seconds: float) -> None:
+        """Take in the time that the host has worked on a step of an engine whose steps overlap."""
+        self._allocation.observe_host(seconds)
+
+    def needs_results(self, running: Sequence[Request]) -> bool:
+        """Return True if the next step is expected to have drafts, so that the step in flight must be collected first.
+
+        That step verifies no drafts. Its tokens are unknown, so this is decided from the state before them.
+        """
+        if self._drafter.follows_prompts and self._prompts_to_follow(running):
+            return True
+        requests = [one for one in decoding(running) if not one.last_result_launched]
+        if not requests:
+            return False
+        histories = self._learned_histories(requests)
+        limits = self._limits(requests)
+        if self._drafter.is_free:
+            self._keep(histories, self._drafter.draft(requests, limits))
+        acceptances = [history.acceptance for history in histories]
+        return self._allocation.may_pay(acceptances, limits, len(running))
+
     def propose(self, running: Sequence[Request]) -> None:
         """Set the drafts of the running requests, whose results have all been received."""
-        prompts = [one for one in running if one.pending > 1]
-        if prompts and self._allocation.pays(len(running), self._everyone.probability):
+        if prompts := self._prompts_to_follow(running):
             self._drafter.follow(prompts)
-        requests = [one for one in running if isinstance(one, GenerationRequest) and one.pending == 1]
+        requests = decoding(running)
         if not requests:
             return
+        histories = self._learned_histories(requests)
+        acceptances = [history.acceptance for history in histories]
+        lengths = self._allocation.allot(acceptances, self._limits(requests), len(running))
+        self._keep(histories, self._drafter.draft(requests, lengths))
+        for history in histories:
+            history.request.drafts = history.drafts
+
+    def _prompts_to_follow(self, running: Sequence[Request]) -> list[Request]:
+        """Return the requests within their prompts if drafts would pay in a step with the running requests."""
+        prompts = [one for one in running if one.pending > 1]
+        pays = bool(prompts) and self._allocation.pays(len(running), self._everyone.probability)
+        return prompts if pays else []
+
+    def _limits(self, requests: Sequence[GenerationRequest]) -> list[int]:
+        """Return the most drafts of each request."""
+        rooms = [request.max_tokens - request.num_output - 1 for request in requests]
+        return list(map(min, self._drafter.limits(requests, self._most), rooms))
+
+    def _learned_histories(self, requests: Sequence[GenerationRequest]) -> list[History]:
+        """Return the histories of requests, compared with the tokens that have arrived since."""
         histories = [self._history(request) for request in requests]
         for history in histories:
             history.learn(self._everyone)
-        rooms = [request.max_tokens - request.num_output - 1 for request in requests]
-        limits = list(map(min, self._drafter.limits(requests, self._most), rooms))
-        acceptances = [history.acceptance for history in histories]
-        lengths = self._allocation.allot(acceptances, limits, len(running))
-        for history, drafts in zip(histories, self._drafter.draft(requests, lengths), strict=True):
-            history.drafts = history.request.drafts = drafts
-            history.place = len(history.request.token_ids)
+        return histories
+
+    def _keep(self, histories: Sequence[History], drafts: Sequence[list[int]]) -> None:
+        """Keep the latest drafts of requests, to compare them with the tokens that arrive in their place."""
+        for history, own in zip(histories, drafts, strict=True):
+            history.drafts, history.place = own, history.request.num_known
 
     def _history(self, request: GenerationRequest) -> History:
         assert request.row is not None
@@ -80,6 +121,11 @@ class Speculator:
             acceptance = Acceptance(self._everyone.probability)
             history = self._histories[request.row] = History(request, acceptance)
         return history
+
+
+def decoding(running: Sequence[Request]) -> list[GenerationRequest]:
+    """Return the requests whose next step computes their last token alone."""
+    return [one for one in running if isinstance(one, GenerationRequest) and one.pending == 1]
 
 
 def make_speculator(config: EngineConfig, executor: Executor) -> Speculator | None:

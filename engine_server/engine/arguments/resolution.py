@@ -52,9 +52,8 @@ def resolve_config(args: Arguments) -> EngineConfig:
     speculative = None if args.speculative_config is None else SpeculativeConfig.of(args.speculative_config)
     description = describe_model(args)
     model = description.config
-    if args.async_scheduling and (model.pooling is not None or speculative is not None):
-        reason = "a pooling model's steps" if speculative is None else "steps with speculative_config"
-        raise ValueError(f"async_scheduling is True; {reason} don't overlap")
+    if args.async_scheduling and model.pooling is not None:
+        raise ValueError("async_scheduling is True; a pooling model's steps don't overlap")
     return EngineConfig(
         model_config=model,
         cache_config=CacheConfig(

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from engine_server.core.speculation.acceptance import Acceptance
 from engine_server.core.speculation.cost_model import (
+    HOST_STEPS,
     TRIAL_SHARE,
     DraftAllocation,
     Floats,
@@ -153,6 +154,39 @@ def test_a_request_without_proposals_is_not_tried() -> None:
     allocation = DraftAllocation(seconds_by_rows({1: 0.01, 32: 0.013}, MOST_ROWS), FREE)
 
     assert all(allocation.allot([Acceptance()], [0], 1) == [0] for _ in range(200))
+
+
+@pytest.mark.parametrize(("host_seconds", "lengths"), [(0.0, [1]), (0.4, [1]), (0.6, [0]), (2.0, [0])])
+def test_drafts_must_save_the_hosts_time_where_steps_overlap(host_seconds: float, lengths: list[int]) -> None:
+    """A step with a draft yields 1.5 tokens; without one, the host's time and the device's second overlap."""
+    step = seconds_by_rows({1: 1.0, 32: 1.0}, 2)
+
+    found = best_lengths(np.array([0.5]), np.array([1]), 1, step, FREE, host_seconds)
+
+    assert found.tolist() == lengths
+
+
+def test_hosts_time_is_that_of_most_of_the_latest_steps() -> None:
+    allocation = DraftAllocation(seconds_by_rows({1: 1.0, 32: 1.0}, MOST_ROWS), FREE)
+    for seconds in [100.0, *[0.4] * 4, 100.0]:
+        allocation.observe_host(seconds)
+    assert allocation.may_pay([Acceptance(0.5)], [1], 1)
+    for _ in range(HOST_STEPS):
+        allocation.observe_host(0.6)
+    assert not allocation.may_pay([Acceptance(0.5)], [1], 1)
+
+
+def test_trials_between_overlapped_steps_pay_for_the_hosts_time() -> None:
+    step = seconds_by_rows({1: 0.01, 2: 0.011}, MOST_ROWS)
+    allocation = DraftAllocation(step, FREE)
+    for _ in range(HOST_STEPS):
+        allocation.observe_host(0.004)
+    acceptance, num_trials = Acceptance(0.0), 0
+    for _ in range(1000):
+        if allocation.may_pay([acceptance], [4], 1):
+            assert allocation.allot([acceptance], [4], 1) == [1]
+            num_trials += 1
+    assert 18 <= num_trials <= TRIAL_SHARE * 1000 * 0.01 / (0.004 + 0.001)
 
 
 def test_a_full_step_has_no_trial() -> None:
