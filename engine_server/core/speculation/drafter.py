@@ -18,6 +18,10 @@ class Drafter(Protocol):
     def seconds(self, most_requests: int) -> Floats:
         """Return the time to draft one token for each of 0 to `most_requests` requests together, in seconds."""
 
+    def debts(self, requests: Sequence[GenerationRequest]) -> list[float]:
+        """Return the seconds that each request's drafts take before the first, for tokens not computed so far."""
+        return [0.0] * len(requests)
+
     def limits(self, requests: Sequence[GenerationRequest], most: int) -> list[int]:
         """Return how many tokens can be drafted for each request, at most `most`."""
 

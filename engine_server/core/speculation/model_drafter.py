@@ -10,6 +10,7 @@ from engine_server.core.executor import Executor
 from engine_server.core.scheduling.batch import Batch, Scheduled, num_tokens
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.core.speculation.chains import ChainDrafter, draft_chains
+from engine_server.core.speculation.cost_model import Floats
 from engine_server.modeling.attention.interface import IntArray
 
 
@@ -29,6 +30,11 @@ class Progress:
     def missing(self) -> int:
         """Number of tokens that the draft model has yet to compute before it can draft."""
         return len(self.request.token_ids) - self.computed
+
+    @property
+    def debt(self) -> int:
+        """Number of tokens that the draft model has yet to compute besides the last one, if its drafts came true."""
+        return max(0, self.missing - 1 - len(self.drafts))
 
     def blocks(self, table: BlockTable, count: int) -> IntArray:
         """Return the ids of the blocks that hold the request's first `count` tokens."""
@@ -65,10 +71,20 @@ class ModelDrafter(ChainDrafter):
         super().__init__(executor)
         self._longest = longest
         self._budget = executor.runner.config.scheduler_config.max_num_batched_tokens
+        # Of a token in a large batch, by which those that are behind are priced.
+        self.token_seconds = 0.0
         # By row of the block table.
         self._progress: dict[int, Progress] = {}
         # By block: its latest allocation in which the model has computed all its tokens.
         self._filled = np.zeros(self._table.pool.num_blocks, dtype=np.int64)
+
+    def seconds(self, most_requests: int) -> Floats:
+        measured = super().seconds(most_requests)
+        self.token_seconds = float(measured[-1]) / most_requests
+        return measured
+
+    def debts(self, requests: Sequence[GenerationRequest]) -> list[float]:
+        return [self._of(request).debt * self.token_seconds for request in requests]
 
     def limits(self, requests: Sequence[GenerationRequest], most: int) -> list[int]:
         if not self._has_room(requests):
@@ -131,4 +147,5 @@ class ModelDrafter(ChainDrafter):
         progress = self._progress.get(request.row)
         if progress is None or progress.request is not request:
             progress = self._progress[request.row] = Progress(request)
+            self._skip_filled(progress)
         return progress

@@ -75,7 +75,8 @@ class Speculator:
         if self._drafter.is_free:
             self._keep(histories, self._drafter.draft(requests, limits))
         acceptances = [history.acceptance for history in histories]
-        return self._allocation.may_pay(acceptances, limits, len(running))
+        debts = self._drafter.debts(requests)
+        return self._allocation.may_pay(acceptances, limits, len(running), debts)
 
     def propose(self, running: Sequence[Request]) -> None:
         """Set the drafts of the running requests, whose results have all been received."""
@@ -86,7 +87,8 @@ class Speculator:
             return
         histories = self._learned_histories(requests)
         acceptances = [history.acceptance for history in histories]
-        lengths = self._allocation.allot(acceptances, self._limits(requests), len(running))
+        debts = self._drafter.debts(requests)
+        lengths = self._allocation.allot(acceptances, self._limits(requests), len(running), debts)
         self._keep(histories, self._drafter.draft(requests, lengths))
         for history in histories:
             history.request.drafts = history.drafts
@@ -146,5 +148,5 @@ def make_speculator(config: EngineConfig, executor: Executor) -> Speculator | No
     else:
         drafter = NgramDrafter(settings.prompt_lookup_min, settings.prompt_lookup_max)
     step_seconds = seconds_by_rows(executor.decode_seconds(), scheduling.max_num_rows)
-    allocation = DraftAllocation(step_seconds, drafter.seconds(scheduling.max_num_seqs))
+    allocation = DraftAllocation(step_seconds, drafter.seconds(scheduling.max_num_rows))
     return Speculator(drafter, allocation, settings.num_speculative_tokens)

@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 
 from engine_server.core.speculation.acceptance import Acceptance
 from engine_server.core.speculation.cost_model import (
+    ADVANCE,
     HOST_STEPS,
     TRIAL_SHARE,
     DraftAllocation,
     Floats,
     best_lengths,
+    saved_seconds,
     seconds_by_rows,
 )
 
@@ -128,7 +130,7 @@ def test_requests_without_acceptance_are_tried_in_turn_within_one_percent_of_the
     tried = [0] * requests
     seconds = 0.0
     for _ in range(1000 * requests):
-        lengths = allocation.allot(acceptances, [4] * requests, requests)
+        lengths = allocation.allot(acceptances, [4] * requests, requests, [0.0] * requests)
         seconds += step[requests + sum(lengths)] - step[requests]
         tried = [count + length for count, length in zip(tried, lengths, strict=True)]
 
@@ -143,7 +145,7 @@ def test_a_request_whose_drafts_are_accepted_again_soon_gets_more() -> None:
 
     lengths: list[int] = []
     for _ in range(50):
-        lengths += allocation.allot([acceptance], [8], 1)
+        lengths += allocation.allot([acceptance], [8], 1, [0.0])
         acceptance.update(lengths[-1], lengths[-1])
 
     assert lengths[0] == 0
@@ -153,7 +155,7 @@ def test_a_request_whose_drafts_are_accepted_again_soon_gets_more() -> None:
 def test_a_request_without_proposals_is_not_tried() -> None:
     allocation = DraftAllocation(seconds_by_rows({1: 0.01, 32: 0.013}, MOST_ROWS), FREE)
 
-    assert all(allocation.allot([Acceptance()], [0], 1) == [0] for _ in range(200))
+    assert all(allocation.allot([Acceptance()], [0], 1, [0.0]) == [0] for _ in range(200))
 
 
 @pytest.mark.parametrize(("host_seconds", "lengths"), [(0.0, [1]), (0.4, [1]), (0.6, [0]), (2.0, [0])])
@@ -170,10 +172,10 @@ def test_hosts_time_is_that_of_most_of_the_latest_steps() -> None:
     allocation = DraftAllocation(seconds_by_rows({1: 1.0, 32: 1.0}, MOST_ROWS), FREE)
     for seconds in [100.0, *[0.4] * 4, 100.0]:
         allocation.observe_host(seconds)
-    assert allocation.may_pay([Acceptance(0.5)], [1], 1)
+    assert allocation.may_pay([Acceptance(0.5)], [1], 1, [0.0])
     for _ in range(HOST_STEPS):
         allocation.observe_host(0.6)
-    assert not allocation.may_pay([Acceptance(0.5)], [1], 1)
+    assert not allocation.may_pay([Acceptance(0.5)], [1], 1, [0.0])
 
 
 def test_trials_between_overlapped_steps_pay_for_the_hosts_time() -> None:
@@ -183,8 +185,8 @@ def test_trials_between_overlapped_steps_pay_for_the_hosts_time() -> None:
         allocation.observe_host(0.004)
     acceptance, num_trials = Acceptance(0.0), 0
     for _ in range(1000):
-        if allocation.may_pay([acceptance], [4], 1):
-            assert allocation.allot([acceptance], [4], 1) == [1]
+        if allocation.may_pay([acceptance], [4], 1, [0.0]):
+            assert allocation.allot([acceptance], [4], 1, [0.0]) == [1]
             num_trials += 1
     assert 18 <= num_trials <= TRIAL_SHARE * 1000 * 0.01 / (0.004 + 0.001)
 
@@ -192,7 +194,7 @@ def test_trials_between_overlapped_steps_pay_for_the_hosts_time() -> None:
 def test_a_full_step_has_no_trial() -> None:
     allocation = DraftAllocation(seconds_by_rows({1: 0.01, 2: 0.01}, 2), FREE)
 
-    assert all(allocation.allot([Acceptance(0.0)] * 2, [4, 4], 2) == [0, 0] for _ in range(200))
+    assert all(allocation.allot([Acceptance(0.0)] * 2, [4, 4], 2, [0.0] * 2) == [0, 0] for _ in range(200))
 
 
 def test_drafts_pay_in_small_steps_alone() -> None:
@@ -202,3 +204,48 @@ def test_drafts_pay_in_small_steps_alone() -> None:
     assert allocation.pays(4, probability=0.5)
     assert not allocation.pays(4, probability=0.0)
     assert not allocation.pays(16, probability=0.5)
+
+
+@given(st.data(), probabilities, step_costs, draft_costs)
+def test_saved_time_is_that_of_the_same_tokens_without_drafts_less_the_steps_own(
+    data: st.DataObject, p: list[float], step: Floats, draft: Floats
+) -> None:
+    lengths = tuple(data.draw(st.integers(0, 3)) for _ in p)
+    usual, own = (rate(some, p, len(p), step, draft) for some in ((0,) * len(p), lengths))
+    tokens = len(p) + sum(q**i for q, length in zip(p, lengths, strict=True) for i in range(1, length + 1))
+
+    saved = saved_seconds(np.array(p), np.array(lengths), len(p), step, draft)
+
+    assert saved == pytest.approx(tokens / usual - tokens / own)
+
+
+@pytest.mark.parametrize("debt", [0.005, 0.2, 3.0])
+@pytest.mark.parametrize("answer", [3, 40, 1000])
+def test_requests_whose_prompts_a_drafter_must_compute_first_are_not_slower_than_without_drafts(
+    debt: float, answer: int
+) -> None:
+    """One request after another has an answer of so many tokens, and every draft is accepted."""
+    step, draft = seconds_by_rows({1: 0.010, 9: 0.020}, MOST_ROWS), seconds_by_rows({1: 0.001}, MOST_ROWS)
+    allocation, seconds, num_requests = DraftAllocation(step, draft), 0.0, 60
+    for _ in range(num_requests):
+        acceptance, rest, owed = Acceptance(1.0), answer, debt
+        while rest > 0:
+            (length,) = allocation.allot([acceptance], [min(8, rest - 1)], 1, [owed])
+            seconds += float(step[1 + length] + length * draft[1]) + (owed if length else 0.0)
+            owed = 0.0 if length else owed
+            rest -= 1 + length
+
+    without = num_requests * answer * float(step[1])
+    assert seconds <= without * (1 + TRIAL_SHARE) + ADVANCE
+    if debt < 0.1 * answer * step[1]:
+        assert seconds < 0.6 * without
+
+
+def test_the_smallest_debts_are_paid_first() -> None:
+    step = seconds_by_rows({1: 1.0, 32: 1.0}, MOST_ROWS)
+
+    lengths = DraftAllocation(step, FREE).allot(
+        [Acceptance(0.9)] * 3, [2, 2, 2], 3, [0.7, 0.4 * ADVANCE, 0.5]
+    )
+
+    assert lengths == [0, 2, 2]
