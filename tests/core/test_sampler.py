@@ -12,7 +12,9 @@ from sampling import launch, make_sampler
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from engine_server.core.heads.draw import keep_top_p, philox4x32, uniform
+from engine_server.core.heads.head import HiddenStates
 from engine_server.core.logits.grammars import continuations
+from engine_server.core.scheduling.batch import Scheduled
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.core.scheduling.step_result import StepResult
 from engine_server.modeling.platform.cpu import CpuPlatform
@@ -120,6 +122,30 @@ def test_min_p_is_relative_to_the_likeliest_token(min_p: float, seed: int) -> No
     allowed = (probabilities >= min_p * probabilities.max() * (1 - 1e-5)).nonzero().flatten().tolist()
     requests = [request(index, seed=seed, min_p=min_p) for index in range(20)]
     assert set(sample(logits.expand(20, VOCABULARY), *requests)) <= set(allowed)
+
+
+def test_penalties_forget_wrong_drafts_when_a_request_comes_back_to_an_earlier_row() -> None:
+    """A request has a wrong draft in row 0, is preempted to row 1, and comes back with as many tokens as drafted."""
+    logits = torch.zeros(1, VOCABULARY)
+    logits[0, 3], logits[0, 4] = 1.0, 0.9
+    sampler = make_sampler(VOCABULARY, max_num_seqs=2)
+    one = request(temperature=0, frequency_penalty=0.5)
+
+    def step(row: int, *drafts: int) -> int:
+        """Sample the token after the request's own, and one after each draft; return the first."""
+        length = len(one.token_ids)
+        one.token_ids += drafts
+        batch = [Scheduled(one, row, length - 1, 1, samples=True)]
+        batch += [
+            Scheduled(one, row, start, 1, samples=True, draft=draft)
+            for start, draft in enumerate(drafts, length)
+        ]
+        states = HiddenStates(batch, logits.repeat(len(batch), 1), [], [], None)
+        tokens = sampler.sampler.launch(states, sampler.grammars.fill(batch)).collect()[0].tokens
+        one.token_ids[length:] = tokens
+        return tokens[0]
+
+    assert [step(0, 9), step(1), step(0)] == [3, 4, 3]
 
 
 @settings(max_examples=40, deadline=None)

@@ -87,6 +87,9 @@ class Penalties:
 
     def _count_all(self, row: int, request: Request, length: int) -> None:
         """Count the first `length` tokens of a request that is new in its row."""
+        # What was counted in an earlier row may have ended with drafts that were wrong.
+        for other in [other for other, (owner, _) in self._counted.items() if owner is request]:
+            del self._counted[other]
         own = request.token_ids[request.num_virtual : length]
         # A token of the prompt stands for virtual ones, which have no penalty.
         token_ids = self._platform.to_device(own[:1] * request.num_virtual + own)
