@@ -23,10 +23,15 @@ from workers import pytest_collection_modifyitems, pytest_xdist_make_scheduler  
 pytest_plugins = ["engines"]
 
 # Speed is no property of these tests: a machine may be slow, or busy.
-hypothesis.settings.register_profile(
-    "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
-hypothesis.settings.load_profile("untimed")
+# `make test` runs a few examples of each property, `make test TIER=all` many.
+for profile, examples in (("default", 25), ("thorough", 200)):
+    hypothesis.settings.register_profile(
+        profile,
+        max_examples=examples,
+        deadline=None,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
+hypothesis.settings.load_profile("default")
 
 ROOT = Path(__file__).parent.parent
 CLUSTER = ROOT.parent / "shared" / "cluster" / "cluster"

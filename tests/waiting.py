@@ -14,10 +14,14 @@ PATIENCE = 120.0
 LONGEST_PAUSE = 0.05
 
 
+class NotYetError(Exception):
+    """The object that a question is about does not exist yet, or has not begun to report."""
+
+
 def until(question: Callable[[], T], what: str = "", seconds: float = PATIENCE) -> T:
     """Ask until the answer is true, and return it; fail the test after `seconds`.
 
-    An assertion or lookup error in the question counts as false. A question whose answer can't become true any more
+    NotYetError in the question counts as false. A question whose answer can't become true any more
     calls `pytest.fail`. At most half of the time is spent on asking, since some questions are expensive.
     """
     end = time.monotonic() + seconds
@@ -28,7 +32,7 @@ def until(question: Callable[[], T], what: str = "", seconds: float = PATIENCE) 
             if answer := question():
                 return answer
             seen = answer
-        except (AssertionError, LookupError) as error:
+        except (NotYetError, AssertionError, LookupError) as error:  # TODO: NotYetError alone
             seen = error
         now = time.monotonic()
         if now > end:
