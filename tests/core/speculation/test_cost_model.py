@@ -1,6 +1,6 @@
 """The choice of the numbers of drafts, compared with trying all of them."""
 
-from itertools import product
+from itertools import permutations, product
 
 import numpy as np
 import pytest
@@ -101,9 +101,10 @@ def test_a_likelier_request_gets_no_fewer_drafts(p: list[float], step: Floats, d
 def test_of_a_batch_the_likelier_requests_get_no_fewer_drafts(
     p: list[float], step: Floats, draft: Floats
 ) -> None:
-    lengths = lengths_of(sorted(p), 4, step, draft)
+    lengths = lengths_of(p, 4, step, draft)
 
-    assert lengths == sorted(lengths)
+    for (less, fewer), (likelier, more) in permutations(zip(p, lengths, strict=True), 2):
+        assert less >= likelier or fewer <= more
 
 
 def test_seconds_are_linear_between_the_measured_rows_and_beyond() -> None:
