@@ -1,7 +1,9 @@
 # Each target installs what it needs; later runs start immediately.
 #   PYTHON       the Python to use, 3.11 or later (default: the first found)
+#   TIER         which tests `make test` runs: default, or all
 #   TORCH_INDEX  the package index for torch alone, e.g. of its CPU builds (default: the ordinary index)
 #   KUBECONFIG   the cluster for `make e2e`
+TIER ?= default
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
@@ -15,11 +17,6 @@ TORCH_INDEX ?=
 # The oldest transformers that pyproject.toml allows, and its dependencies that differ from constraints.txt.
 OLDEST := 5.17.0
 OLDEST_NEEDS := huggingface-hub==1.33.0 httpx==0.28.1 httpcore==1.0.9
-MODEL_TESTS := tests/engine tests/core tests/modeling
-# Of these, the tests whose result can't depend on the version of transformers.
-NO_MODELS := engine/test_async_llm core/test_processes core/test_faults engine/test_admission engine/test_detokenizer \
-	modeling/test_kernel_compile modeling/test_formats
-WORKERS := --numprocesses logical --maxprocesses 4 --dist loadscope --no-loadscope-reorder
 CLUSTER := ../shared/cluster/cluster
 # helm and kubectl are not installed here: they are found on PATH or beside the cluster script.
 TOOLS = if ! command -v $(1) >/dev/null && [ -x $(CLUSTER) ]; then eval "$$($(CLUSTER) assets)"; fi; \
@@ -44,22 +41,17 @@ up: $(VENV)/.native ## serve the sample model on this machine
 MOTO := 5.2.5
 
 .PHONY: test
-test: $(VENV)/.development $(VENV)/.native $(VENV)/.moto ## all tests except thorough ones and end to end
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -q $(WORKERS) --ignore tests/kernels
-
-.PHONY: test-thorough
-test-thorough: $(VENV)/.development $(VENV)/.native ## exhaustive comparisons, and the GPU kernels in Triton's interpreter
-	@export OMP_NUM_THREADS=1; \
-	TRITON_INTERPRET=1 $(BIN)/pytest -q tests/kernels >$(VENV)/kernels.log 2>&1 & kernels=$$!; \
-	$(BIN)/pytest -q $(WORKERS) -m thorough || failed=1; \
-	wait $$kernels || [ $$? = 5 ] || failed=1; \
-	tail -n 200 $(VENV)/kernels.log; exit $${failed:-0} # 5: no tests, without Triton
+test: $(VENV)/.development $(VENV)/.native$(if $(filter all,$(TIER)),-all) $(VENV)/.moto ## all tests but the exhaustive and end-to-end ones; ONLY=router: a folder's, CHANGED=1: those that the changes since main touch, TIER=all: exhaustive ones too
+	@$(BIN)/python tests/run.py $(if $(filter all,$(TIER)),--all) $(if $(ONLY),--only '$(ONLY)') $(if $(CHANGED),--changed)
 
 .PHONY: test-oldest
-test-oldest: $(VENV)/.oldest $(VENV)/.native ## the engine's tests with the oldest supported transformers
-	@TRANSFORMERS=$(OLDEST) PYTHONPATH=$(CURDIR)/$(VENV)/oldest OMP_NUM_THREADS=1 $(BIN)/pytest -q $(WORKERS) \
-		-m 'not e2e' $(MODEL_TESTS) \
-		$(NO_MODELS:%=--ignore tests/%.py)
+test-oldest: $(VENV)/.oldest $(VENV)/.native ## the tests that depend on transformers, with the oldest supported one
+	@TRANSFORMERS=$(OLDEST) PYTHONPATH=$(CURDIR)/$(VENV)/oldest OMP_NUM_THREADS=1 $(BIN)/pytest -q \
+		--numprocesses logical --maxprocesses 4 --dist loadfile -m 'transformers and not thorough and not e2e'
+
+.PHONY: mutations
+mutations: $(VENV)/.development $(VENV)/.native ## check that the tests notice faults put into the scheduler, the router and the operator
+	@$(BIN)/python tests/mutations/run.py
 
 .PHONY: lint
 lint: $(VENV)/.development ## style, types, import contracts, file sizes, generated files
@@ -75,7 +67,7 @@ lint: $(VENV)/.development ## style, types, import contracts, file sizes, genera
 
 .PHONY: e2e
 e2e: $(VENV)/.development $(VENV)/.native ## end-to-end tests on this machine and on a cluster: KUBECONFIG's, or a temporary one
-	@$(BIN)/pytest -q -m e2e tests/e2e
+	@$(BIN)/pytest -q -m e2e -p flaky --reruns 1 --durations 10 -rs tests/e2e
 
 # For a GPU machine without a package index that has Python 3.12, torch, Triton and transformers.
 GPU_WHEELS := msgspec prometheus-client pyzmq pytest-asyncio

@@ -18,7 +18,6 @@ import hypothesis
 import pytest
 import yaml
 from waiting import until
-from workers import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401  (hooks)
 
 pytest_plugins = ["engines"]
 

@@ -1,0 +1,156 @@
+"""Run the tests in processes side by side and end in one line: `make test` calls this.
+
+    python tests/run.py [--all] [--only FOLDER | --changed]
+
+The control plane's process never imports torch, so its workers start in a second. Its output, and that of the GPU
+kernels in Triton's interpreter, is a file that is printed whole when a test in it failed.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from selection import changed_tests
+
+ROOT = Path(__file__).parent.parent
+TESTS = ROOT / "tests"
+LOGS = ROOT / "build" / "tests"
+CONTROL_PLANE = ("bench", "charts", "compat", "contract", "local", "operator", "router")
+# Tests of other commands: `make e2e`, and pytest on a machine with a GPU.
+ELSEWHERE = ("e2e", "gpu")
+KERNELS = "kernels"
+WORKERS = ("--numprocesses=logical", "--maxprocesses=4", "--dist=loadfile")
+NUM_SLOWEST = 10
+EMPTY = 5
+
+
+@dataclass(frozen=True)
+class Part:
+    """Tests that one pytest process runs."""
+
+    name: str
+    paths: list[Path]
+    options: tuple[str, ...] = WORKERS
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def log(self) -> Path:
+        return LOGS / f"{self.name}.log"
+
+    @property
+    def report(self) -> Path:
+        return LOGS / f"{self.name}.xml"
+
+    def start(self, options: list[str], visible: bool) -> subprocess.Popen[bytes]:
+        """Start pytest; its output is this process's, or the log."""
+        self.report.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={self.report}", *self.options, *options]
+        command += map(str, self.paths)
+        environment = os.environ | {"OMP_NUM_THREADS": "1"} | self.environment
+        with self.log.open("wb") as log:
+            output = None if visible else log
+            return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output)
+
+
+@dataclass
+class Outcome:
+    """What the tests of all parts came to."""
+
+    passed: int = 0
+    failed: int = 0
+    # Tests skipped for each reason.
+    skipped: Counter[str] = field(default_factory=Counter)
+    # Seconds of each test.
+    seconds: list[tuple[float, str]] = field(default_factory=list)
+
+    def add(self, report: Path) -> None:
+        for case in ElementTree.parse(report).iter("testcase"):
+            self.seconds.append((float(case.get("time", 0)), f"{case.get('classname')}::{case.get('name')}"))
+            skip = case.find("skipped")
+            if case.find("failure") is not None or case.find("error") is not None:
+                self.failed += 1
+            elif skip is not None:
+                self.skipped[skip.get("message") or "no reason given"] += 1
+            else:
+                self.passed += 1
+
+    def show(self) -> None:
+        print(f"the {NUM_SLOWEST} slowest:")
+        for seconds, name in sorted(self.seconds, reverse=True)[:NUM_SLOWEST]:
+            print(f"{seconds:8.1f} s  {name}")
+        if self.skipped:
+            print("skipped:")
+        for reason, count in self.skipped.most_common():
+            print(f"{count:8}    {reason}")
+        skipped = self.skipped.total()
+        print(f"{self.passed} passed, {self.failed} failed, {skipped} skipped", flush=True)
+
+
+def divide(paths: list[Path], every_tier: bool) -> list[Part]:
+    """Divide test files and folders among the processes; those without tests are left out."""
+    areas = {path: path.relative_to(TESTS).parts[0] for path in paths}
+    engine = [path for path, area in areas.items() if area not in (*CONTROL_PLANE, *ELSEWHERE, KERNELS)]
+    control_plane = [path for path, area in areas.items() if area in CONTROL_PLANE]
+    kernels = [path for path, area in areas.items() if area == KERNELS] if every_tier else []
+    parts = [
+        Part("engine", engine),
+        Part("control-plane", control_plane, (*WORKERS, "-p", "no_torch")),
+        Part("kernels", kernels, (), {"TRITON_INTERPRET": "1"}),
+    ]
+    return [part for part in parts if part.paths]
+
+
+def run(parts: list[Part], options: list[str], partial: bool) -> bool:
+    """Run the parts side by side; return True if all tests passed, and there were some unless it's a partial run."""
+    LOGS.mkdir(parents=True, exist_ok=True)
+    running = [(part, part.start(options, visible=part is parts[0])) for part in parts]
+    outcome, complete = Outcome(), True
+    for part, process in running:
+        code = process.wait()
+        if part.report.exists():
+            outcome.add(part.report)
+        may_be_empty = partial or part.name == KERNELS  # without Triton there is nothing to interpret
+        if code == 0 or (code == EMPTY and may_be_empty):
+            continue
+        complete = False
+        if part is not parts[0]:
+            print(f"== {part.log.relative_to(ROOT)}\n{part.log.read_text(errors='replace')}")
+        print(f"the tests of {part.name} ended with exit code {code}")
+    outcome.show()
+    return complete and not outcome.failed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--all", action="store_true", help="thorough tests and more generated examples too")
+    selection = parser.add_mutually_exclusive_group()
+    selection.add_argument("--only", metavar="FOLDER", help="a folder or file of tests/, such as router")
+    selection.add_argument("--changed", action="store_true", help="what the changes since main touch")
+    arguments = parser.parse_args()
+    options = ["-m", "not e2e", "--hypothesis-profile=thorough"] if arguments.all else []
+    if arguments.only:
+        paths = [TESTS / arguments.only]
+        if not paths[0].exists():
+            areas = sorted(
+                path.name for path in TESTS.iterdir() if path.is_dir() and path.name[0] not in "._"
+            )
+            parser.error(f"there is no tests/{arguments.only}; tests/ has {', '.join(areas)}")
+    elif arguments.changed:
+        paths = changed_tests(ROOT)
+        print(f"{len(paths)} files are affected by the changes since main")
+    else:
+        paths = [path for path in sorted(TESTS.iterdir()) if path.is_dir() or path.name.startswith("test_")]
+        paths = [path for path in paths if path.is_file() or any(path.rglob("test_*.py"))]
+    parts = divide(paths, arguments.all or arguments.only == KERNELS)
+    return 0 if run(parts, options, bool(arguments.only or arguments.changed)) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
