@@ -1,0 +1,85 @@
+"""The LLMDeployment that all recordings are about. Those of past releases are too: add to it, and change nothing."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from llm_operator.api.spec import parse
+from llm_operator.control.root_keys import hashes
+from llm_operator.observed import ChildKey, KeyHashes, Manifest, Observed
+from llm_operator.plan.plan import plan
+from llm_operator.settings import Settings
+
+from engine_server.contract.api import Key
+
+KEY = Key("team", "llama")
+UID = "6f1a"
+ADDRESS = "10.0.0.7"
+# The first of several is in use; engines accept all.
+ROUTER_ROOTS = (b"router-root-2", b"router-root-1")
+ADMIN_ROOTS = (b"admin-root",)
+ADAPTER, ADAPTER_URI = "pirate", "hf://org/pirate"
+MANIFEST: Manifest = {
+    "apiVersion": "fairlead.dev/v1alpha1",
+    "kind": "LLMDeployment",
+    "metadata": {
+        "name": KEY.name,
+        "namespace": KEY.namespace,
+        "uid": UID,
+        "generation": 3,
+        "creationTimestamp": "2026-01-01T00:00:00Z",
+        "resourceVersion": "17",
+        "annotations": {"fairlead.dev/rolled-at": "monday"},
+    },
+    "spec": {
+        "model": {"uri": "hf://org/llama@v1", "servedNames": ["llama-chat"]},
+        "adapters": [{"name": ADAPTER, "uri": ADAPTER_URI}],
+        "engine": {
+            "maxModelLen": 2048,
+            "args": ["--seed=1"],
+            "files": [{"path": "/etc/greeting", "content": "hello"}],
+        },
+        "resources": {"cpu": "2", "memory": "4Gi"},
+        "replicas": 2,
+        "autoscaling": {"min": 0, "max": 4},
+        "routing": {"policy": "least_load"},
+        "rollout": {"drainTimeoutSeconds": 30},
+    },
+}
+DEPLOYMENT = parse(MANIFEST)
+# The same with a cache of its model.
+CACHED_MANIFEST: Manifest = {
+    **MANIFEST,
+    "spec": {
+        **MANIFEST["spec"],
+        "model": {"uri": "hf://org/llama@v1", "cache": {"size": "10Gi"}},
+    },
+}
+CACHED_DEPLOYMENT = parse(CACHED_MANIFEST)
+SETTINGS = Settings(
+    engine_image="fairlead-engine:0",
+    operator="fairlead-system/fairlead-operator",
+    engine_keys=True,
+    network_peers=({"podSelector": {"matchLabels": {"app.kubernetes.io/component": "router"}}},),
+    version="0",
+)
+
+
+def observe(manifest: Manifest, children: Iterable[Manifest] = (), **state: Any) -> Observed:
+    """Return the cluster with these children of the deployment."""
+    return Observed(
+        subject=manifest,
+        children={ChildKey.of(child): child for child in children},
+        key_hashes=KeyHashes(hashes(ROUTER_ROOTS, UID), hashes(ADMIN_ROOTS, UID)),
+        **state,
+    )
+
+
+def planned(manifest: Manifest, children: Iterable[Manifest] = ()) -> dict[ChildKey, Manifest]:
+    """Return the children that today's operator plans where these exist."""
+    return dict(plan(parse(manifest), observe(manifest, children), SETTINGS).apply)
+
+
+def config_map(suffix: str) -> dict[str, str]:
+    """Return the content of the deployment's ConfigMap NAME-SUFFIX."""
+    data: dict[str, str] = planned(MANIFEST)[ChildKey("v1", "ConfigMap", f"{KEY.name}-{suffix}")]["data"]
+    return data
