@@ -25,8 +25,9 @@ RUN if [ -n "${TORCH_INDEX}" ]; then /opt/fairlead/bin/pip install --no-deps --i
 
 FROM ${BASE} AS kernels
 RUN command -v g++ || { apt-get update && apt-get install --yes --no-install-recommends g++; }
-COPY engine_server/modeling/native /native
-RUN python3 /native/build.py
+WORKDIR /source
+COPY engine_server/modeling/native engine_server/modeling/native
+RUN python3 -m engine_server.modeling.native.build --all
 
 FROM ${BASE} AS wheel
 ENV PIP_CONSTRAINT=/constraints.txt PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -35,7 +36,7 @@ RUN python3 -m venv /opt/build && /opt/build/bin/pip install hatchling
 COPY pyproject.toml README.md LICENSE /source/
 COPY engine_server /source/engine_server
 COPY operator /source/operator
-COPY --from=kernels /native /source/engine_server/modeling/native
+COPY --from=kernels /source/engine_server/modeling/native /source/engine_server/modeling/native
 RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /dist /source
 
 FROM ${BASE} AS control-plane-root

@@ -1,7 +1,8 @@
 # Each target installs what it needs; later runs start immediately.
 #   PYTHON       the Python to use, 3.11 or later (default: the first found)
 #   TIER         which tests `make test` runs: default, or all
-#   TORCH_INDEX  the package index for torch alone, e.g. of its CPU builds (default: the ordinary index)
+#   TORCH_INDEX  the package index for torch alone (default: that of its CPU builds on a machine without an NVIDIA
+#                driver, if it can be reached; otherwise, or if empty, the ordinary index)
 #   KUBECONFIG   the cluster for `make e2e`
 TIER ?= default
 SHELL := bash
@@ -13,7 +14,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check --no-input
 TORCH := 2.13.0
-TORCH_INDEX ?=
+# The index of torch's CPU builds.
+TORCH_CPU := https://download.pytorch.org/whl/cpu
 # The oldest transformers that pyproject.toml allows, and its dependencies that differ from constraints.txt.
 OLDEST := 5.17.0
 OLDEST_NEEDS := huggingface-hub==1.33.0 httpx==0.28.1 httpcore==1.0.9
@@ -33,15 +35,22 @@ OUTDATED = || { echo "make lint: a generated file is outdated: run make manifest
 help: ## list the targets
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 22
 
+# $(call STEP,what,command): announce a step, run it, and print its seconds.
+STEP = echo "$(1) ..."; SECONDS=0; $(2); echo "$(1): done in $$SECONDS s"
+
+# The kernels are compiled while packages are installed and the model is fetched.
+SAMPLE := manifests/samples/smollm2.yaml
 .PHONY: up
-up: $(VENV)/.native ## serve the sample model on this machine
-	@exec $(BIN)/fairlead up manifests/samples/smollm2.yaml
+up: ## serve the sample model on this machine
+	@$(MAKE) --no-print-directory --jobs=2 $(VENV)/.native $(VENV)/.sample
+	@exec $(BIN)/fairlead up $(SAMPLE)
 
 # A server with the API of S3 for tests. It needs another version of dateutil than the Kubernetes client.
-MOTO := 5.2.5
+MOTO := moto[s3,server]==5.2.5
 
 .PHONY: test
-test: $(VENV)/.development $(VENV)/.native$(if $(filter all,$(TIER)),-all) $(VENV)/.moto ## all tests but the exhaustive and end-to-end ones; ONLY=router: a folder's, CHANGED=1: those that the changes since main touch, TIER=all: exhaustive ones too
+test: ## all tests but exhaustive (TIER=all) and end-to-end ones; ONLY=router: a folder's; CHANGED=1: affected ones
+	@$(MAKE) --no-print-directory --jobs=2 $(VENV)/.native$(if $(filter all,$(TIER)),-all) $(VENV)/.development $(VENV)/.moto
 	@$(BIN)/python tests/run.py $(if $(filter all,$(TIER)),--all) $(if $(ONLY),--only '$(ONLY)') $(if $(CHANGED),--changed)
 
 .PHONY: test-oldest
@@ -99,36 +108,53 @@ $(VENV)/bin/python:
 		if "$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$name; break; fi; \
 	done; \
 	[ -n "$${found:-}" ] || { echo "make: needs Python 3.11 or later; set PYTHON=..." >&2; exit 1; }; \
-	echo "creating $(VENV) with $$("$$found" --version)"; \
-	"$$found" -m venv $(VENV)
+	$(call STEP,creating $(VENV) with $$("$$found" --version),"$$found" -m venv $(VENV))
 
+# torch's CUDA builds are gigabytes larger than its CPU build.
+DRIVER := [ -e /proc/driver/nvidia/version ] || command -v nvidia-smi >/dev/null
+# The alarm ends the process even while it looks up the host.
+ANSWERS = { $(BIN)/python -c 'import signal, urllib.request as web; signal.alarm(2); web.urlopen("$(1)")'; } 2>/dev/null
 $(VENV)/.runtime: pyproject.toml constraints.txt | $(VENV)/bin/python
-	@echo "installing torch into $(VENV) (the largest part) ..."
-	@$(PIP) install --constraint constraints.txt pip hatchling editables
-	@$(PIP) install --constraint constraints.txt $(if $(TORCH_INDEX),--no-deps --index-url $(TORCH_INDEX)) torch
-	@echo "installing the other dependencies ..."
-	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable .
+	@$(call STEP,installing pip and build tools (3 MB),$(PIP) install --constraint constraints.txt pip hatchling editables)
+	@index='$(TORCH_INDEX)'; \
+	if [ $(origin TORCH_INDEX) = undefined ] && ! { $(DRIVER); } && $(call ANSWERS,$(TORCH_CPU)/torch/); then \
+		index=$(TORCH_CPU); fi; \
+	$(call STEP,installing torch from $${index:-the ordinary index} (CPU builds: 200 MB; CUDA builds: 3 GB),$(PIP) install --constraint constraints.txt \
+		$${index:+--no-deps --index-url "$$index"} torch)
+	@$(call STEP,installing the other dependencies (120 MB),\
+		$(PIP) install --constraint constraints.txt --no-build-isolation --editable .)
 	@touch $@
 
+# Stamps of the kernels: .native has this machine's instruction level, .native-all every level.
 NATIVE := engine_server/modeling/native
-$(VENV)/.native: $(wildcard $(NATIVE)/*.cpp $(NATIVE)/*.h) $(NATIVE)/build.py | $(VENV)/.runtime
-	@echo "compiling the CPU kernels ..."
-	@$(BIN)/python -m engine_server.modeling.native.build
+KERNELS := $(wildcard $(NATIVE)/*.cpp $(NATIVE)/*.h) $(NATIVE)/build.py $(NATIVE)/levels.py
+$(VENV)/.native: $(KERNELS) | $(VENV)/bin/python
+	@$(call STEP,compiling the CPU kernels for this machine,$(BIN)/python -m engine_server.modeling.native.build)
+	@touch $@
+
+$(VENV)/.native-all: $(KERNELS) | $(VENV)/bin/python
+	@$(call STEP,compiling the CPU kernels for every instruction level,\
+		$(BIN)/python -m engine_server.modeling.native.build --all)
+	@touch $@
+
+$(VENV)/.sample: $(SAMPLE) | $(VENV)/.runtime
+	@$(call STEP,fetching the sample model (90 MB),$(BIN)/fairlead fetch $$(sed -n 's/^ *uri: //p' $(SAMPLE)) >/dev/null)
 	@touch $@
 
 $(VENV)/.development: $(VENV)/.runtime
-	@echo "installing the dependencies of tests and lint ..."
-	@$(PIP) install --constraint constraints.txt --group build --group test --group lint
+	@$(call STEP,installing the dependencies of tests and lint (180 MB),\
+		$(PIP) install --constraint constraints.txt --group build --group test --group lint)
 	@touch $@
 
+# Its conflict with the Kubernetes client is none: the folder is used by itself.
 $(VENV)/.moto: Makefile $(VENV)/.development
-	@echo "installing moto $(MOTO) into $(VENV)/moto ..."
 	@rm -rf $(VENV)/moto
-	@$(PIP) install --target $(VENV)/moto 'moto[s3,server]==$(MOTO)'
+	@$(call STEP,installing moto into $(VENV)/moto (30 MB),\
+		$(PIP) install --no-warn-conflicts --target $(VENV)/moto '$(MOTO)')
 	@touch $@
 
 $(VENV)/.oldest: Makefile $(VENV)/.development
-	@echo "installing transformers $(OLDEST) into $(VENV)/oldest ..."
 	@rm -rf $(VENV)/oldest
-	@$(PIP) install --no-deps --target $(VENV)/oldest transformers==$(OLDEST) $(OLDEST_NEEDS)
+	@$(call STEP,installing transformers $(OLDEST) into $(VENV)/oldest (12 MB),\
+		$(PIP) install --no-deps --target $(VENV)/oldest transformers==$(OLDEST) $(OLDEST_NEEDS))
 	@touch $@

@@ -17,7 +17,7 @@ from engine_server.modeling.formats.native_floating import NativeFloatingFormat
 from engine_server.modeling.formats.native_integer import NativeIntegerFormat
 from engine_server.modeling.formats.packed import pack
 from engine_server.modeling.formats.weight_format import WeightFormat
-from engine_server.modeling.native.library import instruction_level
+from engine_server.modeling.native.levels import instruction_level
 
 # Inputs and outputs: query, key and value; output; gate and up; down.
 SHAPES = ((576, 960), (576, 576), (576, 3072), (1536, 576))

@@ -43,7 +43,7 @@ def read_weights(reader: "GGUFReader", file: Path, model: Any, dense: bool) -> t
     kept: Counter[str] = Counter()
     dequantised: Counter[str] = Counter()
     tied, shapes = model.all_tied_weights_keys, {key: one.shape for key, one in model.state_dict().items()}
-    for tensors, parameters in parameters_of(reader, file, model):
+    for tensors, parameters in parameters_of(reader, model):
         for key in parameters.keys() - tied:
             if parameters[key].shape != shapes[key]:
                 raise ModelSourceError(
@@ -72,14 +72,13 @@ def read_weights(reader: "GGUFReader", file: Path, model: Any, dense: bool) -> t
 
 
 def parameters_of(
-    reader: "GGUFReader", file: Path, model: Any
+    reader: "GGUFReader", model: Any
 ) -> Iterator[tuple[list["ReaderTensor"], dict[str, Tensor]]]:
     """Yield the tensors of each parameter, and the parameter in float32 by its name."""
     architecture = reader.get_field("general.architecture")
     assert architecture is not None
     processor: Any = readers.TENSOR_PROCESSORS.get(architecture.contents(), readers.TensorProcessor)
-    settings: Any = readers.load_gguf_checkpoint(file)  # type: ignore[no-untyped-call]
-    processor = processor(config=settings["config"])
+    processor = processor(config=model.config.to_dict())
     names = readers.get_gguf_hf_weights_map(model, processor)
     parts: dict[str, list[ReaderTensor]] = defaultdict(list)
     # The gate and up of experts are one parameter, in this order.

@@ -59,7 +59,7 @@ def device_kind(device: str) -> str:
     """Return the kind of device that computes; on a CPU with its instruction set, on which rounding depends."""
     import torch  # the tokenizer has imported it
 
-    from engine_server.modeling.native.library import instruction_level
+    from engine_server.modeling.native.levels import instruction_level
 
     if device == "cuda" or (device == "auto" and torch.cuda.is_available()):
         return torch.cuda.get_device_name()

@@ -5,11 +5,15 @@ from collections.abc import Iterator
 import pytest
 
 from engine_server.modeling.native import library
+from engine_server.modeling.native.levels import instruction_level, supported_levels
+
+OWN, *OTHERS = dict.fromkeys([instruction_level(), *supported_levels()])
+LEVELS = [OWN, *(pytest.param(other, marks=pytest.mark.thorough) for other in OTHERS)]
 
 
-@pytest.fixture(scope="module", params=library.supported_levels())
+@pytest.fixture(scope="module", params=LEVELS)
 def level(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Load the kernels of one instruction level."""
+    """Load the kernels of an instruction level: this machine's own, and in the thorough tier all that its CPU has."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(library, "instruction_level", lambda: request.param)
         library.kernels.cache_clear()

@@ -56,13 +56,3 @@ def test_each_rank_has_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_platform(GPU, rank=1, ranks=2).device == torch.device("cuda", 1)
     with pytest.raises(ValueError, match="tensor_parallel_size is 3 GPUs, and torch sees 2"):
         choose_platform(GPU, rank=1, ranks=3)
-
-
-@pytest.mark.parametrize(("with_float16", "level"), [(False, "avx512-bf16"), (True, "avx512-vnni")])
-def test_cpu_that_multiplies_float32_faster_than_pairs_of_bfloat16_uses_the_level_without_them(
-    monkeypatch: pytest.MonkeyPatch, with_float16: bool, level: str
-) -> None:
-    instructions = {"avx512_vnni": True, "avx512_bf16": True, "avx512_fp16": with_float16}
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: instructions)
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
-    assert library.instruction_level() == level

@@ -1,38 +1,31 @@
 """Compile the CPU kernels: one library for each instruction level, in the sources' folder.
 
-    python -m engine_server.modeling.native.build
+    python -m engine_server.modeling.native.build [--all]
 
-This needs g++ 11 or later; Clang's vector syntax differs. The kernels share OpenMP's threads with torch, since both
-are linked to libgomp.so.1.
+compiles this machine's own level, or with --all every level, for an image or a wheel. Libraries that are newer than
+their sources are kept. This needs g++ 11 or later; Clang's vector syntax differs. The kernels share OpenMP's threads
+with torch, since both are linked to libgomp.so.1.
 """
 
+import argparse
 import os
 import platform
 import subprocess
 import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from shutil import which
 
-FOLDER = Path(__file__).parent
-# Instruction levels with g++'s options for them, the fastest first.
-LEVELS = {
-    "avx512-bf16": ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"),
-    "avx512-vnni": ("-march=x86-64-v4", "-mavx512vnni"),
-    "avx512": ("-march=x86-64-v4",),
-    "avx2-vnni": ("-march=x86-64-v3", "-mavxvnni"),
-    "avx2": ("-march=x86-64-v3",),
-}
+from engine_server.modeling.native.levels import FOLDER, LEVELS, instruction_level, library_file
+
 # The oldest supported version of g++.
 OLDEST = 11
 FLAGS = (
-    "-std=c++20", "-O3", "-shared", "-fPIC", "-fopenmp", "-ffp-contract=fast", "-fno-trapping-math", "-fno-math-errno",
+    "-std=c++20", "-O3", "-fPIC", "-fopenmp", "-ffp-contract=fast", "-fno-trapping-math", "-fno-math-errno",
     "-Wall", "-Wextra", "-Wno-psabi",
 )  # fmt: skip
-
-
-def library_file(level: str) -> Path:
-    """Return the library of an instruction level; it may not exist."""
-    return FOLDER / f"kernels-{level}.so"
 
 
 def find_compiler() -> str | None:
@@ -44,20 +37,61 @@ def find_compiler() -> str | None:
     return found if int(version.split(".")[0]) >= OLDEST else None
 
 
-def main() -> int:
+def outdated(level: str) -> bool:
+    """Return True if the library of a level is missing, or older than a file that it is made from."""
+    library = library_file(level)
+    sources = [file for pattern in ("*.cpp", "*.h", "build.py", "levels.py") for file in FOLDER.glob(pattern)]
+    return not library.exists() or library.stat().st_mtime < max(file.stat().st_mtime for file in sources)
+
+
+def compile_levels(compiler: str, levels: Sequence[str]) -> None:
+    """Compile every source for each level, as many at a time as there are CPUs, and link the libraries."""
+    sources = sorted(FOLDER.glob("*.cpp"))
+    cpus = len(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(cpus) as jobs:
+
+        def compile_source(source: Path, level: str) -> str:
+            made = f"{folder}/{source.stem}-{level}.o"
+            run(compiler, level, "-c", str(source), "-o", made)
+            return made
+
+        # The largest source takes longest, so it starts first.
+        starts = sorted(sources, key=lambda source: source.stat().st_size, reverse=True)
+        objects = {
+            (level, source): jobs.submit(compile_source, source, level)
+            for level in levels
+            for source in starts
+        }
+        for level in levels:
+            link(compiler, level, [objects[level, source].result() for source in sources])
+
+
+def link(compiler: str, level: str, objects: Sequence[str]) -> None:
+    """Link a level's library, which replaces the earlier one at once."""
+    library = library_file(level)
+    unfinished = library.with_suffix(f".{os.getpid()}.so")
+    run(compiler, level, "-shared", *objects, "-o", str(unfinished))
+    unfinished.replace(library)
+
+
+def run(compiler: str, level: str, *arguments: str) -> None:
+    subprocess.run([compiler, *FLAGS, *LEVELS[level].options, *arguments], check=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Compile the CPU kernels.")
+    parser.add_argument(
+        "--all", action="store_true", help="every instruction level, not this machine's alone"
+    )
+    wanted = list(LEVELS) if parser.parse_args(argv).all else [instruction_level()]
     compiler = find_compiler()
-    if compiler is None:
+    if compiler is None or not LEVELS.keys() >= set(wanted):
         print(
-            "the CPU kernels need Linux on x86-64 and g++ 11; without them plain torch is used, which is slower"
+            "the CPU kernels need Linux, a CPU with AVX2 and g++ 11; without them plain torch is used, which is slower"
         )
         return 0
-    for level, options in LEVELS.items():
-        library = library_file(level)
-        unfinished = library.with_suffix(f".{os.getpid()}.so")
-        sources = map(str, sorted(FOLDER.glob("*.cpp")))
-        command = [compiler, *FLAGS, *options, *sources, "-o", str(unfinished)]
-        subprocess.run(command, check=True)
-        unfinished.replace(library)
+    if levels := [level for level in wanted if outdated(level)]:
+        compile_levels(compiler, levels)
     return 0
 
 

@@ -2,13 +2,12 @@
 
 import ctypes
 import logging
-import platform
 from functools import cache
 from typing import Any
 
 import torch
 
-from engine_server.modeling.native.build import library_file
+from engine_server.modeling.native.levels import instruction_level, library_file
 from engine_server.modeling.native.recording import recorder
 
 POINTER, LONG, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
@@ -38,14 +37,6 @@ SIGNATURES = {
     "add_low_rank": [INT, POINTER, LONG, POINTER, LONG, *[POINTER] * 4, *[LONG] * 4],
     "gather_integer": [INT, *[POINTER] * 5, *[LONG] * 2, *[INT] * 2, FLOAT],
 }  # fmt: skip
-# The capability of the CPU in torch's terms that an instruction level needs, and the instructions beyond it.
-NEEDS = {
-    "avx512-bf16": ("AVX512", ("avx512_vnni", "avx512_bf16")),
-    "avx512-vnni": ("AVX512", ("avx512_vnni",)),
-    "avx512": ("AVX512", ()),
-    "avx2-vnni": ("AVX2", ("avx_vnni",)),
-    "avx2": ("AVX2", ()),
-}
 DTYPES = (torch.float32, torch.bfloat16)
 # The matrix products' numbers of the dtypes of values and results.
 PRODUCT_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -83,30 +74,6 @@ class Kernel:
         current = recorder.get()
         if current is not None:
             current.native(self.name, arguments)
-
-
-def supported_levels() -> list[str]:
-    """Return the levels in `LEVELS` that this CPU supports, the fastest first."""
-    widths, instructions = ("AVX2", "AVX512"), torch.cpu.get_capabilities()
-    capability = torch.backends.cpu.get_cpu_capability()
-    held = widths[: widths.index(capability) + 1] if capability in widths else ()
-    return [
-        level
-        for level, (needed, beyond) in NEEDS.items()
-        if needed in held and all(instructions.get(name) for name in beyond)
-    ]
-
-
-def instruction_level() -> str:
-    """Return the fastest level that this CPU supports, or the name of its architecture.
-
-    CPUs with float16 arithmetic (Intel's since Sapphire Rapids) issue a product of bfloat16 pairs every 2.1 cycles and
-    two of float32 in each: there the level without the former multiplies 1.7 times as fast.
-    """
-    levels = supported_levels()
-    if torch.cpu.get_capabilities().get("avx512_fp16"):
-        levels = [level for level in levels if level != "avx512-bf16"]
-    return next(iter(levels), platform.machine())
 
 
 @cache
