@@ -85,7 +85,10 @@ options = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+# Each example starts an engine.
+@settings(
+    max_examples=settings().max_examples // 5, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(questions, st.data(), st.integers(0, 6), options)
 def test_tokens_are_independent_of_batch_composition(
     model, questions, data, spare: int, options: dict

@@ -6,10 +6,13 @@ import pytest
 
 from engine_server.modeling.native import library
 
+OWN, *OTHERS = dict.fromkeys([library.instruction_level(), *library.supported_levels()])
+LEVELS = [OWN, *(pytest.param(other, marks=pytest.mark.thorough) for other in OTHERS)]
 
-@pytest.fixture(scope="module", params=library.supported_levels())
+
+@pytest.fixture(scope="module", params=LEVELS)
 def level(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Load the kernels of one instruction level."""
+    """Load the kernels of an instruction level: this machine's own, and in the thorough tier all that its CPU has."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(library, "instruction_level", lambda: request.param)
         library.kernels.cache_clear()

@@ -162,7 +162,7 @@ def test_eagle3_head_with_other_settings_is_refused(
         eagle3(tmp_path, llama)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_eagle3_head_with_any_setting_is_refused_or_loaded(
     tmp_path: Path, llama: Loaded, data: st.DataObject

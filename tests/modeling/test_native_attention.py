@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from native_kernels import needs_kernels
 
@@ -152,7 +152,6 @@ def caches(draw: st.DrawFn) -> tuple[Cache, float]:
     return Cache(contexts, heads, dtype, scoring, block_size, cache_dtype), SLACK[dtype]
 
 
-@settings(max_examples=20, deadline=None)
 @given(drawn=caches(), data=st.data())
 def test_chunks_of_prompts_and_decodes_in_one_step_equal_float64(
     drawn: tuple[Cache, float], data: st.DataObject

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -107,7 +107,6 @@ def test_file_with_scales_of_nan_is_refused_by_the_name_of_the_tensor(
         resolve(str(file))
 
 
-@settings(max_examples=40)
 @given(st.data())
 def test_damaged_file_is_refused_or_read_within_its_bounds(
     tmp_path_factory: pytest.TempPathFactory, quantised_gguf: Path, data: st.DataObject
