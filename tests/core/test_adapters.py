@@ -11,6 +11,7 @@ import pytest
 from adapters import greedy, save_lora
 from native_kernels import needs_kernels
 from step_counts import Counts
+from tiers import tiered
 from transformers import LlamaForCausalLM
 
 from engine_server import (
@@ -87,7 +88,9 @@ def outputs(engine: LLMEngine, tuned: Tuned, finish: Callable[..., Any]) -> dict
     }
 
 
-@pytest.mark.parametrize("enforce_eager", [False, True], ids=["captured", "eager"])
+@pytest.mark.parametrize(
+    "enforce_eager", tiered([False, True], False, ids=lambda eager: "eager" if eager else "captured")
+)
 def test_mixed_batches_give_pefts_output(tuned: Tuned, finish, enforce_eager: bool) -> None:
     """Of three adapters two have a slot at a time; prompts are computed in chunks."""
     counts = Counts()
@@ -125,12 +128,13 @@ def test_preempted_requests_go_on_with_their_adapter(tuned: Tuned, finish) -> No
     assert counts.preemptions > 0
 
 
+@pytest.mark.thorough
 def test_two_ranks_give_pefts_output(tuned: Tuned, finish) -> None:
     engine = start(tuned, tensor_parallel_size=2, device="cpu")
     assert outputs(engine, tuned, finish) == tuned.expected
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("quantization", tiered(["int8", "int4"], "int8"))
 def test_quantised_weights_take_adapters(tuned: Tuned, finish, quantization: str) -> None:
     """The base's output differs from PEFT's; an adapter without effect gives the base's, and others change it."""
     engine = start(tuned, quantization=quantization, quantization_group_size=16)

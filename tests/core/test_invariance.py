@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tiers import tiered
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams
@@ -41,7 +42,7 @@ def make(model: Path, spare: int, block_size: int, **options) -> LLMEngine:
     )  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["tiny_llama", "windows"])
+@pytest.fixture(scope="module", params=tiered(["tiny_llama", "windows"], "windows"))
 def model(request) -> tuple[Path, dict[str, LLMEngine], dict]:
     """Return a model, engines that get one request at a time, and their outputs by request."""
     folder = request.getfixturevalue(request.param)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from native_kernels import needs_kernels
+from tiers import tiered
 from tiny_models import TINY, tiny_model
 
 from engine_server import EngineArgs
@@ -233,7 +234,7 @@ def test_group_size_that_does_not_divide_the_inputs_is_refused_by_name(tiny_llam
         loaded(tiny_llama, quantization="int4")
 
 
-@pytest.mark.parametrize("head", [False, True])
+@pytest.mark.parametrize("head", tiered([False, True], True))
 @pytest.mark.parametrize(("method", "tolerance"), [("int8", 0.05), ("int4", 0.5), ("fp8", 0.2)])
 def test_model_rounded_while_loading_computes_nearly_the_same(
     tiny_llama: Path, method: str, head: bool, tolerance: float
