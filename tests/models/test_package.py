@@ -121,6 +121,7 @@ def test_killed_conversion_leaves_no_model_behind(wheel: Wheel, cache: Path, tin
     assert not (place.parent / ".tiny.partial").exists()
 
 
+@pytest.mark.thorough
 def test_two_processes_convert_once_and_share_the_result(
     wheel: Wheel, cache: Path, tiny_gguf: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
