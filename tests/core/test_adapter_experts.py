@@ -36,6 +36,7 @@ def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return refer_experts(request.param, tmp_path_factory.mktemp("mixture"))
 
 
+@pytest.mark.transformers
 @pytest.mark.parametrize(
     "eager", tiered([False, True], False, ids=lambda eager: "eager" if eager else "captured")
 )

@@ -85,6 +85,7 @@ def outputs(engine: LLMEngine, tuned: Tuned, finish: Callable[..., Any]) -> dict
     }
 
 
+@pytest.mark.transformers
 @pytest.mark.parametrize(
     "enforce_eager", tiered([False, True], False, ids=lambda eager: "eager" if eager else "captured")
 )
@@ -139,6 +140,7 @@ def test_quantised_weights_take_adapters(tuned: Tuned, finish, quantization: str
     assert all(found[name] != found[None] for name in SETTINGS)
 
 
+@pytest.mark.transformers
 def test_adapters_survive_a_sleep(tuned: Tuned, finish) -> None:
     engine = start(tuned)
     for level in (1, 2):

@@ -210,6 +210,7 @@ def test_bfloat16_is_not_batch_invariant_by_default_where_onednn_multiplies(
     assert not is_invariant(start(tiny_llama, dtype="bfloat16", batch_invariant=None))
 
 
+@pytest.mark.transformers
 @needs_kernels
 @pytest.mark.parametrize(
     ("kind", "config", "options", "reason"),

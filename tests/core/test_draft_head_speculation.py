@@ -175,6 +175,7 @@ def check(recorded: list[RecordedDrafts], reference: Reference) -> None:
         assert drafts == reference(known, len(drafts))
 
 
+@pytest.mark.transformers
 @pytest.mark.parametrize(
     "options", tiered([{}, {"max_num_batched_tokens": 8}, {"enforce_eager": True}], {}, ids=str)
 )

@@ -25,6 +25,8 @@ from engine_server import (
 )
 from engine_server.core.engine_core import EngineCore
 
+pytestmark = pytest.mark.transformers
+
 TINY = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "max_position_embeddings": 80, "initializer_range": 0.5, "pad_token_id": 1, "cls_token_id": 2, "sep_token_id": 3,

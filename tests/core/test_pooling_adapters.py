@@ -13,6 +13,8 @@ from tiny_models import TINY
 
 from engine_server import EngineArgs, LLMEngine, LoRARequest, PoolingParams
 
+pytestmark = pytest.mark.transformers
+
 PROMPTS = [[5, 6, 7, 8, 9], [11], list(range(20, 60))]
 MODELS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "encoder": ("BertModel", {}, ["query", "value", "intermediate.dense", "word_embeddings"]),

@@ -120,6 +120,7 @@ def outputs(engine: LLMEngine, tuned: Tuned, finish: Callable[..., Any]) -> dict
     }
 
 
+@pytest.mark.transformers
 @pytest.mark.parametrize(
     "enforce_eager", tiered([False, True], False, ids=lambda eager: "eager" if eager else "captured")
 )

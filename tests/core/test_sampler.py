@@ -145,6 +145,7 @@ def test_penalties_forget_wrong_drafts_when_a_request_comes_back_to_an_earlier_r
     assert [step(0, 9), step(1), step(0)] == [3, 4, 3]
 
 
+@pytest.mark.transformers
 @given(
     st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=12), st.integers(0, 12), st.floats(0.5, 2.0),
     st.floats(-2, 2), st.floats(-2, 2),

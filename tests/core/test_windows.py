@@ -10,6 +10,8 @@ from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 from engine_server import EngineArgs, LLMEngine
 from engine_server.modeling.memory.cache_layout import LayerShape, lay_out
 
+pytestmark = pytest.mark.transformers
+
 WINDOW = 20
 NEW_TOKENS = 12
 PROMPTS = [

@@ -103,6 +103,7 @@ def test_best_of_returns_the_likeliest_completions_at_the_end(tiny: LLMEngine, t
     ]
 
 
+@pytest.mark.transformers
 @pytest.mark.parametrize("length", [1, 2, 150])
 def test_prompt_logprobs_equal_those_of_transformers(
     tiny: LLMEngine, tiny_llama: Path, tiny_params, length: int

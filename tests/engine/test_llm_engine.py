@@ -62,6 +62,7 @@ def test_step_without_requests_returns_nothing(engine: LLMEngine) -> None:
     assert engine.step() == []
 
 
+@pytest.mark.transformers
 def test_generation_ends_at_the_end_of_sequence_unless_ignored(engine: LLMEngine, finish) -> None:
     messages = [{"role": "user", "content": "What is the capital of France? Answer in one short sentence."}]
     prompt = engine.get_tokenizer().apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
@@ -85,6 +86,7 @@ def test_generation_does_not_end_before_min_tokens(engine: LLMEngine, finish) ->
     assert len(outputs["free"].outputs[0].token_ids) < 6 <= len(outputs["longer"].outputs[0].token_ids)
 
 
+@pytest.mark.transformers
 def test_output_kinds_hold_the_same_text_and_tokens(engine: LLMEngine, finish) -> None:
     def params(kind: RequestOutputKind) -> SamplingParams:
         return SamplingParams(temperature=0.8, seed=11, max_tokens=12, logprobs=1, output_kind=kind)

@@ -120,6 +120,7 @@ def test_index_of_any_json_is_refused_or_names_files_in_its_folder(tmp_path: Pat
         folder.check(tmp_path, "there")
 
 
+@pytest.mark.transformers
 def test_file_without_a_weight_is_refused_by_its_name(tmp_path: Path) -> None:
     LlamaForCausalLM(LlamaConfig(**TINY)).save_pretrained(tmp_path)
     tensors = load_file(tmp_path / WEIGHTS)

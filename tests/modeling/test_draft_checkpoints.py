@@ -23,6 +23,8 @@ from engine_server.modeling.drafting.mtp_checkpoint import load_mtp
 from engine_server.modeling.loading.model_loader import load_model
 from engine_server.modeling.platform.cpu import CpuPlatform
 
+pytestmark = pytest.mark.transformers
+
 Loaded = tuple[EngineConfig, PreTrainedModel]
 # Changes tensors in place.
 Change = Callable[[dict[str, Tensor]], Any]

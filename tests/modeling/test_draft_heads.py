@@ -40,6 +40,8 @@ from engine_server.modeling.memory.cache_layout import lay_out
 from engine_server.modeling.platform.cpu import CpuPlatform, NativePlatform
 from engine_server.modeling.platform.interface import Platform
 
+pytestmark = pytest.mark.transformers
+
 PROMPTS = [[5, 77, 31, 8, 90, 2, 64], [9, 4, 11]]
 BLOCK_SIZE, NUM_BLOCKS, LONGEST = 4, 16, 64
 NUM_DRAFTS = 4

@@ -87,6 +87,7 @@ def test_program_has_the_same_bits_as_the_eager_step(
     assert replays > 0 and none == 0
 
 
+@pytest.mark.transformers
 @by_architecture
 def test_program_has_only_the_documented_operations_of_torch(
     architecture: Architecture, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -31,6 +31,8 @@ from engine_server.modeling.loading.model_loader import load_model
 from engine_server.modeling.loading.room import needed_bytes
 from engine_server.modeling.platform.cpu import CpuPlatform
 
+pytestmark = pytest.mark.transformers
+
 HIDDEN, GROUP = 64, 16
 # The tensors of one quantised module, and the weight that they stand for.
 Packed = tuple[dict[str, Tensor], Tensor]

@@ -14,6 +14,8 @@ from torch import nn
 from engine_server.modeling.layers import rope_table
 from engine_server.modeling.layers.rope_table import ROPE, RopeTable
 
+pytestmark = pytest.mark.transformers
+
 POSITIONS = 300
 DTYPES = [torch.float32, torch.bfloat16]
 # The type of layer for each kind of rope that gemma 3 has.

@@ -21,6 +21,8 @@ from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.models import ModelSourceError, resolve
 from engine_server.models.gguf import convert, open_gguf
 
+pytestmark = pytest.mark.transformers
+
 
 def test_gguf_file_is_converted_once_for_load_formats_auto_and_gguf(
     cache: Path, tiny_gguf: Path, tmp_path: Path

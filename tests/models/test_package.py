@@ -78,6 +78,7 @@ def test_error_names_a_package_that_does_not_exist(wheel: Wheel, cache: Path) ->
         resolve("pypi://absent")
 
 
+@pytest.mark.transformers
 def test_gguf_file_of_a_wheel_is_converted_to_a_folder_that_transformers_loads(
     wheel: Wheel, cache: Path, tiny_gguf: Path
 ) -> None:
