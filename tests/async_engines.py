@@ -32,6 +32,7 @@ def make(folder: Path, hang_timeout: float = 300.0, **options) -> AsyncLLMEngine
     arguments = AsyncEngineArgs(
         model=str(folder), dtype="float32", skip_tokenizer_init=True, num_gpu_blocks_override=64,
         max_num_batched_tokens=64, max_num_seqs=8, disable_log_stats=True, hang_timeout=hang_timeout,
+        enable_prompt_adapter=True,
     )  # fmt: skip
     return AsyncLLMEngine.from_engine_args(arguments, **options)
 

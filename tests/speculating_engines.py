@@ -5,10 +5,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
 import numpy as np
+from fake_runner import FakeRunner
 from step_counts import Counts
 
-from engine_server import EngineArgs, LLMEngine, RequestOutput
+from engine_server import EngineArgs, LLMEngine, RequestOutput, SamplingParams
 from engine_server.core.scheduling.request import Request
 from engine_server.core.speculation.cost_model import DraftAllocation
 
@@ -16,6 +18,8 @@ COMMON: dict[str, Any] = {
     "dtype": "float32", "num_gpu_blocks_override": 64, "max_num_seqs": 4, "max_num_batched_tokens": 24,
     "max_logprobs": 5,
 }  # fmt: skip
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+PROMPTS = [[3, 4, 5, 3, 4], [7, 8, 9] * 9, [11, 12], [5] * 20]
 
 
 def draft_always(engine: LLMEngine) -> None:
@@ -43,12 +47,27 @@ def overlap_at_random(engine: LLMEngine) -> None:
     speculator.needs_results = needs_some_results  # type: ignore[method-assign]
 
 
+def usual(prompts: list[list[int]] = PROMPTS, **options: Any) -> list[tuple[list[int], SamplingParams]]:
+    """Return a request for each prompt, every other one sampled."""
+    return [
+        (prompt, SamplingParams(**{"temperature": number % 2, "seed": number, "max_tokens": 24, **options}))
+        for number, prompt in enumerate(prompts)
+    ]
+
+
 def make(
-    model: Path, speculative_config: dict[str, Any] | None, counts: Counts | None = None, **options: Any
+    model: Path,
+    speculative_config: dict[str, Any] | None,
+    counts: Counts | None = None,
+    executor_class: type[FakeRunner] | None = None,
+    **options: Any,
 ) -> LLMEngine:
-    usual = COMMON | {"model": str(model), "skip_tokenizer_init": True}
-    args = EngineArgs(**usual | {"speculative_config": speculative_config} | options)
-    engine = LLMEngine.from_engine_args(args, stat_loggers={"counts": counts or Counts()})
+    """Start an engine whose drafts cost nothing. executor_class: a fake in place of the models."""
+    common = COMMON | {"model": str(model), "skip_tokenizer_init": True}
+    args = EngineArgs(**common | {"speculative_config": speculative_config} | options)
+    config = msgspec.structs.asdict(args.create_engine_config())
+    loggers = {"counts": counts or Counts()}
+    engine = LLMEngine(**config, executor_class=executor_class, log_stats=True, stat_loggers=loggers)
     if speculative_config is not None:
         draft_always(engine)
     return engine

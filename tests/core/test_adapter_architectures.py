@@ -21,6 +21,7 @@ by_architecture = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.transformers
 @by_architecture
 def test_greedy_output_with_adapters_equals_that_of_peft(
     architecture: Architecture, tmp_path: Path, finish

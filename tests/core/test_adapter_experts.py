@@ -8,6 +8,7 @@ import torch
 from adapter_references import DOWN, MIXTURES, Reference, check_outputs, random_model, refer_experts
 from adapters import save_lora
 from native_kernels import needs_kernels
+from tiers import tiered
 
 from engine_server import EngineArgs, LLMEngine, LoRARequest
 from engine_server.core import model_runner
@@ -27,12 +28,18 @@ class CapturingPlatform(NativePlatform):
     asynchronous = True
 
 
-@pytest.fixture(scope="module", params=MIXTURES, ids=lambda architecture: architecture.name)
+QWEN3 = next(one for one in MIXTURES if one.name == "qwen3-moe")
+
+
+@pytest.fixture(scope="module", params=tiered(MIXTURES, QWEN3, ids=lambda architecture: architecture.name))
 def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
     return refer_experts(request.param, tmp_path_factory.mktemp("mixture"))
 
 
-@pytest.mark.parametrize("eager", [False, True], ids=["captured", "eager"])
+@pytest.mark.transformers
+@pytest.mark.parametrize(
+    "eager", tiered([False, True], False, ids=lambda eager: "eager" if eager else "captured")
+)
 def test_routed_experts_give_pefts_output(reference: Reference, finish, eager: bool) -> None:
     check_outputs(reference, finish, enable_lora=True, max_loras=3, enforce_eager=eager)
 
@@ -46,16 +53,15 @@ def test_grouped_experts_give_pefts_output(
     check_outputs(reference, finish, enable_lora=True, max_loras=2, max_cpu_loras=3)
 
 
+@pytest.mark.thorough
 def test_experts_of_two_ranks_give_pefts_output(tmp_path: Path, finish) -> None:
-    (architecture,) = (one for one in MIXTURES if one.name == "qwen3-moe")
     options: dict[str, Any] = {"tensor_parallel_size": 2, "device": "cpu"}
-    check_outputs(refer_experts(architecture, tmp_path), finish, enable_lora=True, max_loras=3, **options)
+    check_outputs(refer_experts(QWEN3, tmp_path), finish, enable_lora=True, max_loras=3, **options)
 
 
 def test_adapter_of_other_experts_is_refused(tmp_path: Path) -> None:
-    (architecture,) = (one for one in MIXTURES if one.name == "qwen3-moe")
-    random_model(architecture, tmp_path / "base")
-    fewer = architecture._replace(settings=architecture.settings | {"num_experts": 3})
+    random_model(QWEN3, tmp_path / "base")
+    fewer = QWEN3._replace(settings=QWEN3.settings | {"num_experts": 3})
     other = random_model(fewer, tmp_path / "other")
     path = save_lora(other, tmp_path / "adapter", 1, target_modules=[], target_parameters=[DOWN])
     engine = LLMEngine.from_engine_args(

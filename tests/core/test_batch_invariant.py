@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from native_kernels import needs_kernels
+from tiers import tiered
 from tiny_models import TINY
 from transformers import (
     GemmaConfig,
@@ -91,22 +93,35 @@ def answer(engine: LLMEngine, prompts: list[list[int]], temperature: float) -> A
     ]
 
 
+OPTIONS: dict[str, dict[str, Any]] = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8": {
+        "dtype": "bfloat16",
+        "quantization": "int8",
+        "quantization_group_size": 16,
+        "quantize_head": True,
+    },
+    "int8 cache": {"dtype": "float32", "kv_cache_dtype": "int8"},
+}
+
+
 @needs_kernels
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"dtype": "float32"},
-        {"dtype": "bfloat16"},
-        {"dtype": "bfloat16", "quantization": "int8", "quantization_group_size": 16, "quantize_head": True},
-        {"dtype": "float32", "kv_cache_dtype": "int8"},
-    ],
+    ("model", "form", "temperature"),
+    tiered(
+        product(["tiny_llama", "qwen3", "gemma", "gpt2"], OPTIONS, [0.0, 1.0]),
+        ("tiny_llama", "int8", 0.0),
+        ("qwen3", "bfloat16", 1.0),
+        ("gemma", "float32", 0.0),
+        ("gpt2", "int8 cache", 1.0),
+    ),
 )
-@pytest.mark.parametrize("model", ["tiny_llama", "qwen3", "gemma", "gpt2"])
 def test_answer_is_bitwise_independent_of_batch_chunks_cache_and_threads(
-    model: str, options: dict[str, Any], temperature: float, request, restored_threads
+    model: str, form: str, temperature: float, request, restored_threads
 ) -> None:
     folder: Path = request.getfixturevalue(model)
+    options = OPTIONS[form]
     torch.set_num_threads(1)
     alone = start(folder, enable_prefix_caching=False, **options)
     expected = answer(alone, [PROMPT], temperature)
@@ -121,6 +136,7 @@ def test_answer_is_bitwise_independent_of_batch_chunks_cache_and_threads(
 
 
 @needs_kernels
+@pytest.mark.thorough
 def test_smollm2_in_float32_answers_with_the_same_bits_alone_and_among_others(smollm2: Path) -> None:
     engine = start(smollm2, dtype="float32", enable_prefix_caching=False, num_gpu_blocks_override=40)
     alone = answer(engine, [PROMPT], 0.0)
@@ -166,7 +182,7 @@ def is_invariant(engine: LLMEngine) -> bool:
 @needs_kernels
 @pytest.mark.parametrize(
     "options",
-    [{}, {"quantization": "int8", "quantization_group_size": 16}, {"kv_cache_dtype": "int8"}],
+    tiered([{}, {"quantization": "int8", "quantization_group_size": 16}, {"kv_cache_dtype": "int8"}], {}),
 )
 def test_bfloat16_is_batch_invariant_by_default(qwen3: Path, options: dict[str, Any], without_tiles) -> None:
     engine = start(qwen3, dtype="bfloat16", batch_invariant=None, enable_prefix_caching=False, **options)
@@ -194,6 +210,7 @@ def test_bfloat16_is_not_batch_invariant_by_default_where_onednn_multiplies(
     assert not is_invariant(start(tiny_llama, dtype="bfloat16", batch_invariant=None))
 
 
+@pytest.mark.transformers
 @needs_kernels
 @pytest.mark.parametrize(
     ("kind", "config", "options", "reason"),

@@ -13,6 +13,7 @@ from native_kernels import needs_kernels
 from safetensors.torch import save_file
 from speculating_engines import contents, draft_always, make, run, set_price_of_drafts
 from step_counts import Counts
+from tiers import tiered
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -33,6 +34,12 @@ from engine_server.modeling.platform.cpu import CpuPlatform
 NUM_DRAFTS = 3
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=1, seed=3, top_p=0.9, max_tokens=16, ignore_eos=True)
+# Of a target with four layers.
+AUX_LAYERS = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 3]}}
+by_params = pytest.mark.parametrize(
+    "params",
+    [pytest.param(GREEDY, id="greedy", marks=pytest.mark.thorough), pytest.param(SAMPLED, id="sampled")],
+)
 PROMPTS = [[5, 77, 31, 8, 90, 2, 64], [9, 4, 11], [*range(20, 45)]]
 
 
@@ -41,6 +48,10 @@ class Checkpoint(NamedTuple):
 
     target: Path
     speculative_config: dict[str, Any]
+
+
+# Returns drafts of the tokens after those given, as many as asked for, computed without a cache.
+Reference = Callable[[list[int], int], list[int]]
 
 
 class RecordedDrafts(NamedTuple):
@@ -58,15 +69,15 @@ class RecordedStep(NamedTuple):
     logits: Tensor
 
 
-@pytest.fixture(scope="module", params=["eagle3", "mtp"])
+@pytest.fixture(scope="module", params=tiered(["eagle3", "mtp"], "eagle3"))
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     target, head = tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("head")
     settings = {"method": request.param, "num_speculative_tokens": NUM_DRAFTS}
     if request.param == "mtp":
         save_mtp(target, "mimo")
         return Checkpoint(target, settings)
-    save_target(target)
-    save_eagle3(head)
+    save_target(target, num_layers=4)
+    save_eagle3(head, **AUX_LAYERS)
     return Checkpoint(target, settings | {"model": str(head)})
 
 
@@ -122,8 +133,12 @@ def whole(count: int) -> StepInputs:
     return StepInputs(positions, positions, [positions], one, one + count, one + count, [], one)
 
 
-def reference(checkpoint: Checkpoint) -> Callable[[list[int], int], list[int]]:
-    """Return a function from tokens to drafts of the next ones, computed without a cache."""
+@pytest.fixture(scope="module")
+def reference(checkpoint: Checkpoint) -> Reference:
+    return load_reference(checkpoint)
+
+
+def load_reference(checkpoint: Checkpoint) -> Reference:
     args = EngineArgs(model=str(checkpoint.target), skip_tokenizer_init=True, dtype="float32")
     config, platform = args.create_engine_config(), CpuPlatform()
     model: Any = load_model(config.model_config, config.load_config, platform, Communicator())
@@ -154,16 +169,23 @@ def reference(checkpoint: Checkpoint) -> Callable[[list[int], int], list[int]]:
     return drafts
 
 
-def check(recorded: list[RecordedDrafts], checkpoint: Checkpoint) -> None:
-    expected = reference(checkpoint)
+def check(recorded: list[RecordedDrafts], reference: Reference) -> None:
     assert len(recorded) > 20
     for known, drafts in recorded:
-        assert drafts == expected(known, len(drafts))
+        assert drafts == reference(known, len(drafts))
 
 
-@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 8}, {"enforce_eager": True}], ids=str)
+@pytest.mark.transformers
+@pytest.mark.parametrize(
+    "options", tiered([{}, {"max_num_batched_tokens": 8}, {"enforce_eager": True}], {}, ids=str)
+)
 def test_drafts_are_those_of_the_whole_prefix(
-    checkpoint: Checkpoint, plain: LLMEngine, options: dict[str, Any], finish, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Checkpoint,
+    reference: Reference,
+    plain: LLMEngine,
+    options: dict[str, Any],
+    finish,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = make(checkpoint.target, checkpoint.speculative_config, **options)
     recorded = record_drafts(engine, monkeypatch)
@@ -173,7 +195,7 @@ def test_drafts_are_those_of_the_whole_prefix(
 
     assert contents(outputs) == contents(run(plain, finish, requests))
     assert any(len(one.drafts) == NUM_DRAFTS for one in recorded)
-    check(recorded, checkpoint)
+    check(recorded, reference)
 
 
 @needs_kernels
@@ -200,9 +222,9 @@ def test_captured_steps_of_a_head_give_the_logits_of_eager_ones(
 def test_drafts_for_a_target_with_windows_in_some_layers_are_those_of_the_whole_prefix(
     tmp_path: Path, finish, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    windows = {"sliding_window": 8, "layer_types": ["sliding_attention"] * 3 + ["full_attention"] * 4}
-    save_target(tmp_path / "target", model="Qwen3ForCausalLM", use_sliding_window=True, **windows)
-    save_eagle3(tmp_path / "head")
+    windows = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2}
+    save_target(tmp_path / "target", 4, "Qwen3ForCausalLM", use_sliding_window=True, **windows)
+    save_eagle3(tmp_path / "head", **AUX_LAYERS)
     settings = {"method": "eagle3", "model": str(tmp_path / "head"), "num_speculative_tokens": NUM_DRAFTS}
     checkpoint = Checkpoint(tmp_path / "target", settings)
     engine = make(checkpoint.target, settings)
@@ -212,11 +234,11 @@ def test_drafts_for_a_target_with_windows_in_some_layers_are_those_of_the_whole_
     outputs = run(engine, finish, requests)
 
     assert contents(outputs) == contents(run(make(checkpoint.target, None), finish, requests))
-    check(recorded, checkpoint)
+    check(recorded, load_reference(checkpoint))
 
 
 def test_drafts_after_a_cached_prefix_are_those_of_the_whole_prefix(
-    checkpoint: Checkpoint, finish, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Checkpoint, reference: Reference, finish, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make(checkpoint.target, checkpoint.speculative_config, num_gpu_blocks_override=8)
     requests = [([*range(30, 70)], GREEDY)]
@@ -226,12 +248,11 @@ def test_drafts_after_a_cached_prefix_are_those_of_the_whole_prefix(
     (output,) = run(engine, finish, requests)
 
     assert output.num_cached_tokens == 32
-    expected = reference(checkpoint)
     assert recorded
-    assert all(one.drafts == expected(one.known, len(one.drafts)) for one in recorded)
+    assert all(one.drafts == reference(one.known, len(one.drafts)) for one in recorded)
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@by_params
 def test_preempted_requests_have_the_same_output(
     checkpoint: Checkpoint, plain: LLMEngine, params: SamplingParams, finish
 ) -> None:
@@ -256,15 +277,16 @@ def test_prompts_as_embeddings_have_the_same_output(checkpoint: Checkpoint, fini
     assert contents(outputs[:1]) == contents(outputs[1:])
 
 
+@pytest.mark.thorough
 def test_two_ranks_draft_what_one_drafts(
-    checkpoint: Checkpoint, finish, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Checkpoint, reference: Reference, finish, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make(checkpoint.target, checkpoint.speculative_config, tensor_parallel_size=2, device="cpu")
     recorded = record_drafts(engine, monkeypatch)
 
     run(engine, finish, [(prompt, GREEDY) for prompt in PROMPTS])
 
-    check(recorded, checkpoint)
+    check(recorded, reference)
 
 
 def test_requests_with_adapters_have_the_same_output(checkpoint: Checkpoint, finish, tmp_path: Path) -> None:
@@ -288,9 +310,9 @@ def test_requests_with_adapters_have_the_same_output(checkpoint: Checkpoint, fin
     assert base not in adapted
 
 
-@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("level", tiered([1, 2], 2))
 def test_drafts_after_a_sleep_are_those_of_the_whole_prefix(
-    checkpoint: Checkpoint, level: int, finish, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Checkpoint, reference: Reference, level: int, finish, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make(checkpoint.target, checkpoint.speculative_config)
     requests = [(prompt, GREEDY) for prompt in PROMPTS]
@@ -300,7 +322,7 @@ def test_drafts_after_a_sleep_are_those_of_the_whole_prefix(
     recorded = record_drafts(engine, monkeypatch)
 
     assert contents(run(engine, finish, requests)) == before
-    check(recorded, checkpoint)
+    check(recorded, reference)
 
 
 def save_predictable(folder: Path) -> None:
@@ -319,7 +341,7 @@ def save_predictable(folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@by_params
 def test_drafts_of_a_head_that_predicts_its_target_are_accepted_whole(
     tmp_path: Path, params: SamplingParams, finish
 ) -> None:
@@ -334,7 +356,7 @@ def test_drafts_of_a_head_that_predicts_its_target_are_accepted_whole(
     assert counts.accepted == counts.drafted > 0
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@by_params
 def test_drafts_after_overlapped_steps_continue_the_latest_states(
     tmp_path: Path, params: SamplingParams, finish
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tiers import tiered
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams
@@ -41,7 +42,7 @@ def make(model: Path, spare: int, block_size: int, **options) -> LLMEngine:
     )  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["tiny_llama", "windows"])
+@pytest.fixture(scope="module", params=tiered(["tiny_llama", "windows"], "windows"))
 def model(request) -> tuple[Path, dict[str, LLMEngine], dict]:
     """Return a model, engines that get one request at a time, and their outputs by request."""
     folder = request.getfixturevalue(request.param)
@@ -85,7 +86,10 @@ options = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+# Each example starts an engine.
+@settings(
+    max_examples=settings().max_examples // 5, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(questions, st.data(), st.integers(0, 6), options)
 def test_tokens_are_independent_of_batch_composition(
     model, questions, data, spare: int, options: dict

@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_runner import FakeRunner
 from speculating_engines import contents, make, run, set_price_of_drafts
 from step_counts import Counts
 
 from engine_server import LLMEngine, SamplingParams
 from engine_server.core.heads.sampler import PendingTokens
-from engine_server.core.model_runner import ModelRunner
 
 NUM_TOKENS = 40
 # Drafts are copied once three tokens have occurred before.
@@ -22,9 +22,9 @@ PERIODIC = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, logit_bias={9: 1
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A list to which "forward" is appended for each launched step, and "collect" for each collected one."""
     calls: list[str] = []
-    forward, collect = ModelRunner.forward, PendingTokens.collect
+    forward, collect = FakeRunner.forward, PendingTokens.collect
     monkeypatch.setattr(
-        ModelRunner, "forward", lambda self, inputs: (calls.append("forward"), forward(self, inputs))[1]
+        FakeRunner, "forward", lambda self, inputs: (calls.append("forward"), forward(self, inputs))[1]
     )
     monkeypatch.setattr(PendingTokens, "collect", lambda self: (calls.append("collect"), collect(self))[1])
     return calls
@@ -35,9 +35,9 @@ def generate(engine: LLMEngine, finish) -> list[list[Any]]:
 
 
 def test_steps_overlap_until_drafts_are_wanted(tiny_llama: Path, finish, calls: list[str]) -> None:
-    expected = generate(make(tiny_llama, None), finish)
+    expected = generate(make(tiny_llama, None, executor_class=FakeRunner), finish)
     counts = Counts()
-    engine = make(tiny_llama, NGRAM, counts, async_scheduling=True)
+    engine = make(tiny_llama, NGRAM, counts, FakeRunner, async_scheduling=True)
     calls.clear()
 
     assert generate(engine, finish) == expected
@@ -52,7 +52,7 @@ def test_steps_overlap_until_drafts_are_wanted(tiny_llama: Path, finish, calls: 
 def test_steps_overlap_where_no_drafts_pay(tiny_llama: Path, method: str, finish, calls: list[str]) -> None:
     counts = Counts()
     settings = NGRAM if method == "ngram" else {"model": str(tiny_llama)}
-    engine = make(tiny_llama, settings, counts, async_scheduling=True)
+    engine = make(tiny_llama, settings, counts, FakeRunner, async_scheduling=True)
     set_price_of_drafts(engine, 1.0)
     calls.clear()
 
@@ -66,7 +66,7 @@ def test_copied_drafts_are_compared_with_tokens_of_overlapped_steps(tiny_llama: 
     """They don't pay at the acceptance that is assumed at first, and there are too few steps for a trial."""
     price, counts = 0.6, {overlapped: Counts() for overlapped in (False, True)}
     for overlapped in counts:
-        engine = make(tiny_llama, NGRAM, counts[overlapped], async_scheduling=overlapped)
+        engine = make(tiny_llama, NGRAM, counts[overlapped], FakeRunner, async_scheduling=overlapped)
         set_price_of_drafts(engine, price)
         generate(engine, finish)
     assert counts[False].drafted == 0

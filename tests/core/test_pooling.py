@@ -3,12 +3,14 @@
 import asyncio
 import json
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 import transformers
+from tiers import tiered
 from torch import Tensor
 
 from engine_server import (
@@ -23,6 +25,8 @@ from engine_server import (
 )
 from engine_server.core.engine_core import EngineCore
 
+pytestmark = pytest.mark.transformers
+
 TINY = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "max_position_embeddings": 80, "initializer_range": 0.5, "pad_token_id": 1, "cls_token_id": 2, "sep_token_id": 3,
@@ -30,7 +34,11 @@ TINY = {
 }  # fmt: skip
 DISTILBERT = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}
 MODERNBERT = {"local_attention": 8, "global_attn_every_n_layers": 2, "classifier_pooling": "mean"}
+LAST_TOKEN, MEAN = {"pooling_mode": "lasttoken"}, {"pooling_mode_mean_tokens": True}
 PROMPTS = [[5, 6, 7, 8, 9], [11], [31, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46], list(range(20, 60))]
+MULTI_LABEL = ("RobertaForSequenceClassification", {"problem_type": "multi_label_classification"})
+REGRESSION = ("DistilBertForSequenceClassification", {**DISTILBERT, "problem_type": "regression"})
+QWEN3 = ("Qwen3ForSequenceClassification", {"num_key_value_heads": 2, "head_dim": 8})
 REFERENCE = json.loads(Path(__file__).with_name("minilm.json").read_text())
 
 Make = Callable[..., Path]
@@ -121,16 +129,21 @@ async def test_minilm_embeddings_equal_sentence_transformers() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "settings"),
-    [
-        ("BertModel", {}),
-        ("RobertaForMaskedLM", {}),
-        ("XLMRobertaModel", {}),
-        ("DistilBertModel", DISTILBERT),
-        ("ElectraModel", {"embedding_size": 16}),
-        ("AlbertModel", {"embedding_size": 16}),
+    tiered(
+        [
+            ("BertModel", {}),
+            ("RobertaForMaskedLM", {}),
+            ("XLMRobertaModel", {}),
+            ("DistilBertModel", DISTILBERT),
+            ("ElectraModel", {"embedding_size": 16}),
+            ("AlbertModel", {"embedding_size": 16}),
+            ("ModernBertModel", MODERNBERT),
+            ("MPNetModel", {"classifier_pooling": "mean"}),
+        ],
+        ("BertModel", {}),  # the plain one, one with windows, and one with relative positions
         ("ModernBertModel", MODERNBERT),
         ("MPNetModel", {"classifier_pooling": "mean"}),
-    ],
+    ),
 )
 def test_encoder_embeddings_equal_transformers(make: Make, kind: str, settings: dict) -> None:
     folder = make(kind, **settings)
@@ -148,8 +161,14 @@ def test_encoder_embeddings_equal_transformers(make: Make, kind: str, settings: 
     assert EngineCore(llm.llm_engine.config, lambda *_: None).step() == []
 
 
-@pytest.mark.parametrize("kind", ["Qwen3Model", "LlamaForCausalLM"])
-@pytest.mark.parametrize("pooling", [{"pooling_mode": "lasttoken"}, {"pooling_mode_mean_tokens": True}])
+@pytest.mark.parametrize(
+    ("kind", "pooling"),
+    tiered(
+        product(["Qwen3Model", "LlamaForCausalLM"], [LAST_TOKEN, MEAN]),
+        ("Qwen3Model", LAST_TOKEN),
+        ("LlamaForCausalLM", MEAN),
+    ),
+)
 def test_decoder_embeddings_are_equal_in_chunks_and_after_preemption(
     make: Make, finish, kind: str, pooling: dict
 ) -> None:
@@ -180,17 +199,23 @@ def test_decoder_embeds_with_runner_pooling(make: Make) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "settings"),
-    [
+    tiered(
+        [
+            ("BertForSequenceClassification", {}),
+            MULTI_LABEL,
+            REGRESSION,
+            ("XLMRobertaForSequenceClassification", {}),
+            ("ElectraForSequenceClassification", {"embedding_size": 16}),
+            ("ModernBertForSequenceClassification", MODERNBERT),
+            ("MPNetForSequenceClassification", {}),
+            QWEN3,
+            ("LlamaForSequenceClassification", {"num_key_value_heads": 2, "pad_token_id": None}),
+        ],
         ("BertForSequenceClassification", {}),
-        ("RobertaForSequenceClassification", {"problem_type": "multi_label_classification"}),
-        ("DistilBertForSequenceClassification", {**DISTILBERT, "problem_type": "regression"}),
-        ("XLMRobertaForSequenceClassification", {}),
-        ("ElectraForSequenceClassification", {"embedding_size": 16}),
-        ("ModernBertForSequenceClassification", MODERNBERT),
-        ("MPNetForSequenceClassification", {}),
-        ("Qwen3ForSequenceClassification", {"num_key_value_heads": 2, "head_dim": 8}),
-        ("LlamaForSequenceClassification", {"num_key_value_heads": 2, "pad_token_id": None}),
-    ],
+        MULTI_LABEL,
+        REGRESSION,
+        QWEN3,
+    ),
 )
 def test_classifier_scores_equal_transformers(make: Make, kind: str, settings: dict) -> None:
     folder = make(kind, num_labels=3, **settings)

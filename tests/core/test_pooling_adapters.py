@@ -8,9 +8,12 @@ import torch
 import transformers
 from adapters import save_lora
 from peft import PeftModel
+from tiers import tiered
 from tiny_models import TINY
 
 from engine_server import EngineArgs, LLMEngine, LoRARequest, PoolingParams
+
+pytestmark = pytest.mark.transformers
 
 PROMPTS = [[5, 6, 7, 8, 9], [11], list(range(20, 60))]
 MODELS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
@@ -20,10 +23,9 @@ MODELS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize(("kind", "settings", "targets"), MODELS.values(), ids=MODELS)
-def test_results_equal_those_of_peft_in_a_mixed_batch(
-    kind: str, settings: dict[str, Any], targets: list[str], tmp_path: Path, finish
-) -> None:
+@pytest.mark.parametrize("name", tiered(MODELS, "decoder", "classifier"))
+def test_results_equal_those_of_peft_in_a_mixed_batch(name: str, tmp_path: Path, finish) -> None:
+    kind, settings, targets = MODELS[name]
     torch.manual_seed(0)
     model_class = getattr(transformers, kind)
     sizes = TINY | {"vocab_size": 96, "pad_token_id": 0}

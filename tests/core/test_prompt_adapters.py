@@ -12,6 +12,7 @@ import torch
 from adapters import greedy, save_lora, save_prompt
 from safetensors.torch import load_file
 from step_counts import Counts
+from tiers import tiered
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaForCausalLM, PreTrainedModel
 
@@ -119,7 +120,10 @@ def outputs(engine: LLMEngine, tuned: Tuned, finish: Callable[..., Any]) -> dict
     }
 
 
-@pytest.mark.parametrize("enforce_eager", [False, True], ids=["captured", "eager"])
+@pytest.mark.transformers
+@pytest.mark.parametrize(
+    "enforce_eager", tiered([False, True], False, ids=lambda eager: "eager" if eager else "captured")
+)
 def test_mixed_batches_give_pefts_output(tuned: Tuned, finish, enforce_eager: bool) -> None:
     """Virtual tokens and prompts are computed in chunks of at most 16 tokens."""
     counts = Counts()
@@ -131,6 +135,7 @@ def test_mixed_batches_give_pefts_output(tuned: Tuned, finish, enforce_eager: bo
     assert counts.hits > hits
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("budget", [1, 64], ids=["a token", "everything"])
 def test_output_is_independent_of_chunks(tuned: Tuned, finish, budget: int) -> None:
     assert outputs(start(tuned, max_num_batched_tokens=budget), tuned, finish) == tuned.expected
@@ -143,6 +148,7 @@ def test_preempted_requests_go_on_with_their_adapter(tuned: Tuned, finish) -> No
     assert counts.preemptions > 0
 
 
+@pytest.mark.thorough
 def test_two_ranks_give_pefts_output(tuned: Tuned, finish) -> None:
     assert outputs(start(tuned, tensor_parallel_size=2, device="cpu"), tuned, finish) == tuned.expected
 
@@ -217,7 +223,7 @@ def test_adapter_is_cached_as_a_prefix_under_its_content(tuned: Tuned, tmp_path:
     assert cached(prompt, prompt_adapter_request=tuned.prompts["long"]) == (0, 0)
 
 
-@pytest.mark.parametrize("budget", [5, 64])
+@pytest.mark.parametrize("budget", tiered([5, 64], 5))
 def test_logprobs_are_those_of_the_prompt_after_the_virtual_tokens(tuned: Tuned, finish, budget: int) -> None:
     engine = start(tuned, max_num_batched_tokens=budget)
     model = LlamaForCausalLM.from_pretrained(tuned.base)
@@ -403,7 +409,7 @@ def test_a_started_request_goes_on_while_an_earlier_one_waits_for_its_adapters(t
     assert last["urgent"].outputs[0].token_ids == tuned.expected[second][0]
 
 
-@pytest.mark.parametrize("drafting", ["ngram", "model"])
+@pytest.mark.parametrize("drafting", tiered(["ngram", "model"], "ngram"))
 def test_speculation_changes_no_output(tuned: Tuned, finish, drafting: str) -> None:
     """Drafts are verified behind virtual tokens; a draft model, which has no such tokens, drafts for other requests."""
     ngram = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3}

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sampling import launch, make_sampler
 from transformers import RepetitionPenaltyLogitsProcessor
@@ -60,7 +60,6 @@ def test_random_numbers_are_uniform() -> None:
     assert ((counts - 1000) ** 2 / 1000).sum() < 45  # chi squared of 19 degrees: p < 0.001 beyond
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**64 - 1), st.integers(0, 500), st.integers(1, 8), st.integers(0, 7))
 def test_token_depends_on_logits_seed_and_index_alone(seed: int, index: int, others: int, place: int) -> None:
     logits = torch.randn(others + 1, VOCABULARY, generator=torch.Generator().manual_seed(index))
@@ -72,7 +71,6 @@ def test_token_depends_on_logits_seed_and_index_alone(seed: int, index: int, oth
     assert sample(logits, *requests)[place] == sample(logits[place : place + 1], requests[place])[0]
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.integers(1, VOCABULARY), st.floats(0.05, 1.0), st.integers(0, 2**32))
 def test_top_k_and_top_p_draw_only_the_likeliest_tokens(top_k: int, top_p: float, seed: int) -> None:
     logits = torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(seed))
@@ -114,7 +112,6 @@ def test_top_p_is_exact_where_the_nucleus_exceeds_the_partial_sort(monkeypatch) 
     assert (kept >= p).all() and (whole.isfinite().sum(-1) < 200).all()
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.floats(0.001, 1.0), st.integers(0, 2**32))
 def test_min_p_is_relative_to_the_likeliest_token(min_p: float, seed: int) -> None:
     logits = torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(seed))
@@ -148,7 +145,7 @@ def test_penalties_forget_wrong_drafts_when_a_request_comes_back_to_an_earlier_r
     assert [step(0, 9), step(1), step(0)] == [3, 4, 3]
 
 
-@settings(max_examples=40, deadline=None)
+@pytest.mark.transformers
 @given(
     st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=12), st.integers(0, 12), st.floats(0.5, 2.0),
     st.floats(-2, 2), st.floats(-2, 2),

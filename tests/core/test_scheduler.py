@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scheduling import BLOCK, EOS, LONGEST, make, request, run
 
@@ -201,7 +201,6 @@ class Run:
     [("add", 1, 0, 9, 0), ("step", set()), ("draft", [8, 8]), ("sleep",)],
     10, 8, 1, True, [None], True, True, 0, 0, None,
 )  # fmt: skip
-@settings(max_examples=100, deadline=None)
 @given(
     operations, st.integers(10, 40), st.integers(1, 64), st.integers(1, 8), st.booleans(), several_windows,
     st.booleans(), st.booleans(), st.integers(0, 12), st.integers(0, 3), st.one_of(st.none(), st.integers(5, 30)),

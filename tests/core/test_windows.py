@@ -4,10 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiers import tiered
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from engine_server import EngineArgs, LLMEngine
 from engine_server.modeling.memory.cache_layout import LayerShape, lay_out
+
+pytestmark = pytest.mark.transformers
 
 WINDOW = 20
 NEW_TOKENS = 12
@@ -43,7 +46,7 @@ def expected(mixed: Path) -> list[list[int]]:
     ]
 
 
-@pytest.mark.parametrize(("blocks", "budget"), [(60, 512), (60, 13), (16, 64)])
+@pytest.mark.parametrize(("blocks", "budget"), tiered([(60, 512), (60, 13), (16, 64)], (60, 13), (16, 64)))
 def test_windowed_layers_give_the_tokens_of_transformers(
     mixed: Path, expected, tiny_params, blocks: int, budget: int
 ) -> None:

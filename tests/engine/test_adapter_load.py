@@ -14,6 +14,7 @@ from transformers import LlamaForCausalLM
 
 from engine_server import AsyncEngineArgs, AsyncLLMEngine, LoRARequest, SamplingParams
 
+pytestmark = pytest.mark.thorough  # the policy has tests of its own
 ADAPTERS, SLOTS, IN_MEMORY, SEQUENCES = 100, 4, 8, 8
 # Requests for each adapter, those for the base model, and the number of answers before adapters are removed.
 REQUESTS, PLAIN, EARLY = 3, 50, 60

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from adapters import greedy, save_prompt
 from async_engines import Watcher, drain, make, prompt
+from transformers import LlamaForCausalLM
 from waiting import until_async
 
 from engine_server import (
@@ -17,6 +19,7 @@ from engine_server import (
     BeamSearchParams,
     EngineDeadError,
     InvalidRequestError,
+    PromptAdapterRequest,
     RequestOutputKind,
     SamplingParams,
 )
@@ -112,6 +115,30 @@ async def test_beam_search_runs_concurrently_with_other_requests(tiny: AsyncLLME
     assert found.finished and found.request_id == "beams" and len(found.outputs) == 3
     assert found.outputs[0].cumulative_logprob >= greedy[-1].outputs[0].cumulative_logprob - 1e-4
     assert all(len(one.token_ids) == 5 and one.finish_reason == "length" for one in found.outputs)
+
+
+async def test_prompt_adapters_serve_generation_and_beam_search(
+    tiny: AsyncLLMEngine, tiny_llama: Path, tiny_params, tmp_path: Path
+) -> None:
+    model, count = LlamaForCausalLM.from_pretrained(tiny_llama), 5
+    folder = save_prompt(model, tmp_path / "adapter", 1, "PROMPT_TUNING", count)
+    adapter = PromptAdapterRequest("adapter", 1, str(folder), count)
+    assert await tiny.add_prompt_adapter(adapter)
+    assert await tiny.list_prompt_adapters() == {1}
+    params = tiny_params(temperature=0, max_tokens=6, ignore_eos=True)
+    outputs = await drain(tiny.generate(prompt(9), params, "one", prompt_adapter_request=adapter))
+    generated = outputs[-1].outputs[0].token_ids
+    assert generated == greedy(model, None, prompt(9)["prompt_token_ids"], 6, prompt_adapter=folder)
+    search = BeamSearchParams(beam_width=1, max_tokens=6, ignore_eos=True)
+    (found,) = await drain(tiny.beam_search(prompt(9), "two", search, prompt_adapter_request=adapter))
+    assert found.outputs[0].token_ids == generated
+    room = 256 - count
+    long = tiny.beam_search(prompt(room - 2), "three", search, prompt_adapter_request=adapter)
+    (found,) = await drain(long)
+    assert len(found.outputs[0].token_ids) == 2
+    with pytest.raises(InvalidRequestError, match=f"after {count} virtual tokens"):
+        await anext(tiny.beam_search(prompt(room), "four", search, prompt_adapter_request=adapter))
+    assert await tiny.remove_prompt_adapter(1)
 
 
 async def test_aborted_stream_ends_with_the_reason_abort(

@@ -7,6 +7,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from engine_server import BeamSearchParams, EngineArgs, InvalidRequestError, LLMEngine
 from engine_server.engine.beam_search import beam_search
 
+pytestmark = pytest.mark.transformers
+
 PROMPTS = [[5, 9, 4], [10, 3, 7, 15, 8], [11]]
 EOS = 1
 

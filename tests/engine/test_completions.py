@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
@@ -103,6 +103,7 @@ def test_best_of_returns_the_likeliest_completions_at_the_end(tiny: LLMEngine, t
     ]
 
 
+@pytest.mark.transformers
 @pytest.mark.parametrize("length", [1, 2, 150])
 def test_prompt_logprobs_equal_those_of_transformers(
     tiny: LLMEngine, tiny_llama: Path, tiny_params, length: int
@@ -178,7 +179,6 @@ def test_resumed_request_ends_like_one_that_was_never_interrupted(
             ]
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 2**64 - 1),
     stop=st.lists(st.sampled_from(["e", "to", "a t", "\ufffd", "s", "o"]), max_size=2),

@@ -17,6 +17,8 @@ from transformers import (
 from engine_server import LLM, BeamSearchParams, InvalidRequestError, RequestOutput, SamplingParams
 from engine_server.models import resolve
 
+pytestmark = pytest.mark.transformers
+
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 TEXTS = ["The sea", "A much longer prompt, so that it is the last to be finished", "one", "two three"]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from fake_runner import FakeRunner
 
 from engine_server import (
     EngineArgs,
@@ -61,6 +62,7 @@ def test_step_without_requests_returns_nothing(engine: LLMEngine) -> None:
     assert engine.step() == []
 
 
+@pytest.mark.transformers
 def test_generation_ends_at_the_end_of_sequence_unless_ignored(engine: LLMEngine, finish) -> None:
     messages = [{"role": "user", "content": "What is the capital of France? Answer in one short sentence."}]
     prompt = engine.get_tokenizer().apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
@@ -84,6 +86,7 @@ def test_generation_does_not_end_before_min_tokens(engine: LLMEngine, finish) ->
     assert len(outputs["free"].outputs[0].token_ids) < 6 <= len(outputs["longer"].outputs[0].token_ids)
 
 
+@pytest.mark.transformers
 def test_output_kinds_hold_the_same_text_and_tokens(engine: LLMEngine, finish) -> None:
     def params(kind: RequestOutputKind) -> SamplingParams:
         return SamplingParams(temperature=0.8, seed=11, max_tokens=12, logprobs=1, output_kind=kind)
@@ -146,23 +149,25 @@ def test_abort_frees_blocks_immediately_and_returns_no_output(tiny: LLMEngine, f
 
 def test_random_requests_and_aborts_free_every_block(tiny: LLMEngine, tiny_params) -> None:
     """After random arrivals, lengths and aborts all requests end, and every block is free."""
+    settings = msgspec.structs.asdict(tiny.config)
+    engine = LLMEngine(**settings, executor_class=FakeRunner, log_stats=False)
     choose = random.Random(0)
     waiting = [str(number) for number in range(200)]
     finished, aborted = set(), set()
-    while waiting or tiny.has_unfinished_requests():
+    while waiting or engine.has_unfinished_requests():
         for _ in range(min(len(waiting), choose.randrange(6))):
             prompt = [choose.randrange(2, 128) for _ in range(choose.randrange(1, 150))]
             params = tiny_params(max_tokens=choose.randrange(1, 60), ignore_eos=choose.random() < 0.5)
-            tiny.add_request(waiting.pop(), {"prompt_token_ids": prompt}, params)
-        finished |= {output.request_id for output in tiny.step() if output.finished}
+            engine.add_request(waiting.pop(), {"prompt_token_ids": prompt}, params)
+        finished |= {output.request_id for output in engine.step() if output.finished}
         if choose.random() < 0.2:
             goes = choose.choice([str(number) for number in range(200)])
             if goes not in waiting and goes not in finished:
                 aborted.add(goes)
-            tiny.abort_request(goes)
+            engine.abort_request(goes)
     assert finished | aborted == {str(number) for number in range(200)}
     assert not finished & aborted
-    assert_idle(tiny)
+    assert_idle(engine)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
-"""Prompt adapters with text: grammars, bad words, beam search, and both engines."""
+"""Prompt adapters with text: grammars and bad words."""
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,6 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from engine_server import (
     LLM,
-    AsyncEngineArgs,
-    AsyncLLM,
-    BeamSearchParams,
-    InvalidRequestError,
     PromptAdapterRequest,
     SamplingParams,
     StructuredOutputsParams,
@@ -67,35 +62,6 @@ def test_grammars_and_bad_words_begin_after_the_prompt(llm: LLM, adapter: Prompt
     chosen, worded = llm.generate([TEXT, TEXT], params, use_tqdm=False, prompt_adapter_request=adapter)
     assert chosen.outputs[0].text in ("alpha", "omega")
     assert sorted(worded.outputs[0].token_ids) == [5, 6]
-
-
-def test_async_engine_generates_and_searches_with_an_adapter(
-    llm: LLM, tiny_writer: Path, adapter: PromptAdapterRequest
-) -> None:
-    async def run() -> None:
-        engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(tiny_writer), **SETTINGS))
-        try:
-            assert await engine.add_prompt_adapter(adapter)
-            assert await engine.list_prompt_adapters() == {1}
-            stream = engine.generate(TEXT, GREEDY, "one", prompt_adapter_request=adapter)
-            generated = [output async for output in stream][-1].outputs[0].token_ids
-            (output,) = llm.generate(TEXT, GREEDY, use_tqdm=False, prompt_adapter_request=adapter)
-            assert generated == output.outputs[0].token_ids
-            search = BeamSearchParams(beam_width=1, max_tokens=6, ignore_eos=True)
-            beams = engine.beam_search(TEXT, "two", search, prompt_adapter_request=adapter)
-            (found,) = [result async for result in beams]
-            assert found.outputs[0].token_ids == generated
-            room = SETTINGS["max_model_len"] - COUNT
-            long = engine.beam_search([7] * (room - 2), "three", search, prompt_adapter_request=adapter)
-            (found,) = [result async for result in long]
-            assert len(found.outputs[0].token_ids) == 2
-            with pytest.raises(InvalidRequestError, match=f"after {COUNT} virtual tokens"):
-                await anext(engine.beam_search([7] * room, "four", search, prompt_adapter_request=adapter))
-            assert await engine.remove_prompt_adapter(1)
-        finally:
-            engine.shutdown()
-
-    asyncio.run(run())
 
 
 def test_a_pooling_model_takes_no_prompt_adapters(tiny_llama: Path) -> None:

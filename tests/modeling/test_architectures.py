@@ -1,5 +1,6 @@
 """Every architecture of docs/models.md, as a tiny random model: its greedy output equals that of transformers."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,6 @@ from architectures import ARCHITECTURES, EXPERTS, SIZES, WINDOW, Architecture
 from engine_server import EngineArgs, LLMEngine, SamplingParams, StatLoggerBase
 from engine_server.requests.scheduler_stats import SchedulerStats
 from engine_server.telemetry.stats import IterationStats
-
-pytestmark = pytest.mark.thorough
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 NEW_TOKENS = 6
@@ -56,8 +55,23 @@ class Counts(StatLoggerBase):
     def log_engine_initialized(self) -> None: ...
 
 
-@pytest.mark.parametrize("block_size", BLOCKS)
-@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda architecture: architecture.name)
+# A dense one, one with experts, one with windows, and one whose rope depends on the context; the others are thorough.
+QUICK = ("llama", 16), ("qwen3-moe", 16), ("gemma 3", 4), ("phi 3", 16)
+CASES = [
+    pytest.param(
+        architecture,
+        block_size,
+        id=f"{architecture.name}-{block_size}",
+        marks=[
+            *([] if (architecture.name, block_size) in QUICK else [pytest.mark.thorough]),
+            *([pytest.mark.transformers] if block_size == 16 else []),
+        ],
+    )
+    for architecture, block_size in product(ARCHITECTURES, BLOCKS)
+]
+
+
+@pytest.mark.parametrize(("architecture", "block_size"), CASES)
 def test_greedy_output_equals_that_of_transformers(
     architecture: Architecture, block_size: int, tmp_path: Path, finish
 ) -> None:
@@ -108,6 +122,7 @@ def test_greedy_output_equals_that_of_transformers(
         assert counts.hits > 0 or LENGTHS[number] <= block_size
 
 
+@pytest.mark.transformers
 @pytest.mark.parametrize(
     ("model", "settings", "reason"),
     [

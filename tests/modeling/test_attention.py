@@ -15,6 +15,8 @@ from engine_server.modeling.memory.cache_layout import LayerShape, lay_out
 from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.modeling.scoring import Scoring
 
+pytestmark = pytest.mark.transformers
+
 LENGTHS = np.array([5, 1, 9])
 
 

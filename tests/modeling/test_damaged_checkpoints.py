@@ -26,7 +26,7 @@ from engine_server.models.folder import INDEX, weight_bytes
 WEIGHTS = "model.safetensors"
 MODULE = "model.layers.0.mlp.down_proj"
 OUTPUTS, INPUTS, GROUP = 16, 32, 16
-fuzzed = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+fuzzed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
@@ -120,6 +120,7 @@ def test_index_of_any_json_is_refused_or_names_files_in_its_folder(tmp_path: Pat
         folder.check(tmp_path, "there")
 
 
+@pytest.mark.transformers
 def test_file_without_a_weight_is_refused_by_its_name(tmp_path: Path) -> None:
     LlamaForCausalLM(LlamaConfig(**TINY)).save_pretrained(tmp_path)
     tensors = load_file(tmp_path / WEIGHTS)

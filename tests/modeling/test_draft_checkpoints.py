@@ -23,6 +23,8 @@ from engine_server.modeling.drafting.mtp_checkpoint import load_mtp
 from engine_server.modeling.loading.model_loader import load_model
 from engine_server.modeling.platform.cpu import CpuPlatform
 
+pytestmark = pytest.mark.transformers
+
 Loaded = tuple[EngineConfig, PreTrainedModel]
 # Changes tensors in place.
 Change = Callable[[dict[str, Tensor]], Any]
@@ -162,7 +164,7 @@ def test_eagle3_head_with_other_settings_is_refused(
         eagle3(tmp_path, llama)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_eagle3_head_with_any_setting_is_refused_or_loaded(
     tmp_path: Path, llama: Loaded, data: st.DataObject

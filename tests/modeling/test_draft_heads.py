@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -22,6 +22,7 @@ from draft_checkpoints import (
 from draft_references import Reference, eagle3_reference, expected_chain, mtp_reference, qwen_reference
 from native_kernels import needs_kernels
 from safetensors.torch import save_file
+from tiers import tiered
 from torch import Tensor, nn
 from torch.distributed import HashStore, ProcessGroupGloo
 from transformers import PreTrainedModel
@@ -39,6 +40,8 @@ from engine_server.modeling.memory.cache_layout import lay_out
 from engine_server.modeling.platform.cpu import CpuPlatform, NativePlatform
 from engine_server.modeling.platform.interface import Platform
 
+pytestmark = pytest.mark.transformers
+
 PROMPTS = [[5, 77, 31, 8, 90, 2, 64], [9, 4, 11]]
 BLOCK_SIZE, NUM_BLOCKS, LONGEST = 4, 16, 64
 NUM_DRAFTS = 4
@@ -46,7 +49,7 @@ CPU = torch.device("cpu")
 platforms = pytest.mark.parametrize(
     "platform",
     [
-        pytest.param(CpuPlatform(), id="torch"),
+        pytest.param(CpuPlatform(), id="torch", marks=pytest.mark.thorough),
         pytest.param(NativePlatform(), id="native", marks=needs_kernels),
     ],
 )
@@ -133,21 +136,29 @@ def compare(target: PreTrainedModel, head: DraftHead, reference: Reference, plat
         torch.testing.assert_close(logits, expected_chain(reference, prompt, tokens), rtol=1e-4, atol=1e-4)
 
 
+class Eagle3(NamedTuple):
+    """A form of an EAGLE-3 head: settings of its config, and whether it has an embedding of its own."""
+
+    settings: dict[str, Any] = {}  # noqa: RUF012 - never written to
+    embedding: bool = False
+    layers: tuple[int, ...] = (1, 2, 3)
+
+
+EAGLE3 = {
+    "plain": Eagle3(),
+    "own embedding": Eagle3(embedding=True),
+    "chosen layers": Eagle3(
+        {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 3, 5]}}, layers=(0, 3, 5)
+    ),
+    "wider than its target": Eagle3({"hidden_size": 48, "target_hidden_size": HIDDEN}, embedding=True),
+    "whole vocabulary": Eagle3({"draft_vocab_size": None}),
+}
+
+
 @platforms
-@pytest.mark.parametrize(
-    ("settings", "embedding", "layers"),
-    [
-        ({}, False, (1, 2, 3)),
-        ({}, True, (1, 2, 3)),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 3, 5]}}, False, (0, 3, 5)),
-        ({"hidden_size": 48, "target_hidden_size": HIDDEN}, True, (1, 2, 3)),
-        ({"draft_vocab_size": None}, False, (1, 2, 3)),
-    ],
-    ids=["plain", "own embedding", "chosen layers", "wider than its target", "whole vocabulary"],
-)
-def test_eagle3_chain_equals_its_formulas(
-    tmp_path: Path, platform: Platform, settings: dict[str, Any], embedding: bool, layers: tuple[int, ...]
-) -> None:
+@pytest.mark.parametrize("form", tiered(EAGLE3, "chosen layers", "wider than its target"))
+def test_eagle3_chain_equals_its_formulas(tmp_path: Path, platform: Platform, form: str) -> None:
+    settings, embedding, layers = EAGLE3[form]
     save_target(tmp_path)
     tensors = save_eagle3(tmp_path / "head", embedding, **settings)
     config, target = load_target(tmp_path, platform)
@@ -156,7 +167,7 @@ def test_eagle3_chain_equals_its_formulas(
     compare(target, head, eagle3_reference(tmp_path, tensors, layers), platform)
 
 
-@pytest.mark.parametrize("norm_before_residual", [False, True])
+@pytest.mark.parametrize("norm_before_residual", tiered([False, True], True))
 def test_eagle3_chain_of_a_speculator_equals_its_formulas(tmp_path: Path, norm_before_residual: bool) -> None:
     save_target(tmp_path)
     tensors = save_speculator(
@@ -229,7 +240,7 @@ def load_both(folder: Path, ranks: Communicator, **options: Any) -> tuple[PreTra
     return target, load_mtp(target, config.model_config, config.load_config, platform)
 
 
-@pytest.mark.parametrize("kind", ["eagle3", *MTP])
+@pytest.mark.parametrize("kind", tiered(["eagle3", *MTP], "eagle3", "qwen"))
 def test_head_and_target_write_different_layers_of_the_cache(tmp_path: Path, kind: str) -> None:
     target, head = save_and_load(tmp_path, kind)
     assert head.layer == target.config.num_hidden_layers
@@ -260,7 +271,7 @@ def test_head_that_would_use_a_layer_of_its_target_is_refused(tmp_path: Path) ->
         head.cache_shape()
 
 
-@pytest.mark.parametrize("kind", ["eagle3", *MTP])
+@pytest.mark.parametrize("kind", tiered(["eagle3", *MTP], "eagle3", "qwen"))
 def test_head_computes_in_the_dtype_of_its_target(tmp_path: Path, kind: str) -> None:
     target, head = save_and_load(tmp_path, kind, dtype="bfloat16")
     cache = Cache(target, head, CpuPlatform())
@@ -268,7 +279,7 @@ def test_head_computes_in_the_dtype_of_its_target(tmp_path: Path, kind: str) -> 
     assert all(logits.dtype == torch.bfloat16 and not logits.isnan().any() for logits in found)
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "deepseek", "mimo"])
+@pytest.mark.parametrize("kind", tiered(["eagle3", "deepseek", "mimo"], "eagle3"))
 def test_head_is_rounded_as_its_target_is(tmp_path: Path, kind: str) -> None:
     (_, dense), (_, rounded) = (
         save_and_load(tmp_path, kind, quantization=quantization) for quantization in (None, "int8")
@@ -283,7 +294,7 @@ def output_projection(head: DraftHead) -> nn.Module:
     return next(module for name, module in head.module.named_modules() if name.endswith("o_proj"))
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "deepseek", "mimo"])
+@pytest.mark.parametrize("kind", tiered(["eagle3", "deepseek", "mimo"], "eagle3"))
 def test_each_rank_of_a_shared_target_drafts_as_a_whole_one_does(tmp_path: Path, kind: str) -> None:
     target, head = save_and_load(tmp_path, kind)
     expected, _logits = drafted_chain(target, head, Cache(target, head, CpuPlatform()))

@@ -17,6 +17,8 @@ from engine_server.modeling.layers.gated_experts import DOWN, GATE_UP, GatedExpe
 from engine_server.modeling.layers.kernel_sets import plain
 from engine_server.modeling.loading.weights import replace_experts
 
+pytestmark = pytest.mark.transformers
+
 RANK = 3
 # Of the adapters in two slots: the experts whose weights they change.
 CHANGED = [{GATE_UP: [0, 1, 3], DOWN: [0, 1, 2, 3]}, {GATE_UP: [], DOWN: [2]}]

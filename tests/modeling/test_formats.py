@@ -30,6 +30,7 @@ def test_packed_row_is_bitwise_independent_of_the_number_of_rows(inputs: int, ou
         assert torch.equal(linear(rows[:, 30 : 30 + count]), whole[:, 30 : 30 + count]), count
 
 
+@pytest.mark.transformers
 @pytest.mark.parametrize("layout", [as_loaded, pack])
 def test_conv1d_becomes_a_linear_layer_with_its_weight_transposed(layout) -> None:
     layer = nn.Sequential(Conv1D(12, 8)).requires_grad_(False)

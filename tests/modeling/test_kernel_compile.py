@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiers import tiered
 
 from engine_server.modeling.memory.cache_layout import FLOAT8, Pages
 from engine_server.modeling.scoring import Scoring
@@ -104,7 +105,7 @@ def test_sampling_kernels_compile_for_hopper(compiled: list) -> None:
     assert all(kernel.metadata.shared <= MULTIPROCESSOR_BYTES for kernel in compiled)
 
 
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", tiered([80, 90], 90))
 def test_products_with_quantised_weights_compile_for_ampere_and_hopper(
     compiled: list, monkeypatch: pytest.MonkeyPatch, capability: int
 ) -> None:
@@ -125,7 +126,7 @@ def test_products_with_quantised_weights_compile_for_ampere_and_hopper(
     assert all(kernel.metadata.shared <= MULTIPROCESSOR_BYTES for kernel in compiled)
 
 
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", tiered([80, 90], 90))
 def test_low_rank_updates_compile_for_ampere_and_hopper(
     compiled: list, monkeypatch: pytest.MonkeyPatch, capability: int
 ) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiers import tiered
 from transformers import AutoModelForCausalLM
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams
@@ -27,25 +28,30 @@ def answer(model: Path, finish, **options: object) -> list[int]:
     return finish(engine)["0"].outputs[0].token_ids
 
 
+@pytest.mark.transformers
 def test_weights_in_several_files_are_read_completely(tiny_llama: Path, tmp_path: Path, finish) -> None:
     AutoModelForCausalLM.from_pretrained(tiny_llama).save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
     assert answer(tmp_path, finish, dtype="float32") == answer(tiny_llama, finish, dtype="float32")
 
 
-@pytest.mark.parametrize(("dtype", "agreeing"), [("auto", 6), ("float16", 6), ("bfloat16", 3)])
+@pytest.mark.transformers
+@pytest.mark.parametrize(
+    ("dtype", "agreeing"), tiered([("auto", 6), ("float16", 6), ("bfloat16", 3)], ("float16", 6))
+)
 def test_each_dtype_generates_like_float32(tiny_llama: Path, finish, dtype: str, agreeing: int) -> None:
     expected = answer(tiny_llama, finish, dtype="float32")
     assert answer(tiny_llama, finish, dtype=dtype)[:agreeing] == expected[:agreeing]
 
 
-@pytest.mark.parametrize("head", [False, True])
+@pytest.mark.parametrize("head", tiered([False, True], True))
 def test_engine_generates_with_rounded_weights(tiny_llama: Path, finish, head: bool) -> None:
     expected = answer(tiny_llama, finish, dtype="bfloat16")
     found = answer(tiny_llama, finish, dtype="bfloat16", quantization="int8", quantize_head=head)
     assert len(found) == len(expected) and found[0] == expected[0]
 
 
+@pytest.mark.transformers
 def test_dummy_weights_need_only_a_config_and_depend_on_the_seed(
     tiny_llama: Path, tmp_path: Path, finish
 ) -> None:
@@ -119,6 +125,7 @@ def dtype_of(model: Path, asked: str) -> torch.dtype:
     ).dtype
 
 
+@pytest.mark.transformers
 def test_weights_of_another_dtype_are_refused(tiny_llama: Path, tmp_path: Path, finish) -> None:
     AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float64).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"its weights are torch\.float64; dtype can make them"):
@@ -137,6 +144,7 @@ def test_page_cache_counts_as_free_memory(tmp_path: Path, monkeypatch, prefix: s
     assert memory.free_host_memory() == 7500
 
 
+@pytest.mark.transformers
 def test_weight_bytes_follow_the_headers_of_the_files(tiny_llama: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
     numbers = sum(parameter.numel() for parameter in model.parameters())

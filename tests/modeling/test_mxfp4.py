@@ -25,6 +25,8 @@ from engine_server.modeling.loading.model_loader import load_model
 from engine_server.modeling.loading.room import needed_bytes
 from engine_server.modeling.platform.cpu import CpuPlatform, NativePlatform
 
+pytestmark = pytest.mark.transformers
+
 HIDDEN, INNER, EXPERTS, BLOCK = 64, 32, 3, 32
 SIZES = {"gate_up_proj": (2 * INNER, HIDDEN), "down_proj": (HIDDEN, INNER)}
 EXPERTS_PATH = "model.layers.0.mlp.experts"

@@ -154,7 +154,7 @@ OPERATORS: dict[Operation, Callable[[Tensor, Any], Tensor]] = {
     sizes=st.lists(st.integers(1, 19), min_size=1, max_size=4), data=st.data(),
     dtypes=st.lists(st.sampled_from([*SLACK]), min_size=3, max_size=3),
 )  # fmt: skip
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_native_elementwise_operation_equals_float64_rounded_once(
     operation: Operation, sizes: list[int], data: st.DataObject, dtypes: list[torch.dtype]
 ) -> None:

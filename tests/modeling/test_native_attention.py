@@ -8,9 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from native_kernels import needs_kernels
+from tiers import tiered
 
 from engine_server.modeling.attention.interface import StepInputs
 from engine_server.modeling.attention.native_backend import NativeAttention, NativeStepAttention
@@ -152,7 +153,6 @@ def caches(draw: st.DrawFn) -> tuple[Cache, float]:
     return Cache(contexts, heads, dtype, scoring, block_size, cache_dtype), SLACK[dtype]
 
 
-@settings(max_examples=20, deadline=None)
 @given(drawn=caches(), data=st.data())
 def test_chunks_of_prompts_and_decodes_in_one_step_equal_float64(
     drawn: tuple[Cache, float], data: st.DataObject
@@ -167,9 +167,15 @@ def test_chunks_of_prompts_and_decodes_in_one_step_equal_float64(
     cache.check([Chunk(s, 1, context) for s, context in enumerate(contexts)], slack)
 
 
-@pytest.mark.parametrize("cache_dtype", [None, INT8])
+@pytest.mark.parametrize("cache_dtype", tiered([None, INT8], INT8))
 @pytest.mark.parametrize("dtype", SLACK)
-@pytest.mark.parametrize("options", [{}, {"window": 70, "softcap": 20.0, "sinks": torch.linspace(-1, 1, 6)}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, marks=pytest.mark.thorough),
+        {"window": 70, "softcap": 20.0, "sinks": torch.linspace(-1, 1, 6)},
+    ],
+)
 def test_bits_depend_on_a_token_and_its_context_alone(dtype: torch.dtype, options: dict, cache_dtype) -> None:
     """Equal bits alone and among others, in chunks and as decodes, with one thread and with two."""
     contexts = [400, 130, 257]

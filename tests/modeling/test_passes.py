@@ -22,6 +22,8 @@ from engine_server.modeling.loading.replacements import Choices
 from engine_server.modeling.loading.sample import num_layers, sample_copy
 from engine_server.modeling.platform.cpu import CpuPlatform
 
+pytestmark = pytest.mark.transformers
+
 SIZES = TINY | {"vocab_size": 64, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1}
 MOE = {"num_local_experts": 4, "num_experts_per_tok": 2}
 

@@ -7,6 +7,7 @@ import torch
 import transformers
 from architectures import ARCHITECTURES, SIZES, Architecture, widened
 from native_kernels import needs_kernels
+from tiers import tiered
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams, StatLoggerBase
 from engine_server.modeling.graphs import step_programs
@@ -65,14 +66,17 @@ def save(architecture: Architecture, folder: Path, factor: int = 1) -> None:
 QUICK = "llama", "gemma 3", "gpt2", "mixtral"
 
 
-EACH = [
-    pytest.param(one, id=one.name, marks=[] if one.name in QUICK else [pytest.mark.thorough])
-    for one in ARCHITECTURES
-]
+by_architecture = pytest.mark.parametrize(
+    "architecture",
+    [
+        pytest.param(one, id=one.name, marks=[] if one.name in QUICK else [pytest.mark.thorough])
+        for one in ARCHITECTURES
+    ],
+)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("architecture", EACH)
+@pytest.mark.parametrize("dtype", tiered(["float32", "bfloat16"], "bfloat16"))
+@by_architecture
 def test_program_has_the_same_bits_as_the_eager_step(
     architecture: Architecture, dtype: str, tmp_path: Path, finish
 ) -> None:
@@ -83,7 +87,8 @@ def test_program_has_the_same_bits_as_the_eager_step(
     assert replays > 0 and none == 0
 
 
-@pytest.mark.parametrize("architecture", EACH)
+@pytest.mark.transformers
+@by_architecture
 def test_program_has_only_the_documented_operations_of_torch(
     architecture: Architecture, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from native_kernels import needs_kernels
+from tiers import tiered
 from tiny_models import TINY, tiny_model
 
 from engine_server import EngineArgs
@@ -191,6 +192,7 @@ def test_rounding_to_float8_halves_the_memory_of_linear_layers_on_a_cpu_with_ker
     )
 
 
+@pytest.mark.transformers
 @pytest.mark.parametrize("tied", [True, False])
 def test_head_and_embedding_are_rounded_to_int8_if_asked(tied: bool) -> None:
     model, tokens = llama(tied), torch.tensor([[3, 98]])
@@ -233,7 +235,8 @@ def test_group_size_that_does_not_divide_the_inputs_is_refused_by_name(tiny_llam
         loaded(tiny_llama, quantization="int4")
 
 
-@pytest.mark.parametrize("head", [False, True])
+@pytest.mark.transformers
+@pytest.mark.parametrize("head", tiered([False, True], True))
 @pytest.mark.parametrize(("method", "tolerance"), [("int8", 0.05), ("int4", 0.5), ("fp8", 0.2)])
 def test_model_rounded_while_loading_computes_nearly_the_same(
     tiny_llama: Path, method: str, head: bool, tolerance: float

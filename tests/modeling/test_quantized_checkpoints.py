@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from safetensors.torch import load_file, save_file
+from tiers import tiered
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -29,6 +30,8 @@ from engine_server.modeling.formats.weight_format import as_loaded
 from engine_server.modeling.loading.model_loader import load_model
 from engine_server.modeling.loading.room import needed_bytes
 from engine_server.modeling.platform.cpu import CpuPlatform
+
+pytestmark = pytest.mark.transformers
 
 HIDDEN, GROUP = 64, 16
 # The tensors of one quantised module, and the weight that they stand for.
@@ -230,7 +233,13 @@ def check(model: Any, expected: dict[str, Tensor]) -> None:
             torch.testing.assert_close(model.get_submodule(module)(values), output, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(
+    "format",
+    tiered(
+        FORMATS, "gptq 4", "gptq 3 symmetric", "gptq desc_act", "awq", "W4A16, zero points", "W8A8", "FP8 per tensor",
+        "FP8 in blocks", "FBGEMM",
+    ),
+)  # fmt: skip
 def test_layers_compute_with_the_weights_that_the_checkpoint_stands_for(
     tmp_path: Path, dense: dict[str, Any], format: str
 ) -> None:
@@ -353,7 +362,7 @@ def test_estimate_of_memory_knows_which_weights_stay_quantised(tmp_path: Path, d
         assert abs(found - expected) <= 16 * len(numbers)
 
 
-@pytest.mark.parametrize("format", ["FP8 in blocks", "awq", "gptq desc_act", "W8A8"])
+@pytest.mark.parametrize("format", tiered(["FP8 in blocks", "awq", "gptq desc_act", "W8A8"], "awq"))
 def test_experts_stored_one_by_one_stay_quantised(tmp_path: Path, format: str) -> None:
     torch.manual_seed(0)
     config = Qwen3MoeConfig(

@@ -8,10 +8,13 @@ import transformers
 from architectures import ARCHITECTURES, SIZES, Architecture
 from hypothesis import given
 from hypothesis import strategies as st
+from tiers import tiered
 from torch import nn
 
 from engine_server.modeling.layers import rope_table
 from engine_server.modeling.layers.rope_table import ROPE, RopeTable
+
+pytestmark = pytest.mark.transformers
 
 POSITIONS = 300
 DTYPES = [torch.float32, torch.bfloat16]
@@ -32,7 +35,9 @@ def rope_of(architecture: Architecture, **settings: Any) -> Any:
 ROPES = {one.name: rope_of(one) for one in ARCHITECTURES if one.name in TABULATED}
 
 
-@pytest.mark.parametrize("name", TABULATED)
+@pytest.mark.parametrize(
+    "name", tiered(TABULATED, "llama", "llama, yarn", "gemma 3", "gpt-neox", "deepseek-v3")
+)
 @given(
     positions=st.lists(st.integers(0, POSITIONS - 1), min_size=1, max_size=40), dtype=st.sampled_from(DTYPES)
 )

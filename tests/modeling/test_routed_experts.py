@@ -31,6 +31,8 @@ from engine_server.modeling.loading.room import saved_bytes
 from engine_server.modeling.loading.rounding import after, round_weights
 from engine_server.modeling.loading.weights import replace_experts
 
+pytestmark = pytest.mark.transformers
+
 CPU = torch.device("cpu")
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tiers import tiered
 from tiny_models import TINY
 from torch import Tensor, nn
 from torch.distributed import HashStore, ProcessGroupGloo
@@ -28,6 +29,8 @@ from engine_server.modeling.loading.weights import (
     replace_linears,
     settle,
 )
+
+pytestmark = pytest.mark.transformers
 
 TOKENS = torch.tensor([[3, 97, 1, 0, 50, 51, 98, 7]])
 SIZES = TINY | {
@@ -100,7 +103,7 @@ def on_ranks(size: int, work: Callable[[Communicator], Any]) -> list[Any]:
         return list(pool.map(run, range(size)))
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", tiered([2, 4], 4))
 @pytest.mark.parametrize(
     ("kind", "options"),
     [

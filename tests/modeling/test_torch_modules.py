@@ -18,6 +18,8 @@ from engine_server.modeling.loading.probe import Probe, run
 from engine_server.modeling.native import library
 from engine_server.modeling.platform.cpu import CpuPlatform
 
+pytestmark = pytest.mark.transformers
+
 # The numbers of norms, gates and rotations that are replaced in two layers.
 CASES = {
     "LlamaForCausalLM": (5, 2, 2),

@@ -16,6 +16,8 @@ from engine_server.modeling.attention.interface import StepInputs
 from engine_server.modeling.attention.step_attention import StepAttention
 from engine_server.modeling.scoring import Scoring
 
+pytestmark = pytest.mark.transformers
+
 PROMPTS = {"target": [[5, 77, 31, 8, 120], [9, 4, 11]], "draft": [[63, 2, 90], [17, 40, 101, 33]]}
 
 

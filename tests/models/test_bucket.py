@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from obstore.store import S3Store
+from tiers import tiered
 from waiting import until
 
 MOTO = Path(sys.prefix) / "moto"
@@ -211,6 +212,7 @@ def test_a_killed_download_is_resumed_at_its_last_part(
     assert (place / "model.safetensors").read_bytes() == WEIGHTS
 
 
+@pytest.mark.thorough
 def test_a_resumed_download_takes_no_part_of_a_replaced_object(
     proxy: Proxy, moto: str, settings: Callable[..., dict[str, str]], tmp_path: Path
 ) -> None:
@@ -230,13 +232,20 @@ def test_a_resumed_download_takes_no_part_of_a_replaced_object(
         upload(moto, "org/model/model.safetensors", WEIGHTS)
 
 
+ABSENT = ("s3://absent/model", "the bucket absent at {url}: NoSuchBucket: there is no such bucket")
+DENIED = (403, "AccessDenied", "s3:ListBucket on the bucket and s3:GetObject on the objects are needed")
+
+
 @pytest.mark.parametrize(
     ("uri", "words"),
-    [
-        ("s3://absent/model", "the bucket absent at {url}: NoSuchBucket: there is no such bucket"),
-        ("s3://models/nothing", "the bucket models at {url} has no model files there"),
-        ("s3://models/elsewhere", "*.safetensors missing"),
-    ],
+    tiered(
+        [
+            ABSENT,
+            ("s3://models/nothing", "the bucket models at {url} has no model files there"),
+            ("s3://models/elsewhere", "*.safetensors missing"),
+        ],
+        ABSENT,
+    ),
 )
 def test_an_error_names_the_bucket_and_the_endpoint(
     moto: str, settings: Callable[..., dict[str, str]], tmp_path: Path, uri: str, words: str
@@ -250,12 +259,15 @@ def test_an_error_names_the_bucket_and_the_endpoint(
 
 @pytest.mark.parametrize(
     ("status", "code", "words"),
-    [
-        (403, "AccessDenied", "s3:ListBucket on the bucket and s3:GetObject on the objects are needed"),
-        (403, "InvalidAccessKeyId", "the endpoint does not know the access key in AWS_ACCESS_KEY_ID"),
-        (403, "SignatureDoesNotMatch", "AWS_SECRET_ACCESS_KEY does not belong to AWS_ACCESS_KEY_ID"),
-        (400, "ExpiredToken", "AWS_SESSION_TOKEN has expired"),
-    ],
+    tiered(
+        [
+            DENIED,
+            (403, "InvalidAccessKeyId", "the endpoint does not know the access key in AWS_ACCESS_KEY_ID"),
+            (403, "SignatureDoesNotMatch", "AWS_SECRET_ACCESS_KEY does not belong to AWS_ACCESS_KEY_ID"),
+            (400, "ExpiredToken", "AWS_SESSION_TOKEN has expired"),
+        ],
+        DENIED,
+    ),
 )
 def test_an_error_names_the_missing_right_and_no_key(
     proxy: Proxy, settings: Callable[..., dict[str, str]], tmp_path: Path, status: int, code: str, words: str
@@ -269,6 +281,7 @@ def test_an_error_names_the_missing_right_and_no_key(
     assert "AKIAEXAMPLE" not in done.stderr and "very-secret-key" not in done.stderr
 
 
+@pytest.mark.thorough
 def test_an_endpoint_that_does_not_answer_is_named(
     settings: Callable[..., dict[str, str]], tmp_path: Path
 ) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -20,6 +20,8 @@ from engine_server.modeling.loading.model_loader import load_model
 from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.models import ModelSourceError, resolve
 from engine_server.models.gguf import convert, open_gguf
+
+pytestmark = pytest.mark.transformers
 
 
 def test_gguf_file_is_converted_once_for_load_formats_auto_and_gguf(
@@ -107,7 +109,6 @@ def test_file_with_scales_of_nan_is_refused_by_the_name_of_the_tensor(
         resolve(str(file))
 
 
-@settings(max_examples=40)
 @given(st.data())
 def test_damaged_file_is_refused_or_read_within_its_bounds(
     tmp_path_factory: pytest.TempPathFactory, quantised_gguf: Path, data: st.DataObject

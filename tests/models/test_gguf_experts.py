@@ -20,6 +20,8 @@ from engine_server.modeling.loading.model_loader import load_model
 from engine_server.modeling.platform.cpu import CpuPlatform, NativePlatform
 from engine_server.models import resolve
 
+pytestmark = pytest.mark.transformers
+
 EXPERTS, INNER, HIDDEN, GROUP = 4, 64, 32, 32
 
 

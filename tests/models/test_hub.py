@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiers import tiered
 from waiting import until
 
 COMMIT = "a" * 40
@@ -179,6 +180,7 @@ def test_downloads_only_the_files_that_are_used(fetch, hub: Hub, tmp_path: Path)
     assert f"fetching hf://org/open@v1 from {hub.url} ..." in done.stderr
 
 
+@pytest.mark.thorough
 def test_gguf_file_of_a_repository_is_downloaded_and_converted(  # type: ignore[no-untyped-def]
     fetch, hub: Hub, tmp_path: Path, quantised_gguf: Path
 ) -> None:
@@ -299,34 +301,46 @@ def part_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*.incomplete"))
 
 
+WRONG_TOKEN = (
+    "hf://org/gated",
+    {"HF_TOKEN": "hf_wrong"},
+    "access to this repository at {url} must be granted to you",
+)
+UNKNOWN_REVISION = ("hf://org/open@v9", {}, "the repository at {url} has no revision v9")
+OFFLINE = (
+    "hf://org/open",
+    {"HF_HUB_OFFLINE": "1"},
+    "HF_HUB_OFFLINE is set, and the model is not complete in the cache",
+)
+BROKEN = ("hf://org/broken", {}, "{url} cannot be reached (HfHubHTTPError: Server error '500")
+
+
 def test_token_gives_access_to_a_gated_repository(fetch) -> None:  # type: ignore[no-untyped-def]
     assert fetch("hf://org/gated", HF_TOKEN=TOKEN).returncode == 0
 
 
 @pytest.mark.parametrize(
     ("uri", "environment", "words"),
-    [
-        ("hf://org/gated", {}, "access to this repository at {url} must be granted to you"),
-        (
-            "hf://org/gated",
-            {"HF_TOKEN": "hf_wrong"},
-            "access to this repository at {url} must be granted to you",
-        ),
-        ("hf://org/absent", {"HF_TOKEN": TOKEN}, "{url} has no such repository, or it is private"),
-        ("hf://org/open@v9", {}, "the repository at {url} has no revision v9"),
-        ("hf://org/broken", {}, "{url} cannot be reached (HfHubHTTPError: Server error '500"),
-        (
-            "hf://org/open",
-            {"HF_HUB_OFFLINE": "1"},
-            "HF_HUB_OFFLINE is set, and the model is not complete in the cache",
-        ),
-        (
-            "hf://org/open",
-            {"HF_ENDPOINT": "http://127.0.0.1:1"},
-            "http://127.0.0.1:1 cannot be reached (ConnectError",
-        ),
-        ("hf://org/unsafe", {}, "*.safetensors missing in"),
-    ],
+    tiered(
+        [
+            ("hf://org/gated", {}, "access to this repository at {url} must be granted to you"),
+            WRONG_TOKEN,
+            ("hf://org/absent", {"HF_TOKEN": TOKEN}, "{url} has no such repository, or it is private"),
+            UNKNOWN_REVISION,
+            BROKEN,
+            OFFLINE,
+            (
+                "hf://org/open",
+                {"HF_ENDPOINT": "http://127.0.0.1:1"},
+                "http://127.0.0.1:1 cannot be reached (ConnectError",
+            ),
+            ("hf://org/unsafe", {}, "*.safetensors missing in"),
+        ],
+        WRONG_TOKEN,
+        UNKNOWN_REVISION,
+        OFFLINE,
+        BROKEN,
+    ),
 )
 def test_hub_errors_become_messages(
     fetch, hub: Hub, uri: str, environment: dict[str, str], words: str
@@ -338,6 +352,7 @@ def test_hub_errors_become_messages(
     assert TOKEN not in done.stderr and "hf_wrong" not in done.stderr
 
 
+@pytest.mark.thorough
 def test_interrupted_download_is_not_used(fetch, hub: Hub, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     place = tmp_path / "models/model"
     hub.cuts = 100

@@ -78,6 +78,7 @@ def test_error_names_a_package_that_does_not_exist(wheel: Wheel, cache: Path) ->
         resolve("pypi://absent")
 
 
+@pytest.mark.transformers
 def test_gguf_file_of_a_wheel_is_converted_to_a_folder_that_transformers_loads(
     wheel: Wheel, cache: Path, tiny_gguf: Path
 ) -> None:
@@ -121,6 +122,7 @@ def test_killed_conversion_leaves_no_model_behind(wheel: Wheel, cache: Path, tin
     assert not (place.parent / ".tiny.partial").exists()
 
 
+@pytest.mark.thorough
 def test_two_processes_convert_once_and_share_the_result(
     wheel: Wheel, cache: Path, tiny_gguf: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

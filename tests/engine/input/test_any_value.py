@@ -119,15 +119,11 @@ def engine(tiny_writer: Path) -> Iterator[Engine]:
     engine.close()
 
 
-def examples(count: int) -> settings:
-    return settings(
-        max_examples=count,
-        deadline=None,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-    )
+large = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
-@examples(600)
+# Of forty parameters.
+@settings(large, max_examples=3 * settings().max_examples)
 @given(name=st.sampled_from(SamplingParams.__struct_fields__), value=values)
 def test_any_sampling_parameter_is_refused_or_served(engine: Engine, name: str, value: Any) -> None:
     try:
@@ -137,7 +133,7 @@ def test_any_sampling_parameter_is_refused_or_served(engine: Engine, name: str, 
     engine.request(PROMPT, params)
 
 
-@examples(300)
+@large
 @given(name=st.sampled_from(SamplingParams.__struct_fields__), value=values)
 def test_any_value_assigned_after_construction_is_refused_or_served(
     engine: Engine, name: str, value: Any
@@ -147,13 +143,13 @@ def test_any_value_assigned_after_construction_is_refused_or_served(
     engine.request(PROMPT, params)
 
 
-@examples(300)
+@large
 @given(name=st.sampled_from(ARGUMENTS), value=values)
 def test_any_argument_of_a_request_is_refused_or_served(engine: Engine, name: str, value: Any) -> None:
     engine.request(PROMPT, SamplingParams(max_tokens=1), **{name: value})
 
 
-@examples(200)
+@large
 @given(
     adapter=st.builds(
         PromptAdapterRequest, values | st.just("a"), values | st.just(1), values | st.just("/a"), values
@@ -163,19 +159,19 @@ def test_any_prompt_adapter_is_refused_or_served(engine: Engine, adapter: Any) -
     engine.request(PROMPT, SamplingParams(max_tokens=1), prompt_adapter_request=adapter)
 
 
-@examples(200)
+@large
 @given(value=values)
 def test_any_arrival_time_is_refused_or_served(engine: Engine, value: Any) -> None:
     engine.request(PROMPT, SamplingParams(max_tokens=1, timeout=1000.0), arrival_time=value)
 
 
-@examples(400)
+@large
 @given(prompt=prompts)
 def test_any_prompt_is_refused_or_served(engine: Engine, prompt: Any) -> None:
     engine.request(prompt, SamplingParams(max_tokens=1))
 
 
-@examples(50)
+@large
 @given(params=values)
 def test_any_params_object_is_refused_or_served(engine: Engine, params: Any) -> None:
     engine.request(PROMPT, params)

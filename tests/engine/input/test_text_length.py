@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -65,7 +65,6 @@ def test_no_text_has_fewer_tokens_than_the_bound(build: Callable[[], Tokenizer])
         [" " * 50, "the", "def test_", "\x04", "\x06" * 9, "\u03b1\u0313\u0300\u0345", "\n"]
     )
 
-    @settings(max_examples=200, deadline=None)
     @given(st.lists(pieces | st.text(), max_size=20).map("".join))
     def check(text: str) -> None:
         text = text.encode(errors="ignore").decode()

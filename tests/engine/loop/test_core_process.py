@@ -57,13 +57,16 @@ async def test_start_raises_the_cause_when_the_core_dies_before_it_connects(
 
 
 async def test_cancelled_receive_loses_no_message(core: CoreProcess) -> None:
+    first = asyncio.create_task(core.call("is_sleeping"))  # from now on the loop reads messages
+    for _ in range(2):  # the result, and the report of a core without work
+        await core.receive()
+    assert await first is False
     for _ in range(20):
         call = asyncio.create_task(core.call("is_sleeping"))
         reader = asyncio.create_task(core.receive())
         await asyncio.sleep(0)  # both start
-        select.select(
-            [core._output.fileno()], [], [], PATIENCE
-        )  # the answer arrives while the loop is blocked
+        # The answer arrives while the loop is blocked.
+        assert select.select([core._output.fileno()], [], [], PATIENCE)[0]
         for _ in range(2):  # the loop reads it; cancel in the turn in which the task would resume
             await asyncio.sleep(0)
         reader.cancel()

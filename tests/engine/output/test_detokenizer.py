@@ -4,7 +4,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -34,7 +34,6 @@ def stream(
     return shown, None
 
 
-@settings(max_examples=200, deadline=None)
 @given(text=TEXTS)
 def test_deltas_of_tokenized_text_add_up_to_the_text(tokenizer: Tokenizer, text: str) -> None:
     token_ids = tokenizer.encode(text, add_special_tokens=False).ids
@@ -43,7 +42,6 @@ def test_deltas_of_tokenized_text_add_up_to_the_text(tokenizer: Tokenizer, text:
     assert all(later.startswith(earlier) for earlier, later in pairwise(shown))
 
 
-@settings(max_examples=50, deadline=None)
 @given(token_ids=st.lists(st.integers(3, 49151), min_size=1, max_size=12))
 def test_text_of_any_tokens_equals_the_text_that_the_tokenizer_decodes(
     tokenizer: Tokenizer, token_ids: list[int]
@@ -55,7 +53,6 @@ def test_text_of_any_tokens_equals_the_text_that_the_tokenizer_decodes(
     assert shown[-1].endswith("\ufffd") == whole.endswith("\ufffd")
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     text=TEXTS,
     stops=st.lists(st.sampled_from(["STOP", "a", "c d", ". ", "字", "🦙é", "OP"]), min_size=1, max_size=3),

@@ -14,7 +14,7 @@ from engine_server.requests.sampling_params import SamplingParams
 
 UNFINISHED = "\ufffd"
 INVALID_LEAD_BYTE = 0xE4 + 1
-many = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+per_tokenizer = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def decode(tokenizer: Tokenizer, prompt: Sequence[int], output: Sequence[int]) -> str:
@@ -33,7 +33,7 @@ def test_spaces_are_kept_after_an_invalid_byte(byte_fallback: Tokenizer) -> None
     assert decode(byte_fallback, [], output) == f"a{UNFINISHED} ab ab"
 
 
-@many
+@per_tokenizer
 @given(data=st.data())
 def test_every_division_into_deltas_gives_the_same_text(
     any_tokenizer: Tokenizer, data: st.DataObject
@@ -58,7 +58,7 @@ def test_every_division_into_deltas_gives_the_same_text(
         assert whole == decoded
 
 
-@many
+@per_tokenizer
 @given(text=st.text(alphabet="ab é漢🦙字", min_size=1, max_size=20), data=st.data())
 @pytest.mark.parametrize("name", ["byte_level", "byte_fallback"])
 def test_prompt_and_output_add_up_to_the_whole_text_at_any_end_of_the_prompt(
