@@ -59,11 +59,11 @@ FAULTS = (
         ("tests/router/routing/test_directory.py",),
     ),
     Fault(
-        "an answer of which the client has a part begins again",
-        f"{REQUESTS}/relay.py",
-        "        if self.status == 0 or self.held:\n            self.outcome = Outcome.UNANSWERED\n",
-        "        if self.events is None:\n            self.outcome = Outcome.UNANSWERED\n",
-        (f"{TESTS}/test_relay.py",),
+        "a stream of which the client has the first event begins again",
+        f"{REQUESTS}/journal.py",
+        "return self.events > 0",
+        "return self.events > 1",
+        (f"{TESTS}/test_resume.py",),
     ),
     Fault(
         "a request that waits for a replica stays counted at the endpoint that it left",
@@ -73,11 +73,11 @@ FAULTS = (
         (f"{TESTS}/test_lifecycle.py",),
     ),
     Fault(
-        "a wait for a replica does not end after its longest time",
-        f"{REQUESTS}/hold/hold.py",
-        "            if held.until <= now:\n",
-        "            if held.until < 0:\n",
-        (f"{TESTS}/hold/test_hold.py",),
+        "a caller with many requests that wait lets no other one have a turn",
+        f"{REQUESTS}/hold/line.py",
+        "max(self._rounds.get(rank, 0), last + 1)",
+        "max(self._rounds.get(rank, 0), last)",
+        (f"{TESTS}/hold/test_line.py",),
     ),
     Fault(
         "one more retry than the budget has",
