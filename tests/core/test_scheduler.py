@@ -291,6 +291,20 @@ def test_failed_request_keeps_cached_blocks_of_others() -> None:
         scheduler.update(batch, [StepResult(error="no")])
 
 
+def test_blocks_of_a_failed_request_are_erased() -> None:
+    scheduler = make(num_blocks=40, budget=64, seats=4)
+    erased: list[int] = []
+    scheduler.erase = erased.extend
+    scheduler.add(request("fails", 13, 2))
+    [scheduled] = batch = scheduler.schedule()
+    columns = scheduler.table.columns(0, scheduled.row)
+    blocks = [int(scheduler.table.ids[0, scheduled.row, column]) for column in columns]
+
+    scheduler.update(batch, [StepResult(error="no")])
+
+    assert len(blocks) == 4 and sorted(erased) == sorted(blocks)
+
+
 @pytest.mark.parametrize("window", [1, 3, 4, 5, 8, 9])
 def test_window_holds_only_blocks_that_are_attended_to(window: int) -> None:
     scheduler = make(num_blocks=40, budget=7, seats=1, windows=(window,))
@@ -308,6 +322,19 @@ def test_abort_ignores_unknown_ids() -> None:
     scheduler.add(request("known", 3, 1))
     scheduler.abort(["unknown"])
     assert list(scheduler.requests) == ["known"]
+
+
+def test_abort_ends_a_running_and_a_waiting_request() -> None:
+    scheduler = make(num_blocks=10, budget=8, seats=1)
+    for name in ("runs", "waits"):
+        scheduler.add(request(name, 3, 5))
+    run(scheduler, scheduler.schedule())
+
+    scheduler.abort(["waits", "runs"])
+
+    state = scheduler.debug_state()
+    assert (state.running, state.waiting, state.num_used_blocks) == ((), (), 0)
+    scheduler.check_integrity()
 
 
 def test_next_deadline_is_the_earliest_of_waiting_and_running_requests() -> None:

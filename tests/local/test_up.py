@@ -79,7 +79,7 @@ class Up:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": "4,5,6"},
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": "4,5,6,7"},
         )
         self.seen: list[str] = []
         self.lines: queue.Queue[str | None] = queue.Queue()
@@ -117,24 +117,55 @@ class Up:
         pairs = [line.split(" | ", 1) for line in self.seen if ' | {"pid"' in line]
         return {name: json.loads(text) for name, text in pairs}
 
+    def kill(self) -> None:
+        """Kill it with all that it has started."""
+        self.process.kill()
+        self.process.wait()
+        self.rest()
+        # Children of the replacements are not on the leash.
+        for report in self.reports().values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(str(report["child"])), signal.SIGKILL)
+
 
 @pytest.fixture
 def up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
-    started: list[Up] = []
+    with contextlib.ExitStack() as started:
 
-    def start(*documents: object) -> Up:
-        started.append(Up(tmp_path, *documents))
-        return started[-1]
+        def start(*documents: object) -> Up:
+            running = Up(tmp_path, *documents)
+            started.callback(running.kill)
+            return running
 
-    yield start
-    for each in started:
-        each.process.kill()
-        each.process.wait()
-        each.rest()
-        # Children of the replacements are not on the leash.
-        for report in each.reports().values():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(str(report["child"])), signal.SIGKILL)
+        yield start
+
+
+@pytest.fixture(scope="module")
+def stack(manifest: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """Three deployments that are ready, for tests that leave them as they are."""
+    adapters = [{"name": "french", "uri": "./french"}, {"name": "broken", "uri": "./missing"}]
+    first = manifest(
+        replicas=2,
+        adapters=adapters,
+        resources={"gpu": 1},
+        rollout={"drainTimeoutSeconds": 5},
+        engine={"env": [{"name": "MARK", "value": "seen"}]},
+    )
+    first["spec"]["model"]["secretRef"] = {"name": "hub"}
+    second = manifest(
+        "other",
+        adapters=[],
+        resources={"gpu": 2},
+        routing={"policy": "round_robin"},
+        rollout={"drainTimeoutSeconds": 300},
+    )
+    second["spec"]["model"]["servedNames"] = ["a", "b"]
+    running = Up(tmp_path_factory.mktemp("stack"), first, second, manifest("cpu"))
+    try:
+        ready(running)
+        yield running
+    finally:
+        running.kill()
 
 
 def ready(running: Up) -> str:
@@ -168,13 +199,9 @@ def test_starts_replicas_and_router_and_ends_them_all_on_a_signal(
     assert gone(reports)
 
 
-def test_the_endpoints_file_has_every_deployment(up: Callable[..., Up], manifest: Any) -> None:
-    second = manifest("other", routing={"policy": "round_robin"}, replicas=1)
-    second["spec"]["model"]["servedNames"] = ["a", "b"]
-    running = up(manifest(replicas=2), second)
-    ready(running)
-    printed = next(line for line in running.seen if line.startswith('router | {"deployments"'))
-    first, other = json.loads(printed.split(" | ", 1)[1])["deployments"]
+def test_the_endpoints_file_has_every_deployment(stack: Up) -> None:
+    printed = next(line for line in stack.seen if line.startswith('router | {"deployments"'))
+    first, other, cpu = json.loads(printed.split(" | ", 1)[1])["deployments"]
     assert (first["namespace"], first["name"], first["servedNames"], first["policy"]) == (
         "default",
         "tiny",
@@ -182,28 +209,41 @@ def test_the_endpoints_file_has_every_deployment(up: Callable[..., Up], manifest
         None,
     )
     assert (other["servedNames"], other["policy"]) == (["a", "b"], "round_robin")
-    assert first["created"] < other["created"]
-    ports = [endpoint.rsplit(":", 1)[1] for endpoint in [*first["endpoints"], *other["endpoints"]]]
-    arguments = [report["arguments"] for name, report in running.reports().items() if name != "router"]
+    assert first["created"] < other["created"] < cpu["created"]
+    ports = [url.rsplit(":", 1)[1] for each in (first, other, cpu) for url in each["endpoints"]]
+    arguments = [report["arguments"] for name, report in stack.reports().items() if name != "router"]
     listening = [word for words in arguments for word in words if word.startswith("--port=")]  # type: ignore[attr-defined]
     assert sorted(f"--port={port}" for port in ports) == sorted(listening)
 
 
-def test_the_endpoints_file_has_the_engines_that_serve_each_adapter(
-    up: Callable[..., Up], manifest: Any
-) -> None:
-    adapters = [{"name": "french", "uri": "./french"}, {"name": "broken", "uri": "./missing"}]
-    running = up(manifest(replicas=2, adapters=adapters), manifest("plain", adapters=[]))
-    address = ready(running)
-
+def test_the_endpoints_file_has_the_engines_that_serve_each_adapter(stack: Up) -> None:
+    address = stack.seen[-1]  # the last line of the greeting
     with urllib.request.urlopen(f"{address}/file", timeout=PATIENCE) as answer:
-        first, plain = json.load(answer)["deployments"]
+        first, other, _ = json.load(answer)["deployments"]
 
     french, broken = first["adapters"]
     assert (french["name"], sorted(french["endpoints"])) == ("french", sorted(first["endpoints"]))
     assert "error" not in french
     assert broken == {"name": "broken", "error": "tiny-0, tiny-1 could not load it, and logged why"}
-    assert plain["adapters"] == []
+    assert other["adapters"] == []
+
+
+def test_assigns_each_gpu_once_and_none_to_a_cpu_pod(stack: Up) -> None:
+    reports = stack.reports()
+    assert [reports[name]["CUDA_VISIBLE_DEVICES"] for name in ("tiny-0", "tiny-1", "other-0", "cpu-0")] == [
+        "4",
+        "5",
+        "6,7",
+        "",
+    ]
+
+
+def test_the_fetch_gets_the_environment_of_the_spec(stack: Up) -> None:
+    assert "fetch | looking seen" in stack.seen
+
+
+def test_the_router_drains_as_long_as_the_slowest_engine(stack: Up) -> None:
+    assert "--drain-timeout=300" in stack.reports()["router"]["arguments"]  # type: ignore[operator]
 
 
 def test_restarts_a_killed_engine_on_its_port(up: Callable[..., Up], manifest: Any) -> None:
@@ -250,42 +290,15 @@ def test_a_second_signal_skips_the_grace_period(up: Callable[..., Up], manifest:
     assert gone(reports)
 
 
-def test_assigns_each_gpu_once_and_none_to_a_cpu_pod(up: Callable[..., Up], manifest: Any) -> None:
-    running = up(manifest(resources={"gpu": 2}), manifest("other", resources={"gpu": 1}), manifest("cpu"))
-    ready(running)
-    reports = running.reports()
-    assert [reports[name]["CUDA_VISIBLE_DEVICES"] for name in ("tiny-0", "other-0", "cpu-0")] == [
-        "4,5",
-        "6",
-        "",
-    ]
-
-
 def test_refuses_more_gpus_in_total_than_there_are(up: Callable[..., Up], manifest: Any) -> None:
-    running = up(manifest(replicas=2, resources={"gpu": 1}), manifest("other", resources={"gpu": 2}))
+    running = up(manifest(replicas=3, resources={"gpu": 1}), manifest("other", resources={"gpu": 2}))
     said = running.rest()
     assert (
-        "fairlead up: 4 GPUs are asked for and there are 3 here: tiny asks for 2 x 1, other asks for 1 x 2"
+        "fairlead up: 5 GPUs are asked for and there are 4 here: tiny asks for 3 x 1, other asks for 1 x 2"
         in said
     )
     assert running.process.wait(PATIENCE) == 1
     assert running.reports() == {} and "fetching" not in said
-
-
-def test_the_fetch_gets_the_environment_of_the_spec(up: Callable[..., Up], manifest: Any) -> None:
-    marked = manifest(engine={"env": [{"name": "MARK", "value": "seen"}]})
-    marked["spec"]["model"]["secretRef"] = {"name": "hub"}
-    running = up(marked)
-    ready(running)
-    assert "fetch | looking seen" in running.seen
-
-
-def test_the_router_drains_as_long_as_the_slowest_engine(up: Callable[..., Up], manifest: Any) -> None:
-    running = up(
-        manifest(rollout={"drainTimeoutSeconds": 300}), manifest("quick", rollout={"drainTimeoutSeconds": 5})
-    )
-    ready(running)
-    assert "--drain-timeout=300" in running.reports()["router"]["arguments"]  # type: ignore[operator]
 
 
 def test_ends_before_anything_runs_when_a_model_cannot_be_fetched(

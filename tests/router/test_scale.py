@@ -9,6 +9,7 @@ import pytest
 from router_process import start_process
 
 from engine_server.router.http.limits import Limits
+from engine_server.router.requests.watch import WatchTimes
 
 POST = b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 13\r\n\r\n{"model":"m"}'
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -127,22 +128,28 @@ async def test_ten_thousand_connects_and_disconnects_leave_no_memory_and_no_coun
 @pytest.mark.parametrize("number", SILENT_CLIENTS)
 async def test_clients_that_stop_reading_are_disconnected(start_engine, start_router, eventually, number):
     async def more_than_is_buffered(engine, request, writer):
-        writer.write(HEAD + (b"8000\r\n" + b"x" * 0x8000 + b"\r\n") * 12)
+        event = b"data: " + b"x" * (0x8000 - 8) + b"\n\n"
+        writer.write(HEAD + (b"8000\r\n" + event + b"\r\n") * 12)
         await asyncio.Event().wait()
 
+    engine = await start_engine(more_than_is_buffered)
     router = await start_router(
-        {"m": [await start_engine(more_than_is_buffered)]},
-        limits=Limits(unread_seconds=2.0, sweep_seconds=0.2),
+        {"m": [engine]},
+        limits=Limits(unread_seconds=0.3, sweep_seconds=0.05),
+        watch=WatchTimes(stall=3600.0),  # the engine has no more to send
     )
     loop = asyncio.get_running_loop()
     clients = []
     for _ in range(number):
         client = socket.socket()
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        # The kernel at the other end buffers little for small segments; for large ones it buffers megabytes.
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
         client.setblocking(False)
         await loop.sock_connect(client, ("127.0.0.1", router.port))
         await loop.sock_sendall(client, POST)
         clients.append(client)
+    await eventually(lambda: len(engine.received) == number)
 
     async def disconnected() -> bool:
         counts = [

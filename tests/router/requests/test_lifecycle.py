@@ -47,6 +47,17 @@ def test_every_end_of_a_request_counts_down(steps):
     assert all(endpoint.in_flight == 0 and endpoint.load(perf_counter()) == 0.0 for endpoint in endpoints)
 
 
+def test_a_request_that_waits_for_a_replica_counts_at_no_endpoint():
+    metrics, endpoint = Metrics(), Endpoint(Key("default", "m"), Address("h", 1))
+    with Lifecycle(metrics, REQUEST) as life:
+        life.visit(endpoint, 1 << 20)
+
+        life.leave()
+
+        assert (metrics.in_flight, endpoint.in_flight, endpoint.load(perf_counter())) == (1, 0, 0.0)
+    assert (metrics.in_flight, endpoint.in_flight) == (0, 0)
+
+
 class RecordingCaller:
     """Records the tokens that its requests used."""
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from llm_operator.api.schema import SpecError
 from llm_operator.observed import ChildKey, Observed, claim_key, fetch_key, workload_key
+from llm_operator.settings import Settings
 
 CREATED = {"uri": "hf://org/name", "cache": {"size": "10Gi"}}
 CONFINED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
@@ -257,6 +258,19 @@ def test_a_job_is_replaced_when_its_own_deployment_changes(planned: Any, manifes
 
     assert shared(changed, "Job") is None
     assert [key.kind for key in changed.goal.delete] == ["Job"]
+
+
+def test_a_new_release_of_the_operator_does_not_restart_a_download(planned: Any, manifest: Any) -> None:
+    given = owned_by("a", manifest(model=CREATED))
+    first = planned(given)
+    next_release = Settings(engine_image="engine:1", version="9.9.9")
+
+    upgraded = planned(given, Observed(children=after(first)), next_release)
+
+    job, kept = shared(first, "Job"), shared(upgraded, "Job")
+    assert job is not None and kept is not None
+    assert kept["spec"] == job["spec"]
+    assert not upgraded.goal.delete
 
 
 def test_an_abandoned_job_is_replaced_by_a_deployment_that_needs_another_template(

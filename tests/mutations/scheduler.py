@@ -1,0 +1,89 @@
+"""Faults of the scheduler. Those with the subject of a commit undo its fix."""
+
+from fault import Fault
+
+REQUEST = "engine_server/core/scheduling/request.py"
+SCHEDULER = "engine_server/core/scheduling/scheduler.py"
+SCHEDULER_TESTS = ("tests/core/test_scheduler.py", "tests/core/test_scheduled_drafts.py")
+
+FAULTS = (
+    # Let a failed step leave a request alone that has an ended one's id
+    Fault(
+        "a failed step ends a later request of the same id",
+        SCHEDULER,
+        "return self.requests.get(request.request_id) is request",
+        "return request.request_id in self.requests",
+        ("tests/core/test_overlap.py",),
+    ),
+    # Fix repeated lookups of a waiting prompt and repeated hashing of its choices
+    Fault(
+        "a waiting prompt is looked up in every step",
+        SCHEDULER,
+        "return too_long or self.table.pool.num_free < refusal.num_blocks",
+        "return False",
+        SCHEDULER_TESTS,
+    ),
+    # Fix repeated lookups of a waiting prompt and repeated hashing of its choices
+    Fault(
+        "each choice of a prompt hashes it anew",
+        REQUEST,
+        "self.prompt_hashes = other.prompt_hashes",
+        "self.prompt_hashes = [*other.prompt_hashes]",
+        SCHEDULER_TESTS,
+    ),
+    # Overlap steps of engines with drafts while no drafts are wanted
+    Fault(
+        "a request that was preempted while drafts were verified has a negative number of computed tokens",
+        REQUEST,
+        """\
+        if self.row is not None:  # a request that was preempted since has no computed tokens
+            self.computed -= num_results - len(tokens)
+""",
+        "        self.computed -= num_results - len(tokens)\n",
+        SCHEDULER_TESTS,
+    ),
+    # Fix deadlines that were not enforced while the engine is paused or asleep
+    Fault(
+        "the deadline of a waiting request passes unnoticed",
+        SCHEDULER,
+        "deadlines = [one.deadline for one in self.requests.values() if one.deadline is not None]",
+        "deadlines = [one.deadline for one in self.running if one.deadline is not None]",
+        SCHEDULER_TESTS,
+    ),
+    # Live through a step without memory, end at once with a lost device, and take float16 where a GPU lacks bfloat16
+    Fault(
+        "a step that did not fit into memory is tried again as large as it was",
+        SCHEDULER,
+        "self._budget = max(1, num_tokens(batch) // 2)",
+        "self._budget = max(1, num_tokens(batch))",
+        ("tests/core/test_faults.py",),
+    ),
+    Fault(
+        "a request that waits is not aborted",
+        SCHEDULER,
+        "            if request := self.requests.get(request_id):\n",
+        "            if (request := self.requests.get(request_id)) and request.row is not None:\n",
+        SCHEDULER_TESTS,
+    ),
+    Fault(
+        "drafts take more than the budget of a step",
+        SCHEDULER,
+        "budget -= count + len(drafts)",
+        "budget -= count",
+        SCHEDULER_TESTS,
+    ),
+    Fault(
+        "the last token of a cached prompt is never computed",
+        SCHEDULER,
+        "count = (len(request.token_ids) - 1) // self.table.block_size",
+        "count = len(request.token_ids) // self.table.block_size",
+        ("tests/core/test_prefix_cache.py",),
+    ),
+    Fault(
+        "the blocks of a failed request keep what it wrote for the next request",
+        SCHEDULER,
+        "self.erase(self._release(request, computed=0))",
+        "self._release(request, computed=0)",
+        SCHEDULER_TESTS,
+    ),
+)
