@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import scheduling
 from sampling import COUNTED
 
 from engine_server import EngineArgs, LLMEngine, RequestOutput, SamplingParams
@@ -111,3 +112,15 @@ def test_failed_step_does_not_end_a_later_request_of_the_same_id(
     outputs = finish(engine)
     assert outputs["r"].outputs[0].finish_reason == "length"
     assert outputs["r"].prompt_token_ids == [7, 8, 9]
+
+
+def test_result_of_an_aborted_request_is_not_that_of_a_later_one_of_the_same_id() -> None:
+    scheduler = scheduling.make(num_blocks=10, budget=8, seats=2)
+    scheduler.add(scheduling.request("r", 3, 5))
+    batch = scheduler.schedule()
+    scheduler.abort(["r"])
+    scheduler.add(scheduling.request("r", 3, 5))
+
+    assert scheduler.update(batch, [StepResult([7])]) == []
+
+    assert scheduler.debug_state().waiting == ("r",)

@@ -8,6 +8,7 @@ from engine_server.core.scheduling.batch import Batch
 from engine_server.core.scheduling.request import UNKNOWN, GenerationRequest
 from engine_server.core.scheduling.scheduler import Scheduler
 from engine_server.core.scheduling.step_result import StepResult
+from engine_server.requests.sampling_params import SamplingParams
 
 
 def drafting(
@@ -89,3 +90,19 @@ def test_drafts_take_no_running_requests_share_of_the_budget() -> None:
         one.drafts = [3, 4, 5, 6]
     batch = scheduler.schedule()
     assert [part.request.request_id for part in batch] == ["a", "a", "a", "b"]
+
+
+def test_prompt_gets_what_drafts_leave_of_the_budget() -> None:
+    scheduler = make(num_blocks=10, budget=8, seats=2)
+    drafting_request = request("drafts", 2, 9)
+    scheduler.add(drafting_request)
+    run(scheduler, scheduler.schedule())
+    drafting_request.drafts = [3, 4, 5]
+    scheduler.add(GenerationRequest("prompt", [50] * 20, 20, SamplingParams(), 1))
+
+    batch = scheduler.schedule()
+
+    assert [(part.request.request_id, part.num_tokens) for part in batch] == [
+        *[("drafts", 1)] * 4,
+        ("prompt", 4),
+    ]

@@ -113,7 +113,7 @@ def run_tests(copy: Path, tests: Sequence[str], longest: float | None) -> tuple[
     except subprocess.TimeoutExpired:
         process.kill()
         output, _ = process.communicate()
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", output, re.MULTILINE)
     return process.returncode, failed[1] if failed else output[-500:], time.monotonic() - start
 
 

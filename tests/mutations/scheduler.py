@@ -9,7 +9,7 @@ SCHEDULER_TESTS = ("tests/core/test_scheduler.py", "tests/core/test_scheduled_dr
 FAULTS = (
     # Let a failed step leave a request alone that has an ended one's id
     Fault(
-        "a failed step ends a later request of the same id",
+        "the result of an aborted request goes to a later one of the same id",
         SCHEDULER,
         "return self.requests.get(request.request_id) is request",
         "return request.request_id in self.requests",
