@@ -199,3 +199,20 @@ def test_logits_processor_that_the_server_was_not_started_with_is_refused(server
 def test_answer_has_the_fingerprint_of_the_model(server: Any) -> None:
     prints = {post(server)["system_fingerprint"], post(server, model="second-name")["system_fingerprint"]}
     assert len(prints) == 1 and len(prints.pop()) == 32
+
+
+def test_largest_accepted_lists_are_served(server: Any) -> None:
+    request = {
+        "model": "smollm2",
+        "prompt": ["Hello"] * 8,
+        "max_tokens": 1,
+        "stop": ["#" * 256] * 16,
+        "bad_words": ["#" * 256] * 8 + ["a"] * 504,
+        "stop_token_ids": list(range(1024)),
+        "logit_bias": {str(token): 1 for token in range(4096)},
+        "allowed_token_ids": list(range(40_000)),
+    }
+    with server.probed():
+        answer = server.post("/v1/completions", request)
+    assert answer.status == 200, answer.body
+    assert len(answer.json["choices"]) == 8

@@ -1,5 +1,6 @@
-"""/v1/responses with the real model, as OpenAI's own client sees it."""
+"""/v1/responses, as OpenAI's own client sees it."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -12,12 +13,22 @@ ANSWER = "The capital of France is Paris."
 
 
 @pytest.fixture
-def async_client(server: Any) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
+def client(tiered_server: Any) -> Iterator[openai.OpenAI]:
+    """A client of a server that gives ANSWER."""
+    with tiered_server.client() as client, tiered_server.saying(ANSWER):
+        yield client
 
 
-def test_answers_with_message_and_usage(client: openai.OpenAI) -> None:
-    response = client.responses.create(**GREEDY, metadata={"run": "7"}, user="me")
+@pytest.fixture
+def async_client(tiered_server: Any) -> Iterator[openai.AsyncOpenAI]:
+    with tiered_server.saying(ANSWER):
+        url = f"{tiered_server.url}/v1"
+        yield openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=60)
+
+
+def test_model_answers_with_message_and_usage(server: Any) -> None:
+    with server.client() as client:
+        response = client.responses.create(**GREEDY, metadata={"run": "7"}, user="me")
     assert response.id.startswith("resp_")
     assert (response.object, response.status, response.model) == ("response", "completed", MODEL)
     assert response.output_text == ANSWER
@@ -32,12 +43,13 @@ def test_answers_with_message_and_usage(client: openai.OpenAI) -> None:
     assert response.model_extra and response.model_extra["store"] is False
 
 
-def test_streamed_response_equals_the_whole_response(client: openai.OpenAI) -> None:
+def test_streamed_response_equals_the_whole_response(client: openai.OpenAI, tiered_server: Any) -> None:
     request = GREEDY | {"input": "What is the capital of Japan (日本)?", "max_output_tokens": 60}
-    whole = client.responses.create(**request)
-    with client.responses.stream(**request) as stream:
-        text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
-        streamed = stream.get_final_response()
+    with tiered_server.saying("The capital of Japan (日本) is Tokyo (東京)."):
+        whole = client.responses.create(**request)
+        with client.responses.stream(**request) as stream:
+            text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+            streamed = stream.get_final_response()
     assert text == whole.output_text == streamed.output_text
     assert streamed.usage and whole.usage
     assert streamed.usage.input_tokens == whole.usage.input_tokens
@@ -111,9 +123,11 @@ def test_instructions_are_the_system_message(client: openai.OpenAI) -> None:
     assert response.instructions == "Be brief."
 
 
-def test_incomplete_message_at_the_end_is_continued(client: openai.OpenAI) -> None:
+def test_incomplete_message_at_the_end_is_continued(client: openai.OpenAI, tiered_server: Any) -> None:
     started = {"type": "message", "role": "assistant", "content": "The capital of", "status": "incomplete"}
-    response = client.responses.create(**GREEDY | {"input": [{"role": "user", "content": QUESTION}, started]})
+    request = GREEDY | {"input": [{"role": "user", "content": QUESTION}, started]}
+    with tiered_server.saying(" France is Paris."):
+        response = client.responses.create(**request)
     assert response.output_text == " France is Paris."
 
 
