@@ -5,12 +5,12 @@ import http.client
 import json
 import re
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import openai
+from waiting import NotYetError
 
 
 @dataclass
@@ -62,10 +62,11 @@ class ApiClient:
         return self.request("POST", path, body)
 
     def metric(self, name: str) -> float:
-        """The sum of a metric's series. `name` may have the labels of one series."""
+        """The sum of a metric's series. `name` may have the labels of one series. Raises NotYetError for no series."""
         lines = self.get("/metrics").body.decode().splitlines()
         found = [line for line in lines if re.match(rf"{re.escape(name)}[ {{]", line) and self._is_ours(line)]
-        assert found, f"there is no metric {name}"
+        if not found:
+            raise NotYetError(f"there is no metric {name}")
         return sum(float(line.rsplit(" ", 1)[1]) for line in found)
 
     def _is_ours(self, series: str) -> bool:
@@ -75,22 +76,19 @@ class ApiClient:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
 
     @contextlib.contextmanager
-    def probed(self) -> Iterator[list[float]]:
-        """Probe /health for as long as the context lasts; it must answer 200. Yields the seconds of each probe."""
-        seconds: list[float] = []
+    def probed(self) -> Iterator[None]:
+        """Probe /health for as long as the context lasts, and at least once; it must answer 200 each time."""
         statuses: list[int] = []
         end = threading.Event()
 
         def probe() -> None:
-            while not (seconds and end.is_set()):
-                started = time.monotonic()
+            while not (statuses and end.is_set()):
                 statuses.append(self.get("/health").status)
-                seconds.append(time.monotonic() - started)
 
         thread = threading.Thread(target=probe)
         thread.start()
         try:
-            yield seconds
+            yield
         finally:
             end.set()
             thread.join()

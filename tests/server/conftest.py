@@ -11,6 +11,8 @@ from engine_process import EngineProcess, running_engine
 from local_server import LocalServer, serving
 from tiers import tiered
 
+ANSWER = "The capital of France is Paris."
+
 
 @pytest.fixture(scope="session")
 def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -75,4 +77,11 @@ def tiered_server(request: pytest.FixtureRequest) -> Any:
 @pytest.fixture(scope="session")
 def tiered_client(tiered_server: Any) -> Iterator[openai.OpenAI]:
     with tiered_server.client() as client:
+        yield client
+
+
+@pytest.fixture
+def answering_client(tiered_server: Any) -> Iterator[openai.OpenAI]:
+    """A client of a server that gives ANSWER, as the model does to a question about France."""
+    with tiered_server.client() as client, tiered_server.saying(ANSWER):
         yield client

@@ -59,14 +59,14 @@ def check_call(response: Any) -> None:
     assert [found.name for found in response.tools] == ["get_weather", "get_time"]
 
 
-def test_required_call_follows_the_schema_of_its_tool(client: openai.OpenAI) -> None:
-    check_call(client.responses.create(**REQUEST | {"tool_choice": "required"}))
-
-
-def test_required_call_is_streamed(tiered_server: Any, tiered_client: openai.OpenAI) -> None:
+def test_required_call_follows_the_schema_of_its_tool(
+    tiered_server: Any, tiered_client: openai.OpenAI
+) -> None:
     request = REQUEST | {"tool_choice": "required"}
-    with tiered_server.saying(CITY_CALL), tiered_client.responses.stream(**request) as events:
-        check_call(events.get_final_response())
+    with tiered_server.saying(CITY_CALL):
+        check_call(tiered_client.responses.create(**request))
+        with tiered_client.responses.stream(**request) as events:
+            check_call(events.get_final_response())
 
 
 def test_arguments_are_streamed_in_fragments_that_join_to_json(
