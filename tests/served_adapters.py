@@ -1,10 +1,13 @@
 """A server with adapters, and calls of its API and its admin API."""
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from api_client import ApiClient
+from engine_process import EngineProcess, running_engine
 
 PROMPT = [3, 4, 5, 6]
 COMPLETIONS = "/v1/completions"
@@ -12,8 +15,8 @@ JSON = {"Content-Type": "application/json"}
 
 
 class Tuned(NamedTuple):
-    api: Any
-    admin: Any
+    api: EngineProcess
+    admin: ApiClient
     # Folders of adapters, and PEFT's output for the prompt, by name; "" for the base model.
     folders: dict[str, Path]
     expected: dict[str, list[int]]
@@ -21,16 +24,14 @@ class Tuned(NamedTuple):
 
 @contextmanager
 def serving(
-    start_server: Callable[..., Any], model: Path, folders: dict[str, Path], expected: dict[str, list[int]], *flags: str
-) -> Iterator[Tuned]:  # fmt: skip
+    model: Path, folders: dict[str, Path], expected: dict[str, list[int]], *flags: str
+) -> Iterator[Tuned]:
     """Serve a model named "base", and its admin API, until the block ends."""
-    server = start_server(
-        *flags, "--enable-admin", "--admin-port=0", "--drain-grace=0", model=str(model), names=["base"]
-    )
-    port = int(server.wait_for_line(r"admin API listening on http://127\.0\.0\.1:(\d+)")[1])
-    server.wait_for_line("^phase ready ")
-    yield Tuned(server, type(server)(server.process, port=port), folders, expected)
-    assert server.end(signal.SIGTERM) == 0
+    flags += ("--enable-admin", "--admin-port=0", "--drain-grace=0")
+    with running_engine(*flags, model=str(model), names=["base"]) as server:
+        server.wait_until_ready()
+        yield Tuned(server, server.admin, folders, expected)
+        assert server.end(signal.SIGTERM) == 0
 
 
 def body(model: str, **fields: Any) -> dict[str, Any]:
@@ -55,7 +56,7 @@ def unload(tuned: Tuned, name: str) -> Any:
     return tuned.admin.request("POST", "/v1/unload_lora_adapter", {"lora_name": name}, JSON)
 
 
-def put(tuned: Tuned, **wanted: Path) -> Any:
+def put(tuned: Tuned, /, **wanted: Path) -> Any:
     content = {"adapters": [{"name": name, "uri": str(uri)} for name, uri in wanted.items()]}
     return tuned.admin.request("PUT", "/adapters", content, JSON)
 

@@ -1,8 +1,6 @@
 """Settings that the server refuses before it starts."""
 
-import subprocess
-import sys
-from collections.abc import Callable
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +8,9 @@ import pytest
 
 from engine_server.engine.engine_args import AsyncEngineArgs
 from engine_server.server.arguments import ServerArgs
-from engine_server.server.command import adapter_defaults, prepare
+from engine_server.server.command import adapter_defaults, main, prepare
 from engine_server.server.engine_host import EngineHost
+from engine_server.server.listeners import listen_on_port
 from engine_server.server.settings import ApiSettings
 from engine_server.server.sources import Settings
 
@@ -76,22 +75,19 @@ def test_a_file_of_adapters_changes_the_defaults_of_flags_that_are_not_given(
     assert (args.max_loras, args.max_cpu_loras, args.max_prompt_adapters) == limits
 
 
-def test_wrong_flag_ends_the_process_with_a_message(start_server: Callable[..., Any], tmp_path: Path) -> None:
+def test_wrong_flag_ends_the_command_with_a_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("max-nodel-len: 3\n")
-    with pytest.raises(AssertionError, match=r"config\.yaml has the key 'max-nodel-len'.*max-model-len"):
-        start_server(f"--config={config}")
+    with pytest.raises(SystemExit, match="2"):
+        main(["a-model", f"--config={config}"])
+    message = capsys.readouterr().err
+    assert re.search(r"config\.yaml has the key 'max-nodel-len'.*max-model-len", message)
 
 
-def test_port_in_use_ends_the_process_with_a_message(start_server: Callable[..., Any], server: Any) -> None:
-    with pytest.raises(AssertionError, match=rf"can't listen on 127\.0\.0\.1:{server.port}"):
-        start_server(f"--port={server.port}")
-
-
-def test_unix_socket_is_removed_at_the_end(tmp_path: Path) -> None:
-    path = tmp_path / "engine.sock"
-    command = [sys.executable, "-m", "engine_server.cli", "engine", "/no/such/folder", f"--uds={path}"]
-    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=120)
-    assert f"listening on unix:{path}" in ended.stderr
-    assert "/no/such/folder" in ended.stderr
-    assert not path.exists()
+def test_port_in_use_ends_the_command_with_a_message(capsys: pytest.CaptureFixture[str]) -> None:
+    with listen_on_port("127.0.0.1", 0, "http") as listener:
+        port = listener.getsockname()[1]
+        assert main(["a-model", "--host=127.0.0.1", f"--port={port}"]) == 1
+    assert f"fairlead engine: can't listen on 127.0.0.1:{port}" in capsys.readouterr().err

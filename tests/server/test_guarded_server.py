@@ -1,17 +1,17 @@
 """A server with keys, an admin port, a root path, CORS for one origin and a JSON access log."""
 
 import json
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import openai
 import pytest
+from local_server import serving
 from waiting import until
 
 REQUEST = {"model": "smollm2", "prompt": "Hello", "max_tokens": 2}
-STORY: dict[str, Any] = {**REQUEST, "stream": True, "extra_body": {"ignore_eos": True}}
 KEY = {"Authorization": "Bearer of-environment"}
 FILE_KEY = {"X-Api-Key": "of-file"}
 ADMIN = {"Authorization": "Bearer of-admin"}
@@ -30,40 +30,39 @@ class Guarded(NamedTuple):
     keys: Path
 
 
-@pytest.fixture(scope="module")
-def guarded(start_server: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    folder = tmp_path_factory.mktemp("keys")
+@contextmanager
+def serve(folder: Path, *flags: str, ready: bool = True) -> Iterator[Guarded]:
     keys, admin_keys = folder / "keys", folder / "admin-keys"
     keys.write_text("of-file\n")
     admin_keys.write_text("of-admin\n")
-    server = start_server(
+    with serving(
         f"--api-key-file={keys}",
-        "--drain-grace=0",
         "--enable-admin",
         "--admin-port=0",
         f"--admin-key-file={admin_keys}",
         "--root-path=/models/small",
         '--allowed-origins=["https://page.example"]',
-        "--access-log-format=json",
-        "--disable-access-log-for-endpoints=/version",
-        f"--torch-profiler-dir={folder}",
+        *flags,
         environment={"VLLM_API_KEY": "of-environment"},
-    )
-    port = int(server.wait_for_line(r"admin API listening on http://127\.0\.0\.1:(\d+)")[1])
-    admin = type(server)(server.process, port=port)
-    yield Guarded(server, admin, keys)
-    assert server.end(signal.SIGTERM) == 0
+        ready=ready,
+    ) as server:
+        yield Guarded(server, server.admin, keys)
 
 
-def test_keys_are_required_from_the_start_on(guarded: Guarded) -> None:
-    """The first test: the model is still loading."""
-    for path in ("/v1/models", "/no/such/path"):
-        assert guarded.api.request("GET", path, None, WRONG).status == 401
-    assert guarded.api.get("/health").status == 200
-    assert guarded.api.get("/ready").json["status"] == "loading"
-    assert guarded.admin.request("GET", "/is_sleeping").status == 401
-    assert guarded.admin.request("GET", "/is_sleeping", None, ADMIN).status == 503
-    guarded.api.wait_for_line("^phase ready ")
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    with serve(tmp_path_factory.mktemp("keys")) as guarded:
+        yield guarded
+
+
+def test_keys_are_required_from_the_start_on(tmp_path: Path) -> None:
+    with serve(tmp_path, ready=False) as loading:
+        for path in ("/v1/models", "/no/such/path"):
+            assert loading.api.request("GET", path, None, WRONG).status == 401
+        assert loading.api.get("/health").status == 200
+        assert loading.api.get("/ready").json["status"] == "loading"
+        assert loading.admin.request("GET", "/is_sleeping").status == 401
+        assert loading.admin.request("GET", "/is_sleeping", None, ADMIN).status == 503
 
 
 @pytest.mark.parametrize("headers", [{}, WRONG, ADMIN, {"Authorization": "Basic of-environment"}])
@@ -146,28 +145,32 @@ def test_preflight_takes_no_key_and_only_the_allowed_origin_may_read(guarded: Gu
     assert "access-control-allow-origin" not in guarded.api.request("GET", "/health", None, other).headers
 
 
-def test_access_log_is_json_without_prompts_keys_and_unlogged_paths(guarded: Guarded) -> None:
+def test_access_log_is_json_without_prompts_keys_and_unlogged_paths(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     headers = KEY | {"X-Request-Id": "logged-1"}
     body = {**REQUEST, "prompt": "a very private prompt"}
-    assert guarded.api.request("POST", "/v1/completions", body, headers).status == 200
-    assert guarded.api.request("GET", "/version", None, KEY | {"X-Request-Id": "unlogged"}).status == 200
-    assert (
-        guarded.api.request("GET", "/v1/models/private", None, KEY | {"X-Request-Id": "logged-2"}).status
-        == 404
-    )
-    guarded.api.wait_for_line("logged-2")
-    lines = {
-        entry["request_id"]: entry
-        for line in guarded.api.lines
-        if line.startswith('{"time"')
-        for entry in [json.loads(line)]
-    }
+    wrong = KEY | {"X-Request-Id": "logged-2"}
+    text = ""
+
+    def logged() -> bool:
+        nonlocal text
+        text += capsys.readouterr().err
+        return "logged-2" in text
+
+    flags = "--access-log-format=json", "--disable-access-log-for-endpoints=/version"
+    with serve(tmp_path, *flags) as guarded:
+        assert guarded.api.request("POST", "/v1/completions", body, headers).status == 200
+        assert guarded.api.request("GET", "/version", None, KEY | {"X-Request-Id": "unlogged"}).status == 200
+        assert guarded.api.request("GET", "/v1/models/private", None, wrong).status == 404
+        until(logged)
+    entries = [json.loads(line) for line in text.splitlines() if line.startswith('{"time"')]
+    lines = {entry["request_id"]: entry for entry in entries}
     entry = lines["logged-1"]
     assert (entry["method"], entry["path"], entry["status"]) == ("POST", "/v1/completions", 200)
     assert entry["seconds"] > 0
     assert lines["logged-2"]["path"] == "/v1/models/{name:path}"
     assert "unlogged" not in lines
-    text = "\n".join(guarded.api.lines)
     for secret in ("private", "of-environment", "of-file", "of-admin"):
         assert secret not in text
 
@@ -186,57 +189,6 @@ def test_admin_port_takes_the_admin_key_alone(guarded: Guarded, path: str) -> No
             assert guarded.admin.request(method, path, None, headers).status == 401
 
 
-def admin(guarded: Guarded, method: str, path: str) -> Any:
-    return guarded.admin.request(method, path, None, ADMIN)
-
-
-def test_engine_sleeps_and_wakes_by_its_tags(guarded: Guarded) -> None:
-    before = guarded.api.request("POST", "/v1/completions", {**REQUEST, "temperature": 0}, KEY).json
-    assert admin(guarded, "GET", "/is_sleeping").json == {"is_sleeping": False}
-    assert admin(guarded, "POST", "/sleep?level=1").status == 200
-    assert admin(guarded, "GET", "/is_sleeping").json == {"is_sleeping": True}
-    assert admin(guarded, "POST", "/wake_up?tags=weights").status == 200
-    assert admin(guarded, "GET", "/is_sleeping").json == {"is_sleeping": True}
-    assert admin(guarded, "POST", "/wake_up?tags=kv_cache&tags=weights").status == 200
-    assert admin(guarded, "GET", "/is_sleeping").json == {"is_sleeping": False}
-    after = guarded.api.request("POST", "/v1/completions", {**REQUEST, "temperature": 0}, KEY).json
-    assert after["choices"] == before["choices"]
-
-
-def test_paused_engine_keeps_requests_until_it_is_resumed(guarded: Guarded) -> None:
-    with openai.OpenAI(base_url=f"{guarded.api.url}/v1", api_key="of-file", max_retries=0) as client:
-        stream = client.completions.create(**STORY | {"max_tokens": 20})
-        next(stream)
-        assert admin(guarded, "POST", "/pause?mode=keep").json == {"status": "paused"}
-        assert admin(guarded, "GET", "/is_paused").json == {"is_paused": True}
-        assert admin(guarded, "POST", "/reset_prefix_cache").status == 409
-        assert admin(guarded, "POST", "/reset_prefix_cache?reset_running_requests=true").status == 200
-        assert admin(guarded, "POST", "/resume").json == {"status": "resumed"}
-        assert admin(guarded, "GET", "/is_paused").json == {"is_paused": False}
-        assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
-
-
-def test_pause_aborts_requests_by_default(guarded: Guarded) -> None:
-    with openai.OpenAI(base_url=f"{guarded.api.url}/v1", api_key="of-file", max_retries=0) as client:
-        stream = client.completions.create(
-            **REQUEST | {"max_tokens": 900}, stream=True, extra_body={"ignore_eos": True}
-        )
-        next(stream)
-        assert admin(guarded, "POST", "/pause").status == 200
-        with pytest.raises(openai.APIError):
-            list(stream)
-        assert admin(guarded, "POST", "/resume").status == 200
-
-
-def test_profile_is_written(guarded: Guarded) -> None:
-    assert admin(guarded, "POST", "/stop_profile").status == 409
-    assert admin(guarded, "POST", "/start_profile").status == 200
-    assert admin(guarded, "POST", "/start_profile").status == 409
-    assert guarded.api.request("POST", "/v1/completions", REQUEST, KEY).status == 200
-    assert admin(guarded, "POST", "/stop_profile").status == 200
-    assert list(guarded.keys.parent.glob("*.json.gz"))
-
-
 def test_adapters_need_an_engine_that_takes_them(guarded: Guarded, tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     body = {"lora_name": "name", "lora_path": str(tmp_path)}
@@ -244,24 +196,3 @@ def test_adapters_need_an_engine_that_takes_them(guarded: Guarded, tmp_path: Pat
     answer = guarded.admin.request("POST", "/v1/load_lora_adapter", body, content)
     assert answer.status == 400 and "without enable_lora" in answer.error["message"]
     assert guarded.admin.request("POST", "/v1/unload_lora_adapter", body, content).status == 404
-
-
-@pytest.mark.parametrize(
-    ("path", "said"),
-    [
-        ("/sleep?level=3", "level"),
-        ("/sleep?level=one", "level"),
-        ("/sleep?mode=abort", "keep"),
-        ("/sleep?lvl=1", "no parameter 'lvl'"),
-        ("/wake_up?tags=all", "kv_cache"),
-        ("/pause?mode=drop", "abort"),
-        ("/pause?clear_cache=perhaps", "clear_cache"),
-        ("/reset_prefix_cache?reset_external=true", "no parameter 'reset_external'"),
-        ("/resume?now=1", "no parameter 'now'"),
-    ],
-)
-def test_wrong_admin_parameter_is_named(guarded: Guarded, path: str, said: str) -> None:
-    answer = admin(guarded, "POST", path)
-    assert answer.status == 400
-    assert said in answer.error["message"]
-    assert admin(guarded, "GET", "/is_sleeping").json == {"is_sleeping": False}

@@ -1,12 +1,17 @@
 """Start and end of a server process."""
 
+import re
 import signal
+import subprocess
+import sys
 import threading
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from engine_process import EngineProcess, running_engine
+from local_server import serving
 from waiting import until
 
 STORY: dict[str, Any] = {
@@ -19,10 +24,13 @@ STORY: dict[str, Any] = {
 HELLO = {"model": "smollm2", "prompt": "Hello", "max_tokens": 1}
 
 
-def test_refuses_requests_while_loading_and_finishes_them_while_draining(
-    start_server: Callable[..., Any],
-) -> None:
-    server = start_server()
+def test_refuses_requests_while_loading_and_finishes_them_while_draining(tiny_writer: Path) -> None:
+    with running_engine("--max-model-len=256", model=str(tiny_writer)) as server:
+        check_start(server)
+        check_drain(server)
+
+
+def check_start(server: EngineProcess) -> None:
     loading = server.get("/ready")
     assert loading.status == 503
     assert loading.json == {"status": "loading", "phase": "import", "percent": 0, "seconds": {}}
@@ -32,7 +40,7 @@ def test_refuses_requests_while_loading_and_finishes_them_while_draining(
     assert int(refused.headers["retry-after"]) > 0
     assert "import" in refused.error["message"]
 
-    server.wait_for_line("^phase ready ")
+    server.wait_until_ready()
     ready = server.get("/ready")
     assert ready.status == 200
     assert list(ready.json["seconds"]) == ["import", "load", "warm up"]
@@ -42,6 +50,8 @@ def test_refuses_requests_while_loading_and_finishes_them_while_draining(
     for phase in ("import", "load", "warm up", "ready"):
         assert f'fairlead:startup_seconds{{phase="{phase}"}} ' in metrics
 
+
+def check_drain(server: EngineProcess) -> None:
     core = server.core
     with server.client() as client:
         whole = "".join(chunk.choices[0].text for chunk in client.completions.create(**STORY, max_tokens=16))
@@ -62,11 +72,14 @@ def test_refuses_requests_while_loading_and_finishes_them_while_draining(
         server.get("/health")
 
 
-def test_health_fails_for_a_hung_core_under_load_and_process_exits_for_a_dead_one(
-    start_server: Callable[..., Any],
-) -> None:
-    server = start_server("--hang-timeout=2")
-    server.wait_for_line("^phase ready ")
+def test_health_fails_for_a_hung_core_under_load_and_process_exits_for_a_dead_one() -> None:
+    with running_engine("--hang-timeout=1", scripted=True) as server:
+        server.wait_until_ready()
+        check_hang(server)
+        check_death(server)
+
+
+def check_hang(server: EngineProcess) -> None:
     server.core.send_signal(signal.SIGSTOP)
     statuses: list[int] = []
     posts = [
@@ -78,13 +91,16 @@ def test_health_fails_for_a_hung_core_under_load_and_process_exits_for_a_dead_on
     until(lambda: server.get("/health").status == 503)
     assert "no progress" in server.get("/health").json["reason"]
     assert server.get("/ready").json == {"status": "unhealthy"}
-    assert server.metric("fairlead:core_stalled_seconds") > 2
+    assert server.metric("fairlead:core_stalled_seconds") > 1
     assert not statuses
     server.core.send_signal(signal.SIGCONT)
     until(lambda: server.get("/health").status == 200)
     for post in posts:
         post.join(60)
     assert statuses == [200] * 100
+
+
+def check_death(server: EngineProcess) -> None:
     errors: list[openai.APIError] = []
     whole: list[openai.InternalServerError] = []
 
@@ -121,14 +137,18 @@ def test_health_fails_for_a_hung_core_under_load_and_process_exits_for_a_dead_on
     server.wait_for_line("the engine is dead: .*SIGKILL")
 
 
-@pytest.mark.parametrize(
-    ("model", "said"),
-    [("/no/such/folder", "/no/such/folder"), ("gopher://model", "gopher")],
-)
-def test_missing_model_ends_the_process_with_a_message(
-    start_server: Callable[..., Any], model: str, said: str
-) -> None:
-    server = start_server(model=model)
-    assert server.process.wait(60) == 1
-    server.wait_for_line(f"^fairlead engine: .*{said}")
-    assert not any("Traceback" in line for line in server.lines)
+def test_missing_model_ends_the_process_with_a_message_and_removes_its_socket(tmp_path: Path) -> None:
+    path = tmp_path / "engine.sock"
+    command = [sys.executable, "-m", "engine_server.cli", "engine", "/no/such/folder", f"--uds={path}"]
+    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert ended.returncode == 1
+    assert f"listening on unix:{path}" in ended.stderr
+    assert re.search(r"^fairlead engine: .*/no/such/folder", ended.stderr, re.M)
+    assert "Traceback" not in ended.stderr
+    assert not path.exists()
+
+
+def test_model_of_an_unknown_kind_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(model="gopher://model", ready=False) as server:
+        assert server.join() == 1
+    assert re.search("^fairlead engine: .*gopher", capsys.readouterr().err, re.M)

@@ -37,10 +37,10 @@ ENGINE_PREFIXES = ("vllm:", "fairlead:", "http_", "process_")
 
 
 @pytest.fixture(scope="module")
-def exported(server: Any, client: openai.OpenAI) -> set[str]:
+def exported(scripted: Any, scripted_client: openai.OpenAI) -> set[str]:
     """The names of the metrics of an engine that has answered a request."""
-    client.completions.create(model="smollm2", prompt="Hello", max_tokens=2)
-    return exported_metrics(server.get("/metrics").body.decode())
+    scripted_client.completions.create(model="smollm2", prompt="Hello", max_tokens=2)
+    return exported_metrics(scripted.get("/metrics").body.decode())
 
 
 @pytest.mark.parametrize("name", sorted(VLLM_DASHBOARD | EARLIER_VLLM_DASHBOARDS))
@@ -53,6 +53,6 @@ def test_every_metric_of_engines_in_dashboards_and_alerts_is_exported(exported: 
     assert queried_metrics(*ENGINE_PREFIXES) <= exported | of_drafts
 
 
-def test_label_of_vllms_dashboard_is_the_first_served_name(server: Any, exported: set[str]) -> None:
-    page = server.get("/metrics").body.decode()
+def test_label_of_vllms_dashboard_is_the_first_served_name(scripted: Any, exported: set[str]) -> None:
+    page = scripted.get("/metrics").body.decode()
     assert 'vllm:num_requests_running{engine="0",model_name="smollm2"}' in page

@@ -8,7 +8,7 @@ import jsonschema
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 from small_tokenizers import EOS, KINDS, vocabulary_of
@@ -63,14 +63,12 @@ def random_text(kind: str, params: StructuredOutputsParams, seed: int) -> str:
     return text[1:]
 
 
-@settings(max_examples=60, deadline=None)
 @given(kind=st.sampled_from(list(KINDS)), seed=st.integers(0, 10_000))
 def test_random_tokens_under_a_schema_are_json_of_the_schema(kind: str, seed: int) -> None:
     text = random_text(kind, StructuredOutputsParams(json=SCHEMA), seed)
     jsonschema.validate(msgspec.json.decode(text), SCHEMA)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     kind=st.sampled_from(list(KINDS)),
     seed=st.integers(0, 10_000),

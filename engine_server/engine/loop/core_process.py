@@ -36,7 +36,7 @@ class CoreProcess:
     configuration.
     """
 
-    # The core's module; benchmarks of the front end replace it.
+    # The core's module; benchmarks and tests of the front end replace it.
     module = "engine_server.core"
 
     def __init__(self) -> None:

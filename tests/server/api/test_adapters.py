@@ -1,11 +1,8 @@
 """LoRA adapters over HTTP: served by name from the start on, loaded and unloaded over the admin API."""
 
-import json
 import shutil
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from adapters import greedy, save_lora
@@ -17,9 +14,7 @@ from engine_server.contract import headers
 
 
 @pytest.fixture(scope="module")
-def tuned(
-    start_server: Callable[..., Any], tiny_writer: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Tuned]:
+def tuned(tiny_writer: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tuned]:
     folder = tmp_path_factory.mktemp("adapters")
     model = LlamaForCausalLM.from_pretrained(tiny_writer)
     folders, expected = {}, {"": greedy(model, None, PROMPT, 8)}
@@ -30,7 +25,7 @@ def tuned(
         "--max-model-len=256", "--enable-lora", "--max-loras=2", "--max-lora-rank=8",
         f"--lora-modules=french={folders['french']}",
     )  # fmt: skip
-    with serving(start_server, tiny_writer, folders, expected, *flags) as served:
+    with serving(tiny_writer, folders, expected, *flags) as served:
         yield served
 
 
@@ -154,19 +149,3 @@ def test_wanted_adapters_are_reached_and_failures_reported(tuned: Tuned, tmp_pat
     until(lambda: len(tuned.api.get("/v1/models").json["data"]) == 2)
     for wrong in (b"{", b'{"adapters": [{"name": "a"}]}', b'{"adapters": [{"name": "", "uri": "/x"}]}'):
         assert tuned.admin.request("PUT", "/adapters", wrong, JSON).status == 400
-
-
-def test_file_of_adapters_is_loaded_before_the_server_is_ready(
-    start_server: Callable[..., Any], tuned: Tuned, tiny_writer: Path, tmp_path: Path
-) -> None:
-    wanted = [{"name": "sql", "uri": str(tuned.folders["sql"])}, {"name": "broken", "uri": "/nowhere"}]
-    (tmp_path / "adapters.json").write_text(json.dumps({"adapters": wanted}))
-    server = start_server(
-        "--max-model-len=256", "--enable-lora", "--max-lora-rank=8", f"--adapters-file={tmp_path / 'adapters.json'}",
-        "--drain-grace=0", model=str(tiny_writer), names=["base"],
-    )  # fmt: skip
-    server.wait_for_line("the adapter broken can't be served: /nowhere: no folder")
-    server.wait_for_line("^phase ready ")
-    answer = server.post(COMPLETIONS, body("sql"))
-    assert answer.json["choices"][0]["token_ids"] == tuned.expected["sql"]
-    assert server.end(signal.SIGTERM) == 0

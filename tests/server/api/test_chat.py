@@ -1,4 +1,4 @@
-"""/v1/chat/completions with the real model, as OpenAI's own client sees it."""
+"""/v1/chat/completions, as OpenAI's own client sees it."""
 
 import json
 from typing import Any
@@ -11,7 +11,7 @@ QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 GREEDY: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "temperature": 0}
 
 
-def test_answers_with_message_usage_and_finish_reason(client: openai.OpenAI) -> None:
+def test_model_answers_with_message_usage_and_finish_reason(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(**GREEDY)
     assert answer.id.startswith("chatcmpl-")
     assert answer.object == "chat.completion"
@@ -27,16 +27,16 @@ def test_answers_with_message_usage_and_finish_reason(client: openai.OpenAI) -> 
     assert answer.usage.total_tokens == 45
 
 
-def test_streamed_answer_equals_the_whole_answer(client: openai.OpenAI) -> None:
+def test_streamed_answer_equals_the_whole_answer(tiered_server: Any, tiered_client: openai.OpenAI) -> None:
     request = {
         **GREEDY,
         "max_tokens": 8,
         "messages": [{"role": "user", "content": "Say 你好 and 🎉 twice."}],
     }
-    whole = client.chat.completions.create(**request)
-    chunks = list(
-        client.chat.completions.create(**request, stream=True, stream_options={"include_usage": True})
-    )
+    options = {"include_usage": True}
+    with tiered_server.saying("你好 and 🎉, 你好"):
+        whole = tiered_client.chat.completions.create(**request)
+        chunks = list(tiered_client.chat.completions.create(**request, stream=True, stream_options=options))
     first, *middle, finish, usage = chunks
     assert first.choices[0].delta.role == "assistant"
     assert first.choices[0].delta.content == ""
@@ -52,8 +52,9 @@ def test_streamed_answer_equals_the_whole_answer(client: openai.OpenAI) -> None:
     assert len({chunk.id for chunk in chunks}) == len({chunk.created for chunk in chunks}) == 1
 
 
-def test_stream_is_server_sent_events_that_end_with_done(server: Any) -> None:
-    answer = server.post("/v1/chat/completions", {**GREEDY, "max_tokens": 2, "stream": True})
+def test_stream_is_server_sent_events_that_end_with_done(tiered_server: Any) -> None:
+    with tiered_server.saying("The capital of France is Paris."):
+        answer = tiered_server.post("/v1/chat/completions", {**GREEDY, "max_tokens": 2, "stream": True})
     assert answer.headers["content-type"].startswith("text/event-stream")
     *events, done, end = answer.body.decode().split("\n\n")
     assert (done, end) == ("data: [DONE]", "")
@@ -88,59 +89,66 @@ def test_logprobs_have_the_requested_alternatives(client: openai.OpenAI, stream:
         assert token.top_logprobs[0].logprob >= token.top_logprobs[1].logprob >= token.top_logprobs[2].logprob
 
 
-def test_top_logprobs_are_limited_by_max_logprobs_of_the_engine(client: openai.OpenAI) -> None:
+def test_top_logprobs_are_limited_by_max_logprobs_of_the_engine(answering_client: openai.OpenAI) -> None:
     """The server was started with max_logprobs 25."""
     request = {**GREEDY, "max_tokens": 1, "logprobs": True}
-    (choice,) = client.chat.completions.create(**request, top_logprobs=25).choices
+    (choice,) = answering_client.chat.completions.create(**request, top_logprobs=25).choices
     assert [len(token.top_logprobs) for token in choice.logprobs.content] == [25]
     for count in (26, 2**40):
         with pytest.raises(openai.BadRequestError, match="top_logprobs") as refused:
-            client.chat.completions.create(**request, top_logprobs=count)
+            answering_client.chat.completions.create(**request, top_logprobs=count)
         assert refused.value.param == "top_logprobs"
 
 
-def test_logprobs_without_top_logprobs_have_no_alternatives(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(**GREEDY, max_tokens=2, logprobs=True)
+def test_logprobs_without_top_logprobs_have_no_alternatives(answering_client: openai.OpenAI) -> None:
+    answer = answering_client.chat.completions.create(**GREEDY, max_tokens=2, logprobs=True)
     assert answer.choices[0].logprobs
     assert [token.top_logprobs for token in answer.choices[0].logprobs.content or []] == [[], []]
 
 
-def test_stop_string_ends_the_answer(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(**GREEDY, stop=["France", "never"])
+def test_stop_string_ends_the_answer(answering_client: openai.OpenAI) -> None:
+    answer = answering_client.chat.completions.create(**GREEDY, stop=["France", "never"])
     assert answer.choices[0].message.content == "The capital of "
     assert answer.choices[0].finish_reason == "stop"
     assert answer.choices[0].model_extra == {"stop_reason": "France"}
-    kept = client.chat.completions.create(
+    kept = answering_client.chat.completions.create(
         **GREEDY, stop="France", extra_body={"include_stop_str_in_output": True}
     )
     assert kept.choices[0].message.content == "The capital of France"
-    chunks = client.chat.completions.create(**GREEDY, stop=["France"], stream=True)
+    chunks = answering_client.chat.completions.create(**GREEDY, stop=["France"], stream=True)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "The capital of "
 
 
-def test_max_completion_tokens_takes_precedence_over_max_tokens(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(**GREEDY, max_tokens=7, max_completion_tokens=3)
+def test_max_completion_tokens_takes_precedence_over_max_tokens(answering_client: openai.OpenAI) -> None:
+    answer = answering_client.chat.completions.create(**GREEDY, max_tokens=7, max_completion_tokens=3)
     assert answer.choices[0].finish_reason == "length"
     assert answer.usage
     assert answer.usage.completion_tokens == 3
 
 
-def test_accepts_content_parts_and_the_developer_role(client: openai.OpenAI) -> None:
+def test_accepts_content_parts_and_the_developer_role(answering_client: openai.OpenAI) -> None:
     parts = [{"type": "text", "text": "What is the capital"}, {"type": "text", "text": "of France?"}]
     told = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts}]
     same = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "What is the capital\nof France?"},
     ]
-    answers = [client.chat.completions.create(**GREEDY | {"messages": turns}) for turns in (told, same)]  # type: ignore[arg-type]
+    answers = [
+        answering_client.chat.completions.create(**GREEDY | {"messages": turns}) for turns in (told, same)
+    ]  # type: ignore[arg-type]
     assert answers[0].choices[0].message == answers[1].choices[0].message
     assert answers[0].usage == answers[1].usage
 
 
-def test_continue_final_message_continues_the_clients_text(client: openai.OpenAI) -> None:
+def test_continue_final_message_continues_the_clients_text(
+    tiered_server: Any, tiered_client: openai.OpenAI
+) -> None:
     turns = [*QUESTION, {"role": "assistant", "content": "The capital of"}]
     extra = {"continue_final_message": True}
-    answer = client.chat.completions.create(**GREEDY | {"messages": turns}, max_tokens=4, extra_body=extra)
+    with tiered_server.saying(" France is Paris."):
+        answer = tiered_client.chat.completions.create(
+            **GREEDY | {"messages": turns}, max_tokens=4, extra_body=extra
+        )
     assert answer.choices[0].message.content == " France is Paris."
 
 
@@ -171,7 +179,7 @@ def test_n_gives_several_choices(client: openai.OpenAI) -> None:
         assert "".join(delta.content or "" for delta in rest) == choice.message.content
 
 
-def test_unknown_and_neutral_fields_are_accepted(client: openai.OpenAI) -> None:
+def test_unknown_and_neutral_fields_are_accepted(answering_client: openai.OpenAI) -> None:
     extra = {"no_such_field": 1, "tools": [], "response_format": {"type": "text"}, "logit_bias": None}
-    answer = client.chat.completions.create(**GREEDY, max_tokens=1, user="me", extra_body=extra)
+    answer = answering_client.chat.completions.create(**GREEDY, max_tokens=1, user="me", extra_body=extra)
     assert answer.choices[0].message.content == "The"

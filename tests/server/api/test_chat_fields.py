@@ -1,4 +1,4 @@
-"""Fields of /v1/chat/completions beyond OpenAI's common ones, with the real model."""
+"""Fields of /v1/chat/completions beyond OpenAI's common ones."""
 
 from typing import Any
 
@@ -20,37 +20,41 @@ def prompt_text(server: Any, **fields: Any) -> str:
     return post(server, return_prompt_text=True, max_tokens=1, **fields)["prompt_text"]
 
 
-def test_echo_begins_the_answer_with_the_message_that_it_continues(server: Any) -> None:
+def test_echo_begins_the_answer_with_the_message_that_it_continues(tiered_server: Any) -> None:
     messages = [*QUESTION, {"role": "assistant", "content": "The capital of"}]
     fields = {"messages": messages, "continue_final_message": True}
-    plain = post(server, **fields)["choices"][0]["message"]
-    echoed = post(server, **fields, echo=True)["choices"][0]["message"]
+    with tiered_server.saying(" France is Paris."):
+        plain = post(tiered_server, **fields)["choices"][0]["message"]
+        echoed = post(tiered_server, **fields, echo=True)["choices"][0]["message"]
     assert echoed == {"role": "assistant", "content": "The capital of" + plain["content"]}
-    unrelated = post(server, echo=True)["choices"][0]["message"]
+    with tiered_server.saying("The capital of France is Paris."):
+        unrelated = post(tiered_server, echo=True)["choices"][0]["message"]
     assert unrelated["content"] == "The capital of France is Paris."
 
 
-def test_answer_without_generation_prompt_has_the_role_of_the_last_message(server: Any) -> None:
-    answer = post(server, add_generation_prompt=False)
+def test_answer_without_generation_prompt_has_the_role_of_the_last_message(tiered_server: Any) -> None:
+    answer = post(tiered_server, add_generation_prompt=False)
     assert answer["choices"][0]["message"]["role"] == "user"
-    assert prompt_text(server, add_generation_prompt=False).endswith("France?<|im_end|>\n")
-    assert prompt_text(server).endswith("<|im_start|>assistant\n")
+    assert prompt_text(tiered_server, add_generation_prompt=False).endswith("France?<|im_end|>\n")
+    assert prompt_text(tiered_server).endswith("<|im_start|>assistant\n")
 
 
-def test_any_role_is_left_to_the_chat_template(server: Any) -> None:
+def test_any_role_is_left_to_the_chat_template(tiered_server: Any) -> None:
     messages = [{"role": "narrator", "content": "It was night."}, *QUESTION]
-    assert "<|im_start|>narrator\nIt was night.<|im_end|>" in prompt_text(server, messages=messages)
+    assert "<|im_start|>narrator\nIt was night.<|im_end|>" in prompt_text(tiered_server, messages=messages)
 
 
-def test_null_content_is_no_text(server: Any) -> None:
+def test_null_content_is_no_text(tiered_server: Any) -> None:
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": None}, *QUESTION]
-    text = prompt_text(server, messages=messages)
+    text = prompt_text(tiered_server, messages=messages)
     assert "<|im_start|>assistant\n<|im_end|>" in text and "None" not in text
 
 
-def test_special_tokens_are_added_on_request(server: Any) -> None:
+def test_special_tokens_are_added_on_request(tiered_server: Any) -> None:
     """The tokenizer of this model adds none."""
-    plain, more = (post(server, add_special_tokens=add, max_tokens=1)["usage"] for add in (False, True))
+    plain, more = (
+        post(tiered_server, add_special_tokens=add, max_tokens=1)["usage"] for add in (False, True)
+    )
     assert plain == more
 
 
@@ -66,28 +70,30 @@ def test_prompt_logprobs_and_token_ids_are_fields_of_the_answer(server: Any) -> 
     assert post(server)["prompt_logprobs"] is None
 
 
-def test_all_log_probabilities_are_limited_by_the_server(server: Any) -> None:
-    refused = server.post(CHAT, GREEDY | {"logprobs": True, "top_logprobs": -1})
+def test_all_log_probabilities_are_limited_by_the_server(tiered_server: Any) -> None:
+    refused = tiered_server.post(CHAT, GREEDY | {"logprobs": True, "top_logprobs": -1})
     assert refused.status == 400 and refused.error["param"] == "top_logprobs"
 
 
 def test_beam_search_returns_the_best_beams(client: openai.OpenAI) -> None:
-    extra = {"use_beam_search": True, "length_penalty": 0.5}
-    answer = client.chat.completions.create(**GREEDY, n=2, extra_body=extra)
+    messages = [*QUESTION, {"role": "assistant", "content": "The capital of France is"}]
+    extra = {"use_beam_search": True, "length_penalty": 0.5, "continue_final_message": True}
+    request = GREEDY | {"messages": messages, "max_tokens": 2}
+    answer = client.chat.completions.create(**request, n=2, extra_body=extra)
     assert len({choice.message.content for choice in answer.choices}) == 2
     assert "Paris" in answer.choices[0].message.content
 
 
-def test_chat_template_of_a_request_is_refused(server: Any) -> None:
-    refused = server.post(CHAT, GREEDY | {"chat_template": "{{ messages }}"})
+def test_chat_template_of_a_request_is_refused(tiered_server: Any) -> None:
+    refused = tiered_server.post(CHAT, GREEDY | {"chat_template": "{{ messages }}"})
     assert refused.status == 400 and refused.error["param"] == "chat_template"
     assert "--trust-request-chat-template" in refused.error["message"]
 
 
-def test_batch_answers_each_conversation_with_one_choice(server: Any) -> None:
+def test_batch_answers_each_conversation_with_one_choice(tiered_server: Any) -> None:
     conversations = [QUESTION, [{"role": "user", "content": "Say hi."}]]
-    answer = post(server, f"{CHAT}/batch", messages=conversations, return_token_ids=True)
-    alone = [post(server, messages=messages, return_token_ids=True) for messages in conversations]
+    answer = post(tiered_server, f"{CHAT}/batch", messages=conversations, return_token_ids=True)
+    alone = [post(tiered_server, messages=messages, return_token_ids=True) for messages in conversations]
     assert [choice["index"] for choice in answer["choices"]] == [0, 1]
     for choice, one in zip(answer["choices"], alone, strict=True):
         assert choice["message"] == one["choices"][0]["message"]
@@ -106,13 +112,15 @@ def test_batch_answers_each_conversation_with_one_choice(server: Any) -> None:
         ({"messages": [[]]}, "messages.0"),
     ],
 )
-def test_batch_refuses_what_it_cannot_do(server: Any, fields: dict[str, Any], param: str) -> None:
-    refused = server.post(f"{CHAT}/batch", GREEDY | {"messages": [QUESTION]} | fields)
+def test_batch_refuses_what_it_cannot_do(tiered_server: Any, fields: dict[str, Any], param: str) -> None:
+    refused = tiered_server.post(f"{CHAT}/batch", GREEDY | {"messages": [QUESTION]} | fields)
     assert refused.status == 400 and refused.error["param"] == param
 
 
-async def test_asynchronous_client_streams_every_field(server: Any) -> None:
-    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+async def test_asynchronous_client_streams_every_field(tiered_server: Any) -> None:
+    async with openai.AsyncOpenAI(
+        base_url=f"{tiered_server.url}/v1", api_key="none", max_retries=0
+    ) as client:
         request = GREEDY | {"logprobs": True, "top_logprobs": 1, "n": 2, "temperature": 1.0, "seed": 3}
         whole = await client.chat.completions.create(**request)
         texts = ["", ""]

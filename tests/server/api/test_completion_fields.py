@@ -1,10 +1,11 @@
-"""Fields of /v1/completions beyond OpenAI's common ones, with the real model."""
+"""Fields of /v1/completions beyond OpenAI's common ones."""
 
 from operator import itemgetter
 from typing import Any
 
 import openai
 import pytest
+from tiers import tiered
 from tokenizers import Tokenizer
 
 from engine_server.models import resolve
@@ -28,20 +29,20 @@ def post(server: Any, **fields: Any) -> Any:
 
 
 @pytest.mark.parametrize("prompt", [PROMPT, IDS])
-def test_echo_begins_the_text_with_the_prompt(server: Any, prompt: Any) -> None:
-    (plain,) = post(server, prompt=prompt)["choices"]
-    (echoed,) = post(server, prompt=prompt, echo=True)["choices"]
+def test_echo_begins_the_text_with_the_prompt(tiered_server: Any, prompt: Any) -> None:
+    (plain,) = post(tiered_server, prompt=prompt)["choices"]
+    (echoed,) = post(tiered_server, prompt=prompt, echo=True)["choices"]
     assert echoed["text"] == PROMPT + plain["text"]
 
 
 @pytest.mark.parametrize("form", ["text", "ids"])
 def test_echo_has_log_probabilities_and_offsets_of_the_prompt(
-    server: Any, tokenizer: Tokenizer, form: str
+    tiered_server: Any, tokenizer: Tokenizer, form: str
 ) -> None:
     text = "<|im_start|>user\nName Paris.<|im_end|>\n"
     prompt = text if form == "text" else tokenizer.encode(text).ids
     shown = {"echo": True, "logprobs": 2, "skip_special_tokens": False}
-    (choice,) = post(server, prompt=prompt, **shown)["choices"]
+    (choice,) = post(tiered_server, prompt=prompt, **shown)["choices"]
     logprobs = choice["logprobs"]
     ids = tokenizer.encode(text).ids
     assert logprobs["token_logprobs"][0] is None and logprobs["top_logprobs"][0] is None
@@ -76,8 +77,8 @@ def test_loglikelihood_request_of_lm_eval(server: Any, tokenizer: Tokenizer) -> 
     assert alone["token_logprobs"][0] == pytest.approx(first[0], abs=1e-3)
 
 
-def test_echo_without_new_tokens_reports_the_prompt_alone(server: Any) -> None:
-    answer = post(server, echo=True, max_tokens=0, logprobs=0)
+def test_echo_without_new_tokens_reports_the_prompt_alone(tiered_server: Any) -> None:
+    answer = post(tiered_server, echo=True, max_tokens=0, logprobs=0)
     (choice,) = answer["choices"]
     assert choice["text"] == PROMPT == "".join(choice["logprobs"]["tokens"])
     assert choice["finish_reason"] == "length"
@@ -118,48 +119,50 @@ def test_beam_search_returns_the_best_beams(server: Any, client: openai.OpenAI) 
 )
 @pytest.mark.parametrize("prompt", [PROMPT, IDS])
 def test_truncation_keeps_one_end_of_the_prompt(
-    server: Any, prompt: Any, side: str | None, kept: str
+    tiered_server: Any, prompt: Any, side: str | None, kept: str
 ) -> None:
     answer = post(
-        server, prompt=prompt, truncate_prompt_tokens=2, truncation_side=side, echo=True, max_tokens=1
+        tiered_server, prompt=prompt, truncate_prompt_tokens=2, truncation_side=side, echo=True, max_tokens=1
     )
     assert answer["usage"]["prompt_tokens"] == 2
     assert answer["choices"][0]["text"].startswith(kept)
 
 
-def test_truncation_fits_a_long_prompt_into_the_context(server: Any) -> None:
-    answer = post(server, prompt="word " * 2000, truncate_prompt_tokens=-1, max_tokens=5)
+def test_truncation_fits_a_long_prompt_into_the_context(tiered_server: Any) -> None:
+    answer = post(tiered_server, prompt="word " * 2000, truncate_prompt_tokens=-1, max_tokens=5)
     assert answer["usage"] == answer["usage"] | {"prompt_tokens": 1023, "completion_tokens": 1}
 
 
-def test_token_ids_of_prompt_and_answer_are_returned(server: Any, tokenizer: Tokenizer) -> None:
-    (choice,) = post(server, return_token_ids=True)["choices"]
+def test_token_ids_of_prompt_and_answer_are_returned(tiered_server: Any, tokenizer: Tokenizer) -> None:
+    (choice,) = post(tiered_server, return_token_ids=True)["choices"]
     assert choice["prompt_token_ids"] == IDS
     assert tokenizer.decode(choice["token_ids"]) == choice["text"]
-    assert "token_ids" not in post(server)["choices"][0]
+    assert "token_ids" not in post(tiered_server)["choices"][0]
 
 
-def test_tokens_are_named_by_their_ids(server: Any) -> None:
-    (choice,) = post(server, logprobs=2, return_tokens_as_token_ids=True, return_token_ids=True)["choices"]
+def test_tokens_are_named_by_their_ids(tiered_server: Any) -> None:
+    (choice,) = post(tiered_server, logprobs=2, return_tokens_as_token_ids=True, return_token_ids=True)[
+        "choices"
+    ]
     assert choice["logprobs"]["tokens"] == [f"token_id:{token_id}" for token_id in choice["token_ids"]]
     assert all(
         name.startswith("token_id:") for position in choice["logprobs"]["top_logprobs"] for name in position
     )
 
 
-def test_request_id_is_part_of_the_answers_id(server: Any) -> None:
-    assert post(server, request_id="my-request")["id"] == "cmpl-my-request"
+def test_request_id_is_part_of_the_answers_id(tiered_server: Any) -> None:
+    assert post(tiered_server, request_id="my-request")["id"] == "cmpl-my-request"
 
 
-def test_requests_in_flight_may_have_the_same_id(client: openai.OpenAI) -> None:
+def test_requests_in_flight_may_have_the_same_id(tiered_client: openai.OpenAI) -> None:
     request = {**GREEDY, "prompt": PROMPT, "extra_body": {"request_id": "twin"}, "max_tokens": 8}
-    with client.completions.create(**request, stream=True) as first:
-        second = client.completions.create(**request)
+    with tiered_client.completions.create(**request, stream=True) as first:
+        second = tiered_client.completions.create(**request)
         text = "".join(chunk.choices[0].text for chunk in first)
     assert text == second.choices[0].text and second.id == "cmpl-twin"
 
 
-@pytest.mark.parametrize("seed", [-(2**63), -1, 0, 2**63 - 1])
+@pytest.mark.parametrize("seed", tiered([-(2**63), -1, 0, 2**63 - 1], -(2**63), 2**63 - 1))
 def test_seeds_of_64_bits_are_taken(server: Any, seed: int) -> None:
     first, again = (post(server, seed=seed, temperature=1.5)["choices"][0]["text"] for _ in range(2))
     assert first == again
@@ -179,23 +182,45 @@ def test_deadline_ends_the_request_with_the_tokens_so_far(server: Any, where: st
 
 
 @pytest.mark.parametrize("value", ["soon", "-1", "0", "nan", "inf"])
-def test_deadline_that_is_no_positive_number_is_refused(server: Any, value: str) -> None:
-    answer = server.request(
+def test_deadline_that_is_no_positive_number_is_refused(tiered_server: Any, value: str) -> None:
+    answer = tiered_server.request(
         "POST", "/v1/completions", GREEDY | {"prompt": PROMPT}, {"X-Request-Timeout": value}
     )
     assert answer.status == 400 and "X-Request-Timeout" in answer.error["message"]
 
 
-def test_priority_is_passed_to_the_scheduler(server: Any) -> None:
-    """The shared server schedules by priority; other servers refuse the field."""
-    assert post(server, priority=-3)["choices"][0]["text"]
+def test_priority_is_passed_to_the_scheduler(tiered_server: Any) -> None:
+    """The shared servers schedule by priority; other servers refuse the field."""
+    assert post(tiered_server, priority=-3)["choices"][0]["text"]
 
 
-def test_logits_processor_that_the_server_was_not_started_with_is_refused(server: Any) -> None:
-    answer = server.post("/v1/completions", GREEDY | {"prompt": PROMPT, "logits_processors": ["os:system"]})
+def test_logits_processor_that_the_server_was_not_started_with_is_refused(tiered_server: Any) -> None:
+    answer = tiered_server.post(
+        "/v1/completions", GREEDY | {"prompt": PROMPT, "logits_processors": ["os:system"]}
+    )
     assert answer.status == 400 and answer.error["param"] == "logits_processors"
 
 
-def test_answer_has_the_fingerprint_of_the_model(server: Any) -> None:
-    prints = {post(server)["system_fingerprint"], post(server, model="second-name")["system_fingerprint"]}
+def test_answer_has_the_fingerprint_of_the_model(tiered_server: Any) -> None:
+    prints = {
+        post(tiered_server)["system_fingerprint"],
+        post(tiered_server, model="second-name")["system_fingerprint"],
+    }
     assert len(prints) == 1 and len(prints.pop()) == 32
+
+
+def test_largest_accepted_lists_are_served(server: Any) -> None:
+    request = {
+        "model": "smollm2",
+        "prompt": ["Hello"] * 8,
+        "max_tokens": 1,
+        "stop": ["#" * 256] * 16,
+        "bad_words": ["#" * 256] * 8 + ["a"] * 504,
+        "stop_token_ids": list(range(1024)),
+        "logit_bias": {str(token): 1 for token in range(4096)},
+        "allowed_token_ids": list(range(40_000)),
+    }
+    with server.probed():
+        answer = server.post("/v1/completions", request)
+    assert answer.status == 200, answer.body
+    assert len(answer.json["choices"]) == 8

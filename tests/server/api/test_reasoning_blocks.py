@@ -1,12 +1,14 @@
 """Reasoning in the messages and responses APIs, with a model whose answers are read as those of a reasoning one."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import anthropic
 import openai
 import pytest
+from local_server import LocalServer, serving
 
 MODEL = "smollm2"
 QUESTION = {"role": "user", "content": "What is the capital of France?"}
@@ -22,16 +24,14 @@ STARTED = "<think>The capital of"
 
 
 @pytest.fixture(scope="module")
-def reasoning_server(start_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def reasoning_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
     file: Path = tmp_path_factory.mktemp("template") / "response_template.json"
     file.write_text(json.dumps(TEMPLATE))
-    server = start_server(f"--response-template={file}")
-    server.wait_for_line("^phase ready ")
-    yield server
-    server.end()
+    with serving(f"--response-template={file}") as server, server.saying(" France is Paris."):
+        yield server
 
 
-def test_reasoning_is_a_thinking_block(reasoning_server: Any) -> None:
+def test_reasoning_is_a_thinking_block(reasoning_server: LocalServer) -> None:
     client = anthropic.Anthropic(base_url=reasoning_server.url, api_key="none", max_retries=0)
     request: dict[str, Any] = {
         "model": MODEL,
@@ -55,7 +55,7 @@ def test_reasoning_is_a_thinking_block(reasoning_server: Any) -> None:
     assert omitted.content[0].type == "thinking" and omitted.content[0].thinking == ""
 
 
-def test_reasoning_is_an_item(reasoning_server: Any) -> None:
+def test_reasoning_is_an_item(reasoning_server: LocalServer) -> None:
     client = reasoning_server.client()
     assert isinstance(client, openai.OpenAI)
     started = {"type": "message", "role": "assistant", "content": STARTED, "status": "incomplete"}

@@ -1,4 +1,4 @@
-"""The endpoints about the server itself, and SageMaker's /invocations, with the real model."""
+"""The endpoints about the server itself, and SageMaker's /invocations."""
 
 import http.client
 import json
@@ -13,29 +13,30 @@ from engine_server.models import resolve
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_ping_answers_as_health_does(server: Any, method: str) -> None:
-    assert server.request(method, "/ping").status == 200
+def test_ping_answers_as_health_does(scripted: Any, method: str) -> None:
+    assert scripted.request(method, "/ping").status == 200
 
 
-def test_load_counts_the_requests_in_flight(server: Any) -> None:
-    until(lambda: server.get("/load").json == {"server_load": 0})
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+def test_load_counts_the_requests_in_flight(scripted: Any) -> None:
+    until(lambda: scripted.get("/load").json == {"server_load": 0})
+    connection = http.client.HTTPConnection("127.0.0.1", scripted.port, timeout=60)
     body = {"model": "smollm2", "prompt": "Once", "max_tokens": 900, "ignore_eos": True, "stream": True}
-    connection.request("POST", "/v1/completions", json.dumps(body))
-    connection.getresponse().read(1)
-    assert server.get("/load").json == {"server_load": 1}
-    assert connection.sock is not None
-    connection.sock.shutdown(socket.SHUT_RDWR)
-    connection.close()
-    until(lambda: server.get("/load").json == {"server_load": 0})
+    with scripted.holding():
+        connection.request("POST", "/v1/completions", json.dumps(body))
+        connection.getresponse().read(1)
+        assert scripted.get("/load").json == {"server_load": 1}
+        assert connection.sock is not None
+        connection.sock.shutdown(socket.SHUT_RDWR)
+        connection.close()
+        until(lambda: scripted.get("/load").json == {"server_load": 0})
 
 
-def test_version_is_the_packages(server: Any) -> None:
-    assert server.get("/version").json == {"version": version("fairlead")}
+def test_version_is_the_packages(scripted: Any) -> None:
+    assert scripted.get("/version").json == {"version": version("fairlead")}
 
 
-def test_server_info_shows_settings_and_no_path_or_environment(server: Any) -> None:
-    answer = server.get("/server_info")
+def test_server_info_shows_settings_and_no_path_or_environment(scripted: Any) -> None:
+    answer = scripted.get("/server_info")
     config = answer.json["vllm_config"]
     assert config["model_config"]["served_model_name"] == ["smollm2", "second-name"]
     assert config["model_config"]["max_model_len"] == 1024
@@ -59,20 +60,20 @@ def test_server_info_shows_settings_and_no_path_or_environment(server: Any) -> N
     ],
 )
 def test_generating_model_names_its_own_endpoints_where_vectors_are_asked_for(
-    server: Any, path: str, body: dict[str, Any], task: str
+    scripted: Any, path: str, body: dict[str, Any], task: str
 ) -> None:
-    answer = server.post(path, body)
+    answer = scripted.post(path, body)
     assert (answer.status, answer.error["param"]) == (400, "model")
     assert f"'smollm2' can't {task}; it can generate: use /v1/chat/completions" in answer.error["message"]
 
 
-def test_invocations_choose_the_endpoint_by_the_body(server: Any) -> None:
+def test_invocations_choose_the_endpoint_by_the_body(scripted: Any) -> None:
     common = {"model": "smollm2", "max_tokens": 4, "temperature": 0}
-    text = server.post("/invocations", {**common, "prompt": "One, two,"})
+    text = scripted.post("/invocations", {**common, "prompt": "One, two,"})
     assert text.json["object"] == "text_completion"
     talk = [{"role": "user", "content": "Hi"}]
-    assert server.post("/invocations", {**common, "messages": talk}).json["object"] == "chat.completion"
-    streamed = server.post("/invocations", {**common, "messages": talk, "stream": True}).body
+    assert scripted.post("/invocations", {**common, "messages": talk}).json["object"] == "chat.completion"
+    streamed = scripted.post("/invocations", {**common, "messages": talk, "stream": True}).body
     assert streamed.endswith(b"data: [DONE]\n\n")
 
 
@@ -84,12 +85,12 @@ def test_invocations_choose_the_endpoint_by_the_body(server: Any) -> None:
         (b'{"a": 1}', "no field that names its endpoint"),
     ],
 )
-def test_invocation_without_an_endpoint_is_refused(server: Any, body: bytes, words: str) -> None:
-    answer = server.post("/invocations", body)
+def test_invocation_without_an_endpoint_is_refused(scripted: Any, body: bytes, words: str) -> None:
+    answer = scripted.post("/invocations", body)
     assert answer.status == 400
     assert words in answer.error["message"]
 
 
-def test_error_of_an_invoked_endpoint_is_its_own(server: Any) -> None:
-    answer = server.post("/invocations", {"model": "smollm2", "prompt": 5})
+def test_error_of_an_invoked_endpoint_is_its_own(scripted: Any) -> None:
+    answer = scripted.post("/invocations", {"model": "smollm2", "prompt": 5})
     assert (answer.status, answer.error["param"]) == (400, "prompt")

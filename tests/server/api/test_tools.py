@@ -1,10 +1,11 @@
-"""Tools of /v1/chat/completions with the real model, as OpenAI's own client sees them."""
+"""Tools of /v1/chat/completions, as OpenAI's own client sees them."""
 
 import json
 from typing import Any
 
 import openai
 import pytest
+from local_server import LocalServer
 from openai.types.chat import ChatCompletionMessageFunctionToolCall
 
 MODEL = "smollm2"
@@ -34,6 +35,12 @@ ONE_CALL = {**REQUEST, "tool_choice": "required"}
 NAMED = {"type": "function", "function": {"name": "get_time"}}
 
 
+TIME = {"zone": "Europe/Paris"}
+# Texts of calls in the model's form.
+CITY_CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+TIME_CALL = '<tool_call>\n{"name": "get_time", "arguments": {"zone": "Europe/Paris"}}\n</tool_call>'
+
+
 def only_call(message: Any) -> ChatCompletionMessageFunctionToolCall:
     (call,) = message.tool_calls
     assert call.type == "function"
@@ -51,16 +58,29 @@ def test_required_call_follows_the_schema_of_its_tool(client: openai.OpenAI) -> 
     assert call.id.startswith("call_")
 
 
-def test_named_tool_is_called_and_the_finish_reason_stays(client: openai.OpenAI) -> None:
-    (choice,) = client.chat.completions.create(**REQUEST, tool_choice=NAMED).choices
+def test_named_tool_is_called_and_the_finish_reason_stays(
+    tiered_server: Any, tiered_client: openai.OpenAI
+) -> None:
+    with tiered_server.saying(TIME_CALL):
+        (choice,) = tiered_client.chat.completions.create(**REQUEST, tool_choice=NAMED).choices
     call = only_call(choice.message)
-    assert (call.function.name, json.loads(call.function.arguments)) == ("get_time", {"zone": "Europe/Paris"})
+    assert (call.function.name, json.loads(call.function.arguments)) == ("get_time", TIME)
     assert choice.finish_reason == "stop"
 
 
-def test_streamed_call_equals_the_whole_one(client: openai.OpenAI) -> None:
-    whole = only_call(client.chat.completions.create(**ONE_CALL).choices[0].message)
-    chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**ONE_CALL, stream=True)]
+def test_grammar_of_a_named_tool_has_no_other(scripted: LocalServer) -> None:
+    with scripted.saying(TIME_CALL):
+        answer = scripted.post("/v1/chat/completions", {**REQUEST, "tool_choice": NAMED})
+    assert answer.status == 200
+    grammar = scripted.core.requests[-1].params.structured_outputs.grammar
+    assert "get_time" in grammar and "get_weather" not in grammar
+
+
+def test_streamed_call_equals_the_whole_one(tiered_server: Any, tiered_client: openai.OpenAI) -> None:
+    with tiered_server.saying(CITY_CALL):
+        whole = only_call(tiered_client.chat.completions.create(**ONE_CALL).choices[0].message)
+        stream = tiered_client.chat.completions.create(**ONE_CALL, stream=True)
+        chunks = [chunk.choices[0] for chunk in stream]
     fragments = [call for chunk in chunks for call in chunk.delta.tool_calls or []]
     first, *others = fragments
     assert first.function
@@ -72,22 +92,33 @@ def test_streamed_call_equals_the_whole_one(client: openai.OpenAI) -> None:
     assert chunks[-1].finish_reason == "tool_calls"
 
 
-def test_arguments_are_streamed_while_they_are_generated(client: openai.OpenAI) -> None:
+def test_arguments_are_streamed_while_they_are_generated(
+    tiered_server: Any, tiered_client: openai.OpenAI
+) -> None:
     words = " ".join(["fair"] * 20)
     request = {**ONE_CALL, "max_tokens": 200, "tools": [tool("write", {"text": {"const": words}})]}
-    chunks = [chunk.choices[0].delta for chunk in client.chat.completions.create(**request, stream=True)]
-    fragments = [call.function.arguments for delta in chunks for call in delta.tool_calls or []]
+    text = f'<tool_call>\n{{"name": "write", "arguments": {{"text": "{words}"}}}}\n</tool_call>'
+    with tiered_server.saying(text):
+        stream = tiered_client.chat.completions.create(**request, stream=True)
+        deltas = [chunk.choices[0].delta for chunk in stream]
+    fragments = [call.function.arguments for delta in deltas for call in delta.tool_calls or []]
     assert json.loads("".join(fragments)) == {"text": words}
     assert max(map(len, fragments)) <= 20
 
 
-def test_calls_of_several_choices_have_ids_of_their_own(client: openai.OpenAI) -> None:
-    choices = client.chat.completions.create(**REQUEST, tool_choice=NAMED, n=2).choices
+def test_calls_of_several_choices_have_ids_of_their_own(
+    tiered_server: Any, tiered_client: openai.OpenAI
+) -> None:
+    with tiered_server.saying(TIME_CALL):
+        choices = tiered_client.chat.completions.create(**REQUEST, tool_choice=NAMED, n=2).choices
     assert len({only_call(choice.message).id for choice in choices}) == 2
 
 
-def test_call_that_is_cut_is_content_of_a_whole_answer(client: openai.OpenAI) -> None:
-    (choice,) = client.chat.completions.create(**{**ONE_CALL, "max_tokens": 12}).choices
+def test_call_that_is_cut_is_content_of_a_whole_answer(
+    tiered_server: Any, tiered_client: openai.OpenAI
+) -> None:
+    with tiered_server.saying(CITY_CALL):
+        (choice,) = tiered_client.chat.completions.create(**{**ONE_CALL, "max_tokens": 12}).choices
     assert choice.finish_reason == "length"
     assert choice.message.tool_calls is None
     assert choice.message.content
@@ -95,14 +126,18 @@ def test_call_that_is_cut_is_content_of_a_whole_answer(client: openai.OpenAI) ->
 
 
 @pytest.mark.parametrize("choice", ["auto", "none"])
-def test_answer_without_a_call_is_content(client: openai.OpenAI, choice: str) -> None:
-    (answer,) = client.chat.completions.create(**{**REQUEST, "max_tokens": 4}, tool_choice=choice).choices
+def test_answer_without_a_call_is_content(
+    tiered_server: Any, tiered_client: openai.OpenAI, choice: str
+) -> None:
+    request = {**REQUEST, "max_tokens": 4}
+    with tiered_server.saying("I can't see the weather."):
+        (answer,) = tiered_client.chat.completions.create(**request, tool_choice=choice).choices
     assert answer.message.content
     assert answer.message.tool_calls is None
     assert answer.finish_reason == "length"
 
 
-def test_tools_calls_and_results_are_in_the_prompt(server: Any) -> None:
+def test_tools_calls_and_results_are_in_the_prompt(scripted: LocalServer) -> None:
     call = {
         "id": "call_1",
         "type": "function",
@@ -114,27 +149,27 @@ def test_tools_calls_and_results_are_in_the_prompt(server: Any) -> None:
         {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "Sunny, 31 °C"}]},
     ]
     request = {**REQUEST, "messages": messages, "max_tokens": 1, "return_prompt_text": True}
-    prompt = server.post("/v1/chat/completions", request).json["prompt_text"]
+    prompt = scripted.post("/v1/chat/completions", request).json["prompt_text"]
     assert '"description": "Weather of a city"' in prompt
     assert '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>' in prompt
     assert "<tool_response>\nSunny, 31 °C\n</tool_response>" in prompt
 
 
-def test_agent_calls_two_tools_and_answers(client: openai.OpenAI) -> None:
-    results = {"get_weather": "Sunny", "get_time": "12:00"}
+def test_agent_calls_two_tools_and_answers(tiered_server: Any, tiered_client: openai.OpenAI) -> None:
+    create = tiered_client.chat.completions.create
     messages: list[Any] = list(QUESTION)
-    for name in results:
+    for name, text, result in (
+        ("get_weather", CITY_CALL, "Sunny"),
+        ("get_time", TIME_CALL, "12:00"),
+    ):
         named = {"type": "function", "function": {"name": name}}
-        message = (
-            client.chat.completions.create(**{**REQUEST, "messages": messages}, tool_choice=named)
-            .choices[0]
-            .message
-        )
+        with tiered_server.saying(text):
+            message = create(**{**REQUEST, "messages": messages}, tool_choice=named).choices[0].message
         call = only_call(message)
+        assert call.function.name == name
         messages.append(message.model_dump(exclude_none=True))
-        result = results[call.function.name]
         messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
-    answer = client.chat.completions.create(**{**REQUEST, "messages": messages, "max_tokens": 8})
+    answer = create(**{**REQUEST, "messages": messages, "max_tokens": 8})
     assert answer.choices[0].message.content
 
 
@@ -186,9 +221,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_invalid_tools_are_refused_with_the_reason(server: Any, case: str) -> None:
+def test_invalid_tools_are_refused_with_the_reason(scripted: LocalServer, case: str) -> None:
     fields, expected = REFUSED[case]
-    answer = server.post(
+    answer = scripted.post(
         "/v1/chat/completions", {"model": MODEL, "messages": QUESTION, "max_tokens": 1, **fields}
     )
     assert answer.status == 400, answer.body

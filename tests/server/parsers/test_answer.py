@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from server.parsers.recorded_answers import CALLS, FORMATS, RECORDINGS, TOOLS, our_format
 
@@ -65,7 +65,6 @@ def test_splits_reasoning_content_and_calls(name: str, whole: bool) -> None:
 
 @pytest.mark.parametrize("name", FORMAT_NAMES)
 @pytest.mark.parametrize("whole", [False, True])
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(places=st.lists(st.integers(0, 10_000), max_size=40), end=st.integers(0, 10_000))
 def test_parts_do_not_depend_on_the_division_into_deltas(
     name: str, whole: bool, places: list[int], end: int
@@ -89,7 +88,6 @@ def fragments(name: str) -> st.SearchStrategy[str]:
 
 
 @pytest.mark.parametrize("name", FORMAT_NAMES)
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), whole=st.booleans())
 def test_malformed_text_raises_nothing_and_is_split_alike(
     name: str, data: st.DataObject, whole: bool

@@ -1,4 +1,4 @@
-"""/v1/messages with the real model, as Anthropic's own client sees it."""
+"""/v1/messages, as Anthropic's own client sees it."""
 
 import json
 from collections.abc import Iterator
@@ -19,19 +19,26 @@ GREEDY: dict[str, Any] = {
 ANSWER = "The capital of France is Paris."
 
 
-@pytest.fixture(scope="module")
-def claude(server: Any) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=60) as client:
+@pytest.fixture
+def claude(tiered_server: Any) -> Iterator[anthropic.Anthropic]:
+    """A client of a server that gives ANSWER."""
+    with client_of(tiered_server) as client, tiered_server.saying(ANSWER):
         yield client
 
 
 @pytest.fixture
-def async_claude(server: Any) -> anthropic.AsyncAnthropic:
-    return anthropic.AsyncAnthropic(base_url=server.url, api_key="none", max_retries=0, timeout=60)
+def async_claude(tiered_server: Any) -> Iterator[anthropic.AsyncAnthropic]:
+    with tiered_server.saying(ANSWER):
+        yield client_of(tiered_server, anthropic.AsyncAnthropic)
 
 
-def test_answers_with_text_usage_and_stop_reason(claude: anthropic.Anthropic) -> None:
-    message = claude.messages.create(**GREEDY)
+def client_of(server: Any, kind: Any = anthropic.Anthropic) -> Any:
+    return kind(base_url=server.url, api_key="none", max_retries=0, timeout=60)
+
+
+def test_model_answers_with_text_usage_and_stop_reason(server: Any) -> None:
+    with client_of(server) as client:
+        message = client.messages.create(**GREEDY)
     assert message.id.startswith("msg_")
     assert (message.type, message.role, message.model) == ("message", "assistant", MODEL)
     (block,) = message.content
@@ -46,12 +53,13 @@ def prompt_tokens(usage: Any) -> int:
     return int(usage.input_tokens + usage.cache_creation_input_tokens + usage.cache_read_input_tokens)
 
 
-def test_streamed_message_equals_the_whole_message(claude: anthropic.Anthropic) -> None:
+def test_streamed_message_equals_the_whole_message(claude: anthropic.Anthropic, tiered_server: Any) -> None:
     request = GREEDY | {"messages": [{"role": "user", "content": "Say 你好 and 🎉 twice."}]}
-    whole = claude.messages.create(**request)
-    with claude.messages.stream(**request) as stream:
-        text = "".join(stream.text_stream)
-        streamed = stream.get_final_message()
+    with tiered_server.saying("你好 and 🎉, 你好 and 🎉."):
+        whole = claude.messages.create(**request)
+        with claude.messages.stream(**request) as stream:
+            text = "".join(stream.text_stream)
+            streamed = stream.get_final_message()
     assert text == whole.content[0].text  # type: ignore[union-attr]
     assert streamed.content[0].text == text  # type: ignore[union-attr]
     assert streamed.stop_reason == whole.stop_reason
@@ -108,9 +116,10 @@ def test_answer_that_fills_the_context_names_it_as_the_reason(claude: anthropic.
     assert prompt_tokens(message.usage) + message.usage.output_tokens == 1024
 
 
-def test_last_message_of_the_assistant_is_continued(claude: anthropic.Anthropic) -> None:
+def test_last_message_of_the_assistant_is_continued(claude: anthropic.Anthropic, tiered_server: Any) -> None:
     turns = [*QUESTION, {"role": "assistant", "content": "The capital of"}]
-    message = claude.messages.create(**GREEDY | {"messages": turns})
+    with tiered_server.saying(" France is Paris."):
+        message = claude.messages.create(**GREEDY | {"messages": turns})
     assert message.content[0].text == " France is Paris."  # type: ignore[union-attr]
 
 
@@ -178,9 +187,9 @@ def test_client_raises_the_error_class_of_the_status(claude: anthropic.Anthropic
     ],
 )
 def test_errors_have_anthropics_shape(
-    server: Any, path: str, body: bytes, length: str, status: int, kind: str
+    tiered_server: Any, path: str, body: bytes, length: str, status: int, kind: str
 ) -> None:
-    answer = server.request("POST", path, body, {"Content-Length": length})
+    answer = tiered_server.request("POST", path, body, {"Content-Length": length})
     assert answer.status == status
     assert answer.json["type"] == "error"
     assert answer.error["type"] == kind and answer.error["message"]
@@ -188,16 +197,16 @@ def test_errors_have_anthropics_shape(
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
-def test_empty_conversation_with_tools_causes_no_server_error(server: Any, path: str) -> None:
+def test_empty_conversation_with_tools_causes_no_server_error(tiered_server: Any, path: str) -> None:
     tools = [{"name": "f", "input_schema": {}}]
     empty = {"messages": [{"role": "user", "content": []}], "tools": tools}
-    assert server.post(path, {"model": "smollm2", "max_tokens": 1, **empty}).status in (200, 400)
+    assert tiered_server.post(path, {"model": "smollm2", "max_tokens": 1, **empty}).status in (200, 400)
 
 
-def test_unknown_method_and_path_have_anthropics_shape(server: Any) -> None:
-    wrong = server.get("/v1/messages")
+def test_unknown_method_and_path_have_anthropics_shape(tiered_server: Any) -> None:
+    wrong = tiered_server.get("/v1/messages")
     assert (wrong.status, wrong.error["type"]) == (405, "invalid_request_error")
-    missing = server.post("/v1/messages/batches", {})
+    missing = tiered_server.post("/v1/messages/batches", {})
     assert (missing.status, missing.error["type"]) == (404, "not_found_error")
 
 
@@ -208,9 +217,9 @@ def test_prompt_over_the_context_is_refused_also_when_streamed(claude: anthropic
             claude.messages.create(**long, stream=stream)
 
 
-def test_stream_names_its_events_as_data_does(server: Any) -> None:
+def test_stream_names_its_events_as_data_does(tiered_server: Any) -> None:
     body = {"model": MODEL, "messages": QUESTION, "max_tokens": 2, "stream": True}
-    answer = server.post("/v1/messages", body)
+    answer = tiered_server.post("/v1/messages", body)
     assert answer.headers["content-type"].startswith("text/event-stream")
     *events, end = answer.body.decode().split("\n\n")
     assert end == ""

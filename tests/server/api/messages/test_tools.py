@@ -1,4 +1,4 @@
-"""Tools and schemas of /v1/messages with the real model, as Anthropic's own client sees them."""
+"""Tools and schemas of /v1/messages, as Anthropic's own client sees them."""
 
 import json
 from collections.abc import Iterator
@@ -28,9 +28,25 @@ REQUEST: dict[str, Any] = {
 NAMED = {"type": "tool", "name": "get_time"}
 
 
+TIME = {"zone": "Europe/Paris"}
+# Texts of calls in the model's form.
+CITY_CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+TIME_CALL = '<tool_call>\n{"name": "get_time", "arguments": {"zone": "Europe/Paris"}}\n</tool_call>'
+
+
+def client_of(server: Any) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=60)
+
+
 @pytest.fixture(scope="module")
 def claude(server: Any) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=60) as client:
+    with client_of(server) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def tiered_claude(tiered_server: Any) -> Iterator[anthropic.Anthropic]:
+    with client_of(tiered_server) as client:
         yield client
 
 
@@ -41,25 +57,31 @@ def only_call(message: Any) -> Any:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_any_tool_is_called_with_input_of_its_schema(claude: anthropic.Anthropic, stream: bool) -> None:
+def test_any_tool_is_called_with_input_of_its_schema(
+    tiered_server: Any, tiered_claude: anthropic.Anthropic, stream: bool
+) -> None:
     request = REQUEST | {"tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
-    if stream:
-        with claude.messages.stream(**request) as events:
-            message = events.get_final_message()
-    else:
-        message = claude.messages.create(**request)  # type: ignore[assignment]
+    with tiered_server.saying(CITY_CALL):
+        if stream:
+            with tiered_claude.messages.stream(**request) as events:
+                message = events.get_final_message()
+        else:
+            message = tiered_claude.messages.create(**request)  # type: ignore[assignment]
     call = only_call(message)
     assert message.stop_reason == "tool_use"
     assert call.id
     assert (call.name, call.input) in [
         ("get_weather", {"city": "Paris"}),
         ("get_weather", {"city": "Rome"}),
-        ("get_time", {"zone": "Europe/Paris"}),
+        ("get_time", TIME),
     ]
 
 
-def test_input_is_streamed_in_fragments_that_join_to_json(claude: anthropic.Anthropic) -> None:
-    events = list(claude.messages.create(**REQUEST, tool_choice=NAMED, stream=True))
+def test_input_is_streamed_in_fragments_that_join_to_json(
+    tiered_server: Any, tiered_claude: anthropic.Anthropic
+) -> None:
+    with tiered_server.saying(TIME_CALL):
+        events = list(tiered_claude.messages.create(**REQUEST, tool_choice=NAMED, stream=True))
     start = next(event for event in events if event.type == "content_block_start")
     assert start.content_block.type == "tool_use" and start.content_block.name == "get_time"
     assert start.content_block.input == {}
@@ -69,20 +91,24 @@ def test_input_is_streamed_in_fragments_that_join_to_json(claude: anthropic.Anth
         if event.type == "content_block_delta" and event.delta.type == "input_json_delta"
     ]
     assert len(fragments) > 1
-    assert json.loads("".join(fragments)) == {"zone": "Europe/Paris"}
+    assert json.loads("".join(fragments)) == TIME
 
 
-def test_agent_calls_two_tools_and_answers(claude: anthropic.Anthropic) -> None:
-    results = {"get_weather": "Sunny", "get_time": "12:00"}
+def test_agent_calls_two_tools_and_answers(tiered_server: Any, tiered_claude: anthropic.Anthropic) -> None:
+    claude = tiered_claude
     messages: list[Any] = list(QUESTION)
-    for name in results:
+    for name, text, result in (
+        ("get_weather", CITY_CALL, "Sunny"),
+        ("get_time", TIME_CALL, "12:00"),
+    ):
         choice = {"type": "tool", "name": name}
-        message = claude.messages.create(**REQUEST | {"messages": messages}, tool_choice=choice)
+        with tiered_server.saying(text):
+            message = claude.messages.create(**REQUEST | {"messages": messages}, tool_choice=choice)
         call = only_call(message)
         assert call.name == name
         messages.append({"role": "assistant", "content": message.content})
-        result = {"type": "tool_result", "tool_use_id": call.id, "content": results[name]}
-        messages.append({"role": "user", "content": [result]})
+        block = {"type": "tool_result", "tool_use_id": call.id, "content": result}
+        messages.append({"role": "user", "content": [block]})
     answer = claude.messages.create(**REQUEST | {"messages": messages, "max_tokens": 8})
     assert answer.content[0].type == "text" and answer.content[0].text
     count = claude.messages.count_tokens(model=MODEL, messages=messages, tools=REQUEST["tools"])
@@ -92,9 +118,9 @@ def test_agent_calls_two_tools_and_answers(claude: anthropic.Anthropic) -> None:
     assert count.input_tokens == used
 
 
-def test_tools_are_in_the_prompt_unless_none_may_be_called(claude: anthropic.Anthropic) -> None:
+def test_tools_are_in_the_prompt_unless_none_may_be_called(tiered_claude: anthropic.Anthropic) -> None:
     def count(**fields: Any) -> int:
-        return claude.messages.count_tokens(model=MODEL, messages=QUESTION, **fields).input_tokens  # type: ignore[arg-type]
+        return tiered_claude.messages.count_tokens(model=MODEL, messages=QUESTION, **fields).input_tokens  # type: ignore[arg-type]
 
     plain = count()
     assert count(tools=[WEATHER]) > plain

