@@ -18,10 +18,12 @@ RUN python3 -m venv /opt/fairlead
 COPY constraints.txt /
 COPY --from=requirements /requirements.txt /
 # Headers, tests and build tools of torch are a fifth of it, and nothing is compiled against them in a pod.
+# The classes for each Kubernetes API are half of that package; the operator uses its ApiClient alone.
 RUN if [ -n "${TORCH_INDEX}" ]; then /opt/fairlead/bin/pip install --no-deps --index-url "${TORCH_INDEX}" torch; fi \
     && /opt/fairlead/bin/pip install -r /requirements.txt \
     && cd /opt/fairlead/lib/python3*/site-packages/torch \
-    && rm -rf include test bin/protoc* bin/test_* bin/*Test lib/*_test.so lib/*.a
+    && rm -rf include test bin/protoc* bin/test_* bin/*Test lib/*_test.so lib/*.a \
+    && find ../kubernetes -path '*/client/api/*_api.*' -delete
 
 FROM ${BASE} AS kernels
 RUN command -v g++ || { apt-get update && apt-get install --yes --no-install-recommends g++; }
@@ -96,7 +98,8 @@ RUN if [ -d /opt/fairlead/lib/python3*/site-packages/triton ] && ! command -v gc
     fi
 # Copied, not mounted: buildah keeps a layer that mounts another stage, even after that stage has changed.
 COPY --from=wheel /dist /dist
-RUN /opt/fairlead/bin/pip install --no-cache-dir --no-deps --compile /dist/*.whl
+# It needs no index and no constraints, and a configuration of pip may name files that only its machine has.
+RUN PIP_CONFIG_FILE=/dev/null /opt/fairlead/bin/pip install --no-cache-dir --no-deps --compile /dist/*.whl
 USER 65532:65532
 WORKDIR /home/fairlead
 ENTRYPOINT ["fairlead"]
