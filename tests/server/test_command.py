@@ -10,8 +10,9 @@ import pytest
 
 from engine_server.engine.engine_args import AsyncEngineArgs
 from engine_server.server.arguments import ServerArgs
-from engine_server.server.command import adapter_defaults, prepare
+from engine_server.server.command import adapter_defaults
 from engine_server.server.engine_host import EngineHost
+from engine_server.server.preparation import prepare
 from engine_server.server.settings import ApiSettings
 from engine_server.server.sources import Settings
 
