@@ -117,11 +117,11 @@ ANSWERS = { $(BIN)/python -c 'import signal, urllib.request as web; signal.alarm
 $(VENV)/.runtime: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@$(call STEP,installing pip and build tools (3 MB),$(PIP) install --constraint constraints.txt pip hatchling editables)
 	@index='$(TORCH_INDEX)'; \
-	if [ $(origin TORCH_INDEX) = undefined ] && ! { $(DRIVER); } && $(call ANSWERS,$(TORCH_CPU)/torch/); then \
+	if [ '$(origin TORCH_INDEX)' = undefined ] && ! { $(DRIVER); } && $(call ANSWERS,$(TORCH_CPU)/torch/); then \
 		index=$(TORCH_CPU); fi; \
 	$(call STEP,installing torch from $${index:-the ordinary index} (CPU builds: 200 MB; CUDA builds: 3 GB),$(PIP) install --constraint constraints.txt \
 		$${index:+--no-deps --index-url "$$index"} torch)
-	@$(call STEP,installing the other dependencies (120 MB),\
+	@$(call STEP,installing the other dependencies (80 MB),\
 		$(PIP) install --constraint constraints.txt --no-build-isolation --editable .)
 	@touch $@
 
@@ -142,14 +142,14 @@ $(VENV)/.sample: $(SAMPLE) | $(VENV)/.runtime
 	@touch $@
 
 $(VENV)/.development: $(VENV)/.runtime
-	@$(call STEP,installing the dependencies of tests and lint (180 MB),\
+	@$(call STEP,installing the dependencies of tests and lint (280 MB),\
 		$(PIP) install --constraint constraints.txt --group build --group test --group lint)
 	@touch $@
 
 # Its conflict with the Kubernetes client is none: the folder is used by itself.
 $(VENV)/.moto: Makefile $(VENV)/.development
 	@rm -rf $(VENV)/moto
-	@$(call STEP,installing moto into $(VENV)/moto (30 MB),\
+	@$(call STEP,installing moto into $(VENV)/moto (50 MB),\
 		$(PIP) install --no-warn-conflicts --target $(VENV)/moto '$(MOTO)')
 	@touch $@
 

@@ -110,9 +110,10 @@ class AsyncLLM(CoreOperations):
         stat_loggers: StatLoggers | None = None,
         on_phase: OnPhase | None = None,
         on_load: OnLoad | None = None,
+        core: CoreProcess | None = None,
     ) -> Self:
         """Make an engine from its arguments; `engine_config` replaces the config that they resolve to."""
-        core = CoreProcess()  # imports while this process reads the model's configuration
+        core = core or CoreProcess()  # imports while this process reads the model's configuration
         try:
             config = engine_config or engine_args.create_engine_config()
         except BaseException:

@@ -9,23 +9,14 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import uvloop
-
 from engine_server.contract.adapters import MAX_IN_MEMORY, MAX_IN_STEP
 from engine_server.contract.bounds import CHOICES
 from engine_server.contract.open_files import raise_open_files_limit
 from engine_server.engine.engine_args import AsyncEngineArgs
-from engine_server.server.application import admin_application, build_application
-from engine_server.server.arguments import ServerArgs, is_loopback
-from engine_server.server.engine_host import EngineHost
-from engine_server.server.http.api_keys import ApiKeys
-from engine_server.server.http.file_watch import FileWatch
-from engine_server.server.http.tls import Tls
-from engine_server.server.listeners import listen, listen_on_port
-from engine_server.server.serving import Server, Site
+from engine_server.engine.loop.core_process import CoreProcess
+from engine_server.server.arguments import ServerArgs
 from engine_server.server.settings import ApiSettings
-from engine_server.server.shutdown import Shutdown
-from engine_server.server.sources import ADMIN_KEY, Settings
+from engine_server.server.sources import Settings
 
 # The default of --max-queue as a multiple of --max-num-seqs.
 QUEUED_BATCHES = 8
@@ -44,12 +35,21 @@ def main(argv: list[str]) -> int:
     if options.max_queue is None:
         options.max_queue = default_max_queue(options.max_num_seqs)
     raise_open_files_limit()
-    host = EngineHost(AsyncEngineArgs.from_cli_args(options), ApiSettings.of(options), started)
+    core = CoreProcess()
     try:
+        # The server's imports take a second, in which the core has started its own.
+        import uvloop
+
+        from engine_server.server.engine_host import EngineHost
+        from engine_server.server.preparation import prepare
+
+        host = EngineHost(AsyncEngineArgs.from_cli_args(options), ApiSettings.of(options), started, core)
         server = prepare(host, args)
     except ValueError as error:
+        core.shutdown()
         settings.fail(str(error))
     except OSError as error:
+        core.shutdown()
         print(f"fairlead engine: can't listen on {error}", file=sys.stderr)
         return 1
     status = uvloop.run(server.run())
@@ -75,31 +75,3 @@ def adapter_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
 def default_max_queue(max_num_seqs: int | None) -> int:
     """Return the default of --max-queue: several batches, and any single request in an idle server."""
     return max(QUEUED_BATCHES * (max_num_seqs or 0), CHOICES.limit)
-
-
-def prepare(host: EngineHost, args: ServerArgs) -> Server:
-    """Read keys and certificates, and open the sockets. Raises ValueError for settings, OSError for an address."""
-    args.check()
-    keys = ApiKeys(args.api_key or (), args.api_key_file)
-    watches = [FileWatch(keys.files, keys.reload)]
-    tls = None
-    if args.tls_files is not None:
-        tls = Tls(args.tls_files)
-        watches.append(FileWatch(args.tls_files.paths, tls.reload))
-    admin_keys = None
-    if args.enable_admin:
-        admin_keys = ApiKeys([os.environ.get(ADMIN_KEY, "")], args.admin_key_file)
-        if not admin_keys.required and not is_loopback(args.admin_host):
-            raise ValueError(
-                f"--admin-host is {args.admin_host}, which other machines reach; without --admin-key-file or "
-                f"{ADMIN_KEY} it takes a loopback address"
-            )
-        watches.append(FileWatch(admin_keys.files, admin_keys.reload))
-    app, gate = build_application(host, args, keys)
-    sites = [Site(app, listen(args), tls)]
-    if admin_keys is not None:
-        listener = listen_on_port(args.admin_host, args.admin_port, args.scheme, "admin API ")
-        sites.append(Site(admin_application(host, admin_keys), listener, tls))
-    return Server(
-        host, gate, sites, watches, Shutdown(gate, args.drain_timeout, args.drain_grace, host.shut_down)
-    )

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from engine_server.engine.async_llm import AsyncLLMEngine
     from engine_server.engine.engine_args import AsyncEngineArgs
+    from engine_server.engine.loop.core_process import CoreProcess
     from engine_server.server.settings import ApiSettings
 
 logger = logging.getLogger(__name__)
@@ -43,10 +44,16 @@ TraceHeaders = Mapping[str, str] | None
 
 
 class EngineHost:
-    """Owns the engine. `phase` is the current phase of the start, None once the engine serves."""
+    """Owns the engine. `phase` is the current phase of the start, None once the engine serves.
 
-    def __init__(self, args: AsyncEngineArgs, settings: ApiSettings, started: float) -> None:
+    core: one that was started earlier.
+    """
+
+    def __init__(
+        self, args: AsyncEngineArgs, settings: ApiSettings, started: float, core: CoreProcess | None = None
+    ) -> None:
         self._args = args
+        self._core = core
         self.settings = settings
         self._started = started
         self._thread = threading.Thread(target=self._load, name="engine start", daemon=True)
@@ -166,6 +173,7 @@ class EngineHost:
                 usage_context=UsageContext.OPENAI_API_SERVER,
                 on_phase=self._on_phase,
                 on_load=self._on_load,
+                core=self._core,
             )
             self._prepare(engine, template)
         except BaseException as error:

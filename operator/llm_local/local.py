@@ -80,10 +80,12 @@ async def serve(pods: Sequence[Pod], port: int, command: Command, hurry: asyncio
                     ready = [asyncio.Event() for _ in programs]
                     for (program, probe), was_ready in zip(programs, ready, strict=True):
                         group.create_task(supervise(program, probe, was_ready, hurry))
-                    for was_ready in ready:
-                        await was_ready.wait()
+                    await ready[-1].wait()  # the router
                     await wait_for_routes(session, address, pods)
                     greet(address, pods, fetched - start, time.monotonic() - fetched)
+                    for was_ready in ready:
+                        await was_ready.wait()
+                    say(f"{len(replicas)} of {len(replicas)} engines are ready after {since(start)}")
             except* StartError as failed:
                 raise failed.exceptions[0] from None
 
@@ -102,8 +104,12 @@ async def fetch(pods: Sequence[Pod], command: Command, hurry: asyncio.Event) -> 
         if code != 0 or not lines:
             raise StartError(f"{uri} cannot be fetched; the lines above say why")
         folders[wanted] = lines[-1]
-        say(f"{uri} is in {lines[-1]} after {seconds_text(time.monotonic() - start)}")
+        say(f"{uri} is in {lines[-1]} after {since(start)}")
     return folders
+
+
+def since(start: float) -> str:
+    return seconds_text(time.monotonic() - start)
 
 
 async def wait_for_answer(session: aiohttp.ClientSession, method: str, url: str, body: object = None) -> None:

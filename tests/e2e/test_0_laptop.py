@@ -50,8 +50,8 @@ class Up:
         return until(seen, f"a line in {self.log}", PATIENCE)
 
     def address(self) -> str:
-        """Wait until it is ready and return the router's address, its last line."""
-        lines = self.until(lambda lines: any(line.startswith("http://") for line in lines))
+        """Wait until every engine is ready and return the router's address, the last line of the greeting."""
+        lines = self.until(lambda lines: any(" engines are ready after " in line for line in lines))
         return next(line for line in lines if line.startswith("http://"))
 
     def family(self) -> list[psutil.Process]:

@@ -169,9 +169,11 @@ def stack(manifest: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[U
 
 
 def ready(running: Up) -> str:
-    """Wait for the last line of the greeting; return it: the router's address."""
+    """Wait until every engine is ready; return the last line of the greeting: the router's address."""
     running.line(lambda line: line.startswith("stop with Ctrl-C"))
-    return running.line(lambda line: True)
+    address = running.line(lambda line: True)
+    running.line(lambda line: " engines are ready after " in line)
+    return address
 
 
 def gone(reports: dict[str, dict[str, object]]) -> bool:

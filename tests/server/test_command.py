@@ -8,9 +8,10 @@ import pytest
 
 from engine_server.engine.engine_args import AsyncEngineArgs
 from engine_server.server.arguments import ServerArgs
-from engine_server.server.command import adapter_defaults, main, prepare
+from engine_server.server.command import adapter_defaults, main
 from engine_server.server.engine_host import EngineHost
 from engine_server.server.listeners import listen_on_port
+from engine_server.server.preparation import prepare
 from engine_server.server.settings import ApiSettings
 from engine_server.server.sources import Settings
 
