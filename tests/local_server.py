@@ -32,8 +32,9 @@ from engine_server.requests.messages import (
     Vocabulary,
 )
 from engine_server.server.arguments import ServerArgs
-from engine_server.server.command import adapter_defaults, default_max_queue, prepare
+from engine_server.server.command import adapter_defaults, default_max_queue
 from engine_server.server.engine_host import EngineHost
+from engine_server.server.preparation import prepare
 from engine_server.server.settings import ApiSettings
 from engine_server.server.sources import Settings
 

@@ -5,7 +5,7 @@ from typing import Any
 import openai
 import pytest
 
-from engine_server.modeling.native.build import LEVELS
+from engine_server.modeling.native.levels import LEVELS
 
 pytestmark = pytest.mark.e2e
 
