@@ -9,13 +9,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import urllib3
 import yaml
-from kubernetes_client import Client
 from waiting import until
+
+# The client is imported once it is needed: this is a plugin of all tests, and not all need an operator.
+if TYPE_CHECKING:
+    from kubernetes_client import Client
 
 ROOT = Path(__file__).parent.parent
 CLUSTER = ROOT.parent / "shared" / "cluster" / "cluster"
@@ -35,8 +37,10 @@ class ApiServer:
         return self.client.url
 
     @cached_property
-    def client(self) -> Client:
+    def client(self) -> "Client":
         """A client with an administrator's rights."""
+        from kubernetes_client import Client
+
         return Client(self.kubeconfig)
 
     def kubectl(self, *arguments: str, stdin: object = None) -> subprocess.CompletedProcess[str]:
@@ -152,14 +156,11 @@ def kubeconfig(folder: Path, url: str) -> Path:
     return file
 
 
-def await_ready(client: Client, process: subprocess.Popen[bytes], log: Path) -> None:
+def await_ready(client: "Client", process: subprocess.Popen[bytes], log: Path) -> None:
     def ready() -> bool:
         if process.poll() is not None:
             pytest.fail(f"kube-apiserver ended:\n{log.read_text()[-3000:]}")
-        try:
-            return client.is_ready()
-        except (urllib3.exceptions.HTTPError, OSError):
-            return False
+        return client.is_ready()
 
     until(ready, "kube-apiserver's start")
 

@@ -129,8 +129,14 @@ class Client:
         return resource_of(api_version, word).path(scope, name)
 
     def is_ready(self) -> bool:
-        """Ask once. Raises urllib3.exceptions.HTTPError without an answer."""
-        return bool(self._pool.request("GET", f"{self.url}/readyz", retries=False).status == 200)
+        """Return True once the API server answers that it is ready."""
+        try:
+            return bool(self._pool.request("GET", f"{self.url}/readyz", retries=False).status == 200)
+        except (
+            urllib3.exceptions.HTTPError,
+            OSError,
+        ):  # its certificate does not exist yet, or nobody listens
+            return False
 
     def serves(self, api_version: str, kind: str) -> bool:
         """Return True once the API server serves a kind, which it does some time after its definition is applied."""
