@@ -1,48 +1,174 @@
-"""A small API server that fails on demand."""
+"""A real Kubernetes API server for the tests, etcd and kube-apiserver: one for each process that runs tests."""
 
-import asyncio
-import json
-from collections.abc import Awaitable, Callable
+import os
+import re
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from aiohttp import web
+import pytest
+import yaml
+from waiting import until
 
+# The client is imported once it is needed: this is a plugin of all tests, and not all need an operator.
+if TYPE_CHECKING:
+    from kubernetes_client import Client
 
-class FakeApi:
-    """Serves lists and watches over HTTP. A watch sends what is put into its queue, and ends at None."""
-
-    def __init__(self) -> None:
-        self.items: dict[str, list[dict]] = {"llmdeployments": [], "endpointslices": []}
-        self.watches: dict[str, asyncio.Queue] = {kind: asyncio.Queue() for kind in self.items}
-        self.queries: list[dict[str, str]] = []
-        self.lists = 0
-        self.failures = 0
-        # Answers all requests while it is set.
-        self.outage: Callable[[web.Request], Awaitable[web.StreamResponse]] | None = None
-        self.page = 1000
-        self.url = ""
-
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        kind = request.path.rsplit("/", 1)[1]
-        self.queries.append({"kind": kind, **request.query})
-        if self.outage is not None:
-            return await self.outage(request)
-        if self.failures:
-            self.failures -= 1
-            return web.json_response({"kind": "Status", "message": "no"}, status=500)
-        if "watch" not in request.query:
-            self.lists += 1
-            start = int(request.query.get("continue") or 0)
-            more = start + self.page < len(self.items[kind])
-            list_metadata = {"resourceVersion": "7", **({"continue": str(start + self.page)} if more else {})}
-            return web.json_response(
-                {"metadata": list_metadata, "items": self.items[kind][start : start + self.page]}
-            )
-        response = web.StreamResponse()
-        await response.prepare(request)
-        while (data := await self.watches[kind].get()) is not None:
-            await response.write(data)
-        return response
+ROOT = Path(__file__).parent.parent
+CLUSTER = ROOT.parent / "shared" / "cluster" / "cluster"
+CRD = ROOT / "charts" / "fairlead" / "files" / "llmdeployment-crd.yaml"
+TOKEN = "tests-only"
 
 
-def event(type_: str, changed: dict) -> bytes:
-    return json.dumps({"type": type_, "object": changed}).encode() + b"\n"
+@dataclass(frozen=True)
+class ApiServer:
+    """`kubeconfig` is an administrator's; `assets` is the folder with kubectl."""
+
+    kubeconfig: Path
+    assets: Path
+
+    @property
+    def url(self) -> str:
+        return self.client.url
+
+    @cached_property
+    def client(self) -> "Client":
+        """A client with an administrator's rights."""
+        from kubernetes_client import Client
+
+        return Client(self.kubeconfig)
+
+    def kubectl(self, *arguments: str, stdin: object = None) -> subprocess.CompletedProcess[str]:
+        """Run kubectl without checking its exit code; `stdin` is passed as YAML."""
+        return subprocess.run(
+            [self.assets / "kubectl", *arguments],
+            env={**os.environ, "KUBECONFIG": str(self.kubeconfig)},
+            input=yaml.safe_dump(stdin) if stdin is not None else None,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+
+@pytest.fixture(scope="session")
+def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    assets = find_assets()
+    folder = tmp_path_factory.mktemp("kubernetes")
+    etcd_port, etcd_peer_port, port = free_port(), free_port(), free_port()
+    (folder / "tokens.csv").write_text(f"{TOKEN},admin,admin,system:masters\n")
+    key = folder / "service-accounts.key"
+    subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
+    etcd = [
+        assets / "etcd",
+        f"--data-dir={folder / 'etcd'}",
+        f"--listen-client-urls=http://127.0.0.1:{etcd_port}",
+        f"--advertise-client-urls=http://127.0.0.1:{etcd_port}",
+        f"--listen-peer-urls=http://127.0.0.1:{etcd_peer_port}",
+        "--unsafe-no-fsync",
+        "--log-level=error",
+    ]
+    apiserver = [
+        assets / "kube-apiserver",
+        f"--etcd-servers=http://127.0.0.1:{etcd_port}",
+        "--bind-address=127.0.0.1",
+        "--advertise-address=127.0.0.1",
+        "--endpoint-reconciler-type=none",
+        f"--secure-port={port}",
+        f"--cert-dir={folder / 'certs'}",
+        f"--token-auth-file={folder / 'tokens.csv'}",
+        "--authorization-mode=RBAC",
+        "--allow-privileged=true",
+        "--service-cluster-ip-range=198.19.0.0/16",
+        "--service-account-issuer=https://kubernetes.default.svc",
+        f"--service-account-key-file={key}",
+        f"--service-account-signing-key-file={key}",
+        "--disable-admission-plugins=ServiceAccount",
+        "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",  # as on OpenShift
+    ]
+    url = f"https://127.0.0.1:{port}"
+    with running(etcd, folder / "etcd.log"), running(apiserver, folder / "kube-apiserver.log") as process:
+        server = ApiServer(kubeconfig(folder, url), assets)
+        await_ready(server.client, process, folder / "kube-apiserver.log")
+        yield server
+
+
+@pytest.fixture(scope="session")
+def definition(api_server: ApiServer) -> None:
+    """Install the CRD."""
+    api_server.client.apply(yaml.safe_load(CRD.read_text()))
+    until(lambda: api_server.client.serves("fairlead.dev/v1alpha1", "LLMDeployment"))
+
+
+def find_assets() -> Path:
+    """Return the folder with etcd, kube-apiserver and kubectl, laid out like envtest's."""
+    named = os.environ.get("KUBEBUILDER_ASSETS")
+    if named:
+        return Path(named)
+    if CLUSTER.is_file():
+        printed = subprocess.run([CLUSTER, "assets"], check=True, capture_output=True, text=True).stdout
+        found = re.search(r"^export KUBEBUILDER_ASSETS=(.+)$", printed, re.MULTILINE)
+        assert found, f"{CLUSTER} assets did not print KUBEBUILDER_ASSETS: {printed!r}"
+        return Path(found[1])
+    pytest.skip(f"no API server to test against: KUBEBUILDER_ASSETS is not set and there is no {CLUSTER}")
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@contextmanager
+def running(command: list[Any], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            yield process
+        finally:
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def kubeconfig(folder: Path, url: str) -> Path:
+    file = folder / "kubeconfig"
+    authority = (
+        folder / "certs" / "apiserver.crt"
+    )  # generated by the server, with its issuer in the same file
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "tests",
+        "contexts": [{"name": "tests", "context": {"cluster": "tests", "user": "admin"}}],
+        "clusters": [{"name": "tests", "cluster": {"server": url, "certificate-authority": str(authority)}}],
+        "users": [{"name": "admin", "user": {"token": TOKEN}}],
+    }
+    file.write_text(yaml.safe_dump(config))
+    return file
+
+
+def await_ready(client: "Client", process: subprocess.Popen[bytes], log: Path) -> None:
+    def ready() -> bool:
+        if process.poll() is not None:
+            pytest.fail(f"kube-apiserver ended:\n{log.read_text()[-3000:]}")
+        return client.is_ready()
+
+    until(ready, "kube-apiserver's start")
+
+
+def kubeconfig_of(token: str, original: Path, name: str) -> Path:
+    """Return a copy of a kubeconfig, beside it, with another token."""
+    config = yaml.safe_load(original.read_text())
+    config["users"][0]["user"] = {"token": token}
+    file = original.with_name(name)
+    file.write_text(yaml.safe_dump(config))
+    return file

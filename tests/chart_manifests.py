@@ -3,7 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
+import yaml
+
 Manifest = dict[str, Any]
+# The parser in C, where there is one.
+YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 DIGEST = "sha256:" + "0f" * 32
 EVERY_VALUE: dict[str, Any] = {

@@ -32,7 +32,7 @@ def until(question: Callable[[], T], what: str = "", seconds: float = PATIENCE) 
             if answer := question():
                 return answer
             seen = answer
-        except (NotYetError, AssertionError, LookupError) as error:  # TODO: NotYetError alone
+        except NotYetError as error:
             seen = error
         now = time.monotonic()
         if now > end:

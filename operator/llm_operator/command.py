@@ -15,7 +15,7 @@ from prometheus_client.aiohttp import make_aiohttp_handler
 from llm_operator import metrics
 from llm_operator.autoscaling.autoscaler import Autoscaler
 from llm_operator.autoscaling.routers import Routers
-from llm_operator.control.cluster import Cluster, load_configuration
+from llm_operator.control.cluster import Access, Cluster, load_configuration
 from llm_operator.control.deletion_costs import DeletionCosts
 from llm_operator.control.lease import Lease
 from llm_operator.control.reconcile import Reconciler
@@ -38,13 +38,19 @@ def main(argv: list[str]) -> int:
     if options.log_level == "info":
         # kopf logs every event at this level.
         logging.getLogger("kopf").setLevel(logging.WARNING)
-    return asyncio.run(run(options))
+    return asyncio.run(run_until_signal(options))
 
 
-async def run(options: Options) -> int:
-    """Stand by, then work; return the exit status."""
+async def run_until_signal(options: Options) -> int:
+    """Run the operator until SIGINT or SIGTERM; return the exit status."""
+    stop = asyncio.Event()
+    on_signals(stop.set)
+    return await run(options, await load_configuration(), stop)
+
+
+async def run(options: Options, configuration: Access, stop: asyncio.Event) -> int:
+    """Stand by, then work, until `stop` is set or the lease is lost; return the exit status."""
     settings = options.settings
-    configuration = await load_configuration()
     # None while standing by.
     informers: list[Informer] = []
     async with ApiClient(configuration) as api, serve_health(options.ports, informers):
@@ -61,27 +67,34 @@ async def run(options: Options) -> int:
             reconciler.deletion_costs = DeletionCosts(cluster, routers.reports)
         identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
         lease = Lease(cluster, options.lease_namespace, LEASE_NAME, identity)
-        standing_by = asyncio.create_task(lease.acquire())
-        on_signals(standing_by.cancel)
-        try:
-            await standing_by
-        except asyncio.CancelledError:
+        if not await acquire(lease, stop):
             await lease.release()
             return 0
         for namespace in settings.namespaces or ("",):
             informers.append(
                 Informer(cluster, reconciler.store, reconciler.queue, configuration, settings, namespace)
             )
-        return await work(writers, lease, informers)
+        return await work(writers, lease, informers, stop)
 
 
-async def work(writers: Sequence[Writer], lease: Lease, informers: Sequence[Informer]) -> int:
-    """Reconcile and scale until a signal arrives or the lease is lost; return the exit status.
+async def acquire(lease: Lease, stop: asyncio.Event) -> bool:
+    """Wait until this operator holds the lease; return False if `stop` is set before."""
+    acquiring, stopping = asyncio.create_task(lease.acquire()), asyncio.create_task(stop.wait())
+    ended, _ = await asyncio.wait((acquiring, stopping), return_when=asyncio.FIRST_COMPLETED)
+    await cancel(acquiring, stopping)
+    if stopping in ended:
+        return False
+    acquiring.result()
+    return True
+
+
+async def work(
+    writers: Sequence[Writer], lease: Lease, informers: Sequence[Informer], stop: asyncio.Event
+) -> int:
+    """Reconcile and scale until `stop` is set or the lease is lost; return the exit status.
 
     After a lost lease the process ends, since another operator works then.
     """
-    stop = asyncio.Event()
-    on_signals(stop.set)
     watching = [asyncio.create_task(informer.run(stop)) for informer in informers]
     leading = asyncio.create_task(lead(writers, lease, informers))
     stopping = asyncio.create_task(stop.wait())

@@ -1,17 +1,19 @@
+import json
 import os
 import shutil
 import subprocess
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from chart_manifests import YAML_LOADER
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "fairlead"
 CLUSTER = ROOT.parent / "shared" / "cluster" / "cluster"
-
 Manifest = dict[str, Any]
 Helm = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -38,16 +40,21 @@ def helm() -> Helm:
     return run
 
 
-@pytest.fixture
-def render(helm: Helm, tmp_path: Path) -> Callable[..., list[Manifest]]:
+@pytest.fixture(scope="session")
+def render(helm: Helm, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[Manifest]]:
     """The manifests of the chart for some values; with `tests`, also those of `helm test`."""
+    file = tmp_path_factory.mktemp("values") / "values.yaml"
+
+    @cache
+    def output(values: str, *flags: str) -> str:
+        file.write_text(values)
+        release = ["fairlead", CHART, "--namespace", "fairlead-system"]
+        result = helm("template", *release, "--values", file, *flags)
+        assert result.returncode == 0, result.stderr
+        return result.stdout
 
     def rendered(tests: bool = False, **values: Any) -> list[Manifest]:
-        file = tmp_path / "values.yaml"
-        file.write_text(yaml.safe_dump(values))
-        release = ["fairlead", CHART, "--namespace", "fairlead-system"]
-        result = helm("template", *release, "--values", file, *([] if tests else ["--skip-tests"]))
-        assert result.returncode == 0, result.stderr
-        return [manifest for manifest in yaml.safe_load_all(result.stdout) if manifest]
+        text = output(json.dumps(values), *([] if tests else ["--skip-tests"]))
+        return [manifest for manifest in yaml.load_all(text, YAML_LOADER) if manifest]
 
     return rendered

@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chart_manifests import EVERY_VALUE, Manifest
+import yaml
+from api_server import ApiServer
+from chart_manifests import EVERY_VALUE, YAML_LOADER, Manifest
+from kubernetes_client import Client
 from waiting import until
 
 Render = Callable[..., list[Manifest]]
@@ -20,40 +23,40 @@ LAST_RELEASE = ROOT / "tests" / "e2e" / "fairlead-0.1.0.tgz"
 
 
 @pytest.fixture(scope="module")
-def foreign_kinds(api_server: Any) -> None:
+def foreign_kinds(api_server: ApiServer) -> None:
     if not CRDS.is_dir():
         pytest.skip(f"needs the CRDs of PodMonitor, PrometheusRule and HTTPRoute: FOREIGN_CRDS; no {CRDS}")
-    files = [f"--filename={path}" for path in sorted(CRDS.glob("*.yaml"))]
-    applied = api_server.kubectl("apply", "--server-side", *files)
-    assert applied.returncode == 0, applied.stderr
-    # It fails as long as a definition has no conditions at all.
-    wait = ["wait", "--for=condition=Established", "crd", "--all"]
-    until(lambda: api_server.kubectl(*wait).returncode == 0, "established CRDs")
+    definitions = [
+        one for path in CRDS.glob("*.yaml") for one in yaml.load_all(path.read_text(), YAML_LOADER)
+    ]
+    api_server.client.apply(*definitions)
+    for definition in definitions:
+        spec = definition["spec"]
+        served = next(version["name"] for version in spec["versions"] if version["served"])
+        kind = (f"{spec['group']}/{served}", spec["names"]["kind"])
+        until(lambda kind=kind: api_server.client.serves(*kind))
 
 
-@pytest.fixture
-def namespaces(api_server: Any) -> None:
+@pytest.fixture(scope="module")
+def namespaces(api_server: ApiServer) -> None:
     for name in ("fairlead-system", "team-a", "team-b"):
-        manifest = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
-        assert api_server.kubectl("apply", "-f", "-", stdin=manifest).returncode == 0
+        api_server.client.create_namespace(name)
 
 
 @pytest.mark.usefixtures("foreign_kinds", "namespaces")
 @pytest.mark.parametrize("values", [{}, EVERY_VALUE], ids=["defaults", "every value"])
 def test_every_object_is_accepted_without_unknown_fields(
-    api_server: Any, render: Render, values: dict[str, Any]
+    api_server: ApiServer, render: Render, values: dict[str, Any]
 ) -> None:
-    listed = list_of(render(tests=True, **values))
-    flags = ["--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict"]
-    done = api_server.kubectl("apply", *flags, "-f", "-", stdin=listed)
-    assert done.returncode == 0, done.stderr
-    assert "Warning" not in done.stderr
-    assert len(done.stdout.splitlines()) == len(listed["items"])
+    client = Client(api_server.kubeconfig)
+    client.apply(*render(tests=True, **values), dryRun="All")
+    assert client.warnings == []
 
 
 @pytest.mark.usefixtures("namespaces")
-def test_an_upgrade_from_the_last_release_is_accepted(api_server: Any, helm: Helm) -> None:
+def test_an_upgrade_from_the_last_release_is_accepted(api_server: ApiServer, helm: Helm) -> None:
     release = ["--namespace=fairlead-system", f"--kubeconfig={api_server.kubeconfig}"]
+    client = Client(api_server.kubeconfig, "fairlead-system")
     # Other tests of this API server may have left the CRD.
     installed = helm("install", "fairlead", LAST_RELEASE, "--take-ownership", "--force-conflicts", *release)
     assert installed.returncode == 0, installed.stderr
@@ -64,34 +67,28 @@ def test_an_upgrade_from_the_last_release_is_accepted(api_server: Any, helm: Hel
         )
 
         assert upgraded.returncode == 0, upgraded.stderr
-        rendered = api_server.kubectl(
-            "get", "deployment", "fairlead-operator", "-n", "fairlead-system", "-o", "yaml"
-        )
-        assert "fairlead:0.2.0" in rendered.stdout
+        operator = client.get("deployment", "fairlead-operator")["spec"]["template"]["spec"]["containers"][0]
+        assert operator["image"].endswith("fairlead:0.2.0")
     finally:
         helm("uninstall", "fairlead", *release)
-    left = api_server.kubectl(
-        "get", "deploy,sa,lease,role,rolebinding,svc,pdb", "-n", "fairlead-system", "-o", "name"
-    )
-    assert "fairlead" not in left.stdout.replace("fairlead-system", "")
+    kinds = ("deployment", "serviceaccount", "lease", "role", "rolebinding", "service", "pdb")
+    left = [name for kind in kinds for name in client.names(kind)]
+    assert not [name for name in left if "fairlead" in name]
 
 
 @pytest.mark.usefixtures("namespaces")
 def test_root_keys_outlast_an_upgrade_and_every_way_to_apply_the_chart(
-    api_server: Any, helm: Helm, render: Render
+    api_server: ApiServer, helm: Helm, render: Render
 ) -> None:
     release = ["--namespace=fairlead-system", f"--kubeconfig={api_server.kubeconfig}"]
     values = ["--set=keys.enabled=true", "--set=crd.install=false"]
     chart = ROOT / "charts/fairlead"
-    secret = ("secret", "fairlead-router-key", "--namespace=fairlead-system")
+    client, secret = Client(api_server.kubeconfig, "fairlead-system"), ("secret", "fairlead-router-key")
     installed = helm("install", "fairlead", chart, "--take-ownership", "--force-conflicts", *values, *release)
     assert installed.returncode == 0, installed.stderr
     try:
         # As the operator does.
-        patched = api_server.kubectl(
-            "patch", *secret, "--type=merge", "--patch", '{"data": {"keys": "cm9vdA=="}}'
-        )
-        assert patched.returncode == 0, patched.stderr
+        client.patch(*secret, {"data": {"keys": "cm9vdA=="}})
 
         upgraded = helm("upgrade", "fairlead", chart, *values, "--set=router.replicas=3", *release)
         assert upgraded.returncode == 0, upgraded.stderr
@@ -99,14 +96,20 @@ def test_root_keys_outlast_an_upgrade_and_every_way_to_apply_the_chart(
         for flags in ([], ["--server-side", "--force-conflicts"]):
             applied = api_server.kubectl("apply", *flags, "-f", "-", stdin=list_of(rendered))
             assert applied.returncode == 0, applied.stderr
-            kept = api_server.kubectl("get", *secret, "--output=jsonpath={.data}")
-            assert kept.stdout == '{"keys":"cm9vdA=="}'
+            assert client.get(*secret)["data"] == {"keys": "cm9vdA=="}
     finally:
         helm("uninstall", "fairlead", *release)
-    assert "NotFound" in api_server.kubectl("get", *secret).stderr
+    assert client.find(*secret) is None
 
 
-@pytest.mark.usefixtures("namespaces")
+@pytest.fixture(scope="module")
+def router_rights(api_server: ApiServer, render: Render, namespaces: None) -> None:
+    """Give the router its rights, and nothing else of the chart."""
+    kinds = ("CustomResourceDefinition", "ServiceAccount", "ClusterRole", "ClusterRoleBinding")
+    api_server.client.apply(*(one for one in render() if one["kind"] in kinds))
+
+
+@pytest.mark.usefixtures("router_rights")
 @pytest.mark.parametrize(
     ("verb", "resource", "allowed"),
     [
@@ -119,19 +122,27 @@ def test_root_keys_outlast_an_upgrade_and_every_way_to_apply_the_chart(
     ],
 )
 def test_router_has_only_the_rights_that_it_uses(
-    api_server: Any, render: Render, verb: str, resource: str, allowed: bool
+    api_server: ApiServer, verb: str, resource: str, allowed: bool
 ) -> None:
-    kinds = ("CustomResourceDefinition", "ServiceAccount", "ClusterRole", "ClusterRoleBinding")
-    wanted = [one for one in render() if one["kind"] in kinds]
-    applied = api_server.kubectl(
-        "apply", "--server-side", "--force-conflicts", "-f", "-", stdin=list_of(wanted)
+    kind, _, subresource = resource.partition("/")
+    plural, _, group = kind.partition(".")
+    wanted = {
+        "verb": verb,
+        "resource": plural,
+        "group": group,
+        "subresource": subresource,
+        "namespace": "team-a",
+    }
+    account = "system:serviceaccount:fairlead-system:fairlead-router"
+    review = api_server.client.create(
+        {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "metadata": {},
+            "spec": {"user": account, "resourceAttributes": wanted},
+        }
     )
-    assert applied.returncode == 0, applied.stderr
-    account = "--as=system:serviceaccount:fairlead-system:fairlead-router"
-    kind, _, part = resource.partition("/")
-    words = [verb, kind, *([f"--subresource={part}"] if part else [])]
-    answer = api_server.kubectl("auth", "can-i", *words, "-n", "team-a", account)
-    assert answer.stdout.strip() == ("yes" if allowed else "no"), answer.stderr
+    assert review["status"]["allowed"] is allowed
 
 
 def list_of(items: list[Manifest]) -> Manifest:

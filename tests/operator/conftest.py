@@ -1,19 +1,16 @@
 """Operators that run against the API server, and the manifests that the tests share."""
 
-import os
-import signal
-import socket
-import subprocess
-import sys
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import yaml
-from llm_operator.api.crd import crd
+from api_server import ApiServer, kubeconfig_of
+from kubernetes_client import Client, RefusedError
+from operators import Operator, OperatorProcess
 from waiting import until
 
 MANIFESTS = Path(__file__).parents[2] / "manifests" / "fairlead.yaml"
@@ -64,40 +61,43 @@ def bound(
     return role, binding
 
 
-class World:
-    """The API server with our CRD, used through kubectl."""
+class World(Client):
+    """The API server with our CRD, used by an administrator in a namespace of the test's module."""
 
-    def __init__(self, api_server: Any) -> None:
+    def __init__(self, api_server: ApiServer, namespace: str) -> None:
+        super().__init__(api_server.kubeconfig, namespace)
         self.api_server = api_server
+        self.namespaces: set[str] = set()
 
-    def service_account(self, home: str, *namespaces: str) -> Path:
-        """Return a kubeconfig with the operator's rights in the namespaces, by default in all, and no others.
+    def create_namespace(self, name: str, **metadata: Any) -> str:
+        self.namespaces.add(name)
+        return super().create_namespace(name, **metadata)
+
+    def service_account(self, home: str | None = None, *namespaces: str) -> Path:
+        """Return a kubeconfig with the operator's rights in the namespaces, by default in its home, and no others.
 
         The Lease is created, as the chart does.
         """
-        kind = "Role" if namespaces else "ClusterRole"
-        for namespace in namespaces or ("",):
-            self.apply(*bound(kind, f"operator-of-{home}", namespace, home, OPERATOR_RULES))
-        self.apply(*bound("Role", "operator-lease", home, home, LEASE_RULES))
-        self.apply(*bound("Role", "operator-routers", home, home, ROUTERS_RULES))
+        home = home or self.namespace
+        for namespace in namespaces or (home,):
+            self.apply(*bound("Role", f"operator-of-{home}", namespace, home, OPERATOR_RULES))
+        return self._account(home)
+
+    def cluster_wide_account(self) -> Path:
+        """Return a kubeconfig with the operator's rights in all namespaces."""
+        self.apply(*bound("ClusterRole", f"operator-of-{self.namespace}", "", self.namespace, OPERATOR_RULES))
+        return self._account(self.namespace)
+
+    def _account(self, home: str) -> Path:
+        self.grant("operator-lease", home, LEASE_RULES)
+        self.grant("operator-routers", home, ROUTERS_RULES)
+        account = {"name": "operator", "namespace": home}
+        lease = {"name": "fairlead-operator", "namespace": home}
         self.apply(
-            {
-                "apiVersion": "v1",
-                "kind": "ServiceAccount",
-                "metadata": {"name": "operator", "namespace": home},
-            },
-            {
-                "apiVersion": "coordination.k8s.io/v1",
-                "kind": "Lease",
-                "metadata": {"name": "fairlead-operator", "namespace": home},
-            },
+            {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account},
+            {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": lease},
         )
-        token = self.kubectl("create", "token", "operator", "-n", home).strip()
-        config = yaml.safe_load(self.api_server.kubeconfig.read_text())
-        config["users"][0]["user"] = {"token": token}
-        file = self.api_server.kubeconfig.with_name(f"operator-of-{home}")
-        file.write_text(yaml.safe_dump(config))
-        return Path(file)
+        return kubeconfig_of(self.token("operator", home), self.kubeconfig, f"operator-of-{home}")
 
     def grant(self, role: str, namespace: str, rules: list[dict[str, Any]]) -> None:
         """Give the operator's account of a namespace further rights there."""
@@ -109,137 +109,100 @@ class World:
         return str(done.stdout)
 
     def refused(self, *arguments: str, stdin: object = None) -> str:
+        """Run kubectl, which must fail; return its error."""
         done = self.api_server.kubectl(*arguments, stdin=stdin)
         assert done.returncode != 0, done.stdout
         return str(done.stderr)
 
-    def apply(self, *manifests: dict[str, Any]) -> None:
-        self.kubectl("apply", "-f", "-", stdin={"apiVersion": "v1", "kind": "List", "items": list(manifests)})
-
     def dry_run(self, manifest: dict[str, Any]) -> str:
         """Return the API server's objections to a manifest, unknown fields included; nothing is stored."""
-        path = f"apis/fairlead.dev/v1alpha1/namespaces/{manifest['metadata']['namespace']}/llmdeployments"
-        status, message = self.api_server.post(f"{path}?dryRun=All&fieldValidation=Strict", manifest)
-        assert status in (201, 400, 422), (status, message)
-        return str(message)
+        try:
+            self.create(manifest, dryRun="All")
+        except RefusedError as error:
+            assert error.status in (400, 422), error
+            return error.message
+        return ""
 
-    def get(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any]:
-        found = yaml.safe_load(self.kubectl("get", kind, name, "-n", namespace, "-o", "yaml"))
-        assert isinstance(found, dict)
-        return found
+    def condition(self, name: str, kind: str, namespace: str | None = None) -> dict[str, Any]:
+        """Return a condition, empty before it is reported."""
+        listed = self.get("llmd", name, namespace).get("status", {}).get("conditions", ())
+        return next((dict(entry) for entry in listed if entry["type"] == kind), {})
 
-    def condition(self, name: str, kind: str, namespace: str = "default") -> dict[str, Any]:
-        listed = self.get("llmd", name, namespace)["status"]["conditions"]
-        return next((entry for entry in listed if entry["type"] == kind), {})
+    def reason(self, name: str, kind: str, namespace: str | None = None) -> str:
+        """Return the reason of a condition, empty before it is reported."""
+        return str(self.condition(name, kind, namespace).get("reason", ""))
 
     def degraded(self, name: str, reason: str) -> dict[str, Any] | None:
         """Return the condition Degraded if it has this reason."""
         found = self.condition(name, "Degraded")
-        return found if found["reason"] == reason else None
+        return found if found.get("reason") == reason else None
 
-    def set_status(self, kind: str, name: str, status: dict[str, Any], namespace: str = "default") -> None:
-        """Report a status, as a controller or a kubelet does."""
-        patch = yaml.safe_dump({"status": status})
-        self.kubectl(
-            "patch", kind, name, "-n", namespace, "--subresource=status", "--type=merge", "-p", patch
-        )
-
-
-@pytest.fixture(scope="session")
-def world(api_server: Any) -> World:
-    world = World(api_server)
-    world.kubectl("apply", "--server-side", "-f", "-", stdin=crd())
-    world.kubectl("wait", "--for=condition=Established", "crd/llmdeployments.fairlead.dev")
-    return world
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
-class Operator:
-    def __init__(self, kubeconfig: Path, log: Path, *flags: str) -> None:
-        self.metrics_port = free_port()
-        self.log = log
-        with log.open("wb") as output:
-            self.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "engine_server.cli",
-                    "operator",
-                    f"--health-port={free_port()}",
-                    f"--metrics-port={self.metrics_port}",
-                    "--engine-image=engine:1",
-                    *flags,
-                ],
-                env={**os.environ, "KUBECONFIG": str(kubeconfig)},
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
-
-    def logged(self, words: str) -> bool:
-        if self.process.poll() is not None:
-            pytest.fail(f"the operator ended:\n{self.log.read_text()}")
-        return words in self.log.read_text()
-
-    def metrics(self) -> str:
-        """Return the page of metrics; only an operator that has logged something serves it."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=30) as page:
-            return str(page.read().decode())
-
-    def stop(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(20)
-
-
-@pytest.fixture(scope="session")
-def operator_class() -> type[Operator]:
-    """The class of running operators, for fixtures that need another kubeconfig or other flags."""
-    return Operator
-
-
-@pytest.fixture
-def start_operator(tmp_path: Path) -> Iterator[Callable[..., Operator]]:
-    """Return a function that starts operators; those that still run are killed after the test."""
-    started: list[Operator] = []
-
-    def start(kubeconfig: Path, *flags: str) -> Operator:
-        operator = Operator(kubeconfig, tmp_path / f"operator{len(started)}.log", *flags)
-        started.append(operator)
-        return operator
-
-    yield start
-    for operator in started:
-        if operator.process.poll() is None:
-            operator.process.kill()
-            operator.process.wait()
+    def observed_generation(self, name: str, namespace: str | None = None) -> int:
+        """Return the generation that the operator has reported, 0 before."""
+        return int(self.get("llmd", name, namespace).get("status", {}).get("observedGeneration", 0))
 
 
 @pytest.fixture(scope="module")
-def run_operator(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
-    """Return a context manager that runs an operator, which must end in order and without a traceback."""
+def world(api_server: ApiServer, definition: None, request: pytest.FixtureRequest) -> Iterator[World]:
+    """The API server, with a namespace for this module alone. No LLMDeployment is left to operators of others."""
+    module = request.module.__name__.rpartition(".")[2].removeprefix("test_").replace("_", "-")
+    world = World(api_server, f"{module}-{uuid4().hex[:6]}")
+    world.create_namespace(world.namespace)
+    yield world
+    for namespace in world.namespaces:
+        world.delete_all("llmd", namespace)
 
-    @contextmanager
-    def run(kubeconfig: Path, *flags: str) -> Iterator[Operator]:
-        running = Operator(kubeconfig, tmp_path_factory.mktemp("operator") / "operator.log", *flags)
-        try:
-            yield running
-            assert running.stop() == 0, running.log.read_text()
-            assert "Traceback" not in running.log.read_text(), running.log.read_text()
-        finally:
-            running.process.kill()
-            running.process.wait()
 
-    return run
+@pytest.fixture
+def start_operator() -> Iterator[Callable[..., Operator]]:
+    """Return a function that starts operators; those that still run are stopped after the test."""
+    started: list[Operator] = []
+
+    def start(kubeconfig: Path, *flags: str) -> Operator:
+        started.append(Operator(kubeconfig, *flags))
+        return started[-1]
+
+    yield start
+    for operator in started:
+        operator.stop()
+
+
+@pytest.fixture
+def start_process(tmp_path: Path) -> Iterator[Callable[..., OperatorProcess]]:
+    """Return a function that starts operators in processes of their own; they are killed after the test."""
+    started: list[OperatorProcess] = []
+
+    def start(kubeconfig: Path, *flags: str) -> OperatorProcess:
+        started.append(OperatorProcess(kubeconfig, tmp_path / f"operator{len(started)}.log", *flags))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+
+
+@contextmanager
+def running(kubeconfig: Path, *flags: str) -> Iterator[Operator]:
+    """Run an operator, which must end in order and without a traceback."""
+    operator = Operator(kubeconfig, *flags)
+    try:
+        until(lambda: operator.logged("this operator holds"))
+        yield operator
+        assert operator.stop() == 0, operator.log
+        assert "Traceback" not in operator.log, operator.log
+    finally:
+        operator.stop()
+
+
+@pytest.fixture(scope="session")
+def run_operator() -> Callable[..., Any]:
+    """Return a context manager that runs an operator which works, and must end in order and without a traceback."""
+    return running
 
 
 @pytest.fixture(scope="module")
 def operator(world: World, run_operator: Callable[..., Any]) -> Iterator[Operator]:
-    """Run one operator for all tests of a module, with the rights that the chart gives it."""
-    with run_operator(world.service_account("default")) as running:
-        until(lambda: running.logged("holds default/fairlead-operator"))
+    """Run one operator of the module's namespace for all its tests, with the rights that the chart gives it."""
+    home = world.namespace
+    with run_operator(world.service_account(), f"--namespace={home}", f"--lease-namespace={home}") as running:
         yield running

@@ -21,19 +21,28 @@ REQUEST_SECONDS = 15
 APPLY = "application/apply-patch+yaml"
 
 
-async def load_configuration() -> Configuration:
-    """Return the access to the cluster: of KUBECONFIG if set, else of the pod, else of the user's own file."""
-    configuration = Configuration(trace_configs=[counting()])
-    if "KUBECONFIG" not in os.environ and "KUBERNETES_SERVICE_HOST" in os.environ:
+class Access(Configuration):
+    """The address and the credentials of an API server, and the file that they were read from."""
+
+    def __init__(self, kubeconfig: str | None) -> None:
+        super().__init__(trace_configs=[counting()])
+        # None in a pod.
+        self.kubeconfig = kubeconfig
+
+
+async def load_configuration(kubeconfig: str | None = None) -> Access:
+    """Return the access to the cluster: of a file, else of KUBECONFIG, else of the pod, else of the user's own file."""
+    configuration = Access(kubeconfig or os.environ.get("KUBECONFIG"))
+    if configuration.kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ:
         load_incluster_config(configuration)  # type: ignore[no-untyped-call]
     else:
-        await load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+        await load_kube_config(configuration.kubeconfig, client_configuration=configuration)  # type: ignore[no-untyped-call]
     return configuration
 
 
-async def reload_credentials(configuration: Configuration) -> None:
+async def reload_credentials(configuration: Access) -> None:
     """Read the credentials again, since tokens are replaced before they expire."""
-    fresh = await load_configuration()
+    fresh = await load_configuration(configuration.kubeconfig)
     configuration.api_key = fresh.api_key
     configuration.refresh_api_key_hook = fresh.refresh_api_key_hook
 

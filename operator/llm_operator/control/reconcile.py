@@ -139,7 +139,8 @@ class Reconciler:
         metrics.STATUS.put(key, observed.subject["spec"].get("replicas", 1), status)
         self.start_poller.follow(key, replica_to_ask(observed))
         write_after = await self.status_writer.write(key, observed, status)
-        if observed.refusal is not None and decision.may_succeed_later:
+        # A refusal is reported before it is retried.
+        if observed.refusal is not None and decision.may_succeed_later and write_after is None:
             raise RefusedError(presentable(observed.refusal.message))
         return min(
             (after for after in (decision.plan.requeue_after, write_after) if after is not None), default=None

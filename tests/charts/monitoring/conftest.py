@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -20,7 +19,8 @@ from typing import Any
 import psutil
 import pytest
 import yaml
-from llm_operator.api.crd import crd
+from api_server import ApiServer, free_port
+from kubernetes_client import Client
 from waiting import until
 
 from engine_server.contract.labels import LLMDEPLOYMENT_LABEL
@@ -34,13 +34,6 @@ DOWN = "down"
 # One with autoscaling.
 SCALED = "scaled"
 SHARED_PREFIX = "You are a patient assistant who explains each step in plain words. " * 8
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def get(url: str, **query: str) -> Any:
@@ -171,7 +164,9 @@ def scrape(engines: list[Program], router: Program, operator: Program) -> dict[s
 
 
 @pytest.fixture(scope="session")
-def stack(api_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def stack(
+    api_server: ApiServer, definition: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stack]:
     """Start everything, and wait until Prometheus has scraped it."""
     prometheus = shutil.which("prometheus")
     if prometheus is None:
@@ -184,12 +179,9 @@ def stack(api_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         stack.stop()
 
 
-def start_all(stack: Stack, prometheus: str, api_server: Any) -> None:
+def start_all(stack: Stack, prometheus: str, api_server: ApiServer) -> None:
     environment = {"KUBECONFIG": str(api_server.kubeconfig)}
-    for manifest in (crd(), llmdeployment(DOWN), llmdeployment(SCALED, autoscaling={"min": 1, "max": 2})):
-        applied = api_server.kubectl("apply", "--server-side", "-f", "-", stdin=manifest)
-        assert applied.returncode == 0, applied.stderr
-        api_server.kubectl("wait", "--for=condition=Established", "crd/llmdeployments.fairlead.dev")
+    api_server.client.apply(llmdeployment(DOWN), llmdeployment(SCALED, autoscaling={"min": 1, "max": 2}))
     ports = [free_port(), free_port()]
     engines = [
         stack.fairlead(
@@ -260,26 +252,25 @@ def llmdeployment(name: str, **spec: Any) -> dict[str, Any]:
     }
 
 
-def start_pod(api_server: Any) -> None:
+def start_pod(client: Client) -> None:
     """Create a pod of the LLMDeployment `DOWN`, and report that a node took it, as a scheduler does."""
     metadata = {"name": f"{DOWN}-0", "labels": {LLMDEPLOYMENT_LABEL: DOWN}}
     spec = {"containers": [{"name": "engine", "image": "engine:1"}]}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": now}
-    patch = json.dumps({"status": {"conditions": [scheduled]}})
-    api_server.kubectl("apply", "-f", "-", stdin=pod)
-    api_server.kubectl("patch", "pod", f"{DOWN}-0", "--subresource=status", "-p", patch)
+    client.apply(pod)
+    client.set_status("pod", f"{DOWN}-0", {"conditions": [scheduled]})
 
 
 @pytest.fixture(scope="session")
-def recording(stack: Stack, api_server: Any) -> Recording:
+def recording(stack: Stack, api_server: ApiServer) -> Recording:
     """Send load, cause faults, wait for the last values, and return the whole."""
     start = time.time()
     engine, doomed = stack.programs[:2]
     until(lambda: stack.query(f'fairlead_operator_condition{{name="{DOWN}", condition="Ready"}}'))
-    api_server.kubectl("scale", "llmd", DOWN, "--replicas=3")
-    start_pod(api_server)
+    api_server.client.scale("llmd", DOWN, 3)
+    start_pod(api_server.client)
     with ThreadPoolExecutor(24) as callers:
         first = [callers.submit(stack.complete) for _ in range(16)]
         unknown = callers.submit(stack.complete, "unknown")

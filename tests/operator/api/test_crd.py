@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from kubernetes_client import RefusedError
 from llm_operator.api.crd import crd, root_schema
 from llm_operator.api.schema import SpecError, fields_of
 from llm_operator.api.sections.engine import EnvVar
@@ -320,7 +321,8 @@ def test_the_description_of_a_field_says_if_a_change_replaces_the_replicas() -> 
 def test_kubectl_explain_shows_units_defaults_and_effects(world: Any) -> None:
     field = "llmd.spec.rollout.drainTimeoutSeconds"
     # The API server publishes the schema some time after it serves the kind.
-    explained = " ".join(until(lambda: world.kubectl("explain", field)).split())
+    until(lambda: world.api_server.kubectl("explain", field).returncode == 0)
+    explained = " ".join(world.kubectl("explain", field).split())
 
     assert "Seconds in which a stopping replica may finish its requests, 60 by default" in explained
     assert "A change replaces the replicas." in explained
@@ -430,26 +432,33 @@ def test_the_api_server_reports_the_field_and_the_reason(
     assert words in world.dry_run(manifest(name="wrong", **spec))
 
 
+@pytest.fixture
+def earlier_definition(world: Any) -> Iterator[None]:
+    """Replace the CRD with one without the rule of served names, as an earlier release had it."""
+    earlier = world.get("crd", crd()["metadata"]["name"])
+    del earlier["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["x-kubernetes-validations"]
+    world.replace(earlier)
+    yield
+    world.apply(crd())
+
+
+@pytest.mark.usefixtures("earlier_definition")
 def test_an_object_whose_served_names_an_earlier_release_accepted_can_still_be_updated(
     world: Any, manifest: Any
 ) -> None:
-    version = crd()["spec"]["versions"][0]
-    rules = version["schema"]["openAPIV3Schema"].pop("x-kubernetes-validations")
-    earlier = crd()
-    earlier["spec"]["versions"] = [version]
-    given = manifest(name="kept", model={"uri": "a/b", "servedNames": ["org/name"]})
-    world.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=earlier)
+    rules = root_schema()["x-kubernetes-validations"]
+    given = manifest("kept", world.namespace, model={"uri": "a/b", "servedNames": ["org/name"]})
     until(lambda: world.dry_run(given) == "")
     world.apply(given)
-    world.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=crd())
-    until(lambda: world.dry_run(manifest(name="new", model=given["spec"]["model"])) != "")
+    world.apply(crd())
+    until(lambda: world.dry_run(manifest("new", world.namespace, model=given["spec"]["model"])) != "")
 
     world.set_status("llmd", "kept", {"observedGeneration": 1})
-    world.kubectl("scale", "llmd/kept", "--replicas=3")
+    world.scale("llmd", "kept", 3)
 
-    changed = manifest(name="kept", model={"uri": "a/b", "servedNames": ["org/other"]})
-    assert rules[1]["message"] in world.refused("apply", "-f", "-", stdin=changed)
-    world.kubectl("delete", "llmd", "kept")
+    with pytest.raises(RefusedError) as refused:
+        world.patch("llmd", "kept", {"spec": {"model": {"servedNames": ["org/other"]}}})
+    assert rules[1]["message"] in refused.value.message
 
 
 def test_the_api_server_keeps_what_a_pod_template_has_no_description_of_and_its_nulls(
@@ -463,10 +472,9 @@ def test_the_api_server_keeps_what_a_pod_template_has_no_description_of_and_its_
             "hostAliases": [{"ip": "10.0.0.1", "hostnames": None}],
         },
     }
-    world.kubectl("apply", "--server-side", "-f", "-", stdin=manifest(name="nulls", podTemplate=given))
+    world.apply(manifest("nulls", world.namespace, podTemplate=given))
 
     assert world.get("llmd", "nulls")["spec"]["podTemplate"] == given
-    world.kubectl("delete", "llmd", "nulls")
 
 
 def test_kubectl_refuses_an_unknown_field(world: Any, manifest: Any) -> None:

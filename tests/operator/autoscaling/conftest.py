@@ -1,27 +1,27 @@
-"""Router processes on the API server, and an engine that answers when it is told to."""
+"""Routers on the API server, and an engine that answers when it is told to."""
 
-import re
-import signal
+import asyncio
+import json
 import socket
-import subprocess
-import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import Future
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 from kubernetes_objects import endpoint, slice_of
+from llm_operator.autoscaling import autoscaler, routers
 from waiting import until
 
-NAMESPACE = "scaling"
-FLAGS = (
-    f"--namespace={NAMESPACE}",
-    f"--lease-namespace={NAMESPACE}",
-    f"--router-service={NAMESPACE}/routers",
-)
+from engine_server.router.callers.callers import Callers
+from engine_server.router.server import Server, Settings
+from engine_server.router.sources.kubernetes.access import from_kubeconfig
+from engine_server.router.sources.kubernetes.source import KubernetesSource
 
 
 def own_address() -> str:
@@ -33,22 +33,25 @@ def own_address() -> str:
 
 
 class Router:
-    """A router process that follows the namespace of these tests."""
+    """A router in a thread of its own, which follows a namespace with the rights of a kubeconfig."""
 
-    def __init__(self, kubeconfig: Path, log: Path) -> None:
-        flags = ["--host=0.0.0.0", "--port=0", "--metrics-port=0", "--kubernetes", f"--namespace={NAMESPACE}"]
-        with log.open("wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "engine_server.cli", "router", *flags, f"--kubeconfig={kubeconfig}"],
-                stderr=output,
-            )
-        self.port = self._port(log, "listening on ")
-        self.metrics_port = self._port(log, "metrics are on ")
+    def __init__(self, kubeconfig: Path, namespace: str) -> None:
+        self._loop = uvloop.new_event_loop()
+        self._source = KubernetesSource(from_kubeconfig(kubeconfig), [namespace])
+        self._is_resumed = threading.Event()
+        self._ports: Future[tuple[int, int]] = Future()
+        self._thread = threading.Thread(target=self._run, name="router")
+        self._thread.start()
+        self.port, self.metrics_port = self._ports.result(60)
 
-    def _port(self, log: Path, words: str) -> int:
-        found = until(lambda: re.search(words + r"http://\S+?:(\d+)", log.read_text()))
-        assert found is not None
-        return int(found[1])
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        settings = Settings(port=0, metrics_port=0, drain_timeout=0)
+        self._server = Server(settings, [], [self._source], Callers(None, None))
+        await self._server.run(lambda *ports: self._ports.set_result(ports))
 
     def ask(self, model: str) -> int:
         """Send a request and return the status of its answer."""
@@ -61,11 +64,24 @@ class Router:
             response.read()
             return int(response.status)
 
+    def demand(self) -> dict[str, dict[str, Any]]:
+        """Return what the operator reads, by the names of deployments."""
+        address = f"http://127.0.0.1:{self.metrics_port}/internal/demand"
+        with urllib.request.urlopen(address, timeout=30) as response:
+            return {entry["name"]: entry for entry in json.load(response)["deployments"]}
+
     def pause(self) -> None:
-        self.process.send_signal(signal.SIGSTOP)
+        """Do nothing until `resume`, and accept connections, as a process does that is stopped."""
+        self._is_resumed.clear()
+        self._loop.call_soon_threadsafe(self._is_resumed.wait)
 
     def resume(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
+        self._is_resumed.set()
+
+    def stop(self) -> None:
+        self.resume()
+        self._loop.call_soon_threadsafe(self._server.leave, 0.0)
+        self._thread.join()
 
 
 class Requests:
@@ -125,85 +141,81 @@ class Scaling:
 
     def __init__(self, world: Any, routers: list[Router]) -> None:
         self.world = world
+        self.namespace: str = world.namespace
         self.routers = routers
         self.engine = Engine()
 
-    def kubectl(self, *arguments: str, stdin: object = None) -> str:
-        return str(self.world.kubectl(*arguments, "-n", NAMESPACE, stdin=stdin))
-
     def apply(self, manifest: Any, name: str, replicas: int, **autoscaling: int) -> None:
         """Apply an LLMDeployment, and wait until every router knows it."""
-        self.world.apply(manifest(name, NAMESPACE, replicas=replicas, autoscaling=autoscaling))
+        self.world.apply(manifest(name, self.namespace, replicas=replicas, autoscaling=autoscaling))
         for router in self.routers:
-            until(lambda router=router: f'"{name}"' in page(router.metrics_port, "/internal/demand"))
+            until(lambda router=router: name in router.demand())
 
     def replicas(self, name: str) -> int:
-        return int(self.world.get("llmd", name, NAMESPACE)["spec"]["replicas"])
+        return int(self.world.get("llmd", name)["spec"]["replicas"])
+
+    def deployed_replicas(self, name: str) -> int:
+        """Return the replicas that the operator asks the Deployment for."""
+        return int(self.world.get("deployment", f"{name}-engine")["spec"]["replicas"])
 
     def scale(self, name: str, replicas: int) -> None:
-        self.kubectl("scale", f"llmd/{name}", f"--replicas={replicas}")
+        self.world.scale("llmd", name, replicas)
 
     def make_ready(self, name: str, replicas: int) -> None:
         """Report ready replicas, as the Deployment's controller does, and one address for all of them."""
-        until(lambda: self.world.get("deployment", f"{name}-engine", NAMESPACE))
+        until(lambda: self.world.get("deployment", f"{name}-engine"))
         status = {"replicas": replicas, "readyReplicas": replicas, "availableReplicas": replicas}
-        self.world.set_status("deployment", f"{name}-engine", status, NAMESPACE)
+        self.world.set_status("deployment", f"{name}-engine", status)
         pods = [endpoint(own_address(), f"{name}-pod", ready=True, serving=True)] if replicas else []
         engine = slice_of(name, f"{name}-1", *pods)
         engine["ports"] = [{"name": "http", "port": self.engine.server_port}]
-        self.kubectl("apply", "-f", "-", stdin=engine)
-
-
-def page(port: int, path: str) -> str:
-    """Return a page of an internal port."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as response:
-        return str(response.read().decode())
-
-
-@pytest.fixture(scope="session")
-def scaling(world: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scaling]:
-    """Run two routers behind the Service `routers`."""
-    world.kubectl("create", "namespace", NAMESPACE)
-    folder = tmp_path_factory.mktemp("routers")
-    routers = [Router(world.api_server.kubeconfig, folder / f"router{number}.log") for number in range(2)]
-    for number, router in enumerate(routers):
-        listed = slice_of("", f"routers-{number}", endpoint(own_address(), f"router-{number}", ready=True))
-        listed["metadata"] |= {"namespace": NAMESPACE, "labels": {"kubernetes.io/service-name": "routers"}}
-        listed["ports"] = [{"name": "metrics", "port": router.metrics_port}]
-        world.apply(listed)
-    scaling = Scaling(world, routers)
-    yield scaling
-    scaling.engine.shutdown()
-    scaling.engine.server_close()
-    for router in routers:
-        router.resume()
-        router.process.kill()
-        router.process.wait()
-
-
-@pytest.fixture(scope="session")
-def account(world: Any, scaling: Scaling) -> Path:
-    """Return a kubeconfig with the rights that the chart gives the operator."""
-    return Path(world.service_account(NAMESPACE, NAMESPACE))
-
-
-@pytest.fixture
-def start_scaler(account: Path, start_operator: Any) -> Any:
-    """Return a function that starts an operator that scales by the routers."""
-
-    def start() -> Any:
-        operator = start_operator(account, *FLAGS)
-        until(lambda: operator.logged(f"{NAMESPACE}/fairlead-operator"), "it holds the Lease or stands by")
-        return operator
-
-    return start
+        self.world.apply(engine)
 
 
 @pytest.fixture(scope="module")
-def scaler(account: Path, run_operator: Any) -> Iterator[Any]:
+def scaling(world: Any) -> Iterator[Scaling]:
+    """Run two routers behind the Service `routers`."""
+    started = [Router(world.kubeconfig, world.namespace) for _ in range(2)]
+    for number, router in enumerate(started):
+        listed = slice_of("", f"routers-{number}", endpoint(own_address(), f"router-{number}", ready=True))
+        listed["metadata"]["labels"] = {"kubernetes.io/service-name": "routers"}
+        listed["ports"] = [{"name": "metrics", "port": router.metrics_port}]
+        world.apply(listed)
+    scaling = Scaling(world, started)
+    yield scaling
+    scaling.engine.shutdown()
+    scaling.engine.server_close()
+    for router in started:
+        router.stop()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _decides_often() -> Iterator[None]:
+    """Make operators decide, look for routers and give up on them sooner."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(autoscaler, "INTERVAL_SECONDS", 0.2)
+        patched.setattr(routers, "LIST_SECONDS", 1.0)
+        patched.setattr(routers, "PATIENCE_SECONDS", 2.0)
+        yield
+
+
+@pytest.fixture(scope="module")
+def scaler_flags(scaling: Scaling) -> tuple[str, ...]:
+    """Flags of an operator that scales by the routers."""
+    home = scaling.namespace
+    return f"--namespace={home}", f"--lease-namespace={home}", f"--router-service={home}/routers"
+
+
+@pytest.fixture
+def start_scaler(world: Any, scaler_flags: tuple[str, ...], start_operator: Any) -> Any:
+    """Return a function that starts an operator that scales by the routers."""
+    return partial(start_operator, world.service_account(), *scaler_flags)
+
+
+@pytest.fixture(scope="module")
+def scaler(world: Any, scaler_flags: tuple[str, ...], run_operator: Any) -> Iterator[Any]:
     """Run one operator that scales by the routers for all tests of a module."""
-    with run_operator(account, *FLAGS) as running:
-        until(lambda: running.logged(f"holds {NAMESPACE}/fairlead-operator"))
+    with run_operator(world.service_account(), *scaler_flags) as running:
         yield running
 
 

@@ -1,7 +1,5 @@
 """The choice of the replicas that a scale-down removes, with real routers."""
 
-import json
-import urllib.request
 from typing import Any
 
 from waiting import until
@@ -11,12 +9,7 @@ from engine_server.contract.labels import selector
 
 def requests_of(router: Any, name: str) -> dict[str, int]:
     """Return the requests of a router for a deployment, by the engines' addresses."""
-    address = f"http://127.0.0.1:{router.metrics_port}/internal/demand"
-    with urllib.request.urlopen(address, timeout=30) as response:
-        report = json.load(response)
-    found = next(entry for entry in report["deployments"] if entry["name"] == name)
-    requests: dict[str, int] = found.get("requests", {})
-    return requests
+    return dict(router.demand()[name].get("requests", {}))
 
 
 def test_a_scale_down_writes_the_requests_of_all_routers_as_the_cost_of_a_pod(
@@ -31,7 +24,7 @@ def test_a_scale_down_writes_the_requests_of_all_routers_as_the_cost_of_a_pod(
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": "busy", "namespace": "scaling", "labels": selector("shrinking")},
+        "metadata": {"name": "busy", "labels": selector("shrinking")},
         "spec": {"containers": [{"name": "engine", "image": "x"}]},
     }
     scaling.world.apply(pod)
@@ -39,12 +32,12 @@ def test_a_scale_down_writes_the_requests_of_all_routers_as_the_cost_of_a_pod(
     container = {"name": "engine", "image": "x", "imageID": "", "ready": False, "restartCount": 0}
     waiting = {"state": {"waiting": {"reason": "ImagePullBackOff"}}}
     status = {"podIP": host, "podIPs": [{"ip": host}], "containerStatuses": [container | waiting]}
-    scaling.world.set_status("pod", "busy", status, "scaling")
+    scaling.world.set_status("pod", "busy", status)
     # The operator has seen the pod's address once it reports the pod's problem.
-    until(lambda: scaling.world.condition("shrinking", "Degraded", "scaling")["reason"] == "ImagePullBackOff")
+    until(lambda: scaling.world.reason("shrinking", "Degraded") == "ImagePullBackOff")
 
     scaling.scale("shrinking", 2)
 
-    until(lambda: scaling.world.get("deployment", "shrinking-engine", "scaling")["spec"]["replicas"] == 2)
-    annotations = scaling.world.get("pod", "busy", "scaling")["metadata"]["annotations"]
+    until(lambda: scaling.deployed_replicas("shrinking") == 2)
+    annotations = scaling.world.get("pod", "busy")["metadata"]["annotations"]
     assert annotations["controller.kubernetes.io/pod-deletion-cost"] == "3"

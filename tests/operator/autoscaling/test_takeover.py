@@ -7,7 +7,7 @@ from typing import Any
 from waiting import until
 
 # In seconds.
-WINDOW = 4
+WINDOW = 2
 
 
 def test_an_operator_that_takes_over_scales_nothing_down_before_a_window_has_passed(
@@ -16,17 +16,19 @@ def test_an_operator_that_takes_over_scales_nothing_down_before_a_window_has_pas
     leader = start_scaler()
     until(lambda: leader.logged("this operator holds"))
     successor = start_scaler()
+    until(lambda: successor.logged("standing by"))
     windows = {"stableWindowSeconds": WINDOW, "panicWindowSeconds": 1, "scaleDownDelaySeconds": 1}
     scaling.apply(manifest, "inherited", 1, min=1, max=4, **windows)
-    until(lambda: 'name="inherited",namespace="scaling",reason="Steady"' in leader.metrics())
+    until(lambda: leader.metric("fairlead_operator_scaling_reason", name="inherited", reason="Steady"))
     assert leader.stop() == 0
     scaling.scale("inherited", 3)
-    until(lambda: scaling.replicas("inherited") == 1)
+    until(lambda: successor.logged("/inherited: scaled from 3 to 1"))
 
-    log = successor.log.read_text()
+    assert scaling.replicas("inherited") == 1
+    log = successor.log
     begun, scaled = (
         datetime.fromisoformat(found[1].replace(",", "."))
-        for words in ("this operator holds", "scaling/inherited: scaled from 3 to 1")
+        for words in ("this operator holds", "/inherited: scaled from 3 to 1")
         if (found := re.search(rf"^(\S+ \S+) .*{words}", log, re.MULTILINE))
     )
     assert (scaled - begun).total_seconds() >= WINDOW

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from llm_operator.control import adapter_pusher, root_keys
 from waiting import until
 
 from engine_server.contract.adapters import AdapterState, AdapterStates, WantedAdapters
@@ -80,12 +81,12 @@ def engine() -> Iterator[Engine]:
 @pytest.fixture
 def home(world: Any, request: pytest.FixtureRequest) -> Iterator[str]:
     """A namespace with a Secret for the operator's key. At the end the pod there goes, whose address others need."""
-    home = f"adapters-{request.node.name.removeprefix('test_').replace('_', '-')}"[:40].strip("-")
-    world.kubectl("create", "namespace", home)
+    test = request.node.name.removeprefix("test_").replace("_", "-")
+    home = world.create_namespace(f"{world.namespace}-{test}"[:60].strip("-"))
     world.grant("operator-keys", home, RULES)
     world.apply({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": SECRET, "namespace": home}})
     yield home
-    world.kubectl("delete", "pods", "--all", "-n", home, "--force", "--grace-period=0")
+    world.delete_all("pod", home)
 
 
 def engine_key(world: Any, home: str) -> str:
@@ -114,8 +115,13 @@ def ready_pod(world: Any, home: str) -> None:
 
 
 def adapters(world: Any, home: str) -> list[dict[str, Any]] | None:
-    found: list[dict[str, Any]] | None = world.get("llmd", NAME, home)["status"].get("adapters")
+    found: list[dict[str, Any]] | None = world.get("llmd", NAME, home).get("status", {}).get("adapters")
     return found
+
+
+def serving_pods(world: Any, home: str) -> dict[str, list[str]]:
+    """Return the pods that have each adapter."""
+    return {one["name"]: one.get("pods", []) for one in adapters(world, home) or ()}
 
 
 def condition(world: Any, home: str) -> tuple[str, str]:
@@ -168,12 +174,19 @@ def test_adapters_reach_engines_and_the_status_without_a_new_pod_template(
     world.apply(manifest(NAME, home))
     until(lambda: adapters(world, home) is None)
     assert condition(world, home) == ("", "")
-    assert not world.kubectl("get", "configmaps", "-n", home, "-l", "fairlead.dev/llmdeployment").strip()
+    assert not world.list("configmap", home, labelSelector="fairlead.dev/llmdeployment")
 
 
 def test_adapters_that_change_while_the_admin_key_is_replaced_reach_engines_with_the_new_key(
-    world: Any, home: str, start_operator: Any, manifest: Any, engine: Engine
+    world: Any,
+    home: str,
+    start_operator: Any,
+    manifest: Any,
+    engine: Engine,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(root_keys, "POLL_SECONDS", 0.1)
+    monkeypatch.setattr(adapter_pusher, "FIRST_DELAY_SECONDS", 0.1)
     operator_of(world, home, start_operator)()
     world.apply(manifest(NAME, home, adapters=[FRENCH]))
     until(lambda: condition(world, home) == ("False", "NoReadyReplica"))
@@ -189,25 +202,21 @@ def test_adapters_that_change_while_the_admin_key_is_replaced_reach_engines_with
 
     until(lambda: engine.wanted == {"french": "hf://org/french", "sql": "hf://org/sql"})
     assert engine.key != old
-    until(lambda: condition(world, home) == ("True", "AdaptersServed"))
-    assert [(one["name"], one["pods"]) for one in adapters(world, home) or ()] == [
-        ("french", ["a"]),
-        ("sql", ["a"]),
-    ]
+    until(lambda: serving_pods(world, home) == {"french": ["a"], "sql": ["a"]})
+    assert condition(world, home) == ("True", "AdaptersServed")
 
 
 def test_an_adapter_name_that_an_older_deployment_holds_is_reported(
     world: Any, start_operator: Any, manifest: Any
 ) -> None:
-    home = "adapter-names"
-    world.kubectl("create", "namespace", home)
-    start_operator(world.service_account(home, home), f"--namespace={home}", f"--lease-namespace={home}")
-    world.apply(manifest("older", home, model={"uri": "a/b", "servedNames": ["french"]}))
-    until(lambda: world.condition("older", "Ready", home))
+    home = world.namespace
+    start_operator(world.service_account(), f"--namespace={home}", f"--lease-namespace={home}")
+    world.apply(manifest("older", model={"uri": "a/b", "servedNames": ["french"]}))
+    until(lambda: world.condition("older", "Ready"))
 
-    world.apply(manifest("younger", home, adapters=[FRENCH]))
+    world.apply(manifest("younger", adapters=[FRENCH]))
 
-    taken = until(lambda: world.condition("younger", "NameTaken", home))
-    assert "french is held by adapter-names/older" in taken["message"]
+    taken = until(lambda: world.condition("younger", "NameTaken"))
+    assert f"french is held by {home}/older" in taken["message"]
     # This operator has no admin key.
-    assert world.condition("younger", "Stalled", home)["reason"] == "NoAdminKey"
+    assert world.reason("younger", "Stalled") == "NoAdminKey"

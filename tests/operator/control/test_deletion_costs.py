@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kubernetes.aio.client import ApiClient, Configuration
-from kubernetes.aio.config import load_kube_config
 from llm_operator.control.cluster import Cluster
 from llm_operator.control.deletion_costs import DeletionCosts, requests_by_host
 
@@ -14,42 +12,35 @@ from engine_server.contract.demand import DemandReport, DeploymentDemand
 ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
 
 
-def report(name: str, **requests: int) -> DemandReport:
+def report(namespace: str, **requests: int) -> DemandReport:
+    """Return the requests for the deployment m, by its pods, of a router that has others for another one."""
     by_address = {f"http://10.0.0.{host.removeprefix('pod')}:8000": count for host, count in requests.items()}
-    demand = DeploymentDemand("default", name, sum(requests.values()), 0, 0.0, (), by_address)
-    other = DeploymentDemand("default", "other", 9, 0, 0.0, (), {"http://10.0.0.1:8000": 9})
+    demand = DeploymentDemand(namespace, "m", sum(requests.values()), 0, 0.0, (), by_address)
+    other = DeploymentDemand(namespace, "other", 9, 0, 0.0, (), {"http://10.0.0.1:8000": 9})
     return DemandReport((demand, other))
 
 
 def running(world: Any, name: str, address: str) -> dict[str, Any]:
     """Create a pod that has an address, as the kubelet reports it."""
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"}}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}}
     world.apply(pod | {"spec": {"containers": [{"name": "engine", "image": "x"}]}})
     world.set_status("pod", name, {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]})
-    found = world.get("pod", name)
-    assert isinstance(found, dict)
-    return found
+    return dict(world.get("pod", name))
 
 
 async def test_writes_the_requests_of_all_routers_to_pods_and_passes_over_those_that_are_gone(
-    world: Any, name: str
+    world: Any, cluster_of_operator: Cluster
 ) -> None:
-    prefix = name[:30]
-    pods = [running(world, f"{prefix}-{number}", f"10.0.0.{number}") for number in (1, 2, 3)]
-    world.kubectl("delete", "pod", f"{prefix}-2", "--force", "--grace-period=0")
+    pods = [running(world, f"m-{number}", f"10.0.0.{number}") for number in (1, 2, 3)]
+    world.delete("pod", "m-2")
 
     async def ask_routers() -> Sequence[DemandReport]:
-        return report("m", pod1=2, pod2=1), report("m", pod1=3)
+        return report(world.namespace, pod1=2, pod2=1), report(world.namespace, pod1=3)
 
-    configuration = Configuration()
-    account = world.service_account("default")
-    await load_kube_config(str(account), client_configuration=configuration)
-    async with ApiClient(configuration) as api:
-        await DeletionCosts(Cluster(api), ask_routers).write(Key("default", "m"), pods)
+    await DeletionCosts(cluster_of_operator, ask_routers).write(Key(world.namespace, "m"), pods)
 
     costs = [
-        world.get("pod", f"{prefix}-{number}")["metadata"].get("annotations", {}).get(ANNOTATION)
-        for number in (1, 3)
+        world.get("pod", name)["metadata"].get("annotations", {}).get(ANNOTATION) for name in ("m-1", "m-3")
     ]
     assert costs == ["5", None]
 

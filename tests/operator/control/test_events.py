@@ -1,13 +1,9 @@
 """Events against a real API server: one for each reason, which counts up."""
 
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-import yaml
-from kubernetes.aio.client import ApiClient, Configuration
-from kubernetes.aio.config import load_kube_config
 from llm_operator.control.cluster import Cluster
 from llm_operator.control.events import Events
 from llm_operator.status.news import News
@@ -20,7 +16,7 @@ def pod(name: str, labels: dict[str, str]) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name, "namespace": "default", "labels": labels},
+        "metadata": {"name": name, "labels": labels},
         "spec": {"containers": [{"name": "engine", "image": "x"}]},
     }
 
@@ -41,11 +37,8 @@ def crash(restarts: int) -> list[dict[str, Any]]:
     ]
 
 
-def events_of(world: Any, name: str, namespace: str = "default") -> list[dict[str, Any]]:
-    listed = world.kubectl(
-        "get", "events", "-n", namespace, "--field-selector", f"involvedObject.name={name}", "-o", "yaml"
-    )
-    return list(yaml.safe_load(listed)["items"])
+def events_of(world: Any, name: str) -> list[dict[str, Any]]:
+    return list(world.list("event", fieldSelector=f"involvedObject.name={name}"))
 
 
 @pytest.mark.usefixtures("operator")
@@ -57,39 +50,26 @@ def test_a_crash_loop_has_one_reason_and_one_event(world: Any, manifest: Any, na
     for restarts in range(3):
         for status in crash(restarts):
             world.set_status("pod", name, status)
-            until(
-                lambda restarts=restarts: (
-                    world.condition(name, "Degraded")["message"] == f"attempt {restarts}"
-                )
-            )
+            until(lambda restarts=restarts: degradation(world, name) == f"attempt {restarts}")
             until(lambda status=status: seen(world, name, status["containerStatuses"][0]["restartCount"]))
-            assert world.condition(name, "Degraded")["reason"] == "CrashLoopBackOff"
+            assert world.reason(name, "Degraded") == "CrashLoopBackOff"
 
     (event,) = events_of(world, name)
     assert (event["type"], event["reason"], event["message"]) == ("Warning", "CrashLoopBackOff", "attempt 0")
-    world.kubectl("delete", "pod", name, "--force", "--grace-period=0")
+
+
+def degradation(world: Any, name: str) -> str:
+    return str(world.condition(name, "Degraded").get("message", ""))
 
 
 def seen(world: Any, name: str, restarts: int) -> bool:
-    return bool(world.get("llmd", name)["status"]["restarts"] == restarts)
-
-
-@pytest.fixture
-async def cluster(world: Any) -> AsyncIterator[Cluster]:
-    """The API with the operator's own rights, which do not include reading events."""
-    configuration = Configuration()
-    account = str(world.service_account("default"))
-    await load_kube_config(account, client_configuration=configuration)
-    async with ApiClient(configuration) as api:
-        yield Cluster(api)
+    return bool(world.get("llmd", name)["status"].get("restarts") == restarts)
 
 
 @pytest.fixture
 def subject(world: Any, manifest: Any, name: str) -> dict[str, Any]:
     world.apply(manifest(name))
-    found = world.get("llmd", name)
-    assert isinstance(found, dict)
-    return found
+    return dict(world.get("llmd", name))
 
 
 def failed(message: str) -> list[News]:
@@ -97,9 +77,9 @@ def failed(message: str) -> list[News]:
 
 
 async def test_an_event_counts_up_at_most_once_in_an_interval(
-    world: Any, cluster: Cluster, subject: dict[str, Any], name: str
+    world: Any, cluster_of_operator: Cluster, subject: dict[str, Any], name: str
 ) -> None:
-    events = Events(cluster)
+    events = Events(cluster_of_operator)
     for minute in (0, 3, 6, 9):
         await events.record(subject, failed(f"at {minute}"), NOON + timedelta(minutes=minute))
     (event,) = events_of(world, name)
@@ -116,25 +96,25 @@ async def test_an_event_counts_up_at_most_once_in_an_interval(
 
 
 async def test_a_restarted_operator_continues_the_event(
-    world: Any, cluster: Cluster, subject: dict[str, Any], name: str
+    world: Any, cluster_of_operator: Cluster, subject: dict[str, Any], name: str
 ) -> None:
-    await Events(cluster).record(subject, failed("first"), NOON)
-    await Events(cluster).record(subject, failed("soon"), NOON + timedelta(minutes=1))
+    await Events(cluster_of_operator).record(subject, failed("first"), NOON)
+    await Events(cluster_of_operator).record(subject, failed("soon"), NOON + timedelta(minutes=1))
     (event,) = events_of(world, name)
     assert (event["count"], event["message"]) == (1, "first")
 
-    await Events(cluster).record(subject, failed("later"), NOON + timedelta(minutes=11))
+    await Events(cluster_of_operator).record(subject, failed("later"), NOON + timedelta(minutes=11))
 
     (event,) = events_of(world, name)
     assert (event["count"], event["message"]) == (2, "later")
 
 
 async def test_an_expired_event_is_created_again(
-    world: Any, cluster: Cluster, subject: dict[str, Any], name: str
+    world: Any, cluster_of_operator: Cluster, subject: dict[str, Any], name: str
 ) -> None:
-    events = Events(cluster)
+    events = Events(cluster_of_operator)
     await events.record(subject, failed("first"), NOON)
-    world.kubectl("delete", "event", events_of(world, name)[0]["metadata"]["name"])
+    world.delete("event", events_of(world, name)[0]["metadata"]["name"])
 
     await events.record(subject, failed("again"), NOON + timedelta(hours=2))
 
@@ -142,6 +122,6 @@ async def test_an_expired_event_is_created_again(
     assert (event["count"], event["message"]) == (1, "again")
 
 
-async def test_a_refused_event_does_not_fail(cluster: Cluster, subject: dict[str, Any]) -> None:
+async def test_a_refused_event_does_not_fail(cluster_of_operator: Cluster, subject: dict[str, Any]) -> None:
     nowhere = {**subject, "metadata": {**subject["metadata"], "namespace": "no-such-namespace"}}
-    await Events(cluster).record(nowhere, failed("x"), NOON)
+    await Events(cluster_of_operator).record(nowhere, failed("x"), NOON)

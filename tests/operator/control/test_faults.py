@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import json
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -13,33 +12,37 @@ from typing import Any
 import pytest
 from aiohttp import web
 from fault_proxy import Call, Fault, FaultProxy, is_watch, status
+from llm_operator.control import api_errors, cluster, lease
 from llm_operator.control.resources import WATCHED
+from llm_operator.control.watching import informer
+from operators import Operator
 from waiting import until
 
-CHILDREN = "deployment,service,serviceaccount"
 # A watch that is silent for so long is opened again.
-WATCH_SILENCE = 5
-RETRY_AFTER = 3
+WATCH_SILENCE = 3
+# Longer than the operator waits without being asked to.
+RETRY_AFTER = 1
 WRITES = ("create", "update", "patch", "delete")
 
 
 class Site:
-    """An operator, and the proxy between it and the API server."""
+    """An operator of the module's namespace, and the proxy between it and the API server."""
 
-    def __init__(self, world: Any, proxy: FaultProxy, operator: Any, token_file: Path) -> None:
+    def __init__(self, world: Any, proxy: FaultProxy, operator: Operator, token_file: Path) -> None:
         self.world = world
         self.proxy = proxy
         self.operator = operator
         self.token_file = token_file
 
-    def versions(self, name: str) -> dict[str, str]:
-        """Return the resource version of each child but the Deployment."""
-        rows = "jsonpath={range .items[*]}{.kind} {.metadata.resourceVersion}{'\\n'}{end}"
+    def versions(self, name: str) -> list[str]:
+        """Return the resource versions of the children but the Deployment."""
         selector = f"fairlead.dev/llmdeployment={name}"
-        text = self.world.kubectl("get", CHILDREN, "-l", selector, "-o", rows)
-        found = dict(row.split() for row in text.splitlines())
-        del found["Deployment"]
-        return found
+        children = [
+            item
+            for kind in ("service", "serviceaccount")
+            for item in self.world.list(kind, labelSelector=selector)
+        ]
+        return [item["metadata"]["resourceVersion"] for item in children]
 
     def replicas(self, name: str) -> int:
         found: int = self.world.get("deployment", f"{name}-engine")["spec"]["replicas"]
@@ -55,37 +58,49 @@ class Site:
 
     def settle(self, manifest: dict[str, Any]) -> None:
         self.world.apply(manifest)
-        name = manifest["metadata"]["name"]
-        until(lambda: self.world.get("llmd", name)["status"]["observedGeneration"] == 1)
+        until(lambda: self.world.observed_generation(manifest["metadata"]["name"]) == 1)
 
     def survives(self, name: str, provoke: Callable[[], object], recover: Callable[[], object]) -> None:
         """Edit an LLMDeployment during a fault; afterwards the edit is carried out, and nothing else is written."""
         before = self.versions(name)
         provoke()
         since = len(self.proxy.calls)
-        self.world.kubectl("scale", f"llmd/{name}", "--replicas=3")
+        self.world.scale("llmd", name, 3)
         recover()
         until(lambda: self.replicas(name) == 3)
-        assert self.versions(name) == before
+        assert len(before) == 2 and self.versions(name) == before
         calls = self.calls_about(name, since)
-        written = {call.path.partition("/default/")[2] for call in calls if call.verb in WRITES}
+        written = {
+            call.path.partition(f"/{self.world.namespace}/")[2] for call in calls if call.verb in WRITES
+        }
         assert written <= {f"deployments/{name}-engine", f"llmdeployments/{name}/status"}
-        assert self.operator.process.poll() is None, self.operator.log.read_text()
+        assert self.operator.is_running, self.operator.log
 
 
 @pytest.fixture(scope="module")
-def site(world: Any, operator_class: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    folder = tmp_path_factory.mktemp("proxied")
+def site(world: Any, run_operator: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    token_file = tmp_path_factory.mktemp("proxied") / "token"
+    home = world.namespace
     proxy = FaultProxy(world.api_server)
     with proxy.running():
-        kubeconfig = proxy.kubeconfig(world.service_account("default", "default"), folder / "token")
-        flags = ("--namespace=default", "--relist-seconds=5", f"--watch-silence-seconds={WATCH_SILENCE}")
-        operator = operator_class(kubeconfig, folder / "operator.log", *flags)
-        until(lambda: operator.logged("this operator holds default/fairlead-operator"))
-        yield Site(world, proxy, operator, folder / "token")
-        code = operator.stop()
-    assert code == 0, operator.log.read_text()
-    assert "Traceback" not in operator.log.read_text(), operator.log.read_text()
+        kubeconfig = proxy.kubeconfig(world.service_account(), token_file)
+        flags = ("--relist-seconds=1", f"--watch-silence-seconds={WATCH_SILENCE}")
+        scope = (f"--namespace={home}", f"--lease-namespace={home}")
+        with run_operator(kubeconfig, *scope, *flags) as operator:
+            yield Site(world, proxy, operator, token_file)
+
+
+@pytest.fixture
+def short_outages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the operator call an API server in trouble again sooner, if that does not ask for more."""
+    monkeypatch.setattr(api_errors, "OUTAGE_SECONDS", 0.3)
+
+
+@pytest.fixture
+def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the operator notice within a second or two that its Lease cannot be renewed."""
+    for name, seconds in {"CALL": 0.5, "RETRY": 0.2, "RENEW": 0.5, "GIVE_UP": 1}.items():
+        monkeypatch.setattr(lease, f"{name}_SECONDS", seconds)
 
 
 def answering(code: int, **headers: str) -> Fault:
@@ -116,6 +131,7 @@ async def compaction(request: web.Request) -> web.StreamResponse | None:
     return response
 
 
+@pytest.mark.usefixtures("short_outages")
 @pytest.mark.parametrize(
     "fault",
     [
@@ -136,6 +152,7 @@ def test_carries_out_an_edit_after_failed_calls(site: Site, manifest: Any, name:
     site.survives(name, lambda: setattr(site.proxy, "fault", fault), recover)
 
 
+@pytest.mark.usefixtures("short_outages")
 def test_waits_as_long_as_retry_after_asks_for_whatever_happens_meanwhile(
     site: Site, manifest: Any, name: str
 ) -> None:
@@ -148,8 +165,8 @@ def test_waits_as_long_as_retry_after_asks_for_whatever_happens_meanwhile(
     def recover() -> None:
         until(refused)
         # An event about the object, which is no reason to call earlier.
-        site.world.kubectl("scale", f"llmd/{name}", "--replicas=2")
-        site.world.kubectl("scale", f"llmd/{name}", "--replicas=3")
+        site.world.scale("llmd", name, 2)
+        site.world.scale("llmd", name, 3)
         until(lambda: len(refused()) == 2)
         site.proxy.fault = None
 
@@ -178,13 +195,16 @@ def test_repeats_a_write_whose_answer_was_lost_without_changing_anything(
         return await site.proxy.carry_out_unanswered(request)
 
     site.survives(name, lambda: setattr(site.proxy, "fault", lose_answer), lambda: until(lambda: lost))
-    until(lambda: site.world.get("llmd", name)["status"]["observedGeneration"] == 2)
+    until(lambda: site.world.observed_generation(name) == 2)
     site.proxy.fault = None
 
     assert site.world.get("deployment", f"{name}-engine")["metadata"]["generation"] == generation + 1
 
 
-def test_repeats_a_write_that_is_never_answered(site: Site, manifest: Any, name: str) -> None:
+def test_repeats_a_write_that_is_never_answered(
+    site: Site, manifest: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "REQUEST_SECONDS", 1)
     site.settle(manifest(name))
     unanswered: list[str] = []
 
@@ -235,6 +255,7 @@ def test_finds_an_edit_that_silent_watches_do_not_report(site: Site, manifest: A
     site.proxy.fault = None
 
 
+@pytest.mark.usefixtures("short_patience")
 def test_carries_out_an_edit_after_silence_without_a_restart(site: Site, manifest: Any, name: str) -> None:
     site.settle(manifest(name))
 
@@ -253,7 +274,7 @@ def test_takes_a_new_token_when_the_old_one_has_expired(site: Site, manifest: An
         return status(401) if old in request.headers.get("Authorization", "") else None
 
     def provoke() -> None:
-        site.token_file.write_text(site.world.kubectl("create", "token", "operator", "-n", "default").strip())
+        site.token_file.write_text(site.world.token("operator"))
         site.proxy.fault = expired
         site.proxy.cut()
 
@@ -263,61 +284,56 @@ def test_takes_a_new_token_when_the_old_one_has_expired(site: Site, manifest: An
 
 @contextmanager
 def proxied_operator(
-    world: Any,
-    operator_class: Any,
-    folder: Path,
-    namespace: str,
-    *flags: str,
-    fault: Fault | None = None,
-) -> Iterator[tuple[FaultProxy, Any]]:
-    """Run an operator of one namespace behind a proxy of its own."""
-    world.kubectl("create", "namespace", namespace)
+    world: Any, run_operator: Any, folder: Path, name: str, *flags: str, fault: Fault | None = None
+) -> Iterator[tuple[FaultProxy, Operator, str]]:
+    """Run an operator of a new namespace behind a proxy of its own."""
+    namespace = world.create_namespace(f"{world.namespace}-{name}")
     proxy = FaultProxy(world.api_server)
     proxy.fault = fault
     with proxy.running():
-        account = proxy.kubeconfig(world.service_account(namespace, namespace), folder / "token")
+        account = proxy.kubeconfig(world.service_account(namespace), folder / "token")
         scope = (f"--namespace={namespace}", f"--lease-namespace={namespace}")
-        operator = operator_class(account, folder / "log", *scope, *flags)
-        try:
-            yield proxy, operator
-            assert operator.stop() == 0, operator.log.read_text()
-        finally:
-            operator.process.kill()
-            operator.process.wait()
+        with run_operator(account, *scope, *flags) as operator:
+            yield proxy, operator, namespace
 
 
 def test_repairs_drift_that_a_watch_reports_at_once_and_without_a_list(
-    world: Any, operator_class: Any, manifest: Any, name: str, tmp_path: Path
+    world: Any, run_operator: Any, manifest: Any, name: str, tmp_path: Path
 ) -> None:
     child = f"{name}-engine"
-    with proxied_operator(world, operator_class, tmp_path, "drifting", "--relist-seconds=3600") as (proxy, _):
-        world.apply(manifest(name, "drifting"))
-        until(lambda: world.get("llmd", name, "drifting")["status"]["observedGeneration"] == 1)
+    with proxied_operator(world, run_operator, tmp_path, "drifting", "--relist-seconds=3600") as (
+        proxy,
+        _,
+        home,
+    ):
+        world.apply(manifest(name, home))
+        until(lambda: world.observed_generation(name, home) == 1)
         # Each watch begins with a list.
         until(
             lambda: sum(call.verb == "watch" and call.status == 200 for call in proxy.calls) >= len(WATCHED)
         )
         since = len(proxy.calls)
 
-        world.kubectl("scale", "deployment", child, "-n", "drifting", "--replicas=5")
-        until(lambda: world.get("deployment", child, "drifting")["spec"]["replicas"] == 1)
-        world.kubectl("delete", "service", child, "-n", "drifting")
-        until(lambda: world.get("service", child, "drifting"))
+        world.scale("deployment", child, 5, home)
+        until(lambda: world.get("deployment", child, home)["spec"]["replicas"] == 1)
+        world.delete("service", child, home)
+        until(lambda: world.get("service", child, home))
 
         calls = [call for call in proxy.calls[since:] if "leases" not in call.path]
     assert not [call for call in calls if call.verb == "list"]
     repairs = [call.path for call in calls if call.verb in WRITES and not call.path.endswith("/status")]
-    assert [path.rpartition("drifting/")[2] for path in repairs] == [
+    assert [path.rpartition(f"{home}/")[2] for path in repairs] == [
         f"deployments/{child}",
         f"services/{child}",
     ]
 
 
+@pytest.mark.usefixtures("short_patience")
 def test_lists_every_kind_with_the_first_answers_after_an_outage(
-    world: Any, operator_class: Any, tmp_path: Path
+    world: Any, run_operator: Any, tmp_path: Path
 ) -> None:
     flags = ("--relist-seconds=3600", "--watch-silence-seconds=3600")
-    with proxied_operator(world, operator_class, tmp_path, "listed", *flags) as (proxy, operator):
+    with proxied_operator(world, run_operator, tmp_path, "listed", *flags) as (proxy, operator, home):
         until(lambda: sum(call.verb == "watch" for call in proxy.calls) >= len(WATCHED))
         proxy.stall()
         until(lambda: operator.logged("nothing is reconciled before it does"))
@@ -325,47 +341,42 @@ def test_lists_every_kind_with_the_first_answers_after_an_outage(
 
         proxy.flow()
 
-        everything = {resource.path("listed") for resource in WATCHED}
+        everything = {resource.path(home) for resource in WATCHED}
         until(lambda: {call.path for call in proxy.calls[since:] if call.verb == "list"} == everything)
 
 
 @pytest.mark.thorough
 def test_goes_on_after_a_minute_of_silence_with_the_default_settings(
-    world: Any, operator_class: Any, manifest: Any, name: str, tmp_path: Path
+    world: Any, run_operator: Any, manifest: Any, name: str, tmp_path: Path
 ) -> None:
-    with proxied_operator(world, operator_class, tmp_path, "silent") as (proxy, operator):
-        world.apply(manifest(name, "silent"))
-        until(lambda: world.get("llmd", name, "silent")["status"]["observedGeneration"] == 1)
-        service = world.get("service", f"{name}-engine", "silent")
+    with proxied_operator(world, run_operator, tmp_path, "silent") as (proxy, operator, home):
+        world.apply(manifest(name, home))
+        until(lambda: world.observed_generation(name, home) == 1)
+        service = world.get("service", f"{name}-engine", home)
         silent_from = len(proxy.calls)
 
         proxy.stall()
-        world.kubectl("scale", f"llmd/{name}", "-n", "silent", "--replicas=3")
+        world.scale("llmd", name, 3, home)
         # Each attempt to renew the Lease lasts 3 s, and the next one begins 1 s later.
         until(lambda: sum("leases" in call.path for call in proxy.calls[silent_from:]) >= 60 / 4)
-        assert "200" in healthz(operator)
+        assert operator.page("/healthz") == "ok\n"
         answered_from = len(proxy.calls)
         proxy.flow()
-        until(lambda: world.get("deployment", f"{name}-engine", "silent")["spec"]["replicas"] == 3)
+        until(lambda: world.get("deployment", f"{name}-engine", home)["spec"]["replicas"] == 3)
 
         attempts = [call for call in proxy.calls[answered_from:] if "leases" in call.path]
-        assert world.get("service", f"{name}-engine", "silent") == service
-        assert operator.log.read_text().count("the API server answers again") == 1
+        assert world.get("service", f"{name}-engine", home) == service
+        assert operator.log.count("the API server answers again") == 1
         # The first attempt after the silence succeeds, and the work goes on with it.
         assert attempts[0].status == 200
 
 
-def healthz(operator: Any) -> str:
-    """Return the status line of the operator's health."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{operator.metrics_port}/healthz") as answer:
-        return f"{answer.status}"
-
-
 def test_opens_a_watch_of_a_kind_that_discovery_missed(
-    world: Any, operator_class: Any, tmp_path: Path
+    world: Any, run_operator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(informer, "CONFIRM_SECONDS", 1)
+    monkeypatch.setattr(informer, "RETRY_SECONDS", 0.1)
     misses = itertools.count()
-    is_open = 'fairlead_operator_watch_age_seconds{namespace="undiscovered",resource="llmdeployments"}'
 
     async def incomplete(request: web.Request) -> web.StreamResponse | None:
         if request.path != "/apis/fairlead.dev/v1alpha1" or next(misses):
@@ -375,7 +386,8 @@ def test_opens_a_watch_of_a_kind_that_discovery_missed(
         )
 
     with proxied_operator(
-        world, operator_class, tmp_path, "undiscovered", "--relist-seconds=3600", fault=incomplete
-    ) as (_, operator):
+        world, run_operator, tmp_path, "undiscovered", "--relist-seconds=3600", fault=incomplete
+    ) as (_, operator, home):
+        is_open = f'fairlead_operator_watch_age_seconds{{namespace="{home}",resource="llmdeployments"}} 0.0'
         until(lambda: operator.logged("llmdeployments are not watched"))
-        until(lambda: f"{is_open} 0.0" in operator.metrics())
+        until(lambda: is_open in operator.metrics())

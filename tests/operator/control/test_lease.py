@@ -1,60 +1,94 @@
-"""The Lease between operators, against a real API server."""
+"""The Lease, with several operators at the same time, against a real API server."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import pytest
+from llm_operator.control import lease
+from operators import Operator
 from waiting import until
 
+LEASE = "fairlead-operator"
 
-def test_a_second_operator_stands_by_until_the_first_stops(world: Any, start_operator: Any) -> None:
-    world.kubectl("create", "namespace", "pair")
-    account = world.service_account("pair", "pair")
-    flags = ("--namespace=pair", "--lease-namespace=pair")
-    first = start_operator(account, *flags)
-    until(lambda: first.logged("this operator holds pair/fairlead-operator"))
-    second = start_operator(account, *flags)
+
+@pytest.fixture
+def home(world: Any, name: str) -> str:
+    """A namespace that no other test has."""
+    return str(world.create_namespace(f"{world.namespace}-{name}"[:60].strip("-")))
+
+
+@pytest.fixture
+def start(world: Any, home: str, start_operator: Any) -> Callable[[], Operator]:
+    """Return a function that starts an operator of the namespace."""
+    return partial(
+        start_operator, world.service_account(home), f"--namespace={home}", f"--lease-namespace={home}"
+    )
+
+
+def holder(world: Any, home: str) -> str | None:
+    """Return the holder of the lease, None while there is no lease."""
+    found = world.find("lease", LEASE, home)
+    return str(found["spec"]["holderIdentity"]) if found else None
+
+
+def test_a_second_process_stands_by_until_a_signal_ends_the_first(
+    world: Any, home: str, start_process: Any
+) -> None:
+    account = world.service_account(home)
+    flags = (f"--namespace={home}", f"--lease-namespace={home}")
+    first = start_process(account, *flags)
+    until(lambda: first.logged(f"this operator holds {home}/{LEASE}"))
+    second = start_process(account, *flags)
     until(lambda: second.logged("standing by: "))
     assert not second.logged("this operator holds")
     assert first.stop() == 0
-    until(lambda: second.logged("this operator holds pair/fairlead-operator"))
+    until(lambda: second.logged(f"this operator holds {home}/{LEASE}"))
 
 
-def test_creates_its_lease_where_it_may(world: Any, start_operator: Any) -> None:
-    world.kubectl("create", "namespace", "bare")
-    operator = start_operator(world.api_server.kubeconfig, "--namespace=bare", "--lease-namespace=bare")
-    until(lambda: operator.logged("this operator holds bare/fairlead-operator"))
-    assert world.get("lease", "fairlead-operator", "bare")["spec"]["holderIdentity"]
+def test_an_operator_that_stands_by_can_be_stopped(home: str, start: Any) -> None:
+    first = start()
+    until(lambda: first.logged(f"this operator holds {home}/{LEASE}"))
+    second = start()
+    until(lambda: second.logged("standing by: "))
+
+    assert second.stop() == 0
+    assert "this operator holds" not in second.log
+    assert first.is_running
+
+
+def test_creates_its_lease_where_it_may(world: Any, home: str, start_operator: Any) -> None:
+    operator = start_operator(world.kubeconfig, f"--namespace={home}", f"--lease-namespace={home}")
+    until(lambda: operator.logged(f"this operator holds {home}/{LEASE}"))
+    assert holder(world, home)
     assert operator.stop() == 0
-    assert world.get("lease", "fairlead-operator", "bare")["spec"]["holderIdentity"] == ""
+    assert holder(world, home) == ""
 
 
-def test_an_operator_that_loses_its_lease_ends(world: Any, start_operator: Any) -> None:
-    world.kubectl("create", "namespace", "lost")
-    operator = start_operator(
-        world.service_account("lost", "lost"), "--namespace=lost", "--lease-namespace=lost"
-    )
-    until(lambda: operator.logged("this operator holds lost/fairlead-operator"))
-    other = '{"spec": {"holderIdentity": "other"}}'
-    world.kubectl("patch", "lease", "fairlead-operator", "-n", "lost", "--type=merge", "-p", other)
-    assert operator.process.wait(30) == 1
-    assert "the lease is lost" in operator.log.read_text()
-    assert "Traceback" not in operator.log.read_text()
-    assert world.get("lease", "fairlead-operator", "lost")["spec"]["holderIdentity"] == "other"
+@pytest.fixture
+def often_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make operators look at their lease often."""
+    monkeypatch.setattr(lease, "RENEW_SECONDS", 0.1)
 
 
-def test_a_deleted_lease_is_created_again(world: Any, start_operator: Any) -> None:
-    world.kubectl("create", "namespace", "deleted")
-    operator = start_operator(
-        world.service_account("deleted", "deleted"), "--namespace=deleted", "--lease-namespace=deleted"
-    )
-    until(lambda: operator.logged("this operator holds deleted/fairlead-operator"))
-    holder = world.get("lease", "fairlead-operator", "deleted")["spec"]["holderIdentity"]
+@pytest.mark.usefixtures("often_renewed")
+def test_an_operator_that_loses_its_lease_ends(world: Any, home: str, start: Any) -> None:
+    operator = start()
+    until(lambda: operator.logged(f"this operator holds {home}/{LEASE}"))
+    world.patch("lease", LEASE, {"spec": {"holderIdentity": "other"}}, home)
+    assert operator.wait() == 1
+    assert "the lease is lost" in operator.log
+    assert "Traceback" not in operator.log
+    assert holder(world, home) == "other"
 
-    world.kubectl("delete", "lease", "fairlead-operator", "-n", "deleted")
 
-    until(lambda: holds(world, holder, "deleted"))
+@pytest.mark.usefixtures("often_renewed")
+def test_a_deleted_lease_is_created_again(world: Any, home: str, start: Any) -> None:
+    operator = start()
+    until(lambda: operator.logged(f"this operator holds {home}/{LEASE}"))
+    before = holder(world, home)
+
+    world.delete("lease", LEASE, home)
+
+    until(lambda: holder(world, home) == before)
     assert operator.stop() == 0
-
-
-def holds(world: Any, holder: str, namespace: str) -> bool:
-    listed = world.kubectl("get", "leases", "-n", namespace, "-o", "jsonpath={.items[*].spec.holderIdentity}")
-    return bool(listed == holder)

@@ -1,15 +1,18 @@
 """Model caches against a real API server; the tests act as the controllers of Jobs, claims and Deployments."""
 
-import json
+import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from llm_operator.plan.children import cache
 from waiting import until
 
 pytestmark = pytest.mark.usefixtures("operator")
+# Pods report on one port, so each process that runs the tests has loopback addresses of its own.
+ADDRESS = f"127.{os.getpid() >> 8 & 255}.{os.getpid() & 255}.91"
 # Shared children have the label of an LLMDeployment without a value.
 SHARED = "fairlead.dev/llmdeployment="
 DONE = {
@@ -24,19 +27,25 @@ DONE = {
 }
 
 
-def cached(manifest: Any, name: str, model: str, **cache: Any) -> dict[str, Any]:
+@pytest.fixture(scope="module", autouse=True)
+def _looks_often_at_downloads() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(cache, "POLL_SECONDS", 0.2)
+        yield
+
+
+def cached(manifest: Any, name: str, model: str, **given: Any) -> dict[str, Any]:
     """Return an LLMDeployment with a model that no other test has."""
-    return dict(manifest(name, model={"uri": f"hf://tests/{model}", "cache": cache or {"size": "1Gi"}}))
+    return dict(manifest(name, model={"uri": f"hf://tests/{model}", "cache": given or {"size": "1Gi"}}))
 
 
 def job_of(world: Any, name: str) -> dict[str, Any] | None:
     """Return the Job that has an LLMDeployment among its owners."""
-    return next(iter(shared(world, "jobs", name)), None)
+    return next(iter(shared(world, "job", name)), None)
 
 
 def shared(world: Any, kind: str, owner: str) -> list[dict[str, Any]]:
-    listed = json.loads(world.kubectl("get", kind, "-n", "default", "-l", SHARED, "-o", "json"))["items"]
-    return [item for item in listed if owner in owners(item)]
+    return [item for item in world.list(kind, labelSelector=SHARED) if owner in owners(item)]
 
 
 def owners(item: dict[str, Any]) -> set[str]:
@@ -44,8 +53,7 @@ def owners(item: dict[str, Any]) -> set[str]:
 
 
 def deployments(world: Any) -> set[str]:
-    rows = world.kubectl("get", "deployments", "-n", "default", "-o", "name")
-    return {row.removeprefix("deployment.apps/").removesuffix("-engine") for row in rows.split()}
+    return {found.removesuffix("-engine") for found in world.names("deployment")}
 
 
 def count_replicas(world: Any, name: str) -> None:
@@ -65,37 +73,34 @@ def test_the_deployment_is_created_after_the_download(world: Any, manifest: Any,
     world.apply(cached(manifest, name, name))
     found = until(lambda: world.condition(name, "ModelCached"))
     assert (found["status"], found["reason"]) == ("False", "FetchingModel")
-    assert world.condition(name, "Ready")["reason"] == "FetchingModel"
+    assert world.reason(name, "Ready") == "FetchingModel"
     assert name not in deployments(world)
 
-    cache = complete(world, name)
+    claim_name = complete(world, name)
 
     until(lambda: name in deployments(world))
-    found = until(
-        lambda: (
-            world.condition(name, "ModelCached")["status"] == "True" and world.condition(name, "ModelCached")
-        )
-    )
-    assert found["message"] == f"the model is in the folder {cache} of the claim {cache}"
+    found = until(lambda: cache_condition(world, name, "Cached"))
+    assert found["status"] == "True"
+    assert found["message"] == f"the model is in the folder {claim_name} of the claim {claim_name}"
     until(lambda: job_of(world, name) is None)
-    assert [claim["metadata"]["name"] for claim in shared(world, "pvc", name)] == [cache]
+    assert [claim["metadata"]["name"] for claim in shared(world, "pvc", name)] == [claim_name]
 
 
 def test_two_deployments_share_one_claim_and_one_download(world: Any, manifest: Any, name: str) -> None:
     one, other = f"{name[:40]}-1", f"{name[:40]}-2"
     world.apply(cached(manifest, one, name), cached(manifest, other, name))
-    for kind in ("jobs", "pvc"):
+    for kind in ("job", "pvc"):
         until(lambda kind=kind: [owners(item) for item in shared(world, kind, one)] == [{one, other}])
         assert len(shared(world, kind, other)) == 1
 
-    cache = complete(world, one)
+    claim_name = complete(world, one)
 
     until(lambda: {one, other} <= deployments(world))
-    until(lambda: not shared(world, "jobs", one) + shared(world, "jobs", other))
+    until(lambda: not shared(world, "job", one) + shared(world, "job", other))
     (claim,) = shared(world, "pvc", one)
     assert owners(claim) == {one, other}
     assert not any(reference.get("controller") for reference in claim["metadata"]["ownerReferences"])
-    assert claim["metadata"]["name"] == cache
+    assert claim["metadata"]["name"] == claim_name
 
 
 def test_a_later_deployment_of_a_complete_cache_runs_no_job(world: Any, manifest: Any, name: str) -> None:
@@ -110,7 +115,7 @@ def test_a_later_deployment_of_a_complete_cache_runs_no_job(world: Any, manifest
     # No test and no controller would finish a Job.
     until(lambda: later in deployments(world))
     assert job_of(world, later) is None
-    assert world.condition(later, "ModelCached")["reason"] == "Cached"
+    until(lambda: world.reason(later, "ModelCached") == "Cached")
     (claim,) = shared(world, "pvc", later)
     assert owners(claim) == {first, later}
 
@@ -126,12 +131,12 @@ def test_an_edit_removes_only_its_own_reference(world: Any, manifest: Any, name:
     until(lambda: [owners(item) for item in shared(world, "pvc", other)] == [{other}])
     (claim,) = shared(world, "pvc", other)
     assert claim["spec"]["resources"]["requests"]["storage"] == "1Gi"
-    until(lambda: [owners(item) for item in shared(world, "jobs", other)] == [{other}])
+    until(lambda: [owners(item) for item in shared(world, "job", other)] == [{other}])
 
     world.apply(manifest(other, model={"uri": f"hf://tests/{name}"}))
     count_replicas(world, other)
 
-    until(lambda: not shared(world, "jobs", other))
+    until(lambda: not shared(world, "job", other))
     until(lambda: all("deletionTimestamp" in item["metadata"] for item in shared(world, "pvc", other)))
 
 
@@ -139,7 +144,7 @@ def test_the_users_own_claim_is_never_changed(world: Any, manifest: Any, name: s
     claim = {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
-        "metadata": {"name": "mine", "namespace": "default"},
+        "metadata": {"name": "mine"},
         "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}},
     }
     world.apply(claim)
@@ -158,15 +163,15 @@ def test_an_object_of_another_owner_with_the_name_of_the_claim_is_left_alone(
     world: Any, manifest: Any, name: str
 ) -> None:
     world.apply(cached(manifest, name, name))
-    cache = until(lambda: job_of(world, name))["metadata"]["name"]
+    claim_name = until(lambda: job_of(world, name))["metadata"]["name"]
     world.apply(manifest(name))
     until(lambda: job_of(world, name) is None)
-    world.kubectl("patch", "pvc", cache, "--type=merge", "-p", '{"metadata": {"finalizers": null}}')
+    world.patch("pvc", claim_name, {"metadata": {"finalizers": None}})
     until(lambda: not shared(world, "pvc", name))
     stranger = {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
-        "metadata": {"name": cache, "namespace": "default"},
+        "metadata": {"name": claim_name},
         "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "2Gi"}}},
     }
     world.apply(stranger)
@@ -174,15 +179,15 @@ def test_an_object_of_another_owner_with_the_name_of_the_claim_is_left_alone(
     world.apply(cached(manifest, name, name))
 
     found = until(lambda: world.degraded(name, "ChildExists"))
-    assert cache in found["message"]
-    assert world.get("pvc", cache)["spec"]["accessModes"] == ["ReadWriteOnce"]
+    assert claim_name in found["message"]
+    assert world.get("pvc", claim_name)["spec"]["accessModes"] == ["ReadWriteOnce"]
 
 
 class ProgressServer(ThreadingHTTPServer):
     """A pod's report of its progress."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.2", 8000), Report)
+        super().__init__((ADDRESS, 8000), Report)
 
 
 class Report(BaseHTTPRequestHandler):
@@ -211,7 +216,7 @@ def create_fetch_pod(world: Any, name: str, status: dict[str, Any]) -> None:
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name, "namespace": "default", "labels": template["metadata"]["labels"]},
+        "metadata": {"name": name, "labels": template["metadata"]["labels"]},
         "spec": {**template["spec"], "serviceAccountName": "default"},
     }
     world.apply(pod)
@@ -228,10 +233,10 @@ def test_the_condition_reports_percent_and_bytes(
 ) -> None:
     world.apply(cached(manifest, name, name))
 
-    create_fetch_pod(world, name, {"phase": "Running", "podIP": "127.0.0.2", "podIPs": [{"ip": "127.0.0.2"}]})
+    create_fetch_pod(world, name, {"phase": "Running", "podIP": ADDRESS, "podIPs": [{"ip": ADDRESS}]})
 
     expected = "34 %: 5.1 GB of 15.0 GB are downloaded"
-    until(lambda: world.condition(name, "ModelCached")["message"] == expected)
+    until(lambda: world.condition(name, "ModelCached").get("message") == expected)
     assert world.condition(name, "Ready")["message"] == expected
 
 
@@ -271,7 +276,7 @@ def test_the_condition_has_the_reason_of_a_failed_download(
     found = until(lambda: cache_condition(world, name, reason))
     assert words in found["message"]
     assert until(lambda: world.degraded(name, reason))
-    assert world.condition(name, "Ready")["reason"] == reason
+    assert world.reason(name, "Ready") == reason
 
 
 @pytest.mark.parametrize(
@@ -293,7 +298,7 @@ def test_the_condition_has_the_reason_of_a_claim_without_a_volume(
     world.apply(cached(manifest, name, name, size="1Gi", **{"class": "fast"}))
     (claim,) = until(lambda: shared(world, "pvc", name))
 
-    world.kubectl("create", "-f", "-", stdin=warning_about(claim, message))
+    world.create(warning_about(claim, message))
 
     found = until(lambda: cache_condition(world, name, reason))
     assert claim["metadata"]["name"] in found["message"] and message in found["message"]
@@ -305,7 +310,7 @@ def warning_about(claim: dict[str, Any], message: str) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"generateName": "claim.", "namespace": "default"},
+        "metadata": {"generateName": "claim."},
         "involvedObject": {"apiVersion": "v1", "kind": "PersistentVolumeClaim", **about},
         "type": "Warning",
         "reason": "ProvisioningFailed",

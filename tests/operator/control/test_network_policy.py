@@ -13,23 +13,22 @@ PEERS = "- podSelector: {matchLabels: {app: router}}\n"
 def test_policies_follow_the_flag_of_the_operator(
     world: Any, manifest: Any, start_operator: Any, tmp_path: Path
 ) -> None:
-    world.kubectl("create", "namespace", "fenced")
-    account = world.service_account("fenced", "fenced")
-    flags = ("--namespace=fenced", "--lease-namespace=fenced")
+    account = world.service_account()
+    flags = (f"--namespace={world.namespace}", f"--lease-namespace={world.namespace}")
     peers = tmp_path / "peers.yaml"
     peers.write_text(PEERS)
     fencing = start_operator(account, *flags, f"--network-peers-file={peers}")
 
-    world.apply(manifest("a", "fenced"))
+    world.apply(manifest("a"))
 
-    until(lambda: world.condition("a", "Ready", "fenced"))
-    policy = world.get("networkpolicy", "a-engine", "fenced")
+    until(lambda: world.condition("a", "Ready"))
+    policy = world.get("networkpolicy", "a-engine")
     assert policy["spec"]["ingress"] == [{"from": [{"podSelector": {"matchLabels": {"app": "router"}}}]}]
     assert fencing.stop() == 0
 
     start_operator(account, *flags)
 
-    until(lambda: not world.kubectl("get", "networkpolicies", "-n", "fenced", "-o", "name").strip())
+    until(lambda: not world.list("networkpolicy"))
 
 
 @pytest.mark.parametrize(

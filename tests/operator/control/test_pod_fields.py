@@ -1,23 +1,40 @@
 """The fields that shape pods, carried out by a running operator on the API server."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from operators import Operator
 from waiting import until
 
 pytestmark = pytest.mark.usefixtures("operator")
 
 
-def deployment_of(world: Any, name: str) -> dict[str, Any] | None:
-    done = world.api_server.kubectl("get", "deployment", f"{name}-engine", "-n", "default")
-    found: dict[str, Any] | None = world.get("deployment", f"{name}-engine") if done.returncode == 0 else None
-    return found
+@pytest.fixture(scope="module")
+def private(world: Any) -> str:
+    """A namespace whose default account has a Secret for images."""
+    home = world.create_namespace(f"{world.namespace}-private")
+    default = {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": {"name": "default", "namespace": home},
+    }
+    world.apply({**default, "imagePullSecrets": [{"name": "registry"}]})
+    return str(home)
+
+
+@pytest.fixture(scope="module")
+def operator(world: Any, private: str, run_operator: Any) -> Iterator[Operator]:
+    """Run one operator of both namespaces."""
+    home = world.namespace
+    account = world.service_account(home, home, private)
+    flags = (f"--namespace={home}", f"--namespace={private}", f"--lease-namespace={home}")
+    with run_operator(account, *flags) as running:
+        yield running
 
 
 def template_of(world: Any, name: str) -> dict[str, Any]:
-    found = until(lambda: deployment_of(world, name))
-    template: dict[str, Any] = found["spec"]["template"]
-    return template
+    return dict(world.get("deployment", f"{name}-engine")["spec"]["template"])
 
 
 def test_a_changed_file_rolls_and_a_removed_one_leaves_no_config_map(world: Any, manifest: Any) -> None:
@@ -25,7 +42,7 @@ def test_a_changed_file_rolls_and_a_removed_one_leaves_no_config_map(world: Any,
         return {"files": [{"path": "/templates/chat.jinja", "content": text}]}
 
     world.apply(manifest(name="files", engine=files("first")))
-    first = template_of(world, "files")
+    first = until(lambda: template_of(world, "files"))
     assert world.get("configmap", "files-files")["data"] == {"0": "first"}
 
     world.apply(manifest(name="files", engine=files("second")))
@@ -33,8 +50,7 @@ def test_a_changed_file_rolls_and_a_removed_one_leaves_no_config_map(world: Any,
     assert world.get("configmap", "files-files")["data"] == {"0": "second"}
 
     world.apply(manifest(name="files"))
-    until(lambda: "files-files" not in world.kubectl("get", "configmaps", "-n", "default", "-o", "name"))
-    world.kubectl("delete", "llmd", "files")
+    until(lambda: world.find("configmap", "files-files") is None)
 
 
 def test_the_api_server_takes_a_deployment_with_every_field(world: Any, manifest: Any) -> None:
@@ -53,14 +69,13 @@ def test_the_api_server_takes_a_deployment_with_every_field(world: Any, manifest
     }
     world.apply(manifest(name="every", **spec))
 
-    pod = template_of(world, "every")["spec"]
+    pod = until(lambda: template_of(world, "every"))["spec"]
 
     (engine,) = pod["containers"]
     assert engine["resources"]["limits"] == {"amd.com/gpu": "2", "ephemeral-storage": "40Gi"}
     assert [toleration["key"] for toleration in pod["tolerations"]] == ["amd.com/gpu", "spot"]
     assert engine["envFrom"] == [{"prefix": "B_", "secretRef": {"name": "more", "optional": True}}]
-    until(lambda: world.condition("every", "Ready")["reason"] == "Starting")
-    world.kubectl("delete", "llmd", "every")
+    until(lambda: world.reason("every", "Ready") == "Starting")
 
 
 def test_a_pod_template_that_pod_security_forbids_is_reported_with_the_field(
@@ -77,36 +92,19 @@ def test_a_pod_template_that_pod_security_forbids_is_reported_with_the_field(
 
     field = "spec.podTemplate.spec.containers[engine].securityContext.capabilities.add[0]"
     assert field in condition["message"] and "it is SYS_ADMIN" in condition["message"]
-    assert deployment_of(world, "forbidden") is None
-    world.kubectl("delete", "llmd", "forbidden")
+    assert world.find("deployment", "forbidden-engine") is None
 
 
-def test_accounts_of_engines_get_the_pull_secrets_of_the_default_account(world: Any, manifest: Any) -> None:
-    world.apply(
-        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "private"}},
-        {
-            "apiVersion": "v1",
-            "kind": "ServiceAccount",
-            "metadata": {"name": "default", "namespace": "private"},
-            "imagePullSecrets": [{"name": "registry"}],
-        },
-    )
+def test_accounts_of_engines_get_the_pull_secrets_of_the_default_account(
+    world: Any, private: str, manifest: Any
+) -> None:
     annotations = {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/r"}
-    world.apply(manifest("secrets", "private", serviceAccount={"annotations": annotations}))
+    world.apply(manifest("secrets", private, serviceAccount={"annotations": annotations}))
 
-    account = until(lambda: account_of(world, "secrets", "private"))
+    account = until(lambda: world.get("serviceaccount", "secrets-engine", private))
 
     assert account["imagePullSecrets"] == [{"name": "registry"}]
     assert annotations.items() <= account["metadata"]["annotations"].items()
-    world.kubectl("delete", "llmd", "secrets", "-n", "private")
-
-
-def account_of(world: Any, name: str, namespace: str) -> dict[str, Any] | None:
-    listed = world.kubectl("get", "serviceaccounts", "-n", namespace, "-o", "name").split()
-    account: dict[str, Any] | None = None
-    if f"serviceaccount/{name}-engine" in listed:
-        account = world.get("serviceaccount", f"{name}-engine", namespace)
-    return account
 
 
 def test_an_unknown_profile_is_reported_with_the_known_ones(world: Any, manifest: Any) -> None:
@@ -115,4 +113,3 @@ def test_an_unknown_profile_is_reported_with_the_known_ones(world: Any, manifest
     condition = until(lambda: world.degraded("unknown-profile", "InvalidSpec"))
 
     assert "spec.profile: the operator has no profile 'gpu-h200'; it has: none" in condition["message"]
-    world.kubectl("delete", "llmd", "unknown-profile")

@@ -20,16 +20,10 @@ def stray(world: Any, owner_name: str, **metadata: Any) -> dict[str, Any]:
     }
     defaults = {
         "name": f"{owner_name}-former",
-        "namespace": "default",
         "labels": {"fairlead.dev/llmdeployment": owner_name},
         "ownerReferences": [owner],
     }
     return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": defaults | metadata}
-
-
-def service_accounts(world: Any) -> set[str]:
-    rows = world.kubectl("get", "serviceaccounts", "-n", "default", "-o", "name")
-    return {row.removeprefix("serviceaccount/") for row in rows.split()}
 
 
 def test_prunes_owned_children_that_are_not_planned_and_nothing_else(
@@ -45,17 +39,17 @@ def test_prunes_owned_children_that_are_not_planned_and_nothing_else(
 
     world.apply(stray(world, name))
 
-    until(lambda: f"{name}-former" not in service_accounts(world))
-    assert {f"{name}-engine", f"{name}-unowned", f"{name}-unlabeled"} <= service_accounts(world)
+    until(lambda: f"{name}-former" not in world.names("serviceaccount"))
+    assert {f"{name}-engine", f"{name}-unowned", f"{name}-unlabeled"} <= world.names("serviceaccount")
 
 
 def test_prunes_a_budget_that_the_spec_disables(world: Any, manifest: Any, name: str) -> None:
     world.apply(manifest(name))
-    until(lambda: f"{name}-engine" in world.kubectl("get", "pdb", "-o", "name"))
+    until(lambda: f"{name}-engine" in world.names("pdb"))
 
     world.apply(manifest(name, budget={"enabled": False}))
 
-    until(lambda: f"{name}-engine" not in world.kubectl("get", "pdb", "-o", "name"))
+    until(lambda: f"{name}-engine" not in world.names("pdb"))
 
 
 def test_prunes_nothing_while_the_spec_is_invalid(world: Any, manifest: Any, name: str) -> None:
@@ -63,9 +57,9 @@ def test_prunes_nothing_while_the_spec_is_invalid(world: Any, manifest: Any, nam
     until(lambda: world.degraded(name, "InvalidSpec"))
     world.apply(stray(world, name))
     world.apply(manifest(name, replicas=2, podTemplate={"spec": {"serviceAccountName": "admin"}}))
-    until(lambda: world.get("llmd", name)["status"]["observedGeneration"] == 2)
-    assert f"{name}-former" in service_accounts(world)
+    until(lambda: world.observed_generation(name) == 2)
+    assert f"{name}-former" in world.names("serviceaccount")
 
     world.apply(manifest(name))
 
-    until(lambda: f"{name}-former" not in service_accounts(world))
+    until(lambda: f"{name}-former" not in world.names("serviceaccount"))

@@ -1,17 +1,26 @@
 """The operator against a real API server; the tests act as controller-manager and kubelet."""
 
-import urllib.request
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from kubernetes_client import JSON_PATCH
+from operators import Operator, reconciles, settle
 from waiting import until
 
 pytestmark = pytest.mark.usefixtures("operator")
 
 
-def report_ready(world: Any, name: str, replicas: int, namespace: str = "default") -> None:
+@pytest.fixture(scope="module")
+def operator(world: Any, run_operator: Any) -> Iterator[Operator]:
+    """Run one operator of all namespaces."""
+    with run_operator(world.cluster_wide_account(), f"--lease-namespace={world.namespace}") as running:
+        yield running
+
+
+def report_ready(world: Any, name: str, replicas: int) -> None:
     """Report all replicas as ready, as the Deployment's controller does."""
-    generation = world.get("deployment", f"{name}-engine", namespace)["metadata"]["generation"]
+    generation = world.get("deployment", f"{name}-engine")["metadata"]["generation"]
     status = {
         "observedGeneration": generation,
         "replicas": replicas,
@@ -19,21 +28,19 @@ def report_ready(world: Any, name: str, replicas: int, namespace: str = "default
         "readyReplicas": replicas,
         "availableReplicas": replicas,
     }
-    world.set_status("deployment", f"{name}-engine", status, namespace)
+    world.set_status("deployment", f"{name}-engine", status)
 
 
 def template(world: Any, name: str) -> dict[str, Any]:
-    found = world.get("deployment", f"{name}-engine")["spec"]["template"]
-    assert isinstance(found, dict)
-    return found
+    return dict(world.get("deployment", f"{name}-engine")["spec"]["template"])
 
 
 def test_creates_owned_children_without_finalizers(world: Any, manifest: Any, name: str) -> None:
     world.apply(manifest(name, replicas=2))
-    until(lambda: world.condition(name, "Ready")["reason"] == "Starting")
+    until(lambda: world.reason(name, "Ready") == "Starting")
     owner = world.get("llmd", name)
     assert "finalizers" not in owner["metadata"]
-    assert not any("kopf" in key for key in owner["metadata"]["annotations"])
+    assert not any("kopf" in key for key in owner["metadata"].get("annotations", {}))
     for kind in ("deployment", "service", "serviceaccount"):
         child = world.get(kind, f"{name}-engine")
         (reference,) = child["metadata"]["ownerReferences"]
@@ -51,27 +58,26 @@ def test_is_ready_with_its_replicas(world: Any, manifest: Any, name: str) -> Non
     world.apply(manifest(name))
     until(lambda: world.get("deployment", f"{name}-engine"))
     report_ready(world, name, 1)
-    world.kubectl("wait", "--for=condition=Ready", f"llmd/{name}", "--timeout=30s")
+    world.kubectl("wait", "-n", world.namespace, "--for=condition=Ready", f"llmd/{name}", "--timeout=60s")
     columns = until(lambda: columns_with(world, name, "ReplicasReady"))
     assert columns[:5] == [name, "hf://org/name", "1", "1", "ReplicasReady"]
     assert world.condition(name, "Progressing")["status"] == "False"
 
 
 def columns_with(world: Any, name: str, word: str) -> list[str] | None:
-    columns = world.kubectl("get", "llmd", name, "--no-headers").split()
+    columns = world.kubectl("get", "llmd", name, "-n", world.namespace, "--no-headers").split()
     return columns if word in columns else None
 
 
 def test_scales_through_the_subresource(world: Any, manifest: Any, name: str) -> None:
     world.apply(manifest(name))
     before = until(lambda: template(world, name))
-    world.kubectl("scale", f"llmd/{name}", "--replicas=3")
+    world.kubectl("scale", f"llmd/{name}", "-n", world.namespace, "--replicas=3")
     until(lambda: world.get("deployment", f"{name}-engine")["spec"]["replicas"] == 3)
     assert template(world, name) == before
-    scale = world.kubectl(
-        "get", "--raw", f"/apis/fairlead.dev/v1alpha1/namespaces/default/llmdeployments/{name}/scale"
-    )
-    assert f"fairlead.dev/llmdeployment={name}" in scale
+    until(lambda: world.condition(name, "Ready"))
+    scale = world.call("GET", f"{world.path('llmd', name)}/scale")
+    assert f"fairlead.dev/llmdeployment={name}" in scale["status"]["selector"]
 
 
 def test_an_edit_changes_the_pod_template(world: Any, manifest: Any, name: str) -> None:
@@ -81,16 +87,16 @@ def test_an_edit_changes_the_pod_template(world: Any, manifest: Any, name: str) 
     until(
         lambda: "--max-model-len=512" in template(world, name)["spec"]["containers"][0]["args"],
     )
-    assert until(lambda: world.get("llmd", name)["status"]["observedGeneration"] == 2)
+    assert until(lambda: world.observed_generation(name) == 2)
 
 
 def test_repairs_drift_of_children(world: Any, manifest: Any, name: str) -> None:
     world.apply(manifest(name, replicas=2))
     before = until(lambda: template(world, name))
     image = [{"op": "replace", "path": "/spec/template/spec/containers/0/image", "value": "evil:1"}]
-    world.kubectl("patch", "deployment", f"{name}-engine", "--type=json", "-p", str(image).replace("'", '"'))
-    world.kubectl("scale", f"deployment/{name}-engine", "--replicas=7")
-    world.kubectl("delete", "service", f"{name}-engine")
+    world.patch("deployment", f"{name}-engine", image, content_type=JSON_PATCH)
+    world.scale("deployment", f"{name}-engine", 7)
+    world.delete("service", f"{name}-engine")
     until(lambda: template(world, name) == before)
     until(lambda: world.get("deployment", f"{name}-engine")["spec"]["replicas"] == 2)
     until(lambda: world.get("service", f"{name}-engine"))
@@ -103,7 +109,7 @@ def test_a_pods_reason_becomes_a_condition_and_one_event(world: Any, manifest: A
         {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"name": name, "namespace": "default", "labels": labels},
+            "metadata": {"name": name, "labels": labels},
             "spec": {
                 "containers": [{"name": "engine", "image": "x"}],
                 "initContainers": [{"name": "model", "image": "x"}],
@@ -118,12 +124,12 @@ def test_a_pods_reason_becomes_a_condition_and_one_event(world: Any, manifest: A
     assert found["message"] == "the model could not be fetched: fairlead fetch: there is no model org/name"
     events = until(lambda: event_with(world, name, "ModelFetchFailed"))
     assert events.count("ModelFetchFailed") == 1
-    world.kubectl("delete", "pod", name, "--force", "--grace-period=0")
-    until(lambda: world.condition(name, "Degraded")["status"] == "False")
+    world.delete("pod", name)
+    until(lambda: world.condition(name, "Degraded").get("status") == "False")
 
 
 def event_with(world: Any, name: str, reason: str) -> str | None:
-    events = str(world.kubectl("events", "--for", f"llmd/{name}"))
+    events = str(world.kubectl("events", "-n", world.namespace, "--for", f"llmd/{name}"))
     return events if reason in events else None
 
 
@@ -148,28 +154,28 @@ def test_an_impossible_pod_template_becomes_a_condition(world: Any, manifest: An
     world.apply(manifest(name, podTemplate={"spec": {"containers": port}}))
     until(lambda: failing_with(world, name, "Refused", "containerPort: Invalid value"))
     world.apply(manifest(name))
-    until(lambda: world.condition(name, "Degraded")["status"] == "False")
+    until(lambda: world.condition(name, "Degraded").get("status") == "False")
 
 
 def test_a_paused_deployment_is_changed_once_it_is_resumed(world: Any, manifest: Any, name: str) -> None:
     world.apply(manifest(name))
     before = until(lambda: template(world, name))
-    world.kubectl("annotate", "llmd", name, "fairlead.dev/paused=true")
-    until(lambda: world.condition(name, "Progressing")["reason"] == "Paused")
+    world.annotate("llmd", name, {"fairlead.dev/paused": "true"})
+    until(lambda: world.reason(name, "Progressing") == "Paused")
     world.apply(manifest(name, engine={"maxModelLen": 512}))
-    until(lambda: world.get("llmd", name)["status"]["observedGeneration"] == 2)
+    until(lambda: world.observed_generation(name) == 2)
     assert template(world, name) == before
 
-    world.kubectl("annotate", "llmd", name, "fairlead.dev/paused-")
+    world.annotate("llmd", name, {"fairlead.dev/paused": None})
 
     until(lambda: "--max-model-len=512" in template(world, name)["spec"]["containers"][0]["args"])
-    until(lambda: world.condition(name, "Progressing")["reason"] == "RollingOut")
+    until(lambda: world.reason(name, "Progressing") == "RollingOut")
 
 
 def test_wide_columns_show_image_restarts_and_message(world: Any, manifest: Any, name: str) -> None:
     world.apply(manifest(name))
-    until(lambda: world.get("llmd", name)["status"]["image"])
-    header, row = world.kubectl("get", "llmd", name, "-o", "wide").splitlines()
+    until(lambda: world.get("llmd", name).get("status", {}).get("image"))
+    header, row = world.kubectl("get", "llmd", name, "-n", world.namespace, "-o", "wide").splitlines()
     assert header.split()[-3:] == ["IMAGE", "RESTARTS", "MESSAGE"]
     assert row.endswith(" 0          pods are being started") and " engine:1 " in row
 
@@ -179,7 +185,7 @@ def test_leaves_an_object_of_another_owner_alone(world: Any, manifest: Any, name
     stranger = {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": f"{name}-engine", "namespace": "default"},
+        "metadata": {"name": f"{name}-engine"},
         "spec": {"selector": {"app": "web"}, "ports": [port]},
     }
     world.apply(stranger)
@@ -199,98 +205,58 @@ def test_a_served_name_of_another_namespace_is_invalid(world: Any, manifest: Any
 
 
 def test_a_served_name_has_one_holder(world: Any, manifest: Any, name: str) -> None:
-    namespace = "elsewhere"
-    world.kubectl("create", "namespace", namespace)
+    # Creation times are whole seconds; within one the namespace decides, and the module's own comes first.
+    namespace = world.create_namespace(f"{world.namespace}-x")
     world.apply(manifest(name))
     until(lambda: world.condition(name, "Ready"))
     later = manifest("second", namespace=namespace, model={"uri": "a/b", "servedNames": [name]})
     created = world.get("llmd", name)["metadata"]["creationTimestamp"]
     world.apply(later)
-    # Creation times are whole seconds; within one the namespace decides, and default comes first.
     assert world.get("llmd", "second", namespace)["metadata"]["creationTimestamp"] >= created
     found = until(lambda: world.condition("second", "NameTaken", namespace))
     assert (found["status"], found["message"]) == (
         "True",
-        f"{name} is held by default/{name}; requests reach this one as elsewhere/second",
+        f"{name} is held by {world.namespace}/{name}; requests reach this one as {namespace}/second",
     )
     assert not world.condition(name, "NameTaken")
-    world.kubectl("delete", "llmd", name)
+    world.delete("llmd", name)
     until(lambda: not world.condition("second", "NameTaken", namespace))
 
 
-def test_writes_nothing_without_a_change(world: Any, manifest: Any, name: str, operator: Any) -> None:
+def test_writes_nothing_without_a_change(world: Any, manifest: Any, name: str) -> None:
     world.apply(manifest(name))
     until(lambda: world.condition(name, "Ready"))
-    kinds = "deployment,service,serviceaccount"
 
-    def versions() -> str:
-        rows = "jsonpath={range .items[*]}{.kind}/{.metadata.name}@{.metadata.resourceVersion} {end}"
-        return str(world.kubectl("get", kinds, "-l", f"fairlead.dev/llmdeployment={name}", "-o", rows)) + str(
-            world.get("llmd", name)["metadata"]["resourceVersion"]
-        )
+    def versions() -> list[str]:
+        selector = f"fairlead.dev/llmdeployment={name}"
+        kinds = ("deployment", "service", "serviceaccount")
+        children = [item for kind in kinds for item in world.list(kind, labelSelector=selector)]
+        return [item["metadata"]["resourceVersion"] for item in (*children, world.get("llmd", name))]
 
-    settled(world, operator)
-    before, reconciles = versions(), reconciled(operator)
-    world.kubectl("annotate", "llmd", name, "poke=1")
-    until(lambda: reconciled(operator) > reconciles)
-    settled(world, operator)
+    settle()
+    before, done = versions(), reconciles()
+    world.annotate("llmd", name, {"poke": "1"})
+    until(lambda: reconciles() > done)
+    settle()
     after = versions()
-    assert before.split()[:-1] == after.split()[:-1], "the children were written"
-    settled(world, operator)
+    assert len(before) == 4 and before[:-1] == after[:-1], "the children were written"
+    settle()
     assert versions() == after, "the status was written"
-
-
-def reconciled(operator: Any) -> float:
-    return metric(operator, 'fairlead_operator_reconciles_total{outcome="success"}')
-
-
-def metric(operator: Any, series: str) -> float:
-    lines = metrics_text(operator).splitlines()
-    return next((float(line.split()[-1]) for line in lines if line.startswith(series)), 0.0)
-
-
-def metrics_text(operator: Any) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{operator.metrics_port}/metrics") as answer:
-        return str(answer.read().decode())
-
-
-def settled(world: Any, operator: Any, quiet: int = 15) -> None:
-    """Wait until no reconcile has happened for `quiet` looks in a row."""
-    seen: list[float] = []
-
-    def still() -> bool:
-        seen.append(reconciled(operator))
-        return len(seen) > quiet and len(set(seen[-quiet:])) == 1
-
-    until(still)
 
 
 def test_metrics_have_a_series_for_each_condition_until_the_object_is_deleted(
     world: Any, manifest: Any, name: str, operator: Any
 ) -> None:
     world.apply(manifest(name, replicas=2))
-    ready = (
-        f'fairlead_operator_condition{{condition="Ready",name="{name}",namespace="default",status="False"}}'
+    labels = {"name": name, "namespace": world.namespace}
+    condition = "fairlead_operator_condition"
+    until(lambda: operator.metric(condition, condition="Ready", status="False", **labels) == 1)
+    assert operator.metric(condition, status="True", **labels) > 0
+    assert operator.metric("fairlead_operator_desired_replicas", **labels) == 2
+    assert (
+        f'fairlead_operator_ready_replicas{{name="{name}",namespace="{world.namespace}"}} 0.0'
+        in operator.metrics()
     )
-    until(lambda: metric(operator, ready) == 1)
-    assert f'name="{name}",namespace="default",status="True"' in metrics_text(operator)
-    labels = f'{{name="{name}",namespace="default"}}'
-    assert metric(operator, f"fairlead_operator_desired_replicas{labels}") == 2
-    assert metric(operator, f"fairlead_operator_ready_replicas{labels}") == 0
-    assert metric(operator, "fairlead_operator_leader") == 1
-    world.kubectl("delete", "llmd", name)
-    until(lambda: name not in metrics_text(operator))
-
-
-def test_needs_no_rights_beyond_its_namespaces(
-    world: Any, manifest: Any, start_operator: Any, name: str
-) -> None:
-    for namespace in ("red", "blue"):
-        world.kubectl("create", "namespace", namespace)
-    account = world.service_account("red", "red", "blue")
-    start_operator(
-        account, "--namespace=red", "--namespace=blue", "--lease-namespace=red", "--engine-image=other:1"
-    )
-    for namespace in ("red", "blue"):
-        world.apply(manifest(namespace, namespace=namespace))
-        until(lambda namespace=namespace: world.condition(namespace, "Ready", namespace))
+    assert operator.metric("fairlead_operator_leader") == 1
+    world.delete("llmd", name)
+    until(lambda: name not in operator.metrics())

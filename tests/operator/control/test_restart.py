@@ -1,10 +1,15 @@
 """Restarts and takeovers of the operator, against a real API server."""
 
-import json
-import urllib.request
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+from llm_operator import metrics
+from llm_operator.control import lease
+from llm_operator.plan.children import cache
+from operators import Operator, reconciles, settle
 from waiting import until
 
 COMPLETE = {
@@ -19,133 +24,130 @@ COMPLETE = {
 }
 
 
-def exposed(operator: Any) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{operator.metrics_port}/metrics") as answer:
-        return str(answer.read().decode())
+def writes() -> float:
+    """Return the calls of this process's operators so far that create, patch or delete something."""
+    (requests,) = metrics.API_REQUESTS.collect()
+    verbs = ("create", "patch", "delete")
+    return sum(
+        sample.value
+        for sample in requests.samples
+        if sample.name.endswith("_total") and sample.labels["verb"] in verbs
+    )
 
 
-def reconciles(operator: Any) -> float:
-    series = 'fairlead_operator_reconciles_total{outcome="success"}'
-    lines = exposed(operator).splitlines()
-    return next(float(line.split()[-1]) for line in lines if line.startswith(series))
+Start = Callable[..., Operator]
 
 
-def settled(operator: Any, quiet: int = 15) -> None:
-    """Wait until no reconcile has happened for `quiet` looks in a row."""
-    seen: list[float] = []
-
-    def still() -> bool:
-        seen.append(reconciles(operator))
-        return len(seen) > quiet and len(set(seen[-quiet:])) == 1
-
-    until(still)
+@pytest.fixture
+def home(world: Any, name: str) -> str:
+    """A namespace that no other test has."""
+    return str(world.create_namespace(f"{world.namespace}-{name}"[:60].strip("-")))
 
 
-def reconciled(operator: Any, times: int) -> None:
-    """Wait until an operator is the leader and has reconciled more than `times` times."""
-    until(lambda: operator.logged("this operator holds"))
-    until(lambda: reconciles(operator) > times)
+@pytest.fixture
+def start(world: Any, home: str, start_operator: Any) -> Start:
+    """Return a function that starts an operator of the namespace."""
+    return partial(
+        start_operator, world.service_account(home), f"--namespace={home}", f"--lease-namespace={home}"
+    )
 
 
-def writes(operator: Any) -> list[str]:
-    return [verb for verb in ("create", "patch", "delete") if f'verb="{verb}"' in exposed(operator)]
-
-
-def test_a_restart_writes_nothing(world: Any, manifest: Any, start_operator: Any, name: str) -> None:
-    world.kubectl("create", "namespace", "restarted")
-    account = world.service_account("restarted", "restarted")
-    flags = ("--namespace=restarted", "--lease-namespace=restarted")
-    first = start_operator(account, *flags)
-    world.apply(manifest(name, namespace="restarted", resources={"cpu": "2", "memory": "4Gi"}))
-    until(lambda: world.condition(name, "Ready", "restarted"))
-    settled(first)
+def test_a_restart_writes_nothing(world: Any, manifest: Any, home: str, start: Start, name: str) -> None:
+    first = start()
+    world.apply(manifest(name, home, resources={"cpu": "2", "memory": "4Gi"}))
+    until(lambda: world.condition(name, "Ready", home))
+    settle()
     assert first.stop() == 0
+    written, done = writes(), reconciles()
 
-    second = start_operator(account, *flags)
+    start()
 
-    reconciled(second, 0)
-    settled(second)
-    assert writes(second) == []
+    until(lambda: reconciles() > done)
+    settle()
+    assert writes() == written
 
 
 def test_a_restart_writes_nothing_of_a_shared_cache_before_and_after_its_download(
-    world: Any, manifest: Any, start_operator: Any
+    world: Any, manifest: Any, home: str, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.kubectl("create", "namespace", "cached")
-    account = world.service_account("cached", "cached")
-    flags = ("--namespace=cached", "--lease-namespace=cached")
+    monkeypatch.setattr(cache, "POLL_SECONDS", 0.2)
     model = {"uri": "hf://tests/restart", "cache": {"size": "1024Mi"}}
-    first = start_operator(account, *flags)
-    world.apply(*(manifest(name, namespace="cached", model=model) for name in ("one", "other")))
+    first = start()
+    world.apply(*(manifest(name, home, model=model) for name in ("one", "other")))
 
-    def job() -> dict[str, Any]:
-        found = json.loads(world.kubectl("get", "jobs", "-n", "cached", "-o", "json"))["items"]
-        assert [len(job["metadata"]["ownerReferences"]) for job in found] == [2]
-        return dict(found[0])
+    def shared_job() -> dict[str, Any] | None:
+        jobs = world.list("job", home)
+        return next((job for job in jobs if len(job["metadata"]["ownerReferences"]) == 2), None)
 
-    cache = until(job)["metadata"]["name"]
-    until(lambda: world.condition("other", "ModelCached", "cached"))
+    job = until(shared_job)["metadata"]["name"]
+    assert world.names("job", home) == {job}
+    # The second of two that apply the same Job has a conflict, and reports after its retry.
+    for name in ("one", "other"):
+        until(lambda name=name: world.condition(name, "ModelCached", home))
     assert first.stop() == 0
+    written, done = writes(), reconciles()
 
     # A download is looked at again and again, so the operator is never idle.
-    second = start_operator(account, *flags)
-    reconciled(second, 5)
-    assert writes(second) == []
+    second = start()
+    until(lambda: reconciles() > done + 5)
+    assert writes() == written
 
-    world.set_status("job", cache, COMPLETE, "cached")
-    until(
-        lambda: (
-            world.get("deployment", "one-engine", "cached")
-            and world.get("deployment", "other-engine", "cached")
-        )
-    )
-    settled(second)
+    world.set_status("job", job, COMPLETE, home)
+    until(lambda: {"one-engine", "other-engine"} <= world.names("deployment", home))
+    settle()
     assert second.stop() == 0
+    written, done = writes(), reconciles()
 
-    third = start_operator(account, *flags)
+    start()
 
-    reconciled(third, 1)
-    settled(third)
-    assert writes(third) == []
+    until(lambda: reconciles() > done + 1)
+    settle()
+    assert writes() == written
 
 
 def test_a_profile_that_is_removed_during_a_download_is_reported_and_the_download_goes_on(
-    world: Any, manifest: Any, start_operator: Any, tmp_path: Path, name: str
+    world: Any, manifest: Any, home: str, start: Start, tmp_path: Path, name: str
 ) -> None:
-    world.kubectl("create", "namespace", "profiled")
-    account = world.service_account("profiled", "profiled")
     profiles = tmp_path / "profiles.yaml"
     profiles.write_text("gpu-l4: {resources: {cpu: 1}}\ngpu-h200: {}\n")
-    flags = ("--namespace=profiled", "--lease-namespace=profiled", f"--profiles-file={profiles}")
-    with_profile = start_operator(account, *flags)
+    with_profile = start(f"--profiles-file={profiles}")
     model = {"uri": "hf://tests/profiled", "cache": {"size": "1Gi"}}
-    world.apply(manifest(name, "profiled", model=model, profile="gpu-l4"))
-    until(lambda: world.condition(name, "ModelCached", "profiled"))
-    children = world.kubectl("get", "jobs,pvc,svc", "-n", "profiled", "-o", "yaml")
+    world.apply(manifest(name, home, model=model, profile="gpu-l4"))
+    until(lambda: world.condition(name, "ModelCached", home))
+
+    def children() -> list[dict[str, Any]]:
+        return [item for kind in ("job", "pvc", "service") for item in world.list(kind, home)]
+
+    before = children()
+    assert {item["metadata"]["name"] for item in before} > {f"{name}-engine"}
     assert with_profile.stop() == 0
     profiles.write_text("gpu-h200: {}\n")
 
-    start_operator(account, *flags)
+    start(f"--profiles-file={profiles}")
 
-    stalled = until(lambda: world.condition(name, "Stalled", "profiled"))
+    stalled = until(lambda: world.condition(name, "Stalled", home))
     assert stalled["reason"] == "InvalidSpec"
     assert "no profile 'gpu-l4'; it has: gpu-h200" in stalled["message"]
-    assert world.kubectl("get", "jobs,pvc,svc", "-n", "profiled", "-o", "yaml") == children
+    assert children() == before
 
 
 def test_another_operator_takes_over_from_one_that_was_killed(
-    world: Any, manifest: Any, start_operator: Any, name: str
+    world: Any,
+    manifest: Any,
+    home: str,
+    start: Start,
+    start_process: Any,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    world.kubectl("create", "namespace", "killed")
-    account = world.service_account("killed", "killed")
-    flags = ("--namespace=killed", "--lease-namespace=killed")
-    first = start_operator(account, *flags)
+    first = start_process(world.service_account(home), f"--namespace={home}", f"--lease-namespace={home}")
     until(lambda: first.logged("this operator holds"))
-    second = start_operator(account, *flags)
+    second = start()
     until(lambda: second.logged("standing by"))
 
-    first.process.kill()
-    world.apply(manifest(name, namespace="killed"))
+    first.kill()
+    world.apply(manifest(name, home))
+    monkeypatch.setattr(lease, "DURATION_SECONDS", 1)
 
-    until(lambda: world.condition(name, "Ready", "killed"))
+    until(lambda: world.condition(name, "Ready", home))
     assert second.logged("this operator holds")

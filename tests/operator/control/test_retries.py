@@ -1,11 +1,14 @@
 """The pauses after failures of the API server: work resumes within 5 s after it answers again."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from kubernetes.aio.client import ApiException
 from llm_operator.control import lease
-from llm_operator.control.reconcile import Reconciler
+from llm_operator.control.cluster import Cluster
+from llm_operator.control.reconcile import Reconciler, RefusedError
+from llm_operator.control.resources import LLMDEPLOYMENTS
 from llm_operator.control.watching.handlers import EndlessRetries
 from llm_operator.control.watching.informer import seconds_after
 from llm_operator.settings import Settings
@@ -41,6 +44,33 @@ async def test_what_only_a_change_can_help_is_repeated_less_and_less_often(
     reconciler: Reconciler, error: Exception
 ) -> None:
     assert await pause_after(reconciler, error, failures=20) > MOST_SECONDS
+
+
+async def test_a_refusal_is_reported_as_soon_as_the_status_may_be_written_again(
+    world: Any, manifest: Any, cluster_of_operator: Cluster
+) -> None:
+    key = Key(world.namespace, "refused")
+    reconciler = Reconciler(cluster_of_operator, Settings(engine_image="engine:1"))
+
+    def edit(port: int) -> None:
+        container = {"name": "engine", "ports": [{"containerPort": port}]}
+        world.apply(manifest("refused", podTemplate={"spec": {"containers": [container]}}))
+        reconciler.store.put(LLMDEPLOYMENTS, world.get("llmd", "refused"))
+
+    edit(70000)
+    with pytest.raises(RefusedError, match="70000"):
+        await reconciler.reconcile(key)
+    edit(80000)
+    reconciler.status_writer.interval = 3600
+
+    again_after = await reconciler.reconcile(key)
+
+    assert again_after is not None and again_after <= 3600
+    assert "70000" in world.condition("refused", "Degraded")["message"]
+    reconciler.status_writer.interval = 0
+    with pytest.raises(RefusedError, match="80000"):
+        await reconciler.reconcile(key)
+    assert "80000" in world.condition("refused", "Degraded")["message"]
 
 
 def test_lists_watches_and_the_lease_are_asked_for_again() -> None:

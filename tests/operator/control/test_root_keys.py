@@ -15,19 +15,17 @@ from waiting import until_async
 from engine_server.contract.engine_keys import derive_key
 from engine_server.server.http.api_keys import ApiKeys
 
-NAMESPACE = "root-keys"
-
 
 def secret(name: str, content: str | None) -> dict[str, Any]:
     """Return a Secret as the chart makes it, without data, or with the entry."""
-    metadata = {"name": name, "namespace": NAMESPACE}
+    metadata = {"name": name}
     data = {} if content is None else {"data": {"keys": base64.b64encode(content.encode()).decode()}}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, **data}
 
 
 def content_of(world: Any, name: str) -> bytes:
     """Return the keys in a Secret; none without the entry."""
-    return base64.b64decode(world.get("secret", name, NAMESPACE).get("data", {}).get("keys", ""))
+    return base64.b64decode(world.get("secret", name).get("data", {}).get("keys", ""))
 
 
 @pytest.fixture
@@ -38,10 +36,9 @@ def keys_of(
     monkeypatch.setattr(root_keys, "POLL_SECONDS", 0.01)
 
     def keys_of(router: str | None, admin: str | None) -> RootKeys:
-        world.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
-        world.kubectl("delete", "secrets", "--all", "-n", NAMESPACE)
+        world.delete_all("secret")
         world.apply(secret("router", router), secret("admin", admin))
-        return RootKeys(cluster, NAMESPACE, KeySecrets("router", "admin"))
+        return RootKeys(cluster, world.namespace, KeySecrets("router", "admin"))
 
     return keys_of
 
@@ -85,7 +82,7 @@ async def test_secrets_without_the_entry_get_different_random_keys_once(world: A
 
     router, admin = content_of(world, "router"), content_of(world, "admin")
     assert len({router, admin}) == 2 and min(len(router), len(admin)) >= 48
-    again = RootKeys(keys.cluster, NAMESPACE, keys.names)
+    again = RootKeys(keys.cluster, world.namespace, keys.names)
     await again.load()
     assert again.hashes("uid") == keys.hashes("uid")
     assert content_of(world, "router") == router
@@ -95,10 +92,10 @@ async def test_waits_for_a_secret_that_does_not_exist_or_has_no_key(
     world: Any, keys_of: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     keys = keys_of(" \n", "admin root")
-    world.kubectl("delete", "secret", "admin", "-n", NAMESPACE)
+    world.delete("secret", "admin")
 
     loading = asyncio.create_task(keys.load())
-    await until_async(lambda: "root-keys/router: it has no key" in caplog.text)
+    await until_async(lambda: f"{world.namespace}/router: it has no key" in caplog.text)
     await until_async(lambda: 'secrets "admin" not found' in caplog.text)
     world.apply(secret("router", "router root"), secret("admin", "admin root"))
 
@@ -115,9 +112,7 @@ async def test_follows_changes_and_restores_an_entry_that_was_removed(
     before = keys.hashes("uid")
     following = asyncio.create_task(keys.follow(changed.set))
 
-    world.kubectl(
-        "patch", "secret", "router", "-n", NAMESPACE, "--type=merge", "-p", '{"data": {"keys": null}}'
-    )
+    world.patch("secret", "router", {"data": {"keys": None}})
     await until_async(lambda: content_of(world, "router") == b"router root")
     assert keys.hashes("uid") == before and not changed.is_set()
     world.apply(secret("router", "another root"))

@@ -14,53 +14,58 @@ from waiting import until
 SETTINGS = Settings(engine_image="engine:1")
 
 
-async def share(world: Any, cluster: Cluster, manifest: Any, name: str, key: ChildKey) -> dict[str, str]:
+@pytest.fixture(scope="module")
+def unwatched(world: Any) -> str:
+    """A namespace that no operator of a test watches."""
+    return str(world.create_namespace(f"{world.namespace}-unwatched"))
+
+
+async def share(
+    world: Any, cluster: Cluster, manifest: Any, unwatched: str, name: str, key: ChildKey
+) -> dict[str, str]:
     """Apply a child that the LLMDeployments NAME-0 and NAME-1 share; return their UIDs by name."""
     uids = {}
     for owner in (f"{name}-0", f"{name}-1"):
-        # In a namespace that no operator of a test watches.
-        world.apply(manifest(owner, "shared"))
-        subject = world.get("llmd", owner, "shared")
+        world.apply(manifest(owner, unwatched))
+        subject = world.get("llmd", owner, unwatched)
         planned = shared_child(parse(subject), key, SETTINGS, data={"a": "b"})
-        await cluster.apply("shared", key, planned, field_manager(planned, owner))
+        await cluster.apply(unwatched, key, planned, field_manager(planned, owner))
         uids[owner] = subject["metadata"]["uid"]
     return uids
 
 
 async def test_the_last_owner_that_is_removed_deletes_a_shared_child(
-    world: Any, cluster: Cluster, manifest: Any, name: str
+    world: Any, cluster: Cluster, manifest: Any, unwatched: str, name: str
 ) -> None:
-    world.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shared"}})
     key = ChildKey("v1", "ConfigMap", name)
-    uids = await share(world, cluster, manifest, name[:40], key)
+    uids = await share(world, cluster, manifest, unwatched, name[:40], key)
     first, second = uids
 
-    await cluster.release("shared", key, uids[first], f"fairlead/{first}")
-    left = world.get("configmap", name, "shared")
-    await cluster.release("shared", key, uids[second], f"fairlead/{second}")
+    await cluster.release(unwatched, key, uids[first], f"fairlead/{first}")
+    left = world.get("configmap", name, unwatched)
+    await cluster.release(unwatched, key, uids[second], f"fairlead/{second}")
 
     assert [owner["uid"] for owner in left["metadata"]["ownerReferences"]] == [uids[second]]
     assert left["data"] == {"a": "b"}
-    assert "NotFound" in world.refused("get", "configmap", name, "-n", "shared")
+    assert world.find("configmap", name, unwatched) is None
 
 
 async def test_a_release_fails_if_the_child_changes_meanwhile(
-    world: Any, cluster: Cluster, manifest: Any, name: str, monkeypatch: pytest.MonkeyPatch
+    world: Any, cluster: Cluster, manifest: Any, unwatched: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shared"}})
     key = ChildKey("v1", "ConfigMap", name)
-    uids = await share(world, cluster, manifest, name[:40], key)
+    uids = await share(world, cluster, manifest, unwatched, name[:40], key)
     first = next(iter(uids))
     find = Cluster.find
 
     async def find_and_change(self: Cluster, path: str) -> Any:
         found = await find(self, path)
-        world.kubectl("annotate", "configmap", name, "-n", "shared", "changed=yes")
+        world.annotate("configmap", name, {"changed": "yes"}, unwatched)
         return found
 
     monkeypatch.setattr(Cluster, "find", find_and_change)
     with pytest.raises(ApiException) as error:
-        await cluster.release("shared", key, uids[first], f"fairlead/{first}")
+        await cluster.release(unwatched, key, uids[first], f"fairlead/{first}")
     assert error.value.status == 409
 
 
@@ -76,7 +81,6 @@ def test_llmdeployments_that_no_longer_use_a_shared_child_release_and_delete_it(
 
     for deployment in deployments:
         planned = shared_child(deployment, key, SETTINGS, data={"a": "b"})
-        flags = ("--server-side", f"--field-manager={field_manager(planned, deployment.name)}")
-        world.kubectl("apply", *flags, "-f", "-", stdin=planned)
+        world.apply(planned, manager=field_manager(planned, deployment.name))
 
-    until(lambda: name not in world.kubectl("get", "configmap", "-n", "default", "-o", "name"))
+    until(lambda: world.find("configmap", name) is None)

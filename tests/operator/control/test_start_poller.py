@@ -81,14 +81,14 @@ async def test_a_cold_start_shows_its_percentage_and_then_its_seconds(
     world: Any, manifest: Any, name: str, engine: Engine
 ) -> None:
     world.apply(manifest(name))
-    await until_async(lambda: _exists(world, name))
+    await until_async(lambda: world.find("deployment", f"{name}-engine"))
     labels = world.get("deployment", f"{name}-engine")["spec"]["template"]["metadata"]["labels"]
     container = {"name": "engine", "image": "x"}
     world.apply(
         {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"name": name, "namespace": "default", "labels": labels},
+            "metadata": {"name": name, "labels": labels},
             "spec": {"containers": [container]},
         }
     )
@@ -100,17 +100,13 @@ async def test_a_cold_start_shows_its_percentage_and_then_its_seconds(
         "containerStatuses": [container | running | {"ready": False}],
     }
     world.set_status("pod", name, status)
-    await until_async(lambda: "42 %" in world.condition(name, "Ready")["message"])
+    await until_async(lambda: "42 %" in world.condition(name, "Ready").get("message", ""))
 
     engine.answer = READY
     became = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:25Z"}
     world.set_status("pod", name, status | {"conditions": [became]})
-    await until_async(lambda: world.get("llmd", name)["status"]["start"].get("warmed") == 5)
+    await until_async(lambda: world.get("llmd", name)["status"].get("start", {}).get("warmed") == 5)
     start = world.get("llmd", name)["status"]["start"]
     assert (start["pod"], start["loaded"], start["ready"]) == (name, 15, 5)
-    world.kubectl("delete", "pod", name, "--force", "--grace-period=0")
+    world.delete("pod", name)
     until(lambda: "start" not in world.get("llmd", name)["status"])
-
-
-def _exists(world: Any, name: str) -> bool:
-    return bool(world.api_server.kubectl("get", "deployment", f"{name}-engine").returncode == 0)

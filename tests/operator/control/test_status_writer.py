@@ -1,11 +1,7 @@
 """Writes of status against a real API server."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
-import pytest
-from kubernetes.aio.client import ApiClient, Configuration
-from kubernetes.aio.config import load_kube_config
 from llm_operator.api.status import Status
 from llm_operator.control.cluster import Cluster
 from llm_operator.control.events import Events
@@ -16,20 +12,12 @@ from llm_operator.observed import Observed
 from engine_server.contract.api import Key
 
 
-@pytest.fixture
-async def cluster(world: Any) -> AsyncIterator[Cluster]:
-    configuration = Configuration()
-    await load_kube_config(str(world.service_account("default")), client_configuration=configuration)
-    async with ApiClient(configuration) as api:
-        yield Cluster(api)
-
-
 async def test_writes_once_in_an_interval_and_the_last_status_wins(
-    world: Any, manifest: Any, cluster: Cluster, name: str
+    world: Any, manifest: Any, cluster_of_operator: Cluster, name: str
 ) -> None:
     world.apply(manifest(name))
-    key = Key("default", name)
-    writer = StatusWriter(cluster, Store(), Events(cluster), interval=3600)
+    key = Key(world.namespace, name)
+    writer = StatusWriter(cluster_of_operator, Store(), Events(cluster_of_operator), interval=3600)
 
     async def write(replicas: int) -> float | None:
         observed = Observed(subject=world.get("llmd", name))
@@ -45,10 +33,12 @@ async def test_writes_once_in_an_interval_and_the_last_status_wins(
     assert world.get("llmd", name)["status"]["replicas"] == 3
 
 
-async def test_does_not_write_an_equal_status(world: Any, manifest: Any, cluster: Cluster, name: str) -> None:
+async def test_does_not_write_an_equal_status(
+    world: Any, manifest: Any, cluster_of_operator: Cluster, name: str
+) -> None:
     world.apply(manifest(name))
-    key = Key("default", name)
-    writer = StatusWriter(cluster, Store(), Events(cluster), interval=0)
+    key = Key(world.namespace, name)
+    writer = StatusWriter(cluster_of_operator, Store(), Events(cluster_of_operator), interval=0)
     await writer.write(key, Observed(subject=world.get("llmd", name)), Status(replicas=1))
     before = world.get("llmd", name)
 

@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kubernetes_client import STRATEGIC
 from llm_operator.plan.pod.template_record import TemplateRecord
 from waiting import until
 
 from engine_server.contract.labels import selector
 
-RECORDS_OF_0_1_0 = json.loads((Path(__file__).parents[1] / "plan" / "records_of_0_1_0.json").read_text())
+RECORDS_OF_0_1_0 = (Path(__file__).parents[1] / "plan" / "records_of_0_1_0.json").read_text()
 
 pytestmark = pytest.mark.usefixtures("operator")
 
@@ -46,7 +47,6 @@ def retain(world: Any, name: str, revision: int) -> None:
             "kind": "ReplicaSet",
             "metadata": {
                 "name": f"{metadata['name']}-r{revision}",
-                "namespace": "default",
                 "labels": labels,
                 "annotations": kept,
                 "ownerReferences": [{**owner, "controller": True}],
@@ -81,15 +81,14 @@ def upgrade(world: Any, name: str) -> None:
     metadata, template = workload["metadata"], workload["spec"]["template"]
     template["spec"]["containers"][0]["image"] = "engine:0"
     record = TemplateRecord(template, metadata["annotations"]["fairlead.dev/spec-hash"])
-    kept = {key: metadata[key] for key in ("name", "namespace", "labels", "ownerReferences")}
+    kept = {key: metadata[key] for key in ("name", "labels", "ownerReferences")}
     applied = {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
         "metadata": {**kept, "annotations": record.annotations()},
         "spec": workload["spec"],
     }
-    flags = ("--server-side", "--force-conflicts", "--field-manager=fairlead")
-    world.kubectl("apply", *flags, "-f", "-", stdin=applied)
+    world.apply(applied, manager="fairlead")
     assert engine(world, name)["image"] == "engine:0"
 
 
@@ -98,7 +97,7 @@ def test_a_damaged_record_is_restored_from_the_live_template(world: Any, manifes
     until(lambda: annotations(world, name))
     upgrade(world, name)
 
-    world.kubectl("annotate", "--overwrite", f"deployment/{name}-engine", "fairlead.dev/pod-template={")
+    world.annotate("deployment", f"{name}-engine", {"fairlead.dev/pod-template": "{"})
 
     restored = until(lambda: recorded_template(world, name))
     assert restored["spec"]["containers"][0]["image"] == "engine:0"
@@ -115,7 +114,7 @@ def test_a_live_template_that_was_modified_with_its_record_is_rendered_anew(
         "spec": {"template": {"spec": {"containers": [{"name": "engine", "image": "evil:1"}]}}},
     }
 
-    world.kubectl("patch", "deployment", f"{name}-engine", "--type=strategic", "-p", json.dumps(patch))
+    world.patch("deployment", f"{name}-engine", patch, content_type=STRATEGIC)
 
     restored = until(lambda: recorded_template(world, name))
     assert restored["spec"]["containers"][0]["image"] == "engine:1"
@@ -123,8 +122,9 @@ def test_a_live_template_that_was_modified_with_its_record_is_rendered_anew(
 
 
 def test_a_deployment_of_0_1_0_keeps_its_template_and_gets_a_new_record(world: Any, manifest: Any) -> None:
-    record = RECORDS_OF_0_1_0["a package on a fraction of a cpu"]
-    given = manifest("smollm2", "default", **record["spec"])
+    records = json.loads(RECORDS_OF_0_1_0.replace("=default/", f"={world.namespace}/"))
+    record = records["a package on a fraction of a cpu"]
+    given = manifest("smollm2", **record["spec"])
     template = json.loads(record["annotations"]["fairlead.dev/pod-template"])
     labels = template["metadata"]["labels"]
     world.apply(
@@ -133,7 +133,6 @@ def test_a_deployment_of_0_1_0_keeps_its_template_and_gets_a_new_record(world: A
             "kind": "Deployment",
             "metadata": {
                 "name": "smollm2-engine",
-                "namespace": "default",
                 "labels": labels,
                 "annotations": record["annotations"],
             },
@@ -161,15 +160,15 @@ def test_rolled_at_is_recorded_for_every_llmdeployment_that_is_annotated(
 ) -> None:
     names = [f"{name[:40]}-{number}" for number in range(2)]
     for each in names:
-        world.apply(
-            manifest(each) | {"metadata": {"name": each, "namespace": "default", "labels": {"set": name}}}
-        )
+        world.apply(manifest(each) | {"metadata": {"name": each, "labels": {"set": name}}})
         until(lambda each=each: annotations(world, each))
 
-    world.kubectl("annotate", "llmd", "-l", f"set={name}", "fairlead.dev/rolled-at=noon")
+    world.kubectl(
+        "annotate", "llmd", "-n", world.namespace, "-l", f"set={name}", "fairlead.dev/rolled-at=noon"
+    )
 
     for each in names:
-        until(lambda each=each: annotations(world, each)["fairlead.dev/rolled-at"] == "noon")
+        until(lambda each=each: annotations(world, each).get("fairlead.dev/rolled-at") == "noon")
 
 
 def test_a_template_that_is_too_large_to_record_becomes_a_condition(
@@ -177,8 +176,7 @@ def test_a_template_that_is_too_large_to_record_becomes_a_condition(
 ) -> None:
     large = [{"name": f"V{index}", "value": "x" * 4000} for index in range(70)]
 
-    # Server-side, since client-side apply records the manifest in an annotation, which has the same limit.
-    world.kubectl("apply", "--server-side", "-f", "-", stdin=manifest(name, engine={"env": large}))
+    world.apply(manifest(name, engine={"env": large}))
 
     found = until(lambda: world.degraded(name, "InvalidSpec"))
     assert "bytes as JSON" in found["message"]

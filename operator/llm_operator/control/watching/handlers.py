@@ -7,10 +7,9 @@ from typing import Any
 
 import aiohttp
 import kopf
-from kubernetes.aio.client import Configuration
 
 from engine_server.contract.labels import LLMDEPLOYMENT_LABEL
-from llm_operator.control.cluster import REQUEST_SECONDS, reload_credentials
+from llm_operator.control.cluster import REQUEST_SECONDS, Access, reload_credentials
 from llm_operator.control.queue import Priority, WorkQueue
 from llm_operator.control.resources import LLMDEPLOYMENTS, WATCHED, Resource
 from llm_operator.control.watching.relist import PAGE_SIZE
@@ -27,7 +26,7 @@ LOGIN_PAUSE_SECONDS = 1
 def registry(
     store: Store,
     queue: WorkQueue,
-    configuration: Configuration,
+    configuration: Access,
     trace_configs: Sequence[aiohttp.TraceConfig],
 ) -> kopf.OperatorRegistry:
     """Return the handlers that keep `store` up to date, and queue the LLMDeployments for which it changes."""
@@ -40,7 +39,7 @@ def registry(
 
 
 def login(
-    configuration: Configuration, trace_configs: Sequence[aiohttp.TraceConfig]
+    configuration: Access, trace_configs: Sequence[aiohttp.TraceConfig]
 ) -> Callable[..., Awaitable[kopf.AiohttpSession]]:
     logins = 0
 

@@ -3,17 +3,18 @@
 import asyncio
 import logging
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import kopf
-from kubernetes.aio.client import Configuration
 
 from llm_operator import metrics
 from llm_operator.control.api_errors import FAILURES, describe, is_missing, outage_seconds
-from llm_operator.control.cluster import Cluster
+from llm_operator.control.cluster import Access, Cluster
 from llm_operator.control.queue import Priority, WorkQueue
 from llm_operator.control.resources import LLMDEPLOYMENTS, PODS, WATCHED, Resource
 from llm_operator.control.tracing import Watch, counting, following
@@ -44,7 +45,7 @@ class Informer:
     cluster: Cluster
     store: Store
     queue: WorkQueue
-    configuration: Configuration
+    configuration: Access
     settings: Settings
     namespace: str
     # Set as soon as the first list has succeeded or failed.
@@ -177,7 +178,7 @@ def seconds_after(error: Exception) -> float:
     return max(RETRY_SECONDS, outage_seconds(error) or 0)
 
 
-async def cancel(*tasks: asyncio.Task[None]) -> None:
+async def cancel(*tasks: asyncio.Task[Any]) -> None:
     """Cancel tasks and wait for their ends."""
     for task in tasks:
         task.cancel()
@@ -185,6 +186,8 @@ async def cancel(*tasks: asyncio.Task[None]) -> None:
 
 
 def on_signals(act: Callable[[], object]) -> None:
-    """Call `act` on SIGINT and SIGTERM."""
+    """Call `act` on SIGINT and SIGTERM, which only the main thread handles."""
+    if threading.current_thread() is not threading.main_thread():
+        return
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, act)

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import yaml
-from kubernetes.aio.config import kube_config
 from llm_operator.control.cluster import load_configuration
 from llm_operator.control.queue import Priority, WorkQueue
 from llm_operator.control.resources import CHILDREN, LLMDEPLOYMENTS
@@ -58,8 +57,6 @@ async def test_credentials_are_read_again_when_kopf_asks_for_them_again(
     }
     kubeconfig.write_text(yaml.safe_dump(config))
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
-    # The client has read the variable when it was imported.
-    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(kubeconfig))
     token.write_text("first")
     log_in = handlers.login(await load_configuration(), ())
 

@@ -1,52 +1,60 @@
 """Namespaces that are missing, and the reasons for which an operator is unhealthy."""
 
 import time
-import urllib.request
 from typing import Any
 
 import pytest
-from kubernetes.aio.client import Configuration
+from llm_operator.control.cluster import Access
 from llm_operator.control.queue import WorkQueue
+from llm_operator.control.watching import informer as informers
 from llm_operator.control.watching.informer import Informer
 from llm_operator.control.watching.store import Store
 from llm_operator.settings import Settings
 from waiting import until
 
 
-def missing(operator: Any, namespace: str) -> str:
-    """Return the metric for a namespace, as text."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{operator.metrics_port}/metrics") as answer:
-        lines = answer.read().decode().splitlines()
-    series = f'fairlead_operator_namespace_missing{{namespace="{namespace}"}} '
-    return next(line.removeprefix(series) for line in lines if line.startswith(series))
+def missing(operator: Any, namespace: str) -> float:
+    """Return the metric for a namespace."""
+    return float(operator.metric("fairlead_operator_namespace_missing", namespace=namespace))
 
 
 def test_a_missing_namespace_blocks_no_other_and_recovers_without_a_restart(
-    world: Any, manifest: Any, start_operator: Any, name: str
+    world: Any, manifest: Any, start_operator: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.kubectl("create", "namespace", "present")
-    account = world.service_account("present", "present")
-    flags = ("--namespace=absent", "--namespace=present", "--lease-namespace=present")
-    operator = start_operator(account, *flags)
-    world.apply(manifest(name, namespace="present"))
+    monkeypatch.setattr(informers, "MISSING_SECONDS", 0.2)
+    present, absent = world.namespace, f"{world.namespace}-absent"
+    flags = (f"--namespace={absent}", f"--namespace={present}", f"--lease-namespace={present}")
+    operator = start_operator(world.service_account(), *flags)
+    world.apply(manifest(name))
 
-    until(lambda: world.condition(name, "Ready", "present"))
-    assert (missing(operator, "absent"), missing(operator, "present")) == ("1.0", "0.0")
-    assert operator.log.read_text().count("cannot list namespace absent") == 1
+    until(lambda: world.condition(name, "Ready"))
+    assert (missing(operator, absent), missing(operator, present)) == (1, 0)
+    assert operator.log.count(f"cannot list namespace {absent}") == 1
 
-    world.kubectl("create", "namespace", "absent")
-    world.service_account("present", "present", "absent")
-    world.apply(manifest(name, namespace="absent"))
+    world.create_namespace(absent)
+    world.service_account(present, absent)
+    world.apply(manifest(name, absent))
 
-    until(lambda: world.condition(name, "Ready", "absent"))
-    assert missing(operator, "absent") == "0.0"
+    until(lambda: world.condition(name, "Ready", absent))
+    assert missing(operator, absent) == 0
     assert operator.stop() == 0
+
+
+def test_an_operator_needs_no_rights_beyond_its_namespaces(
+    world: Any, manifest: Any, start_operator: Any
+) -> None:
+    red, blue = (world.create_namespace(f"{world.namespace}-{color}") for color in ("red", "blue"))
+    account = world.service_account(red, red, blue)
+    start_operator(account, f"--namespace={red}", f"--namespace={blue}", f"--lease-namespace={red}")
+    for namespace in (red, blue):
+        world.apply(manifest("model", namespace))
+        until(lambda namespace=namespace: world.condition("model", "Ready", namespace))
 
 
 @pytest.fixture
 def informer() -> Informer:
     settings = Settings(engine_image="engine:1")
-    fresh = Informer(None, Store(), WorkQueue(), Configuration(), settings, "team-a")  # type: ignore[arg-type]
+    fresh = Informer(None, Store(), WorkQueue(), Access(None), settings, "team-a")  # type: ignore[arg-type]
     for watch in fresh.watches:
         watch.open()
     return fresh

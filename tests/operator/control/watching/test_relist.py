@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 from fault_proxy import FaultProxy, status
-from kubernetes.aio.client import ApiClient, Configuration
-from kubernetes.aio.config import load_kube_config
-from llm_operator.control.cluster import Cluster
+from kubernetes.aio.client import ApiClient
+from llm_operator.control.cluster import Cluster, load_configuration
 from llm_operator.control.queue import Priority, WorkQueue
 from llm_operator.control.resources import CHILDREN, PODS, WATCHED
 from llm_operator.control.watching import informer as informers
@@ -23,7 +22,6 @@ from waiting import until_async
 
 from engine_server.contract.api import Key
 
-NAMESPACE = "relisted"
 CONFIG_MAPS = CHILDREN["v1", "ConfigMap"]
 SIZE = 5
 
@@ -31,27 +29,26 @@ SIZE = 5
 def config_map(number: int, content: str = "") -> dict[str, Any]:
     """Return a child of the LLMDeployment of this number."""
     labels = {"fairlead.dev/llmdeployment": f"model-{number}"}
-    metadata = {"name": f"child-{number}", "namespace": NAMESPACE, "labels": labels}
+    metadata = {"name": f"child-{number}", "labels": labels}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"content": content}}
 
 
-def keys(*numbers: int) -> set[Key]:
-    return {Key(NAMESPACE, f"model-{number}") for number in numbers}
+def keys(world: Any, *numbers: int) -> set[Key]:
+    return {Key(world.namespace, f"model-{number}") for number in numbers}
 
 
 @pytest.fixture
 def store(world: Any, monkeypatch: pytest.MonkeyPatch) -> Store:
     """An empty store, for a namespace that has children in three pages."""
     monkeypatch.setattr(relist, "PAGE_SIZE", 2)
-    world.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
-    world.kubectl("delete", "configmaps", "-n", NAMESPACE, "-l", "fairlead.dev/llmdeployment")
+    world.delete_all("configmap", labelSelector="fairlead.dev/llmdeployment")
     world.apply(*map(config_map, range(SIZE)))
     return Store()
 
 
-async def listed(cluster: Cluster, store: Store) -> set[Key]:
+async def listed(world: Any, cluster: Cluster, store: Store) -> set[Key]:
     """List the children; return the LLMDeployments that are affected."""
-    found = Relist(cluster, store, NAMESPACE).run(CONFIG_MAPS)
+    found = Relist(cluster, store, world.namespace).run(CONFIG_MAPS)
     return {key async for affected in found for key in affected}
 
 
@@ -60,20 +57,20 @@ async def test_reads_every_page_and_only_our_objects(world: Any, cluster: Cluste
     del foreign["metadata"]["labels"]
     world.apply(foreign)
 
-    assert await listed(cluster, store) == keys(*range(SIZE))
+    assert await listed(world, cluster, store) == keys(world, *range(SIZE))
 
     assert {ref.name for ref in store.refs(CONFIG_MAPS)} == {f"child-{number}" for number in range(SIZE)}
-    assert await listed(cluster, store) == set()
+    assert await listed(world, cluster, store) == set()
 
 
 async def test_finds_what_was_created_changed_and_deleted(world: Any, cluster: Cluster, store: Store) -> None:
-    await listed(cluster, store)
+    await listed(world, cluster, store)
     world.apply(config_map(1, "changed"), config_map(7))
-    world.kubectl("delete", "configmap", "child-2", "-n", NAMESPACE)
+    world.delete("configmap", "child-2")
 
-    assert await listed(cluster, store) == keys(1, 2, 7)
+    assert await listed(world, cluster, store) == keys(world, 1, 2, 7)
 
-    assert store.version(Ref(CONFIG_MAPS, NAMESPACE, "child-2")) == 0
+    assert store.version(Ref(CONFIG_MAPS, world.namespace, "child-2")) == 0
 
 
 @pytest.fixture
@@ -81,19 +78,16 @@ async def proxied(world: Any, tmp_path: Path) -> AsyncIterator[tuple[FaultProxy,
     """A proxy, and an informer behind it."""
     proxy = FaultProxy(world.api_server)
     with proxy.running():
-        configuration = Configuration()
-        account = proxy.kubeconfig(world.service_account(NAMESPACE, NAMESPACE), tmp_path / "token")
-        await load_kube_config(str(account), client_configuration=configuration)
+        account = proxy.kubeconfig(world.service_account(), tmp_path / "token")
+        configuration = await load_configuration(str(account))
         settings = Settings(engine_image="engine:1", relist_seconds=0.01)
         async with ApiClient(configuration) as api:
-            yield (
-                proxy,
-                Informer(Cluster(api), Store(), WorkQueue(), configuration, settings, NAMESPACE),
-            )
+            cluster = Cluster(api)
+            yield proxy, Informer(cluster, Store(), WorkQueue(), configuration, settings, world.namespace)
 
 
 async def test_a_failed_page_loses_no_change_of_the_pages_before(
-    store: Store, proxied: tuple[FaultProxy, Informer], monkeypatch: pytest.MonkeyPatch
+    world: Any, store: Store, proxied: tuple[FaultProxy, Informer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(informers, "RETRY_SECONDS", 0.01)
     proxy, informer = proxied
@@ -104,34 +98,34 @@ async def test_a_failed_page_loses_no_change_of_the_pages_before(
     proxy.fault = further_pages_fail
     relisting = asyncio.create_task(informer.keep_relisting())
     await until_async(lambda: proxy.faulted > 1)
-    assert set(informer.queue.due) == keys(0, 1)
+    assert set(informer.queue.due) == keys(world, 0, 1)
     proxy.fault = None
 
-    await until_async(lambda: set(informer.queue.due) == keys(*range(SIZE)))
+    await until_async(lambda: set(informer.queue.due) == keys(world, *range(SIZE)))
     relisting.cancel()
 
 
 async def test_relists_every_kind_and_pods_every_fifth_time(
-    store: Store, proxied: tuple[FaultProxy, Informer]
+    world: Any, store: Store, proxied: tuple[FaultProxy, Informer]
 ) -> None:
     proxy, informer = proxied
 
     relisting = asyncio.create_task(informer.keep_relisting())
-    pods = PODS.path(NAMESPACE)
+    pods = PODS.path(world.namespace)
     await until_async(lambda: sum(call.path == pods for call in proxy.calls) == 2)
     relisting.cancel()
 
     paths = [call.path for call in proxy.calls]
     first, second = (number for number, path in enumerate(paths) if path == pods)
     for resource in set(WATCHED) - {PODS}:
-        path = resource.path(NAMESPACE)
+        path = resource.path(world.namespace)
         # Children are on three pages, all others on one.
         pages = 3 if resource == CONFIG_MAPS else 1
         assert paths[first:second].count(path) == 5 * pages, path
 
 
 async def test_what_a_relist_finds_waits_for_events_and_edits(
-    store: Store, proxied: tuple[FaultProxy, Informer]
+    world: Any, store: Store, proxied: tuple[FaultProxy, Informer]
 ) -> None:
     _, informer = proxied
     await informer.relist([CONFIG_MAPS])
@@ -141,4 +135,4 @@ async def test_what_a_relist_finds_waits_for_events_and_edits(
     informer.queue.add(edit, Priority.EDIT)
 
     assert [await informer.queue.take() for _ in range(2)] == [edit, event]
-    assert await informer.queue.take() in keys(*range(SIZE))
+    assert await informer.queue.take() in keys(world, *range(SIZE))

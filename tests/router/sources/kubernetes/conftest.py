@@ -1,20 +1,18 @@
 """A directory that a Kubernetes source keeps up to date."""
 
 import asyncio
-from pathlib import Path
 from uuid import uuid4
 
 import pytest
 from aiohttp import web
-from api_server import FakeApi
+from fake_api import FakeApi
+from kubernetes_client import Client
 
 from engine_server.router.routing.directory import Directory
 from engine_server.router.routing.health import Health
 from engine_server.router.sources.kubernetes import watch
 from engine_server.router.sources.kubernetes.access import Access
 from engine_server.router.sources.kubernetes.source import KubernetesSource
-
-CRD = Path(__file__).parents[4] / "charts" / "fairlead" / "files" / "llmdeployment-crd.yaml"
 
 
 class Followed:
@@ -70,32 +68,12 @@ async def follow(eventually):
 
 
 @pytest.fixture
-def cluster(api_server):
-    """Install the CRD and create two namespaces; (apply, delete, names of the namespaces)."""
-
-    def kubectl(*arguments: str, stdin=None) -> None:
-        result = api_server.kubectl(*arguments, stdin=stdin)
-        assert result.returncode == 0, result.stderr
-
-    kubectl("apply", "-f", str(CRD))
-    kubectl("wait", "--for=condition=Established", "crd/llmdeployments.fairlead.dev")
-    namespaces = [f"{color}-{uuid4().hex[:8]}" for color in ("red", "blue")]
-    for namespace in namespaces:
-        kubectl("create", "namespace", namespace)
-
-    def apply(namespace: str, *objects: dict) -> None:
-        kubectl(
-            "apply",
-            "-n",
-            namespace,
-            "-f",
-            "-",
-            stdin={"apiVersion": "v1", "kind": "List", "items": [*objects]},
-        )
-
-    def delete(namespace: str, kind: str, name: str) -> None:
-        kubectl("delete", kind, name, "-n", namespace)
-
-    yield apply, delete, namespaces
-    for namespace in namespaces:
-        kubectl("delete", "llmdeployments,endpointslices", "--all", "-n", namespace)
+def namespaces(api_server, definition):
+    """Return clients of two namespaces, which no other test has."""
+    clients = [Client(api_server.kubeconfig, f"{color}-{uuid4().hex[:8]}") for color in ("red", "blue")]
+    for client in clients:
+        client.create_namespace(client.namespace)
+    yield clients
+    for client in clients:
+        client.delete_all("llmd")
+        client.delete_all("endpointslice")

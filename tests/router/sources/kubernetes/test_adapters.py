@@ -1,7 +1,7 @@
 """Adapters of LLMDeployments, and the pods that have them."""
 
 import pytest
-from api_server import event
+from fake_api import event
 from kubernetes_objects import endpoint, llmd, slice_of
 
 from engine_server.router.sources.kubernetes.access import Access

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 from aiohttp import web
-from api_server import event
+from fake_api import event
 from kubernetes_objects import endpoint, llmd, slice_of
 
 from engine_server.router.sources.kubernetes import watch
@@ -71,7 +71,8 @@ OUTAGES = {
 
 @pytest.fixture
 async def followed(api, follow, monkeypatch):
-    """A source that knows one endpoint. Its requests end soon when nobody answers them."""
+    """A source that knows one endpoint. Its requests end soon when nobody answers them, and are soon repeated."""
+    monkeypatch.setattr(watch, "LONGEST_PAUSE_SECONDS", 0.05)
     monkeypatch.setattr(watch, "LIST_TIMEOUT_SECONDS", 0.1)
     monkeypatch.setattr(watch, "WATCH_SECONDS", 0)
     api.items["llmdeployments"] = [llmd("m", namespace="x")]

@@ -1,43 +1,45 @@
 """Deployments from a real API server."""
 
-import yaml
+from api_server import kubeconfig_of
 from kubernetes_objects import endpoint, llmd, slice_of
 
 from engine_server.router.routing.policies.round_robin import RoundRobin
 from engine_server.router.sources.kubernetes.access import from_kubeconfig
 
 
-async def test_follows_deployments_and_slices_of_a_cluster(api_server, cluster, follow, eventually):
-    apply, delete, (red, blue) = cluster
-    apply(red, llmd("a", "first", policy="round_robin"))
-    apply(red, slice_of("a", "a-1", endpoint("10.0.0.1", ready=True, serving=True, terminating=False)))
+async def test_follows_deployments_and_slices_of_a_cluster(api_server, namespaces, follow, eventually):
+    red, blue = namespaces
+    a, b = f"a-{red.namespace}", f"b-{red.namespace}"
+    first, second = f"first-{red.namespace}", f"second-{red.namespace}"
+    red.apply(llmd(a, first, policy="round_robin"))
+    red.apply(slice_of(a, "a-1", endpoint("10.0.0.1", ready=True, serving=True, terminating=False)))
     everywhere = await follow(from_kubeconfig(api_server.kubeconfig))
-    blue_only = await follow(from_kubeconfig(api_server.kubeconfig), blue)
-    assert everywhere.live("first") == everywhere.live(f"{red}/a") == ["http://10.0.0.1:8000"]
-    assert isinstance(everywhere.directory.resolve("first").policy, RoundRobin)
-    assert blue_only.live("first") is None
+    blue_only = await follow(from_kubeconfig(api_server.kubeconfig), blue.namespace)
+    assert everywhere.live(first) == everywhere.live(f"{red.namespace}/{a}") == ["http://10.0.0.1:8000"]
+    assert isinstance(everywhere.directory.resolve(first).policy, RoundRobin)
+    assert blue_only.live(first) is None
 
-    apply(red, slice_of("a", "a-2", endpoint("10.0.0.2")))  # a second slice of the same deployment
-    await eventually(lambda: everywhere.live("first") == ["http://10.0.0.1:8000", "http://10.0.0.2:8000"])
-    apply(red, slice_of("a", "a-1", endpoint("10.0.0.1", ready=False, serving=True, terminating=True)))
-    await eventually(lambda: everywhere.live("first") == ["http://10.0.0.2:8000"])
+    red.apply(slice_of(a, "a-2", endpoint("10.0.0.2")))  # a second slice of the same deployment
+    await eventually(lambda: everywhere.live(first) == ["http://10.0.0.1:8000", "http://10.0.0.2:8000"])
+    red.apply(slice_of(a, "a-1", endpoint("10.0.0.1", ready=False, serving=True, terminating=True)))
+    await eventually(lambda: everywhere.live(first) == ["http://10.0.0.2:8000"])
 
-    delete(red, "endpointslice", "a-2")
-    await eventually(lambda: everywhere.live("first") == [])
-    apply(red, llmd("a", "second"))
-    await eventually(lambda: everywhere.live("first") is None and everywhere.live("second") == [])
-    apply(blue, llmd("b", "first"), slice_of("b", "b-1", endpoint("10.0.1.1")))
-    await eventually(lambda: everywhere.live("first") == blue_only.live("first") == ["http://10.0.1.1:8000"])
-    delete(red, "llmdeployment", "a")
-    await eventually(lambda: everywhere.live("second") is None)
+    red.delete("endpointslice", "a-2")
+    await eventually(lambda: everywhere.live(first) == [])
+    red.apply(llmd(a, second))
+    await eventually(lambda: everywhere.live(first) is None and everywhere.live(second) == [])
+    blue.apply(llmd(b, first), slice_of(b, "b-1", endpoint("10.0.1.1")))
+    await eventually(lambda: everywhere.live(first) == blue_only.live(first) == ["http://10.0.1.1:8000"])
+    red.delete("llmd", a)
+    await eventually(lambda: everywhere.live(second) is None)
 
 
-async def test_follows_each_of_several_namespaces(api_server, cluster, follow):
-    apply, _, namespaces = cluster
-    for namespace in namespaces:
-        apply(namespace, llmd("a"))
-    everywhere = await follow(from_kubeconfig(api_server.kubeconfig), *namespaces)
-    assert [everywhere.live(f"{namespace}/a") for namespace in namespaces] == [[], []]
+async def test_follows_each_of_several_namespaces(api_server, namespaces, follow):
+    for client in namespaces:
+        client.apply(llmd("a"))
+    names = [client.namespace for client in namespaces]
+    everywhere = await follow(from_kubeconfig(api_server.kubeconfig), *names)
+    assert [everywhere.live(f"{namespace}/a") for namespace in names] == [[], []]
 
 
 def rights_of(account_namespace: str) -> list[dict]:
@@ -65,22 +67,18 @@ def rights_of(account_namespace: str) -> list[dict]:
 
 
 async def test_namespace_that_may_not_be_read_delays_no_other_and_is_followed_once_it_may(
-    api_server, cluster, follow, eventually
+    namespaces, follow, eventually
 ):
-    apply, _, (red, blue) = cluster
-    apply(red, llmd("a"))
-    apply(blue, llmd("b"))
-    rights = rights_of(red)
-    apply(red, *rights, {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "router"}})
-    token = api_server.kubectl("create", "token", "router", "-n", red).stdout.strip()
-    config = yaml.safe_load(api_server.kubeconfig.read_text())
-    config["users"][0]["user"] = {"token": token}
-    file = api_server.kubeconfig.with_name(f"router-of-{red}")
-    file.write_text(yaml.safe_dump(config))
-    followed = await follow(from_kubeconfig(file), red, blue)
-    assert followed.live(f"{red}/a") == []
-    assert followed.live(f"{blue}/b") is None
+    red, blue = namespaces
+    rights = rights_of(red.namespace)
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "router"}}
+    red.apply(llmd("a"), *rights, account)
+    blue.apply(llmd("b"))
+    file = kubeconfig_of(red.token("router"), red.kubeconfig, f"router-of-{red.namespace}")
+    followed = await follow(from_kubeconfig(file), red.namespace, blue.namespace)
+    assert followed.live(f"{red.namespace}/a") == []
+    assert followed.live(f"{blue.namespace}/b") is None
     failures = {state.namespace: state.failures for state in followed.source.watches()}
-    assert failures[blue] > 0
-    apply(blue, *rights)
-    await eventually(lambda: followed.live(f"{blue}/b") == [])
+    assert failures[blue.namespace] > 0
+    blue.apply(*rights)
+    await eventually(lambda: followed.live(f"{blue.namespace}/b") == [])

@@ -1,7 +1,5 @@
 """The start of deployments: obstacles from conditions, and the scale from zero on a real API server."""
 
-import json
-
 import msgspec
 import pytest
 from kubernetes_objects import llmd
@@ -63,32 +61,29 @@ def test_a_deployment_at_zero_that_its_spec_makes_impossible_cannot_start():
 class Scales:
     """LLMDeployments of a namespace of its own, on the API server, and the source that follows them."""
 
-    def __init__(self, api_server, namespace, followed):
-        self._kubectl = api_server.kubectl
-        self._namespace = namespace
+    def __init__(self, client, followed):
+        self._client = client
         self.source = followed.source
         self.directory = followed.directory
 
-    def call(self, *arguments, stdin=None) -> str:
-        result = self._kubectl(*arguments, "-n", self._namespace, stdin=stdin)
-        assert result.returncode == 0, result.stderr
-        return result.stdout
-
     def apply(self, name, **spec) -> None:
-        self.call("apply", "-f", "-", stdin=llmd(name, spec=spec))
+        self._client.apply(llmd(name, spec=spec))
+
+    def scale(self, name, replicas) -> None:
+        self._client.scale("llmd", name, replicas)
 
     def replicas(self, name) -> int:
-        return json.loads(self.call("get", "llmd", name, "-o", "json"))["spec"]["replicas"]
+        return self._client.get("llmd", name)["spec"]["replicas"]
 
     def route(self, name):
-        return self.directory.route(Target(Key(self._namespace, name)))
+        return self.directory.route(Target(Key(self._client.namespace, name)))
 
 
 @pytest.fixture
-async def scales(api_server, cluster, follow):
+async def scales(api_server, namespaces, follow):
     """Return the scales in one of the namespaces."""
-    _, _, (namespace, _) = cluster
-    return Scales(api_server, namespace, await follow(from_kubeconfig(api_server.kubeconfig), namespace))
+    client, _ = namespaces
+    return Scales(client, await follow(from_kubeconfig(api_server.kubeconfig), client.namespace))
 
 
 @pytest.mark.parametrize(("minimum", "replicas"), [(0, 1), (2, 2)])
@@ -107,9 +102,9 @@ async def test_each_time_at_zero_has_another_waker(scales, eventually):
     await eventually(lambda: scales.route("m"))
     first = scales.route("m").deployment.waker
 
-    scales.call("scale", "llmd/m", "--replicas=1")
+    scales.scale("m", 1)
     await eventually(lambda: scales.route("m").deployment.waker is None)
-    scales.call("scale", "llmd/m", "--replicas=0")
+    scales.scale("m", 0)
     await eventually(lambda: scales.route("m").deployment.waker is not None)
 
     assert scales.route("m").deployment.waker != first
@@ -120,7 +115,7 @@ async def test_does_not_scale_a_deployment_that_was_changed_unseen(scales, event
     await eventually(lambda: scales.route("m"))
     waker = scales.route("m").deployment.waker
     stale = scales.source.deployment(waker.key)
-    scales.call("scale", "llmd/m", "--replicas=3")
+    scales.scale("m", 3)
 
     class Unaware:
         access, session = scales.source.access, scales.source.session

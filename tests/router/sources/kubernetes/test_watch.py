@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from api_server import event
+from fake_api import event
 from kubernetes_objects import endpoint, llmd, slice_of
 
 from engine_server.contract.labels import LLMDEPLOYMENT_LABEL as LABEL
