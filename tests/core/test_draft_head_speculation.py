@@ -289,6 +289,7 @@ def test_two_ranks_draft_what_one_drafts(
     check(recorded, reference)
 
 
+@pytest.mark.thorough
 def test_requests_with_adapters_have_the_same_output(checkpoint: Checkpoint, finish, tmp_path: Path) -> None:
     target = AutoModelForCausalLM.from_pretrained(checkpoint.target)
     layers = ["embed_tokens", "lm_head", "q_proj"]
@@ -310,7 +311,8 @@ def test_requests_with_adapters_have_the_same_output(checkpoint: Checkpoint, fin
     assert base not in adapted
 
 
-@pytest.mark.parametrize("level", tiered([1, 2], 2))
+@pytest.mark.thorough
+@pytest.mark.parametrize("level", [1, 2])
 def test_drafts_after_a_sleep_are_those_of_the_whole_prefix(
     checkpoint: Checkpoint, reference: Reference, level: int, finish, monkeypatch: pytest.MonkeyPatch
 ) -> None:

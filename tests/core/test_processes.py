@@ -15,6 +15,7 @@ def test_start_raises_value_error_for_a_folder_without_a_model(tmp_path: Path) -
         AsyncLLMEngine.from_engine_args(AsyncEngineArgs(model=str(tmp_path)))
 
 
+@pytest.mark.thorough
 def test_start_names_both_sizes_when_the_cache_is_too_small(tiny_llama: Path) -> None:
     arguments = AsyncEngineArgs(model=str(tiny_llama), skip_tokenizer_init=True, num_gpu_blocks_override=3)
     with pytest.raises(EngineDeadError, match=r"needs 16 blocks.*room for 3"):

@@ -65,7 +65,7 @@ def drafters(tiny_llama: Path, other: Path) -> dict[str, dict[str, Any]]:
 
 
 # Draft heads have tests of their own.
-@pytest.fixture(scope="module", params=tiered([*METHODS, "eagle3", "mtp"], "ngram", "other model"))
+@pytest.fixture(scope="module", params=tiered([*METHODS, "eagle3", "mtp"], "other model"))
 def engines(
     request: pytest.FixtureRequest,
     tiny_llama: Path,
@@ -246,7 +246,8 @@ def test_requests_with_adapters_are_drafted_without(
         assert contents(plain) == contents(speculating)
 
 
-@pytest.mark.parametrize("overlapped", tiered([False, True], True))
+@pytest.mark.thorough
+@pytest.mark.parametrize("overlapped", [False, True])
 def test_two_ranks_draft_together(
     tiny_llama: Path, drafters: dict[str, dict[str, Any]], overlapped: bool, finish
 ) -> None:

@@ -9,9 +9,21 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from adapters import save_lora
+from speculating_engines import draft_always, overlap_at_random
+from step_counts import Counts
+from transformers import LlamaForCausalLM
 from waiting import until
 
-from engine_server import AsyncEngineArgs, AsyncLLM, EngineArgs, EngineDeadError, LLMEngine, SamplingParams
+from engine_server import (
+    AsyncEngineArgs,
+    AsyncLLM,
+    EngineArgs,
+    EngineDeadError,
+    LLMEngine,
+    LoRARequest,
+    SamplingParams,
+)
 from engine_server.core.distributed.runner_calls import decode_array, encode_array
 from engine_server.core.distributed.worker import MODULE
 
@@ -25,9 +37,9 @@ def options(folder: Path, ranks: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def answers(engine: LLMEngine, finish, params: SamplingParams) -> dict[str, Any]:
+def answers(engine: LLMEngine, finish, params: SamplingParams, **adapter: Any) -> dict[str, Any]:
     for name, prompt in PROMPTS.items():
-        engine.add_request(name, {"prompt_token_ids": prompt}, params)
+        engine.add_request(name, {"prompt_token_ids": prompt}, params, **adapter)
     outputs = finish(engine)
     return {name: (one.outputs[0].token_ids, one.prompt_logprobs) for name, one in outputs.items()}
 
@@ -45,12 +57,25 @@ def is_worker(child: psutil.Process) -> bool:
         return False
 
 
-def test_two_ranks_give_the_output_of_one(tiny_llama: Path, finish, tiny_params) -> None:
-    one = LLMEngine.from_engine_args(EngineArgs(**options(tiny_llama, 1)))
-    two = LLMEngine.from_engine_args(EngineArgs(**options(tiny_llama, 2), async_scheduling=True))
+def test_two_ranks_give_the_output_of_one(tiny_llama: Path, tmp_path: Path, finish, tiny_params) -> None:
+    """Two ranks also draft together, and share an adapter."""
+    model = LlamaForCausalLM.from_pretrained(tiny_llama)
+    lora = LoRARequest("lora", 1, str(save_lora(model, tmp_path, 1, target_modules="all-linear")))
+    one = LLMEngine.from_engine_args(EngineArgs(**options(tiny_llama, 1), enable_lora=True))
+    drafts, counts = {"model": str(tiny_llama), "num_speculative_tokens": 3}, Counts()
+    arguments = EngineArgs(
+        **options(tiny_llama, 2) | {"disable_log_stats": False}, enable_lora=True, speculative_config=drafts,
+        async_scheduling=True,
+    )  # fmt: skip
+    two = LLMEngine.from_engine_args(arguments, stat_loggers={"counts": counts})
+    draft_always(two)
+    overlap_at_random(two)
     greedy = tiny_params(temperature=0.0, max_tokens=12, ignore_eos=True, prompt_logprobs=1)
     expected = without_values(answers(one, finish, greedy))
     assert without_values(answers(two, finish, greedy)) == expected
+    assert counts.accepted > 0
+    adapted = without_values(answers(one, finish, greedy, lora_request=lora))
+    assert without_values(answers(two, finish, greedy, lora_request=lora)) == adapted != expected
     assert two.collective_rpc("erase", args=([],)) == [None, None]
     with pytest.raises(RuntimeError, match=r"rank 0: AttributeError: .*; rank 1: AttributeError"):
         two.collective_rpc("unknown_method")
@@ -63,6 +88,7 @@ def test_two_ranks_give_the_output_of_one(tiny_llama: Path, finish, tiny_params)
     until(lambda: not worker.is_running())
 
 
+@pytest.mark.thorough
 @pytest.mark.asyncio
 async def test_killed_worker_ends_the_engine_with_its_signal_as_reason(tiny_llama: Path, tiny_params) -> None:
     engine = await asyncio.to_thread(AsyncLLM.from_engine_args, AsyncEngineArgs(**options(tiny_llama, 2)))

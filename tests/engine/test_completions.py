@@ -28,7 +28,10 @@ def fail_at_seven(token_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
 EVEN, SEVEN = f"{__name__}:keep_even", f"{__name__}:fail_at_seven"
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["plain", "overlapped"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(False, id="plain", marks=pytest.mark.thorough), pytest.param(True, id="overlapped")],
+)
 def tiny(tiny_llama: Path, request: pytest.FixtureRequest) -> LLMEngine:
     return LLMEngine.from_engine_args(
         EngineArgs(

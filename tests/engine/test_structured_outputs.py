@@ -1,15 +1,19 @@
-"""Structured outputs of the real model."""
+"""Structured outputs with a real tokenizer, by a random model, and in the thorough tier by a real one."""
 
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+import torch
 from tiers import tiered
+from tiny_models import TINY
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from engine_server import InvalidRequestError, LLMEngine, SamplingParams, StructuredOutputsParams
+from engine_server import EngineArgs, InvalidRequestError, LLMEngine, SamplingParams, StructuredOutputsParams
 
 SCHEMA = {
     "type": "object",
@@ -49,6 +53,24 @@ TAGS = json.dumps(
     }
 )
 PROMPT = "Describe a person in JSON: "
+
+
+@pytest.fixture(scope="module", params=tiered(["random", "real"], "random"))
+def engine(
+    request: pytest.FixtureRequest, smollm2: Path, tmp_path_factory: pytest.TempPathFactory
+) -> LLMEngine:
+    if request.param == "real":
+        return request.getfixturevalue("engine")
+    folder = tmp_path_factory.mktemp("random")
+    torch.manual_seed(0)
+    sizes = TINY | {"vocab_size": 49152, "max_position_embeddings": 1024}
+    LlamaForCausalLM(LlamaConfig(**sizes)).save_pretrained(folder)
+    return LLMEngine.from_engine_args(
+        EngineArgs(
+            model=str(folder), tokenizer=str(smollm2), dtype="float32", num_gpu_blocks_override=512,
+            disable_log_stats=True,
+        )
+    )  # fmt: skip
 
 
 def is_json_of(schema: dict[str, Any]) -> Callable[[str], bool]:
@@ -91,7 +113,7 @@ def params(structured: dict[str, Any], **options: Any) -> SamplingParams:
     return SamplingParams(
         **{
             "temperature": 1.0,
-            "max_tokens": 120,
+            "max_tokens": 400,
             "seed": 1,
             "structured_outputs": StructuredOutputsParams(**structured),
             **options,
@@ -116,8 +138,10 @@ def test_output_of_every_seed_matches_the_grammar(engine: LLMEngine, finish, kin
 
 
 def test_any_json_object_is_valid_when_it_ends(engine: LLMEngine, finish) -> None:
+    ends = dict.fromkeys(engine.get_tokenizer().convert_tokens_to_ids(['"', "}"]), 12.0)  # it ends soon
     for seed in range(3):
-        engine.add_request(str(seed), PROMPT, params({"json_object": True}, seed=seed, max_tokens=40))
+        options = {"seed": seed, "max_tokens": 100, "logit_bias": ends}
+        engine.add_request(str(seed), PROMPT, params({"json_object": True}, **options))
     ended = [one.outputs[0] for one in finish(engine).values() if one.outputs[0].finish_reason == "stop"]
     assert ended
     assert all(isinstance(json.loads(one.text), dict) for one in ended)
@@ -169,7 +193,7 @@ def test_stop_string_ends_the_text_within_the_grammar(engine: LLMEngine, finish)
 def test_grammar_starts_after_the_reasoning(engine: LLMEngine, finish) -> None:
     line_end = engine.get_tokenizer().convert_tokens_to_ids("Ċ")
     structured = {"choice": ["red", "green"], "starts_after": [line_end]}
-    free = params(structured, max_tokens=200, logit_bias={line_end: 5.0})
+    free = params(structured, max_tokens=200, logit_bias={line_end: 10.0})
     engine.add_request("r", "Let me think about colors", free)
     [completion] = finish(engine)["r"].outputs
     reasoning, _, answer = completion.text.partition("\n")

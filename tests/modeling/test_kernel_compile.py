@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiers import tiered
 
 from engine_server.modeling.memory.cache_layout import FLOAT8, Pages
 from engine_server.modeling.scoring import Scoring
@@ -64,6 +63,7 @@ def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype)
 
 
+@pytest.mark.thorough
 def test_attention_kernels_compile_for_hopper(compiled: list) -> None:
     """Compile for the heads of Llama 3 8B: prefill without options, decode with all options, and a float8 cache."""
     plain, new = Pages(tensor(3, 16, 8, 128)), tensor(8, 8, 128)
@@ -97,6 +97,7 @@ def test_module_kernels_compile_for_hopper(compiled: list) -> None:
     assert all(kernel.metadata.shared <= MULTIPROCESSOR_BYTES for kernel in compiled)
 
 
+@pytest.mark.thorough
 def test_sampling_kernels_compile_for_hopper(compiled: list) -> None:
     """Compile for the vocabularies of GPT-2, whose rows are not aligned, and of Gemma 3."""
     for logits in (tensor(2, 50257), tensor(2, 262144, dtype=torch.float32)):
@@ -105,7 +106,8 @@ def test_sampling_kernels_compile_for_hopper(compiled: list) -> None:
     assert all(kernel.metadata.shared <= MULTIPROCESSOR_BYTES for kernel in compiled)
 
 
-@pytest.mark.parametrize("capability", tiered([80, 90], 90))
+@pytest.mark.thorough
+@pytest.mark.parametrize("capability", [80, 90])
 def test_products_with_quantised_weights_compile_for_ampere_and_hopper(
     compiled: list, monkeypatch: pytest.MonkeyPatch, capability: int
 ) -> None:
@@ -126,7 +128,8 @@ def test_products_with_quantised_weights_compile_for_ampere_and_hopper(
     assert all(kernel.metadata.shared <= MULTIPROCESSOR_BYTES for kernel in compiled)
 
 
-@pytest.mark.parametrize("capability", tiered([80, 90], 90))
+@pytest.mark.thorough
+@pytest.mark.parametrize("capability", [80, 90])
 def test_low_rank_updates_compile_for_ampere_and_hopper(
     compiled: list, monkeypatch: pytest.MonkeyPatch, capability: int
 ) -> None:

@@ -90,15 +90,19 @@ def test_gpu_without_bfloat16_computes_in_float16_and_logs_it(monkeypatch, caplo
 
 @pytest.mark.parametrize(
     ("instruction", "weights", "computed"),
-    [
+    tiered(
+        [
+            ("avx2", torch.bfloat16, torch.float32),
+            ("avx2", torch.float16, torch.float32),
+            ("avx2", torch.float32, torch.float32),
+            ("avx512_bf16", torch.bfloat16, torch.bfloat16),
+            ("avx512_bf16", torch.float16, torch.float32),
+            ("bf16", torch.bfloat16, torch.bfloat16),  # Arm's
+            ("amx_fp16", torch.float16, torch.float16),
+        ],
         ("avx2", torch.bfloat16, torch.float32),
-        ("avx2", torch.float16, torch.float32),
-        ("avx2", torch.float32, torch.float32),
         ("avx512_bf16", torch.bfloat16, torch.bfloat16),
-        ("avx512_bf16", torch.float16, torch.float32),
-        ("bf16", torch.bfloat16, torch.bfloat16),  # Arm's
-        ("amx_fp16", torch.float16, torch.float16),
-    ],
+    ),
 )
 def test_cpu_without_instructions_for_a_dtype_computes_in_float32_and_logs_it(
     tiny_llama: Path, tmp_path: Path, monkeypatch, caplog, instruction: str, weights, computed
