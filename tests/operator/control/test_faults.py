@@ -87,7 +87,13 @@ def site(world: Any, run_operator: Any, tmp_path_factory: pytest.TempPathFactory
         flags = ("--relist-seconds=1", f"--watch-silence-seconds={WATCH_SILENCE}")
         scope = (f"--namespace={home}", f"--lease-namespace={home}")
         with run_operator(kubeconfig, *scope, *flags) as operator:
+            # A fault while the first watches are being opened would make the operator start them again.
+            until(lambda: all_are_watched(proxy))
             yield Site(world, proxy, operator, token_file)
+
+
+def all_are_watched(proxy: FaultProxy) -> bool:
+    return sum(call.verb == "watch" and call.status == 200 for call in proxy.calls) >= len(WATCHED)
 
 
 @pytest.fixture
@@ -309,9 +315,7 @@ def test_repairs_drift_that_a_watch_reports_at_once_and_without_a_list(
         world.apply(manifest(name, home))
         until(lambda: world.observed_generation(name, home) == 1)
         # Each watch begins with a list.
-        until(
-            lambda: sum(call.verb == "watch" and call.status == 200 for call in proxy.calls) >= len(WATCHED)
-        )
+        until(lambda: all_are_watched(proxy))
         since = len(proxy.calls)
 
         world.scale("deployment", child, 5, home)
