@@ -298,12 +298,12 @@ def test_body_that_pauses_too_long_is_refused() -> None:
 
 def test_body_whose_pauses_are_short_may_take_longer_in_all() -> None:
     with serving(body_seconds=1) as service, service.connect() as connection:
-        connection.sendall(POST + b"Content-Length: 15\r\n\r\n")
+        connection.sendall(POST + b"Content-Length: 11\r\n\r\n")
         pause = threading.Event()
-        for _ in range(15):
+        for _ in range(11):
             assert not pause.wait(0.1)
             connection.sendall(b"a")
-        assert json.loads(read_answer(connection)[2])["body"] == "a" * 15
+        assert json.loads(read_answer(connection)[2])["body"] == "a" * 11
 
 
 def test_request_in_flight_takes_longer_than_the_times_for_head_and_body() -> None:
@@ -337,7 +337,7 @@ def test_client_that_reads_slowly_stays_connected() -> None:
     with serving(read_seconds=0.5) as service, service.connect() as connection:
         connection.sendall(b"GET /large HTTP/1.1\r\nConnection: close\r\n\r\n")
         received, pause = 0, threading.Event()
-        for _ in range(20):
+        for _ in range(7):  # longer than the limit in all
             assert not pause.wait(0.1)
             received += len(connection.recv(4 << 20))
         while piece := connection.recv(4 << 20):
@@ -444,7 +444,7 @@ def test_many_clients_that_stop_reading_leave_nothing(count: int) -> None:
     raise_open_files_limit()
     process = psutil.Process()
     descriptors, memory = process.num_fds(), process.memory_info().rss
-    with serving(read_seconds=2) as service:
+    with serving(read_seconds=1) as service:
         clients = []
         for _ in range(count):
             client = socket.socket()
