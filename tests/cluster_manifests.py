@@ -3,6 +3,8 @@
 from typing import Any
 
 Manifest = dict[str, Any]
+# No registry listens there; a name that can't be resolved takes up to a minute to fail.
+MISSING_IMAGE = "127.0.0.1:1/nothing:1"
 # What the Pod Security Standard `restricted` asks of a container.
 CONFINED = {
     "allowPrivilegeEscalation": False,

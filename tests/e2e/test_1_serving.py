@@ -1,11 +1,9 @@
-"""Install, apply, wait, request, scale and edit, in this order; the numbers of the files order them too."""
+"""Install, apply, wait and request, in this order; the numbers of the files order them too."""
 
-import json
 from typing import Any
 
 import openai
 import pytest
-from waiting import until
 
 from engine_server.modeling.native.build import LEVELS
 
@@ -31,7 +29,7 @@ def test_router_without_models_reports_that_there_are_none(
 
 
 def test_applied_deployment_becomes_ready(cluster: Any, smollm2: str) -> None:
-    deployment = cluster.get("llmd", smollm2, "-n", NAMESPACE)
+    deployment = cluster.llmd(smollm2, NAMESPACE)
     assert deployment["status"]["readyReplicas"] == 2
     ready = cluster.condition(smollm2, NAMESPACE, "Ready")
     assert ready["status"] == "True"
@@ -104,34 +102,6 @@ def test_invalid_requests_get_client_errors(cluster: Any, smollm2: str, client: 
         client.chat.completions.create(model="smollm2", messages=QUESTION, temperature=-1)
     with pytest.raises(openai.BadRequestError, match="2048"):
         client.completions.create(model="smollm2", prompt="sea " * 3000)
-
-
-def test_scales_up_and_down_under_load(cluster: Any, smollm2: str, load: Any) -> None:
-    cluster.kubectl("scale", "llmd", smollm2, "-n", NAMESPACE, "--replicas=3")
-    cluster.wait_replicas(smollm2, NAMESPACE, 3)
-    with load() as running:
-        cluster.kubectl("scale", "llmd", smollm2, "-n", NAMESPACE, "--replicas=2")
-        cluster.wait_replicas(smollm2, NAMESPACE, 2)
-        running.more(4)
-    assert running.failures == []
-
-
-def test_rollout_fails_no_request(cluster: Any, smollm2: str, load: Any) -> None:
-    flags = {"--max-model-len=1024", "--max-num-seqs=16"}
-    edit = {"spec": {"engine": {"maxModelLen": 1024, "args": ["--max-num-seqs=16"]}}}
-
-    def rolled() -> bool:
-        pods = cluster.pods(smollm2, NAMESPACE)
-        return all(flags <= set(pod["spec"]["containers"][0]["args"]) for pod in pods)
-
-    assert not rolled()
-    with load() as running:
-        cluster.kubectl("patch", "llmd", smollm2, "-n", NAMESPACE, "--type=merge", "-p", json.dumps(edit))
-        until(rolled, "every pod has the new flags", 300)
-        cluster.wait_replicas(smollm2, NAMESPACE, 2)
-        running.more(4)
-    assert running.failures == []
-    cluster.wait_ready(smollm2, NAMESPACE)
 
 
 def test_restart_of_the_routers_fails_no_request(cluster: Any, smollm2: str, load: Any) -> None:

@@ -53,13 +53,13 @@ def set_adapters(cluster: Any, **uris: str) -> None:
 
 def entry(cluster: Any, name: str) -> dict[str, Any]:
     """Return an adapter's entry of the status; empty without one."""
-    listed = cluster.get("llmd", NAME, "-n", NAMESPACE)["status"].get("adapters", [])
+    listed = cluster.llmd(NAME, NAMESPACE)["status"].get("adapters", [])
     return next((each for each in listed if each["name"] == name), {})
 
 
 def reached(cluster: Any, reason: str, title: str) -> dict[str, Any]:
     """Wait for the reason of AdaptersReady, show the state, and return the condition."""
-    generation = cluster.get("llmd", NAME, "-n", NAMESPACE)["metadata"]["generation"]
+    generation = cluster.llmd(NAME, NAMESPACE)["metadata"]["generation"]
 
     def current() -> dict[str, Any] | None:
         found: dict[str, Any] = cluster.condition(NAME, NAMESPACE, "AdaptersReady")
@@ -73,7 +73,7 @@ def reached(cluster: Any, reason: str, title: str) -> dict[str, Any]:
 
 def show(cluster: Any, title: str) -> None:
     """Add the deployment, its conditions and its adapters to the transcript."""
-    status = cluster.get("llmd", NAME, "-n", NAMESPACE)["status"]
+    status = cluster.llmd(NAME, NAMESPACE)["status"]
     lines = [
         cluster.kubectl("get", "llmd", NAME, "-n", NAMESPACE, "-o", "wide"),
         *(
@@ -198,14 +198,10 @@ def test_an_engine_that_restarts_without_an_operator_serves_its_adapters_once_it
         listed = cluster.kubectl("exec", victim, "-n", NAMESPACE, "-c", "engine", "--", *reads)
         return "adapters/first" in listed and f"adapters/{PROMPT_TUNING}" in listed
 
-    def is_ready_again() -> bool:
-        status = cluster.get("pod", victim, "-n", NAMESPACE)["status"]["containerStatuses"][0]
-        return bool(status["restartCount"] == 1 and status["ready"])
-
     until(has_list, "the list of adapters in the pod", 300)
     with stopped_operator(cluster):
         with served("a restart of an engine with adapters", model="tuned", requests=100):
-            cluster.kill_core(victim, NAMESPACE)
+            is_ready_again = cluster.kill_core(victim, NAMESPACE)
             until(is_ready_again, "the engine is ready again", 300)
         with (
             cluster.forward(victim, NAMESPACE, ENGINE_PORT) as address,

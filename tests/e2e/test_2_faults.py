@@ -1,6 +1,7 @@
 """Faults on a cluster, and how they are reported."""
 
 import json
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -60,7 +61,7 @@ def test_killed_engine_core_is_restarted_and_its_streams_continue_elsewhere(
         streams = [pool.submit(stream, client) for _ in range(6)]
         until(lambda: any(running(name) for name in names), "streams on a replica")
         victim = max(names, key=running)
-        cluster.kill_core(victim, NAMESPACE)
+        is_ready_again = cluster.kill_core(victim, NAMESPACE)
         ends = [future.result() for future in streams]
     assert ends == ["length"] * 6
 
@@ -72,11 +73,7 @@ def test_killed_engine_core_is_restarted_and_its_streams_continue_elsewhere(
         )
     assert len(answers) == 100
 
-    def restarted() -> bool:
-        status = cluster.get("pod", victim, "-n", NAMESPACE)["status"]["containerStatuses"][0]
-        return bool(status["restartCount"] >= 1 and status["ready"])
-
-    until(restarted, "the kubelet restarts the engine, and it is ready again")
+    until(is_ready_again, "the kubelet restarts the engine, and it is ready again")
     cluster.wait_replicas(smollm2, NAMESPACE, 2)
     cluster.wait_ready(smollm2, NAMESPACE)
 
@@ -119,30 +116,36 @@ def test_reports_a_missing_model(cluster: Any, applied: Any, name: str, uri: str
     cluster.show(f"{uri}: the condition's message", message)
 
 
-def test_name_in_two_namespaces_reaches_both(
-    cluster: Any, smollm2: str, applied: Any, client: openai.OpenAI
-) -> None:
-    applied("smollm2", OTHER)
+@pytest.fixture(scope="module")
+def namesake(cluster: Any, release: None, gpu_node: str) -> Iterator[str]:
+    """Apply a deployment with the sample's name in another namespace, on a GPU. Return its name."""
+    cluster.apply(OTHER, llmdeployment("smollm2", resources={"gpu": 1}))
     cluster.wait_replicas("smollm2", OTHER, 1)
+    yield "smollm2"
+    cluster.kubectl("delete", "llmd", "smollm2", "-n", OTHER)
+
+
+def test_name_in_two_namespaces_reaches_both(
+    cluster: Any, smollm2: str, namesake: str, client: openai.OpenAI
+) -> None:
     until(
-        lambda: cluster.condition("smollm2", OTHER, "NameTaken").get("status") == "True",
+        lambda: cluster.condition(namesake, OTHER, "NameTaken").get("status") == "True",
         "the later one says that its name is taken",
     )
-    assert cluster.condition("smollm2", NAMESPACE, "NameTaken").get("status") != "True"
-    for name in ("smollm2", f"{NAMESPACE}/smollm2", f"{OTHER}/smollm2"):
+    assert cluster.condition(smollm2, NAMESPACE, "NameTaken").get("status") != "True"
+    for name in (smollm2, f"{NAMESPACE}/{smollm2}", f"{OTHER}/{namesake}"):
         reply = client.completions.create(model=name, prompt="The sea is", max_tokens=4)
         assert reply.choices[0].text
 
 
 def test_gpu_pod_is_scheduled_on_the_gpu_node(
-    cluster: Any, applied: Any, gpu_node: str, client: openai.OpenAI
+    cluster: Any, namesake: str, gpu_node: str, client: openai.OpenAI
 ) -> None:
-    applied("on-gpu", OTHER, resources={"gpu": 1})
-    cluster.wait_ready("on-gpu", OTHER)
-    (pod,) = cluster.pods("on-gpu", OTHER)
+    (pod,) = cluster.pods(namesake, OTHER)
     assert pod["spec"]["nodeName"] == gpu_node
     assert pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
-    assert client.completions.create(model="on-gpu", prompt="The sea is", max_tokens=4).choices[0].text
+    answer = client.completions.create(model=f"{OTHER}/{namesake}", prompt="The sea is", max_tokens=4)
+    assert answer.choices[0].text
 
 
 def test_too_many_gpus_are_reported_as_unschedulable(cluster: Any, applied: Any, gpu_node: str) -> None:

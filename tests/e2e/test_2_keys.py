@@ -15,7 +15,7 @@ from cluster_manifests import llmdeployment, small_replicas
 from waiting import until
 
 from engine_server.contract.engine_keys import derive_key
-from engine_server.contract.labels import ADMIN_PORT, ENGINE_PORT
+from engine_server.contract.labels import ADMIN_PORT, ENGINE_PORT, ROLLED_AT_ANNOTATION
 
 pytestmark = pytest.mark.e2e
 
@@ -79,7 +79,7 @@ class Engine:
 
 @contextmanager
 def called_directly(cluster: Any) -> Iterator[list[Engine]]:
-    uid = cluster.get("llmd", NAME, "-n", NAMESPACE)["metadata"]["uid"]
+    uid = cluster.llmd(NAME, NAMESPACE)["metadata"]["uid"]
     with ExitStack() as stack:
         engines = []
         for pod in cluster.pods(NAME, NAMESPACE):
@@ -104,17 +104,37 @@ def has_keys(pod: Any) -> bool:
     return f"--admin-port={ADMIN_PORT}" in pod["spec"]["containers"][0]["args"]
 
 
+def turn_keys_on(cluster: Any, helm: Any) -> None:
+    """Turn keys on for the release, and replace all engines by such as ask for keys."""
+    before = cluster.engines(NAME, NAMESPACE)
+    mark = f"{ROLLED_AT_ANNOTATION}={secrets.token_hex(4)}"
+
+    def all_ask_for_keys() -> bool:
+        pods = cluster.pods(NAME, NAMESPACE)
+        return all(has_keys(pod) and pod["metadata"]["uid"] not in before for pod in pods)
+
+    helm("upgrade", "keys.enabled=true")
+    cluster.kubectl("annotate", "--overwrite", "llmd", NAME, "-n", NAMESPACE, mark)
+    until(all_ask_for_keys, "new replicas ask for keys", 300)
+    cluster.wait_replicas(NAME, NAMESPACE, REPLICAS, 300)
+
+
+@pytest.fixture
+def with_keys(cluster: Any, keyed: str, helm: Any) -> str:
+    """Return the name of the deployment. Its keys are turned on unless a test has done so."""
+    if not all(map(has_keys, cluster.pods(keyed, NAMESPACE))):
+        turn_keys_on(cluster, helm)
+    return keyed
+
+
 def test_running_engines_take_keys_and_no_request_fails(
     cluster: Any, keyed: str, helm: Any, served: Any
 ) -> None:
     with served("keys turned on, and adopted", model=COMPLETION["model"]):
-        helm("upgrade", "keys.enabled=true")
-        cluster.kubectl("annotate", "llmd", keyed, "-n", NAMESPACE, "fairlead.dev/rolled-at=now")
-        until(lambda: all(map(has_keys, cluster.pods(keyed, NAMESPACE))), "all replicas ask for keys", 300)
-        cluster.wait_replicas(keyed, NAMESPACE, REPLICAS, 300)
+        turn_keys_on(cluster, helm)
 
 
-def test_each_port_of_an_engine_accepts_its_own_key_alone(cluster: Any, keyed: str) -> None:
+def test_each_port_of_an_engine_accepts_its_own_key_alone(cluster: Any, with_keys: str) -> None:
     (router_root,), (admin_root,) = roots(cluster, ROUTER), roots(cluster, ADMIN)
     with called_directly(cluster) as engines:
         assert len(engines) == REPLICAS
@@ -128,10 +148,10 @@ def test_each_port_of_an_engine_accepts_its_own_key_alone(cluster: Any, keyed: s
 
 
 def test_root_keys_are_replaced_without_a_restart_and_no_request_fails(
-    cluster: Any, keyed: str, served: Any
+    cluster: Any, with_keys: str, served: Any
 ) -> None:
     def containers() -> set[tuple[str, int]]:
-        pods = [*cluster.get("pods", "-n", SYSTEM)["items"], *cluster.pods(keyed, NAMESPACE)]
+        pods = [*cluster.get("pods", "-n", SYSTEM)["items"], *cluster.pods(with_keys, NAMESPACE)]
         found: set[tuple[str, int]] = cluster.containers(pods)
         return found
 
@@ -142,7 +162,7 @@ def test_root_keys_are_replaced_without_a_restart_and_no_request_fails(
         return all(cluster.kubectl("exec", name, "-n", SYSTEM, "--", *command) == root for name in routers)
 
     before = containers()
-    (old_router,), (old_admin,) = roots(cluster, ROUTER), roots(cluster, ADMIN)
+    old_router, old_admin = roots(cluster, ROUTER)[0], roots(cluster, ADMIN)[0]
     new_router, new_admin = secrets.token_hex(24), secrets.token_hex(24)
 
     with called_directly(cluster) as engines, served("root keys replaced", model=COMPLETION["model"]):

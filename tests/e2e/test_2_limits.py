@@ -22,7 +22,7 @@ CALLERS = {"single": ["--concurrency=1"], "ample": ["--requests-per-minute=10000
 
 @pytest.fixture(scope="module")
 def keys(
-    cluster: Any, smollm2: str, helm: Any, tmp_path_factory: pytest.TempPathFactory
+    cluster: Any, release: None, helm: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, str]]:
     """Give the routers callers' keys for the tests of this module. Return them by the callers' names."""
     file = tmp_path_factory.mktemp("keys") / "keys.yaml"
@@ -31,7 +31,8 @@ def keys(
         name: subprocess.check_output([*command, name, *flags, f"--append={file}"], text=True).strip()
         for name, flags in CALLERS.items()
     }
-    cluster.kubectl("create", "secret", "generic", "callers", "-n", SYSTEM, f"--from-file={file}")
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "callers"}}
+    cluster.apply(SYSTEM, {**secret, "stringData": {file.name: file.read_text()}})
     helm("upgrade", "router.keysSecret.name=callers")
     yield made
     helm("upgrade")
@@ -67,7 +68,9 @@ def check_that_limit_is_shared(one: openai.OpenAI, other: openai.OpenAI) -> None
     until(lambda: admits(other), "the end of the stream counts too")
 
 
-def test_router_refuses_what_another_router_has_admitted(cluster: Any, keys: dict[str, str]) -> None:
+def test_router_refuses_what_another_router_has_admitted(
+    cluster: Any, smollm2: str, keys: dict[str, str]
+) -> None:
     until(lambda: len(cluster.names("pods", SYSTEM, ROUTERS)) == 2, "the former routers are gone")
     pods = [name.removeprefix("pod/") for name in cluster.names("pods", SYSTEM, ROUTERS)]
     with ExitStack() as stack:
@@ -84,7 +87,9 @@ def test_router_refuses_what_another_router_has_admitted(cluster: Any, keys: dic
             check_that_limit_is_shared(one, other)
 
 
-def test_restart_of_routers_that_share_limits_fails_no_request(cluster: Any, served: Any) -> None:
+def test_restart_of_routers_that_share_limits_fails_no_request(
+    cluster: Any, smollm2: str, served: Any
+) -> None:
     router = ("deploy/fairlead-router", "-n", SYSTEM)
     with served("restart of routers with callers' keys"):
         cluster.kubectl("rollout", "restart", *router)

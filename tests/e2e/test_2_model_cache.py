@@ -74,14 +74,22 @@ def cached(name: str, hub: str) -> dict[str, Any]:
     }
 
 
+@pytest.fixture
+def claims(cluster: Any, hub: str) -> Iterator[set[str]]:
+    """Return the claims that exist without the deployments of the test; delete those at the end."""
+    before = set(cluster.names("pvc", NAMESPACE))
+    yield before
+    cluster.kubectl("delete", "llmd", ONE, OTHER, "-n", NAMESPACE, "--ignore-not-found")
+    until(lambda: set(cluster.names("pvc", NAMESPACE)) == before, "the claim is deleted")
+
+
 def fetch_pods(cluster: Any) -> list[str]:
     return list(cluster.names("pods", NAMESPACE, FETCH_PODS))
 
 
 def test_two_deployments_share_one_download_that_was_killed_half_way(
-    cluster: Any, hub: str, client: openai.OpenAI
+    cluster: Any, hub: str, claims: set[str], client: openai.OpenAI
 ) -> None:
-    claims = set(cluster.names("pvc", NAMESPACE))
     for name in (ONE, OTHER):
         cluster.apply(NAMESPACE, cached(name, hub))
 

@@ -3,13 +3,13 @@
 from typing import Any
 
 import pytest
+from cluster_manifests import MISSING_IMAGE
 from waiting import until
 
 pytestmark = pytest.mark.e2e
 
-NAMESPACE = "team-a"
-# In seconds.
-A_MINUTE = 60
+SYSTEM, NAMESPACE = "fairlead-system", "team-a"
+OPERATOR = ("-n", SYSTEM, "-l", "app.kubernetes.io/component=operator")
 
 
 def waiting_reason(pod: Any) -> str:
@@ -25,7 +25,7 @@ def restarts(pod: Any) -> int:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"image": "registry.invalid/nothing:1"}, "ImagePullBackOff"),
+        ({"image": MISSING_IMAGE}, "ImagePullBackOff"),
         ({"args": ["--no-such-flag"]}, "CrashLoopBackOff"),
     ],
     ids=["image", "flag"],
@@ -34,7 +34,7 @@ def test_version_that_fails_again_and_again_stops_while_the_old_one_serves(
     cluster: Any, smollm2: str, served: Any, change: dict[str, Any], reason: str
 ) -> None:
     old = cluster.engines(smollm2, NAMESPACE)
-    engine = cluster.get("llmd", smollm2, "-n", NAMESPACE)["spec"]["engine"]
+    engine = cluster.llmd(smollm2, NAMESPACE)["spec"]["engine"]
 
     def has_failed_again() -> bool:
         new = [pod for pod in cluster.pods(smollm2, NAMESPACE) if pod["metadata"]["uid"] not in old]
@@ -42,12 +42,12 @@ def test_version_that_fails_again_and_again_stops_while_the_old_one_serves(
 
     def has_stopped() -> bool:
         progressing = cluster.condition(smollm2, NAMESPACE, "Progressing")
-        return (progressing["status"], progressing["reason"]) == ("False", reason)
+        return (progressing.get("status"), progressing.get("reason")) == ("False", reason)
 
     with served(f"a bad version ({reason}) and its revert"):
         cluster.merge(smollm2, NAMESPACE, engine=change)
         until(has_failed_again, "the new replica has failed repeatedly", 300)
-        until(has_stopped, f"Progressing is False with the reason {reason}", A_MINUTE)
+        until(has_stopped, f"Progressing is False with the reason {reason}")
         cluster.show(reason, cluster.condition(smollm2, NAMESPACE, "Progressing")["message"])
         assert cluster.engines(smollm2, NAMESPACE) > old
         assert cluster.condition(smollm2, NAMESPACE, "Ready")["status"] == "True"
@@ -56,25 +56,42 @@ def test_version_that_fails_again_and_again_stops_while_the_old_one_serves(
     assert cluster.engines(smollm2, NAMESPACE) == old
 
 
-def test_rollout_in_place_fails_no_request_and_starts_no_further_replica(
+def flags(pod: Any) -> set[str]:
+    return set(pod["spec"]["containers"][0]["args"])
+
+
+def template_hashes(pods: list[Any]) -> set[str]:
+    return {pod["metadata"]["labels"]["pod-template-hash"] for pod in pods}
+
+
+def test_edit_in_place_starts_no_further_replica_and_its_revert_outlives_the_operator(
     cluster: Any, smollm2: str, served: Any
 ) -> None:
-    args = cluster.get("llmd", smollm2, "-n", NAMESPACE)["spec"]["engine"].get("args", [])
+    former = template_hashes(cluster.pods(smollm2, NAMESPACE))
+    engine = cluster.llmd(smollm2, NAMESPACE)["spec"]["engine"]
+    edit = {"maxModelLen": 1024, "args": ["--max-num-seqs=14"]}
+    new_flags = {"--max-model-len=1024", "--max-num-seqs=14"}
     counts: list[int] = []
 
-    def has_rolled(old: set[str]) -> bool:
+    def has_new_flags() -> bool:
         pods = cluster.pods(smollm2, NAMESPACE)
         counts.append(sum("deletionTimestamp" not in pod["metadata"] for pod in pods))
-        return not old & {pod["metadata"]["uid"] for pod in pods}
+        return all(new_flags <= flags(pod) for pod in pods)
 
-    def roll(new_args: list[str]) -> None:
-        old = cluster.engines(smollm2, NAMESPACE)
-        cluster.merge(smollm2, NAMESPACE, rollout={"strategy": "inPlace"}, engine={"args": new_args})
-        until(lambda: has_rolled(old), "all replicas were replaced", 300)
+    assert not has_new_flags()
+    with served("an edit in place"):
+        cluster.merge(smollm2, NAMESPACE, rollout={"strategy": "inPlace"}, engine=edit)
+        until(has_new_flags, "every pod has the new flags", 300)
         cluster.wait_replicas(smollm2, NAMESPACE, 2)
-
-    with served("a rollout in place and its revert"):
-        roll([*args, "--max-num-seqs=14"])
-        roll(args)
-    cluster.merge(smollm2, NAMESPACE, rollout=None)
     assert max(counts) == 2
+
+    def hashes() -> set[str]:
+        return template_hashes(cluster.pods(smollm2, NAMESPACE))
+
+    with served("its revert, and the operator killed in the middle"):
+        cluster.merge(smollm2, NAMESPACE, rollout=None, engine={name: engine.get(name) for name in edit})
+        until(lambda: former & hashes(), "a pod of the former template")
+        cluster.kubectl("delete", "pod", *OPERATOR, "--grace-period=0", "--force")
+        until(lambda: hashes() == former, "the pods have the former template", 300)
+        cluster.wait_replicas(smollm2, NAMESPACE, 2)
+    cluster.wait_ready(smollm2, NAMESPACE)

@@ -12,58 +12,49 @@ pytestmark = pytest.mark.e2e
 NAMESPACE = "team-a"
 
 
-def prompt_for(cluster: Any, client: openai.OpenAI, pod: str) -> str:
-    """Return a prompt whose requests the router sends to this replica while it has no others."""
-    for number in range(64):
-        prompt = f"Story {number}:"
-        before = cluster.metric(pod, NAMESPACE, "vllm:request_success_total")
-        client.completions.create(model="smollm2", prompt=prompt, max_tokens=1)
-        if cluster.metric(pod, NAMESPACE, "vllm:request_success_total") > before:
-            return prompt
-    pytest.fail(f"no request reached {pod}")
-
-
-def stream(client: openai.OpenAI, prompt: str) -> str:
-    """Stream a long answer and return how it ended."""
-    chunks = client.completions.create(
-        model="smollm2", prompt=prompt, max_tokens=900, stream=True, extra_body={"ignore_eos": True}
-    )
-    return str([chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1])
-
-
-def num_running(cluster: Any, pod: str) -> float:
-    return float(cluster.metric(pod, NAMESPACE, "vllm:num_requests_running"))
-
-
 def ready_since(pod: Any) -> str:
     conditions = pod["status"]["conditions"]
     return next(str(each["lastTransitionTime"]) for each in conditions if each["type"] == "Ready")
+
+
+def stream_on(cluster: Any, client: openai.OpenAI, busy: str, idle: str) -> openai.Stream[Any]:
+    """Return a long answer that this one of two replicas streams: the router chooses it by the prompt."""
+
+    def running() -> set[str]:
+        return {pod for pod in (busy, idle) if cluster.metric(pod, NAMESPACE, "vllm:num_requests_running")}
+
+    for number in range(64):
+        until(lambda: not running(), "no request is in flight")
+        stream = client.completions.create(
+            model="smollm2",
+            prompt=f"Story {number}:",
+            max_tokens=900,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        if until(running, "the stream runs on a replica") == {busy}:
+            return stream
+        stream.close()
+    pytest.fail(f"no stream reached {busy}")
+
+
+def finish_reason(stream: openai.Stream[Any]) -> str:
+    return str([chunk.choices[0].finish_reason for chunk in stream if chunk.choices][-1])
 
 
 def test_scale_down_removes_the_idle_replica_and_breaks_no_stream(
     cluster: Any, smollm2: str, client: openai.OpenAI
 ) -> None:
     # Of replicas that cost the same, Kubernetes removes the newest.
-    busy = max(cluster.pods(smollm2, NAMESPACE), key=ready_since)["metadata"]["name"]
-    (idle,) = {pod["metadata"]["name"] for pod in cluster.pods(smollm2, NAMESPACE)} - {busy}
-    prompt = prompt_for(cluster, client, busy)
+    oldest, newest = sorted(cluster.pods(smollm2, NAMESPACE), key=ready_since)
+    idle, busy = oldest["metadata"]["name"], newest["metadata"]["name"]
 
-    with ThreadPoolExecutor(1) as pool:
-        # One alone: a second request would go to the other replica if this one were ready only since a second ago.
-        answer = pool.submit(stream, client, prompt)
-
-        def runs() -> bool:
-            if answer.done():
-                pytest.fail(f"the stream has ended: {answer.exception() or answer.result()}")
-            return num_running(cluster, busy) == 1
-
-        until(runs, f"a stream on {busy}")
-        assert num_running(cluster, idle) == 0
+    with stream_on(cluster, client, busy, idle) as stream, ThreadPoolExecutor(1) as pool:
+        end = pool.submit(finish_reason, stream)
         cluster.kubectl("scale", "llmd", smollm2, "-n", NAMESPACE, "--replicas=1")
         cluster.wait_replicas(smollm2, NAMESPACE, 1)
-        end = answer.result()
+        assert end.result() == "length"
 
     assert [pod["metadata"]["name"] for pod in cluster.pods(smollm2, NAMESPACE)] == [busy]
-    assert end == "length"
     cluster.kubectl("scale", "llmd", smollm2, "-n", NAMESPACE, "--replicas=2")
     cluster.wait_replicas(smollm2, NAMESPACE, 2)

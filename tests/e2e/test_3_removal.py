@@ -1,11 +1,11 @@
 """Deletion and uninstallation. They run last, since they remove Fairlead."""
 
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import openai
 import pytest
+from cluster_manifests import llmdeployment
 from waiting import until
 
 pytestmark = pytest.mark.e2e
@@ -35,25 +35,34 @@ def scaled(cluster: Any) -> Iterator[Callable[[int], None]]:
     to(1)
 
 
-@pytest.mark.parametrize("operators", [1, 0])
-def test_delete_removes_everything_of_a_deployment(
-    cluster: Any, release: None, scaled: Callable[[int], None], operators: int
-) -> None:
+@pytest.fixture
+def others(cluster: Any, release: None) -> Iterator[set[str]]:
+    """Return the objects of the other namespace that belong to no deployment; delete all deployments at the end."""
     labelled = "fairlead.dev/llmdeployment"
     until(lambda: not cluster.names(CHILDREN, OTHER, labelled), "what was deleted before is gone")
-    others = set(cluster.names(CHILDREN, OTHER))
-    manifest = {
-        "apiVersion": "fairlead.dev/v1alpha1",
-        "kind": "LLMDeployment",
-        "metadata": {"name": "brief"},
-        "spec": {"model": {"uri": "pvc://models/smollm2"}},
-    }
-    cluster.kubectl("apply", "-n", OTHER, "-f", "-", input=json.dumps(manifest))
-    cluster.wait_ready("brief", OTHER)
-    assert {"deployment.apps/brief-engine", "service/brief-engine"} <= set(cluster.names(CHILDREN, OTHER))
-    scaled(operators)
+    yield set(cluster.names(CHILDREN, OTHER))
+    cluster.kubectl("delete", "llmd", "--all", "-n", OTHER)
+
+
+def test_delete_removes_everything_of_a_deployment_with_and_without_an_operator(
+    cluster: Any, others: set[str], scaled: Callable[[int], None]
+) -> None:
+    def objects() -> set[str]:
+        return set(cluster.names(CHILDREN, OTHER)) - others
+
+    def of(name: str) -> set[str]:
+        return {each for each in objects() if each.partition("/")[2].startswith(name)}
+
+    names = ("brief", "passing")
+    cluster.apply(OTHER, *(llmdeployment(name, resources={"cpu": "100m"}) for name in names))
+    for name in names:
+        cluster.wait_ready(name, OTHER)
+        assert {f"deployment.apps/{name}-engine", f"service/{name}-engine"} <= of(name)
     cluster.kubectl("delete", "llmd", "brief", "-n", OTHER, "--timeout=30s")
-    until(lambda: set(cluster.names(CHILDREN, OTHER)) <= others, "nothing of it is left")
+    until(lambda: objects() == of("passing"), "nothing of it is left")
+    scaled(0)
+    cluster.kubectl("delete", "llmd", "passing", "-n", OTHER, "--timeout=30s")
+    until(lambda: not objects(), "nothing of the other is left without an operator")
 
 
 def answers(client: openai.OpenAI) -> bool:
@@ -61,8 +70,10 @@ def answers(client: openai.OpenAI) -> bool:
 
 
 def uninstall(cluster: Any) -> None:
-    cluster.kubectl("wait", "--for=condition=Available", *OPERATOR, "--timeout=60s")
-    cluster.run("helm", "uninstall", "fairlead", "--namespace", SYSTEM, "--wait")
+    """Uninstall a release that works, or what a failed test has left of it, and check that nothing is left."""
+    if cluster.names("deployments", SYSTEM):
+        cluster.kubectl("wait", "--for=condition=Available", *OPERATOR, "--timeout=60s")
+    cluster.run("helm", "uninstall", "fairlead", "--namespace", SYSTEM, "--wait", "--ignore-not-found")
     mine = "app.kubernetes.io/name=fairlead"
 
     def left() -> set[str]:
@@ -93,9 +104,9 @@ def test_installs_again_for_one_namespace_from_the_image_without_an_engine(
     assert cluster.names("clusterroles", SYSTEM, "app.kubernetes.io/name=fairlead") == []
     cluster.kubectl("annotate", "llmd", smollm2, "-n", NAMESPACE, "looked=at")
     cluster.merge(smollm2, NAMESPACE, routing={})
-    generation = cluster.get("llmd", smollm2, "-n", NAMESPACE)["metadata"]["generation"]
+    generation = cluster.llmd(smollm2, NAMESPACE)["metadata"]["generation"]
     until(
-        lambda: cluster.get("llmd", smollm2, "-n", NAMESPACE)["status"]["observedGeneration"] == generation,
+        lambda: cluster.llmd(smollm2, NAMESPACE)["status"]["observedGeneration"] == generation,
         "the operator sees a change in the namespace that it watches",
     )
     assert cluster.engines(smollm2, NAMESPACE) == running
@@ -109,12 +120,15 @@ def test_uninstalls_the_namespaced_release(cluster: Any, smollm2: str) -> None:
     uninstall(cluster)
 
 
-def test_router_of_the_chart_of_0_1_0_starts(helm: Any, smollm2: str) -> None:
+@pytest.fixture
+def last_release(cluster: Any, helm: Any, smollm2: str) -> None:
+    """Install the chart of 0.1.0 in place of what a failed test has left."""
+    uninstall(cluster)
     helm("install", chart=LAST_RELEASE)
 
 
 def test_upgrade_from_the_chart_of_0_1_0_restarts_no_engine_and_fails_no_request(
-    cluster: Any, helm: Any, smollm2: str, served: Any
+    cluster: Any, helm: Any, smollm2: str, last_release: None, served: Any
 ) -> None:
     running = cluster.engines(smollm2, NAMESPACE)
     with served("helm upgrade from 0.1.0"):
@@ -123,7 +137,7 @@ def test_upgrade_from_the_chart_of_0_1_0_restarts_no_engine_and_fails_no_request
         cluster.kubectl("rollout", "status", "deploy/fairlead-router", "-n", SYSTEM, "--timeout=120s")
         operator = f"{SYSTEM}/fairlead-operator"
         until(
-            lambda: cluster.get("llmd", smollm2, "-n", NAMESPACE)["status"].get("operator") == operator,
+            lambda: cluster.llmd(smollm2, NAMESPACE)["status"].get("operator") == operator,
             "the new operator manages the LLMDeployment",
         )
     assert cluster.engines(smollm2, NAMESPACE) == running
