@@ -1,4 +1,4 @@
-"""What each test file costs: `pytest -p costs` writes one line of JSON per file to FAIRLEAD_COSTS, a folder.
+"""What each test file costs: `pytest -p costs` writes one line of JSON per file to COSTS_FOLDER, a folder.
 
 `python tests/costs.py FOLDER` prints them as a table, the most expensive first.
 """
@@ -77,7 +77,7 @@ COSTS = pytest.StashKey[Costs]()
 
 def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
-        folder = Path(os.environ["FAIRLEAD_COSTS"])
+        folder = Path(os.environ["COSTS_FOLDER"])
         folder.mkdir(parents=True, exist_ok=True)
         config.stash[COSTS] = costs = Costs(folder)
         count_engines(costs)

@@ -27,6 +27,8 @@ def documented_autoscaler(name: str) -> dict[str, Any]:
     found = next(block for block in blocks if block.get("kind") == "HorizontalPodAutoscaler")
     found["metadata"]["name"] = found["spec"]["scaleTargetRef"]["name"] = name
     found["spec"] |= {"minReplicas": 2, "maxReplicas": 3}
+    # Of 500m: engines get that much even where other processes compete for the CPUs.
+    found["spec"]["metrics"][0]["resource"]["target"]["averageUtilization"] = 10
     return dict(found)
 
 
