@@ -21,6 +21,22 @@ REQUEST_SECONDS = 15
 APPLY = "application/apply-patch+yaml"
 
 
+# Labels that the API server adds to the pods of a Job.
+JOB_LABELS = {
+    f"{prefix}{name}" for prefix in ("", "batch.kubernetes.io/") for name in ("controller-uid", "job-name")
+}
+
+
+def generated_fields(job: Manifest) -> Manifest:
+    """Return what the API server has generated in a Job's spec.
+
+    Whoever applies an existing Job's whole spec owns these fields alone, and a Job without them is invalid.
+    """
+    template = job["spec"]["template"]["metadata"].get("labels", {})
+    labels = {name: value for name, value in template.items() if name in JOB_LABELS}
+    return {"selector": job["spec"]["selector"], "template": {"metadata": {"labels": labels}}}
+
+
 class Access(Configuration):
     """The address and the credentials of an API server, and the file that they were read from."""
 
@@ -171,6 +187,8 @@ class Cluster:
             return await self.delete(namespace, key, uid=existing["metadata"]["uid"], resourceVersion=version)
         nothing = {"name": key.name, "resourceVersion": version}
         body = {"apiVersion": key.api_version, "kind": key.kind, "metadata": nothing}
+        if key.kind == "Job":
+            body["spec"] = generated_fields(existing)
         await self.patch(child_path(namespace, key), body, APPLY, manager)
 
     async def delete(self, namespace: str, key: ChildKey, **preconditions: str) -> None:

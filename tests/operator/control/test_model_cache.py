@@ -120,6 +120,21 @@ def test_a_later_deployment_of_a_complete_cache_runs_no_job(world: Any, manifest
     assert owners(claim) == {first, later}
 
 
+def test_a_deployment_that_shares_a_running_download_can_leave_it(
+    world: Any, manifest: Any, name: str
+) -> None:
+    first, later = f"{name[:40]}-1", f"{name[:40]}-2"
+    world.apply(cached(manifest, first, name))
+    until(lambda: job_of(world, first))
+    world.apply(cached(manifest, later, name))
+    until(lambda: [owners(item) for item in shared(world, "job", later)] == [{first, later}])
+
+    world.apply(manifest(later, model={"uri": f"hf://tests/{name}"}))
+    count_replicas(world, later)
+
+    until(lambda: [owners(item) for item in shared(world, "job", first)] == [{first}])
+
+
 def test_an_edit_removes_only_its_own_reference(world: Any, manifest: Any, name: str) -> None:
     one, other = f"{name[:40]}-1", f"{name[:40]}-2"
     world.apply(cached(manifest, one, name), cached(manifest, other, name))
