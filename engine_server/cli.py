@@ -41,14 +41,13 @@ def main(argv: list[str] | None = None) -> int:
         print(f"fairlead: there is no command {name!r}; there are {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     try:
-        run: object = importlib.import_module(COMMANDS[name].module).main
+        run = importlib.import_module(COMMANDS[name].module).main
+        return int(run(rest) or 0)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in ("engine_server", "llm_operator", "llm_local"):
             raise
         print(f"fairlead {name}: {error}; is this the image without an engine?", file=sys.stderr)
         return 1
-    assert callable(run)
-    return int(run(rest) or 0)
 
 
 if __name__ == "__main__":

@@ -48,6 +48,9 @@ def main(argv: list[str]) -> int:
     except ValueError as error:
         core.shutdown()
         settings.fail(str(error))
+    except ImportError:
+        core.shutdown()
+        raise
     except OSError as error:
         core.shutdown()
         print(f"fairlead engine: can't listen on {error}", file=sys.stderr)

@@ -219,7 +219,7 @@ def test_the_endpoints_file_has_every_deployment(stack: Up) -> None:
 
 
 def test_the_endpoints_file_has_the_engines_that_serve_each_adapter(stack: Up) -> None:
-    address = stack.seen[-1]  # the last line of the greeting
+    address = next(line for line in stack.seen if line.startswith("http://"))
     with urllib.request.urlopen(f"{address}/file", timeout=PATIENCE) as answer:
         first, other, _ = json.load(answer)["deployments"]
 

@@ -28,19 +28,19 @@ def reason(scaler: Any, name: str) -> str:
 def test_a_request_starts_a_deployment_from_zero_and_idle_time_returns_it_there(
     scaling: Any, requests: Any, scaler: Any, manifest: Any
 ) -> None:
-    scaling.apply(manifest, "sleeper", 0, min=0, max=3, **WINDOWS)
-    until(lambda: reason(scaler, "sleeper") == "AtZero")
     scaling.engine.gate.set()
 
-    for router in scaling.routers:
-        requests.send(router, "sleeper")
-        until(lambda: scaling.replicas("sleeper") == 1, "the router wakes it")
-        scaling.make_ready("sleeper", 1)
+    # A deployment for each router: one that was ready a moment ago may still get a request of a router.
+    for number, router in enumerate(scaling.routers):
+        name = f"sleeper-{number}"
+        scaling.apply(manifest, name, 0, min=0, max=3, **WINDOWS)
+        until(lambda name=name: reason(scaler, name) == "AtZero")
+        requests.send(router, name)
+        until(lambda name=name: scaling.replicas(name) == 1, "the router wakes it")
+        scaling.make_ready(name, 1)
         assert set(requests.join()) == {200}
-        until(lambda: scaling.replicas("sleeper") == 0, "the operator returns it to zero")
-        scaling.make_ready("sleeper", 0)
-
-    until(lambda: scaler.log.count("/sleeper: scaled from 1 to 0 (Idle)") == 2)
+        until(lambda name=name: scaling.replicas(name) == 0, "the operator returns it to zero")
+        until(lambda name=name: scaler.logged(f"/{name}: scaled from 1 to 0 (Idle)"))
 
 
 def test_a_deployment_that_never_became_ready_is_not_idle(scaling: Any, scaler: Any, manifest: Any) -> None:
