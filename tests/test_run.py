@@ -10,7 +10,7 @@ from selection import changed_tests, home_of
 PASSES = "def test_it(): pass"
 FAILS = "def test_it(): assert False, 'the reason'"
 SKIPS = "import pytest\n@pytest.mark.skip(reason='no such device')\ndef test_it(): pass"
-BARE = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # which takes seconds
+BARE = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}  # which takes seconds
 IS_KILLED = "import os, signal\ndef test_it(): os.kill(os.getpid(), signal.SIGKILL)"
 
 
