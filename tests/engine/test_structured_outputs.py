@@ -193,7 +193,7 @@ def test_stop_string_ends_the_text_within_the_grammar(engine: LLMEngine, finish)
 def test_grammar_starts_after_the_reasoning(engine: LLMEngine, finish) -> None:
     line_end = engine.get_tokenizer().convert_tokens_to_ids("Ċ")
     structured = {"choice": ["red", "green"], "starts_after": [line_end]}
-    free = params(structured, max_tokens=200, logit_bias={line_end: 10.0})
+    free = params(structured, max_tokens=900, logit_bias={line_end: 6.0})
     engine.add_request("r", "Let me think about colors", free)
     [completion] = finish(engine)["r"].outputs
     reasoning, _, answer = completion.text.partition("\n")
