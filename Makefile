@@ -69,6 +69,7 @@ lint: $(VENV)/.development ## style, types, import contracts, file sizes, genera
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	@$(BIN)/python .ci/budgets.py
+	@$(BIN)/python tests/mutations/run.py --check
 	@diff -u $(CRD) <($(BIN)/python -m llm_operator.api.crd) $(OUTDATED)
 	@rm -rf $(VENV)/monitoring; $(BIN)/python -m charts.monitoring $(VENV)/monitoring; for file in $(MONITORING); do \
 		diff -ru $(CHART_FILES)/$$file $(VENV)/monitoring/$$file $(OUTDATED); done
