@@ -149,7 +149,8 @@ async def test_clients_that_stop_reading_are_disconnected(start_engine, start_ro
         await loop.sock_connect(client, ("127.0.0.1", router.port))
         await loop.sock_sendall(client, POST)
         clients.append(client)
-    await eventually(lambda: len(engine.received) == number)
+    # More if the router repeats one whose connection the busy engine did not accept in time.
+    await eventually(lambda: len(engine.received) >= number)
 
     async def disconnected() -> bool:
         counts = [

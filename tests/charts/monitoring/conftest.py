@@ -163,7 +163,8 @@ def scrape(engines: list[Program], router: Program, operator: Program) -> dict[s
     }
 
 
-@pytest.fixture(scope="session")
+# Of a module, since its operator works in all namespaces.
+@pytest.fixture(scope="module")
 def stack(
     api_server: ApiServer, definition: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Stack]:
@@ -263,7 +264,7 @@ def start_pod(client: Client) -> None:
     client.set_status("pod", f"{DOWN}-0", {"conditions": [scheduled]})
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def recording(stack: Stack, api_server: ApiServer) -> Recording:
     """Send load, cause faults, wait for the last values, and return the whole."""
     start = time.time()
