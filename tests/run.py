@@ -21,8 +21,8 @@ ROOT = Path(__file__).parent.parent
 TESTS = ROOT / "tests"
 LOGS = ROOT / "build" / "tests"
 CONTROL_PLANE = ("bench", "charts", "compat", "contract", "local", "operator", "router")
-# Tests of other commands: `make e2e`, and pytest on a machine with a GPU.
-ELSEWHERE = ("e2e", "gpu")
+# `make e2e` runs these.
+END_TO_END = "e2e"
 KERNELS = "kernels"
 WORKERS = ("--numprocesses=logical", "--maxprocesses=4", "--dist=loadfile")
 NUM_SLOWEST = 10
@@ -59,7 +59,7 @@ class Part:
 
 @dataclass
 class Outcome:
-    """What the tests of all parts came to."""
+    """Counts and durations of the tests of all parts."""
 
     passed: int = 0
     failed: int = 0
@@ -94,7 +94,7 @@ class Outcome:
 def divide(paths: list[Path], every_tier: bool) -> list[Part]:
     """Divide test files and folders among the processes; those without tests are left out."""
     areas = {path: path.relative_to(TESTS).parts[0] for path in paths}
-    engine = [path for path, area in areas.items() if area not in (*CONTROL_PLANE, *ELSEWHERE, KERNELS)]
+    engine = [path for path, area in areas.items() if area not in (*CONTROL_PLANE, END_TO_END, KERNELS)]
     control_plane = [path for path, area in areas.items() if area in CONTROL_PLANE]
     kernels = [path for path, area in areas.items() if area == KERNELS] if every_tier else []
     parts = [
@@ -149,6 +149,8 @@ def main() -> int:
         paths = [path for path in sorted(TESTS.iterdir()) if path.is_dir() or path.name.startswith("test_")]
         paths = [path for path in paths if path.is_file() or any(path.rglob("test_*.py"))]
     parts = divide(paths, arguments.all or arguments.only == KERNELS)
+    if arguments.only and not parts:
+        parser.error(f"tests/{arguments.only} has end-to-end tests, which `make e2e` runs")
     return 0 if run(parts, options, bool(arguments.only or arguments.changed)) else 1
 
 

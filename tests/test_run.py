@@ -71,7 +71,7 @@ def test_every_test_file_runs_in_exactly_one_process() -> None:
     files = sorted(TESTS.rglob("test_*.py"))
     divided = [path for part in divide(files, every_tier=True) for path in part.paths]
 
-    elsewhere = {file for file in files if file.relative_to(TESTS).parts[0] in ("e2e", "gpu")}
+    elsewhere = {file for file in files if file.relative_to(TESTS).parts[0] == "e2e"}
     assert sorted(divided) == [file for file in files if file not in elsewhere]
 
 
