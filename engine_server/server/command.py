@@ -7,7 +7,9 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import uvloop
 
 from engine_server.contract.adapters import MAX_IN_MEMORY, MAX_IN_STEP
 from engine_server.contract.bounds import CHOICES
@@ -17,6 +19,12 @@ from engine_server.engine.loop.core_process import CoreProcess
 from engine_server.server.arguments import ServerArgs
 from engine_server.server.settings import ApiSettings
 from engine_server.server.sources import Settings
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from engine_server.server.engine_host import EngineHost
+    from engine_server.server.serving import Server
 
 # The default of --max-queue as a multiple of --max-num-seqs.
 QUEUED_BATCHES = 8
@@ -35,24 +43,11 @@ def main(argv: list[str]) -> int:
     if options.max_queue is None:
         options.max_queue = default_max_queue(options.max_num_seqs)
     raise_open_files_limit()
-    core = CoreProcess()
     try:
-        # The server's imports take a second, in which the core has started its own.
-        import uvloop
-
-        from engine_server.server.engine_host import EngineHost
-        from engine_server.server.preparation import prepare
-
-        host = EngineHost(AsyncEngineArgs.from_cli_args(options), ApiSettings.of(options), started, core)
-        server = prepare(host, args)
+        host, server = start(options, args, started)
     except ValueError as error:
-        core.shutdown()
         settings.fail(str(error))
-    except ImportError:
-        core.shutdown()
-        raise
     except OSError as error:
-        core.shutdown()
         print(f"fairlead engine: can't listen on {error}", file=sys.stderr)
         return 1
     status = uvloop.run(server.run())
@@ -63,6 +58,21 @@ def main(argv: list[str]) -> int:
         sys.stderr.flush()
         os._exit(status)
     return status
+
+
+def start(options: Namespace, args: ServerArgs, started: float) -> tuple[EngineHost, Server]:
+    """Start the core and open the server's sockets. Raises ValueError for settings, OSError for an address."""
+    core = CoreProcess()
+    try:
+        # These imports take a second, in which the core has started its own.
+        from engine_server.server.engine_host import EngineHost
+        from engine_server.server.preparation import prepare
+
+        host = EngineHost(AsyncEngineArgs.from_cli_args(options), ApiSettings.of(options), started, core)
+        return host, prepare(host, args)
+    except BaseException:
+        core.shutdown()
+        raise
 
 
 def adapter_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
