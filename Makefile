@@ -5,6 +5,7 @@
 #                driver, if it can be reached; otherwise, or if empty, the ordinary index)
 #   KUBECONFIG   the cluster for `make e2e`
 TIER ?= default
+$(if $(filter-out default all,$(TIER)),$(error TIER is $(TIER), and can be default or all))
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:

@@ -1,4 +1,4 @@
-"""What each test file costs: `pytest -p costs` writes one line of JSON per file to COSTS_FOLDER, a folder.
+"""The costs of each test file: `pytest -p costs` writes one line of JSON per file to COSTS_FOLDER, a folder.
 
 `python tests/costs.py FOLDER` prints them as a table, the most expensive first.
 """
@@ -62,7 +62,10 @@ class Costs:
 
 
 def read_costs() -> Reading:
-    """Read this process's and its descendants' costs, those that have ended included."""
+    """Read this process's and its descendants' costs, those that have ended included.
+
+    CPU seconds of a process whose parent ended before it are lost, so that a file can cost less than nothing.
+    """
     own = os.times()
     cpu = own.user + own.system + own.children_user + own.children_system
     for process in psutil.Process().children(recursive=True):
@@ -76,6 +79,7 @@ COSTS = pytest.StashKey[Costs]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # With workers, the process that distributes the tests runs none.
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         folder = Path(os.environ["COSTS_FOLDER"])
         folder.mkdir(parents=True, exist_ok=True)

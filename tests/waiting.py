@@ -21,8 +21,8 @@ class NotYetError(Exception):
 def until(question: Callable[[], T], what: str = "", seconds: float = PATIENCE) -> T:
     """Ask until the answer is true, and return it; fail the test after `seconds`.
 
-    NotYetError in the question counts as false. A question whose answer can't become true any more
-    calls `pytest.fail`. At most half of the time is spent on asking, since some questions are expensive.
+    NotYetError in the question counts as false. A question whose answer can't become true any more calls
+    `pytest.fail`. At most half of the time is spent on asking, since some questions are expensive.
     """
     end = time.monotonic() + seconds
     seen: object = None

@@ -1,4 +1,4 @@
-"""What engines write, and the containers that fetch their models."""
+"""Exchanges that engines write, and the containers that fetch their models."""
 
 import re
 import tempfile

@@ -1,4 +1,4 @@
-"""What the operator writes."""
+"""Exchanges that the operator writes."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What `fairlead up` and users write, and the names that all programs agree on."""
+"""Exchanges that `fairlead up` and users write, and the names that all programs agree on."""
 
 import json
 import tempfile

@@ -1,4 +1,4 @@
-"""What the router writes."""
+"""Exchanges that the router writes."""
 
 import tempfile
 from collections.abc import Callable, Mapping

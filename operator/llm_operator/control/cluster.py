@@ -19,22 +19,13 @@ from llm_operator.observed import ChildKey, Manifest
 # The API server answers a page of a list within a second.
 REQUEST_SECONDS = 15
 APPLY = "application/apply-patch+yaml"
-
-
 # Labels that the API server adds to the pods of a Job.
-JOB_LABELS = {
-    f"{prefix}{name}" for prefix in ("", "batch.kubernetes.io/") for name in ("controller-uid", "job-name")
-}
-
-
-def generated_fields(job: Manifest) -> Manifest:
-    """Return what the API server has generated in a Job's spec.
-
-    Whoever applies an existing Job's whole spec owns these fields alone, and a Job without them is invalid.
-    """
-    template = job["spec"]["template"]["metadata"].get("labels", {})
-    labels = {name: value for name, value in template.items() if name in JOB_LABELS}
-    return {"selector": job["spec"]["selector"], "template": {"metadata": {"labels": labels}}}
+JOB_LABELS = (
+    "batch.kubernetes.io/controller-uid",
+    "batch.kubernetes.io/job-name",
+    "controller-uid",
+    "job-name",
+)
 
 
 class Access(Configuration):
@@ -215,3 +206,13 @@ class Cluster:
         """Set the number of replicas of an LLMDeployment that still has this resource version."""
         change = {"metadata": {"resourceVersion": resource_version}, "spec": {"replicas": replicas}}
         await self.patch(f"{LLMDEPLOYMENTS.path(*key)}/scale", change, "application/merge-patch+json")
+
+
+def generated_fields(job: Manifest) -> Manifest:
+    """Return what the API server has generated in a Job's spec.
+
+    Whoever applies an existing Job's whole spec owns these fields alone, and a Job without them is invalid.
+    """
+    template = job["spec"]["template"]["metadata"].get("labels", {})
+    labels = {name: value for name, value in template.items() if name in JOB_LABELS}
+    return {"selector": job["spec"]["selector"], "template": {"metadata": {"labels": labels}}}
