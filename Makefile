@@ -57,7 +57,8 @@ test: ## all tests but exhaustive (TIER=all) and end-to-end ones; ONLY=router: a
 .PHONY: test-oldest
 test-oldest: $(VENV)/.oldest $(VENV)/.native ## the tests that depend on transformers, with the oldest supported one
 	@TRANSFORMERS=$(OLDEST) PYTHONPATH=$(CURDIR)/$(VENV)/oldest OMP_NUM_THREADS=1 $(BIN)/pytest -q \
-		--numprocesses logical --maxprocesses 4 --dist loadfile -m 'transformers and not e2e' tests/engine tests/core tests/modeling
+		--numprocesses logical --maxprocesses 4 --dist loadfile -m 'transformers and not e2e' tests/engine tests/core tests/modeling \
+		tests/test_foreign_internals.py
 
 .PHONY: mutations
 mutations: $(VENV)/.development $(VENV)/.native ## check that the tests notice faults put into the scheduler, the router and the operator
