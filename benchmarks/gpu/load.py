@@ -16,9 +16,9 @@ import torch
 
 from benchmarks.driving import Prompts, finish, prompts_of, start, step
 from benchmarks.gpu.limits import Limits
-from benchmarks.gpu.parts import Switch
 from benchmarks.gpu.report import Row
 from benchmarks.gpu.shapes import SHAPES, Config, decode_bytes, prefill_operations, write
+from benchmarks.gpu.switches import Switch
 from engine_server import EngineArgs, LLMEngine
 
 ON_DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}  # kinds of events in a trace

@@ -13,9 +13,10 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from benchmarks.gpu.report import Goal, Row
+from benchmarks.gpu.switches import SWITCHES
 
 
 class Part(NamedTuple):
@@ -23,12 +24,6 @@ class Part(NamedTuple):
     # The time after which it is killed, plus the time that earlier parts left; all together are under nine minutes.
     seconds: int
     what: str
-
-
-class Switch(NamedTuple):
-    name: str
-    flags: dict[str, Any] = {}  # noqa: RUF012 - of the engine; never written to
-    sampling: dict[str, Any] = {}  # noqa: RUF012 - of its requests; never written to
 
 
 PARTS = (
@@ -40,14 +35,6 @@ PARTS = (
     Part("Llama-3.1-8B beside", 70, "transformers' continuous batching"),
     Part("Qwen3-30B-A3B", 85, "the whole engine"),
     Part("switches", 65, "what each of the engine's is worth, for Qwen3-0.6B"),
-)
-SWITCHES = (
-    Switch("as it is"),
-    Switch("sampled", sampling={"temperature": 0.8, "top_p": 0.95, "top_k": 50}),
-    Switch("no graphs", {"enforce_eager": True}),
-    Switch("no overlap", {"async_scheduling": False}),
-    Switch("batch-invariant", {"batch_invariant": True}),
-    Switch("float8 cache", {"kv_cache_dtype": "fp8"}),
 )
 GOALS = (
     Goal("Llama-3.1-8B", "decode 1", "% of bandwidth", 85),

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from benchmarks.gpu import load
 from benchmarks.gpu.limits import Limits
-from benchmarks.gpu.parts import GOALS, PARTS, SWITCHES, Switch
+from benchmarks.gpu.parts import GOALS, PARTS
 from benchmarks.gpu.report import Goal, Row, compared
 from benchmarks.gpu.shapes import SHAPES
+from benchmarks.gpu.switches import SWITCHES, Switch
 from engine_server import EngineArgs
 
 TINY = {
