@@ -20,7 +20,7 @@ from selection import changed_tests
 ROOT = Path(__file__).parent.parent
 TESTS = ROOT / "tests"
 LOGS = ROOT / "build" / "tests"
-CONTROL_PLANE = ("bench", "charts", "compat", "contract", "local", "operator", "router")
+CONTROL_PLANE = ("bench", "charts", "compat", "contract", "local", "operator", "router", "shared")
 # `make e2e` runs these.
 END_TO_END = "e2e"
 KERNELS = "kernels"

@@ -2,13 +2,9 @@
 
 import itertools
 import os
-import re
 
 from engine_server.router.http.wire import Request
-
-FIELD = b"x-request-id"
-# Printable ASCII without spaces.
-VALID = re.compile(rb"[\x21-\x7e]{1,128}")
+from engine_server.shared.request_ids import FIELD, is_valid
 
 _prefix = os.urandom(8).hex().encode()
 _numbers = itertools.count(1)
@@ -22,6 +18,6 @@ def id_line(request: Request) -> bytes:
 def request_id(fields: dict[bytes, bytes]) -> bytes:
     """Return the id of a request with these fields (names in lower case)."""
     given = fields.get(FIELD)
-    if given is not None and VALID.fullmatch(given):
+    if given is not None and is_valid(given):
         return given
     return b"%b-%x" % (_prefix, next(_numbers))

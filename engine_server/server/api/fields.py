@@ -1,6 +1,5 @@
 """Request fields with rules that pydantic's types don't express."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -11,11 +10,11 @@ from pydantic_core import PydanticCustomError
 from engine_server.contract import bounds
 from engine_server.contract.bounds import Bound
 from engine_server.contract.quoting import quote
+from engine_server.shared import request_ids
 
 # OpenAI's limit.
 MAX_CHOICES = 128
 UNSUPPORTED = "unsupported"
-REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ def only(*neutral: object) -> Unsupported:
 
 def request_id(value: str) -> str:
     """Check a client's id of its request, which becomes a part of the answer's id."""
-    if not REQUEST_ID.fullmatch(value):
+    if not (value.isascii() and request_ids.is_valid(value.encode())):
         raise PydanticCustomError("request_id", "takes 1 to 128 printable ASCII characters without spaces")
     return value
 

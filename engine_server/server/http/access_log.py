@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import sys
 import time
 import uuid
@@ -16,6 +15,7 @@ from prometheus_client import Counter, Histogram
 from starlette.datastructures import MutableHeaders
 
 from engine_server.contract.errors import has_anthropic_errors
+from engine_server.shared import request_ids
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -24,7 +24,6 @@ logger = logging.getLogger(__name__)
 
 # nginx's status for a client that disconnected before the end of its answer.
 CLIENT_DISCONNECTED = 499
-VALID_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 REQUESTS = Counter("http_requests", "HTTP requests by route and status.", ("handler", "method", "status"))
 DURATION = Histogram(
@@ -128,7 +127,6 @@ class AccessLog:
 def client_request_id(scope: Scope) -> str | None:
     """Return the client's X-Request-Id, unless it is too long or has characters that don't belong in a log."""
     for name, value in scope["headers"]:
-        if name == b"x-request-id":
-            text = value.decode("latin-1")
-            return text if VALID_REQUEST_ID.fullmatch(text) else None
+        if name == request_ids.FIELD:
+            return value.decode() if request_ids.is_valid(value) else None
     return None

@@ -224,6 +224,7 @@ def test_number_of_logged_unknown_fields_is_limited(caplog: pytest.LogCaptureFix
         ({"use_beam_search": True, "prompt_logprobs": 1}, "prompt_logprobs", "beam search"),
         ({"cache_salt": ""}, "cache_salt", "at least 1"),
         ({"cache_salt": "x" * 129}, "cache_salt", "128"),
+        ({"request_id": "\u00e9"}, "request_id", "printable"),
         ({"request_id": "a b"}, "request_id", "printable"),
         ({"request_id": "x" * 129}, "request_id", "128"),
     ],
