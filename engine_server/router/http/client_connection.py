@@ -10,7 +10,8 @@ from engine_server.router.http.exchange import Answer, Exchange
 from engine_server.router.http.limits import Limits
 from engine_server.router.http.receiving import Refusal, RequestReader
 from engine_server.router.http.request_id import id_line
-from engine_server.router.http.transport import configure_transport, limit_unsent_bytes, unacknowledged_bytes
+from engine_server.router.http.transport import configure_transport, unacknowledged_bytes
+from engine_server.shared.slow_readers import limit_unsent_bytes
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 

@@ -11,8 +11,6 @@ KEEPALIVE_IDLE_SECONDS = 15
 KEEPALIVE_INTERVAL_SECONDS = 5
 KEEPALIVE_PROBES = 4
 UNACKNOWLEDGED_MILLISECONDS = 30_000
-# Bytes that the kernel keeps for a peer that reads nothing; it would keep megabytes, which count as the pod's memory.
-UNSENT_BYTES = 128 * 1024
 
 
 def configure_transport(transport: asyncio.Transport) -> None:
@@ -34,13 +32,6 @@ def limit_unacknowledged_time(transport: asyncio.Transport) -> None:
     if sys.platform == "linux":
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MILLISECONDS)
-
-
-def limit_unsent_bytes(transport: asyncio.Transport) -> None:
-    """Keep less for a peer that is slow to read; bytes that are on their way to it do not count."""
-    if sys.platform == "linux":
-        sock = transport.get_extra_info("socket")
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
 
 def unacknowledged_bytes(transport: asyncio.Transport) -> int:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import Callable
 from typing import Any
 
+from engine_server.shared.slow_readers import limit_unsent_bytes
+
 logger = logging.getLogger(__name__)
 
-# Bytes that the kernel keeps for a client that does not read; by itself it would take up to 4 MiB.
-UNSENT_BYTES = 128 << 10
 # Checks of a client's progress within the time that it may take.
 CHECKS = 4
 
@@ -26,7 +25,7 @@ class AnswerTransport(asyncio.Transport):
         """
         super().__init__()
         self._transport = transport
-        limit_unsent(transport.get_extra_info("socket"))
+        limit_unsent_bytes(transport)
         self._read_seconds = read_seconds
         self._close = close
         self._loop = asyncio.get_running_loop()
@@ -70,9 +69,3 @@ class AnswerTransport(asyncio.Transport):
             self._transport.abort()
         else:
             self._start_timer()
-
-
-def limit_unsent(connection: socket.socket) -> None:
-    """Limit the unsent bytes in the kernel, where that is possible."""
-    if connection.family != socket.AF_UNIX and hasattr(socket, "TCP_NOTSENT_LOWAT"):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)

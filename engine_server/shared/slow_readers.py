@@ -1,0 +1,14 @@
+"""The memory that the kernel keeps for clients that don't read their answers."""
+
+import asyncio
+import socket
+
+# By itself the kernel would keep megabytes for each client, which count as the pod's memory.
+UNSENT_BYTES = 128 * 1024
+
+
+def limit_unsent_bytes(transport: asyncio.Transport) -> None:
+    """Limit what the kernel keeps, where that is possible; bytes that are on their way to the client do not count."""
+    connection = transport.get_extra_info("socket")
+    if connection.family != socket.AF_UNIX and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
