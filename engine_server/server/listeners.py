@@ -7,6 +7,7 @@ import socket
 import stat
 from pathlib import Path
 
+from engine_server.contract.authority import authority
 from engine_server.server.arguments import ServerArgs
 
 logger = logging.getLogger(__name__)
@@ -28,8 +29,7 @@ def listen_on_port(host: str, port: int, scheme: str, name: str = "") -> socket.
         listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise OSError(f"{host}:{port}: {error}") from error
-    address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
-    logger.info("%slistening on %s", name, address)
+    logger.info("%slistening on %s://%s", name, scheme, authority(host, listener.getsockname()[1]))
     return listener
 
 
