@@ -14,10 +14,10 @@ from engine_server.router.callers.engine_credentials import EngineCredentials
 from engine_server.router.callers.keys import decode_keys, digest_of
 from engine_server.router.callers.ledger import Ledger
 from engine_server.router.watched_file import WatchedFile
+from engine_server.shared.bearer import bearer_key
 
 log = logging.getLogger(__name__)
 
-BEARER = b"bearer "
 # Spellings of `Authorization` whose account is remembered.
 MOST_REMEMBERED = 1024
 
@@ -57,9 +57,8 @@ class Callers:
 
     def _authorize(self, authorization: bytes) -> Account | None:
         """Return the account of a field `Authorization`, and remember it; None if it has no valid key."""
-        if authorization[: len(BEARER)].lower() != BEARER:
-            return None
-        account = self._accounts.get(digest_of(authorization[len(BEARER) :].strip()))
+        key = bearer_key(authorization)
+        account = None if key is None else self._accounts.get(digest_of(key))
         if account is not None:
             if len(self._remembered) == MOST_REMEMBERED:
                 self._remembered.clear()

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 from engine_server.contract.engine_keys import parse_key_line
 from engine_server.contract.errors import ErrorCode
 from engine_server.server.http.errors import ApiError
+from engine_server.shared.bearer import bearer_key
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
-
-BEARER = b"bearer "
 
 
 class ApiKeys:
@@ -80,8 +79,8 @@ def credentials(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
     for name, value in headers:
         if name == b"x-api-key":
             yield value
-        elif name == b"authorization" and value[: len(BEARER)].lower() == BEARER:
-            yield value[len(BEARER) :].strip()
+        elif name == b"authorization" and (key := bearer_key(value)) is not None:
+            yield key
 
 
 def digest(key: bytes) -> bytes:
