@@ -11,8 +11,8 @@ import msgspec
 from engine_server.server.generation.answer_parser import AnswerParser, PlainText
 from engine_server.server.generation.prompts import ChatTurns
 from engine_server.server.http.errors import ApiError
-from engine_server.server.parsers.call_grammar import call_grammar
 from engine_server.server.parsers.described_tools import describe_tools, with_text_arguments
+from engine_server.server.parsers.tool_grammar import call_grammar
 
 if TYPE_CHECKING:
     from engine_server.server.engine_host import EngineHost

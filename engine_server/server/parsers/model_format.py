@@ -16,9 +16,9 @@ import yaml
 from transformers.utils.chat_parsing.response_templates import ResponseTemplate, load_response_template
 
 from engine_server.server.parsers.answer import REASONING_FIELDS, ParsedAnswer
-from engine_server.server.parsers.call_form import CallForm
 from engine_server.server.parsers.call_format import ReaderFactory, reader_factory
 from engine_server.server.parsers.regions import RegionScanner
+from engine_server.server.parsers.tool_grammar import CallForm
 
 TEMPLATES = "response_templates.yaml"
 # The format of models whose chat template takes no tools: they are described in the system's message.

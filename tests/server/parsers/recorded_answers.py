@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from engine_server.server.parsers.call_form import CallForm
 from engine_server.server.parsers.model_format import TEMPLATES, ModelFormat, load_template
+from engine_server.server.parsers.tool_grammar import CallForm
 
 FORMATS: dict[str, Any] = yaml.safe_load(
     files("engine_server.server.parsers").joinpath(TEMPLATES).read_text("utf-8")

@@ -7,7 +7,7 @@ import pytest
 from server.parsers.recorded_answers import FORMATS, our_format
 from server.parsers.test_answer import calls_of, parse
 
-from engine_server.server.parsers.call_grammar import call_grammar
+from engine_server.server.parsers.tool_grammar import call_grammar
 from engine_server.server.parsers.tool_use import ToolUse
 from engine_server.structured.description import lark_grammar
 

@@ -5,7 +5,7 @@ import pytest
 from llguidance import LLMatcher
 from small_tokenizers import EOS, byte_level, vocabulary_of
 
-from engine_server.server.generation.tool_grammar import CallFormat, tool_grammar
+from engine_server.server.parsers.tool_grammar import CallFormat, tool_grammar
 from engine_server.structured.compiler import Compiler
 from engine_server.structured.description import lark_grammar
 
