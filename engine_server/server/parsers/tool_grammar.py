@@ -1,11 +1,15 @@
-"""Grammars of tool calls in the model's own form, in llguidance's variant of Lark's syntax where arguments are tags."""
+"""Grammars of tool calls in the model's own form.
+
+Calls whose arguments are JSON are described by a structural tag, those whose arguments are tags in llguidance's variant
+of Lark's syntax.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -41,72 +45,50 @@ def call_grammar(
             return None
         grammar = tagged_calls(form, form.tag, use.callable, several=use.parallel and use.name is None)
         return StructuredOutputsParams(grammar=grammar, starts_after=reasoning_end)
-    trigger = form.before + form.text.partition("NAME")[0]
-    if use.choice == "required":
-        alone = (
-            use.name is not None or not use.parallel or form.at_most_one or bool(form.before or form.after)
-        )
-        calls = call_formats(form, use.callable, alone)
-        return tool_grammar(calls, "required", trigger, form.separator, not alone, reasoning_end)
+    format = demanded_calls(form, use) if use.choice == "required" else text_with_calls(form, use)
+    tag = msgspec.json.encode({"type": "structural_tag", "format": format}).decode()
+    return StructuredOutputsParams(structural_tag=tag, starts_after=reasoning_end)
+
+
+def demanded_calls(form: CallForm, use: ToolUse) -> dict[str, Any]:
+    """Return the format of at least one call, and nothing else."""
+    alone = use.name is not None or not use.parallel or form.at_most_one or bool(form.before or form.after)
+    return {
+        "type": "tags_with_separator",
+        "separator": form.separator,
+        "tags": call_tags(form, use.callable, alone),
+        "at_least_one": True,
+        "stop_after_first": alone,
+    }
+
+
+def text_with_calls(form: CallForm, use: ToolUse) -> dict[str, Any]:
+    """Return the format of text with any number of calls: the text with which calls begin always starts one."""
     # A tool that isn't strict has any arguments.
     tools = [
         tool if tool in use.strict else {"function": {"name": tool["function"]["name"]}}
         for tool in use.callable
     ]
-    calls = call_formats(form, tools, alone=True)
-    return tool_grammar(calls, "auto", trigger, parallel=use.parallel, starts_after=reasoning_end)
+    return {
+        "type": "triggered_tags",
+        "triggers": [form.before + form.text.partition("NAME")[0]],
+        "tags": call_tags(form, tools, alone=True),
+        "stop_after_first": not use.parallel,
+    }
 
 
-def call_formats(form: CallForm, tools: Sequence[dict[str, Any]], alone: bool) -> list[CallFormat]:
-    """Return the form of each tool's call. alone: with the text before and after all calls of an answer."""
-    formats = []
+def call_tags(form: CallForm, tools: Sequence[dict[str, Any]], alone: bool) -> list[dict[str, Any]]:
+    """Return the tag of each tool's call. alone: with the text before and after all calls of an answer."""
+    tags = []
     for tool in tools:
         function = tool["function"]
         begin, _, end = form.text.replace("NAME", function["name"], 1).partition("ARGUMENTS")
         if alone:
             begin, end = form.before + begin, end + form.after
-        formats.append(CallFormat(begin, function.get("parameters") or ANY_OBJECT, end))
-    return formats
-
-
-class CallFormat(NamedTuple):
-    """A call of one tool: text, the arguments as JSON of a schema, and text."""
-
-    begin: str
-    schema: dict[str, Any]
-    end: str
-
-
-def tool_grammar(
-    calls: Sequence[CallFormat],
-    choice: Literal["auto", "required", "named"],
-    trigger: str,
-    separator: str = "",
-    parallel: bool = True,
-    starts_after: list[int] | None = None,
-) -> StructuredOutputsParams:
-    """Return the grammar of an answer with tool calls, each of which is valid.
-
-    calls: one for each tool that may be called. auto: text with any number of calls; `trigger`, with which all
-    of them begin, always starts one. required: at least one call, and nothing else. named: one call, and nothing else.
-    separator: the text between two calls without text between them. parallel: allow more than one call.
-    starts_after: the tokens that end the reasoning.
-    """
-    tags = [
-        {"type": "tag", "begin": one.begin, "content": _content(one.schema), "end": one.end} for one in calls
-    ]
-    format: dict[str, Any]
-    if choice == "auto":
-        format = {"type": "triggered_tags", "triggers": [trigger], "tags": tags}
-    else:
-        format = {"type": "tags_with_separator", "separator": separator, "tags": tags, "at_least_one": True}
-    format["stop_after_first"] = choice == "named" or not parallel
-    tag = msgspec.json.encode({"type": "structural_tag", "format": format}).decode()
-    return StructuredOutputsParams(structural_tag=tag, starts_after=starts_after)
-
-
-def _content(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "json_schema", "json_schema": schema}
+        schema = function.get("parameters") or ANY_OBJECT
+        content = {"type": "json_schema", "json_schema": schema}
+        tags.append({"type": "tag", "begin": begin, "content": content, "end": end})
+    return tags
 
 
 def tagged_calls(form: CallForm, tag: str, tools: Sequence[dict[str, Any]], several: bool) -> str:
