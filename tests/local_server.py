@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -196,6 +197,12 @@ class LocalServer(ApiClient):
     def tokens(self, text: str) -> list[int]:
         assert self.host.tokenizer is not None
         return list(self.host.tokenizer(text, add_special_tokens=False).input_ids)
+
+    def num_tasks(self) -> int:
+        """Return the number of tasks in the server's event loop."""
+        counted: Future[int] = Future()
+        self._stop.call(lambda: counted.set_result(len(asyncio.all_tasks())))
+        return counted.result(START_SECONDS)
 
     @contextmanager
     def saying(self, text: str) -> Iterator[None]:

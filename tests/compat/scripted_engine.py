@@ -25,6 +25,7 @@ from engine_server.server.arguments import ServerArgs
 from engine_server.server.engine_host import EngineHost
 from engine_server.server.http.api_keys import ApiKeys
 from engine_server.server.http.chunks import CHUNKS
+from engine_server.server.http.disconnect import DISCONNECT, WhileConnected
 from engine_server.server.settings import ApiSettings
 from engine_server.server.wanted_adapters import AdapterSet
 
@@ -189,7 +190,7 @@ async def call(app: Any, request: bytes) -> bytes:
         "path": path.decode(),
         "query_string": b"",
         "headers": [(name.lower(), value) for name, value in message.headers],
-        "extensions": {CHUNKS: {"write": write}},
+        "extensions": {CHUNKS: {"write": write}, DISCONNECT: {"while_connected": WhileConnected()}},
     }
     await app(scope, receive, send)
     body = b"".join(part.get("body", b"") for part in sent[1:])

@@ -13,6 +13,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from engine_server.contract.errors import ErrorCode
 from engine_server.server.http.answer_transport import AnswerTransport
 from engine_server.server.http.chunks import CHUNKS, ChunkWriter
+from engine_server.server.http.disconnect import DISCONNECT, WhileConnected
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class Connection(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         # The request that is being answered, or was answered last; later ones are queued.
         self._running: RequestResponseCycle | None = None
+        self._while_connected = WhileConnected()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -82,8 +84,7 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         running = self._running
         if running is not None and not running.response_complete:
-            running.disconnected = True
-            running.message_event.set()
+            self._disconnect(running)
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
         self._stop_timer()
@@ -128,8 +129,6 @@ class Connection(HttpToolsProtocol):
         self._stop_timer()
         self._input = Input.BODY
         super().on_headers_complete()
-        self.cycle.transport = self._answers
-        self.scope["extensions"] = {CHUNKS: {"write": ChunkWriter(self.cycle).write}}
 
     def on_body(self, body: bytes) -> None:
         self._unreported = 0
@@ -142,6 +141,9 @@ class Connection(HttpToolsProtocol):
         self._input = Input.NOTHING
         self._unreported = 0
         super().on_message_complete()
+        if self.cycle is self._running:
+            # A large body has paused it, and the end of the connection is read too.
+            self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
         if self._input is not Input.DISCARDED:
@@ -149,6 +151,12 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
+        self._while_connected = WhileConnected()
+        cycle.transport = self._answers
+        cycle.scope["extensions"] = {
+            CHUNKS: {"write": ChunkWriter(cycle).write},
+            DISCONNECT: {"while_connected": self._while_connected},
+        }
         super()._start_asgi_task(cycle, app)
 
     def _feed(self, data: bytes) -> None:
@@ -237,13 +245,18 @@ class Connection(HttpToolsProtocol):
             running.keep_alive = False
             return
         else:
-            running.disconnected = True
-            running.message_event.set()
+            self._disconnect(running)
             if running.response_started:
                 self.transport.abort()
                 return
             self._answer(error)
         self._linger()
+
+    def _disconnect(self, running: RequestResponseCycle) -> None:
+        """End the request that is being answered: nobody waits for its answer."""
+        running.disconnected = True
+        running.message_event.set()
+        self._while_connected.disconnect()
 
     def _answer(self, error: ApiError) -> None:
         body = error.body()

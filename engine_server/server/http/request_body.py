@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from engine_server.contract.bounds import JSON_BRACKETS, JSON_COMMAS
 from engine_server.contract.errors import ErrorCode
 from engine_server.server.http.body_budget import BodyBudget, BodyShare
+from engine_server.server.http.disconnect import DISCONNECT
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ class RequestBody:
                 await refusal.response()(scope, receive, send)
                 return
             if body is not None:
-                await run_while_connected(self._app, scope, body, receive, send)
+                with scope["extensions"][DISCONNECT]["while_connected"]:
+                    await self._app(scope, replay(body), send)
 
     async def _read(self, scope: Scope, receive: Receive, share: BodyShare) -> bytes | None:
         """Return the body; None if the client disconnected before its end.
@@ -78,30 +80,14 @@ def check_structure(body: bytes | bytearray) -> None:
         raise ApiError(400, error, code=ErrorCode.INVALID_VALUE)
 
 
-async def run_while_connected(app: ASGIApp, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-    """Run `app`, and cancel it when the client disconnects."""
+def replay(body: bytes) -> Receive:
+    """Return the channel of a request whose body has been read."""
     messages = iter([{"type": "http.request", "body": body, "more_body": False}])
 
-    async def replay() -> Message:
+    async def receive() -> Message:
         for message in messages:
             return message
         never: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         return await never  # a disconnect cancels the application instead
 
-    async def disconnected() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-
-    async def run() -> None:
-        await app(scope, replay, send)
-
-    work = asyncio.create_task(run())
-    disconnect = asyncio.create_task(disconnected())
-    try:
-        await asyncio.wait((work, disconnect), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        disconnect.cancel()
-        work.cancel()
-        await asyncio.wait((work,))
-    if not work.cancelled():
-        work.result()
+    return receive

@@ -8,6 +8,7 @@ import pytest
 from waiting import until_async
 
 from engine_server.server.http.body_budget import BodyBudget
+from engine_server.server.http.disconnect import DISCONNECT, WhileConnected
 from engine_server.server.http.errors import ApiError
 from engine_server.server.http.request_body import RequestBody, check_structure
 
@@ -20,7 +21,8 @@ class Client:
     def __init__(self, middleware: RequestBody) -> None:
         self._incoming: asyncio.Queue[Any] = asyncio.Queue()
         self.messages: list[Any] = []
-        self.task = asyncio.create_task(middleware(dict(SCOPE), self._incoming.get, self._record))
+        scope = {**SCOPE, "extensions": {DISCONNECT: {"while_connected": WhileConnected()}}}
+        self.task = asyncio.create_task(middleware(scope, self._incoming.get, self._record))
 
     async def _record(self, message: Any) -> None:
         self.messages.append(message)
