@@ -32,7 +32,6 @@ from engine_server.server.http.content_type import JsonBodies
 from engine_server.server.http.errors import add_error_handlers
 from engine_server.server.http.gate import Gate
 from engine_server.server.http.request_body import RequestBody
-from engine_server.server.http.root_path import RootPath
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -50,8 +49,8 @@ ADMIN_BODY_BYTES = 1 << 18
 def build_application(host: EngineHost, args: ServerArgs, keys: ApiKeys) -> tuple[ASGIApp, Gate]:
     """Return the application, and its gate, which a shutdown closes.
 
-    A request passes, in this order: the root path, the access log, CORS, the check of its key, the answer's
-    headers, the gate, the check of its content type, and the body's middleware.
+    A request passes, in this order: the access log, which removes the root path, CORS, the check of its key, the
+    answer's headers, the gate, the check of its content type, and the body's middleware.
     """
     app = FastAPI(
         title="Fairlead",
@@ -90,8 +89,9 @@ def build_application(host: EngineHost, args: ServerArgs, keys: ApiKeys) -> tupl
         probes=(*operation.PROBES, operation.METRICS),
         unlogged=args.disable_access_log_for_endpoints,
         write=WRITERS[args.access_log_format],
+        root_path=args.root_path,
     )
-    return RootPath(logged, args.root_path) if args.root_path else logged, gate
+    return logged, gate
 
 
 def admin_application(host: EngineHost, keys: ApiKeys) -> ASGIApp:

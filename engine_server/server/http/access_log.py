@@ -61,7 +61,11 @@ WRITERS = {"text": write_text, "json": write_json}
 
 
 class AccessLog:
-    """ASGI middleware around all others. It keeps the client's X-Request-Id, or generates one."""
+    """ASGI middleware around all others. It keeps the client's X-Request-Id, or generates one.
+
+    It removes the prefix under which a proxy publishes the server from a path, if the proxy has not removed it already,
+    so that everything behind it sees one spelling of each path.
+    """
 
     def __init__(
         self,
@@ -70,16 +74,23 @@ class AccessLog:
         probes: Collection[str],
         unlogged: Collection[str] = (),
         write: Callable[[Access], None] = write_text,
+        root_path: str = "",
     ) -> None:
-        """routes: the paths as declared. probes: paths that are neither counted nor logged. unlogged: not logged."""
+        """routes: the paths as declared. probes: paths that are neither counted nor logged. unlogged: not logged.
+
+        root_path: the prefix.
+        """
         self._app = app
+        self._prefix = root_path.rstrip("/") + "/"
         self._routes = frozenset(routes)
         self._probes = frozenset(probes)
         self._unlogged = frozenset(unlogged)
         self._write = write
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in self._probes:
+        if len(self._prefix) > 1 and scope["path"].startswith(self._prefix):
+            scope = {**scope, "path": scope["path"][len(self._prefix) - 1 :]}
+        if scope["path"] in self._probes:
             await self._app(scope, receive, send)
             return
         started = time.perf_counter()
