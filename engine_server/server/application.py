@@ -26,7 +26,7 @@ from engine_server.server.api.pooling import classification, embeddings, pooling
 from engine_server.server.api.responses import endpoint as responses
 from engine_server.server.api.tasks import needs_task
 from engine_server.server.http.access_log import WRITERS, AccessLog
-from engine_server.server.http.answer_headers import AnswerHeaders
+from engine_server.server.http.admission import Admission
 from engine_server.server.http.api_keys import ApiKeys, KeyCheck
 from engine_server.server.http.content_type import JsonBodies
 from engine_server.server.http.errors import add_error_handlers
@@ -49,8 +49,8 @@ ADMIN_BODY_BYTES = 1 << 18
 def build_application(host: EngineHost, args: ServerArgs, keys: ApiKeys) -> tuple[ASGIApp, Gate]:
     """Return the application, and its gate, which a shutdown closes.
 
-    A request passes, in this order: the access log, which removes the root path, CORS, the check of its key, the
-    answer's headers, the gate, the check of its content type, and the body's middleware.
+    A request passes four layers: the access log, which removes the root path; CORS; the admission by key and gate; and
+    the checks of the body, which is read whole.
     """
     app = FastAPI(
         title="Fairlead",
@@ -61,9 +61,10 @@ def build_application(host: EngineHost, args: ServerArgs, keys: ApiKeys) -> tupl
     )
     add_error_handlers(app)
     host.on_loaded.append(load_format)
-    gate = Gate(JsonBodies(RequestBody(app, args.max_body_bytes)), host)
+    gate = Gate(host)
     operational = operation.routes(host, gate)
-    gate.exempt(paths_of(app, operational))
+    # Before the other routers are included, the application has the paths of its documentation alone.
+    exempt = paths_of(app, operational)
     generating = [api.routes(host) for api in GENERATING]
     others = [operational, *(api.routes(host) for api in OTHERS)]
     for router in generating:
@@ -74,10 +75,9 @@ def build_application(host: EngineHost, args: ServerArgs, keys: ApiKeys) -> tupl
     document(app, routers, keys.required)
 
     public = operation.PROBES if args.api_key_for_metrics else (*operation.PROBES, operation.METRICS)
-    answered = AnswerHeaders(gate, host)
-    checked = KeyCheck(answered, keys, public) if keys.required else answered
+    body = JsonBodies(RequestBody(app, args.max_body_bytes))
     cors = CORSMiddleware(
-        checked,
+        Admission(body, host, gate, keys, public=public, exempt=exempt),
         allow_origins=args.allowed_origins,
         allow_methods=args.allowed_methods,
         allow_headers=args.allowed_headers,
@@ -101,7 +101,7 @@ def admin_application(host: EngineHost, keys: ApiKeys) -> ASGIApp:
     router = admin.routes(host)
     app.include_router(router)
     body = RequestBody(app, ADMIN_BODY_BYTES)
-    return AccessLog(KeyCheck(body, keys, ()) if keys.required else body, paths_of(router), probes=())
+    return AccessLog(KeyCheck(body, keys) if keys.required else body, paths_of(router), probes=())
 
 
 def paths_of(*routers: FastAPI | APIRouter) -> list[str]:

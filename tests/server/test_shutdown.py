@@ -10,6 +10,9 @@ import pytest
 from waiting import until_async
 
 from engine_server.server import shutdown
+from engine_server.server.engine_load import EngineLoad
+from engine_server.server.http.admission import Admission
+from engine_server.server.http.api_keys import ApiKeys
 from engine_server.server.http.gate import Drain, Gate
 from engine_server.server.shutdown import Shutdown
 
@@ -23,6 +26,8 @@ class Engine:
 
 class Host:
     engine = Engine()
+    engine_load = EngineLoad()
+    fingerprint = "model"
     loading = False
     death = None
     phase = None
@@ -33,7 +38,9 @@ class Service:
 
     def __init__(self) -> None:
         self.release = asyncio.Event()
-        self.gate = Gate(self._handle, Host())  # type: ignore[arg-type]
+        host: Any = Host()
+        self.gate = Gate(host)
+        self._app = Admission(self._handle, host, self.gate, ApiKeys([]), public=(), exempt=())
 
     async def _handle(self, scope: Any, receive: Any, send: Any) -> None:
         await self.release.wait()
@@ -49,7 +56,7 @@ class Service:
         async def receive() -> Any:
             raise AssertionError
 
-        await self.gate(SCOPE, receive, send)
+        await self._app(dict(SCOPE), receive, send)
         start: dict[str, Any] = messages[0]
         return start
 

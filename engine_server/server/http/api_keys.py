@@ -1,10 +1,10 @@
-"""API keys: the accepted keys, and the middleware that asks for one."""
+"""API keys: the accepted keys, and the answer to a request without one."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from engine_server.server.http.errors import ApiError
 from engine_server.shared.bearer import bearer_key
 
 if TYPE_CHECKING:
+    from starlette.responses import Response
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 
@@ -51,27 +52,29 @@ class ApiKeys:
 
 
 class KeyCheck:
-    """ASGI middleware that answers 401 to a request without a key, whatever its path, unless the path is public."""
+    """ASGI middleware that answers 401 to a request without a key, whatever its path."""
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys, public: Collection[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
         self._app = app
         self._keys = keys
-        self._public = frozenset(public)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] in self._public or self._keys.accept(credentials(scope["headers"])):
+        if self._keys.accept(credentials(scope["headers"])):
             await self._app(scope, receive, send)
         else:
-            response = UNAUTHORIZED.response()
-            response.headers["WWW-Authenticate"] = "Bearer"
-            await response(scope, receive, send)
+            await unauthorized()(scope, receive, send)
 
 
-UNAUTHORIZED = ApiError(
-    401,
-    "the request has no valid API key; it takes `Authorization: Bearer KEY` or `x-api-key: KEY`",
-    code=ErrorCode.INVALID_API_KEY,
-)
+def unauthorized() -> Response:
+    """Return the answer to a request without a key."""
+    error = ApiError(
+        401,
+        "the request has no valid API key; it takes `Authorization: Bearer KEY` or `x-api-key: KEY`",
+        code=ErrorCode.INVALID_API_KEY,
+    )
+    response = error.response()
+    response.headers["WWW-Authenticate"] = "Bearer"
+    return response
 
 
 def credentials(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:

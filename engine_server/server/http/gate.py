@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -12,8 +11,6 @@ from engine_server.requests.errors import QueueFullError
 from engine_server.server.http.errors import ApiError, as_api_error, shutting_down
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Receive, Scope, Send
-
     from engine_server.server.engine_host import EngineHost
 
 
@@ -28,23 +25,14 @@ class Drain(Enum):
 
 
 class Gate:
-    """ASGI middleware that admits API requests and counts those in flight.
+    """Refuses requests while they can't be served, and counts those in flight: each is in the gate's context."""
 
-    Every request is one, unknown paths included, except those for exempt paths, which are answered at any time.
-    """
-
-    def __init__(self, app: ASGIApp, host: EngineHost) -> None:
-        self._app = app
+    def __init__(self, host: EngineHost) -> None:
         self._host = host
-        self._exempt: set[str] = set()
         self._in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self.drain = Drain.NONE
-
-    def exempt(self, paths: Iterable[str]) -> None:
-        """Answer requests for these paths at any time, and don't count them."""
-        self._exempt.update(paths)
 
     @property
     def in_flight(self) -> int:
@@ -58,24 +46,7 @@ class Gate:
         """Wait until no request is in flight."""
         await self._idle.wait()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] in self._exempt:
-            await self._app(scope, receive, send)
-            return
-        refusal = self._refusal(scope["method"])
-        if refusal is not None:
-            await refusal.response()(scope, receive, send)
-            return
-        self._in_flight += 1
-        self._idle.clear()
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            self._in_flight -= 1
-            if not self._in_flight:
-                self._idle.set()
-
-    def _refusal(self, method: str) -> ApiError | None:
+    def refusal(self, method: str) -> ApiError | None:
         """Return the error that a new request gets; None if it is admitted."""
         if refusal := unavailable(self._host):
             return refusal
@@ -87,6 +58,15 @@ class Gate:
             except QueueFullError as error:
                 return as_api_error(error)
         return None
+
+    def __enter__(self) -> None:
+        self._in_flight += 1
+        self._idle.clear()
+
+    def __exit__(self, *_: object) -> None:
+        self._in_flight -= 1
+        if not self._in_flight:
+            self._idle.set()
 
 
 def unavailable(host: EngineHost) -> ApiError | None:
