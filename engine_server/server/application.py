@@ -28,7 +28,6 @@ from engine_server.server.api.tasks import needs_task
 from engine_server.server.http.access_log import WRITERS, AccessLog
 from engine_server.server.http.admission import Admission
 from engine_server.server.http.api_keys import ApiKeys, KeyCheck
-from engine_server.server.http.content_type import JsonBodies
 from engine_server.server.http.errors import add_error_handlers
 from engine_server.server.http.gate import Gate
 from engine_server.server.http.request_body import RequestBody
@@ -75,7 +74,7 @@ def build_application(host: EngineHost, args: ServerArgs, keys: ApiKeys) -> tupl
     document(app, routers, keys.required)
 
     public = operation.PROBES if args.api_key_for_metrics else (*operation.PROBES, operation.METRICS)
-    body = JsonBodies(RequestBody(app, args.max_body_bytes))
+    body = RequestBody(app, args.max_body_bytes)
     cors = CORSMiddleware(
         Admission(body, host, gate, keys, public=public, exempt=exempt),
         allow_origins=args.allowed_origins,
@@ -100,7 +99,7 @@ def admin_application(host: EngineHost, keys: ApiKeys) -> ASGIApp:
     add_error_handlers(app)
     router = admin.routes(host)
     app.include_router(router)
-    body = RequestBody(app, ADMIN_BODY_BYTES)
+    body = RequestBody(app, ADMIN_BODY_BYTES, any_content_type=True)
     return AccessLog(KeyCheck(body, keys) if keys.required else body, paths_of(router), probes=())
 
 

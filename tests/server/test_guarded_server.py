@@ -11,10 +11,15 @@ import pytest
 from local_server import serving
 from waiting import until
 
+from engine_server.contract.headers import LOAD
+
 REQUEST = {"model": "smollm2", "prompt": "Hello", "max_tokens": 2}
 KEY = {"Authorization": "Bearer of-environment"}
 FILE_KEY = {"X-Api-Key": "of-file"}
 ADMIN = {"Authorization": "Bearer of-admin"}
+TEXT = {"Content-Type": "text/plain"}
+# JSON that takes long to parse.
+DEEP = b"[" * 300_000
 WRONG = {"Authorization": "Bearer wrong", "x-api-key": "wrong"}
 ADMIN_PATHS = (
     "/sleep", "/wake_up", "/is_sleeping", "/pause", "/resume", "/is_paused", "/reset_prefix_cache", "/start_profile",
@@ -61,6 +66,9 @@ def test_keys_are_required_from_the_start_on(tmp_path: Path) -> None:
             assert loading.api.request("GET", path, None, WRONG).status == 401
         assert loading.api.get("/health").status == 200
         assert loading.api.get("/ready").json["status"] == "loading"
+        refused = loading.api.request("POST", "/v1/completions", b"x", KEY | TEXT)
+        assert (refused.status, refused.error["code"]) == (503, "loading")
+        assert LOAD.lower() not in refused.headers
         assert loading.admin.request("GET", "/is_sleeping").status == 401
         assert loading.admin.request("GET", "/is_sleeping", None, ADMIN).status == 503
 
@@ -97,6 +105,28 @@ def test_every_key_is_accepted_in_both_headers(guarded: Guarded, headers: dict[s
     assert guarded.api.request("GET", "/v1/models", None, headers).status == 200
     assert guarded.api.request("POST", "/v1/completions", REQUEST, headers).status == 200
     assert guarded.api.request("GET", "/no/such/path", None, headers).status == 404
+
+
+def test_key_is_checked_before_the_content_type_and_that_before_the_body(guarded: Guarded) -> None:
+    origin = {"Origin": "https://page.example"}
+    without_key = guarded.api.request("POST", "/v1/completions", DEEP, TEXT | origin)
+    assert without_key.status == 401
+    assert without_key.headers["access-control-allow-origin"] == "https://page.example"
+    assert LOAD.lower() not in without_key.headers
+    of_text = guarded.api.request("POST", "/v1/completions", DEEP, TEXT | origin | KEY)
+    assert of_text.status == 415
+    assert of_text.headers["access-control-allow-origin"] == "https://page.example"
+    assert LOAD.lower() in of_text.headers
+    assert guarded.api.request("POST", "/v1/completions", DEEP, KEY).status == 400
+
+
+def test_admin_api_does_not_check_the_content_type(guarded: Guarded) -> None:
+    untyped, typed = (
+        guarded.admin.request("POST", "/reset_prefix_cache", None, ADMIN | content_type)
+        for content_type in ({}, TEXT)
+    )
+    assert (typed.status, typed.body) == (untyped.status, untyped.body)
+    assert typed.status != 415
 
 
 def test_openai_client_is_refused_and_accepted_by_its_key(guarded: Guarded) -> None:

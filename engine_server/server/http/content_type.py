@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from engine_server.contract.errors import ErrorCode
 from engine_server.server.http.errors import ApiError
 
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Receive, Scope, Send
 
-
-class JsonBodies:
-    """ASGI middleware that answers 415 to a body of another media type. Without a type a body counts as JSON."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        given = next((value for name, value in scope["headers"] if name == b"content-type"), b"")
-        media_type = given.decode("latin-1").partition(";")[0].strip().lower()
-        if scope["method"] != "POST" or not media_type or is_json(media_type):
-            await self._app(scope, receive, send)
-            return
-        error = ApiError(
+def check_content_type(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Raise ApiError 415 for a body of another media type. Without a type a body counts as JSON."""
+    given = next((value for name, value in headers if name == b"content-type"), b"")
+    media_type = given.decode("latin-1").partition(";")[0].strip().lower()
+    if media_type and not is_json(media_type):
+        raise ApiError(
             415,
             f"the content type is {media_type[:100]!r}; it takes application/json",
             code=ErrorCode.UNSUPPORTED_MEDIA_TYPE,
         )
-        await error.response()(scope, receive, send)
 
 
 def is_json(media_type: str) -> bool:

@@ -1,4 +1,4 @@
-"""Reading of request bodies, up to a limit, and cancellation of handlers whose client disconnects."""
+"""Reading of request bodies: JSON up to a limit. Handlers get them whole, and are cancelled on a disconnect."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from engine_server.contract.bounds import JSON_BRACKETS, JSON_COMMAS
 from engine_server.contract.errors import ErrorCode
 from engine_server.server.http.body_budget import BodyBudget, BodyShare
+from engine_server.server.http.content_type import check_content_type
 from engine_server.server.http.disconnect import DISCONNECT
 from engine_server.server.http.errors import ApiError
 
@@ -16,19 +17,30 @@ if TYPE_CHECKING:
 
 
 class RequestBody:
-    """ASGI middleware that gives handlers the whole body at once."""
+    """ASGI middleware that gives handlers the whole body at once, and cancels them when the client disconnects."""
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int, budget: BodyBudget | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        max_body_bytes: int,
+        budget: BodyBudget | None = None,
+        *,
+        any_content_type: bool = False,
+    ) -> None:
+        """any_content_type: also take bodies that are not declared as JSON."""
         self._app = app
         self._max_body_bytes = max_body_bytes
         self._budget = budget or BodyBudget()
+        self._any_content_type = any_content_type
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD"):
+        if scope["method"] in ("GET", "HEAD"):
             await self._app(scope, receive, send)
             return
         with BodyShare(self._budget) as share:
             try:
+                if scope["method"] == "POST" and not self._any_content_type:
+                    check_content_type(scope["headers"])
                 body = await self._read(scope, receive, share)
             except ApiError as refusal:
                 await refusal.response()(scope, receive, send)
