@@ -195,8 +195,9 @@ class LocalServer(ApiClient):
         return self.join()
 
     def tokens(self, text: str) -> list[int]:
-        assert self.host.tokenizer is not None
-        return list(self.host.tokenizer(text, add_special_tokens=False).input_ids)
+        tokenizer = self.host.model.tokenizer
+        assert tokenizer is not None
+        return list(tokenizer(text, add_special_tokens=False).input_ids)
 
     def num_tasks(self) -> int:
         """Return the number of tasks in the server's event loop."""

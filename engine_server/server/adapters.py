@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -52,7 +52,10 @@ class ServedAdapter(NamedTuple):
 class ServedAdapters:
     """Adapters by name. Each content that is loaded gets a new id, so that requests keep theirs when it is replaced."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: AsyncLLMEngine, taken: Collection[str]) -> None:
+        """taken: the model's own names."""
+        self._engine = engine
+        self._taken = taken
         self._served: dict[str, ServedAdapter] = {}
         self._ids = itertools.count(1)
         # One change at a time.
@@ -65,17 +68,15 @@ class ServedAdapters:
     def get(self, name: str) -> ServedAdapter | None:
         return self._served.get(name)
 
-    async def load(
-        self, engine: AsyncLLMEngine, taken: Iterable[str], name: str, uri: str, replace: bool
-    ) -> None:
+    async def load(self, name: str, uri: str, replace: bool = False) -> None:
         """Serve the adapter `uri` as `name`. Requests in flight go on with what they began with.
 
-        taken: the model's own names. replace: an adapter of this name is replaced; otherwise that is an error.
-        Raises InvalidRequestError for one that can't be served.
+        replace: an adapter of this name is replaced; otherwise that is an error. Raises InvalidRequestError, a
+        ValueError, for one that can't be served.
         """
         async with self._lock:
             former = self._served.get(name)
-            if name in taken:
+            if name in self._taken:
                 raise InvalidRequestError(f"{quote(name)} is a name of the model itself", "lora_name")
             if former is not None and not replace:
                 raise InvalidRequestError(
@@ -83,19 +84,19 @@ class ServedAdapters:
                 )
             try:
                 folder = await asyncio.to_thread(resolve_adapter, uri)
-                adapter = await load_adapter(engine, name, uri, next(self._ids), folder)
+                adapter = await load_adapter(self._engine, name, uri, next(self._ids), folder)
             except (ModelSourceError, OSError, ValueError, RuntimeError) as error:
                 raise InvalidRequestError(str(error), "lora_path") from None
             self._served[name] = adapter
             if former is not None:
-                await former.unload(engine)
+                await former.unload(self._engine)
 
-    async def unload(self, engine: AsyncLLMEngine, name: str) -> bool:
+    async def unload(self, name: str) -> bool:
         """Stop serving an adapter, and return False if there is none of this name. Requests in flight go on."""
         async with self._lock:
             served = self._served.pop(name, None)
             if served is not None:
-                await served.unload(engine)
+                await served.unload(self._engine)
             return served is not None
 
 

@@ -9,6 +9,7 @@ from fastapi import APIRouter, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
+from engine_server.server.admission import Admission
 from engine_server.server.api import (
     admin,
     completions,
@@ -18,18 +19,16 @@ from engine_server.server.api import (
     server_info,
     tokenization,
 )
-from engine_server.server.api.answer_format import load_format
 from engine_server.server.api.chat import endpoint as chat
 from engine_server.server.api.messages import endpoint as messages
 from engine_server.server.api.openapi import document
 from engine_server.server.api.pooling import classification, embeddings, pooling, ranking
 from engine_server.server.api.responses import endpoint as responses
 from engine_server.server.api.tasks import needs_task
+from engine_server.server.gate import Gate
 from engine_server.server.http.access_log import WRITERS, AccessLog
-from engine_server.server.http.admission import Admission
 from engine_server.server.http.api_keys import ApiKeys, KeyCheck
 from engine_server.server.http.errors import add_error_handlers
-from engine_server.server.http.gate import Gate
 from engine_server.server.http.request_body import RequestBody
 
 if TYPE_CHECKING:
@@ -59,7 +58,6 @@ def build_application(host: EngineHost, args: ServerArgs, keys: ApiKeys) -> tupl
         redoc_url=None,
     )
     add_error_handlers(app)
-    host.on_loaded.append(load_format)
     gate = Gate(host)
     operational = operation.routes(host, gate)
     # Before the other routers are included, the application has the paths of its documentation alone.

@@ -14,8 +14,8 @@ import uvicorn
 
 from engine_server.requests.errors import EngineDeadError
 from engine_server.server.engine_host import EngineHost
+from engine_server.server.gate import Gate
 from engine_server.server.http.file_watch import FileWatch
-from engine_server.server.http.gate import Gate
 from engine_server.server.http.protocol import Connection
 from engine_server.server.http.tls import Tls
 from engine_server.server.shutdown import Shutdown

@@ -7,12 +7,12 @@ import logging
 import signal
 from typing import TYPE_CHECKING
 
-from engine_server.server.http.gate import Drain
+from engine_server.server.gate import Drain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from engine_server.server.http.gate import Gate
+    from engine_server.server.gate import Gate
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
@@ -17,21 +16,10 @@ logger = logging.getLogger(__name__)
 
 
 class AdapterSet:
-    """A wanted set of adapters that is reached in the background. One that fails is tried again with the next set.
+    """A wanted set of adapters that is reached in the background. One that fails is tried again with the next set."""
 
-    load: serves an adapter by a name and a URI, in place of one of this name; raises InvalidRequestError. unload: ends
-    that.
-    """
-
-    def __init__(
-        self,
-        served: ServedAdapters,
-        load: Callable[[str, str], Awaitable[None]],
-        unload: Callable[[str], Awaitable[object]],
-    ) -> None:
+    def __init__(self, served: ServedAdapters) -> None:
         self._served = served
-        self._load = load
-        self._unload = unload
         self._wanted: dict[str, str] = {}
         # By name; the URI that failed, and why.
         self._failures: dict[str, tuple[str, str]] = {}
@@ -63,11 +51,11 @@ class AdapterSet:
         while (change := self._next_change()) is not None:
             name, uri = change
             if uri is None:
-                await self._unload(name)
+                await self._served.unload(name)
                 self._managed.discard(name)
                 continue
             try:
-                await self._load(name, uri)
+                await self._served.load(name, uri, replace=True)
                 self._managed.add(name)
             except InvalidRequestError as error:
                 self._failures[name] = uri, str(error)

@@ -34,7 +34,7 @@ from engine_server.router.requests.event_reader import EventReader
 from engine_server.router.requests.journal import Journal
 from engine_server.router.requests.outcome import ERROR_CODES, REFUSAL_STATUSES, read_refusal
 from engine_server.router.routing.endpoint import Address, Endpoint, ReportedLoad
-from engine_server.server.http.gate import Drain
+from engine_server.server.gate import Drain
 
 STARTED = "2026-01-01T00:01:00Z"
 REPLICA = Replica("llama-engine-1", STARTED, ADDRESS)
@@ -47,7 +47,7 @@ POD = {
     },
 }
 CLOCK = SimpleNamespace(time=lambda: 1_700_000_000.0)
-CLOCK_OF_ANSWERS = "engine_server.server.api.create_answer.time"
+CLOCK_OF_ANSWERS = "engine_server.server.api.read_request.time"
 
 
 def completion(model: str, *headers: str, path: str = "/v1/completions", **fields: object) -> bytes:

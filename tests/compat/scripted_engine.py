@@ -3,10 +3,9 @@
 import asyncio
 from collections import deque
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from compat.http_text import HttpMessage, parse_message
 from compat.sample import ADAPTER, ADAPTER_URI, KEY
@@ -26,6 +25,7 @@ from engine_server.server.engine_host import EngineHost
 from engine_server.server.http.api_keys import ApiKeys
 from engine_server.server.http.chunks import CHUNKS
 from engine_server.server.http.disconnect import DISCONNECT, WhileConnected
+from engine_server.server.loaded_model import LoadedModel
 from engine_server.server.settings import ApiSettings
 from engine_server.server.wanted_adapters import AdapterSet
 
@@ -50,6 +50,7 @@ class ScriptedEngine:
     """Answers each prompt by `TEXTS`, and keeps the requests."""
 
     model_config = SimpleNamespace(max_model_len=2048, vocab_size=100)
+    errored = False
 
     def __init__(self) -> None:
         self.is_full = False
@@ -60,6 +61,9 @@ class ScriptedEngine:
     def check_room(self, count: int = 1) -> None:
         if self.is_full:
             raise QueueFullError("8 requests wait; no more are queued")
+
+    async def check_health(self) -> None:
+        """Be healthy."""
 
     async def get_input_preprocessor(self) -> None:
         """Return none: all prompts are tokens."""
@@ -94,7 +98,6 @@ class ScriptedAdapters(ServedAdapters):
     """Loads adapters without files."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.loaded: dict[str, ServedAdapter] = {}
 
     @property
@@ -104,7 +107,7 @@ class ScriptedAdapters(ServedAdapters):
     def get(self, name: str) -> ServedAdapter | None:
         return self.loaded.get(name)
 
-    async def load(self, engine: Any, taken: Iterable[str], name: str, uri: str, replace: bool) -> None:
+    async def load(self, name: str, uri: str, replace: bool = False) -> None:
         if uri == MISSING_URI:
             raise InvalidRequestError(f"{uri}: there is no such repository", "lora_path")
         self.loaded[name] = ServedAdapter(uri, LoRARequest(name, 1, f"/{name}"), None, f"hash of {uri}")
@@ -115,23 +118,25 @@ class ScriptedHost(EngineHost):
 
     def __init__(self) -> None:
         super().__init__(AsyncEngineArgs(model="model"), ApiSettings(), 0.0)
-        self.scripted = ScriptedEngine()
         self.phase = None
         self.phase_seconds = {"import": 1.5, "load": 12.25, "warm up": 3.0}
-        self.served_names = [str(KEY)]
-        self.max_model_len = 2048
-        self.tasks = ("generate",)
-        self.fingerprint = FINGERPRINT
         self.engine_load.max_num_seqs = 8
         self.engine_load.record(SchedulerStats(num_running=2, num_waiting=1, kv_cache_usage=0.25), None)
-        self.adapters = ScriptedAdapters()
-        self.adapter_set = AdapterSet(
-            self.adapters, partial(self.load_adapter, replace=True), self.unload_adapter
+        self.scripted, adapters = ScriptedEngine(), ScriptedAdapters()
+        self._model = LoadedModel(
+            engine=cast(Any, self.scripted),
+            settings=self.settings,
+            adapters=adapters,
+            adapter_set=AdapterSet(adapters),
+            served_names=[str(KEY)],
+            max_model_len=2048,
+            tasks=("generate",),
+            sampling_defaults={},
+            fingerprint=FINGERPRINT,
+            tokenizer=None,
+            format=None,
+            traces=False,
         )
-
-    @property
-    def engine(self) -> Any:
-        return self.scripted
 
 
 class EngineServer:
@@ -146,7 +151,7 @@ class EngineServer:
         """Return the answer of the API."""
 
         async def ask() -> bytes:
-            await self.host.load_adapter(ADAPTER, ADAPTER_URI, replace=True)
+            await self.host.model.adapters.load(ADAPTER, ADAPTER_URI, replace=True)
             return await call(self.app, request)
 
         return asyncio.run(ask())
@@ -157,7 +162,7 @@ class EngineServer:
         async def ask() -> tuple[bytes, bytes]:
             first = await call(self.admin, request)
             await until_async(
-                lambda: all(each.state != "loading" for each in self.host.adapter_set.states().adapters)
+                lambda: all(each.state != "loading" for each in self.host.model.adapter_set.states().adapters)
             )
             question = parse_message(request)._replace(first_line=b"GET /adapters HTTP/1.1", body=b"")
             return first, await call(self.admin, question.encode())

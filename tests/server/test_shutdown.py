@@ -10,10 +10,10 @@ import pytest
 from waiting import until_async
 
 from engine_server.server import shutdown
+from engine_server.server.admission import Admission
 from engine_server.server.engine_load import EngineLoad
-from engine_server.server.http.admission import Admission
+from engine_server.server.gate import Drain, Gate
 from engine_server.server.http.api_keys import ApiKeys
-from engine_server.server.http.gate import Drain, Gate
 from engine_server.server.shutdown import Shutdown
 
 SCOPE = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
@@ -24,10 +24,14 @@ class Engine:
         pass
 
 
-class Host:
+class Model:
     engine = Engine()
-    engine_load = EngineLoad()
     fingerprint = "model"
+
+
+class Host:
+    model = Model()
+    engine_load = EngineLoad()
     loading = False
     death = None
     phase = None

@@ -14,9 +14,8 @@ from engine_server.contract.errors import ErrorCode
 from engine_server.contract.quoting import quote
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.server.api.answers import json_response
-from engine_server.server.generation.generation import refusal
-from engine_server.server.http.errors import ApiError
-from engine_server.server.http.gate import unavailable
+from engine_server.server.gate import unavailable
+from engine_server.server.http.errors import ApiError, refusal
 
 if TYPE_CHECKING:
     from engine_server.server.engine_host import EngineHost
@@ -59,38 +58,38 @@ def routes(host: EngineHost) -> APIRouter:
 
         Requests in flight are kept, and continue once the engine is awake.
         """
-        await host.engine.sleep(level)
+        await host.model.engine.sleep(level)
         return Response()
 
     @router.post("/wake_up", response_model=None)
     async def wake_up(tags: Annotated[list[Tag] | None, Query()] = None) -> Response:
         """Wake the parts with these tags, by default all."""
-        await host.engine.wake_up(list(tags) if tags else None)
+        await host.model.engine.wake_up(list(tags) if tags else None)
         return Response()
 
     @router.get("/is_sleeping", response_model=None)
     async def is_sleeping() -> Response:
-        return JSONResponse({"is_sleeping": await host.engine.is_sleeping()})
+        return JSONResponse({"is_sleeping": await host.model.engine.is_sleeping()})
 
     @router.post("/pause", response_model=None)
     async def pause(mode: PauseMode = "abort", clear_cache: bool = True) -> Response:
         """Run no step until /resume. The mode says what happens to requests in flight; new ones wait."""
-        await host.engine.pause_generation(mode=mode, clear_cache=clear_cache)
+        await host.model.engine.pause_generation(mode=mode, clear_cache=clear_cache)
         return JSONResponse({"status": "paused"})
 
     @router.post("/resume", response_model=None)
     async def resume() -> Response:
-        await host.engine.resume_generation()
+        await host.model.engine.resume_generation()
         return JSONResponse({"status": "resumed"})
 
     @router.get("/is_paused", response_model=None)
     async def is_paused() -> Response:
-        return JSONResponse({"is_paused": await host.engine.is_paused()})
+        return JSONResponse({"is_paused": await host.model.engine.is_paused()})
 
     @router.post("/reset_prefix_cache", response_model=None)
     async def reset_prefix_cache(reset_running_requests: bool = False) -> Response:
         """Empty the prefix cache; 409 while requests hold blocks, unless these are computed again."""
-        if not await host.engine.reset_prefix_cache(reset_running_requests):
+        if not await host.model.engine.reset_prefix_cache(reset_running_requests):
             message = "requests in flight hold blocks of the prefix cache; reset_running_requests=true preempts them"
             raise ApiError(409, message)
         return Response()
@@ -98,20 +97,20 @@ def routes(host: EngineHost) -> APIRouter:
     @router.post("/start_profile", response_model=None)
     async def start_profile() -> Response:
         """Trace the core into the folder --torch-profiler-dir."""
-        await host.engine.start_profile()
+        await host.model.engine.start_profile()
         return Response()
 
     @router.post("/stop_profile", response_model=None)
     async def stop_profile() -> Response:
         """Write the trace."""
-        await host.engine.stop_profile()
+        await host.model.engine.stop_profile()
         return Response()
 
     @router.post("/v1/load_lora_adapter", response_model=None)
     async def load_lora_adapter(body: LoadAdapter) -> Response:
         """Serve an adapter by a name. Requests in flight go on with what they began with."""
         try:
-            await host.load_adapter(body.lora_name, body.lora_path, body.load_inplace)
+            await host.model.adapters.load(body.lora_name, body.lora_path, body.load_inplace)
         except InvalidRequestError as error:
             raise refusal(error, {}) from None
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
@@ -119,7 +118,7 @@ def routes(host: EngineHost) -> APIRouter:
     @router.post("/v1/unload_lora_adapter", response_model=None)
     async def unload_lora_adapter(body: UnloadAdapter) -> Response:
         """Stop serving an adapter. Requests in flight go on."""
-        if not await host.unload_adapter(body.lora_name):
+        if not await host.model.adapters.unload(body.lora_name):
             raise ApiError(
                 404,
                 f"there is no adapter {quote(body.lora_name)}",
@@ -135,13 +134,13 @@ def routes(host: EngineHost) -> APIRouter:
             wanted = msgspec.json.decode(await request.body(), type=WantedAdapters).by_name()
         except ValueError as error:
             raise ApiError(400, str(error), param="adapters") from None
-        host.adapter_set.want(wanted)
-        return json_response(host.adapter_set.states())
+        host.model.adapter_set.want(wanted)
+        return json_response(host.model.adapter_set.states())
 
     @router.get(ADAPTERS_PATH, response_model=None)
     async def get_adapters() -> Response:
         """Return the state of each adapter that should be served."""
-        return json_response(host.adapter_set.states())
+        return json_response(host.model.adapter_set.states())
 
     return router
 

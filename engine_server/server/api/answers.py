@@ -1,7 +1,7 @@
 """Parts that the answers of OpenAI's completions and chat APIs share. Plain structs: a token costs one encoding."""
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 from starlette.responses import Response
@@ -9,7 +9,7 @@ from starlette.responses import Response
 from engine_server.contract.continuation import ReportedUsage
 from engine_server.contract.headers import MODEL, USAGE
 from engine_server.requests.logprobs import Logprob, TokenLogprobs
-from engine_server.server.generation.events import Usage
+from engine_server.server.generation.events import TokenCounts
 
 # vLLM's field: the stop string or token id, present only beside the finish_reason.
 StopReason = int | str | None | msgspec.UnsetType
@@ -17,17 +17,6 @@ StopReason = int | str | None | msgspec.UnsetType
 TokenIds = list[int] | msgspec.UnsetType
 # JSON has no infinity; OpenAI's API writes this number in its place.
 LOWEST_LOGPROB = -9999.0
-
-
-class AnswerIdentity(NamedTuple):
-    """The fields that identify one answer."""
-
-    id: str
-    # Seconds since the epoch.
-    created: int
-    model: str
-    # Of the model that answers.
-    fingerprint: str
 
 
 class AnswerOptions(msgspec.Struct, frozen=True):
@@ -68,13 +57,13 @@ class UsageBody(msgspec.Struct, frozen=True):
     completion_tokens_details: CompletionTokensDetails
 
     @classmethod
-    def of(cls, usage: Usage, options: AnswerOptions) -> "UsageBody":
+    def of(cls, counts: TokenCounts, options: AnswerOptions) -> "UsageBody":
         return cls(
-            usage.prompt_tokens,
-            usage.completion_tokens,
-            usage.prompt_tokens + usage.completion_tokens,
-            PromptTokensDetails(usage.cached_tokens or 0) if options.cached_tokens else None,
-            CompletionTokensDetails(usage.reasoning_tokens),
+            counts.prompt_tokens,
+            counts.completion_tokens,
+            counts.prompt_tokens + counts.completion_tokens,
+            PromptTokensDetails(counts.cached_tokens or 0) if options.cached_tokens else None,
+            CompletionTokensDetails(counts.reasoning_tokens),
         )
 
 
@@ -108,23 +97,23 @@ class ChunkEncoder:
         self._end = b'],"usage":null}\n\n' if options.include_usage else b"]}\n\n"
         self._encode = msgspec.json.Encoder().encode
 
-    def choice(self, choice: msgspec.Struct, usage: Usage, top: msgspec.Struct | None = None) -> bytes:
+    def choice(self, choice: msgspec.Struct, counts: TokenCounts, top: msgspec.Struct | None = None) -> bytes:
         """Return a chunk with one choice.
 
-        usage: the numbers so far, which the chunk has if the request asks for it. top: further fields of the chunk.
+        counts: the numbers so far, which the chunk has if the request asks for it. top: further fields of the chunk.
         """
         end = self._end
         if self._options.continuous_usage:
-            end = b'],"usage":' + self._encode(UsageBody.of(usage, self._options)) + b"}\n\n"
+            end = b'],"usage":' + self._encode(UsageBody.of(counts, self._options)) + b"}\n\n"
         if top is not None:
             end = end[:-3] + b"," + self._encode(top)[1:] + b"\n\n"
         return self._start + self._encode(choice) + end
 
-    def usage(self, usage: Usage) -> bytes:
+    def usage(self, counts: TokenCounts) -> bytes:
         """Return the last chunk, which carries the usage; b"" unless the client asked for it."""
         if not self._options.include_usage:
             return b""
-        return self._start + b'],"usage":' + self._encode(UsageBody.of(usage, self._options)) + b"}\n\n"
+        return self._start + b'],"usage":' + self._encode(UsageBody.of(counts, self._options)) + b"}\n\n"
 
 
 class PromptLogprob(msgspec.Struct, frozen=True):

@@ -7,7 +7,6 @@ import msgspec
 from engine_server.requests.logprobs import Logprob, TokenLogprobs
 from engine_server.server.api.answers import (
     AnswerHead,
-    AnswerIdentity,
     AnswerOptions,
     ChunkEncoder,
     PromptLogprob,
@@ -18,7 +17,13 @@ from engine_server.server.api.answers import (
     prompt_logprobs,
     token_text,
 )
-from engine_server.server.generation.events import ChoiceDelta, GenerationEvent, GenerationFinished, Usage
+from engine_server.server.generation.events import (
+    ChoiceDelta,
+    GenerationEvent,
+    GenerationFinished,
+    TokenCounts,
+)
+from engine_server.server.generation.plan import AnswerIdentity
 from engine_server.server.http.event_stream import OpenAIStream
 
 
@@ -86,10 +91,10 @@ class CompletionRenderer(OpenAIStream):
 
     def event(self, event: GenerationEvent) -> bytes:
         if isinstance(event, GenerationFinished):
-            return self._encoder.usage(event.usage)
-        return self._encoder.choice(self._fill(ChunkChoice(event.choice, event.text), event), event.usage)
+            return self._encoder.usage(event.counts)
+        return self._encoder.choice(self._fill(ChunkChoice(event.choice, event.text), event), event.counts)
 
-    def body(self, choices: list[ChoiceDelta], usage: Usage) -> bytes:
+    def body(self, choices: list[ChoiceDelta], counts: TokenCounts) -> bytes:
         head = self._head
         answer = Completion(
             head.id,
@@ -98,7 +103,7 @@ class CompletionRenderer(OpenAIStream):
             head.model,
             head.system_fingerprint,
             choices=[self._whole(delta) for delta in choices],
-            usage=UsageBody.of(usage, self._options),
+            usage=UsageBody.of(counts, self._options),
         )
         return msgspec.json.encode(answer)
 

@@ -15,15 +15,15 @@ from engine_server.server.api.completion_answer import Completion, CompletionRen
 from engine_server.server.api.create_answer import create_answer
 from engine_server.server.api.fields import only, prompt_list
 from engine_server.server.api.generation_request import GenerationRequest, parse_request
-from engine_server.server.generation.prompts import decode_prompts, tokenize_prompts
+from engine_server.server.generation.prompts import TextSource
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
     from engine_server.engine.beam_search import BeamSearchParams
-    from engine_server.requests.prompts import TokensPrompt
-    from engine_server.requests.sampling_params import SamplingParams
-    from engine_server.server.api.answers import AnswerIdentity
     from engine_server.server.engine_host import EngineHost
+    from engine_server.server.generation.plan import AnswerIdentity
+    from engine_server.server.loaded_model import LoadedModel
+    from engine_server.server.settings import ApiSettings
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -51,11 +51,12 @@ class CompletionRequest(GenerationRequest):
         if self.use_beam_search and self.echo and self.logprobs is not None:
             raise ApiError(400, "a beam search has no log-probabilities of the prompt", param="logprobs")
 
-    def sampling_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
-        params = self.to_sampling_params(defaults, self._max_tokens(defaults), self.logprobs)
-        if self.echo and params.prompt_logprobs is None:
-            params.prompt_logprobs = params.logprobs
-        return params
+    def sampling_parameters(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
+        parameters = self.shared_parameters(defaults)
+        parameters |= {"max_tokens": self._max_tokens(defaults), "logprobs": self.logprobs}
+        if self.echo and parameters.get("prompt_logprobs") is None:
+            parameters["prompt_logprobs"] = self.logprobs
+        return parameters
 
     def beam_search_params(self, defaults: Mapping[str, Any]) -> BeamSearchParams | None:
         return self.to_beam_search_params(self._max_tokens(defaults))
@@ -66,20 +67,25 @@ class CompletionRequest(GenerationRequest):
             return default
         return 1 if self.prompt_only else self.max_tokens
 
-    async def prompts(self, host: EngineHost, context: int) -> list[TokensPrompt]:
-        special = self.add_special_tokens is not False
-        tokenized = await tokenize_prompts(host.engine, self.prompt, special, self.truncates)
-        prompts = [self.finish_prompt(prompt, context) for prompt in tokenized]
-        return await decode_prompts(host.engine, prompts) if self.echo else prompts
-
-    def renderer(self, host: EngineHost, identity: AnswerIdentity) -> CompletionRenderer:
-        return CompletionRenderer(
-            identity,
-            self.answer_options(host.settings),
-            echo=bool(self.echo),
-            logprobs=self.logprobs is not None,
-            token_text=host.token_text,
+    def source(self, settings: ApiSettings, context: int) -> TextSource:
+        return TextSource(
+            texts=self.prompt,
+            add_special_tokens=self.add_special_tokens is not False,
+            repeated=bool(self.echo),
+            any_length=self.truncate_prompt_tokens is not None,
+            cuts=self.cuts(context),
+            cache_salt=self.cache_salt,
         )
+
+
+def renderer(model: LoadedModel, body: CompletionRequest, identity: AnswerIdentity) -> CompletionRenderer:
+    return CompletionRenderer(
+        identity,
+        body.answer_options(model.settings),
+        echo=bool(body.echo),
+        logprobs=body.logprobs is not None,
+        token_text=model.token_text,
+    )
 
 
 def routes(host: EngineHost) -> APIRouter:
@@ -89,6 +95,6 @@ def routes(host: EngineHost) -> APIRouter:
     @openapi.body(CompletionRequest, Completion, streamed=True)
     async def post_completions(request: Request) -> Response:
         body = parse_request(CompletionRequest, await request.body())
-        return await create_answer(host, body, request.headers)
+        return await create_answer(host.model, body, request.headers, renderer)
 
     return router

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator
 
-from engine_server.server.api.answer_format import with_tools
 from engine_server.server.api.chat.template_variables import check_variables
 from engine_server.server.api.fields import Ignored, only
 from engine_server.server.api.generation_request import GenerationRequest
-from engine_server.server.generation.prompts import ChatTurns, tokenize_chat
+from engine_server.server.generation.prompts import ChatSource, ChatTurns
+from engine_server.server.generation.tool_use import AnswerStyle, ToolUse
 from engine_server.server.http.errors import ApiError
-from engine_server.server.parsers.tool_use import AnswerStyle, ToolUse
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from engine_server.engine.beam_search import BeamSearchParams
-    from engine_server.requests.prompts import TokensPrompt
-    from engine_server.server.engine_host import EngineHost
+    from engine_server.server.settings import ApiSettings
 
 
 class ConversationRequest(GenerationRequest):
@@ -44,7 +40,7 @@ class ConversationRequest(GenerationRequest):
     return_token_ids: Annotated[Any, only(False)] = None
     return_tokens_as_token_ids: Annotated[Any, only(False)] = None
 
-    @property
+    @cached_property
     def tool_use(self) -> ToolUse | None:
         """The tools and the use that the answer makes of them. Raises ApiError 400 for a choice of a missing tool."""
         raise NotImplementedError
@@ -69,19 +65,13 @@ class ConversationRequest(GenerationRequest):
             message = "a form of the answer's text and calls that follow a schema exclude each other"
             raise ApiError(400, message, param="tools")
 
-    async def prompts(self, host: EngineHost, context: int) -> list[TokensPrompt]:
-        return [await self.prompt(host, context)]
-
-    async def prompt(self, host: EngineHost, context: int) -> TokensPrompt:
-        turns = with_tools(self.turns(), host.answer_format, self.tool_use)
-        defaults = host.settings.default_chat_template_kwargs or {}
+    def source(self, settings: ApiSettings, context: int) -> ChatSource:
+        turns = self.turns()
+        defaults = settings.default_chat_template_kwargs or {}
         variables = {**defaults, **turns.variables, **(self.chat_template_kwargs or {})}
-        try:
-            prompt = await tokenize_chat(host.engine, replace(turns, variables=variables))
-        except ApiError as error:
-            error.param = self.ENGINE_FIELDS["prompt"]
-            raise
-        return self.finish_prompt(prompt, context)
-
-    def beam_search_params(self, defaults: Mapping[str, Any]) -> BeamSearchParams | None:
-        return None
+        return ChatSource(
+            conversations=[replace(turns, variables=variables)],
+            field=self.ENGINE_FIELDS["prompt"],
+            cuts=self.cuts(context),
+            cache_salt=self.cache_salt,
+        )

@@ -24,13 +24,14 @@ from engine_server.server.api import fields
 from engine_server.server.api.answers import AnswerOptions
 from engine_server.server.api.fields import MAX_CHOICES, Ignored, only, stop_strings, token_biases
 from engine_server.server.api.unknown_fields import unknown_fields
+from engine_server.server.generation.prompts import Cut
 from engine_server.server.generation.response_format import FIELDS as GRAMMAR_FIELDS
 from engine_server.server.generation.response_format import RequestedGrammar, requested_grammar
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
-    from engine_server.requests.prompts import TokensPrompt
-    from engine_server.server.parsers.tool_use import AnswerStyle
+    from engine_server.server.generation.prompts import PromptSource
+    from engine_server.server.generation.tool_use import AnswerStyle
     from engine_server.server.settings import ApiSettings
 
 # Fields that SamplingParams has by the same name.
@@ -66,6 +67,9 @@ class StreamOptions(BaseModel):
 class GenerationRequest(ApiRequest):
     """The shared fields."""
 
+    # The beginning of the answer's id.
+    ID_PREFIX: ClassVar[str]
+    # The request's field for an engine's parameter, where their names differ.
     ENGINE_FIELDS: ClassVar[Mapping[str, str]] = {}
 
     model: str
@@ -145,23 +149,31 @@ class GenerationRequest(ApiRequest):
         return bool(self.stream)
 
     @property
-    def truncates(self) -> bool:
-        return self.truncate_prompt_tokens is not None
-
-    @property
-    def own_id(self) -> str | None:
-        return self.request_id
-
-    @property
-    def queue_priority(self) -> int:
-        return self.priority or 0
-
-    @property
     def prompt_only(self) -> bool:
+        """True if the answer has the prompt and no new text."""
         return False
 
     @property
     def answer_style(self) -> AnswerStyle | None:
+        """The parts that the answer may have besides text; None for plain text. Raises ApiError 400."""
+        return None
+
+    def source(self, settings: ApiSettings, context: int) -> PromptSource:
+        """Return the prompts, without the tools of conversations. context: the most tokens of prompt and answer.
+
+        Raises ApiError 400.
+        """
+        raise NotImplementedError
+
+    def sampling_parameters(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the engine's parameters by name; the model's `defaults` are for fields that are left out.
+
+        Raises InvalidRequestError.
+        """
+        raise NotImplementedError
+
+    def beam_search_params(self, defaults: Mapping[str, Any]) -> BeamSearchParams | None:
+        """Return the parameters of a beam search; None to sample. Raises InvalidRequestError."""
         return None
 
     def answer_options(self, settings: ApiSettings) -> AnswerOptions:
@@ -223,26 +235,19 @@ class GenerationRequest(ApiRequest):
             return self.ENGINE_FIELDS
         return {**self.ENGINE_FIELDS, "structured_outputs": self.ENGINE_FIELDS.get(field, field)}
 
-    def to_sampling_params(
-        self, defaults: Mapping[str, Any], max_tokens: int | None, logprobs: int | None
-    ) -> SamplingParams:
-        """Return the engine's parameters. Raises InvalidRequestError for values out of range.
-
-        defaults: the model's own, for fields that the request leaves out.
-        """
+    def shared_parameters(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the engine's parameters that mean the same in all APIs. Raises InvalidRequestError."""
         given = {name: getattr(self, name) for name in SAMPLING_FIELDS}
-        parameters = {**defaults, **{name: value for name, value in given.items() if value is not None}}
-        parameters |= {
+        return {
+            **defaults,
+            **{name: value for name, value in given.items() if value is not None},
             "stop": self.stop,
-            "max_tokens": max_tokens,
-            "logprobs": logprobs,
             "structured_outputs": self.grammar.params if self.grammar else None,
             "output_kind": RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY,
         }
-        return SamplingParams(**parameters)
 
     def to_beam_search_params(self, max_tokens: int | None) -> BeamSearchParams | None:
-        """Return the parameters of a beam search; None to sample. Raises InvalidRequestError."""
+        """Return the parameters of a beam search with so many new tokens at most; None to sample."""
         if not self.use_beam_search:
             return None
         return BeamSearchParams(
@@ -254,23 +259,12 @@ class GenerationRequest(ApiRequest):
             include_stop_str_in_output=bool(self.include_stop_str_in_output),
         )
 
-    def finish_prompt(self, prompt: TokensPrompt, context: int) -> TokensPrompt:
-        """Return the prompt, cut as the request asks, and with its cache salt. context: the longest, in tokens."""
-        if self.truncate_prompt_tokens is not None:
-            prompt = cut(prompt, self.truncate_prompt_tokens, self.truncation_side or "left", context)
-        if self.cache_salt is not None:
-            prompt["cache_salt"] = self.cache_salt
-        return prompt
-
-
-def cut(prompt: TokensPrompt, keep: int, side: Literal["left", "right"], context: int) -> TokensPrompt:
-    """Return a prompt without the tokens over `keep` at one side; -1: as many as leave room for one more token."""
-    token_ids = prompt["prompt_token_ids"]
-    keep = context - 1 if keep == -1 else keep
-    if len(token_ids) <= keep:
-        return prompt
-    kept = token_ids[len(token_ids) - keep :] if side == "left" else token_ids[:keep]
-    return {"prompt_token_ids": kept}
+    def cuts(self, context: int) -> list[Cut]:
+        """Return the limits of the prompt's tokens. context: the most tokens of prompt and answer."""
+        tokens = self.truncate_prompt_tokens
+        if tokens is None:
+            return []
+        return [Cut(context - 1 if tokens == -1 else tokens, self.truncation_side or "left")]
 
 
 R = TypeVar("R", bound=ApiRequest)

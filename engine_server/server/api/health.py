@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from starlette.responses import JSONResponse, Response
 
-from engine_server.server.http.gate import Drain, Gate
+from engine_server.server.gate import Drain, Gate
 
 if TYPE_CHECKING:
     from engine_server.server.engine_host import EngineHost

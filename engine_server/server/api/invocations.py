@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
     from engine_server.server.engine_host import EngineHost
+    from engine_server.server.loaded_model import LoadedModel
 
 # By a field that only bodies for one of these endpoints have: the endpoints, each with a task that it needs.
 ENDPOINTS: dict[str, tuple[tuple[str, str], ...]] = {
@@ -39,12 +40,12 @@ def routes(host: EngineHost) -> APIRouter:
     @router.post("/invocations", response_model=None)
     async def post_invocations(request: Request) -> Response:
         body = await request.body()
-        return Forwarded(find_endpoint(host, body), body)
+        return Forwarded(find_endpoint(host.model, body), body)
 
     return router
 
 
-def find_endpoint(host: EngineHost, body: bytes) -> str:
+def find_endpoint(model: LoadedModel, body: bytes) -> str:
     """Return the path of the endpoint for a body. Raises ApiError 400."""
     try:
         fields: Collection[str] = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
@@ -53,8 +54,8 @@ def find_endpoint(host: EngineHost, body: bytes) -> str:
     endpoints = next((ENDPOINTS[name] for name in ENDPOINTS if name in fields), None)
     if endpoints is None:
         raise ApiError(400, f"the body has no field that names its endpoint: {', '.join(ENDPOINTS)}")
-    check_task(host, *dict.fromkeys(task for _, task in endpoints))
-    return next(path for path, task in endpoints if task in host.tasks)
+    check_task(model, *dict.fromkeys(task for _, task in endpoints))
+    return next(path for path, task in endpoints if task in model.tasks)
 
 
 class Forwarded(Response):

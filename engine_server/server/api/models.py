@@ -19,6 +19,7 @@ from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
     from engine_server.server.engine_host import EngineHost
+    from engine_server.server.loaded_model import LoadedModel
 
 # The models' creation time, in seconds since the epoch: the server's start.
 CREATED = int(time.time())
@@ -48,26 +49,26 @@ def routes(host: EngineHost) -> APIRouter:
 
     @router.get("/v1/models", response_model=None)
     async def get_models() -> Response:
-        return json_response(model_list(host))
+        return json_response(model_list(host.model))
 
     @router.get("/v1/models/{name:path}", response_model=None)
     async def get_model(name: str) -> Response:
-        served_model(host, name, {})
-        return json_response(model_card(host, name))
+        served_model(host.model, name, {})
+        return json_response(model_card(host.model, name))
 
     return router
 
 
-def model_card(host: EngineHost, name: str) -> ModelCard:
-    adapter = host.adapters.get(name)
+def model_card(model: LoadedModel, name: str) -> ModelCard:
+    adapter = model.adapters.get(name)
     if adapter is None:
-        return ModelCard(name, host.served_names[0], host.max_model_len)
-    context = host.max_model_len - adapter.num_virtual
-    return ModelCard(name, adapter.uri, context, parent=host.served_names[0])
+        return ModelCard(name, model.served_names[0], model.max_model_len)
+    context = model.max_model_len - adapter.num_virtual
+    return ModelCard(name, adapter.uri, context, parent=model.served_names[0])
 
 
-def model_list(host: EngineHost) -> ModelList:
-    return ModelList([model_card(host, name) for name in (*host.served_names, *host.adapters.names)])
+def model_list(model: LoadedModel) -> ModelList:
+    return ModelList([model_card(model, name) for name in (*model.served_names, *model.adapters.names)])
 
 
 class ServedModel(NamedTuple):
@@ -82,23 +83,26 @@ class ServedModel(NamedTuple):
     prompt_adapter: PromptAdapterRequest | None = None
 
 
-def served_model(host: EngineHost, name: str | None, headers: Mapping[str, str]) -> ServedModel:
+def served_model(model: LoadedModel, name: str | None, headers: Mapping[str, str]) -> ServedModel:
     """Return the model or the adapter of a request, which may leave it out.
 
     Raises ApiError 404 for one that isn't served here. Where the router names the deployment, and perhaps an adapter,
     the body may name any model: the router has resolved the name already.
     """
     if name is None:
-        name = host.served_names[0]
-    served = ", ".join((*host.served_names, *host.adapters.names))
+        name = model.served_names[0]
+    served = ", ".join((*model.served_names, *model.adapters.names))
     deployment, wanted = headers.get(DEPLOYMENT), headers.get(ADAPTER)
-    if deployment is not None and deployment not in host.served_names:
+    if deployment is not None and deployment not in model.served_names:
         raise not_served(f"the deployment {quote(deployment)} is not served here; served: {served}")
-    if wanted is None and (deployment is not None or name in host.served_names):
-        return ServedModel(name, host.fingerprint, host.max_model_len)
-    adapter = host.adapters.get(name if wanted is None else wanted)
+    if wanted is None and (deployment is not None or name in model.served_names):
+        return ServedModel(name, model.fingerprint, model.max_model_len)
+    adapter = model.adapters.get(name if wanted is None else wanted)
     if adapter is not None:
-        fingerprint, context = adapter.fingerprint(host.fingerprint), host.max_model_len - adapter.num_virtual
+        fingerprint, context = (
+            adapter.fingerprint(model.fingerprint),
+            model.max_model_len - adapter.num_virtual,
+        )
         return ServedModel(name, fingerprint, context, adapter.lora, adapter.prompt_adapter)
     if wanted is not None:
         raise not_served(f"the adapter {quote(wanted)} is not served here; served: {served}")

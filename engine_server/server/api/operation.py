@@ -15,7 +15,7 @@ from engine_server.telemetry.exposition import Exposition, Format, choose_format
 
 if TYPE_CHECKING:
     from engine_server.server.engine_host import EngineHost
-    from engine_server.server.http.gate import Gate
+    from engine_server.server.gate import Gate
 
 # The paths that never take a key: kubelets have none.
 PROBES = ("/health", "/ping", "/ready")

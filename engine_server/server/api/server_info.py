@@ -37,7 +37,9 @@ def routes(host: EngineHost) -> APIRouter:
     @router.get("/server_info", response_model=None)
     async def get_server_info() -> Response:
         """Return the settings of model, cache and scheduler, without secrets."""
-        return JSONResponse({"version": version("fairlead"), "vllm_config": describe(host.engine.config)})
+        return JSONResponse(
+            {"version": version("fairlead"), "vllm_config": describe(host.model.engine.config)}
+        )
 
     return router
 

@@ -11,6 +11,7 @@ from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
     from engine_server.server.engine_host import EngineHost
+    from engine_server.server.loaded_model import LoadedModel
 
 # By task: the endpoints, of which the error for another endpoint names some.
 ENDPOINTS = {
@@ -26,18 +27,18 @@ def needs_task(host: EngineHost, *tasks: str) -> Any:
     """Return the dependency of an endpoint that needs one of `tasks`."""
 
     async def check() -> None:
-        check_task(host, *tasks)
+        check_task(host.model, *tasks)
 
     return Depends(check)
 
 
-def check_task(host: EngineHost, *tasks: str) -> None:
+def check_task(model: LoadedModel, *tasks: str) -> None:
     """Raise ApiError 400, which names the model's own endpoints, unless the model can do one of `tasks`."""
-    if set(tasks).isdisjoint(host.tasks):
-        endpoints = dict.fromkeys(path for task in host.tasks for path in ENDPOINTS[task])
+    if set(tasks).isdisjoint(model.tasks):
+        endpoints = dict.fromkeys(path for task in model.tasks for path in ENDPOINTS[task])
         raise ApiError(
             400,
-            f"the model {host.served_names[0]!r} can't {' or '.join(tasks)}; it can {', '.join(host.tasks)}: use "
+            f"the model {model.served_names[0]!r} can't {' or '.join(tasks)}; it can {', '.join(model.tasks)}: use "
             f"{', '.join(endpoints)}",
             param="model",
             code=ErrorCode.UNSUPPORTED_VALUE,

@@ -23,6 +23,7 @@ from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
     from engine_server.server.engine_host import EngineHost
+    from engine_server.server.loaded_model import LoadedModel
 
 # Settings of a tokenizer that are no properties of the model: where and with which rights its files were read.
 PRIVATE_SETTINGS = {"name_or_path", "local_files_only", "trust_remote_code", "token", "cache_dir", "revision"}
@@ -72,30 +73,30 @@ def routes(host: EngineHost) -> APIRouter:
     @openapi.body(TokenizeRequest, Tokens)
     async def post_tokenize(request: Request) -> Response:
         body = parse_request(TokenizeRequest, await request.body())
-        served_model(host, body.model, request.headers)
-        return json_response(await tokenize(host, body))
+        served_model(host.model, body.model, request.headers)
+        return json_response(await tokenize(host.model, body))
 
     @router.post("/detokenize", response_model=None)
     @openapi.body(DetokenizeRequest, Detokenized)
     async def post_detokenize(request: Request) -> Response:
         body = parse_request(DetokenizeRequest, await request.body())
-        served_model(host, body.model, request.headers)
-        return json_response(await detokenize(host, body))
+        served_model(host.model, body.model, request.headers)
+        return json_response(await detokenize(host.model, body))
 
     if host.settings.enable_tokenizer_info_endpoint:
 
         @router.get("/tokenizer_info", response_model=None)
         async def get_tokenizer_info() -> Response:
-            return JSONResponse(public_settings(require_tokenizer(host)))
+            return JSONResponse(public_settings(require_tokenizer(host.model)))
 
     return router
 
 
-async def tokenize(host: EngineHost, request: TokenizeRequest) -> Tokens:
-    tokenizer = require_tokenizer(host)
+async def tokenize(model: LoadedModel, request: TokenizeRequest) -> Tokens:
+    tokenizer = require_tokenizer(model)
     prompt, special = request.prompt, request.add_special_tokens is not False
     if prompt is None:
-        token_ids = (await tokenize_chat(host.engine, request.turns(host.settings, open_answer=True)))[
+        token_ids = (await tokenize_chat(model.engine, request.turns(model.settings, open_answer=True)))[
             "prompt_token_ids"
         ]
     else:
@@ -103,15 +104,15 @@ async def tokenize(host: EngineHost, request: TokenizeRequest) -> Tokens:
             len(prompt), lambda: encode_texts(tokenizer, [prompt], add_special_tokens=special)
         )
     names = list(tokenizer.convert_ids_to_tokens(token_ids)) if request.return_token_strs else None
-    return Tokens(len(token_ids), host.max_model_len, token_ids, names)
+    return Tokens(len(token_ids), model.max_model_len, token_ids, names)
 
 
-async def detokenize(host: EngineHost, request: DetokenizeRequest) -> Detokenized:
-    size = host.engine.model_config.vocab_size
+async def detokenize(model: LoadedModel, request: DetokenizeRequest) -> Detokenized:
+    size = model.engine.model_config.vocab_size
     if request.tokens and max(request.tokens) >= size:
         message = f"tokens has {max(request.tokens)}; tokens are integers from 0 to {size - 1}"
         raise ApiError(400, message, param="tokens", code=ErrorCode.INVALID_VALUE)
-    tokenizer = require_tokenizer(host)
+    tokenizer = require_tokenizer(model)
     return Detokenized(await run_by_size(len(request.tokens), lambda: decode(tokenizer, request.tokens)))
 
 

@@ -9,11 +9,11 @@ from engine_server.server.http.errors import ApiError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from engine_server.server.engine_host import EngineHost
+    from engine_server.server.loaded_model import LoadedModel
 
 
-def require_tokenizer(host: EngineHost) -> PreTrainedTokenizerBase:
+def require_tokenizer(model: LoadedModel) -> PreTrainedTokenizerBase:
     """Return the tokenizer. Raises ApiError 400 if the server was started without one."""
-    if host.tokenizer is None:
+    if model.tokenizer is None:
         raise ApiError(400, "the server has no tokenizer: it was started with --skip-tokenizer-init")
-    return host.tokenizer
+    return model.tokenizer

@@ -38,7 +38,7 @@ class Finish(msgspec.Struct, frozen=True):
     stop: int | str | None
 
 
-class Usage(msgspec.Struct, frozen=True):
+class TokenCounts(msgspec.Struct, frozen=True):
     """Numbers of tokens of all prompts and choices so far."""
 
     prompt_tokens: int
@@ -70,7 +70,7 @@ class ChoiceDelta(msgspec.Struct, frozen=True):
     logprobs: SampleLogprobs | None
     # None while the choice goes on.
     finish: Finish | None
-    usage: Usage
+    counts: TokenCounts
     # Set in the choice's first event.
     prompt: Prompt | None = None
 
@@ -96,7 +96,7 @@ class Resumed(msgspec.Struct, frozen=True):
 class GenerationFinished(msgspec.Struct, frozen=True):
     """The end of the last choice; no event follows."""
 
-    usage: Usage
+    counts: TokenCounts
 
 
 GenerationEvent = ChoiceDelta | GenerationFinished

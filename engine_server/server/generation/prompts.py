@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from engine_server.contract.quoting import shorten
 from engine_server.server.http.errors import ApiError
@@ -42,22 +42,92 @@ class ChatTurns:
     add_special_tokens: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A limit of a prompt's tokens: those at `side` go first."""
+
+    tokens: int
+    side: Literal["left", "right"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextSource:
+    """Prompts that are texts or token ids."""
+
+    texts: Sequence[str | list[int]]
+    add_special_tokens: bool = True
+    # The answer repeats the prompts: those given as token ids get a text.
+    repeated: bool = False
+    # The tokens are cut afterwards, so that any text fits.
+    any_length: bool = False
+    cuts: Sequence[Cut] = ()
+    cache_salt: str | None = None
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatSource:
+    """Prompts that are conversations."""
+
+    conversations: Sequence[ChatTurns]
+    # The client's field of the messages.
+    field: str
+    any_length: bool = False
+    cuts: Sequence[Cut] = ()
+    cache_salt: str | None = None
+
+    def __len__(self) -> int:
+        return len(self.conversations)
+
+
+PromptSource = TextSource | ChatSource
+
+
+async def tokenize(engine: AsyncLLMEngine, source: PromptSource) -> list[TokensPrompt]:
+    """Return the prompts of a request as tokens. Raises ApiError 400 for a text that can't fit the context."""
+    if isinstance(source, TextSource):
+        tokenized = await tokenize_prompts(engine, source.texts, source.add_special_tokens, source.any_length)
+        prompts = [finish_prompt(prompt, source) for prompt in tokenized]
+        return await decode_prompts(engine, prompts) if source.repeated else prompts
+    try:
+        tokenized = await tokenize_chats(engine, source.conversations, source.any_length)
+    except ApiError as error:
+        error.param = source.field
+        raise
+    return [finish_prompt(prompt, source) for prompt in tokenized]
+
+
+def finish_prompt(prompt: TokensPrompt, source: PromptSource) -> TokensPrompt:
+    """Return the prompt, cut as the request asks, and with its cache salt."""
+    for cut in source.cuts:
+        prompt = cut_prompt(prompt, cut)
+    return prompt if source.cache_salt is None else {**prompt, "cache_salt": source.cache_salt}
+
+
+def cut_prompt(prompt: TokensPrompt, cut: Cut) -> TokensPrompt:
+    """Return a prompt with as many tokens as allowed, and then without its text."""
+    token_ids = prompt["prompt_token_ids"]
+    surplus = len(token_ids) - cut.tokens
+    if surplus <= 0:
+        return prompt
+    return {"prompt_token_ids": token_ids[surplus:] if cut.side == "left" else token_ids[: cut.tokens]}
+
+
 async def tokenize_prompts(
     engine: AsyncLLMEngine,
     prompts: Sequence[str | list[int]],
     add_special_tokens: bool = True,
-    truncates: bool = False,
+    any_length: bool = False,
 ) -> list[TokensPrompt]:
-    """Tokenize the prompts of a request. Raises ApiError 400 for a text that can't fit the context.
-
-    truncates: the tokens are cut afterwards, so that any text fits.
-    """
+    """Tokenize texts. Raises ApiError 400 for one that can't fit the context, unless texts have `any_length`."""
     processor = await engine.get_input_preprocessor()
 
     def tokenize(prompt: str | list[int]) -> TokensPrompt:
         if isinstance(prompt, list):
             return {"prompt_token_ids": prompt}
-        if not truncates:
+        if not any_length:
             check_length(processor, prompt, "prompt")
         assert processor.tokenizer is not None
         token_ids = processor.tokenizer(prompt, add_special_tokens=add_special_tokens).input_ids
@@ -90,26 +160,26 @@ def check_length(processor: Processor, text: str, param: str) -> None:
         raise ApiError(400, error if param == "prompt" else f"{param}: {error}", param=param)
 
 
-async def tokenize_chat(engine: AsyncLLMEngine, turns: ChatTurns, truncates: bool = False) -> TokensPrompt:
+async def tokenize_chat(engine: AsyncLLMEngine, turns: ChatTurns) -> TokensPrompt:
     """Do the same for one conversation as `tokenize_chats` does for several."""
-    (prompt,) = await tokenize_chats(engine, [turns], truncates)
+    (prompt,) = await tokenize_chats(engine, [turns])
     return prompt
 
 
 async def tokenize_chats(
-    engine: AsyncLLMEngine, conversations: Sequence[ChatTurns], truncates: bool = False
+    engine: AsyncLLMEngine, conversations: Sequence[ChatTurns], any_length: bool = False
 ) -> list[TokensPrompt]:
     """Render the chat template for each conversation, and tokenize the result.
 
-    truncates: the tokens are cut afterwards, so that any text fits. Raises ApiError 400 for messages that the
-    template refuses, or that can't fit the context.
+    Raises ApiError 400 for messages that the template refuses, or that can't fit the context, unless they have
+    `any_length`.
     """
     processor = await engine.get_input_preprocessor()
     size = sum(
         num_characters([turns.messages, turns.tools, dict(turns.variables)]) for turns in conversations
     )
     return await run_by_size(
-        size, lambda: [render_chat(processor, turns, truncates) for turns in conversations]
+        size, lambda: [render_chat(processor, turns, any_length) for turns in conversations]
     )
 
 
@@ -124,7 +194,7 @@ def num_characters(value: object) -> int:
     return 1
 
 
-def render_chat(processor: Processor, turns: ChatTurns, truncates: bool) -> TokensPrompt:
+def render_chat(processor: Processor, turns: ChatTurns, any_length: bool) -> TokensPrompt:
     tokenizer: Any = processor.tokenizer
     try:
         text: str = tokenizer.apply_chat_template(
@@ -139,7 +209,7 @@ def render_chat(processor: Processor, turns: ChatTurns, truncates: bool) -> Toke
     except Exception as error:  # a template may raise any, given data that it doesn't expect
         message = f"messages don't fit the model's chat template: {shorten(str(error))}"
         raise ApiError(400, message, param="messages") from None
-    if not truncates:
+    if not any_length:
         check_length(processor, text, "messages")
     token_ids = tokenizer(text, add_special_tokens=turns.add_special_tokens).input_ids
     return {"prompt_token_ids": token_ids, "prompt": text}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Protocol
 
 from starlette.responses import Response
 
@@ -14,13 +14,13 @@ from engine_server.server.generation.events import (
     GenerationEvent,
     GenerationFinished,
     Resumed,
-    Usage,
+    TokenCounts,
 )
 from engine_server.server.generation.token_reports import TokenReports
 from engine_server.server.http.event_stream import EventStream, StreamFormat
 
 if TYPE_CHECKING:
-    from engine_server.server.generation.generate import GenerationEvents
+    from engine_server.server.generation.generation import Generation
 
 
 class Renderer(StreamFormat, Protocol):
@@ -32,29 +32,21 @@ class Renderer(StreamFormat, Protocol):
     def event(self, event: GenerationEvent) -> bytes:
         """Return the server-sent events for `event`; b"" for none."""
 
-    def body(self, choices: list[ChoiceDelta], usage: Usage) -> bytes:
+    def body(self, choices: list[ChoiceDelta], counts: TokenCounts) -> bytes:
         """Return the JSON body of an answer that is not streamed. choices: one delta for each choice, in order."""
 
 
-class RenderedEvents:
-    """An asynchronous iterator of a generation's events as server-sent ones, in pieces that are written at once."""
+class StreamEncoder:
+    """Encodes a generation's events as server-sent ones, with reports of their tokens if the router asks for them."""
 
-    def __init__(self, events: GenerationEvents, renderer: Renderer, reports: TokenReports | None) -> None:
-        self._events = events
+    def __init__(self, renderer: Renderer, first_report: TokenReport | None) -> None:
+        """first_report: the answer's id, creation time and seed, if its tokens are reported."""
         self._renderer = renderer
-        self._render = reports.event if reports else renderer.event
+        self._render = TokenReports(renderer, first_report).event if first_report else renderer.event
 
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> bytes:
-        while True:
-            events = await self._events.__anext__()
-            if rendered := b"".join([self._event(event) for event in events]):
-                return rendered
-
-    async def aclose(self) -> None:
-        await self._events.aclose()
+    def encode(self, events: list[Resumed | GenerationEvent]) -> bytes:
+        """Return the bytes for events that happen together; b"" for none."""
+        return b"".join([self._event(event) for event in events])
 
     def _event(self, event: Resumed | GenerationEvent) -> bytes:
         if not isinstance(event, Resumed):
@@ -65,32 +57,24 @@ class RenderedEvents:
         return b""
 
 
-async def whole_answer(events: GenerationEvents, renderer: Renderer) -> Response:
+async def whole_answer(generation: Generation, renderer: Renderer) -> Response:
     """Return the response with the whole answer, after the last event."""
     choices: list[ChoiceDelta] = []
-    async with aclosing(events):
-        async for together in events:
-            for event in together:
+    async with aclosing(generation):
+        while not generation.ended:
+            for event in await generation.next():
                 if isinstance(event, ChoiceDelta):
                     choices.append(event)
                 elif isinstance(event, GenerationFinished):
-                    usage = event.usage
+                    counts = event.counts
     choices.sort(key=lambda delta: delta.choice)
-    reported = ReportedUsage(usage.prompt_tokens, usage.completion_tokens)
+    reported = ReportedUsage(counts.prompt_tokens, counts.completion_tokens)
     headers = {USAGE: reported.header()}
-    return Response(renderer.body(choices, usage), headers=headers, media_type="application/json")
+    return Response(renderer.body(choices, counts), headers=headers, media_type="application/json")
 
 
 def stream_answer(
-    events: GenerationEvents,
-    renderer: Renderer,
-    keep_alive: float,
-    first_report: TokenReport | None,
+    generation: Generation, renderer: Renderer, keep_alive: float, first_report: TokenReport | None
 ) -> Response:
-    """Return the response that streams the events.
-
-    keep_alive: seconds without a byte after which a comment is sent. first_report: the answer's id, creation time and
-    seed, if its tokens are reported to the router.
-    """
-    reports = TokenReports(renderer, first_report) if first_report else None
-    return EventStream(RenderedEvents(events, renderer, reports), renderer, keep_alive)
+    """Return the response that streams the events. keep_alive: seconds without a byte until a comment is sent."""
+    return EventStream(generation, StreamEncoder(renderer, first_report).encode, renderer, keep_alive)

@@ -42,7 +42,7 @@ class TokenReports:
             if event.finish is not None:
                 return b""
         elif isinstance(event, GenerationFinished):
-            usage = ReportedUsage(event.usage.prompt_tokens, event.usage.completion_tokens)
+            usage = ReportedUsage(event.counts.prompt_tokens, event.counts.completion_tokens)
             end = len(self._renderer.end) > 0
         rendered, token_ids = self._rendered, self._token_ids
         self._rendered, self._token_ids = b"", []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from engine_server.contract import bounds
@@ -12,31 +11,28 @@ from engine_server.server.http.errors import ApiError
 if TYPE_CHECKING:
     from engine_server.contract.bounds import Bound
     from engine_server.engine.async_llm import AsyncLLMEngine
-    from engine_server.requests.prompts import TokensPrompt
-    from engine_server.requests.sampling_params import SamplingParams
+    from engine_server.server.generation.plan import GenerationPlan
 
 
-def check_work(
-    engine: AsyncLLMEngine, prompts: Sequence[TokensPrompt], params: SamplingParams, width: int
-) -> None:
-    """Raise ApiError 400 for more work than is allowed, QueueFullError if the choices don't fit the queue.
-
-    width: choices of each prompt that run at the same time.
-    """
-    model = engine.model_config
+def check_work(engine: AsyncLLMEngine, plan: GenerationPlan) -> None:
+    """Raise ApiError 400 for more work than is allowed, QueueFullError if the choices don't fit the queue."""
+    model, request, prompts = engine.model_config, plan.request, plan.prompts
+    params = request.params
+    # Choices of each prompt that run at the same time.
+    width = max(request.choices_per_prompt, params.num_children)
     choices = len(prompts) * width
     check(bounds.CHOICES, choices, "n")
     max_tokens = min(params.max_tokens or model.max_model_len, model.max_model_len)
     output_logprobs = choices * max_tokens * reported(params.logprobs, model.vocab_size)
     check(bounds.OUTPUT_LOGPROBS, output_logprobs, "max_tokens")
     if params.prompt_logprobs is not None:
-        num_tokens = sum(len(prompt["prompt_token_ids"]) for prompt in prompts)
+        num_tokens = sum(len(one.prompt["prompt_token_ids"]) for one in prompts)
         prompt_logprobs = num_tokens * reported(params.prompt_logprobs, model.vocab_size)
         check(bounds.PROMPT_LOGPROBS, prompt_logprobs, "prompt_logprobs")
     lists = (params.stop_token_ids, params.allowed_token_ids, params.bad_words, params.logit_bias)
     check(bounds.TOKEN_RULES, choices * sum(len(entries or ()) for entries in lists), "n")
-    if params.structured_outputs is not None:
-        check(bounds.GRAMMAR_BYTES, choices * params.structured_outputs.size, "n")
+    grammars = [one.params.structured_outputs for one in prompts]
+    check(bounds.GRAMMAR_BYTES, width * sum(grammar.size for grammar in grammars if grammar), "n")
     engine.check_room(choices)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -90,6 +91,13 @@ class ApiError(Exception):
         if self.fingerprint is not None:
             headers[MODEL] = self.fingerprint
         return ErrorResponse(self, headers)
+
+
+def refusal(error: InvalidRequestError, fields: Mapping[str, str]) -> ApiError:
+    """Return the engine's error as one of the client's field."""
+    param = fields.get(error.parameter or "", error.parameter)
+    message = str(error) if param == error.parameter else f"{param}: {error}"
+    return ApiError(400, message, param=param)
 
 
 class ErrorResponse(Response):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from starlette.responses import Response
 
@@ -38,10 +38,21 @@ class OpenAIStream:
         return b"data: " + error.body() + b"\n\n"
 
 
-class Events(Protocol):
-    """An asynchronous iterator of encoded events, as those that happen together."""
+Event = TypeVar("Event")
 
-    def __aiter__(self) -> AsyncIterator[bytes]: ...
+
+class Events(Protocol[Event]):
+    """Events that happen in time."""
+
+    @property
+    def ended(self) -> bool:
+        """True once the last event was returned."""
+
+    async def next(self) -> list[Event]:
+        """Wait, and return the events that happen together; none after `wake`."""
+
+    def wake(self) -> None:
+        """End the wait of `next`."""
 
     async def aclose(self) -> None: ...
 
@@ -54,30 +65,41 @@ class EventStream(Response):
     seconds gets a comment, and before its first event the status with it.
     """
 
-    def __init__(self, events: Events, stream_format: StreamFormat, keep_alive: float) -> None:
+    def __init__(
+        self,
+        events: Events[Any],
+        encode: Callable[[list[Any]], bytes],
+        stream_format: StreamFormat,
+        keep_alive: float,
+    ) -> None:
+        """encode: returns the bytes for events that happen together, b"" for none."""
         super().__init__(
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}, media_type="text/event-stream"
         )
         del self.headers["content-length"]
         self._events = events
+        self._encode = encode
         self._format = stream_format
         self._keep_alive = keep_alive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = _Body(self, send, scope["extensions"][CHUNKS]["write"])
-        comments = asyncio.create_task(body.keep_alive(self._keep_alive))
+        timer = _IdleTimer(body, self._keep_alive, self._events.wake)
         try:
             # A task of its own: waking one costs time for each coroutine that awaits, and middleware is many.
-            await asyncio.create_task(self._send_events(body))
+            await asyncio.create_task(self._send_events(body, timer))
         finally:
-            comments.cancel()
+            timer.stop()
         await body.end(self._format.end)
 
-    async def _send_events(self, body: _Body) -> None:
+    async def _send_events(self, body: _Body, timer: _IdleTimer) -> None:
         async with aclosing(self._events) as events:
             try:
-                async for event in events:
-                    await body.write(event)
+                while not events.ended:
+                    if data := self._encode(await events.next()):
+                        await body.write(data)
+                    elif timer.is_due():
+                        await body.write(KEEP_ALIVE)
             except Exception as error:  # any: the client must not take a part of an answer for the whole
                 if not body.started:
                     raise
@@ -91,35 +113,49 @@ class _Body:
         self._response = response
         self._send = send
         self._write = write
-        # Held while the status is sent, which waits while the client reads an earlier answer.
-        self._starting = asyncio.Lock()
         self._clock = asyncio.get_running_loop().time
-        self._last_write = self._clock()
+        # Time of the last write, or of the beginning.
+        self.written_at = self._clock()
         self.started = False
 
     async def write(self, data: bytes) -> None:
         if not self.started:
             await self._start()
         await self._write(data)
-        self._last_write = self._clock()
+        self.written_at = self._clock()
 
     async def end(self, data: bytes) -> None:
-        await self._start()
+        if not self.started:
+            await self._start()
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
-    async def keep_alive(self, interval: float) -> None:
-        """Write a comment whenever nothing was written for `interval` seconds; never returns."""
-        while True:
-            idle = self._clock() - self._last_write
-            if idle < interval:
-                await asyncio.sleep(interval - idle)
-            else:
-                await self.write(KEEP_ALIVE)
-
     async def _start(self) -> None:
-        async with self._starting:
-            if not self.started:
-                response = self._response
-                start = {"status": response.status_code, "headers": response.raw_headers}
-                await self._send({"type": "http.response.start", **start})
-                self.started = True
+        response = self._response
+        start = {"status": response.status_code, "headers": response.raw_headers}
+        await self._send({"type": "http.response.start", **start})
+        self.started = True
+
+
+class _IdleTimer:
+    """Calls `wake` whenever nothing was written for `seconds`. A write costs it nothing."""
+
+    def __init__(self, body: _Body, seconds: float, wake: Callable[[], None]) -> None:
+        self._body = body
+        self._seconds = seconds
+        self._wake = wake
+        self._loop = asyncio.get_running_loop()
+        self._handle = self._loop.call_later(seconds, self._check)
+
+    def is_due(self) -> bool:
+        """Return True if nothing was written for so long."""
+        return self._loop.time() - self._body.written_at >= self._seconds
+
+    def stop(self) -> None:
+        self._handle.cancel()
+
+    def _check(self) -> None:
+        due = self.is_due()
+        if due:
+            self._wake()
+        written_at = self._loop.time() if due else self._body.written_at
+        self._handle = self._loop.call_at(written_at + self._seconds, self._check)

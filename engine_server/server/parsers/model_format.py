@@ -68,6 +68,16 @@ class ModelFormat:
         template.fields = {name: field for name, field in template.fields.items() if name != CALL_FIELD}
         return template if any(field.open_re for field in template.fields.values()) else None
 
+    def template_of(self, calls: bool) -> ResponseTemplate | None:
+        """Return the template of an answer with or without calls, None where that is plain text."""
+        return self.template if calls else self.without_calls
+
+    def visible_tokens(self, calls: bool) -> list[int] | None:
+        """Return the special tokens that an answer's text needs, None where it is plain text."""
+        if self.template_of(calls) is None:
+            return None
+        return list(self.marker_token_ids if calls else self.text_marker_token_ids)
+
     def answer(
         self, answer_id: str, prompt: str, tools: Sequence[Mapping[str, Any]] | None, **options: bool
     ) -> ParsedAnswer | None:
@@ -76,7 +86,7 @@ class ModelFormat:
         prompt: the prompt's text. tools: their definitions, None where the answer has no calls. options: those of
         ParsedAnswer.
         """
-        template = self.without_calls if tools is None else self.template
+        template = self.template_of(tools is not None)
         if template is None:
             return None
         return ParsedAnswer(
@@ -126,16 +136,16 @@ def find_format(tokenizer: Any, file: Path | None) -> ModelFormat:
         (loaded.fields[key] for key in REASONING_FIELDS if loaded and key in loaded.fields), None
     )
     return ModelFormat(
-        name,
-        loaded,
-        call,
-        ours.get("call_id") == "short",
-        takes_tools,
-        takes_tools and needs_text_arguments(tokenizer),
-        marker_tokens(tokenizer, template),
-        marker_tokens(tokenizer, template and without_field(template, CALL_FIELD)),
-        literal_tokens(tokenizer, reasoning.open_literals if reasoning else None),
-        literal_tokens(tokenizer, reasoning.close_literals if reasoning else None),
+        name=name,
+        template=loaded,
+        call=call,
+        short_call_ids=ours.get("call_id") == "short",
+        takes_tools=takes_tools,
+        text_arguments=takes_tools and needs_text_arguments(tokenizer),
+        marker_token_ids=marker_tokens(tokenizer, template),
+        text_marker_token_ids=marker_tokens(tokenizer, template and without_field(template, CALL_FIELD)),
+        reasoning_start=literal_tokens(tokenizer, reasoning.open_literals if reasoning else None),
+        reasoning_end=literal_tokens(tokenizer, reasoning.close_literals if reasoning else None),
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from engine_server.requests.structured_outputs import StructuredOutputsParams
-from engine_server.server.parsers.tool_use import ToolUse
+from engine_server.server.generation.tool_use import ToolUse
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 

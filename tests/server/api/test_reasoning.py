@@ -83,3 +83,17 @@ def test_continued_message_goes_on_after_its_reasoning(reasoning_server: LocalSe
         message = reasoning_server.post(PATH, request).json["choices"][0]["message"]
     assert message["content"] == " is Paris."
     assert "reasoning" not in message
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_grammar_of_each_conversation_of_a_batch_begins_where_its_own_reasoning_ends(
+    reasoning_server: LocalServer, order: tuple[int, int]
+) -> None:
+    end = reasoning_server.tokens("</think>")
+    begun = [("<think>\nStill thinking", end), ("<think>\nEasy.\n</think>\n\nThe capital", None)]
+    contents, begins = zip(*(begun[index] for index in order), strict=True)
+    messages = [[*REQUEST["messages"], {"role": "assistant", "content": content}] for content in contents]
+    request = {**REQUEST, "messages": messages, "continue_final_message": True}
+    reasoning_server.post(f"{PATH}/batch", request | {"response_format": {"type": "json_object"}})
+    grammars = [sent.params.structured_outputs for sent in reasoning_server.core.requests[-2:]]
+    assert [grammar.starts_after for grammar in grammars] == list(begins)

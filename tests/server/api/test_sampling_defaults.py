@@ -22,16 +22,17 @@ def chat(**fields: object) -> ChatRequest:
 
 @pytest.mark.parametrize("make", [completion, chat])
 def test_fields_that_are_left_out_or_null_take_the_models_defaults(make) -> None:
-    params = make(temperature=None).sampling_params(DEFAULTS)
-    assert (params.temperature, params.top_p, params.max_tokens) == (0.25, 0.5, 7)
+    parameters = make(temperature=None).sampling_parameters(DEFAULTS)
+    assert {name: parameters[name] for name in DEFAULTS} == DEFAULTS
 
 
 @pytest.mark.parametrize("make", [completion, chat])
 def test_fields_of_the_request_override_the_models_defaults(make) -> None:
-    params = make(temperature=0, top_p=1, max_tokens=3).sampling_params(DEFAULTS)
-    assert (params.temperature, params.top_p, params.max_tokens) == (0, 1, 3)
+    given = {"temperature": 0, "top_p": 1, "max_tokens": 3}
+    parameters = make(**given).sampling_parameters(DEFAULTS)
+    assert {name: parameters[name] for name in given} == given
 
 
 def test_without_defaults_completions_have_16_tokens_and_chat_no_limit() -> None:
-    assert completion().sampling_params({}).max_tokens == 16
-    assert chat().sampling_params({}).max_tokens is None
+    assert completion().sampling_parameters({})["max_tokens"] == 16
+    assert chat().sampling_parameters({})["max_tokens"] is None

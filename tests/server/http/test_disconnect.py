@@ -22,9 +22,8 @@ CLOSED = 'http_requests_total{handler="/v1/chat/completions",method="POST",statu
 DISCONNECTED = 'http_requests_total{handler="/v1/completions",method="POST",status="499"}'
 ABORTED = 'vllm:request_success_total{engine="0",finished_reason="abort",model_name="smollm2"}'
 
-
-# Of uvicorn for the request, and of the event stream: one that sends, and one that writes comments.
-TASKS_PER_STREAM = 3
+# Uvicorn's for the request, and the event stream's that sends.
+TASKS_PER_STREAM = 2
 # More than the bytes of a body after which uvicorn pauses reading.
 LARGE = 100_000
 

@@ -1,7 +1,6 @@
 """Streams of events over ASGI, with comments while nothing happens."""
 
 import asyncio
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -15,25 +14,48 @@ from engine_server.server.http.event_stream import KEEP_ALIVE, EventStream, Open
 BUSY = ApiError(503, "the queue is full", code=ErrorCode.QUEUE_FULL)
 
 
+class Source:
+    """Events that a test puts; an exception fails the stream, and None ends it."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._put: list[bytes | Exception | None] = []
+        self._changed = asyncio.Event()
+
+    def put(self, *events: bytes | Exception | None) -> None:
+        self._put += events
+        self._changed.set()
+
+    def wake(self) -> None:
+        self._changed.set()
+
+    async def next(self) -> list[bytes]:
+        await self._changed.wait()
+        self._changed.clear()
+        events, self._put = self._put, []
+        for event in events:
+            if isinstance(event, Exception):
+                raise event
+            self.ended |= event is None
+        return [event for event in events if isinstance(event, bytes)]
+
+    async def aclose(self) -> None:
+        self.ended = True
+
+
 class Client:
-    """Receives a response. Events are sent when the test puts them into `source`; an exception fails the stream."""
+    """Receives a response of the events in `source`."""
 
     def __init__(self, keep_alive: float) -> None:
-        self.source: asyncio.Queue[bytes | Exception | None] = asyncio.Queue()
+        self.source = Source()
         self.messages: list[Any] = []
-        response = EventStream(self._events(), OpenAIStream(), keep_alive)
+        response = EventStream(self.source, b"".join, OpenAIStream(), keep_alive)
         scope = {"type": "http", "extensions": {CHUNKS: {"write": self._write}}}
         self.task = asyncio.create_task(response(scope, self._receive, self._send))
 
     @property
     def body(self) -> bytes:
         return b"".join(message.get("body", b"") for message in self.messages)
-
-    async def _events(self) -> AsyncGenerator[bytes, None]:
-        while (event := await self.source.get()) is not None:
-            if isinstance(event, Exception):
-                raise event
-            yield event
 
     async def _receive(self) -> Any:
         raise AssertionError("a response does not read")
@@ -49,8 +71,7 @@ async def test_idle_stream_gets_its_status_and_comments_before_the_first_event()
     client = Client(keep_alive=0.01)
     await until_async(lambda: client.body.count(KEEP_ALIVE) >= 2)
     assert client.messages[0]["status"] == 200
-    client.source.put_nowait(b"data: 1\n\n")
-    client.source.put_nowait(None)
+    client.source.put(b"data: 1\n\n", None)
     await client.task
     assert client.body.replace(KEEP_ALIVE, b"") == b"data: 1\n\ndata: [DONE]\n\n"
     assert [message.get("more_body") for message in client.messages[1:]] == [True] * (
@@ -60,7 +81,7 @@ async def test_idle_stream_gets_its_status_and_comments_before_the_first_event()
 
 async def test_failure_before_the_first_byte_is_raised_and_sends_nothing() -> None:
     client = Client(keep_alive=60)
-    client.source.put_nowait(BUSY)
+    client.source.put(BUSY)
     with pytest.raises(ApiError, match="the queue is full"):
         await client.task
     assert client.messages == []
@@ -69,7 +90,7 @@ async def test_failure_before_the_first_byte_is_raised_and_sends_nothing() -> No
 async def test_failure_after_a_comment_is_an_error_event() -> None:
     client = Client(keep_alive=0.01)
     await until_async(lambda: KEEP_ALIVE in client.body)
-    client.source.put_nowait(BUSY)
+    client.source.put(BUSY)
     await client.task
     assert client.body.replace(KEEP_ALIVE, b"") == b"data: " + BUSY.body() + b"\n\ndata: [DONE]\n\n"
 

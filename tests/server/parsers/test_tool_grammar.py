@@ -9,8 +9,8 @@ from server.parsers.recorded_answers import FORMATS, our_format
 from server.parsers.test_answer import calls_of, parse
 from small_tokenizers import EOS, byte_level, vocabulary_of
 
+from engine_server.server.generation.tool_use import ToolUse
 from engine_server.server.parsers.tool_grammar import CallForm, call_grammar
-from engine_server.server.parsers.tool_use import ToolUse
 from engine_server.structured.compiler import Compiler
 from engine_server.structured.description import lark_grammar
 

@@ -6,7 +6,6 @@ import msgspec
 
 from engine_server.server.api.answers import (
     AnswerHead,
-    AnswerIdentity,
     AnswerOptions,
     ChunkEncoder,
     PromptLogprob,
@@ -23,9 +22,10 @@ from engine_server.server.generation.events import (
     Prompt,
     Reasoning,
     Text,
+    TokenCounts,
     ToolCall,
-    Usage,
 )
+from engine_server.server.generation.plan import AnswerIdentity
 from engine_server.server.http.event_stream import OpenAIStream
 
 
@@ -158,7 +158,7 @@ class ChatRenderer(OpenAIStream):
 
     def event(self, event: GenerationEvent) -> bytes:
         if isinstance(event, GenerationFinished):
-            return self._encoder.usage(event.usage)
+            return self._encoder.usage(event.counts)
         chunks = b"" if event.choice in self._opened else self._open(event)
         if event.parts or event.logprobs or (self._options.token_ids and event.token_ids):
             delta = to_delta(event)
@@ -167,15 +167,15 @@ class ChatRenderer(OpenAIStream):
             choice = ChunkChoice(event.choice, delta, self._logprobs(event))
             if self._options.token_ids:
                 choice.token_ids = event.token_ids
-            chunks += self._encoder.choice(choice, event.usage)
+            chunks += self._encoder.choice(choice, event.counts)
         if event.finish is not None:
             finish = event.finish
             reason = self._finish_reason(event)
             choice = ChunkChoice(event.choice, Delta(), None, reason, finish.stop)
-            chunks += self._encoder.choice(choice, event.usage)
+            chunks += self._encoder.choice(choice, event.counts)
         return chunks
 
-    def body(self, choices: list[ChoiceDelta], usage: Usage) -> bytes:
+    def body(self, choices: list[ChoiceDelta], counts: TokenCounts) -> bytes:
         head, prompt = self._head, choices[0].prompt
         assert prompt is not None, "an answer that is not streamed has one event for each choice"
         fields = self._prompt_fields(prompt)
@@ -186,7 +186,7 @@ class ChatRenderer(OpenAIStream):
             head.model,
             head.system_fingerprint,
             choices=[self._whole(delta) for delta in choices],
-            usage=UsageBody.of(usage, self._options),
+            usage=UsageBody.of(counts, self._options),
             prompt_logprobs=prompt_logprobs(prompt.logprobs),
             prompt_token_ids=fields.prompt_token_ids,
             prompt_text=fields.prompt_text,
@@ -199,10 +199,10 @@ class ChatRenderer(OpenAIStream):
         opening = self._opening(event.choice)
         first = ChunkChoice(event.choice, Delta(role=opening.role, content=""))
         fields = self._prompt_fields(event.prompt) if event.prompt is not None else None
-        chunks = self._encoder.choice(first, event.usage, fields if fields != PromptFields() else None)
+        chunks = self._encoder.choice(first, event.counts, fields if fields != PromptFields() else None)
         if opening.echo:
             chunks += self._encoder.choice(
-                ChunkChoice(event.choice, Delta(content=opening.echo)), event.usage
+                ChunkChoice(event.choice, Delta(content=opening.echo)), event.counts
             )
         return chunks
 

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field
 
 from engine_server.contract import bounds
 from engine_server.requests.validation import MAX_INT32
-from engine_server.server.api.answer_format import with_tools
-from engine_server.server.api.chat.answer import ChatRenderer, Opening
 from engine_server.server.api.chat.messages import Message
 from engine_server.server.api.chat.template_variables import check_variables
-from engine_server.server.api.chat.tools import NamedTool, ToolChoice, Tools, tool_use
+from engine_server.server.api.chat.tools import ToolChoice, Tools, tool_use
 from engine_server.server.api.fields import Ignored, only
 from engine_server.server.api.generation_request import GenerationRequest
-from engine_server.server.generation.prompts import ChatTurns, tokenize_chats
+from engine_server.server.generation.prompts import ChatSource, ChatTurns
+from engine_server.server.generation.tool_use import AnswerStyle, ToolUse
 from engine_server.server.http.errors import ApiError
-from engine_server.server.parsers.tool_use import AnswerStyle, ToolUse
 
 if TYPE_CHECKING:
     from engine_server.engine.beam_search import BeamSearchParams
-    from engine_server.requests.prompts import TokensPrompt
-    from engine_server.requests.sampling_params import SamplingParams
-    from engine_server.server.api.answers import AnswerIdentity
-    from engine_server.server.engine_host import EngineHost
     from engine_server.server.settings import ApiSettings
 
 
@@ -82,9 +77,12 @@ class ChatFields(GenerationRequest):
             message = "continue_final_message and add_generation_prompt can't both be true"
             raise ApiError(400, message, param="continue_final_message")
 
-    def sampling_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
+    def sampling_parameters(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
-        return self.to_sampling_params(defaults, self._max_tokens(defaults), logprobs)
+        return self.shared_parameters(defaults) | {
+            "max_tokens": self._max_tokens(defaults),
+            "logprobs": logprobs,
+        }
 
     def beam_search_params(self, defaults: Mapping[str, Any]) -> BeamSearchParams | None:
         return self.to_beam_search_params(self._max_tokens(defaults))
@@ -99,12 +97,12 @@ class ChatFields(GenerationRequest):
         raise NotImplementedError
 
     @property
-    def _opens_answer(self) -> bool:
+    def opens_answer(self) -> bool:
         if self.add_generation_prompt is None:
             return not self.continue_final_message
         return self.add_generation_prompt
 
-    @property
+    @cached_property
     def tool_use(self) -> ToolUse | None:
         return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
 
@@ -112,14 +110,14 @@ class ChatFields(GenerationRequest):
     def answer_style(self) -> AnswerStyle:
         return AnswerStyle(self.tool_use, self.include_reasoning is not False)
 
-    async def prompts(self, host: EngineHost, context: int) -> list[TokensPrompt]:
-        use = self.tool_use
-        turns = [
-            with_tools(self.turns(messages, host.settings), host.answer_format, use)
-            for messages in self.conversations
-        ]
-        prompts = await tokenize_chats(host.engine, turns, self.truncates)
-        return [self.finish_prompt(prompt, context) for prompt in prompts]
+    def source(self, settings: ApiSettings, context: int) -> ChatSource:
+        return ChatSource(
+            conversations=[self.turns(messages, settings) for messages in self.conversations],
+            field="messages",
+            any_length=self.truncate_prompt_tokens is not None,
+            cuts=self.cuts(context),
+            cache_salt=self.cache_salt,
+        )
 
     def turns(self, messages: list[Message], settings: ApiSettings) -> ChatTurns:
         """Return a conversation as the template takes it."""
@@ -131,29 +129,12 @@ class ChatFields(GenerationRequest):
             variables["documents"] = self.documents
         return ChatTurns(
             [message.template_message() for message in messages],
-            self._opens_answer,
+            self.opens_answer,
             bool(self.continue_final_message),
             variables=variables,
             template=self.chat_template,
             add_special_tokens=bool(self.add_special_tokens),
         )
-
-    def renderer(self, host: EngineHost, identity: AnswerIdentity) -> ChatRenderer:
-        return ChatRenderer(
-            identity,
-            self.answer_options(host.settings),
-            [self.opening(messages) for messages in self.conversations],
-            choices_per_prompt=self.n or 1,
-            top_logprobs=self.top_logprobs or 0,
-            prompt_text=bool(self.return_prompt_text),
-            names_tool=isinstance(self.tool_choice, NamedTool),
-        )
-
-    def opening(self, messages: list[Message]) -> Opening:
-        """Return the answer's role and the text it begins with: its own, or those of the message that it continues."""
-        last = messages[-1]
-        role = "assistant" if self._opens_answer else last.role
-        return Opening(role, last.content if self.echo and last.role == role else "")
 
 
 class ChatRequest(ChatFields):

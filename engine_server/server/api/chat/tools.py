@@ -10,8 +10,8 @@ from pydantic_core import PydanticCustomError
 
 from engine_server.contract import bounds
 from engine_server.server.api.fields import UNSUPPORTED, check_bound, check_depth
+from engine_server.server.generation.tool_use import ToolUse
 from engine_server.server.http.errors import ApiError
-from engine_server.server.parsers.tool_use import ToolUse
 
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 

@@ -14,8 +14,8 @@ from engine_server.server.generation.events import (
     Part,
     Reasoning,
     Text,
+    TokenCounts,
     ToolCall,
-    Usage,
 )
 from engine_server.server.generation.parts import join_parts
 from engine_server.server.http.errors import ApiError
@@ -67,10 +67,10 @@ class UsageBody(msgspec.Struct):
     output_tokens_details: OutputTokensDetails
 
     @classmethod
-    def of(cls, usage: Usage, report_cached: bool) -> UsageBody:
-        cached = (usage.cached_tokens or 0) if report_cached else 0
-        thinking = OutputTokensDetails(usage.reasoning_tokens)
-        return cls(usage.prompt_tokens - cached, 0, cached, usage.completion_tokens, thinking)
+    def of(cls, counts: TokenCounts, report_cached: bool) -> UsageBody:
+        cached = (counts.cached_tokens or 0) if report_cached else 0
+        thinking = OutputTokensDetails(counts.reasoning_tokens)
+        return cls(counts.prompt_tokens - cached, 0, cached, counts.completion_tokens, thinking)
 
 
 class Message(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
@@ -136,15 +136,15 @@ class MessagesRenderer:
     def event(self, event: GenerationEvent) -> bytes:
         if isinstance(event, GenerationFinished):
             assert self._finish is not None, "the choice ends before the generation"
-            stop = to_stop(self._finish, event.usage, self._max_tokens, self._calls)
+            stop = to_stop(self._finish, event.counts, self._max_tokens, self._calls)
             return (
-                sse("message_delta", MessageDelta(stop, UsageBody.of(event.usage, self._report_cached)))
+                sse("message_delta", MessageDelta(stop, UsageBody.of(event.counts, self._report_cached)))
                 + MESSAGE_STOP
             )
         events = b""
         if not self._started:
             self._started = True
-            events += sse("message_start", MessageStart(self._message([], event.usage))) + PING
+            events += sse("message_start", MessageStart(self._message([], event.counts))) + PING
         for part in event.parts:
             if not continues(self._open, part):
                 events += self._close() + self._begin(part)
@@ -154,22 +154,22 @@ class MessagesRenderer:
             events += self._close()
         return events
 
-    def body(self, choices: list[ChoiceDelta], usage: Usage) -> bytes:
+    def body(self, choices: list[ChoiceDelta], counts: TokenCounts) -> bytes:
         (choice,) = choices
         assert choice.finish is not None, "an answer that is not streamed has one event"
         blocks = [self._block(part) for part in join_parts(choice.parts)]
         calls = sum(isinstance(block, ToolUseBlock) for block in blocks)
-        stop = to_stop(choice.finish, usage, self._max_tokens, calls)
-        message = self._message(blocks, usage)
+        stop = to_stop(choice.finish, counts, self._max_tokens, calls)
+        message = self._message(blocks, counts)
         message.stop_reason, message.stop_sequence = stop.stop_reason, stop.stop_sequence
         return encode(message)
 
     def error(self, error: ApiError) -> bytes:
         return b"event: error\ndata: " + error.anthropic_body(None) + b"\n\n"
 
-    def _message(self, blocks: list[Block], usage: Usage) -> Message:
+    def _message(self, blocks: list[Block], counts: TokenCounts) -> Message:
         return Message(
-            id=self._id, model=self._model, content=blocks, usage=UsageBody.of(usage, self._report_cached)
+            id=self._id, model=self._model, content=blocks, usage=UsageBody.of(counts, self._report_cached)
         )
 
     def _block(self, part: Part) -> Block:
@@ -238,12 +238,12 @@ def continues(first: Part | None, part: Part) -> bool:
     return type(first) is type(part)
 
 
-def to_stop(finish: Finish, usage: Usage, max_tokens: int, calls: int) -> Stop:
+def to_stop(finish: Finish, counts: TokenCounts, max_tokens: int, calls: int) -> Stop:
     """Return the end of an answer with this number of tool calls."""
     if finish.reason == "timeout":
         return Stop("max_tokens")  # the closest of Anthropic's reasons
     if finish.reason == "length":
-        limit = "max_tokens" if usage.completion_tokens >= max_tokens else "model_context_window_exceeded"
+        limit = "max_tokens" if counts.completion_tokens >= max_tokens else "model_context_window_exceeded"
         return Stop(limit)
     if isinstance(finish.stop, str):
         return Stop("stop_sequence", finish.stop)

@@ -9,15 +9,17 @@ from fastapi import APIRouter, Request
 
 from engine_server.server.api import openapi
 from engine_server.server.api.answers import json_response
-from engine_server.server.api.create_answer import create_answer
+from engine_server.server.api.create_answer import count_tokens, create_answer
 from engine_server.server.api.generation_request import parse_request
+from engine_server.server.api.messages.answer import MessagesRenderer
 from engine_server.server.api.messages.request import CountTokensRequest, MessagesRequest
-from engine_server.server.api.models import served_model
 
 if TYPE_CHECKING:
     from starlette.responses import Response
 
     from engine_server.server.engine_host import EngineHost
+    from engine_server.server.generation.plan import AnswerIdentity
+    from engine_server.server.loaded_model import LoadedModel
 
 
 class TokenCount(msgspec.Struct):
@@ -33,14 +35,22 @@ def routes(host: EngineHost) -> APIRouter:
     @openapi.body(MessagesRequest, streamed=True)
     async def post_messages(request: Request) -> Response:
         body = parse_request(MessagesRequest, await request.body())
-        return await create_answer(host, body, request.headers)
+        return await create_answer(host.model, body, request.headers, renderer)
 
     @router.post("/v1/messages/count_tokens", response_model=None)
     @openapi.body(CountTokensRequest, TokenCount)
     async def post_count_tokens(request: Request) -> Response:
         body = parse_request(CountTokensRequest, await request.body())
-        model = served_model(host, body.model, request.headers)
-        prompt = await body.prompt(host, model.context)
-        return json_response(TokenCount(len(prompt["prompt_token_ids"])))
+        return json_response(TokenCount(await count_tokens(host.model, body, request.headers)))
 
     return router
+
+
+def renderer(model: LoadedModel, body: MessagesRequest, identity: AnswerIdentity) -> MessagesRenderer:
+    return MessagesRenderer(
+        identity.id,
+        identity.model,
+        body.max_tokens,
+        show_thinking=body.thinking is None or body.thinking.display != "omitted",
+        report_cached=model.settings.enable_prompt_tokens_details,
+    )

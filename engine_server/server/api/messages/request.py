@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
@@ -11,18 +12,12 @@ from engine_server.contract import bounds
 from engine_server.server.api.chat.tools import tool_use
 from engine_server.server.api.conversation_request import ConversationRequest
 from engine_server.server.api.fields import Ignored, only, stop_strings
-from engine_server.server.api.messages.answer import MessagesRenderer
 from engine_server.server.api.messages.blocks import TextBlock, TextContent
 from engine_server.server.api.messages.tools import ToolChoice, Tools
 from engine_server.server.api.messages.turns import Message, template_messages
 from engine_server.server.generation.prompts import ChatTurns
+from engine_server.server.generation.tool_use import ToolUse
 from engine_server.server.http.errors import ApiError
-from engine_server.server.parsers.tool_use import ToolUse
-
-if TYPE_CHECKING:
-    from engine_server.requests.sampling_params import SamplingParams
-    from engine_server.server.api.answers import AnswerIdentity
-    from engine_server.server.engine_host import EngineHost
 
 
 class Thinking(BaseModel):
@@ -97,7 +92,7 @@ class MessagesRequest(ConversationRequest):
     mcp_servers: Annotated[Any, only([])] = None
     thread: Annotated[Any, only()] = None
 
-    @property
+    @cached_property
     def tool_use(self) -> ToolUse | None:
         tools = [tool.chat_tool() for tool in self.tools or []]
         choice = self.tool_choice
@@ -110,8 +105,8 @@ class MessagesRequest(ConversationRequest):
         form = self.output_config and self.output_config.format
         return {"type": "json_schema", "json_schema": {"schema": form.json_schema}} if form else None
 
-    def sampling_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
-        return self.to_sampling_params(defaults, self.max_tokens, None)
+    def sampling_parameters(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
+        return self.shared_parameters(defaults) | {"max_tokens": self.max_tokens, "logprobs": None}
 
     def turns(self) -> ChatTurns:
         turns = template_messages(self.system or [], self.messages)
@@ -130,16 +125,6 @@ class MessagesRequest(ConversationRequest):
     def last_block(self) -> Any:
         content = self.messages[-1].content
         return content[-1] if content else None
-
-    def renderer(self, host: EngineHost, identity: AnswerIdentity) -> MessagesRenderer:
-        show_thinking = self.thinking is None or self.thinking.display != "omitted"
-        return MessagesRenderer(
-            identity.id,
-            identity.model,
-            self.max_tokens,
-            show_thinking=show_thinking,
-            report_cached=host.settings.enable_prompt_tokens_details,
-        )
 
 
 class CountTokensRequest(MessagesRequest):

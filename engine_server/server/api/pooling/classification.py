@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from engine_server.requests.pooling_params import PoolingParams
 from engine_server.server.api import openapi
 from engine_server.server.api.answers import PromptUsage, prompt_response
-from engine_server.server.api.create_answer import deadline
+from engine_server.server.api.deadline import deadline
 from engine_server.server.api.generation_request import parse_request
 from engine_server.server.api.models import served_model
 from engine_server.server.api.pooling.encode import Batch, encode
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from engine_server.server.engine_host import EngineHost
+    from engine_server.server.loaded_model import LoadedModel
 
 
 class ClassificationRequest(InputRequest):
@@ -59,29 +60,31 @@ def routes(host: EngineHost) -> APIRouter:
     @openapi.body(ClassificationRequest, ClassificationList)
     async def post_classify(request: Request) -> Response:
         body = parse_request(ClassificationRequest, await request.body())
-        return await create_classification(host, body, request.headers)
+        return await create_classification(host.model, body, request.headers)
 
     return router
 
 
 async def create_classification(
-    host: EngineHost, request: ClassificationRequest, headers: Mapping[str, str]
+    model: LoadedModel, request: ClassificationRequest, headers: Mapping[str, str]
 ) -> Response:
-    model = served_model(host, request.model, headers)
+    served = served_model(model, request.model, headers)
     params = PoolingParams(
         task="classify", use_activation=request.use_activation, timeout=deadline(request.timeout, headers)
     )
     request_id, created = request.answer_id("classify-"), int(time.time())
-    prompts = await input_prompts(host, request)
-    batch = Batch(request_id, prompts, params, request.priority or 0, host.trace_headers(headers), model.lora)
-    outputs = await encode(host.engine, batch)
-    data = [to_classification(host, index, output.outputs.probs) for index, output in enumerate(outputs)]
-    answer = ClassificationList(request_id, created, model.name, data, PromptUsage.of(batch.num_tokens))
-    return prompt_response(answer, batch.num_tokens, model.fingerprint)
+    prompts = await input_prompts(model, request)
+    batch = Batch(
+        request_id, prompts, params, request.priority or 0, model.trace_headers(headers), served.lora
+    )
+    outputs = await encode(model.engine, batch)
+    data = [to_classification(model, index, output.outputs.probs) for index, output in enumerate(outputs)]
+    answer = ClassificationList(request_id, created, served.name, data, PromptUsage.of(batch.num_tokens))
+    return prompt_response(answer, batch.num_tokens, served.fingerprint)
 
 
-def to_classification(host: EngineHost, index: int, probs: list[float]) -> Classification:
-    pooling = host.engine.model_config.pooling
+def to_classification(model: LoadedModel, index: int, probs: list[float]) -> Classification:
+    pooling = model.engine.model_config.pooling
     assert pooling is not None, "a model that classifies has pooling settings"
     label = pooling.labels[max(range(len(probs)), key=probs.__getitem__)]
     return Classification(index, label, probs, len(probs))

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from engine_server.requests.pooling_params import PoolingParams
 from engine_server.server.api import openapi
 from engine_server.server.api.answers import PromptUsage, prompt_response
-from engine_server.server.api.create_answer import deadline
+from engine_server.server.api.deadline import deadline
 from engine_server.server.api.fields import only
 from engine_server.server.api.generation_request import parse_request
 from engine_server.server.api.models import served_model
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from engine_server.server.engine_host import EngineHost
+    from engine_server.server.loaded_model import LoadedModel
 
 
 class VectorRequest(InputRequest):
@@ -81,20 +82,22 @@ def routes(host: EngineHost) -> APIRouter:
     @openapi.body(EmbeddingRequest, EmbeddingList)
     async def post_embeddings(request: Request) -> Response:
         body = parse_request(EmbeddingRequest, await request.body())
-        return await create_embeddings(host, body, request.headers)
+        return await create_embeddings(host.model, body, request.headers)
 
     return router
 
 
 async def create_embeddings(
-    host: EngineHost, request: EmbeddingRequest, headers: Mapping[str, str]
+    model: LoadedModel, request: EmbeddingRequest, headers: Mapping[str, str]
 ) -> Response:
-    model, params = served_model(host, request.model, headers), request.pooling_params(headers)
+    served, params = served_model(model, request.model, headers), request.pooling_params(headers)
     request_id, created = request.answer_id("embd-"), int(time.time())
-    prompts = await input_prompts(host, request)
-    batch = Batch(request_id, prompts, params, request.priority or 0, host.trace_headers(headers), model.lora)
-    outputs = await encode(host.engine, batch)
+    prompts = await input_prompts(model, request)
+    batch = Batch(
+        request_id, prompts, params, request.priority or 0, model.trace_headers(headers), served.lora
+    )
+    outputs = await encode(model.engine, batch)
     vectors = await encode_numbers(outputs, request.encoding_format or "float")
     data = [Embedding(index, vector) for index, vector in enumerate(vectors)]
-    answer = EmbeddingList(request_id, created, model.name, data, PromptUsage.of(batch.num_tokens))
-    return prompt_response(answer, batch.num_tokens, model.fingerprint)
+    answer = EmbeddingList(request_id, created, served.name, data, PromptUsage.of(batch.num_tokens))
+    return prompt_response(answer, batch.num_tokens, served.fingerprint)

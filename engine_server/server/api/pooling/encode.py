@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from engine_server.contract.errors import ErrorCode
 from engine_server.engine.beam_search import all_or_none
 from engine_server.requests.errors import InvalidRequestError
-from engine_server.server.generation.generation import refusal
-from engine_server.server.http.errors import ApiError
+from engine_server.server.http.errors import ApiError, refusal
 
 if TYPE_CHECKING:
     from engine_server.engine.async_llm import AsyncLLMEngine
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from engine_server.requests.outputs import PoolingRequestOutput
     from engine_server.requests.pooling_params import PoolingParams
     from engine_server.server.api.pooling.prompts import NamedPrompt
-    from engine_server.server.engine_host import TraceHeaders
+    from engine_server.server.loaded_model import TraceHeaders
 
 # Prompts of one request that are in the engine at the same time: more than a step takes, so that the next step's are
 # there when it ends, and few enough that other requests wait for none but these.

@@ -14,7 +14,7 @@ from engine_server.contract.errors import ErrorCode
 from engine_server.requests.pooling_params import PoolingParams, PoolingTask
 from engine_server.server.api import openapi
 from engine_server.server.api.answers import PromptUsage, prompt_response
-from engine_server.server.api.create_answer import deadline
+from engine_server.server.api.deadline import deadline
 from engine_server.server.api.generation_request import parse_request
 from engine_server.server.api.models import served_model
 from engine_server.server.api.pooling.embeddings import VectorRequest
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from engine_server.server.engine_host import EngineHost
+    from engine_server.server.loaded_model import LoadedModel
 
 
 class PooledRequest(VectorRequest):
@@ -70,21 +71,23 @@ def routes(host: EngineHost) -> APIRouter:
     @openapi.body(PooledRequest, PooledList)
     async def post_pooling(request: Request) -> Response:
         body = parse_request(PooledRequest, await request.body())
-        return await create_pooled(host, body, request.headers)
+        return await create_pooled(host.model, body, request.headers)
 
     return router
 
 
-async def create_pooled(host: EngineHost, request: PooledRequest, headers: Mapping[str, str]) -> Response:
-    model, params = served_model(host, request.model, headers), request.pooling_params(headers)
+async def create_pooled(model: LoadedModel, request: PooledRequest, headers: Mapping[str, str]) -> Response:
+    served, params = served_model(model, request.model, headers), request.pooling_params(headers)
     request_id, created = request.answer_id("pool-"), int(time.time())
-    prompts = await input_prompts(host, request)
-    batch = Batch(request_id, prompts, params, request.priority or 0, host.trace_headers(headers), model.lora)
+    prompts = await input_prompts(model, request)
+    batch = Batch(
+        request_id, prompts, params, request.priority or 0, model.trace_headers(headers), served.lora
+    )
     several = params.task == "encode" and len(prompts) > 1
     if several and (message := POOLED_TOKENS.exceeded(batch.num_tokens)):
         raise ApiError(400, f"input: {message}", param="input", code=ErrorCode.INVALID_VALUE)
-    outputs = await encode(host.engine, batch)
+    outputs = await encode(model.engine, batch)
     numbers = await encode_numbers(outputs, request.encoding_format or "float")
     data = [Pooled(index, one) for index, one in enumerate(numbers)]
-    answer = PooledList(request_id, created, model.name, data, PromptUsage.of(batch.num_tokens))
-    return prompt_response(answer, batch.num_tokens, model.fingerprint)
+    answer = PooledList(request_id, created, served.name, data, PromptUsage.of(batch.num_tokens))
+    return prompt_response(answer, batch.num_tokens, served.fingerprint)

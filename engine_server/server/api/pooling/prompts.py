@@ -14,7 +14,7 @@ from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
     from engine_server.server.api.pooling.request import InputRequest
-    from engine_server.server.engine_host import EngineHost
+    from engine_server.server.loaded_model import LoadedModel
 
 
 class NamedPrompt(NamedTuple):
@@ -28,23 +28,23 @@ class NamedPrompt(NamedTuple):
         return len(self.prompt["prompt_token_ids"])
 
 
-async def input_prompts(host: EngineHost, request: InputRequest) -> list[NamedPrompt]:
+async def input_prompts(model: LoadedModel, request: InputRequest) -> list[NamedPrompt]:
     """Return the prompts of `input`, or the one of `messages`. Raises ApiError for one that is too long or empty."""
-    truncation = request.truncation(host.max_model_len)
+    truncation = request.truncation(model.max_model_len)
     if request.input is None:
-        require_tokenizer(host)
-        chat = await tokenize_chat(host.engine, request.turns(host.settings, open_answer=False))
+        require_tokenizer(model)
+        chat = await tokenize_chat(model.engine, request.turns(model.settings, open_answer=False))
         prompts = [NamedPrompt(tokens(truncate(chat["prompt_token_ids"], truncation)), "messages")]
     else:
         special = request.add_special_tokens is not False
-        token_ids = await input_tokens(host, request.input, "input", truncation, special)
+        token_ids = await input_tokens(model, request.input, "input", truncation, special)
         prompts = [NamedPrompt(tokens(ids), entry("input", token_ids, i)) for i, ids in enumerate(token_ids)]
-    check_lengths(host, prompts)
+    check_lengths(model, prompts)
     return prompts
 
 
 async def input_tokens(
-    host: EngineHost,
+    model: LoadedModel,
     inputs: Sequence[str] | Sequence[list[int]],
     field: str,
     truncation: Truncation,
@@ -57,8 +57,8 @@ async def input_tokens(
     texts = [one for one in inputs if isinstance(one, str)]
     if not texts:
         return [truncate(one, truncation) for one in inputs if isinstance(one, list)]
-    tokenizer = require_tokenizer(host)
-    processor = await host.engine.get_input_preprocessor()
+    tokenizer = require_tokenizer(model)
+    processor = await model.engine.get_input_preprocessor()
     if truncation.longest is None and truncation.longest_first is None:
         for index, text in enumerate(texts):
             if error := processor.too_long(text):
@@ -69,28 +69,28 @@ async def input_tokens(
 
 
 async def pair_prompts(
-    host: EngineHost, pairs: Sequence[tuple[str, str]], truncation: Truncation, field: str
+    model: LoadedModel, pairs: Sequence[tuple[str, str]], truncation: Truncation, field: str
 ) -> list[NamedPrompt]:
     """Return a prompt for each pair of texts. field: the field of the second texts."""
-    tokenizer = require_tokenizer(host)
+    tokenizer = require_tokenizer(model)
     size = sum(len(first) + len(second) for first, second in pairs)
     encoded = await run_by_size(size, lambda: encode_pairs(tokenizer, pairs, truncation))
     prompts = [NamedPrompt(prompt, entry(field, encoded, index)) for index, prompt in enumerate(encoded)]
-    check_lengths(host, prompts)
+    check_lengths(model, prompts)
     return prompts
 
 
-def check_lengths(host: EngineHost, prompts: Sequence[NamedPrompt]) -> None:
+def check_lengths(model: LoadedModel, prompts: Sequence[NamedPrompt]) -> None:
     """Raise ApiError 400, which names the input, for a prompt that is empty or longer than the context."""
     for prompt in prompts:
         if not prompt.num_tokens:
             message = f"{prompt.field} is empty; it takes at least one token"
             raise ApiError(400, message, param=prompt.field, code=ErrorCode.INVALID_VALUE)
-        if prompt.num_tokens > host.max_model_len:
+        if prompt.num_tokens > model.max_model_len:
             raise ApiError(
                 400,
                 f"{prompt.field} has {prompt.num_tokens} tokens, more than the model's context of "
-                f"{host.max_model_len}; truncate_prompt_tokens: -1 cuts it to the context",
+                f"{model.max_model_len}; truncate_prompt_tokens: -1 cuts it to the context",
                 param=prompt.field,
                 code=ErrorCode.INVALID_VALUE,
             )

@@ -17,7 +17,7 @@ from engine_server.engine.input.tokenizer import Truncation
 from engine_server.requests.validation import MAX_INT32
 from engine_server.server.api import openapi
 from engine_server.server.api.answers import PromptUsage, prompt_response
-from engine_server.server.api.create_answer import deadline
+from engine_server.server.api.deadline import deadline
 from engine_server.server.api.fields import check_bound
 from engine_server.server.api.generation_request import parse_request
 from engine_server.server.api.models import served_model
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from engine_server.server.engine_host import EngineHost
+    from engine_server.server.loaded_model import LoadedModel
 
 # The names of the two texts, in vLLM's API.
 SCORE_FIELDS = (("queries", "documents"), ("text_1", "text_2"), ("data_1", "data_2"), ("queries", "items"))
@@ -175,7 +176,7 @@ def routes(host: EngineHost) -> APIRouter:
     @openapi.body(ScoreRequest, ScoreList)
     async def post_score(request: Request) -> Response:
         body = parse_request(ScoreRequest, await request.body())
-        return await create_scores(host, body, request.headers)
+        return await create_scores(host.model, body, request.headers)
 
     @router.post("/rerank", response_model=None)
     @router.post("/v1/rerank", response_model=None)
@@ -183,55 +184,55 @@ def routes(host: EngineHost) -> APIRouter:
     @openapi.body(RerankRequest, Ranking)
     async def post_rerank(request: Request) -> Response:
         body = parse_request(RerankRequest, await request.body())
-        return await create_ranking(host, body, request.headers)
+        return await create_ranking(host.model, body, request.headers)
 
     return router
 
 
-async def create_scores(host: EngineHost, request: ScoreRequest, headers: Mapping[str, str]) -> Response:
-    model, created = served_model(host, request.model, headers), int(time.time())
+async def create_scores(model: LoadedModel, request: ScoreRequest, headers: Mapping[str, str]) -> Response:
+    served, created = served_model(model, request.model, headers), int(time.time())
     first, second = request.fields()
     scoring = Scoring(
         request.answer_id("score-"),
         getattr(request, first),
         getattr(request, second),
         (first, second),
-        request.limits(host.max_model_len),
+        request.limits(model.max_model_len),
         request.use_activation,
         deadline(request.timeout, headers),
         request.priority or 0,
-        host.trace_headers(headers),
-        model.lora,
+        model.trace_headers(headers),
+        served.lora,
     )
-    scores = await score(host, scoring)
+    scores = await score(model, scoring)
     data = [Score(index, value) for index, value in enumerate(scores.values)]
-    answer = ScoreList(scoring.request_id, created, model.name, data, PromptUsage.of(scores.num_tokens))
-    return prompt_response(answer, scores.num_tokens, model.fingerprint)
+    answer = ScoreList(scoring.request_id, created, served.name, data, PromptUsage.of(scores.num_tokens))
+    return prompt_response(answer, scores.num_tokens, served.fingerprint)
 
 
-async def create_ranking(host: EngineHost, request: RerankRequest, headers: Mapping[str, str]) -> Response:
-    model, documents = served_model(host, request.model, headers), request.documents or []
+async def create_ranking(model: LoadedModel, request: RerankRequest, headers: Mapping[str, str]) -> Response:
+    served, documents = served_model(model, request.model, headers), request.documents or []
     scoring = Scoring(
         request.answer_id("rerank-"),
         [request.query],
         documents,
         ("query", "documents"),
-        request.limits(host.max_model_len),
+        request.limits(model.max_model_len),
         request.use_activation,
         deadline(request.timeout, headers),
         request.priority or 0,
-        host.trace_headers(headers),
-        model.lora,
+        model.trace_headers(headers),
+        served.lora,
     )
-    scores = await score(host, scoring)
+    scores = await score(model, scoring)
     results = rank(scores, documents, request)
     meta = {
         "api_version": {"version": "2"},
         "billed_units": {"search_units": 1},
         "tokens": {"input_tokens": scores.num_tokens},
     }
-    answer = Ranking(scoring.request_id, model.name, results, PromptUsage.of(scores.num_tokens), meta)
-    return prompt_response(answer, scores.num_tokens, model.fingerprint)
+    answer = Ranking(scoring.request_id, served.name, results, PromptUsage.of(scores.num_tokens), meta)
+    return prompt_response(answer, scores.num_tokens, served.fingerprint)
 
 
 def rank(scores: Scores, documents: list[str], request: RerankRequest) -> list[Ranked]:

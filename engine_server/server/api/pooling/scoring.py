@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from engine_server.engine.input.tokenizer import Truncation
     from engine_server.requests.adapters import LoRARequest
     from engine_server.requests.pooling_params import PoolingTask
-    from engine_server.server.engine_host import EngineHost, TraceHeaders
+    from engine_server.server.loaded_model import LoadedModel, TraceHeaders
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,31 +54,31 @@ class Scores(NamedTuple):
     num_tokens: int
 
 
-async def score(host: EngineHost, scoring: Scoring) -> Scores:
-    return await (cross_scores(host, scoring) if "score" in host.tasks else cosines(host, scoring))
+async def score(model: LoadedModel, scoring: Scoring) -> Scores:
+    return await (cross_scores(model, scoring) if "score" in model.tasks else cosines(model, scoring))
 
 
-async def cross_scores(host: EngineHost, scoring: Scoring) -> Scores:
+async def cross_scores(model: LoadedModel, scoring: Scoring) -> Scores:
     """Let a cross-encoder read both texts of a pair together."""
     first = scoring.first * (len(scoring.second) if len(scoring.first) == 1 else 1)
     pairs = list(zip(first, scoring.second, strict=True))
-    batch = scoring.batch(await pair_prompts(host, pairs, scoring.truncation, scoring.fields[1]), "score")
-    outputs = await encode(host.engine, batch)
+    batch = scoring.batch(await pair_prompts(model, pairs, scoring.truncation, scoring.fields[1]), "score")
+    outputs = await encode(model.engine, batch)
     return Scores([output.outputs.score for output in outputs], batch.num_tokens)
 
 
-async def cosines(host: EngineHost, scoring: Scoring) -> Scores:
+async def cosines(model: LoadedModel, scoring: Scoring) -> Scores:
     """Embed each text alone, and compare the vectors."""
     limit = scoring.truncation
     prompts = [
-        *await text_prompts(host, scoring.first, scoring.fields[0], limit),
+        *await text_prompts(model, scoring.first, scoring.fields[0], limit),
         *await text_prompts(
-            host, scoring.second, scoring.fields[1], limit._replace(longest_first=limit.longest_second)
+            model, scoring.second, scoring.fields[1], limit._replace(longest_first=limit.longest_second)
         ),
     ]
-    check_lengths(host, prompts)
+    check_lengths(model, prompts)
     batch = scoring.batch(prompts, "embed")
-    outputs = await encode(host.engine, batch)
+    outputs = await encode(model.engine, batch)
     vectors = np.array([output.outputs.embedding for output in outputs], np.float64)
     vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.finfo(np.float32).tiny)
     first, second = vectors[: len(scoring.first)], vectors[len(scoring.first) :]
@@ -86,7 +86,7 @@ async def cosines(host: EngineHost, scoring: Scoring) -> Scores:
 
 
 async def text_prompts(
-    host: EngineHost, texts: list[str], field: str, truncation: Truncation
+    model: LoadedModel, texts: list[str], field: str, truncation: Truncation
 ) -> list[NamedPrompt]:
-    token_ids = await input_tokens(host, texts, field, truncation)
+    token_ids = await input_tokens(model, texts, field, truncation)
     return [NamedPrompt(tokens(ids), entry(field, texts, index)) for index, ids in enumerate(token_ids)]

@@ -45,8 +45,8 @@ from engine_server.server.generation.events import (
     Part,
     Reasoning,
     Text,
+    TokenCounts,
     ToolCall,
-    Usage,
 )
 from engine_server.server.generation.parts import join_parts
 from engine_server.server.http.errors import ApiError
@@ -78,7 +78,7 @@ class ResponseRenderer:
 
     def event(self, event: GenerationEvent) -> bytes:
         if isinstance(event, GenerationFinished):
-            body = self._end_body(self._items, event.usage)
+            body = self._end_body(self._items, event.counts)
             return self._send(self._response_event(f"response.{body.status}", body))
         events = b""
         if self.num_events == 0:
@@ -98,19 +98,19 @@ class ResponseRenderer:
             events += self._close(item_status(event.finish))
         return events
 
-    def body(self, choices: list[ChoiceDelta], usage: Usage) -> bytes:
+    def body(self, choices: list[ChoiceDelta], counts: TokenCounts) -> bytes:
         (choice,) = choices
         assert choice.finish is not None, "an answer that is not streamed has one event"
         self._finish = choice.finish
         # The reasoning's tokens come first.
-        logprobs = self._logprobs((choice.logprobs or [])[usage.reasoning_tokens :])
+        logprobs = self._logprobs((choice.logprobs or [])[counts.reasoning_tokens :])
         items: list[OutputItem] = []
         for index, part in enumerate(parts := join_parts(choice.parts)):
             status = item_status(choice.finish) if index == len(parts) - 1 else "completed"
             items.append(to_item(part, self._id, index, status, logprobs))
             if isinstance(part, Text):
                 logprobs = []
-        return self._encode(self._end_body(items, usage))
+        return self._encode(self._end_body(items, counts))
 
     def error(self, error: ApiError) -> bytes:
         """Return the error, and the response's failure, which newer clients wait for."""
@@ -126,11 +126,11 @@ class ResponseRenderer:
     def _body(self) -> ResponseBody:
         return ResponseBody(id=self._id, created_at=self._created, model=self._model)
 
-    def _end_body(self, items: list[OutputItem], usage: Usage) -> ResponseBody:
+    def _end_body(self, items: list[OutputItem], counts: TokenCounts) -> ResponseBody:
         """Return the body at the end of the answer."""
         assert self._finish is not None, "the choice ends before the generation"
         body = self._body()
-        body.output, body.usage = items, UsageBody.of(usage)
+        body.output, body.usage = items, UsageBody.of(counts)
         body.status = item_status(self._finish)
         if body.status == "incomplete":
             body.incomplete_details = IncompleteDetails()

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from engine_server.server.api.chat.logprobs import TokenLogprob
-from engine_server.server.generation.events import Part, Reasoning, Text, ToolCall, Usage
+from engine_server.server.generation.events import Part, Reasoning, Text, TokenCounts, ToolCall
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
@@ -81,13 +81,13 @@ class UsageBody(msgspec.Struct):
     total_tokens: int
 
     @classmethod
-    def of(cls, usage: Usage) -> UsageBody:
+    def of(cls, counts: TokenCounts) -> UsageBody:
         return cls(
-            usage.prompt_tokens,
-            InputTokensDetails(usage.cached_tokens or 0),
-            usage.completion_tokens,
-            OutputTokensDetails(usage.reasoning_tokens),
-            usage.prompt_tokens + usage.completion_tokens,
+            counts.prompt_tokens,
+            InputTokensDetails(counts.cached_tokens or 0),
+            counts.completion_tokens,
+            OutputTokensDetails(counts.reasoning_tokens),
+            counts.prompt_tokens + counts.completion_tokens,
         )
 
 

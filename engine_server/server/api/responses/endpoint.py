@@ -9,9 +9,9 @@ from fastapi import APIRouter, Request
 
 from engine_server.server.api import openapi
 from engine_server.server.api.answers import json_response
-from engine_server.server.api.create_answer import create_answer
+from engine_server.server.api.create_answer import count_tokens, create_answer
 from engine_server.server.api.generation_request import parse_request
-from engine_server.server.api.models import served_model
+from engine_server.server.api.responses.answer import ResponseRenderer
 from engine_server.server.api.responses.request import STATELESS, ResponsesRequest
 from engine_server.server.http.errors import ApiError
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from engine_server.server.engine_host import EngineHost
+    from engine_server.server.generation.plan import AnswerIdentity
+    from engine_server.server.loaded_model import LoadedModel
 
 
 class InputTokens(msgspec.Struct):
@@ -35,15 +37,13 @@ def routes(host: EngineHost) -> APIRouter:
     @openapi.body(ResponsesRequest, streamed=True)
     async def post_responses(request: Request) -> Response:
         body = parse_request(ResponsesRequest, await request.body())
-        return await create_answer(host, body, request.headers)
+        return await create_answer(host.model, body, request.headers, renderer)
 
     @router.post("/v1/responses/input_tokens", response_model=None)
     @openapi.body(ResponsesRequest, InputTokens)
     async def post_input_tokens(request: Request) -> Response:
         body = parse_request(ResponsesRequest, await request.body())
-        model = served_model(host, body.model, request.headers)
-        prompt = await body.prompt(host, model.context)
-        return json_response(InputTokens(len(prompt["prompt_token_ids"])))
+        return json_response(InputTokens(await count_tokens(host.model, body, request.headers)))
 
     @router.get("/v1/responses/{response_id}", response_model=None)
     @router.delete("/v1/responses/{response_id}", response_model=None)
@@ -53,3 +53,8 @@ def routes(host: EngineHost) -> APIRouter:
         raise ApiError(400, STATELESS, param="response_id")
 
     return router
+
+
+def renderer(model: LoadedModel, body: ResponsesRequest, identity: AnswerIdentity) -> ResponseRenderer:
+    echo = body.echo(model.sampling_defaults)
+    return ResponseRenderer(identity.id, identity.created, identity.model, echo, body.top_logprobs or 0)

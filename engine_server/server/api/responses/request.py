@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
@@ -13,20 +14,12 @@ from engine_server.requests.validation import MAX_INT32
 from engine_server.server.api.chat.tools import NamedTool, tool_use
 from engine_server.server.api.conversation_request import ConversationRequest
 from engine_server.server.api.fields import UNSUPPORTED, Ignored, Unsupported, only
-from engine_server.server.api.generation_request import cut
-from engine_server.server.api.responses.answer import ResponseRenderer
 from engine_server.server.api.responses.body import RequestEcho
 from engine_server.server.api.responses.items import Input, MessageItem, template_messages
 from engine_server.server.api.responses.tools import AllowedTools, NamedFunction, ToolChoice, Tools
-from engine_server.server.generation.prompts import ChatTurns
+from engine_server.server.generation.prompts import ChatTurns, Cut
+from engine_server.server.generation.tool_use import ToolUse
 from engine_server.server.http.errors import ApiError
-from engine_server.server.parsers.tool_use import ToolUse
-
-if TYPE_CHECKING:
-    from engine_server.requests.prompts import TokensPrompt
-    from engine_server.requests.sampling_params import SamplingParams
-    from engine_server.server.api.answers import AnswerIdentity
-    from engine_server.server.engine_host import EngineHost
 
 LOGPROBS = "message.output_text.logprobs"
 STATELESS = "answers are not stored here: send the whole input, with the items of earlier answers"
@@ -131,7 +124,7 @@ class ResponsesRequest(ConversationRequest):
         if form and form.type == "json_schema" and form.json_schema is None:
             raise ApiError(400, "text.format needs a schema", param="text.format.schema")
 
-    @property
+    @cached_property
     def tool_use(self) -> ToolUse | None:
         tools = [tool.chat_tool() for tool in self.tools or []]
         match self.tool_choice:
@@ -155,15 +148,16 @@ class ResponsesRequest(ConversationRequest):
             return None
         return {"type": form.type, "json_schema": {"schema": form.json_schema}}
 
-    def sampling_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
+    def sampling_parameters(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         max_tokens = defaults.get("max_tokens") if self.max_tokens is None else self.max_tokens
-        return self.to_sampling_params(defaults, max_tokens, self._logprobs)
+        return self.shared_parameters(defaults) | {"max_tokens": max_tokens, "logprobs": self._logprobs}
 
-    def finish_prompt(self, prompt: TokensPrompt, context: int) -> TokensPrompt:
+    def cuts(self, context: int) -> list[Cut]:
+        cuts = super().cuts(context)
         if self.truncation == "auto":
             answer = min(self.max_tokens or context // 4, context - 1)
-            prompt = cut(prompt, context - answer, "left", context)
-        return super().finish_prompt(prompt, context)
+            cuts.insert(0, Cut(context - answer, "left"))
+        return cuts
 
     @property
     def _logprobs(self) -> int | None:
@@ -177,11 +171,7 @@ class ResponsesRequest(ConversationRequest):
         turns = template_messages(self.instructions, self.input)
         return ChatTurns(turns, not continues, continues, variables=variables)
 
-    def renderer(self, host: EngineHost, identity: AnswerIdentity) -> ResponseRenderer:
-        echo = self._echo(host.sampling_defaults)
-        return ResponseRenderer(identity.id, identity.created, identity.model, echo, self.top_logprobs or 0)
-
-    def _echo(self, defaults: Mapping[str, Any]) -> RequestEcho:
+    def echo(self, defaults: Mapping[str, Any]) -> RequestEcho:
         """Return the fields that the answer repeats, with the values in force."""
         text = self.text or TextOptions()
         given = {"temperature": self.temperature, "top_p": self.top_p}

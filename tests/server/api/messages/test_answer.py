@@ -15,14 +15,14 @@ from engine_server.server.generation.events import (
     Part,
     Reasoning,
     Text,
+    TokenCounts,
     ToolCall,
-    Usage,
 )
 from engine_server.server.http.errors import ApiError
 
 EVENTS: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 STOP = Finish("stop", None)
-USAGE = Usage(20, 9, cached_tokens=16, reasoning_tokens=4)
+USAGE = TokenCounts(20, 9, cached_tokens=16, reasoning_tokens=4)
 PARTS: list[Part] = [
     Reasoning("They want"),
     Reasoning(" the weather."),
@@ -39,10 +39,10 @@ def renderer(show_thinking: bool = True, report_cached: bool = True) -> Messages
     return MessagesRenderer("msg_1", "m", 100, show_thinking=show_thinking, report_cached=report_cached)
 
 
-def stream(events: list[ChoiceDelta], usage: Usage = USAGE, **options: Any) -> list[dict[str, Any]]:
+def stream(events: list[ChoiceDelta], counts: TokenCounts = USAGE, **options: Any) -> list[dict[str, Any]]:
     """Return the data of the events of a streamed answer, each checked by the client's type."""
     rendering = renderer(**options)
-    sent = b"".join(rendering.event(event) for event in [*events, GenerationFinished(usage)])
+    sent = b"".join(rendering.event(event) for event in [*events, GenerationFinished(counts)])
     data = []
     for event in sent.decode().removesuffix("\n\n").split("\n\n"):
         name, content = event.split("\n")
@@ -56,13 +56,13 @@ def stream(events: list[ChoiceDelta], usage: Usage = USAGE, **options: Any) -> l
 
 def deltas(parts: list[Part], finish: Finish = STOP) -> list[ChoiceDelta]:
     """Return an event for each part, and the end."""
-    usage = Usage(20, 1)
+    usage = TokenCounts(20, 1)
     events = [ChoiceDelta(0, [part], [1], None, None, usage) for part in parts]
     return [*events, ChoiceDelta(0, [], [1], None, finish, usage)]
 
 
-def whole(parts: list[Part], finish: Finish = STOP, usage: Usage = USAGE, **options: Any) -> Message:
-    body = renderer(**options).body([ChoiceDelta(0, parts, [], None, finish, usage)], usage)
+def whole(parts: list[Part], finish: Finish = STOP, counts: TokenCounts = USAGE, **options: Any) -> Message:
+    body = renderer(**options).body([ChoiceDelta(0, parts, [], None, finish, counts)], counts)
     return Message.model_validate_json(body, strict=True)
 
 
@@ -147,7 +147,7 @@ def test_usage_adds_up_to_the_prompt_and_counts_thinking() -> None:
 def test_stop_reason(
     parts: list[Part], finish: Finish, tokens: int, reason: str, sequence: str | None
 ) -> None:
-    usage = Usage(20, tokens)
+    usage = TokenCounts(20, tokens)
     answer = whole(parts, finish, usage)
     assert (answer.stop_reason, answer.stop_sequence) == (reason, sequence)
     *_, delta, _ = stream(deltas(parts, finish), usage)

@@ -17,14 +17,14 @@ from engine_server.server.generation.events import (
     Part,
     Reasoning,
     Text,
+    TokenCounts,
     ToolCall,
-    Usage,
 )
 from engine_server.server.http.errors import ApiError
 
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 STOP = Finish("stop", None)
-USAGE = Usage(20, 9, cached_tokens=16, reasoning_tokens=2)
+USAGE = TokenCounts(20, 9, cached_tokens=16, reasoning_tokens=2)
 PARTS: list[Part] = [
     Reasoning("They want"),
     Reasoning(" the weather."),
@@ -71,8 +71,8 @@ def parse(sent: bytes) -> list[dict[str, Any]]:
 
 def deltas(parts: list[Part], finish: Finish = STOP) -> list[Any]:
     """Return an event for each part, the choice's end and the generation's."""
-    events = [ChoiceDelta(0, [part], [1], None, None, Usage(20, 1)) for part in parts]
-    return [*events, ChoiceDelta(0, [], [1], None, finish, Usage(20, 1)), GenerationFinished(USAGE)]
+    events = [ChoiceDelta(0, [part], [1], None, None, TokenCounts(20, 1)) for part in parts]
+    return [*events, ChoiceDelta(0, [], [1], None, finish, TokenCounts(20, 1)), GenerationFinished(USAGE)]
 
 
 def stream(parts: list[Part], finish: Finish = STOP) -> list[dict[str, Any]]:

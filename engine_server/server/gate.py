@@ -54,7 +54,7 @@ class Gate:
             return shutting_down()
         if method == "POST":
             try:
-                self._host.engine.check_room()
+                self._host.model.engine.check_room()
             except QueueFullError as error:
                 return as_api_error(error)
         return None

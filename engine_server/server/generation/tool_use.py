@@ -13,6 +13,11 @@ class AnswerStyle:
     tools: ToolUse | None = None
     include_reasoning: bool = True
 
+    @property
+    def callable(self) -> list[dict[str, Any]] | None:
+        """The definitions of the tools that the answer may call; None if it has no calls."""
+        return (self.tools and self.tools.callable) or None
+
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
@@ -32,6 +37,11 @@ class ToolUse:
         if self.choice == "none":
             return []
         return [tool for tool in self.definitions if self.name in (None, tool["function"]["name"])]
+
+    @property
+    def validated(self) -> bool:
+        """True if calls must be valid: a call is demanded, or a tool is strict."""
+        return self.choice == "required" or bool(self.strict)
 
     @property
     def strict(self) -> list[dict[str, Any]]:

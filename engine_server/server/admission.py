@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from engine_server.server.engine_host import EngineHost
-    from engine_server.server.http.gate import Gate
+    from engine_server.server.gate import Gate
 
 
 class Admission:
@@ -63,7 +63,7 @@ class Admission:
             if message["type"] == "http.response.start":
                 added = MutableHeaders(scope=message)
                 added[headers.LOAD] = self._host.engine_load.header()
-                added.setdefault(headers.MODEL, self._host.fingerprint)
+                added.setdefault(headers.MODEL, self._host.model.fingerprint)
             await send(message)
 
         return add_and_send

@@ -1,0 +1,147 @@
+"""The check of a request for generated text, whatever its API, before its prompts are tokenized."""
+
+from __future__ import annotations
+
+import secrets
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from engine_server.contract.continuation import TokenReport
+from engine_server.contract.headers import REPORT_TOKENS
+from engine_server.requests.errors import InvalidRequestError
+from engine_server.requests.sampling_params import SamplingParams
+from engine_server.server.api.continuation import refuse_continuation, resumed_stream
+from engine_server.server.api.deadline import deadline
+from engine_server.server.api.models import served_model
+from engine_server.server.generation.plan import AnswerIdentity, AnswerRequest
+from engine_server.server.generation.prompts import ChatSource, ChatTurns, PromptSource
+from engine_server.server.http.errors import ApiError, refusal
+from engine_server.server.parsers.described_tools import describe_tools, with_text_arguments
+
+if TYPE_CHECKING:
+    from engine_server.contract.continuation import Resume
+    from engine_server.server.api.generation_request import GenerationRequest
+    from engine_server.server.generation.tool_use import AnswerStyle, ToolUse
+    from engine_server.server.loaded_model import LoadedModel
+    from engine_server.server.parsers.model_format import ModelFormat
+
+
+def read_request(model: LoadedModel, body: GenerationRequest, headers: Mapping[str, str]) -> AnswerRequest:
+    """Return all that is known of an answer without tokens. Raises ApiError and InvalidRequestError."""
+    served = served_model(model, body.model, headers)
+    resume = resumed_stream(headers, body.model_extra or {}, served.fingerprint)
+    beams = body.beam_search_params(model.sampling_defaults)
+    style = body.answer_style
+    if style is not None and model.format is not None:
+        check_tools(model.format, style, searches=beams is not None)
+    source = prompt_source(model, body, served.context)
+    # Another engine can continue a stream of one sampled choice.
+    continuable = body.streams and len(source) == 1 and beams is None and not body.prompt_only
+    params = sampling_params(model, body, headers, resume, draws_seed=continuable and reports_tokens(headers))
+    continuable = continuable and params.num_children == 1
+    if resume is not None and not continuable:
+        raise refuse_continuation()
+    unique = uuid.uuid4().hex
+    identity = AnswerIdentity(
+        id=resume.id if resume else body.ID_PREFIX + (body.request_id or unique),
+        created=resume.created if resume else int(time.time()),
+        model=served.name,
+        fingerprint=served.fingerprint,
+    )
+    report = None
+    if continuable and reports_tokens(headers):
+        assert params.seed is not None
+        report = TokenReport(params.seed, id=identity.id, created=identity.created)
+    return AnswerRequest(
+        identity=identity,
+        engine_id=identity.id if identity.id.endswith(unique) else f"{identity.id}-{unique}",
+        source=source,
+        params=params,
+        beams=beams,
+        style=style,
+        streams=body.streams,
+        prompt_only=body.prompt_only,
+        priority=body.priority or 0,
+        lora=served.lora,
+        prompt_adapter=served.prompt_adapter,
+        trace_headers=model.trace_headers(headers),
+        fields=body.engine_fields,
+        resume=resume,
+        report=report,
+    )
+
+
+def sampling_params(
+    model: LoadedModel,
+    body: GenerationRequest,
+    headers: Mapping[str, str],
+    resume: Resume | None,
+    draws_seed: bool,
+) -> SamplingParams:
+    """Return the engine's parameters of all prompts. Raises ApiError.
+
+    draws_seed: the seed is known before the first token, so that another engine can continue the stream.
+    """
+    try:
+        parameters = body.sampling_parameters(model.sampling_defaults)
+        parameters["timeout"] = deadline(parameters.get("timeout"), headers)
+        if resume is not None:
+            parameters["seed"] = resume.seed
+        elif draws_seed and parameters.get("seed") is None:
+            parameters["seed"] = secrets.randbits(63)
+        if body.answer_style is not None and model.format is not None:
+            calls = body.answer_style.callable is not None
+            parameters["visible_special_token_ids"] = model.format.visible_tokens(calls)
+        return SamplingParams(**parameters)
+    except InvalidRequestError as error:
+        raise refusal(error, body.engine_fields) from None
+
+
+def reports_tokens(headers: Mapping[str, str]) -> bool:
+    """Return True if the router wants to know a stream's tokens."""
+    return headers.get(REPORT_TOKENS) == "1"
+
+
+def prompt_source(model: LoadedModel, body: GenerationRequest, context: int) -> PromptSource:
+    """Return the prompts of a request, with the tools as the model's chat template takes them. Raises ApiError 400.
+
+    context: the most tokens of prompt and answer.
+    """
+    source, style = body.source(model.settings, context), body.answer_style
+    if model.format is None or style is None or not isinstance(source, ChatSource):
+        return source
+    conversations = [with_tools(turns, model.format, style.tools) for turns in source.conversations]
+    return replace(source, conversations=conversations)
+
+
+def with_tools(turns: ChatTurns, format: ModelFormat, use: ToolUse | None) -> ChatTurns:
+    """Return a conversation with its tools as the chat template takes them."""
+    if not format.takes_tools:
+        return replace(turns, messages=describe_tools(turns.messages, use.callable if use else None))
+    if format.text_arguments:
+        turns = replace(turns, messages=with_text_arguments(turns.messages))
+    return replace(turns, tools=use.definitions if use else None)
+
+
+def check_tools(format: ModelFormat, style: AnswerStyle, searches: bool) -> None:
+    """Raise ApiError 400 for tools, or a demand on their calls, that the model's format can't express.
+
+    searches: the answer is found by a beam search, which takes no grammar.
+    """
+    use = style.tools
+    if use is None:
+        return
+    if not format.calls_tools:
+        message = (
+            "the form of this model's tool calls is not known; start the server with --response-template"
+        )
+        raise ApiError(400, message, param="tools")
+    if use.choice == "required" and format.call is None:
+        message = "a tool call can't be demanded in the form of this model's calls; use the tool_choice auto"
+        raise ApiError(400, message, param="tool_choice")
+    if searches and format.call is not None and use.validated:
+        message = "a beam search takes no tool_choice but auto and none, and no strict tools"
+        raise ApiError(400, message, param="use_beam_search")

@@ -1,0 +1,87 @@
+"""The model that a server serves, once its engine is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine_server.server.adapters import ServedAdapters
+from engine_server.server.wanted_adapters import AdapterSet
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from engine_server.engine.async_llm import AsyncLLMEngine
+    from engine_server.server.parsers.model_format import ModelFormat
+    from engine_server.server.settings import ApiSettings
+
+# W3C Trace Context.
+TRACE_HEADERS = ("traceparent", "tracestate")
+TraceHeaders = Mapping[str, str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """All that requests need of the engine and its model, which stays the same until the server ends."""
+
+    engine: AsyncLLMEngine
+    settings: ApiSettings
+    # Those that are served now, and those that should be.
+    adapters: ServedAdapters
+    adapter_set: AdapterSet
+    served_names: list[str]
+    # Tokens of prompt and answer.
+    max_model_len: int
+    # "generate", or those of a pooling model.
+    tasks: tuple[str, ...]
+    # Sampling parameters by name, for fields that a request leaves out.
+    sampling_defaults: dict[str, Any]
+    # Identifies all that an answer depends on besides its request.
+    fingerprint: str
+    # None for an engine that takes and returns token ids only.
+    tokenizer: PreTrainedTokenizerBase | None
+    # The format of its reasoning and tool calls; None without a tokenizer.
+    format: ModelFormat | None
+    # The engine exports spans.
+    traces: bool
+
+    def trace_headers(self, headers: Mapping[str, str]) -> TraceHeaders:
+        """Return the headers that continue the client's trace; None without any, or if the engine exports no spans."""
+        found = {name: headers[name] for name in TRACE_HEADERS if name in headers}
+        return found if found and self.traces else None
+
+    def token_text(self, token_id: int) -> str:
+        """Return the text of one token; "" for a part of a character, and without a tokenizer."""
+        text = "" if self.tokenizer is None else str(self.tokenizer.decode([token_id]))
+        return "" if "\ufffd" in text else text
+
+
+def loaded_model(engine: AsyncLLMEngine, settings: ApiSettings, template: str | None) -> LoadedModel:
+    """Derive what requests need from a loaded engine.
+
+    template: a chat template in place of the model's own. Raises ValueError for a response template that is invalid.
+    """
+    from engine_server.server.fingerprint import fingerprint
+    from engine_server.server.parsers.model_format import find_format  # imports transformers
+
+    config, tokenizer = engine.model_config, engine.tokenizer
+    if template is not None and tokenizer is not None:
+        tokenizer.chat_template = template
+    file = settings.response_template
+    adapters = ServedAdapters(engine, config.served_model_name)
+    return LoadedModel(
+        engine=engine,
+        settings=settings,
+        adapters=adapters,
+        adapter_set=AdapterSet(adapters),
+        served_names=config.served_model_name,
+        max_model_len=config.max_model_len,
+        tasks=config.supported_tasks,
+        sampling_defaults=config.get_diff_sampling_param(),
+        fingerprint=fingerprint(engine.config, getattr(tokenizer, "chat_template", None)),
+        tokenizer=tokenizer,
+        format=None if tokenizer is None else find_format(tokenizer, Path(file) if file else None),
+        traces=engine.config.observability_config.otlp_traces_endpoint is not None,
+    )

@@ -1,0 +1,101 @@
+"""The plan of an answer is made once: parameters are never changed after they were made, and a plan is a value."""
+
+import ast
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from server.parsers.recorded_answers import TOOLS, our_format
+
+import engine_server.server
+from engine_server.requests.sampling_params import SamplingParams
+from engine_server.requests.structured_outputs import StructuredOutputsParams
+from engine_server.server.api.plan_answer import plan_answer
+from engine_server.server.generation.plan import AnswerIdentity, AnswerRequest
+from engine_server.server.generation.prompts import TextSource
+from engine_server.server.generation.tool_use import AnswerStyle, ToolUse
+from engine_server.server.loaded_model import LoadedModel
+
+SOURCE = Path(engine_server.server.__file__).parent
+OPEN = {"prompt_token_ids": [1], "prompt": "<|im_start|>assistant\n<think>\n"}
+CLOSED = {"prompt_token_ids": [2], "prompt": "<|im_start|>assistant\n<think>\nEasy.\n</think>\n\n"}
+END = (7, 8)
+
+
+def assigned_parameters(tree: ast.AST) -> list[int]:
+    """Return the lines that assign to an attribute of something called `params`."""
+    lines = []
+    for node in ast.walk(tree):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        for target in targets:
+            owner = target.value if isinstance(target, ast.Attribute) else None
+            name = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
+            if name.endswith("params"):
+                lines.append(node.lineno)
+    return lines
+
+
+@pytest.mark.parametrize("line", ["params.seed = 1", "self.params.seed = 1", "one.sampling_params.n += 1"])
+def test_assignment_to_parameters_is_found(line: str) -> None:
+    assert assigned_parameters(ast.parse(line)) == [1]
+
+
+def test_no_module_of_the_server_assigns_to_parameters() -> None:
+    files = sorted(SOURCE.rglob("*.py"))
+    assert len(files) > 50
+    found = {
+        str(file.relative_to(SOURCE)): assigned_parameters(ast.parse(file.read_text())) for file in files
+    }
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+def request(style: AnswerStyle | None, **parameters: Any) -> AnswerRequest:
+    return AnswerRequest(
+        identity=AnswerIdentity("answer", 0, "m", "hash"),
+        engine_id="answer",
+        source=TextSource(texts=[]),
+        params=SamplingParams(**parameters),
+        style=style,
+        fields={},
+    )
+
+
+def model(name: str = "hermes") -> LoadedModel:
+    """A model of which only the format counts."""
+    found = replace(our_format(name), reasoning_end=END)
+    nothing = dict.fromkeys(LoadedModel.__dataclass_fields__)
+    return cast(Any, LoadedModel)(**nothing | {"format": found})
+
+
+@pytest.mark.parametrize("prompts", [(OPEN, CLOSED), (CLOSED, OPEN)])
+@pytest.mark.parametrize(
+    ("style", "parameters"),
+    [
+        (AnswerStyle(), {"structured_outputs": StructuredOutputsParams(json_object=True)}),
+        (AnswerStyle(ToolUse(TOOLS, "required")), {}),
+    ],
+    ids=["form of the text", "demanded call"],
+)
+def test_each_prompts_grammar_begins_after_its_own_reasoning(
+    style: AnswerStyle, parameters: dict[str, Any], prompts: Any
+) -> None:
+    plan = plan_answer(model(), request(style, **parameters), prompts)
+    grammars = [planned.params.structured_outputs for planned in plan.prompts]
+    assert [grammar and grammar.starts_after for grammar in grammars] == [
+        list(END) if prompt is OPEN else None for prompt in prompts
+    ]
+
+
+def test_prompts_without_a_grammar_share_the_requests_parameters() -> None:
+    asked = request(AnswerStyle(ToolUse(TOOLS)))
+    plan = plan_answer(model(), asked, [cast(Any, OPEN), cast(Any, CLOSED)])
+    assert all(planned.params is asked.params for planned in plan.prompts)
+
+
+def test_a_plan_leaves_its_arguments_as_they_are() -> None:
+    asked = request(AnswerStyle(), structured_outputs=StructuredOutputsParams(json_object=True))
+    prompt = cast(Any, dict(OPEN))
+    first, second = (plan_answer(model(), asked, [prompt]) for _ in range(2))
+    assert prompt == OPEN and asked.params.structured_outputs.starts_after is None  # type: ignore[union-attr]
+    assert first.prompts[0].params == second.prompts[0].params
