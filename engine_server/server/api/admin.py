@@ -13,7 +13,7 @@ from engine_server.contract.adapters import ADAPTERS_PATH, WantedAdapters
 from engine_server.contract.errors import ErrorCode
 from engine_server.contract.quoting import quote
 from engine_server.requests.errors import InvalidRequestError
-from engine_server.server.api.answers import json_response
+from engine_server.server.api.openai_answer import json_response
 from engine_server.server.gate import unavailable
 from engine_server.server.http.errors import ApiError, refusal
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from engine_server.requests.validation import MAX_INT32
 from engine_server.server.api import openapi
-from engine_server.server.api.completion_answer import Completion, CompletionRenderer
+from engine_server.server.api.completion_renderer import Completion, CompletionRenderer
 from engine_server.server.api.create_answer import create_answer
 from engine_server.server.api.fields import only, prompt_list
 from engine_server.server.api.generation_request import GenerationRequest, parse_request

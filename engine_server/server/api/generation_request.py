@@ -21,8 +21,8 @@ from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.sampling_params import RequestOutputKind, SamplingParams
 from engine_server.requests.validation import MAX_INT32, MAX_INT64, MIN_INT64
 from engine_server.server.api import fields
-from engine_server.server.api.answers import AnswerOptions
 from engine_server.server.api.fields import MAX_CHOICES, Ignored, only, stop_strings, token_biases
+from engine_server.server.api.openai_answer import AnswerOptions
 from engine_server.server.api.unknown_fields import unknown_fields
 from engine_server.server.generation.prompts import Cut
 from engine_server.server.generation.response_format import FIELDS as GRAMMAR_FIELDS

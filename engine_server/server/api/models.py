@@ -14,7 +14,7 @@ from engine_server.contract.errors import ErrorCode
 from engine_server.contract.headers import ADAPTER, DEPLOYMENT
 from engine_server.contract.quoting import quote
 from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
-from engine_server.server.api.answers import json_response
+from engine_server.server.api.openai_answer import json_response
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:

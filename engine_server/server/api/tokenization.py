@@ -13,10 +13,10 @@ from engine_server.contract.bounds import DETOKENIZED_TOKENS, TOKENIZED_CHARACTE
 from engine_server.contract.errors import ErrorCode
 from engine_server.engine.input.tokenizer import encode_texts
 from engine_server.server.api import openapi
-from engine_server.server.api.answers import json_response
 from engine_server.server.api.chat.input import ChatInput
 from engine_server.server.api.generation_request import ApiRequest, parse_request
 from engine_server.server.api.models import served_model
+from engine_server.server.api.openai_answer import json_response
 from engine_server.server.api.tokenizer import require_tokenizer
 from engine_server.server.generation.prompts import run_by_size, tokenize_chat
 from engine_server.server.http.errors import ApiError

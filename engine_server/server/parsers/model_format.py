@@ -15,9 +15,9 @@ import jinja2.meta
 import yaml
 from transformers.utils.chat_parsing.response_templates import ResponseTemplate, load_response_template
 
-from engine_server.server.parsers.answer import REASONING_FIELDS, ParsedAnswer
 from engine_server.server.parsers.call_format import ReaderFactory, reader_factory
 from engine_server.server.parsers.regions import RegionScanner
+from engine_server.server.parsers.template_parser import REASONING_FIELDS, ParsedAnswer
 from engine_server.server.parsers.tool_grammar import CallForm
 
 TEMPLATES = "response_templates.yaml"

@@ -6,17 +6,18 @@ import pytest
 
 from engine_server.contract.errors import ErrorCode
 from engine_server.router.requests.error_events import reported_error
-from engine_server.server.api.answers import AnswerIdentity
 from engine_server.server.api.generation_request import parse_request
-from engine_server.server.api.messages.answer import MessagesRenderer
+from engine_server.server.api.messages.renderer import MessagesRenderer
+from engine_server.server.api.responses.endpoint import renderer
 from engine_server.server.api.responses.request import ResponsesRequest
+from engine_server.server.generation.plan import AnswerIdentity
 from engine_server.server.http.errors import ApiError
 from engine_server.server.http.event_stream import OpenAIStream
 
 
 def responses_renderer():
     request = parse_request(ResponsesRequest, b'{"model": "m", "input": "a"}')
-    return request.renderer(SimpleNamespace(sampling_defaults={}), AnswerIdentity("resp_1", 1, "m", "f"))
+    return renderer(SimpleNamespace(sampling_defaults={}), request, AnswerIdentity("resp_1", 1, "m", "f"))
 
 
 @pytest.mark.parametrize(

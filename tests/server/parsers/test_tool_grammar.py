@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 from server.parsers.recorded_answers import FORMATS, our_format
-from server.parsers.test_answer import calls_of, parse
+from server.parsers.test_template_parser import calls_of, parse
 from small_tokenizers import EOS, byte_level, vocabulary_of
 
 from engine_server.server.generation.tool_use import ToolUse

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fastapi import APIRouter, Request
 
 from engine_server.server.api import openapi
-from engine_server.server.api.chat.answer import ChatCompletion, ChatRenderer, Opening
+from engine_server.server.api.chat.renderer import ChatCompletion, ChatRenderer, Opening
 from engine_server.server.api.chat.request import BatchChatRequest, ChatFields, ChatRequest
 from engine_server.server.api.chat.tools import NamedTool
 from engine_server.server.api.create_answer import create_answer

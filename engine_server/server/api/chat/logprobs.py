@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from engine_server.server.api.answers import finite, token_text
+from engine_server.server.api.openai_answer import finite, token_text
 
 if TYPE_CHECKING:
     from engine_server.requests.logprobs import Logprob, TokenLogprobs

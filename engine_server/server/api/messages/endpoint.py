@@ -8,11 +8,11 @@ import msgspec
 from fastapi import APIRouter, Request
 
 from engine_server.server.api import openapi
-from engine_server.server.api.answers import json_response
 from engine_server.server.api.create_answer import count_tokens, create_answer
 from engine_server.server.api.generation_request import parse_request
-from engine_server.server.api.messages.answer import MessagesRenderer
+from engine_server.server.api.messages.renderer import MessagesRenderer
 from engine_server.server.api.messages.request import CountTokensRequest, MessagesRequest
+from engine_server.server.api.openai_answer import json_response
 
 if TYPE_CHECKING:
     from starlette.responses import Response

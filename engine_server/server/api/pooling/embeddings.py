@@ -11,11 +11,11 @@ from fastapi import APIRouter, Request
 
 from engine_server.requests.pooling_params import PoolingParams
 from engine_server.server.api import openapi
-from engine_server.server.api.answers import PromptUsage, prompt_response
 from engine_server.server.api.deadline import deadline
 from engine_server.server.api.fields import only
 from engine_server.server.api.generation_request import parse_request
 from engine_server.server.api.models import served_model
+from engine_server.server.api.openai_answer import PromptUsage, prompt_response
 from engine_server.server.api.pooling.encode import Batch, encode
 from engine_server.server.api.pooling.prompts import input_prompts
 from engine_server.server.api.pooling.request import EncodingFormat, InputRequest

@@ -13,10 +13,10 @@ from engine_server.contract.bounds import POOLED_TOKENS
 from engine_server.contract.errors import ErrorCode
 from engine_server.requests.pooling_params import PoolingParams, PoolingTask
 from engine_server.server.api import openapi
-from engine_server.server.api.answers import PromptUsage, prompt_response
 from engine_server.server.api.deadline import deadline
 from engine_server.server.api.generation_request import parse_request
 from engine_server.server.api.models import served_model
+from engine_server.server.api.openai_answer import PromptUsage, prompt_response
 from engine_server.server.api.pooling.embeddings import VectorRequest
 from engine_server.server.api.pooling.encode import Batch, encode
 from engine_server.server.api.pooling.prompts import input_prompts

@@ -16,11 +16,11 @@ from engine_server.contract.errors import ErrorCode
 from engine_server.engine.input.tokenizer import Truncation
 from engine_server.requests.validation import MAX_INT32
 from engine_server.server.api import openapi
-from engine_server.server.api.answers import PromptUsage, prompt_response
 from engine_server.server.api.deadline import deadline
 from engine_server.server.api.fields import check_bound
 from engine_server.server.api.generation_request import parse_request
 from engine_server.server.api.models import served_model
+from engine_server.server.api.openai_answer import PromptUsage, prompt_response
 from engine_server.server.api.pooling.request import PoolingRequest
 from engine_server.server.api.pooling.scoring import Scores, Scoring, score
 from engine_server.server.api.tasks import needs_task

@@ -71,7 +71,7 @@ class OutputTokensDetails(msgspec.Struct):
     reasoning_tokens: int
 
 
-class UsageBody(msgspec.Struct):
+class ResponseUsage(msgspec.Struct):
     """Numbers of tokens."""
 
     input_tokens: int
@@ -81,7 +81,7 @@ class UsageBody(msgspec.Struct):
     total_tokens: int
 
     @classmethod
-    def of(cls, counts: TokenCounts) -> UsageBody:
+    def of(cls, counts: TokenCounts) -> ResponseUsage:
         return cls(
             counts.prompt_tokens,
             InputTokensDetails(counts.cached_tokens or 0),
@@ -138,7 +138,7 @@ class ResponseBody(msgspec.Struct, kw_only=True):
     error: FailureBody | None = None
     incomplete_details: IncompleteDetails | None = None
     output: list[OutputItem] = []
-    usage: UsageBody | None = None
+    usage: ResponseUsage | None = None
 
 
 def to_item(

@@ -8,10 +8,10 @@ import msgspec
 from fastapi import APIRouter, Request
 
 from engine_server.server.api import openapi
-from engine_server.server.api.answers import json_response
 from engine_server.server.api.create_answer import count_tokens, create_answer
 from engine_server.server.api.generation_request import parse_request
-from engine_server.server.api.responses.answer import ResponseRenderer
+from engine_server.server.api.openai_answer import json_response
+from engine_server.server.api.responses.renderer import ResponseRenderer
 from engine_server.server.api.responses.request import STATELESS, ResponsesRequest
 from engine_server.server.http.errors import ApiError
 

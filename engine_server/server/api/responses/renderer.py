@@ -21,7 +21,7 @@ from engine_server.server.api.responses.body import (
     ReasoningText,
     RequestEcho,
     ResponseBody,
-    UsageBody,
+    ResponseUsage,
     to_item,
 )
 from engine_server.server.api.responses.stream_events import (
@@ -130,7 +130,7 @@ class ResponseRenderer:
         """Return the body at the end of the answer."""
         assert self._finish is not None, "the choice ends before the generation"
         body = self._body()
-        body.output, body.usage = items, UsageBody.of(counts)
+        body.output, body.usage = items, ResponseUsage.of(counts)
         body.status = item_status(self._finish)
         if body.status == "incomplete":
             body.incomplete_details = IncompleteDetails()

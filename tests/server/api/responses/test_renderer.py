@@ -8,8 +8,8 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from engine_server.requests.logprobs import Logprob
-from engine_server.server.api.responses.answer import ResponseRenderer
 from engine_server.server.api.responses.body import RequestEcho
+from engine_server.server.api.responses.renderer import ResponseRenderer
 from engine_server.server.generation.events import (
     ChoiceDelta,
     Finish,

@@ -7,7 +7,7 @@ import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
-from engine_server.server.api.messages.answer import MessagesRenderer
+from engine_server.server.api.messages.renderer import MessagesRenderer
 from engine_server.server.generation.events import (
     ChoiceDelta,
     Finish,

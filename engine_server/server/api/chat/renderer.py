@@ -4,17 +4,17 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine_server.server.api.answers import (
+from engine_server.server.api.chat.logprobs import Logprobs, to_logprobs
+from engine_server.server.api.openai_answer import (
     AnswerHead,
     AnswerOptions,
     ChunkEncoder,
+    CompletionUsage,
     PromptLogprob,
     StopReason,
     TokenIds,
-    UsageBody,
     prompt_logprobs,
 )
-from engine_server.server.api.chat.logprobs import Logprobs, to_logprobs
 from engine_server.server.generation.events import (
     ChoiceDelta,
     GenerationEvent,
@@ -116,7 +116,7 @@ class ChatCompletion(AnswerHead, frozen=True):
     """A whole answer."""
 
     choices: list[Choice]
-    usage: UsageBody
+    usage: CompletionUsage
     prompt_logprobs: list[dict[int, PromptLogprob] | None] | None
     prompt_token_ids: TokenIds = msgspec.UNSET
     prompt_text: str | msgspec.UnsetType = msgspec.UNSET
@@ -186,7 +186,7 @@ class ChatRenderer(OpenAIStream):
             head.model,
             head.system_fingerprint,
             choices=[self._whole(delta) for delta in choices],
-            usage=UsageBody.of(counts, self._options),
+            usage=CompletionUsage.of(counts, self._options),
             prompt_logprobs=prompt_logprobs(prompt.logprobs),
             prompt_token_ids=fields.prompt_token_ids,
             prompt_text=fields.prompt_text,

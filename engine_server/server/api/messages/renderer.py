@@ -57,7 +57,7 @@ class OutputTokensDetails(msgspec.Struct):
     thinking_tokens: int
 
 
-class UsageBody(msgspec.Struct):
+class MessageUsage(msgspec.Struct):
     """Numbers of tokens. The prompt's tokens are the sum of the first three."""
 
     input_tokens: int
@@ -67,7 +67,7 @@ class UsageBody(msgspec.Struct):
     output_tokens_details: OutputTokensDetails
 
     @classmethod
-    def of(cls, counts: TokenCounts, report_cached: bool) -> UsageBody:
+    def of(cls, counts: TokenCounts, report_cached: bool) -> MessageUsage:
         cached = (counts.cached_tokens or 0) if report_cached else 0
         thinking = OutputTokensDetails(counts.reasoning_tokens)
         return cls(counts.prompt_tokens - cached, 0, cached, counts.completion_tokens, thinking)
@@ -82,7 +82,7 @@ class Message(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
     content: list[Block]
     stop_reason: str | None = None
     stop_sequence: str | None = None
-    usage: UsageBody
+    usage: MessageUsage
 
 
 class Stop(msgspec.Struct):
@@ -110,7 +110,7 @@ class MessageDelta(msgspec.Struct, tag_field="type", tag="message_delta"):
     """The event after the last block."""
 
     delta: Stop
-    usage: UsageBody
+    usage: MessageUsage
 
 
 class MessagesRenderer:
@@ -138,7 +138,7 @@ class MessagesRenderer:
             assert self._finish is not None, "the choice ends before the generation"
             stop = to_stop(self._finish, event.counts, self._max_tokens, self._calls)
             return (
-                sse("message_delta", MessageDelta(stop, UsageBody.of(event.counts, self._report_cached)))
+                sse("message_delta", MessageDelta(stop, MessageUsage.of(event.counts, self._report_cached)))
                 + MESSAGE_STOP
             )
         events = b""
@@ -169,7 +169,7 @@ class MessagesRenderer:
 
     def _message(self, blocks: list[Block], counts: TokenCounts) -> Message:
         return Message(
-            id=self._id, model=self._model, content=blocks, usage=UsageBody.of(counts, self._report_cached)
+            id=self._id, model=self._model, content=blocks, usage=MessageUsage.of(counts, self._report_cached)
         )
 
     def _block(self, part: Part) -> Block:

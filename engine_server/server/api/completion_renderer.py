@@ -5,14 +5,14 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from engine_server.requests.logprobs import Logprob, TokenLogprobs
-from engine_server.server.api.answers import (
+from engine_server.server.api.openai_answer import (
     AnswerHead,
     AnswerOptions,
     ChunkEncoder,
+    CompletionUsage,
     PromptLogprob,
     StopReason,
     TokenIds,
-    UsageBody,
     finite,
     prompt_logprobs,
     token_text,
@@ -59,7 +59,7 @@ class Completion(AnswerHead, frozen=True):
     """A whole answer."""
 
     choices: list[Choice]
-    usage: UsageBody
+    usage: CompletionUsage
 
 
 class CompletionRenderer(OpenAIStream):
@@ -103,7 +103,7 @@ class CompletionRenderer(OpenAIStream):
             head.model,
             head.system_fingerprint,
             choices=[self._whole(delta) for delta in choices],
-            usage=UsageBody.of(counts, self._options),
+            usage=CompletionUsage.of(counts, self._options),
         )
         return msgspec.json.encode(answer)
 

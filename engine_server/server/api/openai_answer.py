@@ -46,7 +46,7 @@ class CompletionTokensDetails(msgspec.Struct, frozen=True):
     reasoning_tokens: int
 
 
-class UsageBody(msgspec.Struct, frozen=True):
+class CompletionUsage(msgspec.Struct, frozen=True):
     """Numbers of tokens."""
 
     prompt_tokens: int
@@ -57,7 +57,7 @@ class UsageBody(msgspec.Struct, frozen=True):
     completion_tokens_details: CompletionTokensDetails
 
     @classmethod
-    def of(cls, counts: TokenCounts, options: AnswerOptions) -> "UsageBody":
+    def of(cls, counts: TokenCounts, options: AnswerOptions) -> "CompletionUsage":
         return cls(
             counts.prompt_tokens,
             counts.completion_tokens,
@@ -104,7 +104,7 @@ class ChunkEncoder:
         """
         end = self._end
         if self._options.continuous_usage:
-            end = b'],"usage":' + self._encode(UsageBody.of(counts, self._options)) + b"}\n\n"
+            end = b'],"usage":' + self._encode(CompletionUsage.of(counts, self._options)) + b"}\n\n"
         if top is not None:
             end = end[:-3] + b"," + self._encode(top)[1:] + b"\n\n"
         return self._start + self._encode(choice) + end
@@ -113,7 +113,9 @@ class ChunkEncoder:
         """Return the last chunk, which carries the usage; b"" unless the client asked for it."""
         if not self._options.include_usage:
             return b""
-        return self._start + b'],"usage":' + self._encode(UsageBody.of(counts, self._options)) + b"}\n\n"
+        return (
+            self._start + b'],"usage":' + self._encode(CompletionUsage.of(counts, self._options)) + b"}\n\n"
+        )
 
 
 class PromptLogprob(msgspec.Struct, frozen=True):

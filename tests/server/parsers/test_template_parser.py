@@ -10,7 +10,7 @@ from server.parsers.recorded_answers import CALLS, FORMATS, RECORDINGS, TOOLS, o
 
 from engine_server.server.generation.events import Part, Reasoning, Text, ToolCall
 from engine_server.server.generation.parts import join_parts
-from engine_server.server.parsers.answer import TemplateParser
+from engine_server.server.parsers.template_parser import TemplateParser
 
 FORMAT_NAMES = sorted(RECORDINGS)
 
