@@ -87,7 +87,7 @@ class EndpointsPage:
             round(now - endpoint.ejected_at, 3) if was_ejected else None,
             round(endpoint.full_until - now, 3) if is_full else None,
             endpoint.failures_in_row,
-            endpoint.engine_models.get("", b"").decode("latin-1"),
+            endpoint.fingerprints.get("", b"").decode("latin-1"),
             load,
         )
 

@@ -110,7 +110,7 @@ def read_answer(content: bytes) -> dict[str, Any]:
     endpoint.record_report(read.get(b"fairlead-model"), read.get(b"fairlead-load"))
     usage = ReportedUsage.parse_header(read.get(b"fairlead-usage", b""))
     found: dict[str, Any] = {
-        "model": endpoint.engine_models.get("", b"").decode(),
+        "model": endpoint.fingerprints.get("", b"").decode(),
         "load": endpoint.reported_load._asdict(),
         "usage": usage and msgspec.to_builtins(usage),
         "forwards our headers": b"fairlead" in lines.lower(),

@@ -83,7 +83,7 @@ def write_requests() -> dict[str, bytes]:
 def write_resumes() -> dict[str, bytes]:
     contents = {}
     for case, model in (("same model", FINGERPRINT.encode()), ("other model", b"other")):
-        journal = Journal(model=model)
+        journal = Journal(fingerprint=model)
         journal.record(TokenReport(5, [11], 1, id="cmpl-first", created=1_700_000_000))
         journal.record(TokenReport(5, [12], 1))
         message = resume_message(client_request("llama-chat"), head_lines("llama-chat"), journal)

@@ -54,8 +54,8 @@ FAULTS = (
     Fault(
         "a stream of an adapter continues with its former weights",
         f"{ROUTING}/directory.py",
-        "            endpoint.engine_models.pop(name, None)\n",
-        "            endpoint.engine_models.get(name)\n",
+        "            endpoint.fingerprints.pop(name, None)\n",
+        "            endpoint.fingerprints.get(name)\n",
         ("tests/router/routing/test_directory.py",),
     ),
     Fault(

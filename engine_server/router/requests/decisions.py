@@ -60,14 +60,14 @@ class Decisions:
         self, route: Route, key: RouteKey, attempts: Attempts, stream: Journal | None
     ) -> Endpoint | None:
         """Return the endpoint for the next attempt, and count it if it is a retry. None: there is to be none."""
-        model = b"" if stream is None else stream.model
+        fingerprint = b"" if stream is None else stream.fingerprint
         if not attempts.tried:
             if self._hold.count and attempts.held is None and self._hold.has_waiting(route.target):
                 return None
-            return self._selector.pick(route, key, (), model)
+            return self._selector.pick(route, key, (), fingerprint)
         if len(attempts.tried) == MAX_ATTEMPTS:
             return None
-        endpoint = self._selector.pick(route, key, attempts.tried, model)
+        endpoint = self._selector.pick(route, key, attempts.tried, fingerprint)
         if endpoint is None or (attempts.budgeted and not self._budget.spend(perf_counter())):
             return None
         self._metrics.retries[attempts.retry_reason] += 1
@@ -92,9 +92,9 @@ class Decisions:
                 attempts.refused = relay
                 self._take_refusal(relay.refusal, attempts, route, endpoint)
                 attempts.budgeted = False
-                known = endpoint.engine_models.get(route.target.adapter)
-                if relay.refusal.code == ErrorCode.MODEL_MISMATCH and known != stream.model:
-                    attempts.tried.remove(endpoint)  # its model is known now, so it is not picked again
+                known = endpoint.fingerprints.get(route.target.adapter)
+                if relay.refusal.code == ErrorCode.MODEL_MISMATCH and known != stream.fingerprint:
+                    attempts.tried.remove(endpoint)  # its fingerprint is known now, so it is not picked again
             case Outcome.REFUSED:
                 attempts.refused = relay
                 if not self._take_refusal(relay.refusal, attempts, route, endpoint):
@@ -150,8 +150,8 @@ class Decisions:
                 self._selector.mark_lacking(route, endpoint)
                 attempts.budgeted = True
             case ErrorCode.MODEL_NOT_FOUND if route.deployment.known_to_engines:
-                # An engine of an earlier release knows the names in its arguments alone, and reports no model.
-                if "" in endpoint.engine_models:
+                # An engine of an earlier release knows the names in its arguments alone, and reports no fingerprint.
+                if "" in endpoint.fingerprints:
                     self._health.retire(endpoint, "its address belongs to another deployment")
             case ErrorCode.REQUEST_FAILED:
                 return False

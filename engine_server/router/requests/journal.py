@@ -24,8 +24,8 @@ MAX_RESUMES = 3
 class Journal(msgspec.Struct):
     """Records the groups of events that were sent to the client of one stream, over all engines that answer it."""
 
-    # The Fairlead-Model of the engine that began the stream; empty if it has none.
-    model: bytes = b""
+    # The fingerprint (`Fairlead-Model`) of the engine that began the stream; empty if it has none.
+    fingerprint: bytes = b""
     # Those of the first report.
     id: str = ""
     created: int = 0
@@ -50,11 +50,11 @@ class Journal(msgspec.Struct):
 
     def resume(self) -> bool:
         """Prepare for another engine, after the last one failed. Return False if none can continue the stream."""
-        if not self.complete or self.resumes == MAX_RESUMES or (self.begun and not self.model):
+        if not self.complete or self.resumes == MAX_RESUMES or (self.begun and not self.fingerprint):
             return False
         self.resumes += 1
         if not self.begun:
-            self.model = b""
+            self.fingerprint = b""
             del self.token_ids[:]
         return True
 
@@ -92,7 +92,7 @@ def resume_body(body: bytes | bytearray, journal: Journal) -> bytes:
         id=journal.id,
         created=journal.created,
         seed=journal.seed,
-        model=journal.model.decode("latin-1"),
+        model=journal.fingerprint.decode("latin-1"),
         token_ids=token_ids,
         events=journal.events,
     )

@@ -92,11 +92,11 @@ class Relay(Wait):
         if status in REFUSAL_STATUSES or (exchange.streaming and not (streams and status == 200)):
             self.held = True
             self.retry_after = read.get(b"retry-after")
-        model, load = read.get(b"fairlead-model"), read.get(b"fairlead-load")
+        fingerprint, load = read.get(b"fairlead-model"), read.get(b"fairlead-load")
         endpoint, adapter = self.lifecycle.endpoint, self.lifecycle.adapter
-        if endpoint is not None and (model or load):
+        if endpoint is not None and (fingerprint or load):
             of_adapter = not adapter or status in ADAPTER_STATUSES
-            endpoint.record_report(model if of_adapter else None, load, adapter)
+            endpoint.record_report(fingerprint if of_adapter else None, load, adapter)
         if b"fairlead-usage" in read:
             self.lifecycle.usage = ReportedUsage.parse_header(read[b"fairlead-usage"])
         coded = b"transfer-encoding" in read
@@ -108,7 +108,7 @@ class Relay(Wait):
             if self.chunked:
                 lines += b"Transfer-Encoding: chunked\r\n"
             if streams and not self.held:
-                self._begin_stream(model or b"")
+                self._begin_stream(fingerprint or b"")
                 if exchange.streaming:
                     return
                 exchange.streaming = True
@@ -166,12 +166,12 @@ class Relay(Wait):
         if self.outcome is not None:
             self.exchange.resume(self)
 
-    def _begin_stream(self, model: bytes) -> None:
-        """Read the body as a stream of events of an engine with this `Fairlead-Model`."""
+    def _begin_stream(self, fingerprint: bytes) -> None:
+        """Read the body as a stream of events of an engine with this fingerprint."""
         journal = self.lifecycle.journal
         if journal is None:
             journal = self.lifecycle.journal = Journal()
-        journal.model = journal.model or model
+        journal.fingerprint = journal.fingerprint or fingerprint
         self.events = EventReader(journal)
 
     def _interrupt(self) -> None:

@@ -130,7 +130,7 @@ class Directory:
         else:
             policy = self._new_policy(deployment, endpoints)
         self._routes[deployment.key] = new_route(deployment, policy, endpoints)
-        forget_models(endpoints, before.deployment.adapters if before else (), deployment.adapters)
+        forget_fingerprints(endpoints, before.deployment.adapters if before else (), deployment.adapters)
         for endpoint in known.values():
             self._on_removed(endpoint)
         self._names = None
@@ -227,9 +227,11 @@ def is_field_value(name: str) -> bool:
     return bool(name) and name.isascii() and name.isprintable() and name.strip() == name
 
 
-def forget_models(endpoints: Iterable[Endpoint], before: Sequence[Adapter], after: Sequence[Adapter]) -> None:
+def forget_fingerprints(
+    endpoints: Iterable[Endpoint], before: Sequence[Adapter], after: Sequence[Adapter]
+) -> None:
     """Forget what endpoints reported of adapters that were changed or removed."""
     changed = {adapter.name for adapter in {*before} - {*after}}
     for endpoint in endpoints:
         for name in changed:
-            endpoint.engine_models.pop(name, None)
+            endpoint.fingerprints.pop(name, None)

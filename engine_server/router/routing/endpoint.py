@@ -71,8 +71,8 @@ class Endpoint:
         "deployment",
         "ejected_at",
         "ejected_for",
-        "engine_models",
         "failures_in_row",
+        "fingerprints",
         "full_until",
         "in_flight",
         "last_used",
@@ -99,9 +99,9 @@ class Endpoint:
         self.ejected_at = 0.0
         # The reason of the last ejection.
         self.ejected_for = ""
-        # The hashes of all that a continued stream depends on, as the engine reported them: by adapter, and with the
-        # key "" that of the model itself.
-        self.engine_models: dict[str, bytes] = {}
+        # The hashes of all that a continued stream depends on, as the engine reported them (`Fairlead-Model`): by
+        # adapter, and with the key "" that of the model itself.
+        self.fingerprints: dict[str, bytes] = {}
         self.reported_load = ReportedLoad()
         # Time of the last report of the load, 0.0 before the first.
         self.reported_at = 0.0
@@ -148,10 +148,10 @@ class Endpoint:
         self.in_flight -= 1
         self._own_load -= 1.0 + prompt_bytes / BYTES_PER_REQUEST
 
-    def record_report(self, model: bytes | None, load: bytes | None, adapter: str = "") -> None:
+    def record_report(self, fingerprint: bytes | None, load: bytes | None, adapter: str = "") -> None:
         """Record the fields `Fairlead-Model` and `Fairlead-Load` of an answer by the model or by an adapter."""
-        if model:
-            self.engine_models[adapter] = model
+        if fingerprint:
+            self.fingerprints[adapter] = fingerprint
         if load is not None:
             if load != self._load_field:
                 self._load_field = load

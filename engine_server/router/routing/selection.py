@@ -21,18 +21,20 @@ class Selector:
         self._full: set[Endpoint] = set()
 
     def pick(
-        self, route: Route, key: RouteKey, tried: Collection[Endpoint], model: bytes = b""
+        self, route: Route, key: RouteKey, tried: Collection[Endpoint], fingerprint: bytes = b""
     ) -> Endpoint | None:
         """Return an endpoint for the request that is not among `tried`, or None if there is none.
 
-        model: the `Fairlead-Model` that it must have, as far as it is known; empty if it may have any.
+        fingerprint: that of the model or adapter that it must have, as far as it is known; empty if it may have any.
         """
         candidates, down = route.endpoints, self._health.down
         if route.lacking:
             candidates = having_adapter(route, tried)
-        if model:
+        if fingerprint:
             adapter = route.target.adapter
-            candidates = tuple(e for e in candidates if e.engine_models.get(adapter, model) == model)
+            candidates = tuple(
+                e for e in candidates if e.fingerprints.get(adapter, fingerprint) == fingerprint
+            )
         if down or tried or self._full:
             full = self._current_full() if self._full else ()
             candidates = tuple(e for e in candidates if e not in down and e not in tried and e not in full)

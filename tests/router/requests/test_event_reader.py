@@ -20,7 +20,7 @@ def report(token_ids, events, **more) -> bytes:
 
 
 def read(pieces) -> tuple[list[bytes], Journal, EventReader]:
-    journal = Journal(model=b"m")
+    journal = Journal(fingerprint=b"m")
     reader = EventReader(journal)
     return [reader.read(piece) for piece in pieces], journal, reader
 
@@ -66,7 +66,7 @@ def test_journal_covers_the_forwarded_events_after_each_byte():
         report([1], 2, id="a", created=4) + EVENTS[0] + EVENTS[1] + report([2, 3], 0) + KEEP_ALIVE
         + report([4], 1) + EVENTS[2] + report([], 2, usage=ReportedUsage(1, 4)) + EVENTS[0] + KEEP_ALIVE + DONE
     )  # fmt: skip
-    journal = Journal(model=b"m")
+    journal = Journal(fingerprint=b"m")
     reader = EventReader(journal)
     sent = b""
     for position in range(len(body)):

@@ -13,7 +13,7 @@ FIRST = TokenReport(seed=-7, token_ids=[1, 2], events=2, id="chatcmpl-1", create
 
 
 def recorded(*reports: TokenReport) -> Journal:
-    journal = Journal(model=b"weights-1")
+    journal = Journal(fingerprint=b"weights-1")
     for report in reports:
         journal.record(report)
     return journal
@@ -39,12 +39,12 @@ def test_stream_is_resumed_three_times_at_most():
 
 def test_stream_without_the_engines_model_is_not_resumable():
     journal = recorded(FIRST)
-    journal.model = b""
+    journal.fingerprint = b""
     assert not journal.resume()
 
 
 def test_stream_of_unreported_events_is_not_resumable():
-    journal = Journal(model=b"weights-1")
+    journal = Journal(fingerprint=b"weights-1")
     journal.record_unreported()
     assert not journal.resume()
 
@@ -52,7 +52,7 @@ def test_stream_of_unreported_events_is_not_resumable():
 def test_stream_without_an_event_starts_again_with_the_tokens_of_another_engine():
     journal = recorded(TokenReport(seed=1, token_ids=[1], events=0, id="a", created=1))
     assert not journal.begun and journal.resume()
-    journal.model = b"weights-2"
+    journal.fingerprint = b"weights-2"
     journal.record(FIRST)
     assert (journal.id, journal.seed, journal.token_ids.tolist()) == ("chatcmpl-1", -7, [1, 2])
 

@@ -115,7 +115,7 @@ def test_what_engines_reported_of_an_adapter_is_forgotten_when_it_changes():
         if changed is adapters:
             for name in ("", "a", "b"):
                 endpoint.record_report(b"hash", None, name)
-    assert endpoint.engine_models.keys() == {"", "a"}
+    assert endpoint.fingerprints.keys() == {"", "a"}
 
 
 def deployment(

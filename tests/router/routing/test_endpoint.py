@@ -82,4 +82,4 @@ def test_an_endpoint_keeps_the_last_report_when_an_answer_has_none():
 
     assert endpoint.reported_at == reported_at > 0.0
     assert endpoint.reported_load == ReportedLoad(3, 0, 1, 0.5)
-    assert endpoint.engine_models == {"": b"abc"}
+    assert endpoint.fingerprints == {"": b"abc"}

@@ -70,7 +70,7 @@ def test_picks_no_endpoint_without_the_adapter(policy, states):
         for endpoint, (has, live, was_tried, lacks, same) in zip(
             directory.resolve("m").endpoints, states, strict=True
         ):
-            endpoint.engine_models = {"": b"other", "a": b"model" if same else b"other"}
+            endpoint.fingerprints = {"": b"other", "a": b"model" if same else b"other"}
             if not live:
                 health.eject(endpoint, "test")
             if was_tried:
