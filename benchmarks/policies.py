@@ -207,7 +207,7 @@ class Router:
         self.policy = policy(self.endpoints)
 
     def pick(self, key: RouteKey, now: float) -> Endpoint:
-        endpoint = self.policy.pick(key, self.endpoints, now)
+        endpoint = self.policy.pick(key, self.endpoints, now).endpoint
         endpoint.count(now, key.size)
         return endpoint
 

@@ -140,10 +140,9 @@ class Exposition(Collector):
         )
         for route in self._directory.routes:
             labels = [label(route.deployment.key), policy_name(route.policy)]
-            rings = route.policy.rings
-            if rings:
-                picks.add_metric([*labels, "hit"], sum(ring.hits for ring in rings))
-                picks.add_metric([*labels, "spill"], sum(ring.spills for ring in rings))
+            if route.policy.has_ring:
+                picks.add_metric([*labels, "hit"], route.ring_picks[True])
+                picks.add_metric([*labels, "spill"], route.ring_picks[False])
         return (picks,)
 
     def _environment(self) -> Iterable[Metric]:

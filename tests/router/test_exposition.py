@@ -15,7 +15,6 @@ from engine_server.router.metrics import Metrics, WatchState
 from engine_server.router.routing.directory import Deployment, Directory
 from engine_server.router.routing.endpoint import Address
 from engine_server.router.routing.health import Cause, Health
-from engine_server.router.routing.key import RouteKey
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "router.md"
 MODEL = Key("default", "m")
@@ -130,15 +129,12 @@ async def test_counts_everything_by_names_of_operators_and_codes(page):
         assert samples[name, labels] == value
 
 
-async def test_counts_keys_that_get_their_own_replica_and_those_that_get_another(page):
+async def test_shows_how_often_a_ring_chose_the_keys_own_replica_and_another(page):
     addresses = tuple(Address("10.0.0.1", port) for port in (1, 2))
     page.directory.put(Deployment(Key("default", "p"), ("p",), addresses, policy="prefix", vouched=True))
     route = page.directory.resolve("p")
-    key = RouteKey("p", prefix="once upon a time")
-    own = route.policy.pick(key, route.endpoints, 1.0)
-    (other,) = set(route.endpoints) - {own}
-    assert route.policy.pick(key, (other,), 1.0) is other
-    assert route.policy.pick(key, route.endpoints, 1.0) is own
+    assert page.samples()["ring_picks_total", "model=default/p,policy=prefix,result=hit"] == 0
+    route.ring_picks.update({True: 2, False: 1})
     samples = page.samples()
     assert samples["ring_picks_total", "model=default/p,policy=prefix,result=hit"] == 2
     assert samples["ring_picks_total", "model=default/p,policy=prefix,result=spill"] == 1

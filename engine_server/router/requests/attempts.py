@@ -64,13 +64,16 @@ class Forwarder:
                 lifecycle.assign(key.model, route.target)
 
                 stream = lifecycle.journal
-                endpoint = self._decisions.pick(route, key, attempts, stream)
-                if endpoint is None:
+                choice = self._decisions.pick(route, key, attempts, stream)
+                if choice is None:
                     if self._decisions.is_settled_without_endpoint(route, attempts, lifecycle):
                         return None
                     attempts = await self._wait(route, key, attempts, exchange, lifecycle)
                     continue
+                endpoint = choice.endpoint
                 attempts.tried.append(endpoint)
+                if choice.is_own is not None:
+                    route.ring_picks[choice.is_own] += 1
                 lifecycle.visit(endpoint, key.size)
 
                 lines = route.request_lines + self._credentials.lines(request.fields, route.deployment)

@@ -18,6 +18,7 @@ from engine_server.router.routing.directory import Route
 from engine_server.router.routing.endpoint import Endpoint
 from engine_server.router.routing.health import Cause, Health
 from engine_server.router.routing.key import RouteKey
+from engine_server.router.routing.policies.policy import Choice
 from engine_server.router.routing.selection import Selector
 
 # Attempts before the first byte. A request that crashes engines must not reach all of them.
@@ -56,10 +57,8 @@ class Decisions:
         """Count a request that arrived at the time `now` (perf_counter): some retries are a share of all requests."""
         self._budget.count(now)
 
-    def pick(
-        self, route: Route, key: RouteKey, attempts: Attempts, stream: Journal | None
-    ) -> Endpoint | None:
-        """Return the endpoint for the next attempt, and count it if it is a retry. None: there is to be none."""
+    def pick(self, route: Route, key: RouteKey, attempts: Attempts, stream: Journal | None) -> Choice | None:
+        """Choose the endpoint for the next attempt, and count a retry. Return None if there is to be no attempt."""
         fingerprint = b"" if stream is None else stream.fingerprint
         if not attempts.tried:
             if self._hold.count and attempts.held is None and self._hold.has_waiting(route.target):
@@ -67,11 +66,11 @@ class Decisions:
             return self._selector.pick(route, key, (), fingerprint)
         if len(attempts.tried) == MAX_ATTEMPTS:
             return None
-        endpoint = self._selector.pick(route, key, attempts.tried, fingerprint)
-        if endpoint is None or (attempts.budgeted and not self._budget.spend(perf_counter())):
+        choice = self._selector.pick(route, key, attempts.tried, fingerprint)
+        if choice is None or (attempts.budgeted and not self._budget.spend(perf_counter())):
             return None
         self._metrics.retries[attempts.retry_reason] += 1
-        return endpoint
+        return choice
 
     def is_settled(self, relay: Relay, attempts: Attempts, route: Route, endpoint: Endpoint) -> bool:
         """Decide what follows an attempt that did not finish. Return False if the request is to be sent elsewhere."""

@@ -1,5 +1,6 @@
 """The directory of deployments, their adapters and their endpoints, by model name. Liveness is health's."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -69,6 +70,9 @@ class Route:
     target: Target
     deployment: Deployment
     policy: Policy
+    # Requests that were sent where a ring chose, by whether that was the key's own endpoint. Counted since the policy
+    # was made.
+    ring_picks: Counter[bool]
     # Those that can answer: of an adapter, the engines that have it.
     endpoints: tuple[Endpoint, ...]
     # All of the deployment.
@@ -126,10 +130,10 @@ class Directory:
             deployment.policy,
             endpoints,
         ):
-            policy = before.policy
+            policy, ring_picks = before.policy, before.ring_picks
         else:
-            policy = self._new_policy(deployment, endpoints)
-        self._routes[deployment.key] = new_route(deployment, policy, endpoints)
+            policy, ring_picks = self._new_policy(deployment, endpoints), Counter()
+        self._routes[deployment.key] = new_route(deployment, policy, ring_picks, endpoints)
         forget_fingerprints(endpoints, before.deployment.adapters if before else (), deployment.adapters)
         for endpoint in known.values():
             self._on_removed(endpoint)
@@ -200,7 +204,9 @@ class Directory:
         return endpoint
 
 
-def new_route(deployment: Deployment, policy: Policy, endpoints: tuple[Endpoint, ...]) -> Route:
+def new_route(
+    deployment: Deployment, policy: Policy, ring_picks: Counter[bool], endpoints: tuple[Endpoint, ...]
+) -> Route:
     """Return the route of a deployment with those of its adapters."""
     lines = f"{REPORT_TOKENS}: 1\r\n"
     if deployment.known_to_engines:
@@ -210,6 +216,7 @@ def new_route(deployment: Deployment, policy: Policy, endpoints: tuple[Endpoint,
             Target(deployment.key, adapter.name),
             deployment,
             policy,
+            ring_picks,
             tuple(endpoint for endpoint in endpoints if endpoint.address in adapter.addresses),
             endpoints,
             f"{lines}{ADAPTER}: {adapter.name}\r\n".encode(),
@@ -219,7 +226,9 @@ def new_route(deployment: Deployment, policy: Policy, endpoints: tuple[Endpoint,
         if is_field_value(adapter.name)
     }
     target = Target(deployment.key)
-    return Route(target, deployment, policy, endpoints, endpoints, lines.encode(), adapters=adapters)
+    return Route(
+        target, deployment, policy, ring_picks, endpoints, endpoints, lines.encode(), adapters=adapters
+    )
 
 
 def is_field_value(name: str) -> bool:

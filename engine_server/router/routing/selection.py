@@ -7,6 +7,7 @@ from engine_server.router.routing.directory import Route
 from engine_server.router.routing.endpoint import Endpoint
 from engine_server.router.routing.health import Health
 from engine_server.router.routing.key import RouteKey
+from engine_server.router.routing.policies.policy import Choice
 
 # An engine that lacked an adapter is passed over for so long, unless its deployment changes in the meantime.
 LACKING_SECONDS = 5.0
@@ -22,8 +23,8 @@ class Selector:
 
     def pick(
         self, route: Route, key: RouteKey, tried: Collection[Endpoint], fingerprint: bytes = b""
-    ) -> Endpoint | None:
-        """Return an endpoint for the request that is not among `tried`, or None if there is none.
+    ) -> Choice | None:
+        """Choose an endpoint for the request that is not among `tried`. Return None if there is none.
 
         fingerprint: that of the model or adapter that it must have, as far as it is known; empty if it may have any.
         """
@@ -39,7 +40,7 @@ class Selector:
             full = self._current_full() if self._full else ()
             candidates = tuple(e for e in candidates if e not in down and e not in tried and e not in full)
         if len(candidates) < 2:
-            return candidates[0] if candidates else None
+            return Choice(candidates[0]) if candidates else None
         return route.policy.pick(key, candidates, perf_counter())
 
     def mark_full(self, endpoint: Endpoint, seconds: float) -> None:

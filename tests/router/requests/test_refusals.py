@@ -295,6 +295,18 @@ async def test_replicas_that_all_fail_get_no_more_retries_than_the_budget(start_
     assert requests + MINIMUM <= upstream <= requests * (1 + SHARE)
 
 
+async def test_counts_choices_of_a_ring_only_for_requests_that_are_sent(start_engine, start_router):
+    """More retries are wanted than the budget has."""
+    engines = [await start_engine(refuse(500, "internal_error")) for _ in range(8)]
+    router = await start_router({"m": engines}, policy="prefix")
+    for number in range(5 * MINIMUM):
+        async with router.chat(prompt=f"prompt {number}") as response:
+            assert response.status == 500
+
+    upstream = sum(len(engine.received) for engine in engines)
+    assert await router.metric(r"fairlead_router_ring_picks_total\{.*\}") == upstream
+
+
 async def test_passes_on_a_long_error_body(start_engine, start_router):
     body = b"x" * (MAX_REFUSAL_BYTES + 1)
 

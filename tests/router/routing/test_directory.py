@@ -174,3 +174,18 @@ def test_an_endpoint_is_the_same_object_after_its_deployment_changes():
     recorder.directory.put(deployment("x", "a", "m", at=("http://h:2", "http://h:1")))
     assert recorder.directory.resolve("m").endpoints[1] is endpoint
     assert {one.address.port for one in recorder.known} == {1, 2}
+
+
+def test_counts_of_a_ring_start_again_with_its_endpoints_and_not_with_other_changes():
+    directory = Recorder().directory
+    one, two = Address("h", 1), Address("h", 2)
+    directory.put(
+        Deployment(Key("x", "m"), ("m",), (one,), policy="prefix", adapters=(Adapter("a", (one,)),))
+    )
+    directory.resolve("a").ring_picks[True] += 1
+
+    directory.put(Deployment(Key("x", "m"), ("m",), (one,), policy="prefix", reason="changed"))
+    kept = directory.resolve("m").ring_picks[True]
+    directory.put(Deployment(Key("x", "m"), ("m",), (one, two), policy="prefix"))
+
+    assert (kept, directory.resolve("m").ring_picks[True]) == (1, 0)

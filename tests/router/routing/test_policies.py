@@ -49,7 +49,7 @@ keys = st.builds(RouteKey, st.just("m"), prefix=st.text(max_size=3), session=st.
 def test_least_load_picks_a_minimum(in_flight, key):
     endpoints = new_endpoints(in_flight)
 
-    picked = LeastLoad(endpoints).pick(key, endpoints, settled())
+    picked = LeastLoad(endpoints).pick(key, endpoints, settled()).endpoint
 
     assert picked.in_flight == min(in_flight)
 
@@ -60,7 +60,7 @@ def test_least_load_gives_equally_loaded_endpoints_turns(count, rounds):
     policy = LeastLoad(endpoints)
     picks: Counter[Endpoint] = Counter()
     for second in range(count * rounds):
-        picked = policy.pick(NO_PROMPT, endpoints, settled(second))
+        picked = policy.pick(NO_PROMPT, endpoints, settled(second)).endpoint
         picked.count(settled(second), 0)
         picked.release(0)
         picks[picked] += 1
@@ -73,7 +73,7 @@ def test_least_load_never_picks_the_only_loaded_one_of_many_endpoints(count, loa
     endpoints = new_endpoints([0] * count)
     endpoints[loaded % count].count(START, 0)
 
-    picked = LeastLoad(endpoints).pick(NO_PROMPT, endpoints, settled())
+    picked = LeastLoad(endpoints).pick(NO_PROMPT, endpoints, settled()).endpoint
 
     assert picked is not endpoints[loaded % count]
 
@@ -82,7 +82,7 @@ def test_least_load_spreads_requests_over_many_endpoints():
     endpoints = new_endpoints([0] * 40)
     policy = LeastLoad(endpoints)
     for _ in range(4000):
-        policy.pick(NO_PROMPT, endpoints, settled()).count(settled(), 0)
+        policy.pick(NO_PROMPT, endpoints, settled()).endpoint.count(settled(), 0)
 
     # One of two choices is a maximum about log log n above the mean; one random choice would be about 125.
     assert max(endpoint.in_flight for endpoint in endpoints) <= 110
@@ -94,10 +94,10 @@ def test_a_long_prompt_counts_as_load_until_its_first_token():
     long.count(START, BYTES_PER_REQUEST)
     policy = LeastLoad(endpoints)
 
-    before = policy.pick(NO_PROMPT, endpoints, settled())
+    before = policy.pick(NO_PROMPT, endpoints, settled()).endpoint
     long.record_first_token(BYTES_PER_REQUEST)
     short.count(START, 0)
-    after = policy.pick(NO_PROMPT, endpoints, settled())
+    after = policy.pick(NO_PROMPT, endpoints, settled()).endpoint
 
     assert (before, after) == (short, long)
 
@@ -108,7 +108,7 @@ def test_round_robin_gives_every_endpoint_the_same_number_of_requests(count, req
     policy = RoundRobin(endpoints)
     picks = Counter(dict.fromkeys(endpoints, 0))
     for second in range(requests):
-        picked = policy.pick(NO_PROMPT, endpoints, settled(second))
+        picked = policy.pick(NO_PROMPT, endpoints, settled(second)).endpoint
         picked.count(settled(second), 0)
         picks[picked] += 1
 
@@ -122,7 +122,7 @@ def test_round_robin_starves_no_endpoint_while_others_come_and_go(rounds):
     policy = RoundRobin(endpoints)
     waited: Counter[int] = Counter()
     for second, candidates in enumerate(rounds):
-        picked = policy.pick(NO_PROMPT, [endpoints[n] for n in sorted(candidates)], settled(second))
+        picked = policy.pick(NO_PROMPT, [endpoints[n] for n in sorted(candidates)], settled(second)).endpoint
         picked.count(settled(second), 0)
         for number, endpoint in enumerate(endpoints):
             passed_over = endpoint is not picked and number in candidates
@@ -149,7 +149,7 @@ def test_every_policy_picks_a_candidate(name, in_flight, chosen, key, age):
     candidates = [endpoint for number, endpoint in enumerate(endpoints) if number in chosen]
     assume(candidates)
 
-    assert POLICIES[name](endpoints).pick(key, candidates, START + age) in candidates
+    assert POLICIES[name](endpoints).pick(key, candidates, START + age).endpoint in candidates
 
 
 def test_there_is_a_policy_of_every_name_that_an_llmdeployment_may_have():
@@ -165,7 +165,7 @@ def test_prefix_never_exceeds_the_bound_of_load(count, requests):
     endpoints = new_endpoints([0] * count)
     policy = Prefix(endpoints)
     for prefix, ends in requests:
-        picked = policy.pick(RouteKey("m", prefix=prefix), endpoints, settled())
+        picked = policy.pick(RouteKey("m", prefix=prefix), endpoints, settled()).endpoint
         total = sum(endpoint.in_flight for endpoint in endpoints)
 
         assert picked.in_flight <= LOAD_FACTOR * (total + 1) / count + SPARE_LOAD
@@ -179,7 +179,7 @@ def test_prefix_spreads_one_key_over_all_endpoints_under_load():
     endpoints = new_endpoints([0] * 4)
     policy = Prefix(endpoints)
     for _ in range(400):
-        policy.pick(RouteKey("m", prefix="p"), endpoints, settled()).count(settled(), 0)
+        policy.pick(RouteKey("m", prefix="p"), endpoints, settled()).endpoint.count(settled(), 0)
 
     assert all(0 < endpoint.in_flight <= LOAD_FACTOR * 100 + SPARE_LOAD + 1 for endpoint in endpoints)
 
@@ -191,9 +191,9 @@ def test_only_the_keys_of_an_endpoint_move_when_it_goes_or_comes(count, texts):
     all_policy, fewer_policy = Prefix(endpoints), Prefix(endpoints[1:])
     for text in texts:
         key = RouteKey("m", prefix=text)
-        before = all_policy.pick(key, endpoints, settled())
+        before = all_policy.pick(key, endpoints, settled()).endpoint
 
-        after = fewer_policy.pick(key, endpoints[1:], settled())
+        after = fewer_policy.pick(key, endpoints[1:], settled()).endpoint
 
         assert after is before or before is gone
 
@@ -203,9 +203,35 @@ def test_an_endpoint_that_is_out_moves_its_keys_to_where_they_go_once_it_is_gone
     endpoints = new_endpoints([0] * count)
     key = RouteKey("m", prefix=text)
 
-    assert Prefix(endpoints).pick(key, endpoints[1:], settled()) is Prefix(endpoints[1:]).pick(
-        key, endpoints[1:], settled()
+    assert (
+        Prefix(endpoints).pick(key, endpoints[1:], settled()).endpoint
+        is Prefix(endpoints[1:]).pick(key, endpoints[1:], settled()).endpoint
     )
+
+
+@pytest.mark.parametrize(
+    ("policy", "key"), [(Prefix, RouteKey("m", prefix="p")), (Session, RouteKey("m", session="s"))]
+)
+def test_a_ring_says_whether_it_chose_the_keys_own_endpoint(policy, key):
+    endpoints = new_endpoints([0] * 3)
+    ring = policy(endpoints)
+
+    own = ring.pick(key, endpoints, settled())
+    others = [endpoint for endpoint in endpoints if endpoint is not own.endpoint]
+    spilled = ring.pick(key, others, settled())
+
+    assert own.is_own is True
+    assert spilled.is_own is False and spilled.endpoint in others
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+@given(loads, keys)
+def test_a_policy_without_a_ring_never_says_whether_an_endpoint_is_the_keys_own(name, in_flight, key):
+    policy = POLICIES[name](endpoints := new_endpoints(in_flight))
+
+    choice = policy.pick(key, endpoints, settled())
+
+    assert choice.is_own is None or policy.has_ring
 
 
 @given(st.permutations(range(6)), keys)
@@ -216,8 +242,8 @@ def test_two_routers_agree_on_the_endpoint_of_a_key(order, key):
     for policy in (Prefix, Session):
         if policy is Prefix and not key.prefix:
             continue
-        here = policy(ours).pick(key, ours, settled())
-        there = policy(theirs).pick(key, theirs, settled())
+        here = policy(ours).pick(key, ours, settled()).endpoint
+        there = policy(theirs).pick(key, theirs, settled()).endpoint
 
         assert here.address == there.address
 
@@ -227,7 +253,7 @@ def test_a_ring_gives_each_endpoint_about_the_same_number_of_keys():
     policy = Prefix(endpoints)
 
     keys_by_endpoint = Counter(
-        policy.pick(RouteKey("m", prefix=f"prompt {n}"), endpoints, settled()) for n in range(4000)
+        policy.pick(RouteKey("m", prefix=f"prompt {n}"), endpoints, settled()).endpoint for n in range(4000)
     )
 
     assert all(800 <= keys <= 1200 for keys in keys_by_endpoint.values())
@@ -238,14 +264,17 @@ def test_session_keeps_a_session_together_and_sends_other_requests_by_prefix():
     session, prefix = Session(endpoints), Prefix(endpoints)
 
     picks = {
-        session.pick(RouteKey("m", prefix=f"prompt {n}", session="s"), endpoints, settled())
+        session.pick(RouteKey("m", prefix=f"prompt {n}", session="s"), endpoints, settled()).endpoint
         for n in range(50)
     }
 
     assert len(picks) == 1
     for n in range(50):
         key = RouteKey("m", prefix=f"prompt {n}")
-        assert session.pick(key, endpoints, settled()) is prefix.pick(key, endpoints, settled())
+        assert (
+            session.pick(key, endpoints, settled()).endpoint
+            is prefix.pick(key, endpoints, settled()).endpoint
+        )
 
 
 # New endpoints
@@ -260,7 +289,9 @@ def test_a_new_endpoint_gets_a_smaller_share_at_first(name, age):
     policy = POLICIES[name](endpoints)
     for n in range(200):  # in less than a thousandth of the ramp
         now = START + age + n * RAMP_SECONDS / 1e6
-        policy.pick(RouteKey("m", prefix=f"prompt {n}", session=f"session {n}"), endpoints, now).count(now, 0)
+        policy.pick(
+            RouteKey("m", prefix=f"prompt {n}", session=f"session {n}"), endpoints, now
+        ).endpoint.count(now, 0)
 
     share = new.share(START + age)
     most = (LOAD_FACTOR * 200 + SPARE_LOAD * 4) / (3 + share)
@@ -278,6 +309,6 @@ def test_a_ramp_changes_nothing_where_all_endpoints_are_new(name, in_flight, key
         for number, count in enumerate(in_flight)
     ]
 
-    picked = POLICIES[name](young).pick(key, young, START + age)
+    picked = POLICIES[name](young).pick(key, young, START + age).endpoint
 
-    assert picked.address == POLICIES[name](old).pick(key, old, START + age).address
+    assert picked.address == POLICIES[name](old).pick(key, old, START + age).endpoint.address

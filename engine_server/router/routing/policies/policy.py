@@ -1,11 +1,21 @@
 """The interface of policies."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
+
+import msgspec
 
 from engine_server.router.routing.endpoint import Endpoint
 from engine_server.router.routing.key import RouteKey
-from engine_server.router.routing.policies.ring import Ring
+
+
+class Choice(msgspec.Struct, frozen=True, gc=False):
+    """The endpoint that a policy chose for a request."""
+
+    endpoint: Endpoint
+    # It is the key's own in consistent hashing, or another one because that is beyond its bound or no candidate. None
+    # for a choice without a ring.
+    is_own: bool | None = None
 
 
 class Policy(Protocol):
@@ -15,13 +25,13 @@ class Policy(Protocol):
     caller may ask again, or drop the choice.
     """
 
-    # Their hits and spills are exposed as metrics. All other results of a choice are its return value.
-    rings: Sequence[Ring]
+    # Some choices are made by a ring.
+    has_ring: ClassVar[bool]
 
     def __init__(self, endpoints: Sequence[Endpoint]) -> None:
         """Choose among these endpoints, or those of them that can take a request."""
         ...
 
-    def pick(self, key: RouteKey, candidates: Sequence[Endpoint], now: float) -> Endpoint:
-        """Return one of `candidates`, of which there is at least one. now: the time (perf_counter)."""
+    def pick(self, key: RouteKey, candidates: Sequence[Endpoint], now: float) -> Choice:
+        """Choose one of `candidates`, of which there is at least one. now: the time (perf_counter)."""
         ...

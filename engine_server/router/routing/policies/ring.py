@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from xxhash import xxh64_intdigest
 
 from engine_server.router.routing.endpoint import Endpoint
+from engine_server.router.routing.policies.policy import Choice
 
 VIRTUAL_NODES = 256
 LOAD_FACTOR = 1.25
@@ -25,12 +26,9 @@ class Ring:
         )
         self._positions = [position for position, _ in points]
         self._owners = [endpoints[number] for _, number in points]
-        # Choices of the owner of a key, and of another endpoint because the owner was beyond its bound or no candidate.
-        self.hits = 0
-        self.spills = 0
 
-    def pick(self, key: str, candidates: Sequence[Endpoint], now: float) -> Endpoint:
-        """Return the first candidate clockwise of the key that is within its bound.
+    def pick(self, key: str, candidates: Sequence[Endpoint], now: float) -> Choice:
+        """Choose the first candidate clockwise of the key that is within its bound.
 
         The bounds are LOAD_FACTOR times the mean load, to which the request itself is added, and SPARE_LOAD, in
         proportion to the candidates' shares.
@@ -49,9 +47,5 @@ class Ring:
             if endpoint in states:
                 load, share = states[endpoint]
                 if load <= bound * share:
-                    if endpoint is owners[start]:
-                        self.hits += 1
-                    else:
-                        self.spills += 1
-                    return endpoint
+                    return Choice(endpoint, endpoint is owners[start])
         raise AssertionError("some candidate has no more than the average load")

@@ -1,10 +1,11 @@
 """The policy `round_robin`."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from engine_server.router.routing.endpoint import Endpoint
 from engine_server.router.routing.key import RouteKey
-from engine_server.router.routing.policies.ring import Ring
+from engine_server.router.routing.policies.policy import Choice
 
 
 class RoundRobin:
@@ -13,10 +14,11 @@ class RoundRobin:
     A new endpoint's time passes more slowly, by its share, so that its turns are as much rarer.
     """
 
+    has_ring: ClassVar[bool] = False
+
     def __init__(self, endpoints: Sequence[Endpoint]) -> None:
         """Need nothing of the endpoints: each knows when it was used."""
-        self.rings: Sequence[Ring] = ()
 
-    def pick(self, key: RouteKey, candidates: Sequence[Endpoint], now: float) -> Endpoint:
-        """Return the candidate that was used longest ago."""
-        return max(candidates, key=lambda endpoint: (now - endpoint.last_used) * endpoint.share(now))
+    def pick(self, key: RouteKey, candidates: Sequence[Endpoint], now: float) -> Choice:
+        """Choose the candidate that was used longest ago."""
+        return Choice(max(candidates, key=lambda endpoint: (now - endpoint.last_used) * endpoint.share(now)))
