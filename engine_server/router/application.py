@@ -8,7 +8,7 @@ import msgspec
 
 from engine_server.contract.paths import MODEL_PATHS
 from engine_server.router import errors
-from engine_server.router.callers.account import Caller, visible_models
+from engine_server.router.callers.account import Caller, usable_route, visible_models
 from engine_server.router.callers.callers import Callers
 from engine_server.router.errors import RequestError
 from engine_server.router.http.cross_origin import CrossOrigin
@@ -114,11 +114,7 @@ class Application:
 
     def _model(self, quoted_name: bytes, caller: Caller) -> bytes:
         name = unquote_to_bytes(quoted_name).decode(errors="replace")
-        route = self._directory.resolve(name)
-        if route is None:
-            raise errors.unknown_model(name, list(visible_models(caller, self._directory)))
-        if not caller.may_use(route, self._directory):
-            raise errors.model_not_allowed(name, list(visible_models(caller, self._directory)))
+        route = usable_route(name, caller, self._directory)
         return msgspec.json.encode(model_card(name, route, self._directory))
 
 

@@ -31,6 +31,8 @@ from engine_server.router.requests.access_log import AccessLog
 from engine_server.router.requests.attempts import Forwarder
 from engine_server.router.requests.hold.hold import Hold, HoldSettings
 from engine_server.router.requests.observation import Observation
+from engine_server.router.requests.placement import Placement
+from engine_server.router.requests.retry_budget import RetryBudget
 from engine_server.router.requests.watch import Watch, WatchTimes
 from engine_server.router.routing.directory import Deployment, Directory
 from engine_server.router.routing.endpoint import Endpoint
@@ -113,10 +115,11 @@ class Server:
         metrics = Metrics()
         self._outputs = outputs = outputs or Outputs()
         observation = Observation(metrics, outputs.access_log, outputs.tracing)
+        retry_budget = RetryBudget()
         forwarder = Forwarder(
             callers,
-            self._directory,
-            self._health,
+            Placement(self._directory, self._health, self._hold, retry_budget),
+            retry_budget,
             self._hold,
             self._watch,
             self._pools,

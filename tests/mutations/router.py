@@ -11,16 +11,16 @@ FAULTS = (
     Fault(
         "a request that kills engines visits all whose connections were kept",
         f"{REQUESTS}/attempts.py",
-        "return relay or Relay(exchange, lifecycle, outcome=Outcome.UNREACHABLE)",
-        "return Relay(exchange, lifecycle, outcome=Outcome.UNREACHABLE)",
+        "relay = relay or Relay(exchange, lifecycle, outcome=Outcome.UNREACHABLE)",
+        "relay = Relay(exchange, lifecycle, outcome=Outcome.UNREACHABLE)",
         (f"{TESTS}/test_attempts.py",),
     ),
     # Complete the router: overload, ejection, resumed streams, limits, keys and demand
     Fault(
         "a connect without an answer ejects the last replica",
-        f"{REQUESTS}/attempts.py",
-        'self._health.suspect(endpoint, str(error) or "no answer to a connect")',
-        'self._health.eject(endpoint, str(error) or "no answer to a connect")',
+        f"{REQUESTS}/next_step.py",
+        'Verdict(Kind.SUSPECT, str(error) or "no answer to a connect")',
+        'Verdict(Kind.EJECT, str(error) or "no answer to a connect")',
         (f"{TESTS}/test_attempts.py",),
     ),
     # Complete the router: overload, ejection, resumed streams, limits, keys and demand

@@ -64,6 +64,16 @@ def visible_models(caller: Caller, directory: Directory) -> dict[str, Route]:
     return {name: route for name, route in directory.models().items() if caller.may_use(route, directory)}
 
 
+def usable_route(model: str, caller: Caller, directory: Directory) -> Route:
+    """Return the route that a model name means. Raises RequestError if there is none that the caller may use."""
+    route = directory.resolve(model)
+    if route is None:
+        raise errors.unknown_model(model, list(visible_models(caller, directory)))
+    if not caller.may_use(route, directory):
+        raise errors.model_not_allowed(model, list(visible_models(caller, directory)))
+    return route
+
+
 class Counts(msgspec.Struct, frozen=True):
     """The use of one key, as one router tells the others."""
 

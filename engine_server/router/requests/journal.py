@@ -21,6 +21,17 @@ MAX_TOKENS = (1 << 20) // TOKEN_BYTES
 MAX_RESUMES = 3
 
 
+class StreamState(msgspec.Struct, frozen=True):
+    """The state of a stream after an attempt, as far as the next one depends on it."""
+
+    # The client has an event: another engine must continue the stream, and not start it again.
+    begun: bool
+    # Another engine can continue it, or start it again.
+    resumable: bool
+    # Empty if it has none.
+    fingerprint: bytes
+
+
 class Journal(msgspec.Struct):
     """Records the groups of events that were sent to the client of one stream, over all engines that answer it."""
 
@@ -48,15 +59,19 @@ class Journal(msgspec.Struct):
         """True if the client has an event: another engine must continue the stream, and not start it again."""
         return self.events > 0
 
-    def resume(self) -> bool:
-        """Prepare for another engine, after the last one failed. Return False if none can continue the stream."""
-        if not self.complete or self.resumes == MAX_RESUMES or (self.begun and not self.fingerprint):
-            return False
+    @property
+    def state(self) -> StreamState:
+        """The state of the stream, after the engine that sent it has failed."""
+        known = bool(self.fingerprint) or not self.begun
+        resumable = self.complete and self.resumes < MAX_RESUMES and known
+        return StreamState(self.begun, resumable, self.fingerprint)
+
+    def resume(self) -> None:
+        """Prepare for another engine, after the last one failed. The stream must be resumable."""
         self.resumes += 1
         if not self.begun:
             self.fingerprint = b""
             del self.token_ids[:]
-        return True
 
     def record(self, report: TokenReport) -> None:
         """Record a report whose events are forwarded."""

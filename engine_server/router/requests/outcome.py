@@ -1,4 +1,4 @@
-"""The outcome of an attempt, and the refusal of an engine that another replica may not share."""
+"""The result of an attempt, and the refusal of an engine that another replica may not share."""
 
 import math
 from enum import StrEnum
@@ -6,6 +6,7 @@ from enum import StrEnum
 import msgspec
 
 from engine_server.contract.errors import ErrorCode
+from engine_server.router.requests.journal import StreamState
 
 
 class Outcome(StrEnum):
@@ -43,6 +44,18 @@ class Refusal(msgspec.Struct, frozen=True):
     retry_after: float
     # Empty if the body has none.
     message: str = ""
+
+
+class AttemptResult(msgspec.Struct, frozen=True):
+    """All that one attempt found out."""
+
+    outcome: Outcome
+    # The error that the engine answered with, or for which it broke off a stream.
+    refusal: Refusal | None = None
+    # None if the client has no stream of events.
+    stream: StreamState | None = None
+    # The error for which no new connection could be opened.
+    connect_error: OSError | None = None
 
 
 class _Detail(msgspec.Struct):

@@ -3,7 +3,6 @@
 import msgspec
 
 from engine_server.contract.continuation import ReportedUsage
-from engine_server.contract.errors import ErrorCode
 from engine_server.router import errors
 from engine_server.router.http.exchange import Wait
 from engine_server.router.http.wire import LAST_CHUNK, Fields, chunk, response_head
@@ -11,8 +10,10 @@ from engine_server.router.requests.event_reader import EventReader
 from engine_server.router.requests.journal import Journal
 from engine_server.router.requests.lifecycle import Lifecycle
 from engine_server.router.requests.outcome import (
+    DEFAULT_RETRY_AFTER_SECONDS,
     MAX_REFUSAL_BYTES,
     REFUSAL_STATUSES,
+    AttemptResult,
     Outcome,
     Refusal,
     read_refusal,
@@ -47,25 +48,31 @@ class Relay(Wait):
     # Bytes for the client that the next flush sends.
     pending: list[bytes] = msgspec.field(default_factory=list)
     outcome: Outcome | None = None
+    # The error for which no new connection could be opened.
+    connect_error: OSError | None = None
     # Something has arrived since the last sweep of the watch.
     received: bool = True
     # Time (of the event loop) of the last sweep that found that something had arrived.
     silent_since: float = 0.0
 
     @property
-    def refusal(self) -> Refusal:
-        """The refusal that was held."""
-        return read_refusal(self.status, self.retry_after, self.refusal_body)
-
-    @property
-    def stream_error(self) -> ErrorCode | None:
-        """The error for which the engine broke off a stream that another one can continue."""
-        return self.events.error if self.events is not None else None
+    def result(self) -> AttemptResult:
+        """The result of the attempt, which has ended."""
+        assert self.outcome is not None
+        refusal, journal = None, self.lifecycle.journal
+        if self.outcome is Outcome.REFUSED:
+            refusal = self._read_refusal()
+        elif (
+            self.outcome is Outcome.INTERRUPTED and self.events is not None and self.events.error is not None
+        ):
+            refusal = Refusal(503, self.events.error, DEFAULT_RETRY_AFTER_SECONDS)
+        stream = None if journal is None else journal.state
+        return AttemptResult(self.outcome, refusal, stream, self.connect_error)
 
     def pass_on(self) -> None:
         """Send the refusal that was held. Raises RequestError if the client has the head of a stream."""
         if self.exchange.streaming:
-            refusal = self.refusal
+            refusal = self._read_refusal()
             raise errors.refused(self.lifecycle.model, refusal.status, refusal.code, refusal.message)
         self.held = False
         self.flush()
@@ -165,6 +172,9 @@ class Relay(Wait):
                 self.lifecycle.record_answer(self.status)
         if self.outcome is not None:
             self.exchange.resume(self)
+
+    def _read_refusal(self) -> Refusal:
+        return read_refusal(self.status, self.retry_after, self.refusal_body)
 
     def _begin_stream(self, fingerprint: bytes) -> None:
         """Read the body as a stream of events of an engine with this fingerprint."""

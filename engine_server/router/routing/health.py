@@ -89,6 +89,12 @@ class Health:
         """Return True if the endpoint may be given requests."""
         return endpoint not in self.down and endpoint in self._known.get(endpoint.deployment, ())
 
+    def is_expendable(self, endpoint: Endpoint) -> bool:
+        """Return True if at least half of its deployment's endpoints are live without one more."""
+        siblings = self._known.get(endpoint.deployment, ())
+        out = sum(sibling in self.down for sibling in siblings)
+        return 2 * (out + 1) <= len(siblings)
+
     # Ejections: of endpoints that are not live, or not known any more, they change nothing
 
     def eject(self, endpoint: Endpoint, reason: str, cause: Cause = Cause.UNREACHABLE) -> None:
@@ -106,9 +112,7 @@ class Health:
 
     def suspect(self, endpoint: Endpoint, reason: str, cause: Cause = Cause.FAILING) -> None:
         """Eject an endpoint, unless more than half of its deployment's endpoints would then be out."""
-        siblings = self._known.get(endpoint.deployment, ())
-        out = sum(sibling in self.down for sibling in siblings)
-        if 2 * (out + 1) <= len(siblings):
+        if self.is_expendable(endpoint):
             self.eject(endpoint, reason, cause)
 
     def record_failure(self, endpoint: Endpoint, reason: str) -> None:

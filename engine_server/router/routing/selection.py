@@ -8,6 +8,7 @@ from engine_server.router.routing.endpoint import Endpoint
 from engine_server.router.routing.health import Health
 from engine_server.router.routing.key import RouteKey
 from engine_server.router.routing.policies.policy import Choice
+from engine_server.router.routing.verdict import Kind, Verdict
 
 # An engine that lacked an adapter is passed over for so long, unless its deployment changes in the meantime.
 LACKING_SECONDS = 5.0
@@ -43,14 +44,22 @@ class Selector:
             return Choice(candidates[0]) if candidates else None
         return route.policy.pick(key, candidates, perf_counter())
 
-    def mark_full(self, endpoint: Endpoint, seconds: float) -> None:
-        """Give no requests to an endpoint for so long, or until one of its own has ended."""
-        endpoint.full_until = perf_counter() + seconds
-        self._full.add(endpoint)
-
-    def mark_lacking(self, route: Route, endpoint: Endpoint) -> None:
-        """Prefer other endpoints for the route's adapter for a while."""
-        route.lacking[endpoint] = perf_counter() + LACKING_SECONDS
+    def apply(self, verdict: Verdict, endpoint: Endpoint, route: Route) -> None:
+        """Act on the verdict on an endpoint of the route."""
+        match verdict.kind:
+            case Kind.EJECT:
+                self._health.eject(endpoint, verdict.reason, verdict.cause)
+            case Kind.SUSPECT:
+                self._health.suspect(endpoint, verdict.reason, verdict.cause)
+            case Kind.FAILED:
+                self._health.record_failure(endpoint, verdict.reason)
+            case Kind.RETIRE:
+                self._health.retire(endpoint, verdict.reason)
+            case Kind.FULL:
+                endpoint.full_until = perf_counter() + verdict.seconds
+                self._full.add(endpoint)
+            case Kind.LACKING:
+                route.lacking[endpoint] = perf_counter() + LACKING_SECONDS
 
     def has_live(self, route: Route) -> bool:
         """Return True if an endpoint is live, even if it is full."""

@@ -33,25 +33,31 @@ def test_stream_whose_last_report_was_forwarded_has_ended_and_is_not_resumable()
 
 def test_stream_is_resumed_three_times_at_most():
     journal = recorded(FIRST)
-    assert [journal.resume() for _ in range(MAX_RESUMES + 1)] == [True] * MAX_RESUMES + [False]
+    resumable = []
+    for _ in range(MAX_RESUMES):
+        resumable.append(journal.state.resumable)
+        journal.resume()
+
+    assert all(resumable) and not journal.state.resumable
     assert journal.token_ids.tolist() == [1, 2]
 
 
 def test_stream_without_the_engines_model_is_not_resumable():
     journal = recorded(FIRST)
     journal.fingerprint = b""
-    assert not journal.resume()
+    assert not journal.state.resumable
 
 
 def test_stream_of_unreported_events_is_not_resumable():
     journal = Journal(fingerprint=b"weights-1")
     journal.record_unreported()
-    assert not journal.resume()
+    assert not journal.state.resumable
 
 
 def test_stream_without_an_event_starts_again_with_the_tokens_of_another_engine():
     journal = recorded(TokenReport(seed=1, token_ids=[1], events=0, id="a", created=1))
-    assert not journal.begun and journal.resume()
+    assert not journal.begun and journal.state.resumable
+    journal.resume()
     journal.fingerprint = b"weights-2"
     journal.record(FIRST)
     assert (journal.id, journal.seed, journal.token_ids.tolist()) == ("chatcmpl-1", -7, [1, 2])
@@ -63,7 +69,7 @@ def test_stream_with_more_tokens_than_are_kept_is_not_resumable_and_keeps_none(m
     assert journal.token_ids
     journal.record(TokenReport(-7, [4], 1))
     journal.record(TokenReport(-7, [5], 1))
-    assert not journal.token_ids and journal.events == 5 and not journal.resume()
+    assert not journal.token_ids and journal.events == 5 and not journal.state.resumable
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from engine_server.router.routing.health import Health
 from engine_server.router.routing.key import RouteKey
 from engine_server.router.routing.policies.registry import POLICIES
 from engine_server.router.routing.selection import Selector
+from engine_server.router.routing.verdict import Kind, Verdict
 
 
 @given(
@@ -34,7 +35,7 @@ def test_picks_neither_a_tried_nor_an_ejected_nor_a_full_endpoint(policy, states
                 endpoint.count(0.0, 0)
             if is_full:
                 full.append(endpoint)
-                selector.mark_full(endpoint, 60.0)
+                selector.apply(Verdict(Kind.FULL, seconds=60.0), endpoint, directory.resolve("m"))
             if not live:
                 health.eject(endpoint, "test")
             if was_tried:
@@ -76,7 +77,7 @@ def test_picks_no_endpoint_without_the_adapter(policy, states):
             if was_tried:
                 tried.append(endpoint)
             if has and lacks:
-                selector.mark_lacking(route, endpoint)
+                selector.apply(Verdict(Kind.LACKING), endpoint, route)
                 lacking.append(endpoint)
             if has and live and same and not was_tried:
                 left.append(endpoint)

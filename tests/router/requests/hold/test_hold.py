@@ -5,8 +5,11 @@ import json
 
 import aiohttp
 
+from engine_server.contract.api import Key
 from engine_server.router.callers.keys import digest_of
 from engine_server.router.requests.hold.hold import HoldSettings
+from engine_server.router.routing.directory import Deployment
+from engine_server.router.routing.endpoint import Address
 
 BUSY = json.dumps({"error": {"message": "busy", "type": "service_unavailable_error", "code": "queue_full"}})
 
@@ -198,6 +201,22 @@ async def test_a_request_for_a_deployment_that_is_deleted_gets_404(start_scaled,
     scale.delete()
 
     assert (await request)[:2] == (404, "model_not_found")
+
+
+async def test_a_request_whose_deployment_is_deleted_goes_to_another_one_that_serves_the_model(
+    start_engine, start_scaled, scale, eventually
+):
+    engine = await start_engine()
+    router = await start_scaled()
+    request = asyncio.create_task(status_of(router.chat()))
+    await eventually(lambda: held(router) == 1)
+
+    other = Deployment(Key("default", "other"), ("m",), (Address.parse(engine.url),), vouched=True)
+    scale.directory.put(other)
+    scale.delete()
+
+    assert await request == 200
+    assert await router.metric(r'fairlead_router_requests_total\{code="200",model="default/other"\}') == 1
 
 
 async def test_a_restart_of_the_only_replica_loses_no_request(start_engine, start_router, eventually):

@@ -1,0 +1,124 @@
+"""The placement of requests: the route that the model's name means, and an endpoint of it or a wait for one."""
+
+from time import perf_counter
+
+import msgspec
+
+from engine_server.router.callers.account import usable_route
+from engine_server.router.errors import RequestError
+from engine_server.router.http.exchange import Exchange
+from engine_server.router.requests.hold.hold import Hold
+from engine_server.router.requests.lifecycle import Lifecycle
+from engine_server.router.requests.next_step import (
+    MAX_ATTEMPTS,
+    Attempts,
+    Fail,
+    PassOn,
+    RouteView,
+    View,
+    Wait,
+    without_endpoint,
+)
+from engine_server.router.requests.retry_budget import RetryBudget
+from engine_server.router.routing.directory import Directory, Route
+from engine_server.router.routing.health import Health
+from engine_server.router.routing.key import RouteKey
+from engine_server.router.routing.policies.policy import Choice
+from engine_server.router.routing.selection import Selector
+from engine_server.router.routing.verdict import Verdict
+
+
+class Place(msgspec.Struct, frozen=True):
+    """The endpoint of a request's next attempt."""
+
+    route: Route
+    choice: Choice
+    # Those before, which begin again after a wait.
+    attempts: Attempts
+
+
+class Placement:
+    """Finds the place of each attempt. A request leaves it for the next one, and at the end of its lifecycle."""
+
+    def __init__(self, directory: Directory, health: Health, hold: Hold, budget: RetryBudget) -> None:
+        self._directory = directory
+        self._health = health
+        self._hold = hold
+        self._selector = Selector(health)
+        self._budget = budget
+
+    async def acquire(
+        self, exchange: Exchange, lifecycle: Lifecycle, key: RouteKey, attempts: Attempts
+    ) -> Place | PassOn | Fail:
+        """Count the request at an endpoint, once there is one for it, or return the step that ends it.
+
+        The name is resolved again after each wait, which its deployment may not outlive. Raises RequestError if it
+        means no model, or one that the sender may not use.
+        """
+        caller, stream = lifecycle.caller, lifecycle.journal
+        while True:
+            route = usable_route(key.model, caller, self._directory)
+            lifecycle.assign(key.model, route.target)
+            choice = self._choose(route, key, attempts, b"" if stream is None else stream.fingerprint)
+            if choice is not None:
+                lifecycle.visit(choice.endpoint, key.size)
+                return Place(route, choice, attempts)
+
+            begun = stream is not None and stream.begun
+            step = without_endpoint(self._view_route(route, key.model), attempts, begun=begun)
+            if not isinstance(step, Wait):
+                return step
+            lifecycle.leave()
+            try:
+                held = await self._hold.wait(
+                    route,
+                    key.model,
+                    exchange,
+                    attempts.held,
+                    stream=exchange.streaming or key.stream,
+                    caller=caller.name,
+                    priority=caller.priority,
+                )
+            except RequestError as error:
+                return Fail(error=error, interrupts=begun)
+            attempts = Attempts(attempts.unanswered, attempts.unreachable, held=held)
+
+    def view(self, place: Place, model: str) -> View:
+        """Return the state of a place after the attempt there failed."""
+        route, endpoint = place.route, place.choice.endpoint
+        return View(
+            model=model,
+            live=self._health.is_live(endpoint),
+            expendable=self._health.is_expendable(endpoint),
+            fingerprint=endpoint.fingerprints.get(route.target.adapter),
+            has_fingerprint="" in endpoint.fingerprints,
+            for_adapter=route.adapter is not None,
+            known_to_engines=route.deployment.known_to_engines,
+        )
+
+    def apply(self, verdict: Verdict, place: Place) -> None:
+        """Act on the verdict on the endpoint of an attempt that failed."""
+        self._selector.apply(verdict, place.choice.endpoint, place.route)
+
+    def _choose(self, route: Route, key: RouteKey, attempts: Attempts, fingerprint: bytes) -> Choice | None:
+        """Choose the endpoint of the next attempt. Return None if there is none, or if there is to be no attempt."""
+        tried = attempts.tried
+        if tried:
+            if len(tried) == MAX_ATTEMPTS:
+                return None
+        elif self._hold.count and attempts.held is None and self._hold.has_waiting(route.target):
+            return None
+        choice = self._selector.pick(route, key, tried, fingerprint)
+        if choice is not None and attempts.budgeted and not self._budget.spend(perf_counter()):
+            return None
+        return choice
+
+    def _view_route(self, route: Route, model: str) -> RouteView:
+        settings = self._hold.settings
+        return RouteView(
+            model=model,
+            has_live=self._selector.has_live(route),
+            seconds_until_room=self._selector.seconds_until_room(route),
+            holds=settings.seconds > 0,
+            holds_when_full=settings.when_full,
+        )
