@@ -144,7 +144,7 @@ def next_step(result: AttemptResult, view: View, attempts: Attempts) -> Step:
             attempts = replace(attempts, unanswered=attempts.unanswered + 1)
         case Outcome.REFUSED if stream is not None and stream.begun:
             tried = attempts.tried
-            if reason == ErrorCode.MODEL_MISMATCH and view.fingerprint != stream.fingerprint:
+            if reason == ErrorCode.MODEL_MISMATCH and view.fingerprint not in (None, stream.fingerprint):
                 tried = tried[:-1]  # its fingerprint is known now, so it is not picked again
             attempts = replace(attempts, tried=tried, refused=True)
         case Outcome.REFUSED:

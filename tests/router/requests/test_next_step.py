@@ -278,6 +278,12 @@ CASES = {
         TRIED,
         Retry(attempts=after("model_mismatch", tried=(ONE,), refused=True)),
     ),
+    "an engine of another model that does not say which is an attempt": (
+        refused(ErrorCode.MODEL_MISMATCH, BEGUN),
+        changed({"fingerprint": None}),
+        TRIED,
+        Retry(attempts=after("model_mismatch", refused=True)),
+    ),
     "another refusal is an attempt whatever the fingerprint": (
         refused(ErrorCode.INVALID_VALUE, BEGUN),
         changed({"fingerprint": b"weights-2"}),

@@ -197,6 +197,19 @@ async def test_stream_ends_with_an_error_if_only_replicas_of_another_model_are_l
     assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "interrupted"
 
 
+async def test_stream_ends_if_a_replica_refuses_it_without_saying_what_its_model_is(
+    start_engine, start_router
+):
+    """It stays unknown, so that the replica would be picked again and again."""
+    unknown = await start_engine(Stream(model=b""))
+    engines = [await start_engine(Stream(2)), unknown]
+    router = await start_router({"m": engines}, policy="round_robin")
+    bodies = [await read(router), await read(router)]
+    (broken,) = (body for body in bodies if body != WHOLE)
+    assert b'"code":"interrupted"' in broken
+    assert len([request for request in unknown.received if request.header("Fairlead-Resume")]) == 1
+
+
 async def test_stream_continues_past_replicas_that_refuse_or_are_gone(start_engine, start_router):
     async def refuses(engine, request, writer):
         if request.header("Fairlead-Resume"):
