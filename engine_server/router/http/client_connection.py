@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from enum import Enum
 from typing import Protocol, cast
 
 from engine_server.router.errors import RequestError, buffer_full
@@ -14,6 +15,25 @@ from engine_server.router.http.transport import configure_transport, unacknowled
 from engine_server.shared.slow_readers import limit_unsent_bytes
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class State(Enum):
+    """What becomes of the bytes that a client sends."""
+
+    # They are read.
+    READING = "reading"
+    # None are read: the client sends faster than it is answered.
+    PAUSED = "paused"
+    # None are read: the bodies that arrived last wait for room in the budget.
+    WITHOUT_ROOM = "without room"
+    # They are discarded: the last answer was a refusal, which the client is to read before the connection closes.
+    LINGERING = "lingering"
+    # The connection is lost.
+    CLOSED = "closed"
+
+
+# The path of each request uses them: in Python 3.11 the lookup of a member costs as much as several calls.
+READING, PAUSED, WITHOUT_ROOM, LINGERING, CLOSED = State
 
 
 class Application(Protocol):
@@ -47,13 +67,9 @@ class ClientConnection(asyncio.Protocol):
         self._exchange: Exchange | None = None
         # Bytes of bodies that were taken from the budget.
         self._claimed = 0
-        # Times (of the event loop) since which a state lasts; None if the connection is not in it.
-        # The bytes that arrived last wait for room in the budget.
-        self._without_room: float | None = None
-        # Nothing is read, because the client sends faster than it is answered, or for want of room.
-        self._paused: float | None = None
-        # The last answer was a refusal, and the rest of the request is discarded.
-        self._lingering: float | None = None
+        self._state = READING
+        # Time (of the event loop) since which nothing is read, or at which the lingering began.
+        self._since = 0.0
         # The client is slow to read; the bytes that it had to acknowledge at the last sweep, and the time at which it
         # last acknowledged any.
         self.blocked = False
@@ -74,6 +90,7 @@ class ClientConnection(asyncio.Protocol):
         limit_unsent_bytes(self._transport)
 
     def data_received(self, data: bytes) -> None:
+        assert self._state is READING or self._state is LINGERING
         reader = self._reader
         if reader.refused:
             return
@@ -89,10 +106,10 @@ class ClientConnection(asyncio.Protocol):
         self._advance()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        state, self._state = self._state, CLOSED
         self.closed.set_result(None)
         self._received.clear()
-        if self._without_room is not None:
-            self._without_room = None
+        if state is WITHOUT_ROOM:
             self._budget.withdraw(self)
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
@@ -122,14 +139,15 @@ class ClientConnection(asyncio.Protocol):
             if self._budget.claim(size, self):
                 self._claimed += size
             else:
-                self._without_room = self._loop.time()
+                self._pause(WITHOUT_ROOM)
         elif size < 0:
             self._claimed += size
             self._budget.release(-size)
 
     def admit(self) -> None:
         """Go on with the requests whose bodies waited for room."""
-        self._without_room = None
+        assert self._state is WITHOUT_ROOM
+        self._state = PAUSED
         self._claimed = self._reader.held
         self._advance()
 
@@ -137,13 +155,13 @@ class ClientConnection(asyncio.Protocol):
 
     def _advance(self) -> None:
         """Begin the next answer if the one before has ended."""
-        if self._without_room is not None:
-            self._pause()
-        elif not self._received:
-            if self._paused is not None:
+        if self._state is WITHOUT_ROOM:
+            return
+        if not self._received:
+            if self._state is PAUSED:
                 self._resume()
         elif self._exchange is not None or self.blocked:
-            self._pause()  # the client sends faster than it is answered
+            self._pause(PAUSED)
         else:
             received = self._received.popleft()
             if isinstance(received, Refusal):
@@ -156,7 +174,7 @@ class ClientConnection(asyncio.Protocol):
                 self._exchange = exchange = Exchange(self, received, id_line(received))
                 exchange.begin(self._application.answer(exchange))
             if self._received and self._exchange is not None:
-                self._pause()
+                self._pause(PAUSED)
 
     def finish(self) -> None:
         """Go on with the next request: the exchange has ended."""
@@ -166,7 +184,7 @@ class ClientConnection(asyncio.Protocol):
             self._end()
         elif self._received:
             self._loop.call_soon(self._advance)
-        elif self._paused is not None:
+        elif self._state is PAUSED:
             self._advance()
         if exchange is not None and (size := len(exchange.request.body)):
             self._reader.held -= size
@@ -176,9 +194,9 @@ class ClientConnection(asyncio.Protocol):
     def _end(self) -> None:
         """Close the connection after the last answer; a client that still sends gets to read it first."""
         if self._reader.refused and not self._received and not self._transport.is_closing():
-            self._lingering = self._loop.time()
-            self._transport.write_eof()
             self._resume()
+            self._state, self._since = LINGERING, self._loop.time()
+            self._transport.write_eof()
         else:
             self._reader.drop_received()
             self._transport.close()
@@ -187,16 +205,17 @@ class ClientConnection(asyncio.Protocol):
         if not self._busy:
             self.write(CONTINUE)
 
-    def _pause(self) -> None:
-        if self._paused is None:
-            self._paused = self._loop.time()
+    def _pause(self, state: State) -> None:
+        """Read nothing more for the reason `state`, unless nothing is read already."""
+        if self._state is READING:
+            self._state, self._since = state, self._loop.time()
             self._transport.pause_reading()
 
     def _resume(self) -> None:
-        if self._paused is not None:
+        if self._state is PAUSED:
             now = self._loop.time()
-            self._reader.extend(now, now - self._paused)
-            self._paused = None
+            self._reader.extend(now, now - self._since)
+            self._state = READING
             self._transport.resume_reading()
 
     # Ends
@@ -225,14 +244,14 @@ class ClientConnection(asyncio.Protocol):
             self._unread = unread
             if now - self._last_read > limits.unread_seconds:
                 self.abort()
-        elif self._lingering is not None:
-            if now - self._lingering > limits.linger_seconds:
+        elif self._state is LINGERING:
+            if now - self._since > limits.linger_seconds:
                 self.close()
-        elif self._without_room is not None:
-            if now - self._without_room > limits.room_seconds:
+        elif self._state is WITHOUT_ROOM:
+            if now - self._since > limits.room_seconds:
                 self._give_up_waiting()
         elif self._reader.receiving:
-            if self._paused is None:
+            if self._state is READING:
                 self._reader.check_times(now)
                 if self._reader.refused:
                     self._claim()
@@ -242,7 +261,8 @@ class ClientConnection(asyncio.Protocol):
 
     def _give_up_waiting(self) -> None:
         """Refuse the requests whose bodies wait for room."""
-        self._without_room = None
+        assert self._state is WITHOUT_ROOM
+        self._state = PAUSED
         self._budget.withdraw(self)
         self._reader.refuse_all(buffer_full())
         self._claim()
