@@ -9,7 +9,7 @@ from engine_server.router.requests.journal import resume_message
 from engine_server.router.requests.lifecycle import Lifecycle
 from engine_server.router.requests.next_step import Attempts, Continue, Cut, Fail, PassOn, Retry, next_step
 from engine_server.router.requests.observation import Observation
-from engine_server.router.requests.outcome import Outcome
+from engine_server.router.requests.outcome import FINISHED, REFUSED, UNANSWERED, Outcome
 from engine_server.router.requests.placement import Place, Placement
 from engine_server.router.requests.relay import Relay
 from engine_server.router.requests.retry_budget import RetryBudget
@@ -70,10 +70,10 @@ class Forwarder:
                     else:
                         message = traced.message(lines)
                     relay = await self._send(message, choice.endpoint, exchange, lifecycle)
-                    if relay.outcome is Outcome.FINISHED:
+                    if relay.outcome is FINISHED:
                         choice.endpoint.failures_in_row = 0
                         return
-                    if relay.outcome is Outcome.REFUSED:
+                    if relay.outcome is REFUSED:
                         refused = relay
                     attempts = attempts.add(choice.endpoint)
                     step = next_step(relay.result, self._placement.view(place, key.model), attempts)
@@ -125,11 +125,11 @@ class Forwarder:
                 self._open.discard(relay)
                 exchange.source = None
                 connection.release()
-                if endpoint.full_until and relay.outcome is not Outcome.REFUSED:
+                if endpoint.full_until and relay.outcome is not REFUSED:
                     endpoint.full_until = 0.0  # the request, which it had taken, has ended
                 if self._hold.count:
                     self._hold.on_end(endpoint.deployment)
-            if relay.outcome is not Outcome.UNANSWERED or not kept:
+            if relay.outcome is not UNANSWERED or not kept:
                 return relay
             # The engine may have closed the kept connection just as it was used: it gets the request once more.
             connection, kept = None, False

@@ -11,8 +11,10 @@ from engine_server.router.requests.journal import Journal
 from engine_server.router.requests.lifecycle import Lifecycle
 from engine_server.router.requests.outcome import (
     DEFAULT_RETRY_AFTER_SECONDS,
+    FINISHED,
     MAX_REFUSAL_BYTES,
     REFUSAL_STATUSES,
+    REFUSED,
     AttemptResult,
     Outcome,
     Refusal,
@@ -144,7 +146,7 @@ class Relay(Wait):
             return
         if rest or self.chunked:
             self._end_body(rest)
-        self.outcome = Outcome.REFUSED if self.held else Outcome.FINISHED
+        self.outcome = REFUSED if self.held else FINISHED
 
     def on_close(self) -> None:
         if self.until_close and self.outcome is None:
