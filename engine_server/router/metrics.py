@@ -5,6 +5,8 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
+import msgspec
+
 from engine_server.contract.api import Key
 from engine_server.contract.continuation import ReportedUsage
 from engine_server.router.demand import Demand
@@ -52,10 +54,21 @@ class WatchState(NamedTuple):
     failures: int
 
 
-# The end of a request: its deployment, its adapter (empty without one), status, seconds to the first byte (None without
-# an answer) and to the end, the name of the caller's key (empty without one), and the tokens (None if the engine
-# reported none). A plain tuple costs a quarter of a named one.
-Ended = tuple[Key | None, str, int, float | None, float, str, ReportedUsage | None]
+class Ended(msgspec.Struct, gc=False, kw_only=True):
+    """The end of a request. Times are in seconds, from its arrival."""
+
+    # None: its name means none.
+    deployment: Key | None
+    # Empty: the deployment's own model.
+    adapter: str = ""
+    status: int
+    # None without an answer.
+    time_to_first_byte: float | None = None
+    duration: float
+    # The name of the caller's key; empty without one.
+    key: str = ""
+    # None if the engine reported none.
+    usage: ReportedUsage | None = None
 
 
 class Metrics:
@@ -94,16 +107,17 @@ class Metrics:
 
     def flush(self) -> None:
         """Count the requests that were recorded since the last call."""
-        for deployment, adapter, status, time_to_first_byte, duration, key, usage in self._ended:
-            self.requests[deployment, status] += 1
-            if deployment is not None and adapter:
-                self.adapter_requests[deployment, adapter, status] += 1
-            self.durations[deployment].observe(duration)
-            if time_to_first_byte is not None:
-                self.times_to_first_byte[deployment].observe(time_to_first_byte)
+        for ended in self._ended:
+            deployment, usage = ended.deployment, ended.usage
+            self.requests[deployment, ended.status] += 1
+            if deployment is not None and ended.adapter:
+                self.adapter_requests[deployment, ended.adapter, ended.status] += 1
+            self.durations[deployment].observe(ended.duration)
+            if ended.time_to_first_byte is not None:
+                self.times_to_first_byte[deployment].observe(ended.time_to_first_byte)
             if usage is not None:
-                self.tokens[key, "prompt"] += usage.prompt_tokens
-                self.tokens[key, "completion"] += usage.completion_tokens
+                self.tokens[ended.key, "prompt"] += usage.prompt_tokens
+                self.tokens[ended.key, "completion"] += usage.completion_tokens
         self._ended.clear()
 
     def keep_only(self, targets: Collection[Target], keys: Collection[str]) -> None:

@@ -11,13 +11,21 @@ from engine_server.contract.api import Key
 from engine_server.contract.continuation import ReportedUsage
 from engine_server.router.callers.ledger import Ledger
 from engine_server.router.exposition import PREFIX, Exposition, ProcessState
-from engine_server.router.metrics import Metrics, WatchState
+from engine_server.router.metrics import Ended, Metrics, WatchState
 from engine_server.router.routing.directory import Deployment, Directory
 from engine_server.router.routing.endpoint import Address
 from engine_server.router.routing.health import Cause, Health
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "router.md"
 MODEL = Key("default", "m")
+ANSWERED = Ended(
+    deployment=MODEL,
+    status=200,
+    time_to_first_byte=0.02,
+    duration=1.5,
+    key="team-a",
+    usage=ReportedUsage(12, 80),
+)
 
 
 class Page:
@@ -78,7 +86,7 @@ def test_every_metric_of_routers_in_dashboards_and_alerts_exists(page):
 async def test_failures_and_ejections_are_exported_as_zero_before_the_first(page):
     before = page.samples()
     (endpoint,) = page.directory.resolve("m").endpoints
-    page.metrics.record((MODEL, "", 503, None, 0.1, "", None))
+    page.metrics.record(Ended(deployment=MODEL, status=503, duration=0.1))
     page.health.eject(endpoint, "text of an error", Cause.SILENT)
     after = page.samples()
     for series in (("requests_total", "code=503,model=default/m"), ("ejections_total", "reason=silent")):
@@ -86,9 +94,9 @@ async def test_failures_and_ejections_are_exported_as_zero_before_the_first(page
 
 
 async def test_counts_everything_by_names_of_operators_and_codes(page):
-    page.metrics.record((MODEL, "", 200, 0.02, 1.5, "team-a", ReportedUsage(12, 80)))
-    page.metrics.record((MODEL, "", 200, None, 1.5, "", ReportedUsage(1, 2)))
-    page.metrics.record((None, "", 404, 0.001, 0.001, "", None))
+    page.metrics.record(ANSWERED)
+    page.metrics.record(Ended(deployment=MODEL, status=200, duration=1.5, usage=ReportedUsage(1, 2)))
+    page.metrics.record(Ended(deployment=None, status=404, time_to_first_byte=0.001, duration=0.001))
     page.ledger.accounts["team-a"] = None
     page.metrics.errors[None, "model_not_found"] += 1
     page.metrics.retries["refused"] += 2
@@ -142,13 +150,11 @@ async def test_shows_how_often_a_ring_chose_the_keys_own_replica_and_another(pag
 
 async def test_series_of_deployments_and_keys_end_with_them(page):
     page.ledger.accounts["team-a"] = None
-    page.metrics.record((MODEL, "", 200, 0.02, 1.5, "team-a", ReportedUsage(12, 80)))
+    page.metrics.record(ANSWERED)
     page.metrics.errors[MODEL, "saturated"] += 1
     assert any("default/m" in labels for _, labels in page.samples())
     page.directory.remove(MODEL)
     del page.ledger.accounts["team-a"]
-    page.metrics.record(
-        (MODEL, "", 200, 0.02, 1.5, "team-a", ReportedUsage(12, 80))
-    )  # it was still in flight
+    page.metrics.record(ANSWERED)  # it was still in flight
     left = {labels for _, labels in page.samples()}
     assert not any("default" in labels or "team-a" in labels for labels in left)

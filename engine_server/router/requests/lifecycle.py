@@ -11,7 +11,7 @@ from engine_server.contract.continuation import ReportedUsage
 from engine_server.router.callers.account import ANYONE, Caller
 from engine_server.router.errors import RequestError
 from engine_server.router.http.wire import Request
-from engine_server.router.metrics import Metrics
+from engine_server.router.metrics import Ended, Metrics
 from engine_server.router.requests.access_log import Access, AccessLog, logged_path
 from engine_server.router.requests.journal import Journal
 from engine_server.router.routing.directory import Target
@@ -123,9 +123,17 @@ class Lifecycle(msgspec.Struct):
         if self.caller is not ANYONE:
             self.caller.settle(now, self.usage or self._estimated_tokens())
         duration = now - self.started
-        first_byte = self.time_to_first_byte
-        ended = (self.deployment, self.adapter, self.status, first_byte, duration, self.key, self.usage)
-        self.metrics.record(ended)
+        self.metrics.record(
+            Ended(
+                deployment=self.deployment,
+                adapter=self.adapter,
+                status=self.status,
+                time_to_first_byte=self.time_to_first_byte,
+                duration=duration,
+                key=self.key,
+                usage=self.usage,
+            )
+        )
         if self.access_log is not None:
             self.access_log.record(self._access(duration))
         if self.trace is not None:
@@ -152,21 +160,21 @@ class Lifecycle(msgspec.Struct):
     def _access(self, duration: float) -> Access:
         request, first, usage = self.request, self.time_to_first_byte, self.usage
         return Access(
-            datetime.now(UTC),
-            request.method.decode(),
-            logged_path(request.target),
-            self.status,
-            request.id.decode(),
-            round(duration, 6),
-            None if first is None else round(first, 6),
-            self.model,
-            "" if self.deployment is None else str(self.deployment),
-            self.adapter,
-            "" if self.endpoint is None else str(self.endpoint.address),
-            self.attempts,
-            None if usage is None else usage.prompt_tokens,
-            None if usage is None else usage.completion_tokens,
-            self.key,
+            time=datetime.now(UTC),
+            method=request.method.decode(),
+            path=logged_path(request.target),
+            status=self.status,
+            request_id=request.id.decode(),
+            seconds=round(duration, 6),
+            seconds_to_first_byte=None if first is None else round(first, 6),
+            model=self.model,
+            deployment="" if self.deployment is None else str(self.deployment),
+            adapter=self.adapter,
+            endpoint="" if self.endpoint is None else str(self.endpoint.address),
+            attempts=self.attempts,
+            prompt_tokens=None if usage is None else usage.prompt_tokens,
+            completion_tokens=None if usage is None else usage.completion_tokens,
+            key=self.key,
         )
 
     def _estimated_tokens(self) -> ReportedUsage:
