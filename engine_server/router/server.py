@@ -38,6 +38,7 @@ from engine_server.router.routing.directory import Deployment, Directory
 from engine_server.router.routing.endpoint import Endpoint
 from engine_server.router.routing.health import DEFAULT_TIMES, Health, ProbeTimes
 from engine_server.router.routing.key import DEFAULT_PREFIX_CHARS
+from engine_server.router.routing.selection import Selector
 from engine_server.router.sources.source import Source
 
 if TYPE_CHECKING:
@@ -115,10 +116,11 @@ class Server:
         metrics = Metrics()
         self._outputs = outputs = outputs or Outputs()
         observation = Observation(metrics, outputs.access_log, outputs.tracing)
-        retry_budget = RetryBudget()
+        selector, retry_budget = Selector(self._health), RetryBudget()
         forwarder = Forwarder(
             callers,
-            Placement(self._directory, self._health, self._hold, retry_budget),
+            Placement(self._directory, self._health, selector, self._hold, retry_budget),
+            selector,
             retry_budget,
             self._hold,
             self._watch,

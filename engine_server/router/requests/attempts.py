@@ -16,6 +16,7 @@ from engine_server.router.requests.retry_budget import RetryBudget
 from engine_server.router.requests.watch import Watch
 from engine_server.router.routing.endpoint import Endpoint
 from engine_server.router.routing.key import read_key
+from engine_server.router.routing.selection import Selector
 
 FIRST = Attempts()
 
@@ -27,6 +28,7 @@ class Forwarder:
         self,
         callers: Callers,
         placement: Placement,
+        selector: Selector,
         budget: RetryBudget,
         hold: Hold,
         watch: Watch,
@@ -37,16 +39,18 @@ class Forwarder:
         self._callers = callers
         self._credentials = callers.engine_credentials
         self._placement = placement
+        self._selector = selector
         self._budget = budget
         self._hold = hold
         self._open = watch.open
         self._pools = pools
         self._observation = observation
+        self._metrics = observation.metrics
         self._prefix_chars = prefix_chars
 
     async def forward(self, exchange: Exchange) -> None:
         """Answer a request with an engine's answer. Raises RequestError if no engine gives one."""
-        request, metrics = exchange.request, self._observation.metrics
+        request = exchange.request
         with self._observation.begin(request) as lifecycle:
             self._budget.count(lifecycle.started)
             caller = self._callers.identify(request.fields)
@@ -61,7 +65,7 @@ class Forwarder:
                     if choice.is_own is not None:
                         route.ring_picks[choice.is_own] += 1
                     if attempts.tried:
-                        metrics.retries[attempts.retry_reason] += 1
+                        self._metrics.retries[attempts.retry_reason] += 1
                     lines = route.request_lines + self._credentials.lines(request.fields, route.deployment)
                     traced = request if lifecycle.trace is None else lifecycle.trace.inject(request)
                     stream = lifecycle.journal
@@ -78,7 +82,7 @@ class Forwarder:
                     attempts = attempts.add(choice.endpoint)
                     step = next_step(relay.result, self._placement.view(place, key.model), attempts)
                     if step.verdict is not None:
-                        self._placement.apply(step.verdict, place)
+                        self._selector.apply(step.verdict, choice.endpoint, route)
                 else:
                     step = place
                 match step:
@@ -86,17 +90,17 @@ class Forwarder:
                         attempts = step.attempts
                     case Continue():
                         attempts = step.attempts
-                        metrics.resumed[attempts.retry_reason] += 1
+                        self._metrics.resumed[attempts.retry_reason] += 1
                         assert lifecycle.journal is not None
                         lifecycle.journal.resume()
                     case PassOn():
                         assert refused is not None
                         return refused.pass_on()
                     case Cut():
-                        metrics.interrupted += 1
+                        self._metrics.interrupted += 1
                         return exchange.cut()
                     case Fail():
-                        metrics.interrupted += step.interrupts
+                        self._metrics.interrupted += step.interrupts
                         raise step.error
 
     async def _send(

@@ -25,10 +25,9 @@ from engine_server.router.routing.health import Health
 from engine_server.router.routing.key import RouteKey
 from engine_server.router.routing.policies.policy import Choice
 from engine_server.router.routing.selection import Selector
-from engine_server.router.routing.verdict import Verdict
 
 
-class Place(msgspec.Struct, frozen=True):
+class Place(msgspec.Struct, frozen=True, gc=False):
     """The endpoint of a request's next attempt."""
 
     route: Route
@@ -40,11 +39,13 @@ class Place(msgspec.Struct, frozen=True):
 class Placement:
     """Finds the place of each attempt. A request leaves it for the next one, and at the end of its lifecycle."""
 
-    def __init__(self, directory: Directory, health: Health, hold: Hold, budget: RetryBudget) -> None:
+    def __init__(
+        self, directory: Directory, health: Health, selector: Selector, hold: Hold, budget: RetryBudget
+    ) -> None:
         self._directory = directory
         self._health = health
         self._hold = hold
-        self._selector = Selector(health)
+        self._selector = selector
         self._budget = budget
 
     async def acquire(
@@ -55,11 +56,16 @@ class Placement:
         The name is resolved again after each wait, which its deployment may not outlive. Raises RequestError if it
         means no model, or one that the sender may not use.
         """
-        caller, stream = lifecycle.caller, lifecycle.journal
+        caller, stream, hold = lifecycle.caller, lifecycle.journal, self._hold
         while True:
             route = usable_route(key.model, caller, self._directory)
             lifecycle.assign(key.model, route.target)
-            choice = self._choose(route, key, attempts, b"" if stream is None else stream.fingerprint)
+            fingerprint = b"" if stream is None else stream.fingerprint
+            choice: Choice | None = None
+            if attempts.tried:
+                choice = self._choose_another(route, key, attempts, fingerprint)
+            elif attempts.held is not None or not (hold.count and hold.has_waiting(route.target)):
+                choice = self._selector.pick(route, key, (), fingerprint)
             if choice is not None:
                 lifecycle.visit(choice.endpoint, key.size)
                 return Place(route, choice, attempts)
@@ -70,7 +76,7 @@ class Placement:
                 return step
             lifecycle.leave()
             try:
-                held = await self._hold.wait(
+                held = await hold.wait(
                     route,
                     key.model,
                     exchange,
@@ -96,19 +102,13 @@ class Placement:
             known_to_engines=route.deployment.known_to_engines,
         )
 
-    def apply(self, verdict: Verdict, place: Place) -> None:
-        """Act on the verdict on the endpoint of an attempt that failed."""
-        self._selector.apply(verdict, place.choice.endpoint, place.route)
-
-    def _choose(self, route: Route, key: RouteKey, attempts: Attempts, fingerprint: bytes) -> Choice | None:
-        """Choose the endpoint of the next attempt. Return None if there is none, or if there is to be no attempt."""
-        tried = attempts.tried
-        if tried:
-            if len(tried) == MAX_ATTEMPTS:
-                return None
-        elif self._hold.count and attempts.held is None and self._hold.has_waiting(route.target):
+    def _choose_another(
+        self, route: Route, key: RouteKey, attempts: Attempts, fingerprint: bytes
+    ) -> Choice | None:
+        """Choose the endpoint of a retry. Return None if there is none, or if there is to be no retry."""
+        if len(attempts.tried) == MAX_ATTEMPTS:
             return None
-        choice = self._selector.pick(route, key, tried, fingerprint)
+        choice = self._selector.pick(route, key, attempts.tried, fingerprint)
         if choice is not None and attempts.budgeted and not self._budget.spend(perf_counter()):
             return None
         return choice
