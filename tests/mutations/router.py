@@ -23,6 +23,14 @@ FAULTS = (
         'Verdict(Kind.EJECT, str(error) or "no answer to a connect")',
         (f"{TESTS}/test_attempts.py",),
     ),
+    # End a stream whose continuation an engine refuses as another model without naming its own
+    Fault(
+        "a stream is sent without end to an engine of another model that does not say which",
+        f"{REQUESTS}/next_step.py",
+        "view.fingerprint not in (None, stream.fingerprint)",
+        "view.fingerprint != stream.fingerprint",
+        (f"{TESTS}/test_next_step.py",),
+    ),
     # Complete the router: overload, ejection, resumed streams, limits, keys and demand
     Fault(
         "the load of a prompt stays with an endpoint after its first token",

@@ -3,7 +3,6 @@
 from engine_server.router.callers.callers import Callers
 from engine_server.router.http.exchange import Exchange
 from engine_server.router.http.upstream import Pools
-from engine_server.router.http.wire import Message
 from engine_server.router.requests.hold.hold import Hold
 from engine_server.router.requests.journal import resume_message
 from engine_server.router.requests.lifecycle import Lifecycle
@@ -14,6 +13,7 @@ from engine_server.router.requests.placement import Place, Placement
 from engine_server.router.requests.relay import Relay
 from engine_server.router.requests.retry_budget import RetryBudget
 from engine_server.router.requests.watch import Watch
+from engine_server.router.routing.directory import Route
 from engine_server.router.routing.endpoint import Endpoint
 from engine_server.router.routing.key import read_key
 from engine_server.router.routing.selection import Selector
@@ -66,14 +66,7 @@ class Forwarder:
                         route.ring_picks[choice.is_own] += 1
                     if attempts.tried:
                         self._metrics.retries[attempts.retry_reason] += 1
-                    lines = route.request_lines + self._credentials.lines(request.fields, route.deployment)
-                    traced = request if lifecycle.trace is None else lifecycle.trace.inject(request)
-                    stream = lifecycle.journal
-                    if stream is not None and stream.begun:
-                        message = resume_message(traced, lines, stream)
-                    else:
-                        message = traced.message(lines)
-                    relay = await self._send(message, choice.endpoint, exchange, lifecycle)
+                    relay = await self._send(route, choice.endpoint, exchange, lifecycle)
                     if relay.outcome is FINISHED:
                         choice.endpoint.failures_in_row = 0
                         return
@@ -104,9 +97,20 @@ class Forwarder:
                         raise step.error
 
     async def _send(
-        self, message: Message, endpoint: Endpoint, exchange: Exchange, lifecycle: Lifecycle
+        self, route: Route, endpoint: Endpoint, exchange: Exchange, lifecycle: Lifecycle
     ) -> Relay:
-        """Send `message` to an endpoint and forward its answer. Return the relay, which has the outcome."""
+        """Send the request, or that which continues its stream, to an endpoint, and forward the answer.
+
+        Return the relay, which has the outcome.
+        """
+        request, stream = exchange.request, lifecycle.journal
+        lines = route.request_lines + self._credentials.lines(request.fields, route.deployment)
+        if lifecycle.trace is not None:
+            request = lifecycle.trace.inject(request)
+        if stream is not None and stream.begun:
+            message = resume_message(request, lines, stream)
+        else:
+            message = request.message(lines)
         connection = self._pools[endpoint].take()
         kept = connection is not None
         relay: Relay | None = None

@@ -113,7 +113,9 @@ class Fail(Step, frozen=True, kw_only=True):
     interrupts: bool = False
 
 
-def next_step(result: AttemptResult, view: View, attempts: Attempts) -> Step:
+def next_step(
+    result: AttemptResult, view: View, attempts: Attempts
+) -> Retry | Continue | PassOn | Cut | Fail:
     """Return what follows an attempt that did not finish, and is the last of `attempts`."""
     stream, refusal = result.stream, result.refusal
     begun = stream is not None and stream.begun
