@@ -152,7 +152,7 @@ def tune(dim: int) -> None:
         ("DECODE", launch.DECODE, make_batch(heads, 64, 1, 4096), (16,)),
     ):
         found = []
-        for settings in itertools.product(rows, (16, 32, 64, 128), (2, 4, 8), (2, 3, 4)):
+        for settings in itertools.product(rows, (16, 32, 64, 128), (2, 4, 8), (2, 3, 5, 7)):
             table[dim] = launch.Launch(*settings)
             try:
                 found.append((seconds(ours(batch)), table[dim]))

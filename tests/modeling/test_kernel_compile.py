@@ -1,9 +1,15 @@
 """Compilation of the kernels for a GPU, which the interpreter doesn't check."""
 
+import os
+import re
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from tiers import tiered
 
 from engine_server.modeling.memory.cache_layout import FLOAT8, Pages
 from engine_server.modeling.scoring import Scoring
@@ -14,6 +20,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
 from engine_server.modeling.formats.low_rank import LowRankTable  # noqa: E402
+from engine_server.modeling.kernels import launch  # noqa: E402
 from engine_server.modeling.kernels.activation import gated  # noqa: E402
 from engine_server.modeling.kernels.attention import decode, prefill  # noqa: E402
 from engine_server.modeling.kernels.cache_write import write_cache  # noqa: E402
@@ -26,6 +33,8 @@ from engine_server.modeling.kernels.sampling import sample  # noqa: E402
 from engine_server.modeling.kernels.work_list import plan_work  # noqa: E402
 
 MULTIPROCESSOR_BYTES = 99 << 10  # of shared memory, on the smallest GPUs with bfloat16
+# Of shared memory that one program may take, by compute capability.
+SHARED_BYTES = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10}
 
 
 class Driver:
@@ -38,7 +47,8 @@ class Driver:
         return GPUTarget("cuda", self.capability, 32)
 
     def get_current_device(self) -> int:
-        return 0
+        """Return another device for each capability: Triton keeps what it compiled for a device."""
+        return self.capability
 
     def get_current_stream(self, device: int) -> int:
         return 0
@@ -57,6 +67,36 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list:
     monkeypatch.setattr(JITFunction, "run", compile_only)
     monkeypatch.setattr(triton.runtime.driver, "_active", Driver(90))
     return kernels
+
+
+@pytest.fixture
+def compile_for(
+    compiled: list, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[int, Callable[[], object]], list]:
+    """Return a function that returns the kernels of a launch, compiled for a compute capability."""
+
+    def compile_launch(capability: int, launch: Callable[[], object]) -> list:
+        monkeypatch.setattr(triton.runtime.driver, "_active", Driver(capability))
+        compiled.clear()
+        launch()
+        return list(compiled)
+
+    return compile_launch
+
+
+def spilled_bytes(kernel: Any, capability: int, folder: Path) -> int:
+    """Return the bytes of registers that NVIDIA's assembler spills to memory."""
+    ptx = folder / "kernel.ptx"
+    ptx.write_text(kernel.asm["ptx"])
+    name = f"sm_{capability}" + "a" * (capability >= 90)
+    command = [triton.knobs.nvidia.ptxas.path, "-v", f"--gpu-name={name}", str(ptx), "-o", os.devnull]
+    report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    return sum(map(int, re.findall(r"(\d+) bytes spill stores", report)))
+
+
+def copies_in_flight(kernel: Any) -> list[int]:
+    """Return the numbers of copies that may still be under way where a loop waits for those that it needs."""
+    return [int(number) for number in re.findall(r"async_wait .*?num = (\d+)", kernel.asm["ttgir"])]
 
 
 def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -79,7 +119,7 @@ def test_attention_kernels_compile_for_hopper(compiled: list) -> None:
     assert "cvt.rn.satfinite.e4m3x2.f32" in quantise.asm["ptx"]
     assert "wgmma" in fill.asm["ptx"]  # Hopper's tensor cores, several warps at once
     assert "mma.sync" in part.asm["ptx"]
-    assert all(kernel.metadata.shared <= MULTIPROCESSOR_BYTES for kernel in compiled)
+    assert all(kernel.metadata.shared <= SHARED_BYTES[90] for kernel in compiled)
 
 
 def test_module_kernels_compile_for_hopper(compiled: list) -> None:
@@ -95,6 +135,27 @@ def test_module_kernels_compile_for_hopper(compiled: list) -> None:
     linear(hidden, tensor(6144, 4096), tensor(6144))
     assert "wgmma" in compiled[-1].asm["ptx"]
     assert all(kernel.metadata.shared <= MULTIPROCESSOR_BYTES for kernel in compiled)
+
+
+@pytest.mark.parametrize(
+    ("capability", "dim"), tiered([(c, d) for c in SHARED_BYTES for d in launch.PREFILL], (90, 128))
+)
+def test_attention_copies_the_next_keys_and_values_while_it_computes(
+    compile_for: Any, tmp_path: Path, capability: int, dim: int
+) -> None:
+    """Compile for 32 query heads of 8 KV heads, in bfloat16, and read what Triton and NVIDIA's assembler made of it."""
+    pages, query, out = Pages(tensor(3, 16, 8, dim)), tensor(8, 32, dim), tensor(8, 32, dim)
+    sequences, table = torch.empty(2, 4, dtype=torch.int32), torch.empty(2, 3, dtype=torch.int32)
+    given, scoring = (out, query, pages, pages, table, sequences), Scoring(0.1)
+    (fill,) = compile_for(capability, lambda: prefill(*given, scoring))
+    _plan, part, _join = compile_for(
+        capability, lambda: decode(*given, scoring, plan_work(sequences, window=None, spare=4))
+    )
+    for kernel in (fill, part):
+        assert kernel.metadata.shared <= SHARED_BYTES[capability]
+        assert spilled_bytes(kernel, capability, tmp_path) == 0
+        # One copy each of K and V is under way, and those of the block table before them.
+        assert max(copies_in_flight(kernel)) >= 3
 
 
 @pytest.mark.thorough

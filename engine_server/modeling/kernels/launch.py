@@ -7,29 +7,37 @@ from torch import Tensor
 
 
 class Launch(NamedTuple):
-    """Settings for one size of head. They fit into 99 KiB of shared memory with elements of 2 bytes."""
+    """Settings for one size of head.
+
+    With elements of 2 bytes they take at most 99 KiB of shared memory before Hopper, which compute capabilities 8.6
+    and 8.9 have, and 130 KiB on Hopper, where products read the queries from it too.
+    """
 
     # Queries of a tile: tokens * query heads of one KV head.
     rows: int
     # Keys per product.
     keys: int
     warps: int
+    # K and V are found through the block table, and Triton gives half of the stages to its loads: from 5 on the next
+    # tile's K and V are copied while this one is computed.
     stages: int
 
 
 # By the larger of K's and V's dims, rounded up to a power of two.
 PREFILL = {
-    64: Launch(128, 64, 4, 3),
-    128: Launch(128, 64, 8, 2),
-    256: Launch(64, 32, 4, 2),
-    512: Launch(32, 16, 4, 2),
+    64: Launch(128, 64, 8, 5),
+    128: Launch(128, 64, 8, 5),
+    256: Launch(64, 16, 8, 5),
+    512: Launch(32, 16, 4, 5),
 }
 DECODE = {
-    64: Launch(16, 128, 4, 3),
-    128: Launch(16, 64, 4, 3),
-    256: Launch(16, 32, 4, 3),
-    512: Launch(16, 16, 4, 3),
+    64: Launch(16, 128, 4, 5),
+    128: Launch(16, 64, 4, 5),
+    256: Launch(16, 32, 4, 5),
+    512: Launch(16, 16, 4, 5),
 }
+# Of elements of 4 bytes, for which there is no room to copy ahead.
+FLOAT32_STAGES = 2
 MIN_DIM, MAX_DIM = min(PREFILL), max(PREFILL)
 # Minimum number of rows and columns of a tensor core's product.
 MIN_TILE = 16
@@ -41,4 +49,5 @@ def launch_for(table: dict[int, Launch], query: Tensor, keys: Tensor, values: Te
     group = query.shape[1] // keys.shape[2]
     wide = query.dtype.itemsize // 2  # float32 takes twice the memory
     rows = max(MIN_TILE, launch.rows // wide, triton.next_power_of_2(group))
-    return launch._replace(rows=rows, keys=max(MIN_TILE, launch.keys // wide))
+    stages = launch.stages if wide == 1 else FLOAT32_STAGES
+    return launch._replace(rows=rows, keys=max(MIN_TILE, launch.keys // wide), stages=stages)
