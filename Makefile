@@ -82,15 +82,20 @@ e2e: $(VENV)/.development $(VENV)/.native ## end-to-end tests on this machine an
 	@$(BIN)/pytest -q -m e2e -p flaky --reruns 1 --durations 10 -rs tests/e2e
 
 # For a GPU machine without a package index that has Python 3.12, torch, Triton and transformers.
-GPU_WHEELS := msgspec prometheus-client pyzmq pytest-asyncio
+GPU_WHEELS := hypothesis llguidance msgspec prometheus-client pyzmq pytest-asyncio sortedcontainers
 
 .PHONY: wheels
 wheels: | $(VENV)/bin/python ## collect in build/wheels the dependencies of the GPU benchmark and tests besides torch
 	@rm -rf build/wheels
 	@$(PIP) download --no-deps --only-binary :all: --python-version 3.12 --implementation cp \
-		$(addprefix --platform manylinux_2_,28_x86_64 27_x86_64 26_x86_64 24_x86_64 17_x86_64) --platform manylinux2014_x86_64 \
+		$(addprefix --platform manylinux_2_,31_x86_64 28_x86_64 27_x86_64 26_x86_64 24_x86_64 17_x86_64) --platform manylinux2014_x86_64 \
 		--constraint constraints.txt --dest build/wheels $(GPU_WHEELS)
 	@du -ch build/wheels/*
+
+.PHONY: gpu-check
+gpu-check: $(VENV)/.development ## without a GPU: import the GPU benchmark and tests with what such a machine has, and compile all kernels
+	@TRITON_INTERPRET=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(BIN)/python tests/gpu_machine.py $(GPU_WHEELS)
+	@$(BIN)/pytest -q -m '' --numprocesses logical --durations 3 tests/modeling/test_kernel_compile.py
 
 .PHONY: manifests
 manifests: $(VENV)/.development ## generate CRD, dashboards and alerts in charts/fairlead, and render the chart into manifests/

@@ -1,4 +1,4 @@
-"""The platform of a GPU's kernels in Triton's interpreter, whose memory is the host's."""
+"""The platform of our Triton kernels, on a GPU or in Triton's interpreter, whose memory is the host's."""
 
 import torch
 
@@ -7,6 +7,8 @@ from engine_server.modeling.formats.weight_format import WeightLayout
 from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet
 from engine_server.modeling.memory.cache_layout import Layout
 from engine_server.modeling.platform.cpu import CpuPlatform
+from engine_server.modeling.platform.cuda import TritonPlatform
+from engine_server.modeling.platform.interface import Platform
 
 
 class InterpretedPlatform(CpuPlatform):
@@ -35,3 +37,8 @@ class InterpretedPlatform(CpuPlatform):
         from engine_server.modeling.attention.triton_backend import TritonAttention
 
         return TritonAttention(layout, num_blocks, block_size, dtype, self, processors=1)
+
+
+def kernel_platform(device: torch.device) -> Platform:
+    """Return the platform of the kernels on a device; of a CPU: in the interpreter."""
+    return TritonPlatform(device) if device.type == "cuda" else InterpretedPlatform()

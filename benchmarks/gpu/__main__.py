@@ -1,4 +1,4 @@
-"""The engine on a GPU, compared with the device's limits: one command, within nine minutes.
+"""The engine on a GPU, compared with the device's limits: one command, within ten minutes.
 
     python -m benchmarks.gpu [--only PART ...] [--output FILE]
 

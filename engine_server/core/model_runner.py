@@ -92,6 +92,8 @@ class ModelRunner:
         self._last_tokens = torch.zeros(rows + 1, dtype=torch.int64, device=self.device)
         self._captured = StepCapture(config, self.platform, ranks, self.loaded)
         self.head: Head | None = self._make_head() if ranks.rank == 0 else None
+        # Device memory that the largest step takes for as long as it runs; 0 if it is not measured.
+        self._step_bytes = 0
         layout = self._probe()
         # None: neither a draft model nor a draft head drafts.
         self.drafting = self._load_drafting(layout, progress)
@@ -309,6 +311,7 @@ class ModelRunner:
             with measured_memory("largest step", self.platform):
                 num_logits = min(rows, budget) if loaded.generates else 0
                 largest_step(loaded.body, budget, longest, num_logits, self.device, loaded.first_position)
+            self._step_bytes = self.platform.transient_memory() or 0
         else:
             keep_freed_memory()
         return lay_out(layers, longest)
@@ -333,7 +336,7 @@ class ModelRunner:
         layouts = [(layout, dtype)]
         if self.drafting is not None:
             layouts.append((self.drafting.layout, self.drafting.dtype))
-        count = num_blocks(config, layouts, self.platform, least)
+        count = num_blocks(config, layouts, self.platform, least, self._step_bytes)
         return self.ranks.least(count, self.device) if self.ranks.size > 1 else count
 
     def _allocate_cache(self, layout: Layout, count: int) -> AttentionBackend:

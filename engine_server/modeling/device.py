@@ -45,10 +45,11 @@ class Device(ABC):
         """Return the device memory in bytes that is neither allocated nor reserved."""
 
     @abstractmethod
-    def cache_memory(self, utilization: float) -> int:
-        """Return the bytes for the KV cache, once weights are loaded and the largest step has run.
+    def cache_memory(self, utilization: float, step: int) -> int:
+        """Return the bytes for the KV cache, once weights are loaded.
 
-        utilization: share of the device memory to use, `gpu_memory_utilization`.
+        utilization: share of the device memory to use, `gpu_memory_utilization`. step: bytes that the largest step
+        takes for as long as it runs.
         """
 
     @abstractmethod

@@ -1,11 +1,13 @@
 """Shares of a GPU's memory, and the errors when it is too small. tests/gpu has the tests that need a GPU."""
 
+import ast
 import weakref
 from pathlib import Path
 
 import pytest
 import torch
 
+import engine_server.core
 from engine_server import EngineArgs, LLMEngine, SamplingParams
 from engine_server.modeling.attention.interface import UnsupportedModelError
 from engine_server.modeling.attention.step_attention import StepAttention
@@ -39,13 +41,13 @@ def test_cache_size_leaves_room_for_the_largest_step_and_the_spared_share(a_gpu,
     layout = lay_out([LayerShape(kv_heads=8, key_dim=128, value_dim=128)] * 32, 4096)
     block = 16 * 32 * 8 * 256 * 2
     config = EngineArgs(model=str(tiny_llama), skip_tokenizer_init=True).create_engine_config().cache_config
-    blocks = num_blocks(config, [(layout, torch.bfloat16)], GPU, 4096)
+    blocks = num_blocks(config, [(layout, torch.bfloat16)], GPU, 4096, step=6 * GIB)
     assert blocks == (50 - 6 - 8) * GIB // block
     sizes = "131072 MiB of cuda memory needed, 36864 MiB available"
     with pytest.raises(
         ValueError, match=f"needs 65536 blocks .* room for 18432: {sizes}.* raise gpu_memory_utilization"
     ):
-        num_blocks(config, [(layout, torch.bfloat16)], GPU, 1 << 20)
+        num_blocks(config, [(layout, torch.bfloat16)], GPU, 1 << 20, step=6 * GIB)
 
 
 def test_out_of_memory_error_names_sizes_and_advice(a_gpu) -> None:
@@ -56,6 +58,24 @@ def test_out_of_memory_error_names_sizes_and_advice(a_gpu) -> None:
         f"weights: at least 51200 MiB of cuda memory needed, 51200 MiB available. {words}. "
         "Use a smaller model or dtype, or more GPUs by tensor_parallel_size"
     )
+
+
+@pytest.mark.parametrize("stage", sorted(memory.ADVICE))
+def test_each_stage_has_advice_in_its_error(a_gpu, stage: str) -> None:
+    with pytest.raises(ValueError) as caught, measured_memory(stage, GPU):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    assert str(caught.value).startswith(f"{stage}: ") and memory.ADVICE[stage] in str(caught.value)
+
+
+def test_all_stages_that_are_measured_have_advice() -> None:
+    calls = [
+        node
+        for file in Path(engine_server.core.__path__[0]).rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "measured_memory"
+    ]
+    stages = {node.args[0].value for node in calls if isinstance(node.args[0], ast.Constant)}
+    assert len(calls) >= 5 and stages == set(memory.ADVICE)
 
 
 def test_memory_of_each_stage_is_logged(a_gpu, caplog: pytest.LogCaptureFixture) -> None:

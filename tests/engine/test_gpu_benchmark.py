@@ -78,7 +78,7 @@ def test_device_time_is_read_from_a_trace(tmp_path: Path) -> None:
     assert trace.kernels == {"product": 40.0, "norm": 20.0, "copy": 5.0}
 
 
-def test_parts_match_the_engine_and_fit_into_nine_minutes() -> None:
-    assert sum(part.seconds for part in PARTS) < 9 * 60
+def test_parts_match_the_engine_and_fit_into_ten_minutes() -> None:
+    assert sum(part.seconds for part in PARTS) < 10 * 60
     assert all(hasattr(EngineArgs, flag) for switch in SWITCHES for flag in switch.flags)
     assert {goal.part for goal in GOALS} <= {part.name for part in PARTS}

@@ -67,5 +67,5 @@ async def test_engine_ends_when_its_gpu_fails(
     with pytest.raises(EngineDeadError, match="CUDA error"):
         async for _ in engine.generate({"prompt_token_ids": [5]}, SamplingParams(detokenize=False), "0"):
             pass
-    with pytest.raises(EngineDeadError, match="ended with status 1"):
+    with pytest.raises(EngineDeadError, match="ended with status"):
         await engine.check_health()

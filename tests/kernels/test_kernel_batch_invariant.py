@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from interpreted import InterpretedPlatform
+from interpreted import kernel_platform
 from tiny_models import TINY
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
@@ -16,8 +16,8 @@ PROMPTS = [[(7 * place + length) % 126 + 2 for place in range(length)] for lengt
 
 
 @pytest.fixture(autouse=True)
-def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_runner, "choose_platform", lambda *_: InterpretedPlatform())
+def with_kernels(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_runner, "choose_platform", lambda *_: kernel_platform(device))
 
 
 def start(model: Path, budget: int, seats: int, **options: str) -> LLMEngine:

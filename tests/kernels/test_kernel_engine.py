@@ -3,11 +3,10 @@
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
-from interpreted import InterpretedPlatform
+from interpreted import kernel_platform
 from tiny_models import TINY
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
@@ -38,14 +37,11 @@ def gemma2() -> PreTrainedModel:
 class RecordedStep:
     """A fake CUDA graph that computes again from the staged inputs, into the same buffers."""
 
-    replays: ClassVar[list[int]] = []
-
     def __init__(self, run: Callable[[int], None], size: int) -> None:
         self.run, self.size = run, size
         assert run(size) is None, "results must be in buffers that all sizes share"
 
     def replay(self) -> None:
-        self.replays.append(self.size)
         self.run(self.size)
 
 
@@ -54,37 +50,48 @@ def record(run: Callable[[int], None], sizes: list[int]) -> Iterator[tuple[int, 
         yield size, RecordedStep(run, size)
 
 
+@pytest.fixture
+def replayed(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let engines run on the kernels, on a CPU with fake graphs; return the list of the sizes that were replayed."""
+    monkeypatch.setattr(model_runner, "choose_platform", lambda *_: kernel_platform(device))
+    sizes: list[int] = []
+    replay = graphs.StepGraphs.replay
+
+    def noted(self: graphs.StepGraphs, size: int) -> None:
+        sizes.append(size)
+        replay(self, size)
+
+    monkeypatch.setattr(graphs.StepGraphs, "replay", noted)
+    if device.type == "cpu":
+        monkeypatch.setattr(graphs, "capture", record)
+        # The replay of a real graph runs no Python code. That of a fake one does, in a context of its own.
+        monkeypatch.setattr(ForwardContext, "replay", lambda *_: nullcontext())
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 0))
+    return sizes
+
+
 @pytest.mark.parametrize("eager", [True, False])
 @pytest.mark.parametrize(("make", "dtype"), [(llama, "auto"), (gemma2, "fp8")])
 def test_engine_on_triton_kernels_generates_the_same_as_on_torch(
-    make, dtype: str, eager: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make, dtype: str, eager: bool, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     torch.manual_seed(0)
     make().save_pretrained(tmp_path)
-    expected = generate(tmp_path, dtype, eager=True)
+    expected = generate(tmp_path, dtype, eager=True, device="cpu")
     assert len(set(expected.values())) == len(PROMPTS)
-    monkeypatch.setattr(model_runner, "choose_platform", lambda *_: InterpretedPlatform())
-    monkeypatch.setattr(graphs, "capture", record)
-    # The replay of a real graph runs no Python code. That of a fake one does, in a context of its own.
-    monkeypatch.setattr(ForwardContext, "replay", lambda *_: nullcontext())
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 0))
-    monkeypatch.setattr(RecordedStep, "replays", [])
+    replayed = request.getfixturevalue("replayed")
     assert generate(tmp_path, dtype, eager) == expected
-    sizes = set() if eager else {1, 2, 4}  # the last one also pads steps of three sequences
-    assert set(RecordedStep.replays) == sizes
+    # The last one also pads steps of three sequences.
+    assert set(replayed) == (set() if eager else {1, 2, 4})
 
 
+@pytest.mark.usefixtures("replayed")
 def test_all_device_memory_of_steps_is_allocated_before_the_kv_cache_is_sized(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step that allocates a table later might find no memory for it."""
     torch.manual_seed(0)
     llama().save_pretrained(tmp_path)
-    monkeypatch.setattr(model_runner, "choose_platform", lambda *_: InterpretedPlatform())
-    monkeypatch.setattr(graphs, "capture", record)
-    # The replay of a real graph runs no Python code. That of a fake one does, in a context of its own.
-    monkeypatch.setattr(ForwardContext, "replay", lambda *_: nullcontext())
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 0))
     order: list[str] = []
 
     def trace(owner: object, name: str, label: str) -> None:
@@ -103,13 +110,13 @@ def test_all_device_memory_of_steps_is_allocated_before_the_kv_cache_is_sized(
     assert order == ["buffers", "penalties", "size of the cache"]
 
 
-def generate(model: Path, cache_dtype: str, eager: bool) -> dict[str, tuple[int, ...]]:
+def generate(model: Path, cache_dtype: str, eager: bool, device: str = "auto") -> dict[str, tuple[int, ...]]:
     """Return greedy tokens. The small budget cuts prompts into chunks that share steps with decodes."""
     engine = LLMEngine.from_engine_args(
         EngineArgs(
             model=str(model), dtype="float32", skip_tokenizer_init=True, num_gpu_blocks_override=40,
             max_num_batched_tokens=32, max_num_seqs=4, disable_log_stats=True,
-            kv_cache_dtype=cache_dtype, enforce_eager=eager, async_scheduling=not eager,
+            kv_cache_dtype=cache_dtype, enforce_eager=eager, async_scheduling=not eager, device=device,
         )
     )  # fmt: skip
     for number, prompt in enumerate(PROMPTS):

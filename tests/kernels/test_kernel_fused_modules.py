@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from interpreted import InterpretedPlatform
+from interpreted import kernel_platform
 from tiny_models import TINY, run_passes, tiny_model
 from torch import Tensor, nn
 
@@ -19,8 +19,6 @@ from engine_server.modeling.layers.rotation import ChosenRotation
 from engine_server.modeling.loading.probe import Probe, run
 from engine_server.modeling.loading.replacements import is_norm
 from engine_server.modeling.loading.trial import offset_of
-from engine_server.modeling.platform.cuda import TritonPlatform
-from engine_server.modeling.platform.interface import Platform
 
 SIZES = TINY | {"vocab_size": 64, "num_hidden_layers": 1, "head_dim": 8, "pad_token_id": 0}
 
@@ -51,10 +49,6 @@ CASES = {
 }  # fmt: skip
 
 
-def platform_of(device: torch.device) -> Platform:
-    return TritonPlatform(device) if device.type == "cuda" else InterpretedPlatform()
-
-
 def logits(model: transformers.PreTrainedModel, device: torch.device) -> Tensor:
     return run(model, Probe(), np.arange(3), device, {})
 
@@ -78,7 +72,7 @@ def replaced(model: nn.Module) -> Counter[str]:
 def test_model_with_kernel_modules_gives_the_same_logits(device: torch.device, case: Case) -> None:
     model, other = (tiny_model(case.model, **SIZES | case.settings).to(device) for _ in range(2))
     expected = logits(model, device)
-    run_passes(model, platform_of(device))
+    run_passes(model, kernel_platform(device))
     torch.testing.assert_close(logits(model, device), expected, atol=1e-4, rtol=1e-4)
     assert replaced(model) == case.replaced
     assert torch.equal(logits(other, device), expected)

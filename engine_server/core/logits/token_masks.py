@@ -44,7 +44,7 @@ class TokenMasks(NamedTuple):
         if len(self.rows) == len(logits):
             logits[:, :width].masked_fill_(flags, -torch.inf)
         else:
-            rows = torch.tensor(self.rows, device=logits.device)
+            rows = blocked.to_device(self.rows)
             masked = logits[rows]
             masked[:, :width].masked_fill_(flags, -torch.inf)
             logits.index_copy_(0, rows, masked)
@@ -56,7 +56,12 @@ class BlockedTokens:
     def __init__(self, platform: Platform) -> None:
         values = np.arange(256, dtype=np.uint8).reshape(256, 1)
         flags = 1 - np.unpackbits(values, axis=1, bitorder="little")
+        self._platform = platform
         self._table = platform.to_device(flags.view(np.int64)[:, 0])
+
+    def to_device(self, rows: list[int]) -> Tensor:
+        """Return indexes of rows on the device, without waiting for it."""
+        return self._platform.to_device(rows)
 
     def flags(self, bits: Tensor) -> Tensor:
         """Return a flag for each token that may not be drawn, bool [rows, tokens]."""

@@ -50,8 +50,11 @@ def capture(run: Callable[[int], None], sizes: list[int]) -> Iterator[tuple[int,
     for size in reversed(sizes):
         run(size)  # kernels that are compiled or chosen at the first call can't be captured
         torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        # NCCL's own thread queries the device during the capture, which the default mode reports as an error.
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            run(size)
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        try:
+            # NCCL's own thread queries the device during the capture, which the default mode reports as an error.
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                run(size)
+        finally:
+            torch.cuda.set_stream(stream)  # a capture that fails does not leave its own
         yield size, graph

@@ -13,8 +13,10 @@ from engine_server.modeling.device import Device
 # Advice for the error message of a stage that runs out of memory.
 ADVICE = {
     "weights": "Use a smaller model or dtype, or more GPUs by tensor_parallel_size",
+    "adapters": "Lower max_loras, max_lora_rank or max_prompt_adapters",
     "largest step": "Lower max_num_batched_tokens or max_num_seqs",
     "KV cache": "Lower gpu_memory_utilization, or the setting of the cache's size",
+    "KV cache of drafts": "Lower gpu_memory_utilization, or the setting of the cache's size",
 }
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 logger = logging.getLogger(__name__)

@@ -26,12 +26,16 @@ def cache_dtype(config: CacheConfig, computing: torch.dtype, platform: Device) -
 
 
 def num_blocks(
-    config: CacheConfig, layouts: Sequence[tuple[Layout, torch.dtype]], platform: Device, longest: int
+    config: CacheConfig,
+    layouts: Sequence[tuple[Layout, torch.dtype]],
+    platform: Device,
+    longest: int,
+    step: int,
 ) -> int:
     """Return how many blocks fit, each for all kinds of attention; 0 for layers without a cache.
 
-    layouts: of the models that use the same blocks, each with the dtype of its K and V. Raises ValueError, with both
-    sizes, if one request of `longest` tokens does not fit.
+    layouts: of the models that use the same blocks, each with the dtype of its K and V. step: bytes that the largest
+    step takes. Raises ValueError, with both sizes, if one request of `longest` tokens does not fit.
     """
     if not layouts[0][0].shapes:
         return 0
@@ -41,7 +45,7 @@ def num_blocks(
         memory, setting = config.kv_cache_memory_bytes, "kv_cache_memory_bytes"
         if memory is None:
             memory, setting = (
-                platform.cache_memory(config.gpu_memory_utilization),
+                platform.cache_memory(config.gpu_memory_utilization, step),
                 platform.cache_setting,
             )
         count = max(memory // block, 0)
