@@ -381,7 +381,7 @@ class ModelRunner:
             if not self.loaded.generates:
                 return ForwardOutput(states, [], None)
             rows = states.index_select(0, staged.logit_rows)
-            prompt_rows = [states[torch.from_numpy(rows).to(self.device)] for rows in inputs.chunks]
+            prompt_rows = [states[self.platform.to_device(rows)] for rows in inputs.chunks]
         return ForwardOutput(rows, prompt_rows, None)
 
     def _slots_of_head(self, inputs: ModelInputs, staged: Staged) -> list[Tensor]:
@@ -389,7 +389,7 @@ class ModelRunner:
         if inputs.step.adapters is None:
             return []
         sampling = staged.logit_rows[: len(inputs.sampling)]
-        chunks = [torch.from_numpy(rows).to(self.device) for rows in inputs.chunks]
+        chunks = [self.platform.to_device(rows) for rows in inputs.chunks]
         return [staged.adapters.index_select(0, rows) for rows in (sampling, *chunks)]
 
     def _arguments(self, inputs: ModelInputs, staged: Staged) -> dict[str, Any]:
@@ -406,7 +406,7 @@ class ModelRunner:
             "use_cache": False,
         }
         if inputs.token_type_ids:
-            arguments["token_type_ids"] = torch.tensor([inputs.token_type_ids], device=self.device)
+            arguments["token_type_ids"] = self.platform.to_device([inputs.token_type_ids])
         if inputs.embeds:
             embeds = self.model.get_input_embeddings()(arguments.pop("input_ids"))
             for start, own in inputs.embeds:

@@ -3,13 +3,13 @@
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from engine_server.core.heads.logprobs import num_ranked, rank, token_logprobs
 from engine_server.core.scheduling.batch import Batch
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.modeling.attention.interface import IntArray
+from engine_server.modeling.platform.interface import Platform
 
 # Rows of logits that are computed together.
 ROWS = 256
@@ -24,12 +24,12 @@ class PromptChunk(NamedTuple):
     # Indices within the step of the tokens whose logits predict them: token t is predicted at token t - 1.
     rows: IntArray
 
-    def rank(self, logits: Tensor) -> list[Tensor]:
+    def rank(self, logits: Tensor, platform: Platform) -> list[Tensor]:
         """Rank the chunk's tokens among all. logits: [rows, vocabulary]."""
         logprobs = logits.float().log_softmax(dim=-1)
         token_ids = self.request.token_ids[self.first + 1 :][: len(self.rows)]
         count = num_ranked(self.request.params.prompt_logprobs or 0, logits.shape[1])
-        return rank(logprobs, torch.tensor(token_ids, device=logprobs.device), count)
+        return rank(logprobs, platform.to_device(token_ids), count)
 
     def record(self, ranked: list[Tensor]) -> None:
         """Add the result of `rank`, copied to the host, to the request."""

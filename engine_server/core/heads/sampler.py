@@ -113,7 +113,7 @@ class Sampler:
         sampling = sampled_part(states.batch)
         logits = self._model.logits(states.rows, states.captured_size)
         prompts = [
-            (chunk, chunk.rank(self._model.logits(rows, chunk=number)))
+            (chunk, chunk.rank(self._model.logits(rows, chunk=number), self._platform))
             for number, (chunk, rows) in enumerate(zip(states.chunks, states.prompt_rows, strict=True))
         ]
         counts = {
@@ -177,7 +177,7 @@ class Sampler:
                 if isinstance(one, GenerationRequest) and not one.params.greedy
             ]
             if parameters := self._parameters([request for _, request in drawn], logits):
-                positions = [position for position, _ in drawn]
+                positions = self._platform.to_device([position for position, _ in drawn])
                 values[positions] = parameters.filter(values[positions])
         return values.log_softmax(dim=-1) if kind == "logprobs" else values
 
