@@ -1,6 +1,7 @@
 """The passes over a model: replacements, their verification, and the loading of weights."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,27 @@ def test_kernel_that_changes_the_output_of_the_copy_is_not_used(
     assert choices.norms == {} and choices.layers == frozenset()
     assert choices.gates and choices.rotations
     assert "no norms are replaced: it would change the output of the two-layer copy" in caplog.messages
+
+
+def test_kernel_that_triton_cannot_compile_is_not_used_and_its_error_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    errors = pytest.importorskip("triton.errors")
+
+    def fails_with_residual(
+        x: Tensor, weight: Tensor, eps: float, offset: float, residual: Tensor | None
+    ) -> Any:
+        if residual is not None:
+            raise errors.TritonError("out of resource: shared memory")
+        return rms_norm(x, weight, eps, offset, residual)
+
+    monkeypatch.setattr(
+        CpuPlatform, "module_kernels", property(lambda _: CPU._replace(rms_norm=fails_with_residual))
+    )
+    choices = verified_choices(tiny_model("LlamaForCausalLM", **SIZES), CpuPlatform())
+    assert choices.norms and choices.layers == frozenset()
+    failure = "a replacement fails on the two-layer copy: out of resource: shared memory"
+    assert (logging.WARNING, failure) in [(record.levelno, record.getMessage()) for record in caplog.records]
 
 
 def test_model_whose_copy_cannot_run_keeps_its_modules(caplog: pytest.LogCaptureFixture) -> None:

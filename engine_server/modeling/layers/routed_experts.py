@@ -18,13 +18,12 @@ from engine_server.modeling.layers.gated_experts import (
     receive_gated,
 )
 from engine_server.modeling.layers.kernel_sets.comparison import same
+from engine_server.modeling.layers.misfits import misfits
 from engine_server.modeling.layers.weight_layer import original_class
 from engine_server.modeling.native.recording import one_operation
 
 # Sizes of the sample on which a class is compared with ours: experts, those of a token, tokens, hidden, intermediate.
 EXPERTS, CHOSEN, TOKENS, HIDDEN, INNER = 4, 2, 6, 32, 16
-# Errors of a class that doesn't take the sample.
-MISFITS = (TypeError, ValueError, AttributeError, IndexError, RuntimeError)
 
 
 class RoutedExperts(GatedExperts):
@@ -134,7 +133,7 @@ def is_routed(module: nn.Module, device: torch.device) -> bool:
     try:
         ours.settle()  # type: ignore[operator]
         return same(ours(values, index, scores), plain(values, index, scores), 1)
-    except MISFITS:
+    except misfits():
         return False
 
 
