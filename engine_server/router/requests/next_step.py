@@ -76,7 +76,7 @@ class RouteView(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to follow, and at most one verdict on the endpoint of the failed attempt."""
+    """The next action for a request, with at most one verdict on its endpoint."""
 
     verdict: Verdict | None = None
 

@@ -8,7 +8,7 @@ from engine_server.router.routing.health import Cause
 
 
 class Kind(Enum):
-    """What is to be done with the endpoint."""
+    """An action on an endpoint."""
 
     # Eject it: that it takes no requests is certain.
     EJECT = "eject"
