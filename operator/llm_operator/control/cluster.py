@@ -162,6 +162,8 @@ class Cluster:
     async def release(self, namespace: str, key: ChildKey, owner_uid: str, manager: str) -> None:
         """Remove an owner from a shared child, or delete the child if it has no other one.
 
+        An object that does not have this owner is left alone: it has taken the name of a child that is gone.
+
         Raises ApiException 409 if somebody changes the child at the same time: of two owners that are removed
         together, the second must see that it is the last.
         """
@@ -169,26 +171,33 @@ class Cluster:
         if existing is None:
             return
         version = existing["metadata"]["resourceVersion"]
-        others = [
-            reference
-            for reference in existing["metadata"].get("ownerReferences", ())
-            if reference["uid"] != owner_uid
-        ]
-        if not others:
-            return await self.delete(namespace, key, uid=existing["metadata"]["uid"], resourceVersion=version)
+        owners = [reference["uid"] for reference in existing["metadata"].get("ownerReferences", ())]
+        if owner_uid not in owners:
+            return
+        if owners == [owner_uid]:
+            return await self._delete(
+                namespace, key, uid=existing["metadata"]["uid"], resourceVersion=version
+            )
         nothing = {"name": key.name, "resourceVersion": version}
         body = {"apiVersion": key.api_version, "kind": key.kind, "metadata": nothing}
         if key.kind == "Job":
             body["spec"] = generated_fields(existing)
         await self.patch(child_path(namespace, key), body, APPLY, manager)
 
-    async def delete(self, namespace: str, key: ChildKey, **preconditions: str) -> None:
-        """Delete a child if it still is the object with this UID, and at this resource version if one is given."""
+    async def delete(self, namespace: str, key: ChildKey, *, uid: str) -> None:
+        """Delete a child if it still is the object with this UID."""
+        try:
+            await self._delete(namespace, key, uid=uid)
+        except ApiException as error:
+            if error.status != 409:  # another object has the name now
+                raise
+
+    async def _delete(self, namespace: str, key: ChildKey, **preconditions: str) -> None:
         options = {"propagationPolicy": "Background", "preconditions": preconditions}
         try:
             await self.call("DELETE", child_path(namespace, key), options)
         except ApiException as error:
-            if error.status not in (404, 409):
+            if error.status != 404:
                 raise
 
     async def report(self, key: Key, status: Manifest, resource_version: str | None = None) -> Manifest:

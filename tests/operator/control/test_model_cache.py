@@ -180,6 +180,7 @@ def test_an_object_of_another_owner_with_the_name_of_the_claim_is_left_alone(
     world.apply(cached(manifest, name, name))
     claim_name = until(lambda: job_of(world, name))["metadata"]["name"]
     world.apply(manifest(name))
+    count_replicas(world, name)
     until(lambda: job_of(world, name) is None)
     world.patch("pvc", claim_name, {"metadata": {"finalizers": None}})
     until(lambda: not shared(world, "pvc", name))

@@ -55,18 +55,37 @@ async def test_a_release_fails_if_the_child_changes_meanwhile(
 ) -> None:
     key = ChildKey("v1", "ConfigMap", name)
     uids = await share(world, cluster, manifest, unwatched, name[:40], key)
-    first = next(iter(uids))
+    first, second = uids
     find = Cluster.find
 
     async def find_and_change(self: Cluster, path: str) -> Any:
         found = await find(self, path)
-        world.annotate("configmap", name, {"changed": "yes"}, unwatched)
+        world.annotate("configmap", name, {"changed": found["metadata"]["resourceVersion"]}, unwatched)
         return found
 
-    monkeypatch.setattr(Cluster, "find", find_and_change)
-    with pytest.raises(ApiException) as error:
-        await cluster.release(unwatched, key, uids[first], f"fairlead/{first}")
-    assert error.value.status == 409
+    async def fails(owner: str) -> bool:
+        with monkeypatch.context() as patched, pytest.raises(ApiException) as error:
+            patched.setattr(Cluster, "find", find_and_change)
+            await cluster.release(unwatched, key, uids[owner], f"fairlead/{owner}")
+        return error.value.status == 409
+
+    assert await fails(first)
+    await cluster.release(unwatched, key, uids[second], f"fairlead/{second}")
+    assert await fails(first)  # now the last owner, whose release deletes
+    assert world.find("configmap", name, unwatched) is not None
+
+
+async def test_a_release_leaves_an_object_alone_that_has_taken_the_name_of_the_child(
+    world: Any, cluster: Cluster, manifest: Any, unwatched: str, name: str
+) -> None:
+    world.apply(manifest(name, unwatched))
+    uid = world.get("llmd", name, unwatched)["metadata"]["uid"]
+    stranger = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": unwatched}}
+    world.apply(stranger)
+
+    await cluster.release(unwatched, ChildKey("v1", "ConfigMap", name), uid, f"fairlead/{name}")
+
+    assert world.find("configmap", name, unwatched) is not None
 
 
 @pytest.mark.usefixtures("operator")
