@@ -41,14 +41,28 @@ def until(question: Callable[[], T], what: str = "", seconds: float = PATIENCE) 
     pytest.fail(f"not in {seconds:.0f} s: {what or repr(seen)}")
 
 
-async def until_async(question: Callable[[], Any | Awaitable[Any]], seconds: float = PATIENCE) -> None:
-    """Ask until the answer is true while other tasks run; the question may be a coroutine function."""
-    async with asyncio.timeout(seconds):
-        for pause in pauses():
-            answer = question()
-            if await answer if inspect.isawaitable(answer) else answer:
-                return
-            await asyncio.sleep(pause)
+async def until_async(
+    question: Callable[[], Any | Awaitable[Any]], what: str = "", seconds: float = PATIENCE
+) -> None:
+    """Ask until the answer is true while other tasks run; the question may be a coroutine function.
+
+    NotYetError in the question counts as false.
+    """
+    seen: object = None
+    try:
+        async with asyncio.timeout(seconds) as patience:
+            for pause in pauses():
+                try:
+                    answer = question()
+                    if seen := await answer if inspect.isawaitable(answer) else answer:
+                        return
+                except NotYetError as error:
+                    seen = error
+                await asyncio.sleep(pause)
+    except TimeoutError:
+        if not patience.expired():
+            raise
+        pytest.fail(f"not in {seconds:.0f} s: {what or repr(seen)}")
 
 
 def pauses() -> Iterator[float]:

@@ -102,6 +102,7 @@ class Engine:
                 gone = asyncio.create_task(reader.read(1))
                 await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
                 if not work.done() and gone.done():
+                    gone.exception()
                     self.hung_up.set()
                     work.cancel()
                     return

@@ -7,6 +7,7 @@ import struct
 import psutil
 import pytest
 from router_process import start_process
+from waiting import NotYetError
 
 from engine_server.router.http.limits import Limits
 from engine_server.router.requests.watch import WatchTimes
@@ -152,14 +153,16 @@ async def test_clients_that_stop_reading_are_disconnected(start_engine, start_ro
             await loop.sock_connect(client, ("127.0.0.1", router.port))
             await loop.sock_sendall(client, POST)
             clients.append(client)
-        await eventually(lambda begun=wave + WAVE: len(engine.received) == begun)
+        await eventually(lambda begun=wave + WAVE: len(engine.received) == begun, f"{wave + WAVE} have begun")
 
     async def disconnected() -> bool:
         counts = [
             await router.metric(name)
             for name in ("fairlead_router_in_flight", r"fairlead_router_endpoint_in_flight\{.*\}")
         ]
-        return counts == [0, 0]
+        if counts != [0, 0]:
+            raise NotYetError(f"{counts} in flight")
+        return True
 
     await eventually(disconnected)
     async with router.get("/health") as response:

@@ -14,6 +14,9 @@ from engine_server.router.routing.endpoint import Address, Endpoint
 
 # Connects to a pod that is gone are not refused for a while but get no answer at all.
 CONNECT_TIMEOUT_SECONDS = 1.0
+# The timeout is counted in so many parts. A router that gets no CPU for a while (a quota, a virtual machine that is
+# moved) finds one of them over when it goes on, and still reads what arrived meanwhile.
+TIMEOUT_PARTS = 4
 
 
 class Receiver(Protocol):
@@ -188,10 +191,17 @@ class Pool:
             connection.transport.close()
 
     async def _connect(self) -> EngineConnection:
-        async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
-            loop = asyncio.get_running_loop()
-            _, connection = await loop.create_connection(lambda: EngineConnection(self), *self._address)
-        return connection
+        loop = asyncio.get_running_loop()
+        opening = loop.create_task(loop.create_connection(lambda: EngineConnection(self), *self._address))
+        try:
+            for _ in range(TIMEOUT_PARTS):
+                await asyncio.wait([opening], timeout=CONNECT_TIMEOUT_SECONDS / TIMEOUT_PARTS)
+                if opening.done():
+                    _, connection = opening.result()
+                    return connection
+        finally:
+            opening.cancel()
+        raise TimeoutError
 
     def _put_opened(self, opening: asyncio.Task[EngineConnection]) -> None:
         if not (opening.cancelled() or opening.exception()):

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+from time import perf_counter
 
 import pytest
 
@@ -289,6 +290,24 @@ async def test_a_connect_without_an_answer_does_not_eject_the_last_replica(
         assert response.status == 503
         assert (await response.json())["error"]["code"] == "no_replica"
     assert await router.metric(r"fairlead_router_endpoint_live\{.*\}") == 1
+
+
+async def test_a_router_without_cpu_while_it_connects_reaches_its_only_replica(
+    start_engine, start_router, monkeypatch
+):
+    monkeypatch.setattr(upstream, "CONNECT_TIMEOUT_SECONDS", 0.05)
+    router = await start_router({"m": [await start_engine()]})
+    sent = asyncio.create_task(router.chat().__aenter__())
+
+    while not sent.done():
+        resumed = perf_counter() + 0.1
+        while perf_counter() < resumed:
+            pass
+        await asyncio.sleep(0)
+
+    response = await sent
+    assert response.status == 200
+    response.release()
 
 
 async def test_a_held_request_ends_after_three_connects_without_an_answer(
