@@ -10,7 +10,7 @@ cache.
 
 import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
-from benchmarks.gpu.limits import DEVICE, DTYPE, Limits, seconds
+from benchmarks.gpu.limits import CALLS, DEVICE, DTYPE, Limits, rotated, seconds
 from benchmarks.gpu.report import Row, beside
 from benchmarks.gpu.shapes import SHAPES
 from engine_server.modeling.kernels import launch
@@ -98,8 +98,9 @@ def theirs(batch: Batch) -> Callable[[], Tensor]:
     )
 
 
-def compare(name: str, batch: Batch, floor: float, limit: str) -> Row:
-    own, other = seconds(ours(batch)), seconds(theirs(batch))
+def compare(name: str, batches: Sequence[Batch], floor: float, limit: str) -> Row:
+    own, other = (seconds([attend(batch) for batch in batches]) for attend in (ours, theirs))
+    batch = batches[0]
     expected = theirs(batch)().transpose(1, 2).flatten(0, 1)
     return beside(name, own, other, floor, limit, (batch.out - expected).abs().max().item())
 
@@ -113,12 +114,12 @@ def measure(limits: Limits) -> Iterator[Row]:
 
 def measure_decode(model: str, heads: Heads, limits: Limits) -> Iterator[Row]:
     for (count, context), float8 in [*((size, False) for size in DECODES), (DECODES[-1], True)]:
-        batch = make_batch(heads, count, 1, context, float8)
-        cached = sum(
-            part.nbytes for pages in (batch.keys, batch.values) for part in pages if part is not None
-        )
+        batches = [make_batch(heads, count, 1, context, float8)]
+        pages = batches[0].keys, batches[0].values
+        cached = sum(part.nbytes for page in pages for part in page if part is not None)
+        batches += [make_batch(heads, count, 1, context, float8) for _ in range(rotated(cached) - 1)]
         name = f"decode {model} {count} x {context}" + ", float8" * float8
-        yield compare(name, batch, cached / limits.copy, "bandwidth")
+        yield compare(name, batches, cached / limits.copy, "bandwidth")
 
 
 def measure_prefill(model: str, heads: Heads, limits: Limits) -> Iterator[Row]:
@@ -126,22 +127,44 @@ def measure_prefill(model: str, heads: Heads, limits: Limits) -> Iterator[Row]:
         seen = tokens * (context - tokens) + tokens * (tokens + 1) // 2
         floor = 4 * count * seen * heads.query * heads.dim / limits.matmul
         batch = make_batch(heads, count, tokens, context)
-        yield compare(f"prefill {model} {count} x {tokens} of {context}", batch, floor, "matmul")
+        yield compare(f"prefill {model} {count} x {tokens} of {context}", [batch], floor, "matmul")
 
 
 def measure_write(name: str, heads: Heads, tokens: int, limits: Limits) -> Row:
     """Compare with torch's index_copy_ of K and of V."""
+    writes = [make_write(heads, tokens) for _ in range(CALLS)]
+    own = seconds([write.ours for write in writes])
+    other = 2 * seconds([write.theirs for write in writes])
+    new, keys, values, expected, *_ = writes[0]
+    error = max((cache - expected).abs().max().item() for cache in (keys, values))
+    return beside(name, own, other, 4 * new.nbytes / limits.copy, "bandwidth", error)
+
+
+class Write(NamedTuple):
+    """Keys and values of one step, and where they are written."""
+
+    new: Tensor  # [tokens, KV heads, dim]: the keys, and the values too
+    keys: Tensor  # [blocks, BLOCK_SIZE, KV heads, dim]
+    values: Tensor
+    expected: Tensor  # what both are afterwards
+    slots: Tensor  # int32
+    long_slots: Tensor
+
+    def ours(self) -> None:
+        write_cache(Pages(self.keys), Pages(self.values), self.new, self.new, self.slots)
+
+    def theirs(self) -> None:
+        self.expected.flatten(0, 1).index_copy_(0, self.long_slots, self.new)
+
+
+def make_write(heads: Heads, tokens: int) -> Write:
     new = torch.randn(tokens, heads.kv, heads.dim, device=DEVICE, dtype=DTYPE)
-    slots = torch.randperm(tokens, device=DEVICE)
-    small = slots.int()
     keys, values, expected = (
         torch.zeros(tokens // BLOCK_SIZE, BLOCK_SIZE, heads.kv, heads.dim, device=DEVICE, dtype=DTYPE)
         for _ in range(3)
     )
-    own = seconds(lambda: write_cache(Pages(keys), Pages(values), new, new, small))
-    other = 2 * seconds(lambda: expected.flatten(0, 1).index_copy_(0, slots, new))
-    error = max((cache - expected).abs().max().item() for cache in (keys, values))
-    return beside(name, own, other, 4 * new.nbytes / limits.copy, "bandwidth", error)
+    slots = torch.randperm(tokens, device=DEVICE)
+    return Write(new, keys, values, expected, slots.int(), slots)
 
 
 def tune(dim: int) -> None:
@@ -155,7 +178,7 @@ def tune(dim: int) -> None:
         for settings in itertools.product(rows, (16, 32, 64, 128), (2, 4, 8), (2, 3, 5, 7)):
             table[dim] = launch.Launch(*settings)
             try:
-                found.append((seconds(ours(batch)), table[dim]))
+                found.append((seconds([ours(batch)]), table[dim]))
             except (triton.runtime.errors.OutOfResources, triton.runtime.errors.PTXASError):
                 continue
         for taken, settings in sorted(found)[:5]:

@@ -1,13 +1,12 @@
 """The whole engine: decode, prefill, a mixed load, the device's busy time and its largest kernels."""
 
-import gc
 import gzip
 import itertools
 import json
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -189,22 +188,14 @@ def decode_row(name: str, count: int, seconds: float, config: Config, limits: Li
     return Row(name, {"tok/s": count / seconds, "ms a step": seconds * 1e3, "% of bandwidth": share * 100})
 
 
-def compare(
-    limits: Limits,
-    model: str,
-    switches: Sequence[Switch],
-    sizes: Sizes = FULL,
-    config: Config | None = None,
+def measure_switch(
+    limits: Limits, model: str, switch: Switch, sizes: Sizes = FULL, config: Config | None = None
 ) -> Iterator[Row]:
-    """Measure decode with each switch; shares of the bandwidth assume bfloat16."""
+    """Measure decode with a switch; shares of the bandwidth assume bfloat16."""
     config = config or SHAPES[model]
     with tempfile.TemporaryDirectory() as folder:
-        for switch in switches:
-            engine = make(config, Path(folder), sizes, **switch.flags)
-            warm_up(engine, sizes)
-            for count in (min(sizes.decode), max(sizes.decode)):
-                seconds = step_seconds(engine, count, sizes, **switch.sampling)
-                yield decode_row(f"decode {count}, {switch.name}", count, seconds, config, limits, sizes)
-            del engine
-            gc.collect()
-            torch.cuda.empty_cache()
+        engine = make(config, Path(folder), sizes, **switch.flags)
+        warm_up(engine, sizes)
+        for count in (min(sizes.decode), max(sizes.decode)):
+            seconds = step_seconds(engine, count, sizes, **switch.sampling)
+            yield decode_row(f"decode {count}", count, seconds, config, limits, sizes)

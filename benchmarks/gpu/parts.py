@@ -18,6 +18,8 @@ from typing import NamedTuple
 from benchmarks.gpu.report import Goal, Row
 from benchmarks.gpu.switches import SWITCHES
 
+SWITCH = "switch:"  # begins the names of the parts that measure one
+
 
 class Part(NamedTuple):
     name: str
@@ -34,7 +36,7 @@ PARTS = (
     Part("Llama-3.1-8B", 115, "the whole engine"),
     Part("Llama-3.1-8B beside", 70, "transformers' continuous batching"),
     Part("Qwen3-30B-A3B", 85, "the whole engine"),
-    Part("switches", 65, "what each of the engine's is worth, for Qwen3-0.6B"),
+    *(Part(f"{SWITCH} {name}", 16, "decode of Qwen3-0.6B's shape") for name in SWITCHES),
 )
 GOALS = (
     Goal("Llama-3.1-8B", "decode 1", "% of bandwidth", 85),
@@ -56,8 +58,8 @@ def rows(part: str, limits: dict[str, float]) -> Iterator[Row]:
             return measure()
         case ["kernels"]:
             return itertools.chain(layers.measure(most), attention.measure(most))
-        case ["switches"]:
-            return load.compare(most, "Qwen3-0.6B", SWITCHES)
+        case [prefix, *words] if prefix == SWITCH:
+            return load.measure_switch(most, "Qwen3-0.6B", SWITCHES[" ".join(words)])
         case [model, "beside"]:
             return peer.measure(model)
         case _:

@@ -5,7 +5,9 @@ import json
 import math
 from pathlib import Path
 
-from benchmarks.gpu import load
+import pytest
+
+from benchmarks.gpu import limits, load
 from benchmarks.gpu.limits import Limits
 from benchmarks.gpu.parts import GOALS, PARTS
 from benchmarks.gpu.report import Goal, Row, compared
@@ -47,13 +49,12 @@ def test_report_has_goals_and_the_peers_figures() -> None:
     ]
 
 
-def test_compares_runs_with_and_without_each_switch() -> None:
-    ways = (
-        Switch("drawn", sampling={"temperature": 1.0, "top_p": 0.9}),
-        Switch("late", {"async_scheduling": True}),
-    )
-    rows = list(load.compare(Limits(), "tiny", ways, SIZES, TINY))
-    assert [row.name for row in rows] == [f"decode {n}, {way}" for way in ("drawn", "late") for n in (1, 3)]
+@pytest.mark.parametrize(
+    "switch", [Switch(sampling={"temperature": 1.0, "top_p": 0.9}), Switch({"async_scheduling": True})]
+)
+def test_decode_is_measured_with_a_switch(switch: Switch) -> None:
+    rows = list(load.measure_switch(Limits(), "tiny", switch, SIZES, TINY))
+    assert [row.name for row in rows] == ["decode 1", "decode 3"]
     assert all(row.measures["tok/s"] > 0 and math.isnan(row.measures["% of bandwidth"]) for row in rows)
 
 
@@ -80,5 +81,15 @@ def test_device_time_is_read_from_a_trace(tmp_path: Path) -> None:
 
 def test_parts_match_the_engine_and_fit_into_ten_minutes() -> None:
     assert sum(part.seconds for part in PARTS) < 10 * 60
-    assert all(hasattr(EngineArgs, flag) for switch in SWITCHES for flag in switch.flags)
+    assert all(hasattr(EngineArgs, flag) for switch in SWITCHES.values() for flag in switch.flags)
     assert {goal.part for goal in GOALS} <= {part.name for part in PARTS}
+
+
+def test_time_of_a_call_is_that_of_a_graph_of_calls_less_an_empty_graph(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Works take turns."""
+    monkeypatch.setattr(limits, "graph_seconds", lambda works: 0.5 + sum(work() for work in works))
+    assert limits.seconds([lambda: 2.0, lambda: 4.0]) == 3.0
+    assert limits.rotated(1 << 40) == 1
+    assert limits.rotated(8) == limits.CALLS
