@@ -19,6 +19,9 @@ class InterpretedPlatform(CpuPlatform):
     samples_by_kernel = True
     batch_invariant = True
 
+    def compiled_by(self) -> str:
+        return "triton, interpreted"
+
     @property
     def module_kernels(self) -> KernelSet:
         from engine_server.modeling.layers.kernel_sets.triton import TRITON

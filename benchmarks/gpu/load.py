@@ -139,6 +139,7 @@ def make(config: Config, folder: Path, sizes: Sizes, **flags: Any) -> LLMEngine:
             max_num_batched_tokens=sizes.prefill,
             max_num_seqs=sizes.requests,
             torch_profiler_dir=str(folder),
+            kernels="triton" if torch.cuda.is_available() else "auto",  # no figure is of plain torch on a GPU
             **flags,
         ),
         stat_loggers={},

@@ -8,3 +8,5 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     # "auto", "cpu" or "cuda".
     device: str
+    # "auto" or "triton", which refuses to start without Triton's kernels.
+    kernels: str = "auto"

@@ -104,6 +104,8 @@ class ModelRunner:
         self.batch_invariant = settle_invariance(
             config.model_config, self.model, self.backend, self.platform, ranks
         )
+        if ranks.rank == 0:
+            self._log_kernels()
         self._context = ForwardContext(self.backend, self.timer, progress)
         block_size, longest = config.cache_config.block_size, config.model_config.max_model_len
         self.table = BlockTable(pool, rows, longest, block_size, layout.windows)
@@ -348,6 +350,14 @@ class ModelRunner:
         with measured_memory("KV cache", self.platform):
             backend = self.platform.paged_attention(layout, count, config.block_size, dtype)
         return backend
+
+    def _log_kernels(self) -> None:
+        """Log which kernels were chosen, and with which launch settings they attend."""
+        kernels = self.platform.compiled_by()
+        if kernels is not None:
+            query_heads = self.model.config.get_text_config().num_attention_heads // self.ranks.size
+            attention = self.backend.describe(query_heads, self.model.dtype)
+            logger.info("kernels: %s, attention by %s", kernels, attention)
 
     @property
     def _kernel_sampler(self) -> "KernelSampler | None":

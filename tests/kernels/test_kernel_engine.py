@@ -1,5 +1,7 @@
 """Greedy output in float32 of an engine on our kernels, compared with that of plain torch's attention."""
 
+import logging
+import re
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -83,6 +85,21 @@ def test_engine_on_triton_kernels_generates_the_same_as_on_torch(
     assert generate(tmp_path, dtype, eager) == expected
     # The last one also pads steps of three sequences.
     assert set(replayed) == (set() if eager else {1, 2, 4})
+
+
+@pytest.mark.usefixtures("replayed")
+def test_engine_logs_its_kernels_and_their_launch_settings_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.manual_seed(0)
+    llama().save_pretrained(tmp_path)
+    with caplog.at_level(logging.INFO):
+        generate(tmp_path, "auto", eager=True)
+    (line,) = [record.message for record in caplog.records if record.message.startswith("kernels: ")]
+    launch = r"\d+: \d+ rows, \d+ keys, \d+ warps, \d+ stages"
+    assert re.fullmatch(
+        rf"kernels: triton.*, attention by TritonAttention, decode {launch}; prefill {launch}", line
+    )
 
 
 @pytest.mark.usefixtures("replayed")

@@ -1,18 +1,41 @@
 """The choice of a platform by the requested device and the kernels that can run on it."""
 
+import logging
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
 import pytest
 import torch
 
+from engine_server import EngineArgs, LLMEngine
 from engine_server.config import DeviceConfig
 from engine_server.modeling.formats.dense import DenseFormat
 from engine_server.modeling.formats.quantized import QuantizedFormat
 from engine_server.modeling.formats.rounding import rounded_to_float8, rounded_to_integers
+from engine_server.modeling.memory.cache_layout import LayerShape, lay_out
 from engine_server.modeling.native import library
+from engine_server.modeling.platform import choice
 from engine_server.modeling.platform.choice import choose_platform
 from engine_server.modeling.platform.cpu import CpuPlatform, NativePlatform
 from engine_server.modeling.platform.cuda import CudaPlatform, TritonPlatform
 
 CPU, GPU = DeviceConfig(device="cpu"), DeviceConfig(device="cuda")
+ONLY_TRITON = DeviceConfig(device="cuda", kernels="triton")
+
+
+@pytest.fixture
+def gpu_without_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A GPU that torch sees, and a Triton that has nothing in its cache and finds no C compiler."""
+    triton = pytest.importorskip("triton")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(triton.runtime.driver, "_active", None)
+    monkeypatch.setattr(triton.runtime.driver, "_default", None)
+    (tmp_path / "libcuda.so.1").touch()
+    monkeypatch.setenv("TRITON_LIBCUDA_PATH", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", "")
 
 
 @pytest.mark.parametrize(("loads", "expected"), [(True, NativePlatform), (False, CpuPlatform)])
@@ -23,14 +46,116 @@ def test_cpu_has_native_kernels_where_their_library_loads(
     assert type(choose_platform(CPU)) is expected
 
 
-def test_gpu_has_triton_kernels_where_a_compiler_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("triton")
+def test_gpu_has_triton_kernels_where_one_of_them_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setenv("CC", "cc")
-    assert type(choose_platform(GPU)) is TritonPlatform
-    monkeypatch.delenv("CC")
-    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(choice, "check_triton", lambda device: None)
+    assert [type(choose_platform(config)) for config in (GPU, ONLY_TRITON)] == [TritonPlatform] * 2
+
+
+@pytest.mark.usefixtures("gpu_without_compiler")
+def test_gpu_without_a_compiler_computes_in_plain_torch_and_warns_with_the_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     assert type(choose_platform(GPU)) is CudaPlatform
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "kernels: plain torch" in record.message
+    assert "Failed to find C compiler" in record.message
+
+
+@pytest.mark.usefixtures("gpu_without_compiler")
+def test_gpu_without_a_compiler_is_refused_with_the_reason_if_triton_is_required() -> None:
+    with pytest.raises(
+        ValueError, match=r"kernels is triton, which.*: RuntimeError: Failed to find C compiler"
+    ):
+        choose_platform(ONLY_TRITON)
+
+
+@pytest.mark.usefixtures("gpu_without_compiler")
+def test_missing_headers_of_python_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CC", "/bin/false")
+    monkeypatch.setattr("sysconfig.get_paths", lambda **_: {"include": str(tmp_path)})
+    with pytest.raises(ValueError, match=rf"exit status 1.* no Python\.h in .*{tmp_path}"):
+        choose_platform(ONLY_TRITON)
+
+
+def test_kernel_that_triton_refuses_is_reported_in_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    triton = pytest.importorskip("triton")
+    from triton.runtime.errors import PTXASError
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise PTXASError("the target is too old")
+
+    ones = torch.ones
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    monkeypatch.setattr(torch, "ones", lambda *shape, device: ones(shape))
+    monkeypatch.setattr(triton.runtime.driver, "_active", object())
+    monkeypatch.setattr(triton.runtime.jit.JITFunction, "run", refuse)
+    with pytest.raises(ValueError, match=r"kernels is triton, which.*PTXASError: .*the target is too old"):
+        choose_platform(ONLY_TRITON)
+
+
+def test_missing_triton_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setitem(sys.modules, "triton.runtime", None)
+    with pytest.raises(ValueError, match=r"kernels is triton, which.*triton"):
+        choose_platform(ONLY_TRITON)
+
+
+@pytest.mark.parametrize(
+    ("device", "lack"),
+    [("cpu", "device is cpu"), ("auto", "torch sees no GPU"), ("cuda", "torch sees no GPU")],
+)
+def test_required_kernels_of_triton_are_refused_without_a_gpu(
+    device: str, lack: str, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("engine_server.core.model_runner.LoadedModel", None)  # the weights are not touched
+    args = EngineArgs(model=str(tiny_llama), skip_tokenizer_init=True, device=device, kernels="triton")
+    with pytest.raises(ValueError, match=lack):
+        LLMEngine.from_engine_args(args)
+
+
+def test_engine_logs_once_which_kernels_it_chose(
+    tiny_llama: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lines() -> list[str]:
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            LLMEngine.from_engine_args(
+                EngineArgs(
+                    model=str(tiny_llama), device="cpu", skip_tokenizer_init=True, num_gpu_blocks_override=16
+                )
+            )
+        return [record.message for record in caplog.records if record.message.startswith("kernels: ")]
+
+    if library.loads():
+        assert lines() == [f"kernels: C++, {library.instruction_level()}, attention by NativeAttention"]
+    library.kernels.cache_clear()
+    monkeypatch.setattr(library, "library_file", lambda level: Path("/nowhere/kernels.so"))
+    (line,) = lines()
+    assert line.startswith("kernels: plain torch")
+    assert "/nowhere/kernels.so" in line
+
+
+def test_log_of_triton_kernels_has_the_launch_settings_of_the_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    triton = pytest.importorskip("triton")
+    from engine_server.modeling.attention.triton_backend import TritonAttention
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert TritonPlatform(torch.device("cuda")).compiled_by() == f"triton {triton.__version__}, sm_90"
+    layout = lay_out([LayerShape(2, 128, 128), LayerShape(1, 64, 64), LayerShape(2, 128, 128, 8)], longest=64)
+    attention = TritonAttention(layout, 1, 16, torch.bfloat16, CpuPlatform(), processors=1)
+    assert attention.describe(32, torch.bfloat16) == (
+        "TritonAttention, decode 64: 32 rows, 128 keys, 4 warps, 5 stages; decode 128: 16 rows, 64 keys, 4 warps, "
+        "5 stages; prefill 64: 128 rows, 64 keys, 8 warps, 5 stages; prefill 128: 128 rows, 64 keys, 8 warps, 5 stages"
+    )
+    attention.require_invariance(torch.float32)
+    assert attention.describe(32, torch.float32) == (
+        "TritonAttention, prefill 64: 64 rows, 32 keys, 8 warps, 2 stages; "
+        "prefill 128: 64 rows, 32 keys, 8 warps, 2 stages"
+    )
 
 
 def test_gpu_multiplies_quantised_weights_by_kernels_where_triton_compiles() -> None:

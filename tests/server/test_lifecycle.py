@@ -137,6 +137,14 @@ def check_death(server: EngineProcess) -> None:
     server.wait_for_line("the engine is dead: .*SIGKILL")
 
 
+def test_kernels_that_cannot_run_end_the_process_with_the_reason_before_the_load(tiny_writer: Path) -> None:
+    flags = ("--max-model-len=256", "--device=cpu", "--kernels=triton")
+    with running_engine(*flags, model=str(tiny_writer)) as server:
+        server.wait_for_line("the engine is dead: .*kernels is triton, and device is cpu")
+        assert server.process.wait(30) == 1
+        assert not any(line.startswith("phase load") for line in server.lines)
+
+
 def test_missing_model_ends_the_process_with_a_message_and_removes_its_socket(tmp_path: Path) -> None:
     path = tmp_path / "engine.sock"
     command = [sys.executable, "-m", "engine_server.cli", "engine", "/no/such/folder", f"--uds={path}"]

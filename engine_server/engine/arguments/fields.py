@@ -132,6 +132,11 @@ class ExecutionArguments:
     device: Literal["auto", "cpu", "cuda"] = argument(
         "auto", "the device that runs the model; auto: a GPU if there is one"
     )
+    kernels: Literal["auto", "triton"] = argument(
+        "auto",
+        "what computes on a GPU; auto: kernels in Triton, or plain torch, which is slower, where Triton doesn't work; "
+        "triton: kernels in Triton, or no start",
+    )
     tensor_parallel_size: Count = argument(1, "GPUs that share the model; on a CPU, processes")
 
 

@@ -66,7 +66,7 @@ def resolve_config(args: Arguments) -> EngineConfig:
         ),
         parallel_config=ParallelConfig(tensor_parallel_size=args.tensor_parallel_size),
         scheduler_config=_scheduler_config(args, description, speculative),
-        device_config=DeviceConfig(device=args.device),
+        device_config=DeviceConfig(device=args.device, kernels=args.kernels),
         lora_config=_lora_config(args),
         speculative_config=with_draft_model(speculative, args, model),
         prompt_adapter_config=_prompt_adapter_config(args, model.pooling is not None),

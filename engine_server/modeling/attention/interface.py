@@ -87,6 +87,10 @@ class AttentionBackend(ABC):
         """
         self.invariant = True
 
+    def describe(self, query_heads: int, dtype: torch.dtype) -> str:
+        """Return the name of the backend for the log, and its settings for a number of query heads and their dtype."""
+        return type(self).__name__
+
     @property
     def caches(self) -> list[Tensor]:
         """Return all tensors of the cache, [blocks, ...] each."""

@@ -7,7 +7,7 @@ from engine_server.modeling.attention.interface import AttentionBackend, StepInp
 from engine_server.modeling.device import Device
 from engine_server.modeling.kernels.attention import decode, prefill
 from engine_server.modeling.kernels.cache_write import write_cache
-from engine_server.modeling.kernels.launch import MAX_DIM
+from engine_server.modeling.kernels.launch import DECODE, MAX_DIM, PREFILL, settings
 from engine_server.modeling.kernels.work_list import WorkList, plan_work, spare_chunks
 from engine_server.modeling.memory.cache_layout import Layout
 from engine_server.modeling.scoring import Scoring
@@ -37,6 +37,16 @@ class TritonAttention(AttentionBackend):
         self.layout = layout
         self.keys, self.values = layout.allocate(num_blocks, block_size, dtype, platform.zeros)
         self._processors = processors
+
+    def describe(self, query_heads: int, dtype: torch.dtype) -> str:
+        tables = {"prefill": PREFILL} if self.invariant else {"decode": DECODE, "prefill": PREFILL}
+        heads = {(max(one.key_dim, one.value_dim), query_heads // one.kv_heads) for one in self.layout.shapes}
+        parts = [
+            f"{name} {dim}: {settings(table, dim, group, dtype)}"
+            for name, table in tables.items()
+            for dim, group in sorted(heads)
+        ]
+        return f"{super().describe(query_heads, dtype)}, {'; '.join(dict.fromkeys(parts))}"
 
     def begin(self, inputs: StepInputs) -> None:
         assert inputs.staged is not None

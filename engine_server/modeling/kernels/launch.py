@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import torch
 import triton
 from torch import Tensor
 
@@ -21,6 +22,9 @@ class Launch(NamedTuple):
     # K and V are found through the block table, and Triton gives half of the stages to its loads: from 5 on the next
     # tile's K and V are copied while this one is computed.
     stages: int
+
+    def __str__(self) -> str:
+        return f"{self.rows} rows, {self.keys} keys, {self.warps} warps, {self.stages} stages"
 
 
 # By the larger of K's and V's dims, rounded up to a power of two.
@@ -45,9 +49,14 @@ MIN_TILE = 16
 
 def launch_for(table: dict[int, Launch], query: Tensor, keys: Tensor, values: Tensor) -> Launch:
     """Return the settings for heads of these shapes."""
-    launch = table[max(MIN_DIM, triton.next_power_of_2(max(keys.shape[3], values.shape[3])))]
     group = query.shape[1] // keys.shape[2]
-    wide = query.dtype.itemsize // 2  # float32 takes twice the memory
+    return settings(table, max(keys.shape[3], values.shape[3]), group, query.dtype)
+
+
+def settings(table: dict[int, Launch], dim: int, group: int, dtype: torch.dtype) -> Launch:
+    """Return the settings for heads of a size; group: query heads of a KV head; dtype: of queries."""
+    launch = table[max(MIN_DIM, triton.next_power_of_2(dim))]
+    wide = dtype.itemsize // 2  # float32 takes twice the memory
     rows = max(MIN_TILE, launch.rows // wide, triton.next_power_of_2(group))
     stages = launch.stages if wide == 1 else FLOAT32_STAGES
     return launch._replace(rows=rows, keys=max(MIN_TILE, launch.keys // wide), stages=stages)

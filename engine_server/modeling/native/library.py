@@ -50,7 +50,7 @@ def loads() -> bool:
     try:
         kernels()
     except OSError as error:
-        logger.info("plain torch is used instead of the CPU kernels, and is slower: %s", error)
+        logger.info("kernels: plain torch, which is slower, because of %s", error)
         return False
     return True
 

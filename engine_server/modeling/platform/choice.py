@@ -1,9 +1,6 @@
 """The choice of a platform: the device, and the kernels that can run on it."""
 
 import logging
-import os
-from importlib.util import find_spec
-from shutil import which
 
 import torch
 
@@ -12,19 +9,30 @@ from engine_server.modeling.native import library
 from engine_server.modeling.platform.cpu import CpuPlatform, NativePlatform
 from engine_server.modeling.platform.cuda import CudaPlatform, TritonPlatform
 from engine_server.modeling.platform.interface import Platform
+from engine_server.modeling.platform.triton_check import check_triton, reason
 
 logger = logging.getLogger(__name__)
 
 
 def choose_platform(config: DeviceConfig, rank: int = 0, ranks: int = 1) -> Platform:
-    """Return the fastest platform of one of `ranks`. Raises ValueError for GPUs that this machine lacks."""
+    """Return the fastest platform of one of `ranks`.
+
+    Raises ValueError for GPUs that this machine lacks, and for required kernels that it can't run.
+    """
     device = choose_device(config, rank, ranks)
-    if device.type == "cuda":
-        if triton_compiles():
-            return TritonPlatform(device)
-        logger.warning("attention runs in plain torch, which is slow: the kernels need Triton and gcc")
+    if device.type == "cpu":
+        if config.kernels == "triton":
+            lack = "device is cpu" if config.device == "cpu" else "torch sees no GPU here"
+            raise ValueError(f"kernels is triton, and {lack}")
+        return NativePlatform(device) if library.loads() else CpuPlatform(device)
+    try:
+        check_triton(device)
+    except Exception as error:  # of a compiler, a driver or the device: after any of them no kernel runs
+        if config.kernels == "triton":
+            raise ValueError(f"kernels is triton, which doesn't work here: {reason(error)}") from error
+        logger.warning("kernels: plain torch, which is slower, because of %s", reason(error))
         return CudaPlatform(device)
-    return NativePlatform(device) if library.loads() else CpuPlatform(device)
+    return TritonPlatform(device)
 
 
 def choose_device(config: DeviceConfig, rank: int, ranks: int) -> torch.device:
@@ -39,8 +47,3 @@ def choose_device(config: DeviceConfig, rank: int, ranks: int) -> torch.device:
     if (count := torch.cuda.device_count()) < ranks:
         raise ValueError(f"tensor_parallel_size is {ranks} GPUs, and torch sees {count} of them here")
     return torch.device(device, rank)
-
-
-def triton_compiles() -> bool:
-    """Return True if Triton and a C compiler are installed; torch's CUDA builds include only the former."""
-    return find_spec("triton") is not None and bool("CC" in os.environ or which("gcc") or which("clang"))

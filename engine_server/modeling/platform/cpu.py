@@ -26,6 +26,7 @@ from engine_server.modeling.layers.kernel_sets.native import NATIVE
 from engine_server.modeling.layers.kernel_sets.plain import CPU
 from engine_server.modeling.memory.cache_layout import Layout
 from engine_server.modeling.memory.host_memory import free_host_memory
+from engine_server.modeling.native.levels import instruction_level
 from engine_server.modeling.platform.cpu_quota import available_cpus
 from engine_server.modeling.platform.interface import Platform
 from engine_server.modeling.platform.spinning import SpinLimit
@@ -134,6 +135,9 @@ class NativePlatform(CpuPlatform):
 
     captures_graphs = True
     batch_invariant = True
+
+    def compiled_by(self) -> str:
+        return f"C++, {instruction_level()}"
 
     def capture(self, part: StepPart) -> CapturedStep:
         return StepPrograms(part)

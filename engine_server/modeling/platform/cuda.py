@@ -115,6 +115,12 @@ class TritonPlatform(CudaPlatform):
     samples_by_kernel = True
     batch_invariant = True
 
+    def compiled_by(self) -> str:
+        import triton
+
+        major, minor = torch.cuda.get_device_capability(self.device)
+        return f"triton {triton.__version__}, sm_{major}{minor}"
+
     @property
     def module_kernels(self) -> KernelSet:
         from engine_server.modeling.layers.kernel_sets.triton import TRITON  # imports Triton

@@ -30,6 +30,10 @@ class Platform(Device):
 
     # Kernels
 
+    def compiled_by(self) -> str | None:
+        """Return what compiled the kernels and for what, for the log; None: there are none, which is logged already."""
+        return None
+
     @property
     @abstractmethod
     def module_kernels(self) -> KernelSet:
