@@ -27,9 +27,9 @@ VERSIONS = """
 import platform, sys, numpy, torch, transformers, triton
 print("python", platform.python_version(), "torch", torch.__version__, "triton", triton.__version__,
       "transformers", transformers.__version__, "numpy", numpy.__version__)
-print(torch.cuda.get_device_properties(0), "driver", torch.cuda.get_device_capability(0))
-from engine_server.modeling.platform.choice import triton_compiles
-print("triton compiles:", triton_compiles())
+print(torch.cuda.get_device_properties(0), "capability", torch.cuda.get_device_capability(0))
+from engine_server.modeling.platform.triton_check import check_triton
+check_triton(torch.device("cuda", 0))
 import engine_server.engine, benchmarks.gpu.load, benchmarks.gpu.attention, benchmarks.gpu.layers
 """
 

@@ -355,8 +355,8 @@ class ModelRunner:
         """Log which kernels were chosen, and with which launch settings they attend."""
         kernels = self.platform.compiled_by()
         if kernels is not None:
-            query_heads = self.model.config.get_text_config().num_attention_heads // self.ranks.size
-            attention = self.backend.describe(query_heads, self.model.dtype)
+            heads = getattr(self.model.config.get_text_config(), "num_attention_heads", self.ranks.size)
+            attention = self.backend.describe(heads // self.ranks.size, self.model.dtype)
             logger.info("kernels: %s, attention by %s", kernels, attention)
 
     @property

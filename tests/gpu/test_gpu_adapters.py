@@ -14,4 +14,12 @@ def test_grouped_experts_give_pefts_output(
 ) -> None:
     """Of three adapters two have a slot at a time. Steps are eager: float32 products of experts cannot be captured."""
     reference = refer_experts(architecture, tmp_path)
-    check_outputs(reference, finish, enable_lora=True, max_loras=2, max_cpu_loras=3, enforce_eager=True)
+    check_outputs(
+        reference,
+        finish,
+        enable_lora=True,
+        max_loras=2,
+        max_cpu_loras=3,
+        enforce_eager=True,
+        kernels="triton",
+    )

@@ -23,8 +23,8 @@ def test_step_that_runs_out_of_memory_is_retried_in_smaller_steps(
 ) -> None:
     engine = LLMEngine.from_engine_args(
         EngineArgs(
-            model=str(llama), load_format="dummy", skip_tokenizer_init=True, max_num_batched_tokens=4096,
-            kv_cache_memory_bytes=512 * MIB, disable_log_stats=True,
+            model=str(llama), load_format="dummy", skip_tokenizer_init=True, kernels="triton",
+            max_num_batched_tokens=4096, kv_cache_memory_bytes=512 * MIB, disable_log_stats=True,
         )
     )  # fmt: skip
     prompt = {"prompt_token_ids": [place % 1000 + 3 for place in range(4000)]}
@@ -61,7 +61,11 @@ async def test_engine_ends_when_its_gpu_fails(
     from lost_gpu import LostRunner
 
     config = AsyncEngineArgs(
-        model=str(llama), load_format="dummy", skip_tokenizer_init=True, kv_cache_memory_bytes=512 * MIB
+        model=str(llama),
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        kernels="triton",
+        kv_cache_memory_bytes=512 * MIB,
     ).create_engine_config()
     engine = AsyncLLMEngine(config, LostRunner, log_stats=False)
     with pytest.raises(EngineDeadError, match="CUDA error"):

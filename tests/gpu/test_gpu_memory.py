@@ -18,7 +18,12 @@ PROMPT = {"prompt_token_ids": [place * 7 % 1000 + 3 for place in range(100)]}
 def make(model: Path, **options: object) -> LLMEngine:
     return LLMEngine.from_engine_args(
         EngineArgs(
-            model=str(model), load_format="dummy", skip_tokenizer_init=True, disable_log_stats=True, **options
+            model=str(model),
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            kernels="triton",
+            disable_log_stats=True,
+            **options,
         )
     )
 
