@@ -24,7 +24,7 @@ from benchmarks.record import save
 
 LIMITS = "limits"  # the part that all others are held to
 RATES = ("TB/s", "TFLOP/s")  # of which limits are told
-WORDS = 3000  # characters of what a part said last
+WORDS = 10_000  # characters of what a part said last
 
 
 class Outcome(NamedTuple):
