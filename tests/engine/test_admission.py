@@ -104,6 +104,17 @@ def test_deadline_ends_running_and_waiting_requests(make, tiny_params, monkeypat
     assert engine.debug_state().scheduler.num_used_blocks == 0
 
 
+@pytest.mark.parametrize("later", [1e9, 2.0**63])
+def test_arrival_time_in_the_future_gives_no_negative_latency(
+    make, tiny_params, finish, later: float
+) -> None:
+    engine = make()
+    engine.add_request(
+        "0", {"prompt_token_ids": PROMPT}, tiny_params(), arrival_time=time.monotonic() + later
+    )
+    assert finish(engine)["0"].metrics.first_token_latency >= 0
+
+
 def test_request_with_nan_logits_fails_alone(make, tiny_params, finish) -> None:
     """Token 3 has a NaN embedding: its K and V are NaN, in blocks that other requests reuse."""
     engine = make(max_num_seqs=4)

@@ -28,10 +28,12 @@ def check_params(params: object, kind: type[P]) -> P:
 
 
 def check_arrival_time(arrival_time: object) -> float:
-    """Return an arrival time in seconds of the monotonic clock; None is now."""
-    if arrival_time is None:
-        return time.monotonic()
-    return valid.number("arrival_time", arrival_time)
+    """Return an arrival time in seconds of the monotonic clock.
+
+    None is now, and so is a later time, such as one of the wall clock: no latency may be negative.
+    """
+    now = time.monotonic()
+    return now if arrival_time is None else min(now, valid.number("arrival_time", arrival_time))
 
 
 def check_lora(lora: object, config: LoRAConfig | None) -> LoRARequest | None:
