@@ -420,6 +420,6 @@ class ModelRunner:
         if inputs.embeds:
             embeds = self.model.get_input_embeddings()(arguments.pop("input_ids"))
             for start, own in inputs.embeds:
-                embeds[0, start : start + len(own)] = own
+                embeds[0, start : start + len(own)] = self.platform.to_device(own)
             arguments["inputs_embeds"] = embeds
         return arguments

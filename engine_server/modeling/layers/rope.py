@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from engine_server.modeling.attention.hook import running_forward
+from engine_server.modeling.device import Device
 from engine_server.modeling.native.recording import one_operation
 
 # The types of ropes whose factors depend on the longest position of a batch.
@@ -20,11 +21,12 @@ class SequenceRope(nn.Module):
     dynamic: separate factors for each length beyond; a token keeps those of the length at which it was computed.
     """
 
-    def __init__(self, rope: Any, limit: int) -> None:
-        """rope: transformers' module; limit: the number of trained positions."""
+    def __init__(self, rope: Any, limit: int, device: Device) -> None:
+        """rope: transformers' module; limit: the number of trained positions; device: where it runs."""
         super().__init__()
         self.rope = rope
         self.limit = limit
+        self._device = device
         self.dynamic = rope.rope_type == "dynamic"
 
     def regime(self, num_prompt: int, num_tokens: int) -> int:
@@ -46,7 +48,7 @@ class SequenceRope(nn.Module):
             lengths = np.maximum(lengths, inputs.positions + 1)
         cos = sin = torch.zeros((), dtype=x.dtype, device=x.device)
         for length in np.unique(lengths).tolist():
-            own = torch.from_numpy(lengths == length).to(x.device)
+            own = self._device.to_device(lengths == length)
             last = position_ids.new_full(
                 (1, 1), length - 1
             )  # the rope chooses its factors by the longest position

@@ -90,7 +90,7 @@ def replace_modules(model: PreTrainedModel, plan: LoadPlan) -> list[PassReport]:
         replace_activations(model, choices.activations),
         replace_rotations(model, choices.rotations),
         replace_layers(model, choices.layers),
-        replace_ropes(model),
+        replace_ropes(model, plan.platform),
         check_sums(model, plan),
         defer_tied(model),
     ]

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from engine_server.modeling.device import Device
 from engine_server.modeling.layers.activation import Activation
 from engine_server.modeling.layers.decoder_layer import CHILDREN, fused_layer
 from engine_server.modeling.layers.kernel_sets.kernel_set import Activation as ActivationKernel
@@ -227,7 +228,7 @@ def class_with_forward(module: nn.Module, forward: Callable[..., Any]) -> Any:
     return own
 
 
-def replace_ropes(model: nn.Module) -> PassReport:
+def replace_ropes(model: nn.Module, device: Device) -> PassReport:
     """Replace rotary embeddings that stretch beyond the trained positions by ones that do so per sequence."""
     tally = Tally("stretched ropes")
     for parent in list(model.modules()):
@@ -235,7 +236,8 @@ def replace_ropes(model: nn.Module) -> PassReport:
             rope: Any = child
             if getattr(rope, "rope_type", None) in STRETCHED:
                 trained = rope.config.rope_parameters.get("original_max_position_embeddings")
-                setattr(parent, name, SequenceRope(rope, trained or rope.config.max_position_embeddings))
+                limit = trained or rope.config.max_position_embeddings
+                setattr(parent, name, SequenceRope(rope, limit, device))
                 tally.replaced(type(child), "SequenceRope")
     return tally.report()
 

@@ -92,7 +92,7 @@ class CpuPlatform(Platform):
         return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)
 
     def to_device(self, values: Any, dtype: torch.dtype | None = None) -> Tensor:
-        return torch.tensor(values, dtype=dtype)
+        return torch.as_tensor(values, dtype=dtype).clone()
 
     def host_buffer(self, size: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(size, dtype=dtype)

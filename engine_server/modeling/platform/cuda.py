@@ -63,7 +63,7 @@ class CudaPlatform(Platform):
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
     def to_device(self, values: Any, dtype: torch.dtype | None = None) -> Tensor:
-        return torch.tensor(values, dtype=dtype, pin_memory=True).to(self.device, non_blocking=True)
+        return torch.as_tensor(values, dtype=dtype).pin_memory().to(self.device, non_blocking=True)
 
     def host_buffer(self, size: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(size, dtype=dtype, pin_memory=True)
