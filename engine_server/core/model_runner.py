@@ -312,7 +312,10 @@ class ModelRunner:
         if self.platform.transient_memory() is not None:
             with measured_memory("largest step", self.platform):
                 num_logits = min(rows, budget) if loaded.generates else 0
-                largest_step(loaded.body, budget, longest, num_logits, self.device, loaded.first_position)
+                largest_step(
+                    loaded.body, budget, longest, num_logits, self.device, loaded.first_position,
+                    sorts=not self.platform.samples_by_kernel,
+                )  # fmt: skip
             self._step_bytes = self.platform.transient_memory() or 0
         else:
             keep_freed_memory()

@@ -100,12 +100,29 @@ def test_largest_step_has_as_many_tokens_as_the_budget(tiny: LLMEngine, monkeypa
         StepAttention, "begin", lambda self, inputs: (sequences.append(inputs), begin(self, inputs))
     )
     hook = model.lm_head.register_forward_hook(lambda module, given, output: rows.append(output.shape[1]))
-    largest_step(model, 100, 30, 7, torch.device("cpu"), 0)
+    largest_step(model, 100, 30, 7, torch.device("cpu"), 0, sorts=True)
     hook.remove()
     [step] = sequences
     assert step.lengths.tolist() == step.contexts.tolist() == [30, 30, 30, 10]
     assert step.positions.tolist() == [*range(30)] * 3 + [*range(10)]
     assert rows == [7]
+
+
+@pytest.mark.parametrize("sorts", [False, True])
+def test_largest_step_sorts_logits_only_for_a_sampler_that_does(
+    tiny: LLMEngine, monkeypatch, sorts: bool
+) -> None:
+    """A sort takes three times the memory of the logits."""
+    sorted_shapes = []
+    sort = torch.Tensor.sort
+    monkeypatch.setattr(
+        torch.Tensor,
+        "sort",
+        lambda self, *given: (sorted_shapes.append(self.shape[-2]), sort(self, *given))[1],
+    )
+    model = tiny._core.executor.runner.model
+    largest_step(model, 100, 30, 7, torch.device("cpu"), 0, sorts=sorts)
+    assert sorted_shapes == ([7] if sorts else [])
 
 
 def test_no_reference_keeps_weights_alive_after_sleep_2(tiny: LLMEngine, finish) -> None:
