@@ -314,7 +314,7 @@ class ModelRunner:
                 num_logits = min(rows, budget) if loaded.generates else 0
                 largest_step(
                     loaded.body, budget, longest, num_logits, self.device, loaded.first_position,
-                    sorts=not self.platform.samples_by_kernel,
+                    sorts=not self.platform.samples_by_kernel or config.logprobs_mode.startswith("processed"),
                 )  # fmt: skip
             self._step_bytes = self.platform.transient_memory() or 0
         else:
