@@ -102,7 +102,7 @@ class Engine:
                 gone = asyncio.create_task(reader.read(1))
                 await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
                 if not work.done() and gone.done():
-                    gone.exception()
+                    gone.exception()  # of a reset; unless it is retrieved, asyncio reports it
                     self.hung_up.set()
                     work.cancel()
                     return
