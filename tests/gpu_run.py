@@ -3,8 +3,8 @@
     python3 tests/gpu_run.py [--output FILE]
 
 Needs what `make wheels` has collected in build/wheels on another machine. Stages that fail, or take longer than they
-may, do not keep the others from running; the exit status is 1 then. Stages of the GPU's tests run one file at a time,
-since a failure of the device spoils its process, and some measure the memory that is free.
+may, do not keep the others from running; the exit status is 1 then. Each file of tests has a process of its own, since
+a failure of the device spoils its process. Those of tests/gpu run alone, since some measure the memory that is free.
 """
 
 import argparse
@@ -64,13 +64,13 @@ def stages() -> Iterator[Stage]:
     )
     yield Stage("install", 30, [[*INSTALL, *map(str, sorted((ROOT / "build" / "wheels").glob("*.whl")))]])
     yield Stage("versions", 60, [[PYTHON, "-c", VERSIONS]])
-    yield Stage("steps", 100, [pytest(gpu[0], "-k", "cuda-")])
-    yield Stage("kernels", 140, [pytest(file) for file in kernels], workers=8)
-    yield Stage("gpu", 70, [pytest(file) for file in gpu[1:]])
+    steps = pytest(gpu[0], "-k", "cuda-")
+    yield Stage("steps and kernels", 200, [steps, *map(pytest, kernels)], workers=12)
+    yield Stage("gpu", 130, [pytest(file) for file in gpu[1:]])
     parts = ("kernels", "Llama-3.1-8B")
     yield Stage(
         "benchmark",
-        190,
+        170,
         [[PYTHON, "-m", "benchmarks.gpu", "--only", *parts, "--output", str(BENCHMARK)]],
     )
 

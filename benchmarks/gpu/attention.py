@@ -170,15 +170,17 @@ def make_write(heads: Heads, tokens: int) -> Write:
 def tune(dim: int) -> None:
     """Print the best launch settings for heads of `dim`, in the form of the tables."""
     heads = Heads(32, 8, dim)
-    for name, table, batch, rows in (
-        ("PREFILL", launch.PREFILL, make_batch(heads, 2, 4096, 4096), (64, 128)),
-        ("DECODE", launch.DECODE, make_batch(heads, 64, 1, 4096), (16,)),
+    for name, tables, batch, rows in (
+        ("PREFILL", (launch.PREFILL, launch.HOPPER), make_batch(heads, 2, 4096, 4096), (64, 128)),
+        ("DECODE", (launch.DECODE,), make_batch(heads, 64, 1, 4096), (16,)),
     ):
         found = []
         for settings in itertools.product(rows, (16, 32, 64, 128), (2, 4, 8), (2, 3, 5, 7)):
-            table[dim] = launch.Launch(*settings)
+            chosen = launch.Launch(*settings)
+            for table in tables:
+                table[dim] = chosen
             try:
-                found.append((seconds([ours(batch)]), table[dim]))
+                found.append((seconds([ours(batch)]), chosen))
             except (triton.runtime.errors.OutOfResources, triton.runtime.errors.PTXASError):
                 continue
         for taken, settings in sorted(found)[:5]:

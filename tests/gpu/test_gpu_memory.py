@@ -16,6 +16,7 @@ PROMPT = {"prompt_token_ids": [place * 7 % 1000 + 3 for place in range(100)]}
 
 
 def make(model: Path, **options: object) -> LLMEngine:
+    free()  # an engine of another test, whose memory would otherwise be reused in part and stay reserved as a whole
     return LLMEngine.from_engine_args(
         EngineArgs(
             model=str(model),

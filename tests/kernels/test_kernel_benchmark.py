@@ -27,9 +27,10 @@ def tiny(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "DTYPE", torch.float32)
         monkeypatch.setattr(module, "seconds", wall)
         monkeypatch.setattr(module, "CALLS", 2)
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=8)
-    )
+    if device.type == "cpu":
+        monkeypatch.setattr(
+            torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=8)
+        )
     monkeypatch.setattr(attention, "MODELS", {"tiny": attention.Heads(4, 2, 64)})
     monkeypatch.setattr(attention, "DECODES", ((2, 33),))
     monkeypatch.setattr(attention, "PREFILLS", ((2, 8, 20),))

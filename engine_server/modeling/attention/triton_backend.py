@@ -7,7 +7,7 @@ from engine_server.modeling.attention.interface import AttentionBackend, StepInp
 from engine_server.modeling.device import Device
 from engine_server.modeling.kernels.attention import decode, prefill
 from engine_server.modeling.kernels.cache_write import write_cache
-from engine_server.modeling.kernels.launch import DECODE, MAX_DIM, PREFILL, settings
+from engine_server.modeling.kernels.launch import DECODE, MAX_DIM, prefill_table, settings
 from engine_server.modeling.kernels.work_list import WorkList, plan_work, spare_chunks
 from engine_server.modeling.memory.cache_layout import Layout
 from engine_server.modeling.scoring import Scoring
@@ -39,7 +39,8 @@ class TritonAttention(AttentionBackend):
         self._processors = processors
 
     def describe(self, query_heads: int, dtype: torch.dtype) -> str:
-        tables = {"prefill": PREFILL} if self.invariant else {"decode": DECODE, "prefill": PREFILL}
+        tables = {} if self.invariant else {"decode": DECODE}
+        tables["prefill"] = prefill_table()
         heads = {(max(one.key_dim, one.value_dim), query_heads // one.kv_heads) for one in self.layout.shapes}
         parts = [
             f"{name} {dim}: {settings(table, dim, group, dtype)}"

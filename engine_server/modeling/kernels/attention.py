@@ -15,9 +15,9 @@ from torch import Tensor
 from engine_server.modeling.kernels.launch import (
     DECODE,
     MIN_TILE,
-    PREFILL,
     Launch,
     launch_for,
+    prefill_table,
 )
 from engine_server.modeling.kernels.work_list import WorkList
 from engine_server.modeling.memory.cache_layout import Pages
@@ -48,7 +48,7 @@ def prefill(
     without a token in the cache, which pads a captured batch, gets zeros. invariant: results are bitwise independent
     of batch composition.
     """
-    launch, kv_heads = launch_for(PREFILL, query, keys.data, values.data), keys.data.shape[2]
+    launch, kv_heads = launch_for(prefill_table(), query, keys.data, values.data), keys.data.shape[2]
     tokens = launch.rows // (query.shape[1] // kv_heads)
     tiles = query.shape[0] // tokens + len(sequences)
     _launch(

@@ -1,5 +1,6 @@
 """Launch settings of the attention kernels, by the size of heads."""
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -11,7 +12,8 @@ class Launch(NamedTuple):
     """Settings for one size of head.
 
     With elements of 2 bytes they take at most 99 KiB of shared memory before Hopper, which compute capabilities 8.6
-    and 8.9 have, and 130 KiB on Hopper, where products read the queries from it too.
+    and 8.9 have, and 164 KiB on Hopper, where products read the queries from it too. Those of HOPPER and DECODE were
+    chosen on an H200 by `python -m benchmarks.gpu.attention`.
     """
 
     # Queries of a tile: tokens * query heads of one KV head.
@@ -34,9 +36,11 @@ PREFILL = {
     256: Launch(64, 16, 8, 5),
     512: Launch(32, 16, 4, 5),
 }
+# Those of PREFILL that differ on Hopper: before, products have no room for the queries of so many rows.
+HOPPER = {256: Launch(128, 32, 8, 5)}
 DECODE = {
-    64: Launch(16, 128, 4, 5),
-    128: Launch(16, 64, 4, 5),
+    64: Launch(16, 64, 2, 5),
+    128: Launch(16, 64, 2, 5),
     256: Launch(16, 32, 4, 5),
     512: Launch(16, 16, 4, 5),
 }
@@ -45,6 +49,17 @@ FLOAT32_STAGES = 2
 MIN_DIM, MAX_DIM = min(PREFILL), max(PREFILL)
 # Minimum number of rows and columns of a tensor core's product.
 MIN_TILE = 16
+
+
+def prefill_table() -> dict[int, Launch]:
+    """Return the settings of prefill for the device that Triton compiles for."""
+    device = None if triton.knobs.runtime.interpret else triton.runtime.driver.active.get_current_device()
+    return PREFILL | HOPPER if device is not None and _is_hopper(device) else PREFILL
+
+
+@cache
+def _is_hopper(device: int) -> bool:
+    return bool(triton.runtime.driver.active.get_current_target().arch == 90)
 
 
 def launch_for(table: dict[int, Launch], query: Tensor, keys: Tensor, values: Tensor) -> Launch:
