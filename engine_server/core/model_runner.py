@@ -137,7 +137,6 @@ class ModelRunner:
     @torch.inference_mode()
     def forward(self, inputs: ModelInputs) -> ForwardOutput:
         """Launch the computation of a step's hidden states. All ranks must call it, in the same order."""
-        self.platform.follow_load()
         size = self._captured.size_for(inputs)
         staged = self._staged = self.staging.put(
             inputs.step, inputs.sampling, size or 0, inputs.table_changes

@@ -197,8 +197,8 @@ def test_batch_invariance_can_be_turned_off(tiny_llama: Path, without_tiles) -> 
 
 
 @needs_kernels
-def test_float32_is_not_batch_invariant_by_default(tiny_llama: Path) -> None:
-    assert not is_invariant(start(tiny_llama, dtype="float32", batch_invariant=None))
+def test_float32_is_batch_invariant_by_default(tiny_llama: Path) -> None:
+    assert is_invariant(start(tiny_llama, dtype="float32", batch_invariant=None))
 
 
 @needs_kernels

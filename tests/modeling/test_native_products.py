@@ -263,7 +263,7 @@ def test_bfloat16_weights_with_an_odd_number_of_inputs_are_multiplied_by_onednn(
         (torch.bfloat16, True, True),
         (torch.float16, False, False),
         (torch.float16, True, True),
-        (torch.float32, False, True),
+        (torch.float32, True, False),
     ],
 )
 def test_dense_weights_are_left_to_onednn_where_it_is_faster(
@@ -289,4 +289,4 @@ def test_fixed_order_layout_refuses_weights_without_a_kernel(dtype, inputs: int)
 
 def test_quantised_weights_without_a_kernel_are_multiplied_as_dense_ones_of_their_dtype() -> None:
     assert isinstance(native(integers(24, 32, 8, 8, False, torch.bfloat16)), NativeFloatingFormat)
-    assert isinstance(native(integers(24, 32, 8, 8, False, torch.float32)), PackedFormat)
+    assert isinstance(native(integers(24, 32, 8, 8, False, torch.float32)), NativeFloatingFormat)

@@ -65,5 +65,5 @@ def describe(format: WeightFormat) -> str:
 
 
 def onednn_is_faster(dtype: torch.dtype) -> bool:
-    """Return True if oneDNN's products of many rows are faster than ours: in float32, and on CPUs with AMX."""
-    return dtype == torch.float32 or bool(torch.cpu.get_capabilities().get(TILES.get(dtype, "")))
+    """Return True if oneDNN's products of many rows are faster than ours: on CPUs with AMX."""
+    return bool(torch.cpu.get_capabilities().get(TILES.get(dtype, "")))

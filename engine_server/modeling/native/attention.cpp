@@ -4,12 +4,11 @@
 // computed apart and joined in their order either way, so a token's result is bitwise independent of batch composition,
 // of the number of threads, and of how a prompt was cut into chunks.
 
-#include <omp.h>
-
 #include <algorithm>
 #include <vector>
 
 #include "attention_tile.h"
+#include "threads.h"
 
 namespace {
 
@@ -240,21 +239,17 @@ Plan plan_work(const Step& step, int threads) {
 template <typename T, typename E>
 void attend(const Step& step) {
     static thread_local std::vector<float> kept;
-    const Plan plan = plan_work(step, omp_get_max_threads());
+    static thread_local Scratch scratch;
+    const int threads = num_threads();
+    const Plan plan = plan_work(step, threads);
     kept.resize(std::max<size_t>(kept.size(), plan.kept));
     float* shared = kept.data();
-    const size_t count = plan.items.size();
-    #pragma omp parallel if (count > 1)
-    {
-        static thread_local Scratch scratch;
-        #pragma omp for schedule(dynamic, 1)
-        for (size_t i = 0; i < count; i++) {
-            const size_t next = i + omp_get_num_threads();  // probably this thread's
-            attend<T, E>(step, plan.items[i], next < count ? &plan.items[next] : nullptr, shared, scratch);
-        }
-        #pragma omp for schedule(dynamic, 1) nowait
-        for (const Item& tile : plan.joins) join<T>(step, tile, shared, scratch);
-    }
+    const int64_t count = plan.items.size();
+    for_each_in_parallel(count, [&](int64_t i) {
+        const int64_t next = i + threads;  // probably this thread's
+        attend<T, E>(step, plan.items[i], next < count ? &plan.items[next] : nullptr, shared, scratch);
+    });
+    for_each_in_parallel(plan.joins.size(), [&](int64_t i) { join<T>(step, plan.joins[i], shared, scratch); });
 }
 
 }  // namespace

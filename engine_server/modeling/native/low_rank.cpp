@@ -144,11 +144,10 @@ void add(T* out, int64_t out_stride, const T* x, int64_t x_stride, const int32_t
     const int64_t padded = adapters.padded(adapters.in);
     std::vector<int32_t> order(rows);
     const std::vector<Group> groups = grouped(order, slots);
-    #pragma omp parallel if (rows * adapters.most * (adapters.in + adapters.out) > WORTH_A_THREAD)
-    {
+    const bool worth_threads = rows * adapters.most * (adapters.in + adapters.out) > WORTH_A_THREAD;
+    for_parts_in_parallel(groups.size(), worth_threads, [&](int64_t number, int64_t end) {
         std::vector<float> inputs(ROWS * padded), sums(ROWS * adapters.most);
-        #pragma omp for schedule(static)
-        for (size_t number = 0; number < groups.size(); number++) {
+        for (; number < end; number++) {
             const Group& group = groups[number];
             const int64_t rank = adapters.ranks[group.slot];
             if (!rank) continue;
@@ -164,7 +163,7 @@ void add(T* out, int64_t out_stride, const T* x, int64_t x_stride, const int32_t
                               rank, adapters);
             });
         }
-    }
+    });
 }
 
 }  // namespace

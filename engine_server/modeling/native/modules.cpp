@@ -5,16 +5,24 @@
 #include <cstring>
 
 #include "activations.h"
+#include "threads.h"
 
 namespace {
 
 constexpr int64_t WORTH_THREADS = 1 << 13;  // elements: a smaller amount is done before another thread has started
 
+// Calls `compute(row)` for all rows of `dim` elements.
+template <typename Compute>
+void for_rows(int64_t rows, int64_t dim, const Compute& compute) {
+    for_parts_in_parallel(rows, rows * dim > WORTH_THREADS, [&](int64_t row, int64_t end) {
+        for (; row < end; row++) compute(row);
+    });
+}
+
 template <typename T>
 void norm(T* total, T* out, const T* x, const T* residual, const T* weight, int64_t rows, int64_t dim, float eps,
           float offset) {
-    #pragma omp parallel for if (rows * dim > WORTH_THREADS)
-    for (int64_t row = 0; row < rows; row++) {
+    const auto compute = [&](int64_t row) {
         const T* own = x + row * dim;
         if (residual) {
             T* sums = total + row * dim;
@@ -26,14 +34,14 @@ void norm(T* total, T* out, const T* x, const T* residual, const T* weight, int6
         const float scale = 1 / std::sqrt(sum(squares) / dim + eps);
         for (int64_t d = 0; d < dim; d += LANES)
             store(out + row * dim + d, load(own + d) * scale * (load(weight + d) + offset));
-    }
+    };
+    for_rows(rows, dim, compute);
 }
 
 // Layer normalization (Ba et al. 2016, arXiv 1607.06450).
 template <typename T>
 void layer_norm_rows(T* out, const T* x, const T* weight, const T* bias, int64_t rows, int64_t dim, float eps) {
-    #pragma omp parallel for if (rows * dim > WORTH_THREADS)
-    for (int64_t row = 0; row < rows; row++) {
+    const auto compute = [&](int64_t row) {
         const T* own = x + row * dim;
         floats total = {}, squares = {};
         for (int64_t d = 0; d < dim; d += LANES) total += load(own + d);
@@ -44,15 +52,17 @@ void layer_norm_rows(T* out, const T* x, const T* weight, const T* bias, int64_t
             const floats scaled = (load(own + d) - mean) * scale * load(weight + d);
             store(out + row * dim + d, bias ? scaled + load(bias + d) : scaled);
         }
-    }
+    };
+    for_rows(rows, dim, compute);
 }
 
 // A rest that doesn't fill a vector is padded, so that an element's bits don't depend on its place.
 template <typename T, typename Activation>
 void map(T* out, const T* x, int64_t count, Activation activation) {
     const int64_t whole = count / LANES * LANES;
-    #pragma omp parallel for if (count > WORTH_THREADS)
-    for (int64_t at = 0; at < whole; at += LANES) store(out + at, activation(load(x + at)));
+    for_rows(whole / LANES, LANES, [&](int64_t vector) {
+        store(out + vector * LANES, activation(load(x + vector * LANES)));
+    });
     T rest[LANES] = {};
     std::memcpy(rest, x + whole, (count - whole) * sizeof(T));
     store(rest, activation(load(rest)));
@@ -61,20 +71,19 @@ void map(T* out, const T* x, int64_t count, Activation activation) {
 
 template <typename T, typename Activation>
 void gate(T* out, const T* gate_up, int64_t rows, int64_t dim, Activation activate) {
-    #pragma omp parallel for if (rows * dim > WORTH_THREADS)
-    for (int64_t row = 0; row < rows; row++)
+    for_rows(rows, dim, [&](int64_t row) {
         for (int64_t d = 0; d < dim; d += LANES) {
             const T* place = gate_up + 2 * row * dim + d;
             store(out + row * dim + d, activate(load(place)) * load(place + dim));
         }
+    });
 }
 
 template <typename T>
 void turn(T* out, const T* x, int64_t token_stride, int64_t head_stride, const T* cos, const T* sin, int64_t tokens,
             int64_t heads, int64_t dim) {
     const int64_t half = dim / 2;
-    #pragma omp parallel for if (tokens * heads * dim > WORTH_THREADS)
-    for (int64_t token = 0; token < tokens; token++)
+    for_rows(tokens, heads * dim, [&](int64_t token) {
         for (int64_t head = 0; head < heads; head++) {
             const T* own = x + token * token_stride + head * head_stride;
             T* to = out + (token * heads + head) * dim;
@@ -85,6 +94,7 @@ void turn(T* out, const T* x, int64_t token_stride, int64_t head_stride, const T
                 store(to + half + d, b * load(c + half) + a * load(s + half));
             }
         }
+    });
 }
 
 }  // namespace

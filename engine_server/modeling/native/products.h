@@ -6,6 +6,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "threads.h"
 #include "vectors.h"
 
 // Multiply-adds that are worth a second thread.
@@ -23,6 +24,14 @@ void store_results(T* row, floats values, const float* bias, int64_t output, int
     T results[LANES];
     store(results, values);
     for (int64_t lane = 0; lane < count; lane++) row[output + lane] = results[lane];
+}
+
+// Calls `multiply(output)` for every `width`th of `outputs` outputs, on several threads; `block` of them are stored together.
+template <typename Multiply>
+void for_outputs_in_parallel(int64_t outputs, int block, int width, bool worth_threads, const Multiply& multiply) {
+    for_parts_in_parallel((outputs + block - 1) / block, worth_threads, [&](int64_t first, int64_t end) {
+        for (int64_t output = first * block; output < std::min(end * block, outputs); output += width) multiply(output);
+    });
 }
 
 // Calls `run` with a value of the type with a number in native/library.py.

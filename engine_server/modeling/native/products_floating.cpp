@@ -79,12 +79,12 @@ void multiply_tile(T* out, const Value<T>* values, int64_t stride, const Weight<
 // At most ROWS_IN_CACHE rows.
 template <typename T>
 void multiply_rows(T* out, const Value<T>* values, int64_t stride, int64_t rows, const Weight<T>& weight) {
-    #pragma omp parallel for schedule(static) if (rows * weight.in * weight.out > WORTH_A_THREAD)
-    for (int64_t block = 0; block < (weight.out + BLOCK - 1) / BLOCK; block++)
-        for (int64_t output = block * BLOCK; output < std::min((block + 1) * BLOCK, weight.out); output += WIDTH)
-            for_row_tiles<TILE>(rows, [&]<int ROWS>(int64_t row, std::integral_constant<int, ROWS>) {
-                multiply_tile<ROWS>(out + row * weight.out, values + row * stride, stride, weight, output);
-            });
+    const bool worth_threads = rows * weight.in * weight.out > WORTH_A_THREAD;
+    for_outputs_in_parallel(weight.out, BLOCK, WIDTH, worth_threads, [&](int64_t output) {
+        for_row_tiles<TILE>(rows, [&]<int ROWS>(int64_t row, std::integral_constant<int, ROWS>) {
+            multiply_tile<ROWS>(out + row * weight.out, values + row * stride, stride, weight, output);
+        });
+    });
 }
 
 template <typename T>
@@ -103,11 +103,13 @@ void multiply(T* out, const T* values, int64_t stride, int64_t rows, const Weigh
 template <typename T>
 void gather(T* out, const int64_t* rows, const T* weight, int64_t count, int64_t in) {
     constexpr size_t BYTES_TOGETHER = INPUTS<T> * sizeof(T);
-    #pragma omp parallel for if (count * in > WORTH_A_THREAD)
-    for (int64_t place = 0; place < count; place++) {
-        const T* own = weight + rows[place] / BLOCK * BLOCK * in + rows[place] % BLOCK * INPUTS<T>;
-        for (int64_t i = 0; i < in; i += INPUTS<T>) std::memcpy(out + place * in + i, own + i * BLOCK, BYTES_TOGETHER);
-    }
+    for_parts_in_parallel(count, count * in > WORTH_A_THREAD, [&](int64_t place, int64_t end) {
+        for (; place < end; place++) {
+            const T* own = weight + rows[place] / BLOCK * BLOCK * in + rows[place] % BLOCK * INPUTS<T>;
+            for (int64_t i = 0; i < in; i += INPUTS<T>)
+                std::memcpy(out + place * in + i, own + i * BLOCK, BYTES_TOGETHER);
+        }
+    });
 }
 
 }  // namespace

@@ -118,8 +118,10 @@ template <int GROUP, typename T>
 void quantise(Quantised& to, const T* values, int64_t stride, int64_t rows, const Weight& weight) {
     const int64_t end = rows * (weight.in / GROUP);
     to.resize(rows * weight.in, end);
-    #pragma omp parallel for schedule(static) if (rows * weight.in > WORTH_QUANTISING)
-    for (int64_t first = 0; first < end; first += LANES) quantise_groups<GROUP>(to, values, stride, first, end, weight);
+    const int64_t parts = (end + LANES - 1) / LANES;
+    for_parts_in_parallel(parts, rows * weight.in > WORTH_QUANTISING, [&](int64_t part, int64_t last) {
+        for (; part < last; part++) quantise_groups<GROUP>(to, values, stride, part * LANES, end, weight);
+    });
 }
 
 // Adds the products of a line of codes with four values of each row.
@@ -199,18 +201,17 @@ void multiply(int type, void* out, const void* values, int64_t stride, int64_t r
     thread_local Quantised scratch;
     with_type(type, [&]<typename T>(T) { quantise<GROUP>(scratch, (const T*)values, stride, rows, weight); });
     const Quantised& quantised = scratch;  // the calling thread's, in all threads
-    #pragma omp parallel for schedule(static) if (rows * weight.in * weight.out > WORTH_A_THREAD)
-    for (int64_t block = 0; block < (weight.out + BLOCK - 1) / BLOCK; block++)
-        for (int64_t output = block * BLOCK; output < std::min((block + 1) * BLOCK, weight.out); output += WIDTH)
-            for_row_tiles<TILE>(rows, [&]<int ROWS>(int64_t row, std::integral_constant<int, ROWS>) {
-                multiply_tile<BITS, GROUP, SHARED, MINIMA, ROWS>(type, out, quantised, weight, row, output);
-            });
+    const bool worth_threads = rows * weight.in * weight.out > WORTH_A_THREAD;
+    for_outputs_in_parallel(weight.out, BLOCK, WIDTH, worth_threads, [&](int64_t output) {
+        for_row_tiles<TILE>(rows, [&]<int ROWS>(int64_t row, std::integral_constant<int, ROWS>) {
+            multiply_tile<BITS, GROUP, SHARED, MINIMA, ROWS>(type, out, quantised, weight, row, output);
+        });
+    });
 }
 
 template <typename T>
 void gather(T* out, const int64_t* rows, int64_t count, const Weight& weight) {
-    #pragma omp parallel for if (count * weight.in > WORTH_A_THREAD)
-    for (int64_t place = 0; place < count; place++) {
+    const auto dequantise = [&](int64_t place) {
         const int64_t block = rows[place] / BLOCK, lane = rows[place] % BLOCK;
         const uint8_t* codes = weight.codes + block * weight.block_bytes() + lane * 4;
         for (int64_t first = 0; first < weight.in; first += LANES) {
@@ -224,7 +225,10 @@ void gather(T* out, const int64_t* rows, int64_t count, const Weight& weight) {
                                                 : -unit * (1 << (weight.bits - 1));
             store(out + place * weight.in + first, own * unit + minimum);
         }
-    }
+    };
+    for_parts_in_parallel(count, count * weight.in > WORTH_A_THREAD, [&](int64_t place, int64_t end) {
+        for (; place < end; place++) dequantise(place);
+    });
 }
 
 }  // namespace

@@ -100,15 +100,14 @@ void multiply_tile(T* out, const float* values, const Weight& weight, int64_t ro
 template <int BITS, typename T>
 void multiply(T* out, const T* values, int64_t stride, int64_t rows, const Weight& weight) {
     const float* wide = widened(values, stride, rows, weight.in);
-    #pragma omp parallel if (rows * weight.in * weight.out > WORTH_A_THREAD)
+    const bool worth_threads = rows * weight.in * weight.out > WORTH_A_THREAD;
     for (int64_t first = 0; first < rows; first += ROWS_IN_CACHE) {
         const int64_t count = std::min<int64_t>(ROWS_IN_CACHE, rows - first);
-        #pragma omp for schedule(static) nowait
-        for (int64_t block = 0; block < (weight.out + BLOCK - 1) / BLOCK; block++)
-            for (int64_t output = block * BLOCK; output < std::min((block + 1) * BLOCK, weight.out); output += WIDTH)
-                for_row_tiles<TILE>(count, [&]<int ROWS>(int64_t row, std::integral_constant<int, ROWS>) {
-                    multiply_tile<BITS, ROWS>(out, wide, weight, first + row, output);
-                });
+        for_outputs_in_parallel(weight.out, BLOCK, WIDTH, worth_threads, [&](int64_t output) {
+            for_row_tiles<TILE>(count, [&]<int ROWS>(int64_t row, std::integral_constant<int, ROWS>) {
+                multiply_tile<BITS, ROWS>(out, wide, weight, first + row, output);
+            });
+        });
     }
 }
 

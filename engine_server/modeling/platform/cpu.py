@@ -29,7 +29,7 @@ from engine_server.modeling.memory.host_memory import free_host_memory
 from engine_server.modeling.native.levels import instruction_level
 from engine_server.modeling.platform.cpu_quota import available_cpus
 from engine_server.modeling.platform.interface import Platform
-from engine_server.modeling.platform.spinning import SpinLimit
+from engine_server.openmp import SPINS, VARIABLE
 
 # Instruction sets that multiply a dtype, as torch.cpu.get_capabilities names them; any one is enough.
 INSTRUCTIONS = {
@@ -51,7 +51,11 @@ class CpuPlatform(Platform):
 
     def __init__(self, device: torch.device = torch.device("cpu")) -> None:  # noqa: B008
         super().__init__(device)
-        self._spin_limit = SpinLimit()
+        if VARIABLE not in os.environ:
+            logger.info(
+                "torch was imported before engine_server, so that OpenMP's threads spin for milliseconds: set %s=%s",
+                VARIABLE, SPINS,
+            )  # fmt: skip
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(min(torch.get_num_threads(), available_cpus()))
 
@@ -121,9 +125,6 @@ class CpuPlatform(Platform):
 
     def record_event(self, timed: bool = False) -> torch.Event | None:
         return None
-
-    def follow_load(self) -> None:
-        self._spin_limit.follow_load()
 
     def process_group(self, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
         torch.set_num_threads(max(1, torch.get_num_threads() // size))  # all ranks share this CPU

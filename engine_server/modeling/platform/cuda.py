@@ -97,9 +97,6 @@ class CudaPlatform(Platform):
         event.record()
         return event
 
-    def follow_load(self) -> None:
-        """Do nothing: steps wait for the device, not for OpenMP threads."""
-
     def process_group(self, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
         torch.cuda.set_device(self.device)
         options = distributed.ProcessGroupNCCL.Options()

@@ -74,9 +74,3 @@ class Platform(Device):
     @abstractmethod
     def computing_dtype(self, weights: torch.dtype, asked: bool) -> torch.dtype:
         """Return the dtype to compute in; `asked`: `weights` comes from the user, not from the model's files."""
-
-    # Load
-
-    @abstractmethod
-    def follow_load(self) -> None:
-        """Adapt to what else runs on the host's CPUs. To be called every step."""
