@@ -35,15 +35,16 @@ class ModelInputs(NamedTuple):
     sources: IntArray = EMPTY
 
     @property
+    def has_tokens_alone(self) -> bool:
+        """True if the model is given nothing but tokens, so that a captured step can compute them."""
+        return not self.token_type_ids and not self.embeds
+
+    @property
     def is_plain_decode(self) -> bool:
-        """True if each sequence has one token and samples, so that a captured step can compute it."""
+        """True if each sequence has one token, and nothing but that, and samples."""
         count = len(self.step.starts)
-        return (
-            count == len(self.step.token_ids) == len(self.sampling)
-            and not self.chunks
-            and not self.token_type_ids
-            and not self.embeds
-        )
+        decodes = count == len(self.step.token_ids) == len(self.sampling)
+        return decodes and not self.chunks and self.has_tokens_alone
 
 
 def model_inputs(batch: Batch, table: BlockTable, stretched: bool) -> tuple[ModelInputs, list[PromptChunk]]:

@@ -26,12 +26,13 @@ from engine_server.core.logits.custom import CustomProcessors
 from engine_server.core.logits.penalties import Penalties
 from engine_server.core.logits.pipeline import LogitsPipeline
 from engine_server.core.model_inputs import NOTHING, ModelInputs
-from engine_server.core.step_capture import DecodeStep, StepCapture
+from engine_server.core.step_capture import EagerStep, StepCapture
 from engine_server.modeling.adapters.peft_folder import LowRankAdapter
 from engine_server.modeling.attention.hook import ForwardContext
 from engine_server.modeling.attention.interface import AttentionBackend, Staged, StepInputs
 from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.device_time import DeviceTimer
+from engine_server.modeling.graphs.step_programs import MOST_COMPARED
 from engine_server.modeling.loading.invariance import settle_invariance
 from engine_server.modeling.loading.probe import largest_step, probe
 from engine_server.modeling.memory.cache_layout import Layout, lay_out
@@ -109,8 +110,9 @@ class ModelRunner:
         self._context = ForwardContext(self.backend, self.timer, progress)
         block_size, longest = config.cache_config.block_size, config.model_config.max_model_len
         self.table = BlockTable(pool, rows, longest, block_size, layout.windows)
+        most_rows = max(scheduling.max_num_rows, MOST_COMPARED)
         self.staging = Staging(
-            scheduling.max_num_batched_tokens, scheduling.max_num_rows, self.table.ids.shape, self.platform
+            scheduling.max_num_batched_tokens, most_rows, self.table.ids.shape, self.platform
         )
         if self.drafting is not None:
             self.drafting.allocate(pool.num_blocks, self.staging, self._context)
@@ -142,11 +144,11 @@ class ModelRunner:
             inputs.step, inputs.sampling, size or 0, inputs.table_changes
         )
         if size is None:
-            output = self._forward_eagerly(inputs, staged)
+            states = self._states_eagerly(inputs, staged)
         else:
             with self._context.replay(self.staging.attach(inputs.step, staged)):
                 states = self._captured.states(size, inputs.step.adapters is not None)
-            output = ForwardOutput(states[: len(inputs.sampling)], [], size)
+        output = self._output(states, inputs, staged, size)
         self._head_slots = self._slots_of_head(inputs, staged)
         if self.head is None:
             self._latest = output
@@ -225,14 +227,24 @@ class ModelRunner:
             return
         if self.platform.compiles_late:
             self._warm_up()
+        scheduling, num_blocks = self.config.scheduler_config, self.table.pool.num_blocks
+        num_slots = num_blocks * self.config.cache_config.block_size
         # Each sequence has a block at least.
-        most = min(self.config.scheduler_config.max_num_rows, self.table.pool.num_blocks)
-        steps = [DecodeStep(self._decode, self.loaded.split.logits, self._context, self.staging, most)]
+        most = min(scheduling.max_num_rows, num_blocks)
+        eager = EagerStep(
+            self._states, self.loaded.split.logits, self._context, self.staging, most, num_slots
+        )
+        if self.platform.captures_prompts:
+            eager = eager._replace(
+                most_decodes=min(self.staging.max_sequences, num_slots),
+                most_tokens=scheduling.max_num_batched_tokens,
+            )
+        steps = [eager]
         if self.loaded.adapted is not None:
             steps.append(steps[0]._replace(adapted=True))
         self._captured.capture(steps, self._kernel_sampler)
         if self.drafting is not None:
-            self.drafting.capture(most)
+            self.drafting.capture(most, num_slots)
 
     def run_decodes(self, count: int, draft: bool) -> None:
         """Compute a step of `count` decodes up to their likeliest tokens. All ranks must call it.
@@ -372,29 +384,34 @@ class ModelRunner:
             nowhere, rows = [none - 1] * len(self.table.ids), one + self.staging.rows
             step = StepInputs(none, none, nowhere, one, one + tokens, one + context, [], rows, one)
             inputs = ModelInputs(step, one, [], [], [], NO_CHANGES)
-            output = self._forward_eagerly(inputs, self.staging.put(step, one))
-            logits = self.logits(output.rows)
+            staged = self.staging.put(step, one)
+            states = self._states_eagerly(inputs, staged)
+            logits = self.logits(states.index_select(0, staged.logit_rows))
             if self._kernel_sampler:
                 self._kernel_sampler.sample(logits, None)
 
-    def _decode(self, step: StepInputs, staged: Staged) -> Tensor:
-        """Compute the hidden states [n, hidden] of a step of n decodes."""
-        return self._forward_eagerly(ModelInputs(step, NOTHING.starts, [], [], [], NO_CHANGES), staged).rows
+    def _states(self, step: StepInputs, staged: Staged) -> Tensor:
+        """Compute the hidden states [T, hidden] of a step of tokens alone."""
+        return self._states_eagerly(ModelInputs(step, NOTHING.starts, [], [], [], NO_CHANGES), staged)
 
     @torch.inference_mode()
-    def _forward_eagerly(self, inputs: ModelInputs, staged: Staged) -> ForwardOutput:
+    def _states_eagerly(self, inputs: ModelInputs, staged: Staged) -> Tensor:
         slots = None if inputs.step.adapters is None else staged.adapters
         with self.loaded.apply_adapters(slots), self._context.run(self.staging.attach(inputs.step, staged)):
             arguments = self._arguments(inputs, staged)
             if self.drafting is None:
-                states = self.loaded.states(arguments)
-            else:
-                states = self.drafting.target_states(self.loaded, arguments)
-            if not self.loaded.generates:
-                return ForwardOutput(states, [], None)
-            rows = states.index_select(0, staged.logit_rows)
-            prompt_rows = [states[self.platform.to_device(rows)] for rows in inputs.chunks]
-        return ForwardOutput(rows, prompt_rows, None)
+                return self.loaded.states(arguments)
+            return self.drafting.target_states(self.loaded, arguments)
+
+    def _output(self, states: Tensor, inputs: ModelInputs, staged: Staged, size: int | None) -> ForwardOutput:
+        """Choose the states of which logits are computed, or the pooler's. size: of the captured step."""
+        if not self.loaded.generates:
+            return ForwardOutput(states, [], None)
+        if inputs.is_plain_decode:
+            return ForwardOutput(states[: len(inputs.sampling)], [], size)
+        rows = states.index_select(0, staged.logit_rows)
+        chunks = [states[self.platform.to_device(rows)] for rows in inputs.chunks]
+        return ForwardOutput(rows, chunks, size)
 
     def _slots_of_head(self, inputs: ModelInputs, staged: Staged) -> list[Tensor]:
         """Return the slots of the rows of which logits are computed: those that sample, and each chunk's."""

@@ -1,4 +1,4 @@
-"""The captured decode steps of one rank, and the buffers that they write."""
+"""The captured steps of one rank, and the buffers that they write."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -13,10 +13,11 @@ from engine_server.config import EngineConfig
 from engine_server.core.loaded_model import LoadedModel
 from engine_server.core.model_inputs import ModelInputs
 from engine_server.modeling.attention.hook import ForwardContext
-from engine_server.modeling.attention.interface import Staged, StepInputs
+from engine_server.modeling.attention.interface import IntArray, Staged, StepInputs
 from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.graphs.captured_step import CapturedStep, StepPart
 from engine_server.modeling.graphs.recording import UnrecordableError
+from engine_server.modeling.graphs.step_programs import MOST_COMPARED
 from engine_server.modeling.platform.interface import Platform
 from engine_server.modeling.staging import Staging
 
@@ -26,23 +27,34 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class DecodeStep(NamedTuple):
-    """The eager decode step that is captured."""
+class EagerStep(NamedTuple):
+    """The eager step that is captured."""
 
-    # Computes the hidden states [n, hidden] of a step of n decodes.
+    # Computes the hidden states [T, hidden] of a step of T tokens.
     forward: Callable[[StepInputs, Staged], Tensor]
     # Computes the logits [n, vocabulary] of hidden states [n, hidden].
     logits: Callable[[Tensor], Tensor]
     context: ForwardContext
     staging: Staging
-    # The largest number of sequences.
-    most: int
+    # The largest number of decodes.
+    most_decodes: int
+    # Tokens that the cache has room for.
+    num_slots: int
+    # The largest number of tokens of a step with prompts; None: only decodes are captured.
+    most_tokens: int | None = None
     # Some of the sequences have adapters.
     adapted: bool = False
 
+    @property
+    def most(self) -> int:
+        return max(self.most_decodes, self.most_tokens or 0)
+
 
 class Graphs(NamedTuple):
-    """The captured parts of decode steps; the head's draw is captured by the head."""
+    """The captured parts of steps; the head's draw is captured by the head."""
+
+    # Steps with prompts too, not only decodes.
+    prompts: bool
 
     forward: CapturedStep
     # None: the head doesn't take logits from a buffer.
@@ -52,14 +64,19 @@ class Graphs(NamedTuple):
 class CaptureBuffers(NamedTuple):
     """The output buffers that captured steps of all sizes share."""
 
-    # [max_num_rows, hidden].
+    # [largest step, hidden].
     states: Tensor
     # float32 [max_num_rows, vocabulary]: processors change it in place. None: it is not captured.
     logits: Tensor | None
 
 
+# Tokens and context of the sequences of a step with prompts for which captured steps are compared with eager ones: a
+# prompt, one that is continued, and two decodes.
+COMPARED = ((40, 40), (3, 63), (1, 30), (1, 60))
+
+
 class StepCapture:
-    """Decode steps captured for some batch sizes, if the device and the model allow it."""
+    """Steps captured for some numbers of tokens, if the device and the model allow it."""
 
     def __init__(
         self,
@@ -88,7 +105,7 @@ class StepCapture:
         """The buffers."""
         return [buffer for buffer in self._buffers or () if buffer is not None]
 
-    def capture(self, steps: Sequence[DecodeStep], sampler: "KernelSampler | None") -> None:
+    def capture(self, steps: Sequence[EagerStep], sampler: "KernelSampler | None") -> None:
         """Capture the sampler's kernels and a step without adapters, or one with and one without.
 
         Called again after a sleep.
@@ -98,15 +115,18 @@ class StepCapture:
             return
         try:
             for step in steps:
-                step.staging.put(self.example(step.staging, step.most), np.arange(step.most))
+                count = step.most_decodes
+                step.staging.put(self.example(step.staging, count), np.arange(count))
                 self._graphs[step.adapted] = self._capture(step)
+                if step.most_tokens is not None:
+                    self._compare(step)
             if sampler and self._buffers.logits is not None:
                 sampler.capture(self._buffers.logits)
         except RuntimeError as error:
             if self._ranks.size > 1 and not isinstance(error, UnrecordableError):
                 raise  # the other ranks are inside a collective
             self.release(sampler)
-            logger.warning("decode steps can't be captured, so they run slower: %s", error)
+            logger.warning("steps can't be captured, so they run slower: %s", error)
 
     def release(self, sampler: "KernelSampler | None") -> None:
         """Free the memory of the captured steps, except the buffers."""
@@ -117,12 +137,12 @@ class StepCapture:
     def size_for(self, inputs: ModelInputs) -> int | None:
         """Return the size of the captured step that can compute a step, or None."""
         graphs = self._graphs.get(inputs.step.adapters is not None)
-        if graphs is None or not inputs.is_plain_decode:
+        if graphs is None or not (inputs.has_tokens_alone if graphs.prompts else inputs.is_plain_decode):
             return None
-        return graphs.forward.size_for(len(inputs.step.starts))
+        return graphs.forward.size_for(len(inputs.step.token_ids))
 
     def states(self, size: int, adapted: bool) -> Tensor:
-        """Return the hidden states [max_num_rows, hidden] of the staged step. To be called in its context.
+        """Return the hidden states [largest step, hidden] of the staged step. To be called in its context.
 
         adapted: some of its sequences have adapters.
         """
@@ -141,7 +161,7 @@ class StepCapture:
 
     @property
     def _possible(self) -> bool:
-        """True if decode steps are captured: on a GPU not with a stretched rope, which needs lengths from the host."""
+        """True if steps are captured: on a GPU not with a stretched rope, which needs lengths from the host."""
         return (
             self._platform.captures_graphs
             and self._loaded.generates
@@ -150,23 +170,27 @@ class StepCapture:
         )
 
     def _allocate(self, hidden_size: int | None) -> CaptureBuffers:
-        rows, split = self._config.scheduler_config.max_num_rows, self._loaded.split
+        scheduling, split = self._config.scheduler_config, self._loaded.split
         dtype, device = self._loaded.model.dtype, self._platform.device
-        states = torch.zeros(rows, hidden_size or split.hidden_size, dtype=dtype, device=device)
+        rows = tokens = scheduling.max_num_rows
+        if self._platform.captures_prompts:
+            tokens = max(rows, scheduling.max_num_batched_tokens, MOST_COMPARED)
+        states = torch.zeros(tokens, hidden_size or split.hidden_size, dtype=dtype, device=device)
         logits = None
         if self._platform.samples_by_kernel:
             logits = torch.zeros(rows, split.vocabulary, device=device)
         return CaptureBuffers(states, logits)
 
-    def _capture(self, step: DecodeStep) -> Graphs:
+    def _capture(self, step: EagerStep) -> Graphs:
         assert self._buffers is not None
         states, logits = self._buffers
+        prompts = step.most_tokens is not None
         forward = self._platform.capture(self._part(step, self._run_forward, states))
         if logits is None:
-            return Graphs(forward, None)
-        return Graphs(forward, self._platform.capture(self._part(step, self._run_logits, logits)))
+            return Graphs(prompts, forward, None)
+        return Graphs(prompts, forward, self._platform.capture(self._part(step, self._run_logits, logits)))
 
-    def _part(self, step: DecodeStep, run: Callable[[DecodeStep, int], None], output: Tensor) -> StepPart:
+    def _part(self, step: EagerStep, run: Callable[[EagerStep, int], None], output: Tensor) -> StepPart:
         backend = step.context.backend
 
         def compute(size: int) -> None:
@@ -179,40 +203,73 @@ class StepCapture:
             return step.context.replay(inputs)
 
         def erase() -> None:
-            backend.erase([*range(step.most)])
+            self._erase(step, step.most_decodes)
 
-        return StepPart(compute, context, step.most, output, backend.step_tensors, erase)
+        return StepPart(compute, context, step.most, step.most_decodes, output, backend.step_tensors, erase)
+
+    def _erase(self, step: EagerStep, tokens: int) -> None:
+        """Zero what an example of that many tokens has written to the cache."""
+        step.context.backend.erase([*range(-(-tokens // self._config.cache_config.block_size))])
 
     @torch.inference_mode()
-    def _run_forward(self, step: DecodeStep, size: int) -> None:
+    def _compare(self, step: EagerStep) -> None:
+        """Compare the captured step with the eager one where sequences have several tokens.
+
+        Raises UnrecordableError if they differ. Models with a shorter context are compared by decodes alone.
+        """
+        assert self._buffers is not None
+        lengths, contexts = np.array(COMPARED).T
+        inputs = self._example(step.staging, lengths, contexts, step.adapted)
+        count, graphs = len(inputs.token_ids), self._graphs[step.adapted]
+        longest = self._config.model_config.max_model_len
+        if contexts.max() > longest or len(COMPARED) > step.most_decodes:
+            return
+        if graphs.forward.size_for(count) is None or count > step.num_slots:
+            return
+        staged = step.staging.put(inputs, np.arange(len(COMPARED)))
+        expected = step.forward(inputs, staged).clone()
+        self._erase(step, count)
+        with step.context.replay(step.staging.attach(inputs, staged)):
+            graphs.forward.replay(count)
+        self._erase(step, count)
+        if not torch.equal(self._buffers.states[:count], expected):
+            raise UnrecordableError("the program's results for a step with prompts differ from the model's")
+
+    @torch.inference_mode()
+    def _run_forward(self, step: EagerStep, size: int) -> None:
         """Compute the hidden states of the first `size` staged sequences, to be captured."""
         assert self._buffers is not None
         states = step.forward(self.example(step.staging, size, step.adapted), step.staging.decodes(size))
         self._buffers.states[:size].copy_(states)
 
     @torch.inference_mode()
-    def _run_logits(self, step: DecodeStep, size: int) -> None:
+    def _run_logits(self, step: EagerStep, size: int) -> None:
         """Compute the logits of the first `size` rows of the states buffer, to be captured."""
         assert self._buffers is not None and self._buffers.logits is not None
         with self._loaded.apply_adapters(step.staging.decodes(size).adapters if step.adapted else None):
             self._buffers.logits[:size].copy_(step.logits(self._buffers.states[:size]))
 
     def example(self, staging: Staging, count: int, adapted: bool = False) -> StepInputs:
-        """Return a step of decodes with different contexts, each of which writes to a block of its own.
+        """Return a step of decodes with different contexts. Some may share a row of the block table, as drafts do.
 
-        Some may share a row of the block table, as drafts do. adapted: all have the first adapter.
+        adapted: all have the first adapter.
         """
-        rows, longest = np.arange(count), self._config.model_config.max_model_len
-        contexts = 1 + 37 * rows % longest
-        slots = [rows * self._config.cache_config.block_size for _ in staging.tables]
+        rows = np.arange(count)
+        contexts = 1 + 37 * rows % self._config.model_config.max_model_len
+        return self._example(staging, np.ones_like(rows), contexts, adapted)
+
+    def _example(self, staging: Staging, lengths: IntArray, contexts: IntArray, adapted: bool) -> StepInputs:
+        """Return a step with sequences of some tokens and contexts, written to the cache's first slots."""
+        starts, tokens = np.cumsum(lengths) - lengths, np.arange(lengths.sum())
+        sequences = np.repeat(np.arange(len(lengths)), lengths)
         return StepInputs(
-            rows % self._loaded.split.vocabulary,
-            contexts - 1,
-            slots,
-            rows,
-            np.ones_like(rows),
+            tokens % self._loaded.split.vocabulary,
+            tokens - starts[sequences] + (contexts - lengths)[sequences],
+            [tokens.copy() for _ in staging.tables],
+            starts,
+            lengths,
             contexts,
             [],
-            rows % staging.rows,
-            adapters=np.zeros_like(rows) if adapted else None,
+            np.arange(len(lengths)) % staging.rows,
+            adapters=np.zeros_like(tokens) if adapted else None,
         )

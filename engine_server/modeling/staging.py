@@ -20,13 +20,14 @@ class Staging:
 
     The copies have one more row than the scheduler's table, for padding: sequences of one token without a context.
 
+    max_sequences: those of a step.
     tables: the copy on the host, int32 [kinds, rows + 1, columns], for backends that read it on the host.
     """
 
     def __init__(self, max_tokens: int, max_sequences: int, table: tuple[int, ...], platform: Device) -> None:
         """max_tokens, max_sequences: those of a step. table: the scheduler's block table, [kinds, rows, columns]."""
         kinds, rows, columns = table
-        self.rows = rows
+        self.rows, self.max_sequences = rows, max_sequences
         self._platform, device = platform, platform.device
         tokens = max(max_tokens, max_sequences)
         by_token, by_sequence, spans = (tokens,), (max_sequences,), (max_sequences, 4)
@@ -48,7 +49,7 @@ class Staging:
         """Copy a step to the device without waiting for it.
 
         sampling: [n], indexes of the sequences that sample.
-        padded: for a step of decodes alone, the number of sequences to pad it to; 0 for none.
+        padded: for a step of decodes alone, the number of sequences to pad it to; at most their own for none.
         changes: changes of the scheduler's table since the last call.
         """
         cells, block_ids = tuple(changes[:3]), changes[3]
@@ -71,7 +72,7 @@ class Staging:
             counts.append(len(sequences_now))
         logit_rows[: len(sampling)] = (inputs.starts + inputs.lengths - 1)[sampling]
         rows[: len(sampling)] = inputs.rows[sampling]
-        if padded:
+        if padded > count:
             more = slice(count, padded)
             token_ids[more], positions[more], slots[:, more], rows[more], adapters[more] = (
                 0,
@@ -87,7 +88,7 @@ class Staging:
         if updates.size:
             indices, new_ids = self._buffer[self._size : len(host)].view(2, -1)
             self._tables.view(-1).index_copy_(0, indices.long(), new_ids)
-        if padded:
+        if padded > count:
             return self.decodes(padded)
         return self._views(count, counts[0], counts[1], len(sampling))
 

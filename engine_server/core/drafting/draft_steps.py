@@ -9,7 +9,7 @@ from torch import Tensor
 from engine_server.config import EngineConfig
 from engine_server.core.loaded_model import LoadedModel
 from engine_server.core.model_inputs import ModelInputs
-from engine_server.core.step_capture import DecodeStep, StepCapture
+from engine_server.core.step_capture import EagerStep, StepCapture
 from engine_server.modeling.attention.hook import ForwardContext
 from engine_server.modeling.attention.interface import Staged, StepInputs, UnsupportedModelError
 from engine_server.modeling.communicator import Communicator
@@ -95,9 +95,12 @@ class DraftSteps(ABC):
         """Zero the content of blocks."""
         self._backend.erase(block_ids)
 
-    def capture(self, most: int) -> None:
-        """Capture decodes of at most `most` sequences if the device and the model allow it."""
-        step = DecodeStep(self._forward, self._logits, self._context, self._staging, most)
+    def capture(self, most: int, num_slots: int) -> None:
+        """Capture decodes of at most `most` sequences if the device and the model allow it.
+
+        num_slots: tokens that the cache has room for.
+        """
+        step = EagerStep(self._forward, self._logits, self._context, self._staging, most, num_slots)
         self._captured.capture([step], None)
 
     def release(self) -> None:

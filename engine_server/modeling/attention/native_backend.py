@@ -18,8 +18,11 @@ class NativeAttention(TorchAttention):
     def begin(self, inputs: StepInputs) -> None:
         super().begin(inputs)
         rows = (inputs.rows, inputs.starts, *joined(inputs))
-        # int32 [S, 4]: row of the block table, first token, tokens in this step, tokens in the cache with them.
-        self._sequences = torch.from_numpy(np.stack(rows, 1).astype(np.int32))
+        # int32 [T, 4]: row of the block table, first token, tokens in this step, tokens in the cache with them. As many
+        # as tokens, since a recorded step has as many of each; the last ones have no tokens.
+        sequences = np.zeros((len(inputs.token_ids), 4), dtype=np.int32)
+        np.stack(rows, 1, out=sequences[: len(inputs.rows)], casting="unsafe")
+        self._sequences = torch.from_numpy(sequences)
         # For each kind, int32 [R, blocks a row]; copies nothing if the table is staged.
         self._tables = [torch.from_numpy(np.ascontiguousarray(table)) for table in inputs.tables]
 

@@ -49,7 +49,8 @@ class Arena:
             self.offsets[number] = start
             used.append((start, start + wanted, last[number]))
             size = max(size, start + wanted)
-        whole = torch.zeros(size + ALIGNMENT, dtype=torch.uint8)
+        # Uninitialised, so that what no step was large enough to use takes no memory.
+        whole = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
         self._memory = whole[-whole.data_ptr() % ALIGNMENT :][: -(-size // ALIGNMENT) * ALIGNMENT]
         self._views: dict[torch.dtype, Tensor] = {}
 

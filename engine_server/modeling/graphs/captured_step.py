@@ -1,4 +1,4 @@
-"""The interface of captured steps, and the part of a decode step to capture."""
+"""The interface of captured steps, and the part of a step to capture."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 class CapturedStep(Protocol):
-    """One part of a decode step, captured for some batch sizes."""
+    """One part of a step, captured for some numbers of tokens, its size."""
 
     def size_for(self, count: int) -> int | None:
-        """Return the smallest captured size with room for `count` sequences, or None."""
+        """Return the smallest captured size with room for `count` tokens, or None."""
 
     def replay(self, size: int) -> None:
         """Compute what the captured part computes for a captured size."""
@@ -20,14 +20,16 @@ class CapturedStep(Protocol):
 
 @dataclass(frozen=True)
 class StepPart:
-    """One part of a decode step, which reads and writes buffers at fixed addresses that all sizes share."""
+    """One part of a step, which reads and writes buffers at fixed addresses that all sizes share."""
 
-    # Computes the part for a batch size.
+    # Computes the part for a number of decodes.
     run: Callable[[int], None]
-    # The context in which the captured part runs for a batch size.
+    # The context in which the captured part runs for a number of decodes.
     context: Callable[[int], AbstractContextManager[None]]
-    # The largest batch size.
+    # The largest size.
     most: int
+    # The largest number of decodes that `run` takes.
+    most_decodes: int
     # The buffer that the part writes, [most, ...].
     output: Tensor
     # Returns the tensors that the latest step has read besides the buffers.

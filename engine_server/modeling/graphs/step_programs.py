@@ -1,4 +1,7 @@
-"""Parts of decode steps as programs: a CPU runs one list of native operations instead of the model's Python code."""
+"""Parts of steps as programs: a CPU runs one list of native operations instead of the model's Python code.
+
+They are recorded from decodes. Only the list of sequences makes a step with prompts another one, and that is an input.
+"""
 
 import logging
 import time
@@ -17,30 +20,33 @@ from engine_server.modeling.graphs.unused import without_unused
 EXAMPLES = (3, 5, 4)
 # Numbers of rows for which a program is compared with the eager step: few and small, since the engine waits for it.
 COMPARED = {1, 2, 16}
+MOST_COMPARED = max(COMPARED)
 logger = logging.getLogger(__name__)
 
 
 class StepPrograms:
-    """One part of a decode step as a program for every batch size."""
+    """One part of a step as a program for every number of tokens."""
 
     def __init__(self, part: StepPart) -> None:
         """Record the part, and compare the program with it. Raises UnrecordableError if they differ."""
         started = time.monotonic()
         # Torch may choose other operations, or another order of a sum, for a single row.
-        alone = range(1, 2 if part.most >= max(EXAMPLES) else part.most + 1)
+        together = part.most_decodes >= max(EXAMPLES)
+        alone = range(1, 2 if together else part.most_decodes + 1)
         self._programs = {size: _record(part, (size,), size) for size in alone}
-        if part.most not in alone:
+        if together:
             self._programs |= dict.fromkeys(range(2, part.most + 1), _record(part, EXAMPLES, part.most))
         for size in sorted(COMPARED & self._programs.keys()):
-            self._compare(part, size)
-        last, seconds = self._programs[part.most], time.monotonic() - started
+            if size <= part.most_decodes:
+                self._compare(part, size)
+        last, seconds = self._programs[max(self._programs)], time.monotonic() - started
         logger.info(
-            "recorded decode steps as a program of %d native operations and %d of torch in %.1f s%s",
+            "recorded steps as a program of %d native operations and %d of torch in %.1f s%s",
             last.num_native, last.torch_names.total(), seconds, named(last.torch_names),
         )  # fmt: skip
 
     def size_for(self, count: int) -> int | None:
-        """Return `count` if a program computes that number of sequences, or None."""
+        """Return `count` if a program computes that number of tokens, or None."""
         return count if count in self._programs else None
 
     def replay(self, size: int) -> None:
@@ -65,7 +71,7 @@ def named(operations: Counter[str]) -> str:
 
 
 def _record(part: StepPart, sizes: tuple[int, ...], most: int) -> Program:
-    """Return a program of steps of up to `most` sequences, recorded with each of `sizes`."""
+    """Return a program of steps of up to `most` tokens, recorded with each of `sizes`."""
     part.run(sizes[0])  # what is made at the first call isn't part of a step
     recordings = [record(partial(part.run, size), part.step_tensors) for size in sizes]
     return Program(without_unused(merge_recordings(recordings, sizes)), most, part.step_tensors)

@@ -135,6 +135,7 @@ class NativePlatform(CpuPlatform):
     """A CPU for which our C++ kernels were compiled."""
 
     captures_graphs = True
+    captures_prompts = True
     batch_invariant = True
 
     def compiled_by(self) -> str:

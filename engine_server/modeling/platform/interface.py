@@ -19,8 +19,10 @@ from engine_server.modeling.memory.cache_layout import Layout
 class Platform(Device):
     """One rank's device with the kernels that can run on it."""
 
-    # Decode steps can be captured: on a GPU none of our kernels asks the host for anything.
+    # Steps can be captured: on a GPU none of our kernels asks the host for anything.
     captures_graphs: ClassVar[bool] = False
+    # A captured step of T tokens computes any step of as many, with prompts too: the sequences are an input of it.
+    captures_prompts: ClassVar[bool] = False
     # Tokens are drawn by kernels/sampling.py, which a graph can capture.
     samples_by_kernel: ClassVar[bool] = False
     # Kernels are compiled at their first call.
