@@ -1,10 +1,10 @@
 """Fairlead's data plane. The engine's public names are imported when they are first used (PEP 562), so that the router
 and the command line never import torch."""
 
+import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-from engine_server.openmp import limit_spinning
 
 if TYPE_CHECKING:  # the names of _NAMES_BY_MODULE for type checkers; a test compares the two
     from engine_server.config import EngineConfig as EngineConfig
@@ -75,7 +75,12 @@ _NAMES_BY_MODULE = {
     "requests.structured_outputs": ("StructuredOutputsParams",),
     "telemetry.loggers": ("StatLoggerBase",),
 }
-limit_spinning()
+# OpenMP's threads, which compute torch's own operations on a CPU, spin for milliseconds before they sleep, on CPUs that
+# then the threads of our kernels (modeling/native/threads.h), the server and other processes lack. This is some
+# microseconds, about as long as they wait for each other in one operation. libgomp reads it when torch is imported.
+if "torch" not in sys.modules:
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
 _MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
 
 __all__ = list(_MODULES)

@@ -230,7 +230,8 @@ def test_invalid_requests_queue_nothing(tiny: LLMEngine, engine: LLMEngine, fini
 
 def test_profile_is_written_to_its_folder(tiny_llama: Path, finish, tiny_params, tmp_path: Path) -> None:
     arguments = EngineArgs(
-        model=str(tiny_llama), skip_tokenizer_init=True, num_gpu_blocks_override=16, torch_profiler_dir=str(tmp_path)
+        model=str(tiny_llama), skip_tokenizer_init=True, num_gpu_blocks_override=16, torch_profiler_dir=str(tmp_path),
+        enforce_eager=True,
     )  # fmt: skip
     profiled = LLMEngine.from_engine_args(arguments)
     profiled.start_profile()

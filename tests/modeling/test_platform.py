@@ -4,6 +4,7 @@ import logging
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -144,11 +145,14 @@ def test_log_of_triton_kernels_has_the_launch_settings_of_the_heads(monkeypatch:
     from engine_server.modeling.attention.triton_backend import TritonAttention
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    target = SimpleNamespace(arch=90)
+    driver = SimpleNamespace(get_current_device=lambda: 90, get_current_target=lambda: target)
+    monkeypatch.setattr(triton.runtime.driver, "_active", driver)
     assert TritonPlatform(torch.device("cuda")).compiled_by() == f"triton {triton.__version__}, sm_90"
     layout = lay_out([LayerShape(2, 128, 128), LayerShape(1, 64, 64), LayerShape(2, 128, 128, 8)], longest=64)
     attention = TritonAttention(layout, 1, 16, torch.bfloat16, CpuPlatform(), processors=1)
     assert attention.describe(32, torch.bfloat16) == (
-        "TritonAttention, decode 64: 32 rows, 128 keys, 4 warps, 5 stages; decode 128: 16 rows, 64 keys, 4 warps, "
+        "TritonAttention, decode 64: 32 rows, 64 keys, 2 warps, 5 stages; decode 128: 16 rows, 64 keys, 2 warps, "
         "5 stages; prefill 64: 128 rows, 64 keys, 8 warps, 5 stages; prefill 128: 128 rows, 64 keys, 8 warps, 5 stages"
     )
     attention.require_invariance(torch.float32)

@@ -400,7 +400,7 @@ def test_every_metric_reports_the_requests_that_were_sent(tiny_llama: Path, fini
         values["fairlead:steps_total", tuple(sorted((names | {"run": run}).items()))]
         for run in ("eager", "graph")
     ]
-    assert by_run[0] > 0 and sum(by_run) == steps
+    assert sorted(by_run) == [0, steps]  # all are replayed where the CPU kernels are compiled
     for name in ("time_to_first_token_seconds", "request_prefill_time_seconds"):
         timed(name, 5 if "first" in name else 6)
     for name in (

@@ -29,7 +29,6 @@ from engine_server.modeling.memory.host_memory import free_host_memory
 from engine_server.modeling.native.levels import instruction_level
 from engine_server.modeling.platform.cpu_quota import available_cpus
 from engine_server.modeling.platform.interface import Platform
-from engine_server.openmp import SPINS, VARIABLE
 
 # Instruction sets that multiply a dtype, as torch.cpu.get_capabilities names them; any one is enough.
 INSTRUCTIONS = {
@@ -51,11 +50,11 @@ class CpuPlatform(Platform):
 
     def __init__(self, device: torch.device = torch.device("cpu")) -> None:  # noqa: B008
         super().__init__(device)
-        if VARIABLE not in os.environ:
+        if "GOMP_SPINCOUNT" not in os.environ:
             logger.info(
-                "torch was imported before engine_server, so that OpenMP's threads spin for milliseconds: set %s=%s",
-                VARIABLE, SPINS,
-            )  # fmt: skip
+                "torch was imported before engine_server, which therefore can't set GOMP_SPINCOUNT: "
+                "OpenMP's threads spin for milliseconds"
+            )
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(min(torch.get_num_threads(), available_cpus()))
 
