@@ -228,23 +228,21 @@ class ModelRunner:
         if self.platform.compiles_late:
             self._warm_up()
         scheduling, num_blocks = self.config.scheduler_config, self.table.pool.num_blocks
-        num_slots = num_blocks * self.config.cache_config.block_size
         # Each sequence has a block at least.
         most = min(scheduling.max_num_rows, num_blocks)
-        eager = EagerStep(
-            self._states, self.loaded.split.logits, self._context, self.staging, most, num_slots
-        )
+        eager = EagerStep(self._states, self.loaded.split.logits, self._context, self.staging, most)
         if self.platform.captures_prompts:
+            num_slots = num_blocks * self.config.cache_config.block_size
             eager = eager._replace(
                 most_decodes=min(self.staging.max_sequences, num_slots),
-                most_tokens=scheduling.max_num_batched_tokens,
+                most_tokens=min(scheduling.max_num_batched_tokens, num_slots),
             )
         steps = [eager]
         if self.loaded.adapted is not None:
             steps.append(steps[0]._replace(adapted=True))
         self._captured.capture(steps, self._kernel_sampler)
         if self.drafting is not None:
-            self.drafting.capture(most, num_slots)
+            self.drafting.capture(most)
 
     def run_decodes(self, count: int, draft: bool) -> None:
         """Compute a step of `count` decodes up to their likeliest tokens. All ranks must call it.

@@ -38,8 +38,6 @@ class EagerStep(NamedTuple):
     staging: Staging
     # The largest number of decodes.
     most_decodes: int
-    # Tokens that the cache has room for.
-    num_slots: int
     # The largest number of tokens of a step with prompts; None: only decodes are captured.
     most_tokens: int | None = None
     # Some of the sequences have adapters.
@@ -224,7 +222,7 @@ class StepCapture:
         longest = self._config.model_config.max_model_len
         if contexts.max() > longest or len(COMPARED) > step.most_decodes:
             return
-        if graphs.forward.size_for(count) is None or count > step.num_slots:
+        if graphs.forward.size_for(count) is None:
             return
         staged = step.staging.put(inputs, np.arange(len(COMPARED)))
         expected = step.forward(inputs, staged).clone()

@@ -95,12 +95,9 @@ class DraftSteps(ABC):
         """Zero the content of blocks."""
         self._backend.erase(block_ids)
 
-    def capture(self, most: int, num_slots: int) -> None:
-        """Capture decodes of at most `most` sequences if the device and the model allow it.
-
-        num_slots: tokens that the cache has room for.
-        """
-        step = EagerStep(self._forward, self._logits, self._context, self._staging, most, num_slots)
+    def capture(self, most: int) -> None:
+        """Capture decodes of at most `most` sequences if the device and the model allow it."""
+        step = EagerStep(self._forward, self._logits, self._context, self._staging, most)
         self._captured.capture([step], None)
 
     def release(self) -> None:

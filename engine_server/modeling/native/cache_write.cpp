@@ -73,7 +73,8 @@ void write_row(const Pages& pages, int64_t token, const T* row, auto place) {
 template <typename E, typename T>
 void write(const Pages& keys, const Pages& values, const Given& key, const Given& value, const int64_t* slots,
            int64_t tokens) {
-    const auto write_token = [&](int64_t t) {
+    const bool worth_threads = tokens * keys.kv_heads > 8;  // each row is a separate cache miss
+    for_range_in_parallel(tokens, worth_threads, [&](int64_t t) {
         const int64_t block = slots[t] / keys.block_size, offset = slots[t] % keys.block_size;
         for (int head = 0; head < keys.kv_heads; head++) {
             const int64_t token = keys.token(block, head, offset);
@@ -83,10 +84,6 @@ void write(const Pages& keys, const Pages& values, const Given& key, const Given
             write_row<E>(values, token, (const T*)value.rows + t * value.token_stride + head * value.head_stride,
                          [=](int d) { return value_place<E>(place, d, dim); });
         }
-    };
-    const bool worth_threads = tokens * keys.kv_heads > 8;  // each row is a separate cache miss
-    for_parts_in_parallel(tokens, worth_threads, [&](int64_t token, int64_t end) {
-        for (; token < end; token++) write_token(token);
     });
 }
 

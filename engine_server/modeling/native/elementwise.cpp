@@ -44,7 +44,8 @@ template <typename Compute>
 void map(const Tensor<void*>& out, const Tensor<const void*>& a, const Tensor<const void*>& b, const int64_t (&size)[4],
          Compute compute) {
     const int64_t pieces = (size[3] + PIECE - 1) / PIECE, items = size[0] * size[1] * size[2] * pieces;
-    const auto run = [&](int64_t item) {
+    const bool worth_threads = size[0] * size[1] * size[2] * size[3] > WORTH_THREADS;
+    for_range_in_parallel(items, worth_threads, [&](int64_t item) {
         const int64_t row = item / pieces, k = row % size[2], j = row / size[2] % size[1], i = row / size[2] / size[1];
         auto place = [&](const auto& of, int64_t l) {
             return i * of.stride[0] + j * of.stride[1] + k * of.stride[2] + l * of.stride[3];
@@ -58,10 +59,6 @@ void map(const Tensor<void*>& out, const Tensor<const void*>& a, const Tensor<co
             else
                 put((float*)out.address + to, out.stride[3], count, values);
         }
-    };
-    const bool worth_threads = size[0] * size[1] * size[2] * size[3] > WORTH_THREADS;
-    for_parts_in_parallel(items, worth_threads, [&](int64_t item, int64_t end) {
-        for (; item < end; item++) run(item);
     });
 }
 

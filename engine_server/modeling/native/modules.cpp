@@ -14,15 +14,13 @@ constexpr int64_t WORTH_THREADS = 1 << 13;  // elements: a smaller amount is don
 // Calls `compute(row)` for all rows of `dim` elements.
 template <typename Compute>
 void for_rows(int64_t rows, int64_t dim, const Compute& compute) {
-    for_parts_in_parallel(rows, rows * dim > WORTH_THREADS, [&](int64_t row, int64_t end) {
-        for (; row < end; row++) compute(row);
-    });
+    for_range_in_parallel(rows, rows * dim > WORTH_THREADS, compute);
 }
 
 template <typename T>
 void norm(T* total, T* out, const T* x, const T* residual, const T* weight, int64_t rows, int64_t dim, float eps,
           float offset) {
-    const auto compute = [&](int64_t row) {
+    for_rows(rows, dim, [&](int64_t row) {
         const T* own = x + row * dim;
         if (residual) {
             T* sums = total + row * dim;
@@ -34,14 +32,13 @@ void norm(T* total, T* out, const T* x, const T* residual, const T* weight, int6
         const float scale = 1 / std::sqrt(sum(squares) / dim + eps);
         for (int64_t d = 0; d < dim; d += LANES)
             store(out + row * dim + d, load(own + d) * scale * (load(weight + d) + offset));
-    };
-    for_rows(rows, dim, compute);
+    });
 }
 
 // Layer normalization (Ba et al. 2016, arXiv 1607.06450).
 template <typename T>
 void layer_norm_rows(T* out, const T* x, const T* weight, const T* bias, int64_t rows, int64_t dim, float eps) {
-    const auto compute = [&](int64_t row) {
+    for_rows(rows, dim, [&](int64_t row) {
         const T* own = x + row * dim;
         floats total = {}, squares = {};
         for (int64_t d = 0; d < dim; d += LANES) total += load(own + d);
@@ -52,8 +49,7 @@ void layer_norm_rows(T* out, const T* x, const T* weight, const T* bias, int64_t
             const floats scaled = (load(own + d) - mean) * scale * load(weight + d);
             store(out + row * dim + d, bias ? scaled + load(bias + d) : scaled);
         }
-    };
-    for_rows(rows, dim, compute);
+    });
 }
 
 // A rest that doesn't fill a vector is padded, so that an element's bits don't depend on its place.

@@ -103,12 +103,9 @@ void multiply(T* out, const T* values, int64_t stride, int64_t rows, const Weigh
 template <typename T>
 void gather(T* out, const int64_t* rows, const T* weight, int64_t count, int64_t in) {
     constexpr size_t BYTES_TOGETHER = INPUTS<T> * sizeof(T);
-    for_parts_in_parallel(count, count * in > WORTH_A_THREAD, [&](int64_t place, int64_t end) {
-        for (; place < end; place++) {
-            const T* own = weight + rows[place] / BLOCK * BLOCK * in + rows[place] % BLOCK * INPUTS<T>;
-            for (int64_t i = 0; i < in; i += INPUTS<T>)
-                std::memcpy(out + place * in + i, own + i * BLOCK, BYTES_TOGETHER);
-        }
+    for_range_in_parallel(count, count * in > WORTH_A_THREAD, [&](int64_t place) {
+        const T* own = weight + rows[place] / BLOCK * BLOCK * in + rows[place] % BLOCK * INPUTS<T>;
+        for (int64_t i = 0; i < in; i += INPUTS<T>) std::memcpy(out + place * in + i, own + i * BLOCK, BYTES_TOGETHER);
     });
 }
 

@@ -17,12 +17,10 @@ const float* widened(const T* values, int64_t stride, int64_t rows, int64_t in) 
     thread_local std::vector<float> scratch;
     scratch.resize(std::max<size_t>(scratch.size(), rows * in));
     float* to = scratch.data();
-    for_parts_in_parallel(rows, rows * in > WORTH_WIDENING, [&](int64_t row, int64_t end) {
-        for (; row < end; row++) {
-            int64_t i = 0;
-            for (; i + LANES <= in; i += LANES) store(to + row * in + i, load(values + row * stride + i));
-            for (; i < in; i++) to[row * in + i] = widened(values[row * stride + i]);
-        }
+    for_range_in_parallel(rows, rows * in > WORTH_WIDENING, [&](int64_t row) {
+        int64_t i = 0;
+        for (; i + LANES <= in; i += LANES) store(to + row * in + i, load(values + row * stride + i));
+        for (; i < in; i++) to[row * in + i] = widened(values[row * stride + i]);
     });
     return to;
 }

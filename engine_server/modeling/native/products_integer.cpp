@@ -119,8 +119,8 @@ void quantise(Quantised& to, const T* values, int64_t stride, int64_t rows, cons
     const int64_t end = rows * (weight.in / GROUP);
     to.resize(rows * weight.in, end);
     const int64_t parts = (end + LANES - 1) / LANES;
-    for_parts_in_parallel(parts, rows * weight.in > WORTH_QUANTISING, [&](int64_t part, int64_t last) {
-        for (; part < last; part++) quantise_groups<GROUP>(to, values, stride, part * LANES, end, weight);
+    for_range_in_parallel(parts, rows * weight.in > WORTH_QUANTISING, [&](int64_t part) {
+        quantise_groups<GROUP>(to, values, stride, part * LANES, end, weight);
     });
 }
 
@@ -211,7 +211,7 @@ void multiply(int type, void* out, const void* values, int64_t stride, int64_t r
 
 template <typename T>
 void gather(T* out, const int64_t* rows, int64_t count, const Weight& weight) {
-    const auto dequantise = [&](int64_t place) {
+    for_range_in_parallel(count, count * weight.in > WORTH_A_THREAD, [&](int64_t place) {
         const int64_t block = rows[place] / BLOCK, lane = rows[place] % BLOCK;
         const uint8_t* codes = weight.codes + block * weight.block_bytes() + lane * 4;
         for (int64_t first = 0; first < weight.in; first += LANES) {
@@ -225,9 +225,6 @@ void gather(T* out, const int64_t* rows, int64_t count, const Weight& weight) {
                                                 : -unit * (1 << (weight.bits - 1));
             store(out + place * weight.in + first, own * unit + minimum);
         }
-    };
-    for_parts_in_parallel(count, count * weight.in > WORTH_A_THREAD, [&](int64_t place, int64_t end) {
-        for (; place < end; place++) dequantise(place);
     });
 }
 

@@ -30,3 +30,11 @@ void for_parts_in_parallel(int64_t count, bool worth_threads, const Task& task) 
     if (pieces <= 1) return task(int64_t(0), count);
     for_each_in_parallel(pieces, [&](int64_t piece) { task(count * piece / pieces, count * (piece + 1) / pieces); });
 }
+
+// Calls task(i) for all i below `count`, in such parts.
+template <typename Task>
+void for_range_in_parallel(int64_t count, bool worth_threads, const Task& task) {
+    for_parts_in_parallel(count, worth_threads, [&](int64_t i, int64_t end) {
+        for (; i < end; i++) task(i);
+    });
+}
