@@ -10,6 +10,7 @@ import msgspec
 from engine_server.contract.api import Key
 from engine_server.contract.continuation import ReportedUsage
 from engine_server.router.demand import Demand
+from engine_server.router.rejections import Rejections
 from engine_server.router.routing.directory import Target
 
 # Requests are counted in batches: counting each one alone would evict the forwarding code from the CPU's caches.
@@ -97,6 +98,7 @@ class Metrics:
         self.interrupted = 0
         # That engines reported, by the name of the caller's key, and by `prompt` or `completion`.
         self.tokens: Counter[tuple[str, str]] = Counter()
+        self.rejections = Rejections()
         self._ended: list[Ended] = []
 
     def record(self, ended: Ended) -> None:
