@@ -95,6 +95,7 @@ ARCHITECTURES = [
     Architecture(
         "gemma 2", "Gemma2ForCausalLM", "softcap, windows in some layers",
         {"head_dim": 8, "sliding_window": WINDOW, "query_pre_attn_scalar": 8, "attn_logit_softcapping": 2.0},
+        ("div", "tanh"),
     ),
     Architecture(
         "gemma 3", "Gemma3ForCausalLM", "windows in some layers, a rope for each kind",
@@ -139,7 +140,7 @@ ARCHITECTURES = [
     Architecture("starcoder2", "Starcoder2ForCausalLM", "sliding window", {"sliding_window": WINDOW}),
     Architecture("olmo2", "Olmo2ForCausalLM", "normalised queries and keys"),
     Architecture("stablelm", "StableLmForCausalLM", "rope over a part of each head", {"partial_rotary_factor": 0.5}),
-    Architecture("granite", "GraniteForCausalLM", "scaled embeddings, residuals and logits"),
+    Architecture("granite", "GraniteForCausalLM", "scaled embeddings, residuals and logits", {}, ("div",)),
     Architecture("cohere", "CohereForCausalLM", "parallel"),
     Architecture(
         "cohere 2", "Cohere2ForCausalLM", "windows with rope in some layers, no positions in the others",

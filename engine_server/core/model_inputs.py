@@ -105,9 +105,9 @@ def flatten(batch: Batch, table: BlockTable, stretched: bool, shift: int = 0) ->
 
     shift: the number of positions that each token is taken before its own.
     """
-    rows = np.array([scheduled.row for scheduled in batch])
-    lengths = np.array([scheduled.num_tokens for scheduled in batch])
-    computed = np.array([scheduled.start - shift for scheduled in batch])
+    numbers = np.array([(one.row, one.num_tokens, one.start, one.request.adapters.slot) for one in batch])
+    rows, lengths, computed, adapters = numbers.reshape(-1, 4).T.copy()
+    computed -= shift
     starts = np.cumsum(lengths) - lengths
     sequence = np.repeat(np.arange(len(batch)), lengths)
     positions = np.arange(len(sequence)) - starts[sequence] + computed[sequence]
@@ -124,7 +124,6 @@ def flatten(batch: Batch, table: BlockTable, stretched: bool, shift: int = 0) ->
     )
     unknown = token_ids == UNKNOWN
     token_ids[unknown] = -1 - rows[sequence[unknown]]
-    adapters = np.array([scheduled.request.adapters.slot for scheduled in batch])
     return StepInputs(
         token_ids=token_ids,
         positions=positions,

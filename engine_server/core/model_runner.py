@@ -163,8 +163,8 @@ class ModelRunner:
         """
         slots = self._head_slots[0 if chunk is None else chunk + 1] if self._head_slots else None
         with self.timer.measure(), self.loaded.apply_adapters(slots):
-            captured = None if captured_size is None else self._captured.logits(captured_size)
-            return self.loaded.split.logits(states) if captured is None else captured[: len(states)]
+            captured = None if captured_size is None else self._captured.logits(len(states))
+            return self.loaded.split.logits(states) if captured is None else captured
 
     def join_head(self) -> None:
         """Compute this rank's share of the logits that the first rank's head computes after the latest forward."""

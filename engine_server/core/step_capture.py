@@ -55,8 +55,7 @@ class Graphs(NamedTuple):
     prompts: bool
 
     forward: CapturedStep
-    # None: the head doesn't take logits from a buffer.
-    logits: CapturedStep | None
+    logits: CapturedStep
 
 
 class CaptureBuffers(NamedTuple):
@@ -64,8 +63,8 @@ class CaptureBuffers(NamedTuple):
 
     # [largest step, hidden].
     states: Tensor
-    # float32 [max_num_rows, vocabulary]: processors change it in place. None: it is not captured.
-    logits: Tensor | None
+    # float32 [max_num_rows, vocabulary]: processors change it in place.
+    logits: Tensor
 
 
 # Tokens and context of the sequences of a step with prompts for which captured steps are compared with eager ones: a
@@ -101,7 +100,7 @@ class StepCapture:
     @property
     def tensors(self) -> list[Tensor]:
         """The buffers."""
-        return [buffer for buffer in self._buffers or () if buffer is not None]
+        return [*(self._buffers or ())]
 
     def capture(self, steps: Sequence[EagerStep], sampler: "KernelSampler | None") -> None:
         """Capture the sampler's kernels and a step without adapters, or one with and one without.
@@ -118,7 +117,7 @@ class StepCapture:
                 self._graphs[step.adapted] = self._capture(step)
                 if step.most_tokens is not None:
                     self._compare(step)
-            if sampler and self._buffers.logits is not None:
+            if sampler:
                 sampler.capture(self._buffers.logits)
         except RuntimeError as error:
             if self._ranks.size > 1 and not isinstance(error, UnrecordableError):
@@ -149,13 +148,17 @@ class StepCapture:
         self._latest.forward.replay(size)
         return self._buffers.states
 
-    def logits(self, size: int) -> Tensor | None:
-        """Return the logits [max_num_rows, vocabulary] of the latest states, or None if they aren't captured."""
-        if self._latest is None or self._latest.logits is None:
+    def logits(self, count: int) -> Tensor | None:
+        """Return the logits [count, vocabulary] of the staged step's sequences that sample, from the latest states.
+
+        None: no captured step computes as many.
+        """
+        size = None if self._latest is None else self._latest.logits.size_for(count)
+        if self._latest is None or size is None:
             return None
         assert self._buffers is not None
         self._latest.logits.replay(size)
-        return self._buffers.logits
+        return self._buffers.logits[:count]
 
     @property
     def _possible(self) -> bool:
@@ -172,23 +175,24 @@ class StepCapture:
         dtype, device = self._loaded.model.dtype, self._platform.device
         rows = tokens = scheduling.max_num_rows
         if self._platform.captures_prompts:
-            tokens = max(rows, scheduling.max_num_batched_tokens, MOST_COMPARED)
+            rows = max(rows, MOST_COMPARED)
+            tokens = max(rows, scheduling.max_num_batched_tokens)
         states = torch.zeros(tokens, hidden_size or split.hidden_size, dtype=dtype, device=device)
-        logits = None
-        if self._platform.samples_by_kernel:
-            logits = torch.zeros(rows, split.vocabulary, device=device)
+        logits = torch.zeros(rows, split.vocabulary, device=device)
         return CaptureBuffers(states, logits)
 
     def _capture(self, step: EagerStep) -> Graphs:
         assert self._buffers is not None
         states, logits = self._buffers
-        prompts = step.most_tokens is not None
-        forward = self._platform.capture(self._part(step, self._run_forward, states))
-        if logits is None:
-            return Graphs(prompts, forward, None)
-        return Graphs(prompts, forward, self._platform.capture(self._part(step, self._run_logits, logits)))
+        return Graphs(
+            step.most_tokens is not None,
+            self._platform.capture(self._part("hidden states", step, self._run_forward, step.most, states)),
+            self._platform.capture(self._part("logits", step, self._run_logits, step.most_decodes, logits)),
+        )
 
-    def _part(self, step: EagerStep, run: Callable[[EagerStep, int], None], output: Tensor) -> StepPart:
+    def _part(
+        self, name: str, step: EagerStep, run: Callable[[EagerStep, int], None], most: int, output: Tensor
+    ) -> StepPart:
         backend = step.context.backend
 
         def compute(size: int) -> None:
@@ -203,7 +207,7 @@ class StepCapture:
         def erase() -> None:
             self._erase(step, step.most_decodes)
 
-        return StepPart(compute, context, step.most, step.most_decodes, output, backend.step_tensors, erase)
+        return StepPart(name, compute, context, most, step.most_decodes, output, backend.step_tensors, erase)
 
     def _erase(self, step: EagerStep, tokens: int) -> None:
         """Zero what an example of that many tokens has written to the cache."""
@@ -242,10 +246,15 @@ class StepCapture:
 
     @torch.inference_mode()
     def _run_logits(self, step: EagerStep, size: int) -> None:
-        """Compute the logits of the first `size` rows of the states buffer, to be captured."""
-        assert self._buffers is not None and self._buffers.logits is not None
-        with self._loaded.apply_adapters(step.staging.decodes(size).adapters if step.adapted else None):
-            self._buffers.logits[:size].copy_(step.logits(self._buffers.states[:size]))
+        """Compute the logits of the first `size` sequences that sample, to be captured."""
+        assert self._buffers is not None
+        staged = step.staging.decodes(size)
+        states, slots = self._buffers.states[:size], staged.adapters
+        if step.most_tokens is not None:  # in a step with prompts their states are anywhere
+            states = self._buffers.states.index_select(0, staged.logit_rows)
+            slots = step.staging.decodes(step.most).adapters.index_select(0, staged.logit_rows)
+        with self._loaded.apply_adapters(slots if step.adapted else None):
+            self._buffers.logits[:size].copy_(step.logits(states))
 
     def example(self, staging: Staging, count: int, adapted: bool = False) -> StepInputs:
         """Return a step of decodes with different contexts. Some may share a row of the block table, as drafts do.

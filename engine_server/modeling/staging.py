@@ -3,12 +3,14 @@
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from engine_server.modeling.attention.interface import IntArray, Staged, StepInputs
 from engine_server.modeling.device import Device
 
+Int32Array = npt.NDArray[np.int32]
 # Changed cells of the block table, [4, n]: kind, row, column and block id.
-TableChanges = npt.NDArray[np.int32]
+TableChanges = Int32Array
 
 # In int32 elements, 16 bytes: Triton recompiles a kernel for a tensor with another alignment.
 ALIGNMENT = 4
@@ -38,10 +40,16 @@ class Staging:
             for start, shape in zip(np.cumsum([0, *sizes[:-1]]).tolist(), shapes, strict=True)
         ]
         self._size = sum(sizes)
-        self.tables = np.zeros((kinds, rows + 1, columns), dtype=np.int32)
-        self._buffer = torch.zeros(self._size + 2 * self.tables.size, dtype=torch.int32, device=device)
-        self._tables = torch.zeros(self.tables.shape, dtype=torch.int32, device=device)
-        self._parts = [self._buffer[start:end].view(shape) for start, end, shape in self._spans]
+        self._tables = torch.zeros(kinds, rows + 1, columns, dtype=torch.int32, device=device)
+        self._buffer = torch.zeros(self._size + 2 * self._tables.numel(), dtype=torch.int32, device=device)
+        self._parts = self._divide(self._buffer)
+        # None: the host can't write to the device's buffers, or the device may still read them.
+        self._written: list[Int32Array] | None = None
+        if platform.asynchronous:
+            self.tables = np.zeros(self._tables.shape, dtype=np.int32)
+        else:
+            self.tables = self._tables.numpy()
+            self._written = [part.numpy() for part in self._parts]
 
     def put(
         self, inputs: StepInputs, sampling: IntArray, padded: int = 0, changes: TableChanges = NO_CHANGES
@@ -54,43 +62,24 @@ class Staging:
         """
         cells, block_ids = tuple(changes[:3]), changes[3]
         self.tables[cells] = block_ids
-        updates = np.stack([np.ravel_multi_index(cells, self.tables.shape), block_ids])
-        host = self._platform.host_buffer(self._size + updates.size, torch.int32)
-        numbers = host.numpy()
-        token_ids, positions, slots, prefills, decodes, logit_rows, rows, adapters = (
-            numbers[start:end].reshape(shape) for start, end, shape in self._spans
+        if self._written is not None:
+            num_prefills, num_decodes = self._write(self._written, inputs, sampling, padded)
+        else:
+            updates = np.stack([np.ravel_multi_index(cells, self.tables.shape), block_ids])
+            host = self._platform.host_buffer(self._size + updates.size, torch.int32)
+            parts = [part.numpy() for part in self._divide(host)]
+            num_prefills, num_decodes = self._write(parts, inputs, sampling, padded)
+            host.numpy()[self._size :] = updates.ravel()
+            self._buffer[: len(host)].copy_(host, non_blocking=True)
+            if updates.size:
+                indices, new_ids = self._buffer[self._size : len(host)].view(2, -1)
+                self._tables.view(-1).index_copy_(0, indices.long(), new_ids)
+        count = len(inputs.token_ids)
+        return (
+            self.decodes(padded)
+            if padded > count
+            else self._views(count, num_prefills, num_decodes, len(sampling))
         )
-        count, single = len(inputs.token_ids), inputs.lengths == 1
-        token_ids[:count], positions[:count] = inputs.token_ids, inputs.positions
-        adapters[:count] = -1 if inputs.adapters is None else inputs.adapters
-        for kind, slots_of_kind in enumerate(inputs.slots):
-            slots[kind, :count] = slots_of_kind
-        sequences = np.stack([inputs.rows, inputs.starts, inputs.lengths, inputs.contexts], axis=1)
-        counts = []
-        for target, sequences_now in ((prefills, sequences[~single]), (decodes, sequences[single])):
-            target[: len(sequences_now)] = sequences_now
-            counts.append(len(sequences_now))
-        logit_rows[: len(sampling)] = (inputs.starts + inputs.lengths - 1)[sampling]
-        rows[: len(sampling)] = inputs.rows[sampling]
-        if padded > count:
-            more = slice(count, padded)
-            token_ids[more], positions[more], slots[:, more], rows[more], adapters[more] = (
-                0,
-                0,
-                -1,
-                self.rows,
-                -1,
-            )
-            decodes[more] = self.rows, 0, 1, 0
-            decodes[more, 1] = logit_rows[more] = np.arange(count, padded)
-        numbers[self._size :] = updates.ravel()
-        self._buffer[: len(host)].copy_(host, non_blocking=True)
-        if updates.size:
-            indices, new_ids = self._buffer[self._size : len(host)].view(2, -1)
-            self._tables.view(-1).index_copy_(0, indices.long(), new_ids)
-        if padded > count:
-            return self.decodes(padded)
-        return self._views(count, counts[0], counts[1], len(sampling))
 
     def decodes(self, count: int) -> Staged:
         """Return the views of a step of `count` decodes, independent of the buffers' content."""
@@ -99,6 +88,36 @@ class Staging:
     def attach(self, inputs: StepInputs, staged: Staged) -> StepInputs:
         """Return a step's inputs with their views on the device and the host's block table."""
         return inputs._replace(staged=staged, tables=list(self.tables))
+
+    def _divide(self, buffer: Tensor) -> list[Tensor]:
+        return [buffer[start:end].view(shape) for start, end, shape in self._spans]
+
+    def _write(
+        self, parts: list[Int32Array], inputs: StepInputs, sampling: IntArray, padded: int
+    ) -> tuple[int, int]:
+        """Write a step to the parts of a buffer; return its numbers of sequences with several tokens and with one."""
+        token_ids, positions, slots, prefills, decodes, logit_rows, rows, adapters = parts
+        count, single = len(inputs.token_ids), inputs.lengths == 1
+        token_ids[:count], positions[:count] = inputs.token_ids, inputs.positions
+        adapters[:count] = -1 if inputs.adapters is None else inputs.adapters
+        for kind, slots_of_kind in enumerate(inputs.slots):
+            slots[kind, :count] = slots_of_kind
+        sequences = np.stack([inputs.rows, inputs.starts, inputs.lengths, inputs.contexts], axis=1)
+        num_decodes = int(np.count_nonzero(single))
+        num_prefills = len(sequences) - num_decodes
+        decodes[:num_decodes] = sequences[single] if num_prefills else sequences
+        if num_prefills:
+            prefills[:num_prefills] = sequences[~single]
+        logit_rows[: len(sampling)] = (inputs.starts + inputs.lengths - 1)[sampling]
+        rows[: len(sampling)] = inputs.rows[sampling]
+        if padded > count:
+            more = slice(count, padded)
+            token_ids[more] = positions[more] = 0
+            slots[:, more] = adapters[more] = -1
+            decodes[more] = self.rows, 0, 1, 0
+            rows[more] = self.rows
+            decodes[more, 1] = logit_rows[more] = np.arange(count, padded)
+        return num_prefills, num_decodes
 
     def _views(self, tokens: int, prefills: int, decodes: int, sampling: int) -> Staged:
         token_ids, positions, slots, long, single, logit_rows, rows, adapters = self._parts

@@ -1,5 +1,6 @@
 """The C++ kernels of modules compared with plain torch, at every instruction level that this CPU supports."""
 
+import math
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -19,6 +20,7 @@ from engine_server.modeling.attention.torch_backend import TorchAttention
 from engine_server.modeling.graphs.equivalents import Operation, elementwise
 from engine_server.modeling.layers.kernel_sets import native, plain
 from engine_server.modeling.native import library
+from engine_server.modeling.platform.cpu import NativePlatform
 
 pytestmark = [pytest.mark.usefixtures("level"), needs_kernels]
 SLACK = {torch.float32: 2e-5, torch.bfloat16: 0.03}
@@ -186,3 +188,27 @@ def test_native_elementwise_operation_splits_long_rows_among_threads() -> None:
     computed(Operation.MULTIPLY, out, a, b)
     torch.set_num_threads(before)
     assert torch.equal(out, a * b)
+
+
+@pytest.mark.parametrize("vocabulary", [1, 7, 8192, 20_003])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_native_likeliest_tokens_equal_torch(rows: int, vocabulary: int) -> None:
+    torch.manual_seed(vocabulary)
+    # Few different numbers, so that the largest one occurs several times.
+    logits = torch.randint(-50, 50, (rows, vocabulary)).float()
+    largest, tokens = NativePlatform().likeliest(logits)
+    assert torch.equal(largest, logits.max(-1).values)
+    assert tokens.tolist() == [row.index(max(row)) for row in logits.tolist()]
+
+
+@pytest.mark.parametrize("place", [0, 9_000, 20_002])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_native_likeliest_tokens_of_numbers_that_are_not_finite(value: float, place: int) -> None:
+    masked = torch.full((2, 20_003), -math.inf)
+    masked[:, place] = value
+    finite = masked.clone().nan_to_num()
+    for logits in (masked, finite):
+        largest, tokens = NativePlatform().likeliest(logits)
+        expected = logits.max(-1)
+        assert torch.equal(largest.nan_to_num(-1), expected.values.nan_to_num(-1))
+        assert tokens.tolist() == ([0, 0] if value == -math.inf else [place, place])

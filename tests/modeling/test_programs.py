@@ -104,8 +104,8 @@ def test_program_has_only_the_documented_operations_of_torch(
                 block_size=16, num_gpu_blocks_override=64, max_num_batched_tokens=64, max_num_seqs=8,
             )
         )  # fmt: skip
-    (recorded,) = [message for message in caplog.messages if message.startswith("recorded steps")]
-    _, *operations = recorded.split("; ")
+    states, logits = [message for message in caplog.messages if message.startswith("recorded the")]
+    operations = states.split("; ")[1:] + logits.split("; ")[1:]
     names = {operation.split()[1].removeprefix("aten.").split(".")[0] for operation in operations}
     expected = set(architecture.torch_operations)
     if architecture.name == "deepseek-v2" and transformers.__version__ == OLDEST:

@@ -114,9 +114,9 @@ class DraftSteps(ABC):
         else:
             with self._context.replay(self._staging.attach(inputs.step, staged)):
                 states = self._captured.states(size, adapted=False)[: len(inputs.sampling)]
-                captured = self._captured.logits(size)
+                captured = self._captured.logits(len(states))
         with self._context.timer.measure():
-            return self._logits(states) if captured is None else captured[: len(states)]
+            return self._logits(states) if captured is None else captured
 
     def _forward(self, step: StepInputs, staged: Staged) -> Tensor:
         with self._context.run(self._staging.attach(step, staged)):

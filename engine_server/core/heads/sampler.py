@@ -144,7 +144,7 @@ class Sampler:
         if self.kernels:
             self.kernels.fill(sampling)
             return self.kernels.sample(logits, captured_size)
-        largest, tokens = logits.max(dim=-1)
+        largest, tokens = self._platform.likeliest(logits)
         requests = [one.request for one in sampling if isinstance(one.request, GenerationRequest)]
         if requests != self._drawn[0]:
             rows = [row for row, request in enumerate(requests) if not request.params.greedy]

@@ -22,6 +22,8 @@ class CapturedStep(Protocol):
 class StepPart:
     """One part of a step, which reads and writes buffers at fixed addresses that all sizes share."""
 
+    # What the part computes, for the log.
+    name: str
     # Computes the part for a number of decodes.
     run: Callable[[int], None]
     # The context in which the captured part runs for a number of decodes.

@@ -68,9 +68,9 @@ def _add(out: Any, a: Any, b: Any) -> list[Call] | None:
 
 
 def _gather(out: Any, table: Any, ids: Any, *_padding: Any) -> list[Call] | None:
-    if not (table.dim() == 2 and table.is_contiguous() and ids.is_contiguous()):
+    if not (table.dim() <= 2 and table.is_contiguous() and ids.is_contiguous()):
         return None
-    size, is_long = table.shape[1] * table.itemsize, ids.dtype == torch.int64
+    size, is_long = table.shape[1:].numel() * table.itemsize, ids.dtype == torch.int64
     return [("gather", (is_long, out.data_ptr(), table.data_ptr(), ids.data_ptr(), ids.numel(), size))]
 
 
@@ -92,6 +92,8 @@ def _copied(out: Any, source: Any, *_: Any) -> list[Call] | None:
 
 
 def _copy_to(out: Any, target: Any, source: Any, *_: Any) -> list[Call] | None:
+    if target.dtype != source.dtype:
+        return elementwise(Operation.COPY)(target, source)
     return _copy(target, source) if target.shape == source.shape else None
 
 

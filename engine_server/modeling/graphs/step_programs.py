@@ -41,8 +41,8 @@ class StepPrograms:
                 self._compare(part, size)
         last, seconds = self._programs[max(self._programs)], time.monotonic() - started
         logger.info(
-            "recorded steps as a program of %d native operations and %d of torch in %.1f s%s",
-            last.num_native, last.torch_names.total(), seconds, named(last.torch_names),
+            "recorded the %s of steps as a program of %d native operations and %d of torch in %.1f s%s",
+            part.name, last.num_native, last.torch_names.total(), seconds, named(last.torch_names),
         )  # fmt: skip
 
     def size_for(self, count: int) -> int | None:

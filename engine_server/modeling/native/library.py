@@ -28,6 +28,7 @@ SIGNATURES = {
     "widen": [*[POINTER] * 2, LONG],
     "copy": [*[POINTER] * 2, *[LONG] * 13],
     "gather": [INT, *[POINTER] * 3, *[LONG] * 2],
+    "likeliest": [*[POINTER] * 3, *[LONG] * 3],
     "run_program": [POINTER, LONG, *[POINTER] * 2, LONG],
     "rotate": [INT, *[POINTER] * 2, *[LONG] * 2, *[POINTER] * 2, *[LONG] * 3],
     "multiply_integer": [INT, *[POINTER] * 2, LONG, *[POINTER] * 4, *[LONG] * 3, *[INT] * 2, FLOAT],

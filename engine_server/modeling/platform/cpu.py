@@ -27,6 +27,7 @@ from engine_server.modeling.layers.kernel_sets.plain import CPU
 from engine_server.modeling.memory.cache_layout import Layout
 from engine_server.modeling.memory.host_memory import free_host_memory
 from engine_server.modeling.native.levels import instruction_level
+from engine_server.modeling.native.library import kernels
 from engine_server.modeling.platform.cpu_quota import available_cpus
 from engine_server.modeling.platform.interface import Platform
 
@@ -165,6 +166,15 @@ class NativePlatform(CpuPlatform):
 
     def step_attention(self) -> AttentionBackend:
         return NativeStepAttention(self.writes_scores)
+
+    def likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        if logits.dtype != torch.float32 or logits.stride(1) != 1:
+            return super().likeliest(logits)
+        largest, tokens = logits.new_empty(len(logits)), logits.new_empty(len(logits), dtype=torch.int64)
+        kernels().likeliest(
+            tokens.data_ptr(), largest.data_ptr(), logits.data_ptr(), *logits.shape, logits.stride(0)
+        )
+        return largest, tokens
 
 
 def has_instructions(dtype: torch.dtype) -> bool:

@@ -4,7 +4,7 @@ from abc import abstractmethod
 from typing import ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from engine_server.modeling.attention.interface import AttentionBackend
 from engine_server.modeling.attention.step_attention import StepAttention
@@ -72,6 +72,11 @@ class Platform(Device):
     def capture(self, part: StepPart) -> CapturedStep:
         """Capture a part of decode steps. Raises RuntimeError if that is impossible."""
         return StepGraphs(part.run, ladder(part.most))
+
+    def likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the largest logit of each row of `logits` [n, vocabulary], and its index, int64; [n] each."""
+        largest, tokens = logits.max(dim=-1)
+        return largest, tokens
 
     @abstractmethod
     def computing_dtype(self, weights: torch.dtype, asked: bool) -> torch.dtype:
