@@ -120,9 +120,7 @@ class Exposition(Collector):
         )
         ejections = dict.fromkeys(Cause, 0) | self._health.ejections
         yield by_reason("ejections", "Endpoints ejected", ejections.items())
-        rejected = counter(
-            "rejected", "What the router did not accept, by who sent it", ["sender", "reason"]
-        )
+        rejected = counter("rejected", "What the router did not accept, by who sent it", ["sender", "reason"])
         for (sender, reason), count in self._metrics.rejections.counts.items():
             rejected.add_metric([sender, reason], count)
         yield rejected
