@@ -38,6 +38,7 @@ READ = NOT_FORWARDED | {
     b"x-session-id",
     b"traceparent",
     b"origin",
+    b"x-forwarded-for",
 }
 PARTS_PER_LINE = 4
 # Takes what is added to a head after its end, which are trailers, and keeps nothing.
@@ -116,8 +117,17 @@ class Fields:
 Message = Sequence[bytes | bytearray]
 
 
-class Request(msgspec.Struct, frozen=True):
-    """A request with its whole body."""
+class PackedBody(msgspec.Struct, frozen=True):
+    """The body of a request that is answered with a stream, in case that the stream has to be continued."""
+
+    # Compressed by zlib; None if it was forgotten.
+    data: bytes | None
+    # The bytes of the body.
+    size: int
+
+
+class Request(msgspec.Struct):
+    """A request with its whole body, which is packed once the answer is a stream that goes on for a while."""
 
     method: bytes
     target: bytes
@@ -132,6 +142,22 @@ class Request(msgspec.Struct, frozen=True):
     last: bool
     # Of the log, of the engine's log, and of the answer.
     id: bytes
+    # In place of `body`, which then is empty.
+    packed: PackedBody | None = None
+
+    @property
+    def body_size(self) -> int:
+        """The bytes of the body as it was received."""
+        return len(self.body) if self.packed is None else self.packed.size
+
+    @property
+    def held(self) -> int:
+        """The bytes that are kept of the body."""
+        return len(self.body) if self.packed is None else len(self.packed.data or b"")
+
+    def pack(self, data: bytes | None) -> None:
+        """Replace the body by its compressed form, or forget it."""
+        self.body, self.packed = b"", PackedBody(data, self.body_size)
 
     @property
     def path(self) -> bytes:

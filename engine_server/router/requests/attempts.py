@@ -1,8 +1,10 @@
 """The attempts to have a request answered: each sends it to an endpoint, until a step ends them."""
 
+from engine_server.router import errors
 from engine_server.router.callers.callers import Callers
 from engine_server.router.http.exchange import Exchange
 from engine_server.router.http.upstream import Pools
+from engine_server.router.requests.body_packer import unpack_body
 from engine_server.router.requests.hold.hold import Hold
 from engine_server.router.requests.journal import resume_message
 from engine_server.router.requests.lifecycle import Lifecycle
@@ -106,11 +108,10 @@ class Forwarder:
         request, stream = exchange.request, lifecycle.journal
         lines = route.request_lines + self._credentials.lines(request.fields, route.deployment)
         if lifecycle.trace is not None:
-            request = lifecycle.trace.inject(request)
-        if stream is not None and stream.begun:
-            message = resume_message(request, lines, stream)
-        else:
-            message = request.message(lines)
+            lifecycle.trace.inject(request)
+        if not await unpack_body(exchange):
+            raise errors.interrupted(lifecycle.model)
+        resumes = stream if stream is not None and stream.begun else None
         connection = self._pools[endpoint].take()
         kept = connection is not None
         relay: Relay | None = None
@@ -122,7 +123,8 @@ class Forwarder:
                     relay = relay or Relay(exchange, lifecycle, outcome=Outcome.UNREACHABLE)
                     relay.connect_error = error
                     return relay
-            connection.send(message)  # first, so that the engine works while the relay is set up
+            # First, so that the engine works while the relay is set up. The body must not be referenced after it.
+            connection.send(resume_message(request, lines, resumes) if resumes else request.message(lines))
             relay = Relay(exchange, lifecycle)
             try:
                 connection.receive(relay)

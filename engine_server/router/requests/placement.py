@@ -82,7 +82,7 @@ class Placement:
                     exchange,
                     attempts.held,
                     stream=exchange.streaming or key.stream,
-                    caller=caller.name,
+                    caller=exchange.client.owner,
                     priority=caller.priority,
                 )
             except RequestError as error:

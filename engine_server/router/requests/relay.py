@@ -62,6 +62,9 @@ class Relay(Wait):
         """The result of the attempt, which has ended."""
         assert self.outcome is not None
         refusal, journal = None, self.lifecycle.journal
+        packed = self.exchange.request.packed
+        if journal is not None and packed is not None and packed.data is None:
+            journal.forgo()
         if self.outcome is Outcome.REFUSED:
             refusal = self._read_refusal()
         elif (
