@@ -82,6 +82,7 @@ class Placement:
                     exchange,
                     attempts.held,
                     stream=exchange.streaming or key.stream,
+                    begun=begun,
                     caller=exchange.client.owner,
                     priority=caller.priority,
                 )
