@@ -89,6 +89,15 @@ class Fields:
         if forwarded:
             self._parts.extend((name, b": ", value, b"\r\n"))
 
+    def exceeds(self, count: int) -> bool:
+        """Return True if more than `count` lines are to be forwarded, or were repeated."""
+        return len(self._parts) > PARTS_PER_LINE * count or len(self.repeated) > count
+
+    @property
+    def size(self) -> int:
+        """The bytes of the lines to forward."""
+        return sum(map(len, self._parts))
+
     def take_forwarded(self) -> bytes:
         """Return the lines to forward, without fields that Connection names, and ignore fields that follow."""
         parts, self._parts = self._parts, DISCARDED

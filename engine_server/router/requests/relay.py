@@ -6,6 +6,7 @@ from engine_server.contract.continuation import ReportedUsage
 from engine_server.router import errors
 from engine_server.router.http.exchange import Wait
 from engine_server.router.http.wire import LAST_CHUNK, Fields, chunk, response_head
+from engine_server.router.rejections import Reason, Sender
 from engine_server.router.requests.event_reader import EventReader
 from engine_server.router.requests.journal import Journal
 from engine_server.router.requests.lifecycle import Lifecycle
@@ -24,6 +25,7 @@ from engine_server.router.requests.outcome import (
 EVENT_STREAM = b"text/event-stream"
 # Answers with the `Fairlead-Model` of an adapter; further errors have that of the model itself.
 ADAPTER_STATUSES = (200, 409)
+LONGEST_FINGERPRINT = 64
 
 
 class Relay(Wait):
@@ -105,6 +107,9 @@ class Relay(Wait):
             self.held = True
             self.retry_after = read.get(b"retry-after")
         fingerprint, load = read.get(b"fairlead-model"), read.get(b"fairlead-load")
+        if fingerprint is not None and len(fingerprint) > LONGEST_FINGERPRINT:
+            self.lifecycle.metrics.rejections.add(Sender.ENGINE, Reason.OUT_OF_RANGE)
+            fingerprint = None
         endpoint, adapter = self.lifecycle.endpoint, self.lifecycle.adapter
         if endpoint is not None and (fingerprint or load):
             of_adapter = not adapter or status in ADAPTER_STATUSES
@@ -156,6 +161,11 @@ class Relay(Wait):
             self.on_end()
         else:
             self.on_failure()
+
+    def on_excess(self) -> None:
+        if self.outcome is None:
+            self.lifecycle.metrics.rejections.add(Sender.ENGINE, Reason.HEAD_TOO_LARGE)
+        self.on_failure()
 
     def on_failure(self) -> None:
         if self.outcome is not None:
