@@ -18,6 +18,8 @@ class Reason(StrEnum):
     OUT_OF_RANGE = "out_of_range"
     # The head or the trailers of an answer, beyond the limits; the answer counts as failed.
     HEAD_TOO_LARGE = "head_too_large"
+    # Unfinished events for which there was no memory; the stream was broken off.
+    NO_MEMORY = "no_memory"
 
 
 class Rejections:

@@ -121,6 +121,7 @@ class Server:
         metrics = Metrics()
         self._outputs = outputs = outputs or Outputs()
         observation = Observation(metrics, outputs.access_log, outputs.tracing)
+        budget = BodyBudget(settings.buffer_bytes)
         selector, retry_budget = Selector(self._health), RetryBudget()
         forwarder = Forwarder(
             callers,
@@ -131,9 +132,9 @@ class Server:
             self._watch,
             self._pools,
             observation,
+            budget,
             settings.prefix_chars,
         )
-        budget = BodyBudget(settings.buffer_bytes)
         process = ProcessState(
             watches=lambda: chain.from_iterable(source.watches() for source in sources),
             buffer_bytes=lambda: budget.used,

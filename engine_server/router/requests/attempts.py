@@ -2,6 +2,7 @@
 
 from engine_server.router import errors
 from engine_server.router.callers.callers import Callers
+from engine_server.router.http.body_budget import BodyBudget
 from engine_server.router.http.exchange import Exchange
 from engine_server.router.http.upstream import Pools
 from engine_server.router.requests.body_packer import unpack_body
@@ -36,6 +37,7 @@ class Forwarder:
         watch: Watch,
         pools: Pools,
         observation: Observation,
+        memory: BodyBudget,
         prefix_chars: int,
     ) -> None:
         self._callers = callers
@@ -48,6 +50,7 @@ class Forwarder:
         self._pools = pools
         self._observation = observation
         self._metrics = observation.metrics
+        self._memory = memory
         self._prefix_chars = prefix_chars
 
     async def forward(self, exchange: Exchange) -> None:
@@ -125,7 +128,7 @@ class Forwarder:
                     return relay
             # First, so that the engine works while the relay is set up. The body must not be referenced after it.
             connection.send(resume_message(request, lines, resumes) if resumes else request.message(lines))
-            relay = Relay(exchange, lifecycle)
+            relay = Relay(exchange, lifecycle, self._memory)
             try:
                 connection.receive(relay)
                 exchange.follow(connection.transport)

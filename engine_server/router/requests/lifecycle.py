@@ -124,6 +124,8 @@ class Lifecycle(msgspec.Struct):
         self.metrics.in_flight -= 1
         if self.usage is None and self.journal is not None:
             self.usage = self.journal.usage
+        if self.journal is not None:
+            self.journal.release()
         now = perf_counter()
         if self.caller is not ANYONE:
             self.caller.settle(now, self.usage or self._estimated_tokens())

@@ -4,9 +4,11 @@ import msgspec
 
 from engine_server.contract.continuation import ReportedUsage
 from engine_server.router import errors
+from engine_server.router.http.body_budget import BodyBudget
 from engine_server.router.http.exchange import Wait
 from engine_server.router.http.wire import LAST_CHUNK, Fields, chunk, response_head
 from engine_server.router.rejections import Reason, Sender
+from engine_server.router.requests.answer_memory import AnswerMemory
 from engine_server.router.requests.event_reader import EventReader
 from engine_server.router.requests.journal import Journal
 from engine_server.router.requests.lifecycle import Lifecycle
@@ -37,6 +39,8 @@ class Relay(Wait):
     """
 
     lifecycle: Lifecycle
+    # For what a stream holds; None: unlimited.
+    budget: BodyBudget | None = None
     status: int = 0
     # The answer is a refusal: it waits for the decision to pass it on.
     held: bool = False
@@ -74,7 +78,8 @@ class Relay(Wait):
         ):
             refusal = Refusal(503, self.events.error, DEFAULT_RETRY_AFTER_SECONDS)
         stream = None if journal is None else journal.state
-        return AttemptResult(self.outcome, refusal, stream, self.connect_error)
+        starved = self.events is not None and self.events.starved
+        return AttemptResult(self.outcome, refusal, stream, self.connect_error, starved)
 
     def pass_on(self) -> None:
         """Send the refusal that was held. Raises RequestError if the client has the head of a stream."""
@@ -140,7 +145,9 @@ class Relay(Wait):
             self.held = len(self.refusal_body) <= MAX_REFUSAL_BYTES
         if self.events is not None:
             data = self.events.read(data)
-            if self.events.broken:
+            if self.events.broken and self.outcome is None:
+                if self.events.starved:
+                    self.lifecycle.metrics.rejections.add(Sender.ENGINE, Reason.NO_MEMORY)
                 self._interrupt()
         if data:
             self.pending.append(chunk(data) if self.chunked else data)
@@ -195,9 +202,15 @@ class Relay(Wait):
         """Read the body as a stream of events of an engine with this fingerprint."""
         journal = self.lifecycle.journal
         if journal is None:
-            journal = self.lifecycle.journal = Journal()
+            journal = self.lifecycle.journal = Journal(memory=self._memory())
         journal.fingerprint = journal.fingerprint or fingerprint
         self.events = EventReader(journal)
+
+    def _memory(self) -> AnswerMemory | None:
+        deployment = self.lifecycle.deployment
+        if self.budget is None or deployment is None:
+            return None
+        return AnswerMemory(self.budget, deployment)
 
     def _interrupt(self) -> None:
         self.outcome = Outcome.INTERRUPTED
