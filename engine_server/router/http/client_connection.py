@@ -113,6 +113,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         state, self._state = self._state, CLOSED
+        self._budget.unkeep(self)  # what follows may make others ask for its room
         self.closed.set_result(None)
         self._received.clear()
         if state is WITHOUT_ROOM:
@@ -121,7 +122,6 @@ class ClientConnection(asyncio.Protocol):
         if exchange is not None:
             exchange.stop()
         claimed, self._claimed = self._claimed, 0
-        self._budget.unkeep(self)
         self._budget.release(self.owner, claimed)
 
     def pause_writing(self) -> None:
@@ -222,6 +222,8 @@ class ClientConnection(asyncio.Protocol):
     def finish(self) -> None:
         """Go on with the next request: the exchange has ended."""
         exchange, self._exchange = self._exchange, None
+        if exchange is not None and exchange.request.packed is not None:
+            self._budget.unkeep(self)
         self._last_active = self._loop.time()
         if self.closing:
             self._end()
@@ -230,8 +232,6 @@ class ClientConnection(asyncio.Protocol):
         elif self._state is PAUSED:
             self._advance()
         if exchange is not None and (size := exchange.request.held):
-            if exchange.request.packed is not None:
-                self._budget.unkeep(self)
             self._reader.held -= size
             self._return(size)
 
