@@ -11,6 +11,7 @@ from engine_server.router import errors
 from engine_server.router.callers.account import Caller, usable_route, visible_models
 from engine_server.router.callers.callers import Callers
 from engine_server.router.errors import RequestError
+from engine_server.router.http.client_address import FORWARDED_FOR, ClientAddresses
 from engine_server.router.http.cross_origin import CrossOrigin
 from engine_server.router.http.exchange import JSON, Answer, Exchange
 from engine_server.router.requests.attempts import Forwarder
@@ -40,6 +41,7 @@ class Application:
         readiness: Readiness,
         observation: Observation,
         cross_origin: CrossOrigin | None,
+        addresses: ClientAddresses,
     ) -> None:
         """Answer pages of the origins in `cross_origin`, if there are any."""
         self._forward = forwarder.forward
@@ -48,6 +50,7 @@ class Application:
         self._readiness = readiness
         self._observation = observation
         self._cross_origin = cross_origin
+        self._addresses = addresses
 
     def answer(self, exchange: Exchange) -> Answer:
         """Return the coroutine that answers the exchange's request."""
@@ -61,6 +64,10 @@ class Application:
     def check_sender(self, fields: Mapping[bytes, bytes]) -> None:
         """Raise RequestError (401) if the sender has no valid key."""
         self._callers.identify(fields)
+
+    def owner(self, fields: Mapping[bytes, bytes], peer: str) -> str:
+        """Return the name of the sender's key, or else its address."""
+        return self._callers.name(fields) or self._addresses.find(peer, fields.get(FORWARDED_FOR))
 
     async def refuse(self, exchange: Exchange, error: RequestError) -> None:
         """Answer a request that was not received whole. Raises `error`."""

@@ -5,6 +5,7 @@ import asyncio
 import logging
 import signal
 import sys
+from ipaddress import ip_network
 from pathlib import Path
 
 import uvloop
@@ -77,6 +78,15 @@ def build_parser() -> argparse.ArgumentParser:
         type=int,
         metavar="N",
         help="most memory for the bodies of all requests (default: a quarter of the memory limit)",
+    )
+    flag(
+        "--trusted-proxies",
+        type=ip_network,
+        action="append",
+        default=[],
+        metavar="CIDR",
+        help="network of proxies whose X-Forwarded-For names the clients, among which memory and places are shared "
+        "where there are no keys; may be repeated (default: none)",
     )
     flag(
         "--allow-origin",
@@ -221,6 +231,7 @@ def main(argv: list[str]) -> int:
         policy=flags.policy,
         limits=Limits(body=flags.max_body_bytes),
         buffer_bytes=flags.buffer_bytes or memory_limit() // BUFFER_SHARE,
+        trusted_proxies=flags.trusted_proxies,
         origins=flags.allow_origin,
         drain_grace=flags.drain_grace,
         drain_timeout=flags.drain_timeout,

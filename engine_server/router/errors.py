@@ -118,6 +118,14 @@ def buffer_full() -> RequestError:
     return RequestError(503, ErrorCode.BUFFER_FULL, message, lines=[b"Retry-After: 1\r\n"])
 
 
+def no_room_for_answer(model: str) -> RequestError:
+    """Return the error for a stream whose unfinished events found no room; it is the last event of the stream."""
+    message = (
+        f"The answers of {quote(model)} take all memory that there is for unfinished events; try again later"
+    )
+    return RequestError(503, ErrorCode.BUFFER_FULL, message)
+
+
 def unknown_path(path: bytes) -> RequestError:
     """Return the error for a path that the router does not serve."""
     return RequestError(404, ErrorCode.UNKNOWN_PATH, f"Unknown path {shorten(path.decode('latin-1'))}")

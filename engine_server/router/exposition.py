@@ -25,8 +25,9 @@ class ProcessState:
     """The state of the process besides its requests; each function returns a part of it as it is."""
 
     watches: Callable[[], Iterable[WatchState]]
-    # Bytes of the bodies of all requests.
+    # Bytes of the bodies of all requests, and of what streams hold.
     buffer_bytes: Callable[[], int]
+    forgotten_bodies: Callable[[], int]
     dropped_lines: Callable[[], int]
 
 
@@ -158,7 +159,14 @@ class Exposition(Collector):
             failures.add_metric([watch.kind, watch.namespace], watch.failures)
         yield from (age, failures)
         yield GaugeMetricFamily(
-            f"{PREFIX}buffer_bytes", "Bytes of requests' bodies", self._process.buffer_bytes()
+            f"{PREFIX}buffer_bytes",
+            "Bytes of requests' bodies and of what streams hold",
+            self._process.buffer_bytes(),
+        )
+        yield CounterMetricFamily(
+            f"{PREFIX}forgotten_bodies",
+            "Bodies of streams that were forgotten for lack of memory",
+            self._process.forgotten_bodies(),
         )
         yield CounterMetricFamily(
             f"{PREFIX}log_lines_dropped",

@@ -35,6 +35,10 @@ class InternalApplication:
     def check_sender(self, fields: Mapping[bytes, bytes]) -> None:
         """Accept any sender: the port is internal."""
 
+    def owner(self, fields: Mapping[bytes, bytes], peer: str) -> str:
+        """Return the sender's address."""
+        return peer
+
     async def refuse(self, exchange: Exchange, error: RequestError) -> None:
         """Raise the error of a request that was not received whole."""
         raise error

@@ -16,6 +16,10 @@ class Reason(StrEnum):
 
     # A number of a report or a header that is out of its range; the report is ignored.
     OUT_OF_RANGE = "out_of_range"
+    # The head or the trailers of an answer, beyond the limits; the answer counts as failed.
+    HEAD_TOO_LARGE = "head_too_large"
+    # Unfinished events for which there was no memory; the stream was broken off.
+    NO_MEMORY = "no_memory"
 
 
 class Rejections:

@@ -19,6 +19,7 @@ from engine_server.router.demand_page import DemandPage
 from engine_server.router.endpoints_page import EndpointsPage
 from engine_server.router.exposition import PROMETHEUS_TEXT, Exposition, ProcessState
 from engine_server.router.http.body_budget import BodyBudget
+from engine_server.router.http.client_address import ClientAddresses, Network
 from engine_server.router.http.clients import Clients
 from engine_server.router.http.cross_origin import CrossOrigin
 from engine_server.router.http.exchange import JSON
@@ -29,6 +30,7 @@ from engine_server.router.line_writer import LineWriter
 from engine_server.router.metrics import Metrics
 from engine_server.router.requests.access_log import AccessLog
 from engine_server.router.requests.attempts import Forwarder
+from engine_server.router.requests.body_packer import BodyPacker
 from engine_server.router.requests.hold.hold import Hold, HoldSettings
 from engine_server.router.requests.observation import Observation
 from engine_server.router.requests.placement import Placement
@@ -60,8 +62,10 @@ class Settings:
     # For deployments that do not name one.
     policy: str = DEFAULT_POLICY
     limits: Limits = field(default_factory=Limits)
-    # Bytes of the bodies of all requests.
+    # Bytes of the bodies of all requests, and of what streams hold.
     buffer_bytes: int = 256 * 1024 * 1024
+    # Proxies whose `X-Forwarded-For` names the clients.
+    trusted_proxies: Sequence[Network] = ()
     # Origins whose pages may call the router.
     origins: Sequence[str] = ()
     # Seconds after SIGTERM in which connections are still accepted.
@@ -109,6 +113,7 @@ class Server:
         self._pools = Pools()
         self._health = Health(settings.probes)
         self._watch = Watch(self._health, settings.watch)
+        self._packer = BodyPacker(self._watch.open)
         self._directory = Directory(settings.policy, on_added=self._health.add, on_removed=self._forget)
         for deployment in deployments:
             self._directory.put(deployment)
@@ -116,6 +121,7 @@ class Server:
         metrics = Metrics()
         self._outputs = outputs = outputs or Outputs()
         observation = Observation(metrics, outputs.access_log, outputs.tracing)
+        budget = BodyBudget(settings.buffer_bytes)
         selector, retry_budget = Selector(self._health), RetryBudget()
         forwarder = Forwarder(
             callers,
@@ -126,12 +132,13 @@ class Server:
             self._watch,
             self._pools,
             observation,
+            budget,
             settings.prefix_chars,
         )
-        budget = BodyBudget(settings.buffer_bytes)
         process = ProcessState(
             watches=lambda: chain.from_iterable(source.watches() for source in sources),
             buffer_bytes=lambda: budget.used,
+            forgotten_bodies=lambda: budget.forgotten,
             dropped_lines=lambda: 0 if outputs.lines is None else outputs.lines.dropped,
         )
         exposition = Exposition(
@@ -139,7 +146,13 @@ class Server:
         )
         cross_origin = CrossOrigin(settings.origins) if settings.origins else None
         application = Application(
-            forwarder, callers, self._directory, self._readiness, observation, cross_origin
+            forwarder,
+            callers,
+            self._directory,
+            self._readiness,
+            observation,
+            cross_origin,
+            ClientAddresses(settings.trusted_proxies),
         )
         internal = InternalApplication(
             {
@@ -151,7 +164,7 @@ class Server:
                 b"/internal/endpoints": Page(JSON, EndpointsPage(self._directory, self._health).render),
             }
         )
-        limits = replace(settings.limits, body=min(settings.limits.body, settings.buffer_bytes))
+        limits = replace(settings.limits, body=min(settings.limits.body, budget.largest_body))
         self._clients = Clients(application, limits, budget)
         self._internal_clients = Clients(internal, limits, budget)
 
@@ -164,7 +177,7 @@ class Server:
         async with asyncio.TaskGroup() as tasks:
             background = [tasks.create_task(source.run(self._directory)) for source in self._sources]
             background += [tasks.create_task(c.sweep()) for c in (self._clients, self._internal_clients)]
-            for part in (self._hold, self._callers, self._peers, self._watch):
+            for part in (self._hold, self._callers, self._peers, self._watch, self._packer):
                 background.append(tasks.create_task(part.run()))
             await self._leaving.wait()
             with suppress(TimeoutError):

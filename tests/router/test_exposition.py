@@ -36,7 +36,7 @@ class Page:
         self.directory = Directory("least_load", on_added=self.health.add, on_removed=self.health.remove)
         self.held: dict[Key, int] = {}
         self.watches: list[WatchState] = []
-        self.buffer_bytes = 0
+        self.buffer_bytes = self.forgotten = 0
         self.dropped = 0
         self._exposition = Exposition(
             self.metrics,
@@ -44,7 +44,9 @@ class Page:
             self.health,
             self.ledger,
             lambda: self.held,
-            ProcessState(lambda: self.watches, lambda: self.buffer_bytes, lambda: self.dropped),
+            ProcessState(
+                lambda: self.watches, lambda: self.buffer_bytes, lambda: self.forgotten, lambda: self.dropped
+            ),
         )
 
     def text(self) -> str:
@@ -106,7 +108,7 @@ async def test_counts_everything_by_names_of_operators_and_codes(page):
     page.held = {MODEL: 6}
     page.watches = [WatchState("EndpointSlice", "x", 7.5, 8)]
     page.dropped = 9
-    page.buffer_bytes = 10
+    page.buffer_bytes, page.forgotten = 10, 2
     (endpoint,) = page.directory.resolve("m").endpoints
     page.health.eject(endpoint, "text of an error", Cause.REFUSING)
     samples = page.samples()
@@ -131,6 +133,7 @@ async def test_counts_everything_by_names_of_operators_and_codes(page):
         ("watch_failures_total", "kind=EndpointSlice,namespace=x", 8),
         ("log_lines_dropped_total", "", 9),
         ("buffer_bytes", "", 10),
+        ("forgotten_bodies_total", "", 2),
         ("ejections_total", "reason=refusing", 1),
         ("endpoint_live", "deployment=m,endpoint=http://10.0.0.1:8000,namespace=default", 0),
     ):

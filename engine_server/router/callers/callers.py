@@ -13,6 +13,7 @@ from engine_server.router.callers.account import ANYONE, Account, Caller
 from engine_server.router.callers.engine_credentials import EngineCredentials
 from engine_server.router.callers.keys import decode_keys, digest_of
 from engine_server.router.callers.ledger import Ledger
+from engine_server.router.errors import RequestError
 from engine_server.router.watched_file import WatchedFile
 from engine_server.shared.bearer import bearer_key
 
@@ -54,6 +55,13 @@ class Callers:
             if account is not None:
                 return account
         raise errors.invalid_api_key()
+
+    def name(self, fields: Mapping[bytes, bytes]) -> str:
+        """Return the name of the sender's key; empty if it has no valid one, or needs none."""
+        try:
+            return self.identify(fields).name
+        except RequestError:
+            return ""
 
     def _authorize(self, authorization: bytes) -> Account | None:
         """Return the account of a field `Authorization`, and remember it; None if it has no valid key."""

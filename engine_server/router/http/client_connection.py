@@ -11,7 +11,7 @@ from engine_server.router.http.exchange import Answer, Exchange
 from engine_server.router.http.limits import Limits
 from engine_server.router.http.receiving import Refusal, RequestReader
 from engine_server.router.http.request_id import id_line
-from engine_server.router.http.transport import configure_transport, unacknowledged_bytes
+from engine_server.router.http.transport import configure_transport, peer_address, unacknowledged_bytes
 from engine_server.shared.slow_readers import limit_unsent_bytes
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -47,6 +47,10 @@ class Application(Protocol):
         """Raise RequestError if the sender of these header fields may not send a large body."""
         ...
 
+    def owner(self, fields: Mapping[bytes, bytes], peer: str) -> str:
+        """Return the owner of what the sender of these header fields takes, on a connection from the address `peer`."""
+        ...
+
     def refuse(self, exchange: Exchange, error: RequestError) -> Answer:
         """Return the coroutine that answers a request that was not received whole with an error."""
         ...
@@ -65,8 +69,9 @@ class ClientConnection(asyncio.Protocol):
         self._reader = RequestReader(limits, self._expect_body, application.check_sender)
         self._received = self._reader.received
         self._exchange: Exchange | None = None
-        # Bytes of bodies that were taken from the budget.
+        # Bytes of bodies that were taken from the budget, for the sender of the first of them.
         self._claimed = 0
+        self.owner = ""
         self._state = READING
         # Time (of the event loop) since which nothing is read, or at which the lingering began.
         self._since = 0.0
@@ -88,6 +93,7 @@ class ClientConnection(asyncio.Protocol):
         self.write = self._transport.write
         configure_transport(self._transport)
         limit_unsent_bytes(self._transport)
+        self._peer = peer_address(self._transport)
 
     def data_received(self, data: bytes) -> None:
         assert self._state is READING or self._state is LINGERING
@@ -107,6 +113,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         state, self._state = self._state, CLOSED
+        self._budget.unkeep(self)  # what follows may make others ask for its room
         self.closed.set_result(None)
         self._received.clear()
         if state is WITHOUT_ROOM:
@@ -115,7 +122,7 @@ class ClientConnection(asyncio.Protocol):
         if exchange is not None:
             exchange.stop()
         claimed, self._claimed = self._claimed, 0
-        self._budget.release(claimed)
+        self._budget.release(self.owner, claimed)
 
     def pause_writing(self) -> None:
         self.blocked = True
@@ -134,15 +141,48 @@ class ClientConnection(asyncio.Protocol):
 
     def _claim(self) -> None:
         """Take room for the bodies that arrived, and return that of bodies that were refused."""
-        size = self._reader.held - self._claimed
+        held = self._reader.held
+        size = held - self._claimed
         if size > 0:
-            if self._budget.claim(size, self):
-                self._claimed += size
+            if not self._claimed:
+                self.owner = self._application.owner(self._reader.fields, self._peer)
+            if self._budget.claim(size, held, self):
+                self._claimed = held
             else:
                 self._pause(WITHOUT_ROOM)
         elif size < 0:
-            self._claimed += size
-            self._budget.release(-size)
+            self._return(-size)
+
+    def _return(self, size: int) -> None:
+        self._claimed -= size
+        self._budget.release(self.owner, size)
+
+    def pack_body(self, data: bytes | None) -> None:
+        assert self._exchange is not None
+        request = self._exchange.request
+        size = request.held
+        request.pack(data)
+        self._reader.held -= size - request.held
+        if data is None:
+            self._budget.unkeep(self)
+        self._return(size - request.held)
+        if data is not None:
+            self._budget.keep(self, len(data))
+
+    def forget_body(self) -> None:
+        """Give up the packed body."""
+        self.pack_body(None)
+
+    def claim_unpacked(self) -> bool:
+        assert self._exchange is not None
+        request = self._exchange.request
+        size = request.body_size - request.held
+        self._budget.unkeep(self)
+        if not self._budget.claim_now(self.owner, size):
+            return False
+        self._reader.held += size
+        self._claimed += size
+        return True
 
     def admit(self) -> None:
         """Go on with the requests whose bodies waited for room."""
@@ -173,12 +213,17 @@ class ClientConnection(asyncio.Protocol):
                     self.closing = True
                 self._exchange = exchange = Exchange(self, received, id_line(received))
                 exchange.begin(self._application.answer(exchange))
-            if self._received and self._exchange is not None:
-                self._pause(PAUSED)
+            if self._exchange is not None:
+                if self._received:
+                    self._pause(PAUSED)
+                elif self._state is PAUSED:
+                    self._resume()  # to see when the client leaves
 
     def finish(self) -> None:
         """Go on with the next request: the exchange has ended."""
         exchange, self._exchange = self._exchange, None
+        if exchange is not None and exchange.request.packed is not None:
+            self._budget.unkeep(self)
         self._last_active = self._loop.time()
         if self.closing:
             self._end()
@@ -186,10 +231,9 @@ class ClientConnection(asyncio.Protocol):
             self._loop.call_soon(self._advance)
         elif self._state is PAUSED:
             self._advance()
-        if exchange is not None and (size := len(exchange.request.body)):
+        if exchange is not None and (size := exchange.request.held):
             self._reader.held -= size
-            self._claimed -= size
-            self._budget.release(size)
+            self._return(size)
 
     def _end(self) -> None:
         """Close the connection after the last answer; a client that still sends gets to read it first."""

@@ -31,6 +31,8 @@ class Client(Protocol):
     closing: bool
     # The client is slow to read.
     blocked: bool
+    # The owner of what is shared among senders: the name of the sender's key, else its address.
+    owner: str
     write: Callable[[bytes], None]
 
     def finish(self) -> None:
@@ -43,6 +45,14 @@ class Client(Protocol):
 
     def abort(self) -> None:
         """Reset the connection."""
+        ...
+
+    def pack_body(self, data: bytes | None) -> None:
+        """Replace the body of the request that is being answered by its compressed form, or forget it."""
+        ...
+
+    def claim_unpacked(self) -> bool:
+        """Take room for the body that is packed, which is not forgotten then. Return False if there is none."""
         ...
 
 

@@ -123,6 +123,11 @@ class RequestReader:
         request = Request(method, target, b"", read, b"", self._http11, last=True, id=request_id(read))
         self.received.append(Refusal(request, error))
 
+    @property
+    def fields(self) -> Mapping[bytes, bytes]:
+        """The header fields of the request that arrived last, or arrives."""
+        return self._read
+
     def drop_received(self) -> None:
         """Forget the requests that were received and not yet taken."""
         self.held -= sum(len(item.body) for item in self.received if isinstance(item, Request))
@@ -218,6 +223,7 @@ class RequestReader:
         method, id_ = parser.get_method(), request_id(read)
         self.received.append(Request(method, target, self._lines, read, body, self._http11, last, id_))
         self.receiving = False
+        self._body = None  # it lives as long as its request
 
     def _keep_pieces(self) -> None:
         """Keep what arrived of an unfinished request, and nothing of one that was refused."""

@@ -50,3 +50,9 @@ def unacknowledged_bytes(transport: asyncio.Transport) -> int:
         fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, kernel)
         waiting += kernel[0]
     return waiting
+
+
+def peer_address(transport: asyncio.Transport) -> str:
+    """Return the address of the peer; empty if the connection is lost already."""
+    name = transport.get_extra_info("peername")
+    return str(name[0]) if name else ""

@@ -8,6 +8,7 @@ from typing import Protocol, cast
 from httptools import HttpParserError, HttpResponseParser
 
 from engine_server.router.http.exchange import Exchange, wait_for
+from engine_server.router.http.limits import Limits
 from engine_server.router.http.transport import configure_transport, limit_unacknowledged_time
 from engine_server.router.http.wire import Fields, Message
 from engine_server.router.routing.endpoint import Address, Endpoint
@@ -17,6 +18,8 @@ CONNECT_TIMEOUT_SECONDS = 1.0
 # The timeout is counted in so many parts. A router that gets no CPU for a while (a quota, a virtual machine that is
 # moved) finds one of them over when it goes on, and still reads what arrived meanwhile.
 TIMEOUT_PARTS = 4
+# Answers have the limits of requests: an engine may be any server.
+LIMITS = Limits()
 
 
 class Receiver(Protocol):
@@ -32,6 +35,10 @@ class Receiver(Protocol):
 
     def on_end(self) -> None:
         """Take note of the end of the answer."""
+        ...
+
+    def on_excess(self) -> None:
+        """Take note that the head or the trailers are larger than the limits."""
         ...
 
     def on_failure(self) -> None:
@@ -70,11 +77,14 @@ class EngineConnection(asyncio.Protocol):
         # The answer has ended, and as it should.
         self._ended = False
         self._reusable = False
+        # Bytes of the head that arrived, interim answers included; after the head those without a part of the body.
+        self._head_size = 0
 
     def receive(self, receiver: Receiver) -> None:
         """Give the answer to the request that was sent to `receiver`, until `release`."""
         self._receiver = receiver
         self._begun = self._ended = self._reusable = False
+        self._head_size = 0
         self._fields.clear()
 
     def release(self) -> None:
@@ -99,13 +109,18 @@ class EngineConnection(asyncio.Protocol):
         if receiver is None:
             self.transport.abort()  # it answers more than it was asked
             return
+        self._head_size += len(data)
         try:
             try:
                 self._parser.feed_data(data)
             finally:
-                for piece in self._pieces:
-                    receiver.on_body(piece)
-                self._pieces.clear()
+                if self._pieces:
+                    self._head_size = 0
+                    for piece in self._pieces:
+                        receiver.on_body(piece)
+                    self._pieces.clear()
+                elif self._head_size > LIMITS.head and not self._ended:
+                    receiver.on_excess()
                 if self._ended:
                     receiver.on_end()
         except (HttpParserError, ValueError):
@@ -136,7 +151,11 @@ class EngineConnection(asyncio.Protocol):
             return
         self._begun = True
         assert self._receiver is not None
-        self._receiver.on_head(status, reason, self._fields)
+        fields, size, self._head_size = self._fields, self._head_size, 0
+        if fields.exceeds(LIMITS.fields) or (size > LIMITS.head and fields.size + len(reason) > LIMITS.head):
+            self._receiver.on_excess()
+            raise HttpParserError("the head of an answer is too large")
+        self._receiver.on_head(status, reason, fields)
 
     def on_message_complete(self) -> None:
         if self._begun:

@@ -38,6 +38,7 @@ READ = NOT_FORWARDED | {
     b"x-session-id",
     b"traceparent",
     b"origin",
+    b"x-forwarded-for",
 }
 PARTS_PER_LINE = 4
 # Takes what is added to a head after its end, which are trailers, and keeps nothing.
@@ -88,6 +89,15 @@ class Fields:
         if forwarded:
             self._parts.extend((name, b": ", value, b"\r\n"))
 
+    def exceeds(self, count: int) -> bool:
+        """Return True if more than `count` lines are to be forwarded, or were repeated."""
+        return len(self._parts) > PARTS_PER_LINE * count or len(self.repeated) > count
+
+    @property
+    def size(self) -> int:
+        """The bytes of the lines to forward."""
+        return sum(map(len, self._parts))
+
     def take_forwarded(self) -> bytes:
         """Return the lines to forward, without fields that Connection names, and ignore fields that follow."""
         parts, self._parts = self._parts, DISCARDED
@@ -116,8 +126,17 @@ class Fields:
 Message = Sequence[bytes | bytearray]
 
 
-class Request(msgspec.Struct, frozen=True):
-    """A request with its whole body."""
+class PackedBody(msgspec.Struct, frozen=True):
+    """The body of a request that is answered with a stream, in case that the stream has to be continued."""
+
+    # Compressed by zlib; None if it was forgotten.
+    data: bytes | None
+    # The bytes of the body.
+    size: int
+
+
+class Request(msgspec.Struct):
+    """A request with its whole body, which is packed once the answer is a stream that goes on for a while."""
 
     method: bytes
     target: bytes
@@ -132,6 +151,22 @@ class Request(msgspec.Struct, frozen=True):
     last: bool
     # Of the log, of the engine's log, and of the answer.
     id: bytes
+    # In place of `body`, which then is empty.
+    packed: PackedBody | None = None
+
+    @property
+    def body_size(self) -> int:
+        """The bytes of the body as it was received."""
+        return len(self.body) if self.packed is None else self.packed.size
+
+    @property
+    def held(self) -> int:
+        """The bytes that are kept of the body."""
+        return len(self.body) if self.packed is None else len(self.packed.data or b"")
+
+    def pack(self, data: bytes | None) -> None:
+        """Replace the body by its compressed form, or forget it."""
+        self.body, self.packed = b"", PackedBody(data, self.body_size)
 
     @property
     def path(self) -> bytes:

@@ -1,8 +1,11 @@
 """The attempts to have a request answered: each sends it to an endpoint, until a step ends them."""
 
+from engine_server.router import errors
 from engine_server.router.callers.callers import Callers
+from engine_server.router.http.body_budget import BodyBudget
 from engine_server.router.http.exchange import Exchange
 from engine_server.router.http.upstream import Pools
+from engine_server.router.requests.body_packer import unpack_body
 from engine_server.router.requests.hold.hold import Hold
 from engine_server.router.requests.journal import resume_message
 from engine_server.router.requests.lifecycle import Lifecycle
@@ -34,6 +37,7 @@ class Forwarder:
         watch: Watch,
         pools: Pools,
         observation: Observation,
+        memory: BodyBudget,
         prefix_chars: int,
     ) -> None:
         self._callers = callers
@@ -46,6 +50,7 @@ class Forwarder:
         self._pools = pools
         self._observation = observation
         self._metrics = observation.metrics
+        self._memory = memory
         self._prefix_chars = prefix_chars
 
     async def forward(self, exchange: Exchange) -> None:
@@ -106,11 +111,10 @@ class Forwarder:
         request, stream = exchange.request, lifecycle.journal
         lines = route.request_lines + self._credentials.lines(request.fields, route.deployment)
         if lifecycle.trace is not None:
-            request = lifecycle.trace.inject(request)
-        if stream is not None and stream.begun:
-            message = resume_message(request, lines, stream)
-        else:
-            message = request.message(lines)
+            lifecycle.trace.inject(request)
+        if not await unpack_body(exchange):
+            raise errors.interrupted(lifecycle.model)
+        resumes = stream if stream is not None and stream.begun else None
         connection = self._pools[endpoint].take()
         kept = connection is not None
         relay: Relay | None = None
@@ -122,8 +126,9 @@ class Forwarder:
                     relay = relay or Relay(exchange, lifecycle, outcome=Outcome.UNREACHABLE)
                     relay.connect_error = error
                     return relay
-            connection.send(message)  # first, so that the engine works while the relay is set up
-            relay = Relay(exchange, lifecycle)
+            # First, so that the engine works while the relay is set up. The body must not be referenced after it.
+            connection.send(resume_message(request, lines, resumes) if resumes else request.message(lines))
+            relay = Relay(exchange, lifecycle, self._memory)
             try:
                 connection.receive(relay)
                 exchange.follow(connection.transport)

@@ -40,6 +40,7 @@ class EventReader:
         "_searched",
         "broken",
         "error",
+        "starved",
     )
 
     def __init__(self, journal: Journal) -> None:
@@ -57,6 +58,8 @@ class EventReader:
         self.error: ErrorCode | None = None
         # Nothing more is read: after such an error, and if an event or a group is too large to wait for its end.
         self.broken = False
+        # It is broken for lack of memory.
+        self.starved = False
 
     def read(self, data: bytes) -> bytes:
         """Return the bytes to forward after the next piece of the stream. Raises ValueError for an invalid report."""
@@ -103,7 +106,9 @@ class EventReader:
             start = end
         del held[:start]
         self._searched = len(held)
-        if len(held) + len(self._group) > MAX_HELD_BYTES:
+        size = len(held) + len(self._group)
+        self.starved = not self._journal.cover(size)
+        if self.starved or size > MAX_HELD_BYTES:
             self.broken = True
             self._journal.forgo()
         return bytes(forwarded)

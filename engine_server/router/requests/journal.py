@@ -13,11 +13,14 @@ from engine_server.contract.continuation import (
 )
 from engine_server.contract.headers import RESUME
 from engine_server.router.http.wire import Message, Request
+from engine_server.router.requests.answer_memory import FREE_BYTES, AnswerMemory
 
 RESUME_LINE = f"{RESUME}: 1\r\n".encode()
 TOKEN_BYTES = 8
 # A longer stream is not resumed.
 MAX_TOKENS = (1 << 20) // TOKEN_BYTES
+# A longer one claims memory for its tokens, and is not resumed if there is none.
+FREE_TOKENS = FREE_BYTES // TOKEN_BYTES
 MAX_RESUMES = 3
 
 
@@ -53,6 +56,8 @@ class Journal(msgspec.Struct):
     complete: bool = True
     # Number of times that the stream broke off and was continued.
     resumes: int = 0
+    # None: unlimited.
+    memory: AnswerMemory | None = None
 
     @property
     def begun(self) -> bool:
@@ -83,13 +88,23 @@ class Journal(msgspec.Struct):
             self.ended = True
         elif self.complete:
             self.token_ids.extend(report.token_ids)
-            if len(self.token_ids) > MAX_TOKENS:
+            count = len(self.token_ids)
+            if count > MAX_TOKENS or (count > FREE_TOKENS and not self.cover(0)):
                 self.forgo()
 
     def record_unreported(self) -> None:
         """Record an event that no report covers: the engine doesn't report this stream's tokens."""
         self.events += 1
         self.forgo()
+
+    def cover(self, size: int) -> bool:
+        """Hold the tokens and `size` bytes of unfinished events. Return False if there is no memory for them."""
+        return self.memory is None or self.memory.cover(TOKEN_BYTES * len(self.token_ids) + size)
+
+    def release(self) -> None:
+        """Return the memory: the stream has ended."""
+        if self.memory is not None:
+            self.memory.cover(0)
 
     def forgo(self) -> None:
         """Keep no tokens any more: the stream can't be resumed."""

@@ -94,6 +94,11 @@ class Lifecycle(msgspec.Struct):
         if self.trace is not None:
             self.trace.begin_attempt(endpoint)
 
+    @property
+    def first_byte_at(self) -> float | None:
+        """The time of the answer's first byte, None before it."""
+        return None if self.time_to_first_byte is None else self.started + self.time_to_first_byte
+
     def leave(self) -> None:
         """Count the request at no endpoint: it waits for one."""
         if self.endpoint is not None:
@@ -119,6 +124,8 @@ class Lifecycle(msgspec.Struct):
         self.metrics.in_flight -= 1
         if self.usage is None and self.journal is not None:
             self.usage = self.journal.usage
+        if self.journal is not None:
+            self.journal.release()
         now = perf_counter()
         if self.caller is not ANYONE:
             self.caller.settle(now, self.usage or self._estimated_tokens())
@@ -185,4 +192,4 @@ class Lifecycle(msgspec.Struct):
         worked = self.endpoint is not None or streamed > 0
         if not worked or self.status not in (200, CLIENT_CLOSED_REQUEST):
             return NO_TOKENS
-        return ReportedUsage(len(self.request.body) // BYTES_PER_TOKEN, streamed)
+        return ReportedUsage(self.request.body_size // BYTES_PER_TOKEN, streamed)

@@ -127,6 +127,8 @@ def next_step(
         case Outcome.INTERRUPTED:
             if stream is None:
                 return Cut()
+            if result.starved:
+                return Fail(error=errors.no_room_for_answer(view.model), interrupts=True, verdict=verdict)
             if not stream.resumable:
                 return Fail(error=errors.interrupted(view.model), interrupts=True, verdict=verdict)
             return Continue(

@@ -59,6 +59,8 @@ class AttemptResult(msgspec.Struct, frozen=True):
     stream: StreamState | None = None
     # The error for which no new connection could be opened.
     connect_error: OSError | None = None
+    # The stream was broken off for lack of the router's memory.
+    starved: bool = False
 
 
 class _Detail(msgspec.Struct):

@@ -82,7 +82,8 @@ class Placement:
                     exchange,
                     attempts.held,
                     stream=exchange.streaming or key.stream,
-                    caller=caller.name,
+                    begun=begun,
+                    caller=exchange.client.owner,
                     priority=caller.priority,
                 )
             except RequestError as error:

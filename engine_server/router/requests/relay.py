@@ -4,8 +4,11 @@ import msgspec
 
 from engine_server.contract.continuation import ReportedUsage
 from engine_server.router import errors
+from engine_server.router.http.body_budget import BodyBudget
 from engine_server.router.http.exchange import Wait
 from engine_server.router.http.wire import LAST_CHUNK, Fields, chunk, response_head
+from engine_server.router.rejections import Reason, Sender
+from engine_server.router.requests.answer_memory import AnswerMemory
 from engine_server.router.requests.event_reader import EventReader
 from engine_server.router.requests.journal import Journal
 from engine_server.router.requests.lifecycle import Lifecycle
@@ -24,6 +27,7 @@ from engine_server.router.requests.outcome import (
 EVENT_STREAM = b"text/event-stream"
 # Answers with the `Fairlead-Model` of an adapter; further errors have that of the model itself.
 ADAPTER_STATUSES = (200, 409)
+LONGEST_FINGERPRINT = 64
 
 
 class Relay(Wait):
@@ -35,6 +39,8 @@ class Relay(Wait):
     """
 
     lifecycle: Lifecycle
+    # For what a stream holds; None: unlimited.
+    budget: BodyBudget | None = None
     status: int = 0
     # The answer is a refusal: it waits for the decision to pass it on.
     held: bool = False
@@ -62,6 +68,9 @@ class Relay(Wait):
         """The result of the attempt, which has ended."""
         assert self.outcome is not None
         refusal, journal = None, self.lifecycle.journal
+        packed = self.exchange.request.packed
+        if journal is not None and packed is not None and packed.data is None:
+            journal.forgo()
         if self.outcome is Outcome.REFUSED:
             refusal = self._read_refusal()
         elif (
@@ -69,7 +78,8 @@ class Relay(Wait):
         ):
             refusal = Refusal(503, self.events.error, DEFAULT_RETRY_AFTER_SECONDS)
         stream = None if journal is None else journal.state
-        return AttemptResult(self.outcome, refusal, stream, self.connect_error)
+        starved = self.events is not None and self.events.starved
+        return AttemptResult(self.outcome, refusal, stream, self.connect_error, starved)
 
     def pass_on(self) -> None:
         """Send the refusal that was held. Raises RequestError if the client has the head of a stream."""
@@ -102,6 +112,9 @@ class Relay(Wait):
             self.held = True
             self.retry_after = read.get(b"retry-after")
         fingerprint, load = read.get(b"fairlead-model"), read.get(b"fairlead-load")
+        if fingerprint is not None and len(fingerprint) > LONGEST_FINGERPRINT:
+            self.lifecycle.metrics.rejections.add(Sender.ENGINE, Reason.OUT_OF_RANGE)
+            fingerprint = None
         endpoint, adapter = self.lifecycle.endpoint, self.lifecycle.adapter
         if endpoint is not None and (fingerprint or load):
             of_adapter = not adapter or status in ADAPTER_STATUSES
@@ -132,7 +145,9 @@ class Relay(Wait):
             self.held = len(self.refusal_body) <= MAX_REFUSAL_BYTES
         if self.events is not None:
             data = self.events.read(data)
-            if self.events.broken:
+            if self.events.broken and self.outcome is None:
+                if self.events.starved:
+                    self.lifecycle.metrics.rejections.add(Sender.ENGINE, Reason.NO_MEMORY)
                 self._interrupt()
         if data:
             self.pending.append(chunk(data) if self.chunked else data)
@@ -153,6 +168,11 @@ class Relay(Wait):
             self.on_end()
         else:
             self.on_failure()
+
+    def on_excess(self) -> None:
+        if self.outcome is None:
+            self.lifecycle.metrics.rejections.add(Sender.ENGINE, Reason.HEAD_TOO_LARGE)
+        self.on_failure()
 
     def on_failure(self) -> None:
         if self.outcome is not None:
@@ -182,9 +202,15 @@ class Relay(Wait):
         """Read the body as a stream of events of an engine with this fingerprint."""
         journal = self.lifecycle.journal
         if journal is None:
-            journal = self.lifecycle.journal = Journal()
+            journal = self.lifecycle.journal = Journal(memory=self._memory())
         journal.fingerprint = journal.fingerprint or fingerprint
         self.events = EventReader(journal)
+
+    def _memory(self) -> AnswerMemory | None:
+        deployment = self.lifecycle.deployment
+        if self.budget is None or deployment is None:
+            return None
+        return AnswerMemory(self.budget, deployment)
 
     def _interrupt(self) -> None:
         self.outcome = Outcome.INTERRUPTED

@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Mapping
 
-import msgspec
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
@@ -72,12 +71,13 @@ class Trace:
         self._attempt.set_attribute("server.address", endpoint.address.host)
         self._attempt.set_attribute("server.port", endpoint.address.port)
 
-    def inject(self, request: Request) -> Request:
-        """Return the request with the attempt's span as the parent of the engine's, instead of the client's span."""
+    def inject(self, request: Request) -> None:
+        """Name the attempt's span as the parent of the engine's in the request, instead of the client's span."""
         carrier: dict[str, str] = {}
         _context.inject(carrier, set_span_in_context(self._attempt or self._span))
-        lines = request.lines.replace(self._parent, carrier["traceparent"].encode())
-        return msgspec.structs.replace(request, lines=lines)
+        parent = carrier["traceparent"].encode()
+        request.lines = request.lines.replace(self._parent, parent)
+        self._parent = parent
 
     def end(self, status: int, attributes: Mapping[str, str | int]) -> None:
         """End the request's span with the status of the answer, and further attributes."""

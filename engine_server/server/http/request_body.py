@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from engine_server.contract.bounds import JSON_BRACKETS, JSON_COMMAS
 from engine_server.contract.errors import ErrorCode
-from engine_server.server.http.body_budget import BodyBudget, BodyShare
+from engine_server.server.http.body_share import MAX_BYTES, BodyShare
 from engine_server.server.http.content_type import check_content_type
 from engine_server.server.http.disconnect import DISCONNECT
 from engine_server.server.http.errors import ApiError
+from engine_server.shared.shares import Shares
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -23,21 +24,22 @@ class RequestBody:
         self,
         app: ASGIApp,
         max_body_bytes: int,
-        budget: BodyBudget | None = None,
+        shares: Shares | None = None,
         *,
         any_content_type: bool = False,
     ) -> None:
         """any_content_type: also take bodies that are not declared as JSON."""
         self._app = app
         self._max_body_bytes = max_body_bytes
-        self._budget = budget or BodyBudget()
+        self._shares = shares or Shares(MAX_BYTES)
         self._any_content_type = any_content_type
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] in ("GET", "HEAD"):
             await self._app(scope, receive, send)
             return
-        with BodyShare(self._budget) as share:
+        host, _ = scope.get("client") or ("", 0)  # a Unix socket has none
+        with BodyShare(self._shares, host) as share:
             try:
                 if scope["method"] == "POST" and not self._any_content_type:
                     check_content_type(scope["headers"])
@@ -78,8 +80,8 @@ class RequestBody:
 
     def _no_memory(self) -> ApiError:
         message = (
-            f"the bodies of the requests in flight take {self._budget.max_bytes} bytes, the most allowed; "
-            "try again later"
+            f"there is no room for the body in the {self._shares.limit} bytes for those of all requests in flight, "
+            "of which each sender has a share; try again later"
         )
         return ApiError(503, message, code=ErrorCode.QUEUE_FULL, retry_after=1, close=True)
 

@@ -136,3 +136,80 @@ async def test_a_new_connection_that_is_closed_before_its_use_is_an_error(eventu
     with pytest.raises(OSError, match="closed"):
         next(opening)
     server.close()
+
+
+ENDLESS = {
+    "fields": b"HTTP/1.1 200 OK\r\n" + b"X-Padding: %b\r\n" % (b"x" * 1000) * 400,
+    "fields that are read": b"HTTP/1.1 200 OK\r\n" + b"Connection: %b\r\n" % (b"x" * 1000) * 400,
+    "one field": b"HTTP/1.1 200 OK\r\nX-Padding: " + b"x" * 400_000,
+    "reason": b"HTTP/1.1 200 " + b"O" * 400_000,
+    "interim answers": b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" * 10_000,
+}
+
+
+@pytest.mark.parametrize("start", ENDLESS.values(), ids=ENDLESS.keys())
+async def test_an_endless_head_is_a_failed_answer(start_engine, start_router, start):
+    async def behave(engine, request, writer):
+        writer.write(start)
+        await asyncio.Event().wait()
+
+    router = await start_router({"m": [await start_engine(behave)]})
+    async with router.chat() as response:
+        assert response.status == 503  # there is no other replica
+    assert (
+        await router.metric(r'fairlead_router_rejected_total\{reason="head_too_large",sender="engine"\}') >= 1
+    )
+
+
+async def test_a_head_with_too_many_fields_is_a_failed_answer(start_engine, start_router):
+    async def behave(engine, request, writer):
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n" + b"X-A: b\r\n" * 129 + b"\r\nok")
+
+    router = await start_router({"m": [await start_engine(behave)]})
+    async with router.chat() as response:
+        assert response.status == 503  # there is no other replica
+
+
+async def test_endless_trailers_break_an_answer_off(start_engine, start_router):
+    async def behave(engine, request, writer):
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n")
+        writer.write(b"Connection: x\r\n" * 40_000)
+        await asyncio.Event().wait()
+
+    router = await start_router({"m": [await start_engine(behave)]})
+    answer = await router.raw(
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 13\r\n\r\n" + b'{"model":"m"}'
+    )
+    assert answer.endswith(b"ok\r\n")  # without the last chunk
+    assert (
+        await router.metric(r'fairlead_router_rejected_total\{reason="head_too_large",sender="engine"\}') == 1
+    )
+
+
+async def test_trailers_are_dropped(start_engine, start_router):
+    async def behave(engine, request, writer):
+        writer.write(
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nX-Late: 1\r\n\r\n"
+        )
+
+    engine = await start_engine(behave)
+    router = await start_router({"m": [engine]})
+    for _ in range(2):
+        async with router.chat() as response:
+            assert await response.read() == b"ok"
+            assert "X-Late" not in response.headers
+    assert engine.connections == 1
+
+
+async def test_a_long_name_of_a_model_is_not_kept(start_engine, start_router):
+    async def behave(engine, request, writer):
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nFairlead-Model: %b\r\n\r\nok" % (b"x" * 65))
+
+    router = await start_router({"m": [await start_engine(behave)]})
+    async with router.chat() as response:
+        assert response.status == 200
+    async with router.internal("/internal/endpoints") as response:
+        assert "x" * 65 not in await response.text()
+    assert (
+        await router.metric(r'fairlead_router_rejected_total\{reason="out_of_range",sender="engine"\}') == 1
+    )

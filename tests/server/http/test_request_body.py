@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from waiting import until_async
 
-from engine_server.server.http.body_budget import BodyBudget
 from engine_server.server.http.disconnect import DISCONNECT, WhileConnected
 from engine_server.server.http.errors import ApiError
 from engine_server.server.http.request_body import RequestBody, check_structure
+from engine_server.shared.shares import Shares
 
 SCOPE = {"type": "http", "method": "POST", "path": "/", "headers": []}
 
@@ -18,10 +18,11 @@ SCOPE = {"type": "http", "method": "POST", "path": "/", "headers": []}
 class Client:
     """One request to a middleware, whose pieces of a body the test sends."""
 
-    def __init__(self, middleware: RequestBody) -> None:
+    def __init__(self, middleware: RequestBody, address: str = "10.0.0.1") -> None:
         self._incoming: asyncio.Queue[Any] = asyncio.Queue()
         self.messages: list[Any] = []
-        scope = {**SCOPE, "extensions": {DISCONNECT: {"while_connected": WhileConnected()}}}
+        extensions = {DISCONNECT: {"while_connected": WhileConnected()}}
+        scope = {**SCOPE, "client": (address, 1), "extensions": extensions}
         self.task = asyncio.create_task(middleware(scope, self._incoming.get, self._record))
 
     async def _record(self, message: Any) -> None:
@@ -47,9 +48,9 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 
 
 async def test_bodies_together_are_bounded() -> None:
-    budget = BodyBudget(100)
-    middleware = RequestBody(echo, 80, budget)
-    first, second = Client(middleware), Client(middleware)
+    shares = Shares(100)
+    middleware = RequestBody(echo, 80, shares)
+    first, second = Client(middleware), Client(middleware, "10.0.0.2")
     await first.send(bytes(60), more=True)
     await second.send(bytes(30), more=True)
     await second.send(bytes(20), more=True)
@@ -60,7 +61,23 @@ async def test_bodies_together_are_bounded() -> None:
     await first.send(b"end", more=False)
     await first.task
     assert first.messages[1]["body"] == bytes(60) + b"end"
-    assert budget.free == 100
+    assert shares.used == 0
+
+
+async def test_one_sender_leaves_room_for_another() -> None:
+    shares = Shares(100)
+    middleware = RequestBody(echo, 80, shares)
+    greedy = [Client(middleware, "10.0.0.1") for _ in range(9)]
+    for client in greedy:
+        await client.send(bytes(10), more=True)
+    other = Client(middleware, "10.0.0.2")
+    await other.send(bytes(10), more=False)
+    await other.task
+    assert greedy[-1].status == 503
+    assert other.messages[1]["body"] == bytes(10)
+    for client in greedy[:-1]:
+        await client.disconnect()
+    assert shares.used == 0
 
 
 async def test_body_is_counted_until_its_request_ends() -> None:
@@ -70,8 +87,8 @@ async def test_body_is_counted_until_its_request_ends() -> None:
         await release.wait()
         await echo(scope, receive, send)
 
-    budget = BodyBudget(100)
-    middleware = RequestBody(wait, 80, budget)
+    shares = Shares(100)
+    middleware = RequestBody(wait, 80, shares)
     running = Client(middleware)
     await running.send(bytes(70), more=False)
     late = Client(middleware)
@@ -80,25 +97,25 @@ async def test_body_is_counted_until_its_request_ends() -> None:
     assert late.status == 503
     release.set()
     await running.task
-    assert (running.status, budget.free) == (200, 100)
+    assert (running.status, shares.used) == (200, 0)
 
 
 async def test_disconnect_in_a_body_returns_its_memory() -> None:
-    budget = BodyBudget(100)
-    client = Client(RequestBody(echo, 80, budget))
+    shares = Shares(100)
+    client = Client(RequestBody(echo, 80, shares))
     await client.send(bytes(50), more=True)
     await client.disconnect()
-    assert budget.free == 100
+    assert shares.used == 0
 
 
 async def test_body_over_its_own_limit_closes_the_connection() -> None:
-    budget = BodyBudget(100)
-    client = Client(RequestBody(echo, 80, budget))
+    shares = Shares(100)
+    client = Client(RequestBody(echo, 80, shares))
     await client.send(bytes(81), more=True)
     await client.task
     assert client.status == 413
     assert (b"connection", b"close") in client.messages[0]["headers"]
-    assert budget.free == 100
+    assert shares.used == 0
 
 
 @pytest.mark.parametrize("body", [b"[" * 300_000, b'{"a":' * 300_000, b"1," * 5_000_000])

@@ -48,6 +48,8 @@ class Held(Wait):
     # Times (perf_counter) of its refusal and of its next comment; a request that gets no comments has inf.
     until: float
     comment_at: float
+    # The client has a part of the answer.
+    begun: bool = False
     failure: RequestError | None = None
 
 
@@ -93,10 +95,13 @@ class Hold:
         held: Held | None,
         *,
         stream: bool,
+        begun: bool = False,
         caller: str = "",
         priority: int = 0,
     ) -> Held:
         """Hold a request until its turn. `held` is the result of its last wait, whose place it takes again.
+
+        begun: the client has a part of the answer. caller: the owner of the place; each has a share of them.
 
         Raises RequestError if no replica will come, or past a bound.
         """
@@ -107,11 +112,11 @@ class Hold:
         lines = self._lines.get(target.deployment, {})
         line = lines[target.adapter] if target.adapter in lines else self._new_line(target)
         if held is None or held.target != target:
-            if len(line) >= self.settings.requests or self.settings.seconds <= 0:
+            if self.settings.seconds <= 0 or not self._has_place(line, route, caller, priority, now):
                 raise self._refusal(route, model, now)
             place = line.new_place(caller, priority)
             comment_at = now + self.settings.comment_seconds if stream else inf
-            held = Held(exchange, target, model, place, now + self.settings.seconds, comment_at)
+            held = Held(exchange, target, model, place, now + self.settings.seconds, comment_at, begun)
         for endpoint in live:
             if endpoint.full_until > now:
                 self._window(endpoint, now).update(endpoint, now)
@@ -233,6 +238,15 @@ class Hold:
             self.count -= 1
             line.release().wake()
 
+    def _has_place(self, line: Line[Held], route: Route, caller: str, priority: int, now: float) -> bool:
+        """Return True if a new request finds a place, for which a caller with more than its share gives up one."""
+        if not line.full:
+            return True
+        surplus = line.surplus(caller, priority)
+        if surplus is not None:
+            self._end(surplus, self._refusal(route, surplus.model, now))
+        return surplus is not None
+
     def _end(self, held: Held, failure: RequestError | None = None) -> None:
         """End a wait out of turn: with `failure`, or without one if the model's name is to be resolved again."""
         self._remove(held)
@@ -281,5 +295,5 @@ class Hold:
             if not lines:
                 del self._lines[key]
         self._cold_starts.forget(existing)
-        line = self._lines[target.deployment][target.adapter] = Line()
+        line = self._lines[target.deployment][target.adapter] = Line(self.settings.requests)
         return line

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from operator import attrgetter
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from engine_server.shared.shares import Shares
+
 
 class Place(NamedTuple):
     """The place of a request in its line. A lower one is released earlier."""
@@ -22,6 +24,8 @@ class Placed(Protocol):
     """Anything that can wait in a line."""
 
     place: Place
+    # The client has a part of the answer.
+    begun: bool
 
 
 P = TypeVar("P", bound=Placed)
@@ -35,9 +39,12 @@ class Line(Generic[P]):
     by others of its priority: each of them has at most one request in each of the rounds before.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int) -> None:
+        """limit: the number of places; requests that return to theirs have one in any case."""
         self._waiting: list[P] = []
         self._arrivals = 0
+        # The places of each caller.
+        self._shares = Shares(limit)
         # By rank and caller: the number of requests that wait, and the round of the one that was released last.
         self._counts: Counter[tuple[int, str]] = Counter()
         self._served: dict[tuple[int, str], int] = {}
@@ -60,10 +67,32 @@ class Line(Generic[P]):
         self._arrivals += 1
         return Place(rank, max(self._rounds.get(rank, 0), last + 1), self._arrivals, caller)
 
+    @property
+    def full(self) -> bool:
+        """True if another request only finds a place if one is given up."""
+        return self._shares.used >= self._shares.limit
+
+    def surplus(self, newcomer: str, priority: int) -> P | None:
+        """Return the request that is to give up its place for one of a caller with fewer; None if there is none.
+
+        It is the newest one of the lowest priority, which is no higher than the newcomer's, of a caller that holds more
+        places than the newcomer would then. It has not begun.
+        """
+        shares, least = self._shares, self._shares.held(newcomer) + 1
+        for request in reversed(self._waiting):
+            rank, _, _, caller = request.place
+            if rank < -priority:
+                return None
+            if shares.held(caller) > least and not request.begun:
+                newest = (one for one in self._waiting if not one.begun and one.place[::3] == (rank, caller))
+                return max(newest, key=lambda one: one.place.arrival)
+        return None
+
     def add(self, request: P) -> None:
         """Add a request at its place."""
         insort(self._waiting, request, key=PLACE)
         self._counts[request.place.rank, request.place.caller] += 1
+        self._shares.take(request.place.caller, 1)
 
     def remove(self, request: P) -> bool:
         """Remove a request that no longer waits, and return True if it was in the line."""
@@ -71,7 +100,13 @@ class Line(Generic[P]):
         if index == len(self._waiting) or self._waiting[index] is not request:
             return False
         del self._waiting[index]
-        self._counts[request.place.rank, request.place.caller] -= 1
+        rank, _, _, caller = request.place
+        self._counts[rank, caller] -= 1
+        if not self._counts[rank, caller]:
+            del self._counts[rank, caller]
+        self._shares.release(caller, 1)
+        if not self._waiting:
+            self._served.clear()  # callers may be addresses, of which there is no end
         return True
 
     def release(self) -> P:

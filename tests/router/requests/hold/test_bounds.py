@@ -28,6 +28,7 @@ class Client:
 
     closing: bool = False
     blocked: bool = False
+    owner: str = ""
     sent: list[bytes] = field(default_factory=list)
 
     def write(self, data: bytes) -> None:
@@ -61,6 +62,7 @@ class HoldMachine(RuleBasedStateMachine):
             await self.hold.wait(route, "m", exchange, None, stream=False, caller=caller)
         except RequestError:
             self.refused += 1
+            self.waiting[caller].remove(exchange)
             raise
         assert self.waiting[caller].popleft() is exchange, "a request of the same caller was passed by"
         self.directory.resolve("m").endpoints[0].count(1.0)
@@ -72,13 +74,17 @@ class HoldMachine(RuleBasedStateMachine):
     @rule(caller=st.sampled_from("abc"))
     def arrive(self, caller):
         was_full, refused = self.num_waiting == MOST_WAITING, self.refused
+        own = len(self.waiting[caller])
+        displaces = any(len(waiting) > own + 1 for waiting in self.waiting.values())
         exchange = Exchange(Client(), REQUEST)
         self.waiting[caller].append(exchange)
         exchange.begin(self.answer(caller, exchange))
         assert (self.refused > refused) == was_full
-        if was_full:
-            assert self.waiting[caller].pop() is exchange
+        if was_full and not displaces:
+            assert exchange not in self.waiting[caller]
             assert b"503" in exchange.client.sent[0]
+        else:
+            assert self.waiting[caller][-1] is exchange
 
     @precondition(lambda self: self.num_waiting)
     @rule(data=st.data())

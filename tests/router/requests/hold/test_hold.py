@@ -394,3 +394,30 @@ async def test_callers_take_turns_after_those_of_a_higher_priority(
 
     assert await asyncio.gather(*requests) == [200] * len(requests)
     assert slots.served == ["busy", "urgent", "busy", "idle", "busy", "busy"]
+
+
+async def test_one_key_that_fills_the_line_leaves_places_for_others(
+    start_engine, start_scaled, scale, eventually, tmp_path
+):
+    keys = tmp_path / "keys.yaml"
+    entries = [{"name": name, "sha256": digest_of(name.encode()).hex()} for name in ("greedy", "modest")]
+    keys.write_text(json.dumps(entries))
+    router = await start_scaled(HoldSettings(requests=4), keys_file=keys)
+
+    def ask(key: str) -> asyncio.Task:
+        url, headers = f"{router.url}/v1/chat/completions", {"Authorization": f"Bearer {key}"}
+        return asyncio.create_task(router.session.post(url, json={"model": "m"}, headers=headers))
+
+    async def all_places_are_taken() -> bool:
+        return await router.metric(r"fairlead_router_held\{.*\}") == 4
+
+    greedy = [ask("greedy") for _ in range(4)]
+    await eventually(all_places_are_taken)
+    modest = [ask("modest") for _ in range(2)]
+    await eventually(lambda: sum(task.done() for task in greedy) == 2)
+    await eventually(all_places_are_taken)
+    assert (await ask("modest")).status == 503, "its share is taken"
+
+    scale.set(await start_engine())
+    statuses = [(await task).status for task in (*greedy, *modest)]
+    assert sorted(statuses[:4]) == [200, 200, 503, 503] and statuses[4:] == [200, 200]

@@ -9,34 +9,37 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from engine_server.router.requests.hold.line import Line, Place
 
+LIMIT = 100
+
 
 @dataclass(eq=False)
 class Waiting:
     place: Place
     caller: str
     priority: int
+    begun: bool = False
     # Requests of the same caller and priority that were ahead on arrival.
     own_ahead: int = 0
     # Requests with the same priority that were released while this one waited, by caller.
     passed_by: Counter = field(default_factory=Counter)
 
 
-def arrive(line: Line, caller: str, priority: int = 0) -> Waiting:
+def arrive(line: Line, caller: str, priority: int = 0, *, begun: bool = False) -> Waiting:
     ahead = sum((one.caller, one.priority) == (caller, priority) for one in line)
-    waiting = Waiting(line.new_place(caller, priority), caller, priority, ahead)
+    waiting = Waiting(line.new_place(caller, priority), caller, priority, begun, ahead)
     line.add(waiting)
     return waiting
 
 
 def test_callers_take_turns_however_many_requests_each_has():
-    line = Line()
+    line = Line(LIMIT)
     for caller in "aaaabbc":
         arrive(line, caller)
     assert "".join(line.release().caller for _ in range(7)) == "abcabaa"
 
 
 def test_a_higher_priority_is_released_first():
-    line = Line()
+    line = Line(LIMIT)
     arrive(line, "a")
     arrive(line, "b", priority=5)
     arrive(line, "c", priority=-1)
@@ -44,7 +47,7 @@ def test_a_higher_priority_is_released_first():
 
 
 def test_a_request_that_was_released_in_vain_returns_to_its_place():
-    line = Line()
+    line = Line(LIMIT)
     for caller in "abab":
         arrive(line, caller)
     first, second = line.release(), line.release()
@@ -55,7 +58,7 @@ def test_a_request_that_was_released_in_vain_returns_to_its_place():
 
 
 def test_removing_a_request_that_is_not_in_the_line_changes_nothing():
-    line = Line()
+    line = Line(LIMIT)
     gone, waits = arrive(line, "a"), arrive(line, "a")
     assert line.remove(gone)
     assert not line.remove(gone)
@@ -67,7 +70,7 @@ class LineMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.line: Line[Waiting] = Line()
+        self.line: Line[Waiting] = Line(LIMIT)
         self.waiting: list[Waiting] = []
         self.released: list[Waiting] = []
         # Departures by caller and priority, and requests that were released in vain.
@@ -129,7 +132,7 @@ TestLine = LineMachine.TestCase
     others=st.lists(st.sampled_from("bcd"), min_size=1, max_size=3, unique=True),
 )
 def test_a_new_caller_waits_for_one_request_of_each_other_caller_at_most(hog, others):
-    line = Line()
+    line = Line(LIMIT)
     for _ in range(hog):
         arrive(line, "a")
     for caller in others:
@@ -140,3 +143,36 @@ def test_a_new_caller_waits_for_one_request_of_each_other_caller_at_most(hog, ot
         order.append(one.caller)
         arrive(line, "a")  # more requests of a busy caller don't delay it
     assert Counter(order) == Counter(["a", *others])
+
+
+def test_the_caller_with_more_than_its_share_gives_up_its_newest_place():
+    line = Line(4)
+    *_, newest = [arrive(line, "a") for _ in range(3)]
+    arrive(line, "b")
+    assert line.full
+    assert line.surplus("c", 0) is newest
+    assert line.surplus("b", 0) is newest
+    assert line.surplus("a", 0) is None
+
+
+def test_a_place_is_not_given_up_for_a_caller_that_would_then_hold_as_many():
+    line = Line(2)
+    arrive(line, "a")
+    arrive(line, "b")
+    assert line.surplus("a", 0) is line.surplus("b", 0) is line.surplus("c", 0) is None
+
+
+def test_the_lowest_priority_gives_up_its_place_first():
+    line = Line(4)
+    for priority in (5, 1, 5, 1):
+        arrive(line, "a", priority)
+    assert line.surplus("b", 9).priority == 1
+    assert line.surplus("b", 0) is None, "a higher priority gives up nothing"
+
+
+def test_a_begun_stream_keeps_its_place():
+    line = Line(3)
+    arrive(line, "a")
+    new = arrive(line, "a")
+    arrive(line, "a", begun=True)
+    assert line.surplus("b", 0) is new
