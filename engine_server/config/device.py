@@ -10,3 +10,5 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     # "auto" or "triton", which refuses to start without Triton's kernels.
     kernels: str = "auto"
+    # The kernels that run, with what they were compiled for; empty before the engine has started.
+    kernels_in_use: str = ""

@@ -72,6 +72,7 @@ class EngineCore:
         self.table = self.executor.runner.table
         self.num_blocks = self.executor.runner.num_blocks
         self.batch_invariant = self.executor.runner.batch_invariant
+        self.kernels = self.executor.runner.kernels
         pooling = config.model_config.pooling
         self.adapters = adapter_pools(config, self.executor)
         self.scheduler = Scheduler(

@@ -105,8 +105,9 @@ class ModelRunner:
         self.batch_invariant = settle_invariance(
             config.model_config, self.model, self.backend, self.platform, ranks
         )
-        if ranks.rank == 0:
-            self._log_kernels()
+        self.kernels = self._describe_kernels()
+        if self.kernels and ranks.rank == 0:
+            logger.info("kernels: %s", self.kernels)
         self._context = ForwardContext(self.backend, self.timer, progress)
         block_size, longest = config.cache_config.block_size, config.model_config.max_model_len
         self.table = BlockTable(pool, rows, longest, block_size, layout.windows)
@@ -363,13 +364,14 @@ class ModelRunner:
             backend = self.platform.paged_attention(layout, count, config.block_size, dtype)
         return backend
 
-    def _log_kernels(self) -> None:
-        """Log which kernels were chosen, and with which launch settings they attend."""
+    def _describe_kernels(self) -> str:
+        """Return which kernels were chosen, and with which launch settings they attend; empty without any."""
         kernels = self.platform.compiled_by()
-        if kernels is not None:
-            heads = getattr(self.model.config.get_text_config(), "num_attention_heads", self.ranks.size)
-            attention = self.backend.describe(heads // self.ranks.size, self.model.dtype)
-            logger.info("kernels: %s, attention by %s", kernels, attention)
+        if kernels is None:
+            return ""
+        heads = getattr(self.model.config.get_text_config(), "num_attention_heads", self.ranks.size)
+        attention = self.backend.describe(heads // self.ranks.size, self.model.dtype)
+        return f"{kernels}, attention by {attention}"
 
     @property
     def _kernel_sampler(self) -> "KernelSampler | None":

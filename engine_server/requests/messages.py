@@ -174,6 +174,8 @@ class Ready(Message):
     num_blocks: int
     # Results are bitwise independent of batch composition.
     batch_invariant: bool
+    # The kernels in use, for people.
+    kernels: str
 
 
 CoreMessage = StepOutputs | CallResult | Phase | Ready

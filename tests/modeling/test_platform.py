@@ -132,7 +132,8 @@ def test_engine_logs_once_which_kernels_it_chose(
         return [record.message for record in caplog.records if record.message.startswith("kernels: ")]
 
     if library.loads():
-        assert lines() == [f"kernels: C++, {library.instruction_level()}, attention by NativeAttention"]
+        level, threads = library.instruction_level(), torch.get_num_threads()
+        assert lines() == [f"kernels: C++, {level}, {threads} threads, attention by NativeAttention"]
     library.kernels.cache_clear()
     monkeypatch.setattr(library, "library_file", lambda level: Path("/nowhere/kernels.so"))
     (line,) = lines()

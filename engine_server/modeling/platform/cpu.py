@@ -139,7 +139,7 @@ class NativePlatform(CpuPlatform):
     batch_invariant = True
 
     def compiled_by(self) -> str:
-        return f"C++, {instruction_level()}"
+        return f"C++, {instruction_level()}, {torch.get_num_threads()} threads"
 
     def capture(self, part: StepPart) -> CapturedStep:
         return StepPrograms(part)
