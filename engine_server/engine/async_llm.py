@@ -149,7 +149,7 @@ class AsyncLLM(CoreOperations):
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield a request's outputs as they arrive; the last one is `finished`.
 
-        Whoever stops iterating aborts the request. Raises InvalidRequestError or QueueFullError before
+        Whoever stops iterating aborts the request. Raises InvalidRequestError, QueueFullError or ShareUsedError before
         anything is queued, and EngineDeadError if the core ends before the request does.
         """
         refuse(data_parallel_rank=data_parallel_rank)

@@ -30,7 +30,7 @@ class KeyEntry(
     concurrency: Limit | None = None
     # Requests of a higher priority are sent first if they are held, and run first where engines schedule by it.
     priority: Priority = 0
-    # Keys with the same scope share cached prompts, None: the key's own name.
+    # Keys with the same scope share cached prompts at the engines; None: the key's own name.
     cache_scope: CacheScope | None = None
 
     @property

@@ -105,8 +105,8 @@ class Forwarder:
         Return the relay, which has the outcome.
         """
         request, stream = exchange.request, lifecycle.journal
-        own = self._credentials.lines(request.fields, route.deployment, lifecycle.caller)
-        lines = route.request_lines + own
+        credentials = self._credentials.lines(request.fields, route.deployment, lifecycle.caller)
+        lines = route.request_lines + credentials
         if lifecycle.trace is not None:
             request = lifecycle.trace.inject(request)
         if stream is not None and stream.begun:
