@@ -31,6 +31,7 @@ class ErrorCode(StrEnum):
     HEAD_TOO_LARGE = "head_too_large"
     MALFORMED_REQUEST = "malformed_request"
     METHOD_NOT_ALLOWED = "method_not_allowed"
+    RATE_LIMITED = "rate_limited"
 
     # From the router.
     INVALID_BODY = "invalid_body"
@@ -39,7 +40,6 @@ class ErrorCode(StrEnum):
     SLOW_REQUEST = "slow_request"
     BUFFER_FULL = "buffer_full"
     MODEL_NOT_ALLOWED = "model_not_allowed"
-    RATE_LIMITED = "rate_limited"
     NO_REPLICA = "no_replica"
     SATURATED = "saturated"
     NO_ANSWER = "no_answer"
@@ -60,6 +60,8 @@ def server_error_type(status: int) -> ErrorType:
     """Return the type of an error that the engine server answers with `status`."""
     if status == 404:
         return ErrorType.NOT_FOUND
+    if status == 429:
+        return ErrorType.RATE_LIMIT
     if status == 503:
         return ErrorType.SERVICE_UNAVAILABLE
     return ErrorType.INVALID_REQUEST if status < 500 else ErrorType.SERVER

@@ -8,6 +8,8 @@ RESUME = "Fairlead-Resume"
 DEPLOYMENT = "Fairlead-Deployment"
 # Request: the adapter that must be applied.
 ADAPTER = "Fairlead-Adapter"
+# Request: pseudonyms of the caller and of the scope of its cached prompts, and its priority.
+CALLER = "Fairlead-Caller"
 # Response: running and waiting requests, free room and KV cache use of the engine.
 LOAD = "Fairlead-Load"
 # Response: tokens that the request used.
@@ -15,4 +17,4 @@ USAGE = "Fairlead-Usage"
 # Response: hash of all that a continued stream depends on, such as weights, tokenizer and dtype.
 MODEL = "Fairlead-Model"
 
-ALL_HEADERS = frozenset({REPORT_TOKENS, RESUME, DEPLOYMENT, ADAPTER, LOAD, USAGE, MODEL})
+ALL_HEADERS = frozenset({REPORT_TOKENS, RESUME, DEPLOYMENT, ADAPTER, CALLER, LOAD, USAGE, MODEL})

@@ -18,6 +18,7 @@ from engine_server.config import (
     SchedulerConfig,
     UsageContext,
 )
+from engine_server.contract.caller import ReportedCaller
 from engine_server.engine.beam_search import BeamSearch, BeamSearchParams, BeamSearchSequence, all_or_none
 from engine_server.engine.compat import one_prompt, refuse, request_key, request_keys
 from engine_server.engine.core_operations import CoreOperations
@@ -144,17 +145,18 @@ class AsyncLLM(CoreOperations):
         data_parallel_rank: int | None = None,
         *,
         inputs: PromptType | None = None,
+        caller: ReportedCaller | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield a request's outputs as they arrive; the last one is `finished`.
 
-        A caller that stops iterating aborts the request. Raises InvalidRequestError or QueueFullError before
+        Whoever stops iterating aborts the request. Raises InvalidRequestError, QueueFullError or ShareUsedError before
         anything is queued, and EngineDeadError if the core ends before the request does.
         """
         refuse(data_parallel_rank=data_parallel_rank)
         outputs = self._outputs(
             Submission(
                 request_key(request_id), one_prompt(prompt, inputs), sampling_params or SamplingParams(), None,
-                lora_request, trace_headers, prompt_adapter_request, priority,
+                lora_request, trace_headers, prompt_adapter_request, priority, caller,
             )
         )  # fmt: skip
         return cast(AsyncGenerator[RequestOutput, None], outputs)
@@ -170,6 +172,7 @@ class AsyncLLM(CoreOperations):
         data_parallel_rank: int | None = None,
         *,
         inputs: PromptType | None = None,
+        caller: ReportedCaller | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput[Any], None]:
         """Yield a pooling model's one output for the prompt; for the task embed it is an EmbeddingRequestOutput.
 
@@ -179,7 +182,7 @@ class AsyncLLM(CoreOperations):
         outputs = self._outputs(
             Submission(
                 request_key(request_id), one_prompt(prompt, inputs), pooling_params or PoolingParams(), None,
-                lora_request, trace_headers, None, priority,
+                lora_request, trace_headers, None, priority, caller,
             )
         )  # fmt: skip
         return cast(AsyncGenerator[PoolingRequestOutput[Any], None], outputs)
@@ -191,6 +194,8 @@ class AsyncLLM(CoreOperations):
         params: BeamSearchParams,
         lora_request: LoRARequest | None = None,
         prompt_adapter_request: PromptAdapterRequest | None = None,
+        *,
+        caller: ReportedCaller | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield one output: the beam_width best completions, the best first. See BeamSearchParams."""
 
@@ -198,7 +203,7 @@ class AsyncLLM(CoreOperations):
             beam_prompt: PromptType = {"prompt_token_ids": beam.tokens}
             stream = self.generate(
                 beam_prompt, search.step_params, f"{key}-{number}", lora_request,
-                prompt_adapter_request=prompt_adapter_request,
+                prompt_adapter_request=prompt_adapter_request, caller=caller,
             )  # fmt: skip
             async with contextlib.aclosing(stream):
                 return [output async for output in stream][-1].outputs[0]
@@ -221,6 +226,8 @@ class AsyncLLM(CoreOperations):
         prompt_adapter_request: PromptAdapterRequest | None = None,
         priority: int = 0,
         data_parallel_rank: int | None = None,
+        *,
+        caller: ReportedCaller | None = None,
     ) -> AsyncStream:
         """Queue a request and return the stream of its outputs. `arrival_time` is on the monotonic clock.
 
@@ -230,7 +237,7 @@ class AsyncLLM(CoreOperations):
         return await self._submit(
             Submission(
                 request_key(request_id), one_prompt(prompt, None), params, arrival_time,
-                lora_request, trace_headers, prompt_adapter_request, priority,
+                lora_request, trace_headers, prompt_adapter_request, priority, caller,
             )
         )  # fmt: skip
 

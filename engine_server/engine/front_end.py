@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from engine_server.config import EngineConfig
+from engine_server.contract.caller import ReportedCaller
 from engine_server.contract.quoting import quote
 from engine_server.engine.compat import refuse
 from engine_server.engine.input.admission import (
@@ -108,6 +109,12 @@ class FrontEnd:
         )
         self.check_room(1)
 
+    def _priority(self, submission: Submission) -> int:
+        """Return a request's priority: its caller's, where requests are scheduled by it."""
+        if submission.caller is not None and self.config.policy == "priority":
+            return submission.caller.priority
+        return check_priority(submission.priority)
+
     def prepare(self, submission: Submission) -> PreparedRequest:
         """Validate and tokenize a request. Raises InvalidRequestError."""
         request, text = self.processor.process(
@@ -117,7 +124,8 @@ class FrontEnd:
             submission.arrival_time,
             self.num_virtual(submission.prompt_adapter_request),
         )
-        request.priority = check_priority(submission.priority)
+        request.priority = self._priority(submission)
+        request.cache_scope = submission.caller.scope if submission.caller else None
         request.lora = check_lora(submission.lora_request, self.lora)
         request.prompt_adapter = self._prompt_adapter(submission.prompt_adapter_request)
         params = request.pooling or request.params
@@ -125,10 +133,12 @@ class FrontEnd:
             request.deadline = request.arrival + params.timeout
         return self.requests.prepare(submission, request, text)
 
-    def try_grammar(self, prepared: PreparedRequest) -> Future[Verdict] | None:
+    def try_grammar(
+        self, prepared: PreparedRequest, caller: ReportedCaller | None = None
+    ) -> Future[Verdict] | None:
         """Start the trial of a request's grammar, whose verdict `set_grammar` takes; None for a request without one.
 
-        Raises InvalidRequestError.
+        Cancel it for a request that ends before. Raises InvalidRequestError, QueueFullError, ShareUsedError.
         """
         grammar = prepared.state.params.structured_outputs
         if grammar is None:
@@ -138,7 +148,7 @@ class FrontEnd:
                 "structured outputs need a tokenizer and an end-of-sequence token, and this engine lacks one",
                 "structured_outputs",
             )
-        return self._trials.start(grammar)
+        return self._trials.start(grammar, caller.id if caller else None)
 
     def set_grammar(self, prepared: PreparedRequest, verdict: Verdict) -> None:
         """Write a request's grammar, which has been tried, to its messages. Raises InvalidRequestError."""

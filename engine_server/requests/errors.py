@@ -16,6 +16,10 @@ class QueueFullError(RuntimeError):
     """A full queue; no part of the request was queued, and it can be retried soon."""
 
 
+class ShareUsedError(RuntimeError):
+    """A caller that has its whole share of the engine in use; other callers still have theirs."""
+
+
 class OperationRefusedError(RuntimeError):
     """An operation on the engine, such as a profile, that its state or configuration does not allow."""
 

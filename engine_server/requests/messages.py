@@ -75,6 +75,8 @@ class AddRequest(Message):
     lora: LoRARequest | None = None
     # Its virtual tokens come before `prompt_token_ids`.
     prompt_adapter: PromptAdapterRequest | None = None
+    # The caller's; only requests with the same scope and the same salt share cached blocks.
+    cache_scope: str | None = None
 
 
 class AbortRequests(Message):

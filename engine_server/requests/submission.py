@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from engine_server.contract.caller import ReportedCaller
 from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
 from engine_server.requests.pooling_params import PoolingParams
 from engine_server.requests.prompts import PromptType
@@ -24,3 +25,5 @@ class Submission:
     prompt_adapter_request: PromptAdapterRequest | None = None
     # Lower priorities are scheduled first, under the priority policy.
     priority: int = 0
+    # Its share of the engine, its scope of cached prompts and, under the priority policy, its priority count.
+    caller: ReportedCaller | None = None

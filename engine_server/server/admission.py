@@ -16,11 +16,14 @@ if TYPE_CHECKING:
     from engine_server.server.engine_host import EngineHost
     from engine_server.server.gate import Gate
 
+CALLER_FIELD = headers.CALLER.lower().encode()
+
 
 class Admission:
     """ASGI middleware that admits requests which have a key, and for which the gate is open.
 
-    It adds the headers of the load and the model to all answers of a loaded engine, refusals by the gate included.
+    From those that need none it removes the header that reports the caller, which anybody may have written. It adds the
+    headers of the load and the model to all answers of a loaded engine, refusals by the gate included.
     """
 
     def __init__(
@@ -47,6 +50,8 @@ class Admission:
         if needs_key and not self._keys.accept(credentials(scope["headers"])):
             await unauthorized()(scope, receive, send)
             return
+        if not needs_key:
+            scope["headers"] = [field for field in scope["headers"] if field[0] != CALLER_FIELD]
         if not self._host.loading:
             send = self._with_headers(send)
         if path in self._exempt:

@@ -9,11 +9,13 @@ import threading
 import weakref
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import msgspec
 
 from engine_server.requests.messages import Vocabulary
 from engine_server.requests.structured_outputs import StructuredOutputsParams
+from engine_server.structured.trial_line import CallerId, PendingTrial, TrialLine
 from engine_server.structured.trial_process import Trial, Verdict, read_frame, write_frame
 
 # Maximum number of grammars whose verdicts are kept.
@@ -30,43 +32,93 @@ class GrammarTrials:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._lock = threading.Lock()
+        # Reentrant, since a verdict's callbacks may call `_withdraw`.
+        self._lock = threading.RLock()
         # By a hash of the grammar's description.
-        self._verdicts: OrderedDict[bytes, Future[Verdict]] = OrderedDict()
+        self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
+        self._line = TrialLine()
         # Writes may block until the process has room.
         self._writer = ThreadPoolExecutor(1, "grammar trials")
         self._numbers = itertools.count()
-        self._pending: dict[int, Future[Verdict]] = {}
         self._process: Process | None = None
+        # Those that the process has, by number.
+        self._sent: dict[int, PendingTrial] = {}
 
-    def start(self, params: StructuredOutputsParams) -> Future[Verdict]:
-        """Return a grammar's verdict, once it has been tried."""
+    def start(self, params: StructuredOutputsParams, caller: CallerId = None) -> Future[Verdict]:
+        """Return a grammar's verdict, once it has been tried. A request that no longer wants it cancels it.
+
+        Raises QueueFullError, or ShareUsedError if the caller has too many trials already.
+        """
         description = msgspec.structs.replace(params, starts_after=None)
-        key = hashlib.sha256(msgspec.msgpack.encode(description)).digest()
+        digest = hashlib.sha256(msgspec.msgpack.encode(description)).digest()
+        verdict: Future[Verdict] = Future()
         with self._lock:
-            verdict = self._verdicts.get(key)
-            if verdict is None or (verdict.done() and verdict.exception()):
-                verdict = self._verdicts[key] = Future()
-                verdict.set_running_or_notify_cancel()  # several requests share it, so none may cancel it
-                self._writer.submit(self._send, verdict, description)
-            self._verdicts.move_to_end(key)
-            if len(self._verdicts) > MAX_VERDICTS:
-                self._verdicts.popitem(last=False)
+            if digest in self._verdicts:
+                self._verdicts.move_to_end(digest)
+                verdict.set_result(self._verdicts[digest])
+                return verdict
+            trial = self._line.find(caller, digest)
+            if trial is None:
+                trial = PendingTrial(caller, digest, description)
+                self._line.add(trial)
+            trial.verdicts.append(verdict)
+            self._advance()
+        verdict.add_done_callback(partial(self._withdraw, trial))
         return verdict
 
-    def _send(self, verdict: Future[Verdict], params: StructuredOutputsParams) -> None:
+    def _withdraw(self, trial: PendingTrial, verdict: Future[Verdict]) -> None:
+        """Take a trial out of the line once the last of its requests has cancelled its verdict."""
+        if verdict.cancelled():
+            with self._lock:
+                trial.verdicts.remove(verdict)
+                if not trial.verdicts:
+                    self._line.withdraw(trial)
+
+    def _advance(self) -> None:
+        """Begin the trials whose turn it is. The lock is held."""
+        while (trial := self._line.begin_next()) is not None:
+            known = self._verdicts.get(trial.digest)  # tried for another caller meanwhile
+            if known is None:
+                self._writer.submit(self._send, trial)
+            else:
+                self._end(trial, known)
+
+    def _end(self, trial: PendingTrial, outcome: Verdict | Exception) -> None:
+        """Give a trial's requests their verdict, unless they have it. The lock is held."""
+        if not self._line.end(trial):
+            return
+        for verdict in trial.verdicts:
+            if verdict.set_running_or_notify_cancel():
+                if isinstance(outcome, Exception):
+                    verdict.set_exception(outcome)
+                else:
+                    verdict.set_result(outcome)
+
+    def _finish(self, trial: PendingTrial, outcome: Verdict | Exception) -> None:
+        """End a trial that was sent to the process, and begin the next."""
+        with self._lock:
+            if not isinstance(outcome, Exception):
+                self._verdicts[trial.digest] = outcome
+                if len(self._verdicts) > MAX_VERDICTS:
+                    self._verdicts.popitem(last=False)
+            self._end(trial, outcome)
+            self._advance()
+
+    def _send(self, trial: PendingTrial) -> None:
         """Send a grammar to the process, and start the process if there is none."""
+        number = next(self._numbers)
         try:
             if self._process is None or self._process.poll() is not None:
-                self._process = self._start_process()
+                self._process, self._sent = self._start_process()
             assert self._process.stdin is not None
-            number = next(self._numbers)
-            self._pending[number] = verdict
-            write_frame(self._process.stdin, msgspec.msgpack.encode(Trial(number, params)))
+            self._sent[number] = trial
+            write_frame(self._process.stdin, msgspec.msgpack.encode(Trial(number, trial.params)))
         except Exception as error:
-            verdict.set_exception(error)
+            self._sent.pop(number, None)
+            self._finish(trial, error)
 
-    def _start_process(self) -> Process:
+    def _start_process(self) -> tuple[Process, dict[int, PendingTrial]]:
+        """Return a new process, and the trials that it will have."""
         descriptor = os.memfd_create("vocabulary")
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(msgspec.msgpack.encode(self._vocabulary))
@@ -79,18 +131,25 @@ class GrammarTrials:
                 pass_fds=[descriptor],
             )
         weakref.finalize(self, end, process)
-        threading.Thread(target=receive, args=(process, self._pending), daemon=True).start()
-        return process
+        sent: dict[int, PendingTrial] = {}
+        threading.Thread(target=receive, args=(process, sent, weakref.ref(self)), daemon=True).start()
+        return process, sent
 
 
-def receive(process: Process, pending: dict[int, Future[Verdict]]) -> None:
-    """Pass on a process's verdicts until it ends."""
+def receive(process: Process, sent: dict[int, PendingTrial], owner: weakref.ref[GrammarTrials]) -> None:
+    """Pass on a process's verdicts until it ends. The owner may be garbage collected meanwhile."""
     assert process.stdout is not None
     while (frame := read_frame(process.stdout)) is not None:
         verdict = msgspec.msgpack.decode(frame, type=Verdict)
-        pending.pop(verdict.number).set_result(verdict)
-    while pending:
-        pending.popitem()[1].set_exception(RuntimeError("the process that tries grammars has ended"))
+        finish(owner, sent.pop(verdict.number), verdict)
+    while sent:
+        finish(owner, sent.popitem()[1], RuntimeError("the process that tries grammars has ended"))
+
+
+def finish(owner: weakref.ref[GrammarTrials], trial: PendingTrial, outcome: Verdict | Exception) -> None:
+    """Pass on the outcome of a trial, unless its owner is gone."""
+    if (trials := owner()) is not None:
+        trials._finish(trial, outcome)
 
 
 def end(process: Process) -> None:

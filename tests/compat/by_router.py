@@ -18,6 +18,7 @@ from llm_operator.control.watching.scales import scale_of
 
 from engine_server.contract.continuation import REPORT_PREFIX, TokenReport
 from engine_server.contract.demand import DemandReport
+from engine_server.router.callers.account import ANYONE, Account
 from engine_server.router.callers.engine_credentials import EngineCredentials
 from engine_server.router.callers.keys import KeyEntry
 from engine_server.router.callers.ledger import Ledger, UsageReport
@@ -32,6 +33,7 @@ ENGINE = Address(ADDRESS, 8000)
 DEPLOYMENT = Deployment(
     KEY, ("llama-chat",), (ENGINE,), uid=UID, known_to_engines=True, adapters=(Adapter(ADAPTER, (ENGINE,)),)
 )
+CALLER = Account(KeyEntry(name="team", sha256="0" * 64, priority=2))
 # Seconds on the clock of the router that writes.
 NOW = 1000.0
 
@@ -71,7 +73,7 @@ def client_request(model: str, **fields: object) -> Request:
 def head_lines(model: str) -> bytes:
     """Return the lines that the router adds to the head of a request."""
     found = route(model)
-    return found.request_lines + credentials(ROUTER_ROOTS).lines({}, found.deployment)
+    return found.request_lines + credentials(ROUTER_ROOTS).lines({}, found.deployment, CALLER)
 
 
 def write_requests() -> dict[str, bytes]:
@@ -203,7 +205,10 @@ def read_root_keys(content: bytes) -> dict[str, str]:
     """Return what the router sends to engines in a cluster, and where there is no UID."""
     sender = credentials(tuple(content.splitlines()))
     local = replace(DEPLOYMENT, key=KEY._replace(namespace="default"), uid="")
-    return {"cluster": sender.lines({}, DEPLOYMENT).decode(), "local": sender.lines({}, local).decode()}
+    return {
+        name: sender.lines({}, deployment, ANYONE).decode()
+        for name, deployment in (("cluster", DEPLOYMENT), ("local", local))
+    }
 
 
 EXCHANGES = (

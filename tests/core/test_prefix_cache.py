@@ -72,6 +72,19 @@ def test_prompts_with_different_salts_share_no_blocks(tiny, finish, tiny_params)
         tiny.add_request("x", {"prompt_token_ids": PROMPT, "cache_salt": 7}, params)
 
 
+def test_scopes_and_salts_divide_the_cache_further() -> None:
+    def hashes(scope: str | None, salt: str | None) -> tuple[bytes, ...]:
+        request = GenerationRequest(
+            "x", [1, 2, 3, 4], 4, SamplingParams(), 1, cache_scope=scope, cache_salt=salt
+        )
+        request.hash_blocks(2, 2)
+        return tuple(request.hashes)
+
+    pairs = [(scope, salt) for scope in (None, "one", "two") for salt in (None, "one", "two")]
+    assert len({hashes(*pair) for pair in pairs}) == len(pairs)
+    assert all(hashes(*pair) == hashes(*pair) for pair in pairs)
+
+
 def test_reset_empties_the_cache_unless_a_request_runs(tiny, finish, tiny_params) -> None:
     tiny.add_request("runs", {"prompt_token_ids": PROMPT}, tiny_params(max_tokens=2, ignore_eos=True))
     tiny.step()

@@ -411,10 +411,14 @@ def test_choices_of_one_prompt_hash_it_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert [scheduled.num_tokens for scheduled in batch] == [32, 4, 4, 4]
     assert len(hashed) == 32 // BLOCK
     run(scheduler, batch)
-    other = request("other", 32, 1)
-    other.cache_salt, other.choice_index = "salt", 1
-    scheduler.add(other)
-    assert scheduler.schedule()[-1].num_tokens == 32
+    for name in ("cache_salt", "cache_scope"):
+        other = request(name, 32, 1)
+        other.choice_index = 1
+        setattr(other, name, "other")
+        scheduler.add(other)
+        batch = scheduler.schedule()
+        assert batch[-1].num_tokens == 32
+        run(scheduler, batch)
 
 
 def lengths(batch: Batch) -> dict[str, int]:

@@ -23,6 +23,7 @@ from engine_server import (
     RequestOutputKind,
     SamplingParams,
 )
+from engine_server.contract.caller import ReportedCaller
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -46,6 +47,17 @@ async def test_deltas_and_cumulative_outputs_hold_the_same_tokens(tiny: AsyncLLM
     ].token_ids
     assert cumulative[-1].outputs[0].token_ids == final[0].outputs[0].token_ids
     assert len(final) == 1 and final[0].finished
+
+
+async def test_callers_read_only_cached_prompts_of_their_scope(tiny: AsyncLLMEngine, tiny_params) -> None:
+    async def cached(scope: str | None) -> int | None:
+        caller = None if scope is None else ReportedCaller("a" * 32, scope, 0)
+        tokens = {"prompt_token_ids": [9] * 40}
+        (output,) = await drain(tiny.generate(tokens, tiny_params(max_tokens=1), "scoped", caller=caller))
+        return output.num_cached_tokens
+
+    one, other = "1" * 32, "2" * 32
+    assert [await cached(scope) for scope in (one, other, one, None, None)] == [0, 0, 32, 0, 32]
 
 
 async def test_deltas_of_several_completions_are_merged_when_the_reader_is_slow(

@@ -1,8 +1,10 @@
 """Trials of grammars: bad ones are refused with a message, whatever they do to the library."""
 
+import hashlib
 import json
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from small_tokenizers import byte_level, vocabulary_of
 
@@ -21,6 +23,10 @@ def trials() -> Iterator[GrammarTrials]:
 
 def verdict(trials: GrammarTrials, params: StructuredOutputsParams) -> str:
     return trials.start(params).result(SECONDS).grammar()
+
+
+def digest(params: StructuredOutputsParams) -> bytes:
+    return hashlib.sha256(msgspec.msgpack.encode(params)).digest()
 
 
 def tag(**format: object) -> str:
@@ -121,12 +127,7 @@ def test_pathological_grammar_ends_at_a_limit_and_the_next_one_passes(
 
 def test_pathological_grammars_do_not_hold_up_others(trials: GrammarTrials) -> None:
     order = []
-    slow = [
-        trials.start(
-            StructuredOutputsParams(json={"type": "integer", "multipleOf": 999_983, "title": str(number)})
-        )
-        for number in range(3)
-    ]
+    slow = [trials.start(slow_grammar(number)) for number in range(3)]
     for pending in slow:
         pending.add_done_callback(lambda _: order.append("slow"))
     fast = trials.start(StructuredOutputsParams(regex="[a-f]{3}"))
@@ -136,10 +137,39 @@ def test_pathological_grammars_do_not_hold_up_others(trials: GrammarTrials) -> N
     assert order[0] == "fast"
 
 
+def slow_grammar(number: int) -> StructuredOutputsParams:
+    """Return a grammar whose trial ends at the limit of its time."""
+    return StructuredOutputsParams(json={"type": "integer", "multipleOf": 999_983, "title": str(number)})
+
+
+def test_slow_grammars_of_one_caller_do_not_delay_those_of_another(trials: GrammarTrials) -> None:
+    slow = [trials.start(slow_grammar(number), "a") for number in range(100, 112)]
+    fast = trials.start(StructuredOutputsParams(regex="[a-f]{4}"), "b")
+    assert fast.result(SECONDS).grammar()
+    assert sum(one.done() for one in slow) <= len(slow) // 2
+    assert all(one.done() or one.cancel() for one in slow)
+
+
+def test_trial_leaves_the_line_with_the_last_request_that_wants_it(trials: GrammarTrials) -> None:
+    for first in (trials.start(slow_grammar(number), "a") for number in range(200, 202)):
+        assert not first.done()
+    wanted = [trials.start(StructuredOutputsParams(regex=f"z{number}"), "a") for number in range(3)]
+    again = trials.start(StructuredOutputsParams(regex="z0"), "a")
+    assert all(one.cancel() for one in wanted)
+    kept, left = (
+        trials._line.find("a", digest(StructuredOutputsParams(regex=f"z{number}"))) for number in (0, 1)
+    )
+    assert kept is not None and left is None
+    assert again.result(SECONDS).grammar()
+
+
 def test_equal_grammars_are_tried_once(trials: GrammarTrials) -> None:
-    first = trials.start(StructuredOutputsParams(regex="x{3}"))
-    again = trials.start(StructuredOutputsParams(regex="x{3}", starts_after=[4]))
-    assert first is again and not first.cancel()
+    first = trials.start(StructuredOutputsParams(regex="x{3}"), "a")
+    again = trials.start(StructuredOutputsParams(regex="x{3}", starts_after=[4]), "a")
+    other = trials.start(StructuredOutputsParams(regex="x{3}"), "b")
+    assert first.result(SECONDS) is again.result(SECONDS)
+    assert other.result(SECONDS).grammar() == first.result().grammar()
+    assert trials.start(StructuredOutputsParams(regex="x{3}"), "c").done()
 
 
 def test_trials_continue_after_their_process_was_killed(trials: GrammarTrials) -> None:

@@ -51,6 +51,7 @@ class Request(ABC):
     # On the monotonic clock.
     deadline: float | None = None
     cache_salt: str | None = None
+    cache_scope: str | None = None
     # Hashes of the first full blocks; extended when more are needed.
     hashes: list[bytes] = field(default_factory=list)
     # Hashes of the prompt's full blocks, shared by the choices of one prompt.
@@ -97,6 +98,7 @@ class Request(ABC):
         request.priority = message.priority
         request.deadline = message.deadline
         request.cache_salt = message.cache_salt
+        request.cache_scope = message.cache_scope
         request.prompt_embeds = message.prompt_embeds.tensor() if message.prompt_embeds else None
         request.num_virtual = num_virtual
         return request
@@ -176,6 +178,7 @@ class Request(ABC):
         return (
             count == other.num_prompt
             and self.cache_salt == other.cache_salt
+            and self.cache_scope == other.cache_scope
             and self.rope_regime == other.rope_regime
             and self.adapters == other.adapters
             and self.token_ids[:count] == other.token_ids[:count]
@@ -185,7 +188,8 @@ class Request(ABC):
     def _root(self) -> bytes:
         """Hash everything but the tokens that must be equal for two requests to share blocks."""
         embeds = None if self.prompt_embeds is None else RawTensor.of(self.prompt_embeds)
-        known = (self.cache_salt, self.rope_regime, embeds, *self.adapters.digests)
+        salt = self.cache_salt if self.cache_scope is None else (self.cache_scope, self.cache_salt)
+        known = (salt, self.rope_regime, embeds, *self.adapters.digests)
         return hashlib.sha256(msgspec.msgpack.encode(known)).digest()
 
 

@@ -49,10 +49,13 @@ class RequestStreams:
         return self._streams.get(request_id)
 
     async def prepare(self, submission: Submission) -> PreparedRequest:
-        """Check and tokenize a request, and try its grammar. Raises InvalidRequestError, QueueFullError."""
+        """Check and tokenize a request, and try its grammar.
+
+        Raises InvalidRequestError, QueueFullError, ShareUsedError.
+        """
         self._front_end.check(submission)
         prepared = await self._tokenize(submission)
-        if trial := self._front_end.try_grammar(prepared):
+        if trial := self._front_end.try_grammar(prepared, submission.caller):
             self._front_end.set_grammar(prepared, await asyncio.wrap_future(trial))
         return prepared
 

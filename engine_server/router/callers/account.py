@@ -27,6 +27,11 @@ class Caller(Protocol):
         """Held requests of a higher priority are sent first."""
         ...
 
+    @property
+    def cache_scope(self) -> str:
+        """The name of the scope in which its prompts are cached; empty where no key is asked for."""
+        ...
+
     def may_use(self, route: Route, directory: Directory) -> bool:
         """Return True if it may send requests to this deployment."""
         ...
@@ -45,6 +50,7 @@ class Anyone:
 
     name = ""
     priority = 0
+    cache_scope = ""
 
     def may_use(self, route: Route, directory: Directory) -> bool:
         return True
@@ -108,6 +114,7 @@ class Account:
         self.entry = entry
         self.name = entry.name
         self.priority = entry.priority
+        self.cache_scope = entry.cache_scope or entry.name
         self._debt.per_minute = entry.tokens_per_minute
         self._all_models = entry.models is None
         models = entry.models or ()

@@ -1,19 +1,22 @@
-"""The credentials that engines get."""
+"""The header lines by which engines recognise the router, and the callers of its requests."""
 
 from pathlib import Path
 
 from engine_server.contract.api import Key
+from engine_server.contract.caller import ReportedCaller, pseudonym
 from engine_server.contract.engine_keys import derive_key, parse_root_keys
+from engine_server.contract.headers import CALLER
+from engine_server.router.callers.account import Caller
 from engine_server.router.http.wire import CREDENTIAL_FIELDS
 from engine_server.router.routing.directory import Deployment
 from engine_server.router.watched_file import WatchedFile
 
 
 class EngineCredentials:
-    """The header lines with the credentials for engines.
+    """The header lines with the credentials for engines, and with the caller where both have keys.
 
-    They are the router's own where there is a root key. Else they are those of the client, unless these are meant for
-    the router itself.
+    The credentials are the router's own where there is a root key. Else they are those of the client, unless these are
+    meant for the router itself.
     """
 
     def __init__(self, root_key_file: Path | None = None, *, pass_on: bool = True) -> None:
@@ -23,16 +26,22 @@ class EngineCredentials:
         self._root = b""
         # By deployment, with the message that each was derived from.
         self._lines: dict[Key, tuple[str, bytes]] = {}
+        # By name, with the scope and the priority that each was written for.
+        self._caller_lines: dict[str, tuple[str, int, bytes]] = {}
         if self._file is not None:
             self._file.load(self._apply)
 
-    def lines(self, fields: dict[bytes, bytes], deployment: Deployment) -> bytes:
-        """Return the credentials for a request with these fields to this deployment."""
+    def lines(self, fields: dict[bytes, bytes], deployment: Deployment, caller: Caller) -> bytes:
+        """Return the lines for a caller's request with these fields to this deployment."""
         if self._file is not None:
-            return self._derived(deployment)
+            return self._derived(deployment) + self._caller_line(caller)
         if not self._pass_on or not (b"authorization" in fields or b"x-api-key" in fields):
             return b""
         return b"".join(b"%b: %b\r\n" % (name, fields[name]) for name in CREDENTIAL_FIELDS if name in fields)
+
+    def cache_scope(self, caller: Caller) -> str:
+        """Return the scope in which engines cache the caller's prompts; empty if they are not told."""
+        return caller.cache_scope if self._file is not None else ""
 
     async def run(self) -> None:
         """Follow changes of the file until cancelled."""
@@ -47,6 +56,20 @@ class EngineCredentials:
             self._lines[deployment.key] = message, lines
         return lines
 
+    def _caller_line(self, caller: Caller) -> bytes:
+        name, scope, priority = caller.name, caller.cache_scope, caller.priority
+        if not name:
+            return b""
+        known = self._caller_lines.get(name)
+        if known is None or known[:2] != (scope, priority):
+            reported = ReportedCaller(
+                pseudonym(self._root, "caller", name), pseudonym(self._root, "scope", scope), -priority
+            )
+            known = scope, priority, f"{CALLER}: {reported.header()}\r\n".encode()
+            self._caller_lines[name] = known
+        return known[2]
+
     def _apply(self, content: bytes) -> None:
         self._root = parse_root_keys(content)[0]
         self._lines.clear()
+        self._caller_lines.clear()

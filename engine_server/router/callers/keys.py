@@ -5,7 +5,10 @@ from typing import Annotated
 
 import msgspec
 
+from engine_server.contract.caller import Priority
+
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+CacheScope = Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,62}|\*)$")]
 Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-fA-F]{64}$")]
 Limit = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -25,8 +28,10 @@ class KeyEntry(
     tokens_per_minute: Limit | None = None
     # Requests in flight.
     concurrency: Limit | None = None
-    # Held requests of a higher priority are sent first.
-    priority: int = 0
+    # Requests of a higher priority are sent first if they are held, and run first where engines schedule by it.
+    priority: Priority = 0
+    # Keys with the same scope share cached prompts at the engines; None: the key's own name.
+    cache_scope: CacheScope | None = None
 
     @property
     def digest(self) -> bytes:

@@ -43,6 +43,11 @@ def build_parser() -> argparse.ArgumentParser:
         help="the highest is sent first (%(default)s)",
     )
     flag(
+        "--cache-scope",
+        metavar="NAME",
+        help="keys with the same one share cached prompts, * with all others that have it (default: the name)",
+    )
+    flag(
         "--append",
         type=Path,
         metavar="FILE",
@@ -66,6 +71,7 @@ def main(argv: list[str]) -> int:
                 tokens_per_minute=flags.tokens_per_minute,
                 concurrency=flags.concurrency,
                 priority=flags.priority,
+                cache_scope=flags.cache_scope,
             )
         )
         if flags.append is not None:

@@ -59,7 +59,8 @@ class Forwarder:
         with self._observation.begin(request) as lifecycle:
             self._budget.count(lifecycle.started)
             caller = self._callers.identify(request.fields)
-            key = read_key(request.body, request.fields, self._prefix_chars)
+            scope = self._credentials.cache_scope(caller)
+            key = read_key(request.body, request.fields, self._prefix_chars, scope)
             lifecycle.admit(caller)
             attempts = FIRST
             refused: Relay | None = None
@@ -109,7 +110,8 @@ class Forwarder:
         Return the relay, which has the outcome.
         """
         request, stream = exchange.request, lifecycle.journal
-        lines = route.request_lines + self._credentials.lines(request.fields, route.deployment)
+        credentials = self._credentials.lines(request.fields, route.deployment, lifecycle.caller)
+        lines = route.request_lines + credentials
         if lifecycle.trace is not None:
             lifecycle.trace.inject(request)
         if not await unpack_body(exchange):

@@ -32,6 +32,8 @@ class RouteKey(msgspec.Struct, frozen=True):
     session: str = ""
     # The bytes of the body, as a measure of the prompt.
     size: int = 0
+    # The scope in which engines cache the prompt; empty if it has none.
+    scope: str = ""
 
 
 class Message(msgspec.Struct, gc=False):
@@ -86,7 +88,9 @@ metadata_decoder = msgspec.json.Decoder(Metadata)
 string_decoder = msgspec.json.Decoder(str)
 
 
-def read_key(body: bytes | bytearray, fields: Mapping[bytes, bytes], prefix_chars: int) -> RouteKey:
+def read_key(
+    body: bytes | bytearray, fields: Mapping[bytes, bytes], prefix_chars: int, scope: str = ""
+) -> RouteKey:
     """Return the key of a request with this JSON body and these header fields.
 
     As for the engine's parser, the last of duplicate keys counts. Raises RequestError (400) if the body is not JSON or
@@ -113,7 +117,7 @@ def read_key(body: bytes | bytearray, fields: Mapping[bytes, bytes], prefix_char
         prefix = first_user_text(messages, prefix_chars)
     else:
         prefix = opening(decoded.prompt, prefix_chars) or opening(decoded.input, prefix_chars)
-    return RouteKey(model, decoded.stream is True, prefix, session_name(decoded, fields), len(body))
+    return RouteKey(model, decoded.stream is True, prefix, session_name(decoded, fields), len(body), scope)
 
 
 def session_name(body: Fields, fields: Mapping[bytes, bytes]) -> str:

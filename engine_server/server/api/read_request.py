@@ -13,6 +13,7 @@ from engine_server.contract.continuation import TokenReport
 from engine_server.contract.headers import REPORT_TOKENS
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.sampling_params import SamplingParams
+from engine_server.server.api.caller import reported_caller
 from engine_server.server.api.continuation import refuse_continuation, resumed_stream
 from engine_server.server.api.deadline import deadline
 from engine_server.server.api.models import served_model
@@ -68,6 +69,7 @@ def read_request(model: LoadedModel, body: GenerationRequest, headers: Mapping[s
         lora=served.lora,
         prompt_adapter=served.prompt_adapter,
         trace_headers=model.trace_headers(headers),
+        caller=reported_caller(headers),
         fields=body.engine_fields,
         resume=resume,
         report=report,

@@ -6,6 +6,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from engine_server.contract.caller import ReportedCaller
     from engine_server.engine.async_llm import AsyncLLMEngine
     from engine_server.engine.beam_search import BeamSearchParams
     from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
@@ -21,9 +22,11 @@ async def beam_search(
     logprobs: int | None,
     lora: LoRARequest | None,
     prompt_adapter: PromptAdapterRequest | None,
+    caller: ReportedCaller | None,
 ) -> RequestOutput:
     """Return the result of a search: the best beams, with the `logprobs` likeliest tokens at each place."""
-    async with aclosing(engine.beam_search(prompt, request_id, params, lora, prompt_adapter)) as results:
+    search = engine.beam_search(prompt, request_id, params, lora, prompt_adapter, caller=caller)
+    async with aclosing(search) as results:
         result = await anext(results)
     for output in result.outputs:
         limit_logprobs(output, logprobs)

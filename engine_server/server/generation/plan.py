@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from engine_server.contract.caller import ReportedCaller
     from engine_server.contract.continuation import Resume, TokenReport
     from engine_server.engine.beam_search import BeamSearchParams
     from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
@@ -51,6 +52,8 @@ class AnswerRequest:
     lora: LoRARequest | None = None
     prompt_adapter: PromptAdapterRequest | None = None
     trace_headers: Mapping[str, str] | None = None
+    # As far as the router reports it.
+    caller: ReportedCaller | None = None
     # The client's field for an engine's parameter, where their names differ.
     fields: Mapping[str, str]
     # The state of the stream that this answer continues; only for a single choice.

@@ -74,6 +74,7 @@ async def start_prompt(
             prompt_adapter_request=request.prompt_adapter,
             trace_headers=request.trace_headers,
             priority=request.priority,
+            caller=request.caller,
         )
     except InvalidRequestError as error:
         raise refusal(error, request.fields) from None
@@ -105,6 +106,7 @@ def start_search(
                     logprobs,
                     request.lora,
                     request.prompt_adapter,
+                    request.caller,
                 )
             )
         except InvalidRequestError as error:

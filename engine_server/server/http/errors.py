@@ -29,6 +29,7 @@ from engine_server.requests.errors import (
     InvalidRequestError,
     OperationRefusedError,
     QueueFullError,
+    ShareUsedError,
 )
 
 if TYPE_CHECKING:
@@ -123,6 +124,9 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(400, str(error), param=error.parameter)
         case QueueFullError():
             return ApiError(503, str(error), code=ErrorCode.QUEUE_FULL, retry_after=1)
+        case ShareUsedError():
+            # Not queue_full, for which a router takes all other callers' requests elsewhere too.
+            return ApiError(429, str(error), code=ErrorCode.RATE_LIMITED, retry_after=1)
         case EngineShutDownError():
             return shutting_down()
         case OperationRefusedError():
@@ -176,6 +180,7 @@ def add_error_handlers(app: FastAPI) -> None:
         ApiError,
         InvalidRequestError,
         QueueFullError,
+        ShareUsedError,
         OperationRefusedError,
         EngineDeadError,
         Exception,

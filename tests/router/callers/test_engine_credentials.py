@@ -6,6 +6,7 @@ import hmac
 import pytest
 
 from engine_server.contract.api import Key
+from engine_server.router.callers.account import ANYONE
 from engine_server.router.callers.engine_credentials import EngineCredentials
 from engine_server.router.routing.directory import Deployment
 
@@ -22,22 +23,22 @@ def test_each_deployment_gets_a_key_of_its_own_derived_from_its_uid(tmp_path):
     file.write_bytes(ROOT + b"\n")
     keys = EngineCredentials(file)
     one = Deployment(Key("ns", "a"), ("a",), uid="11-22")
-    assert keys.lines({}, one) == keys.lines({}, one) == line(ROOT, "11-22")
+    assert keys.lines({}, one, ANYONE) == keys.lines({}, one, ANYONE) == line(ROOT, "11-22")
     # The object was deleted and created again.
-    assert keys.lines({}, Deployment(Key("ns", "a"), ("a",), uid="33")) == line(ROOT, "33")
-    assert keys.lines({}, Deployment(Key("ns", "b"), ("b",))) == line(ROOT, "ns/b")
+    assert keys.lines({}, Deployment(Key("ns", "a"), ("a",), uid="33"), ANYONE) == line(ROOT, "33")
+    assert keys.lines({}, Deployment(Key("ns", "b"), ("b",)), ANYONE) == line(ROOT, "ns/b")
 
 
 def test_first_of_several_root_keys_is_used(tmp_path):
     file = tmp_path / "root"
     file.write_bytes(b"\nnew root\nold root\n")
-    assert EngineCredentials(file).lines({}, Deployment(Key("ns", "a"), ("a",), uid="1")) == line(
+    assert EngineCredentials(file).lines({}, Deployment(Key("ns", "a"), ("a",), uid="1"), ANYONE) == line(
         b"new root", "1"
     )
 
 
 def test_there_is_no_key_without_a_file():
-    assert EngineCredentials().lines({}, Deployment(Key("ns", "a"), ("a",))) == b""
+    assert EngineCredentials().lines({}, Deployment(Key("ns", "a"), ("a",)), ANYONE) == b""
 
 
 @pytest.mark.parametrize("content", [None, b"", b" \n"])
@@ -55,11 +56,11 @@ async def test_follows_changes_of_the_file_and_keeps_the_key_when_it_is_emptied(
     file = tmp_path / "root"
     file.write_bytes(ROOT)
     keys, deployment = EngineCredentials(file), Deployment(Key("ns", "a"), ("a",), uid="1")
-    assert keys.lines({}, deployment) == line(ROOT, "1")
+    assert keys.lines({}, deployment, ANYONE) == line(ROOT, "1")
     background(keys.run())
     file.write_bytes(b"another root")
-    await eventually(lambda: keys.lines({}, deployment) == line(b"another root", "1"))
+    await eventually(lambda: keys.lines({}, deployment, ANYONE) == line(b"another root", "1"))
     file.write_bytes(b"")
     await eventually(lambda: "it has no key" in caplog.text)
-    assert keys.lines({}, deployment) == line(b"another root", "1")
+    assert keys.lines({}, deployment, ANYONE) == line(b"another root", "1")
     assert "root" not in caplog.text.replace(str(file), "")

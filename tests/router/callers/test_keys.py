@@ -20,13 +20,14 @@ def test_reads_all_fields_of_an_entry():
         "tokensPerMinute": 10000,
         "concurrency": 4,
         "priority": -1,
+        "cacheScope": "all-of-team",
     }
     for content in (yaml.safe_dump([entry]), json.dumps([entry])):
         (read,) = decode_keys(content.encode())
         assert read.name == "team-a" and read.digest == digest_of(b"secret")
         assert read.models == ("llama", "ns/llama", "ns/*")
         assert (read.requests_per_minute, read.tokens_per_minute, read.concurrency) == (60, 10000, 4)
-        assert read.priority == -1
+        assert read.priority == -1 and read.cache_scope == "all-of-team"
 
 
 def test_everything_is_allowed_that_an_entry_does_not_limit():
@@ -44,6 +45,9 @@ def test_everything_is_allowed_that_an_entry_does_not_limit():
         ([{"name": "a", "sha256": SHA, "requestsPerMinute": 0}], "requestsPerMinute"),
         ([{"name": "a", "sha256": SHA, "requests_per_minute": 1}], "requests_per_minute"),
         ([{"name": "a", "sha256": SHA, "models": []}], "models"),
+        ([{"name": "a", "sha256": SHA, "priority": 10**18}], "priority"),
+        ([{"name": "a", "sha256": SHA, "cacheScope": ""}], "cacheScope"),
+        ([{"name": "a", "sha256": SHA, "cacheScope": "team-*"}], "cacheScope"),
         ([{"name": "a", "sha256": SHA, "models": ["*"]}], "NAMESPACE/NAME"),
         ([{"name": "a", "sha256": SHA, "models": ["ns/ll*"]}], "NAMESPACE/NAME"),
         ([{"name": "a", "sha256": SHA}, {"name": "a", "sha256": OTHER}], "'a'"),

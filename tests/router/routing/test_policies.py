@@ -14,7 +14,7 @@ from engine_server.router.routing.key import RouteKey
 from engine_server.router.routing.policies.least_load import MOST_COMPARED, LeastLoad
 from engine_server.router.routing.policies.prefix import Prefix
 from engine_server.router.routing.policies.registry import POLICIES
-from engine_server.router.routing.policies.ring import LOAD_FACTOR, SPARE_LOAD
+from engine_server.router.routing.policies.ring import LOAD_FACTOR, SPARE_LOAD, Ring
 from engine_server.router.routing.policies.round_robin import RoundRobin
 from engine_server.router.routing.policies.session import Session
 
@@ -182,6 +182,16 @@ def test_prefix_spreads_one_key_over_all_endpoints_under_load():
         policy.pick(RouteKey("m", prefix="p"), endpoints, settled()).endpoint.count(settled(), 0)
 
     assert all(0 < endpoint.in_flight <= LOAD_FACTOR * 100 + SPARE_LOAD + 1 for endpoint in endpoints)
+
+
+def test_prompts_without_a_scope_keep_their_places_in_the_ring():
+    """Routers of an earlier release, which know no scopes, choose the same endpoints."""
+    endpoints = new_endpoints([0] * 8)
+    ring, policy = Ring(endpoints), Prefix(endpoints)
+    for number in range(50):
+        text = f"prompt {number}"
+        picked = policy.pick(RouteKey("m", prefix=text), endpoints, settled())
+        assert picked.endpoint is ring.pick(f"m\n{text}", endpoints, settled()).endpoint
 
 
 @given(st.integers(2, 6), st.lists(prefixes, min_size=1, max_size=50, unique=True))

@@ -23,7 +23,8 @@ class Prefix:
         self._least_load = LeastLoad(endpoints)
 
     def pick(self, key: RouteKey, candidates: Sequence[Endpoint], now: float) -> Choice:
-        """Choose the candidate for the key's model and prefix."""
+        """Choose the candidate for the key's model, prefix and scope."""
         if not key.prefix:
             return self._least_load.pick(key, candidates, now)
-        return self._ring.pick(f"{key.model}\n{key.prefix}", candidates, now)
+        prompt = f"{key.model}\n{key.prefix}"
+        return self._ring.pick(f"{key.scope}\n{prompt}" if key.scope else prompt, candidates, now)

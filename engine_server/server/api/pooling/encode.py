@@ -15,6 +15,7 @@ from engine_server.requests.errors import InvalidRequestError
 from engine_server.server.http.errors import ApiError, refusal
 
 if TYPE_CHECKING:
+    from engine_server.contract.caller import ReportedCaller
     from engine_server.engine.async_llm import AsyncLLMEngine
     from engine_server.requests.adapters import LoRARequest
     from engine_server.requests.outputs import PoolingRequestOutput
@@ -38,6 +39,7 @@ class Batch:
     params: PoolingParams
     priority: int
     trace_headers: TraceHeaders
+    caller: ReportedCaller | None = None
     lora: LoRARequest | None = None
 
     @property
@@ -77,6 +79,7 @@ async def encode_one(
         batch.lora,
         batch.trace_headers,
         priority=batch.priority,
+        caller=batch.caller,
     )
     async with aclosing(results):
         try:

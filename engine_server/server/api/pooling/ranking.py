@@ -16,6 +16,7 @@ from engine_server.contract.errors import ErrorCode
 from engine_server.engine.input.tokenizer import Truncation
 from engine_server.requests.validation import MAX_INT32
 from engine_server.server.api import openapi
+from engine_server.server.api.caller import reported_caller
 from engine_server.server.api.deadline import deadline
 from engine_server.server.api.fields import check_bound
 from engine_server.server.api.generation_request import parse_request
@@ -202,6 +203,7 @@ async def create_scores(model: LoadedModel, request: ScoreRequest, headers: Mapp
         deadline(request.timeout, headers),
         request.priority or 0,
         model.trace_headers(headers),
+        reported_caller(headers),
         served.lora,
     )
     scores = await score(model, scoring)
@@ -222,6 +224,7 @@ async def create_ranking(model: LoadedModel, request: RerankRequest, headers: Ma
         deadline(request.timeout, headers),
         request.priority or 0,
         model.trace_headers(headers),
+        reported_caller(headers),
         served.lora,
     )
     scores = await score(model, scoring)

@@ -20,6 +20,7 @@ from engine_server.server.api.pooling.prompts import (
 )
 
 if TYPE_CHECKING:
+    from engine_server.contract.caller import ReportedCaller
     from engine_server.engine.input.tokenizer import Truncation
     from engine_server.requests.adapters import LoRARequest
     from engine_server.requests.pooling_params import PoolingTask
@@ -40,11 +41,14 @@ class Scoring:
     timeout: float | None
     priority: int
     trace_headers: TraceHeaders
+    caller: ReportedCaller | None
     lora: LoRARequest | None
 
     def batch(self, prompts: Sequence[NamedPrompt], task: PoolingTask) -> Batch:
         params = PoolingParams(task=task, use_activation=self.use_activation, timeout=self.timeout)
-        return Batch(self.request_id, prompts, params, self.priority, self.trace_headers, self.lora)
+        return Batch(
+            self.request_id, prompts, params, self.priority, self.trace_headers, self.caller, self.lora
+        )
 
 
 class Scores(NamedTuple):
