@@ -16,6 +16,8 @@ class Reason(StrEnum):
 
     # A number of a report or a header that is out of its range; the report is ignored.
     OUT_OF_RANGE = "out_of_range"
+    # A body on the internal port; the request is refused.
+    UNEXPECTED_BODY = "unexpected_body"
 
 
 class Rejections:

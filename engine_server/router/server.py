@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# Of the internal port, which takes no bodies: for unfinished and pipelined heads.
+INTERNAL_BUFFER_BYTES = 4 * 1024 * 1024
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -149,11 +152,12 @@ class Server:
                     JSON, DemandPage(metrics.demand, self._directory, self._hold.counts).render
                 ),
                 b"/internal/endpoints": Page(JSON, EndpointsPage(self._directory, self._health).render),
-            }
+            },
+            metrics.rejections,
         )
         limits = replace(settings.limits, body=min(settings.limits.body, settings.buffer_bytes))
         self._clients = Clients(application, limits, budget)
-        self._internal_clients = Clients(internal, limits, budget)
+        self._internal_clients = Clients(internal, replace(limits, body=0), BodyBudget(INTERNAL_BUFFER_BYTES))
 
     async def run(self, on_listening: Callable[[int, int], None]) -> None:
         """Serve until `leave` is called, then drain. `on_listening` is called with the port and the metrics port."""

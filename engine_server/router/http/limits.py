@@ -13,6 +13,7 @@ class Limits:
     target: int = 8 * 1024
     # Number of header fields.
     fields: int = 128
+    # With 0, chunks are refused too, though they may end up as no body.
     body: int = 32 * 1024 * 1024
     # Trailers and chunk extensions; more chunk headers than this are accepted in proportion to the body.
     framing: int = 64 * 1024

@@ -186,6 +186,8 @@ class RequestReader:
             self.refuse(errors.too_many_fields(limits.fields))
         elif (size := int(read.get(b"content-length", 0))) > limits.body:
             self.refuse(errors.body_too_large(limits.body))
+        elif not limits.body and b"transfer-encoding" in read:
+            self.refuse(errors.body_too_large(0))
         elif fields.repeated and b"," in read.get(b"host", b""):
             self.refuse(errors.malformed("There is more than one Host"))
         elif (size > UNCHECKED_BODY_BYTES or b"transfer-encoding" in read) and not self._is_sender_known():
