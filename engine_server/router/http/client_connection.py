@@ -12,6 +12,7 @@ from engine_server.router.http.limits import Limits
 from engine_server.router.http.receiving import Refusal, RequestReader
 from engine_server.router.http.request_id import id_line
 from engine_server.router.http.transport import configure_transport, unacknowledged_bytes
+from engine_server.shared.pipelining import SLICE_BYTES
 from engine_server.shared.slow_readers import limit_unsent_bytes
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -94,7 +95,9 @@ class ClientConnection(asyncio.Protocol):
         reader = self._reader
         if reader.refused:
             return
-        if reader.receiving:
+        if len(data) > SLICE_BYTES:
+            reader.feed_slices(data)
+        elif reader.receiving:
             reader.feed_more(data)
         else:
             reader.feed(data)
@@ -133,7 +136,7 @@ class ClientConnection(asyncio.Protocol):
     # Memory
 
     def _claim(self) -> None:
-        """Take room for the bodies that arrived, and return that of bodies that were refused."""
+        """Take room for what arrived, and return that of what was refused or does not wait any more."""
         size = self._reader.held - self._claimed
         if size > 0:
             if self._budget.claim(size, self):
@@ -163,7 +166,9 @@ class ClientConnection(asyncio.Protocol):
         elif self._exchange is not None or self.blocked:
             self._pause(PAUSED)
         else:
-            received = self._received.popleft()
+            received = self._reader.take()
+            if self._reader.held != self._claimed:
+                self._claim()
             if isinstance(received, Refusal):
                 self.closing = True
                 self._exchange = exchange = Exchange(self, received.request, id_line(received.request))
@@ -173,7 +178,7 @@ class ClientConnection(asyncio.Protocol):
                     self.closing = True
                 self._exchange = exchange = Exchange(self, received, id_line(received))
                 exchange.begin(self._application.answer(exchange))
-            if self._received and self._exchange is not None:
+            if self._received:
                 self._pause(PAUSED)
 
     def finish(self) -> None:

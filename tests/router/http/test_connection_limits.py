@@ -281,3 +281,36 @@ async def test_refuses_an_endless_trailer_or_chunk_extension(start_router, befor
     writer.write(PIECE * 16)
     assert (await reader.readline()).startswith(b"HTTP/1.1 431")
     writer.close()
+
+
+async def test_pipelined_requests_count_as_memory_until_they_are_answered(start_router, eventually):
+    """Thousands of requests that are answered at once, for a client that reads none of the answers and then all."""
+    router = await start_router(limits=limits())
+    reader, writer = await asyncio.open_connection("127.0.0.1", router.port, limit=4096)
+    count, request = 20_000, b"GET /v1/models HTTP/1.1\r\n\r\n"
+    writer.write(request * (count - 1) + request.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+
+    async def counted() -> bool:
+        return await router.metric("fairlead_router_buffer_bytes") > 65_536
+
+    await eventually(counted)
+    answers = await reader.read(-1)
+    assert answers.count(b"HTTP/1.1 200") == count
+    writer.close()
+
+    async def released() -> bool:
+        return await router.metric("fairlead_router_buffer_bytes") == 0
+
+    await eventually(released)
+
+
+async def test_pipelined_requests_wait_where_memory_is_short(start_engine, start_router, eventually):
+    engine = await start_engine(held)
+    router = await start_router({"m": [engine]}, limits=limits(room_seconds=0.1), buffer_bytes=3_000_000)
+    first = await send_large(router, 2_900_000)
+    await eventually(lambda: len(engine.received) == 1)
+    answer = await router.raw(b"GET /health HTTP/1.1\r\n\r\n" * 8_000)
+    assert answer.startswith(b"HTTP/1.1 503") and b'"buffer_full"' in answer
+    async with router.get("/health") as response:
+        assert response.status == 200
+    first[1].close()
