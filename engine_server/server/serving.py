@@ -8,6 +8,7 @@ import logging
 import socket
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import uvicorn
@@ -15,6 +16,7 @@ import uvicorn
 from engine_server.requests.errors import EngineDeadError
 from engine_server.server.engine_host import EngineHost
 from engine_server.server.gate import Gate
+from engine_server.server.http.body_budget import BodyBudget
 from engine_server.server.http.file_watch import FileWatch
 from engine_server.server.http.protocol import Connection
 from engine_server.server.http.tls import Tls
@@ -30,6 +32,8 @@ logger = logging.getLogger(__name__)
 KEEP_ALIVE_SECONDS = 90
 # The time for writing the rest of the answers once all requests have ended.
 FLUSH_SECONDS = 1.0
+# Memory for what clients send before the answers to earlier requests.
+INPUT_BYTES = 64 << 20
 
 
 class Site(NamedTuple):
@@ -53,7 +57,7 @@ def http_server(site: Site) -> HttpServer:
     return HttpServer(
         uvicorn.Config(
             site.app,
-            http=Connection,
+            http=partial(Connection, input_budget=BodyBudget(INPUT_BYTES)),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             log_config=None,

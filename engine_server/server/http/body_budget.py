@@ -20,18 +20,18 @@ class BodyShare:
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
-        self._num_bytes = 0
+        self.num_bytes = 0
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._budget.free += self._num_bytes
+        self.grow(-self.num_bytes)
 
     def grow(self, num_bytes: int) -> bool:
-        """Take more bytes; return False if too few are free."""
+        """Take more bytes, or return some if the number is negative; return False if too few are free."""
         if num_bytes > self._budget.free:
             return False
         self._budget.free -= num_bytes
-        self._num_bytes += num_bytes
+        self.num_bytes += num_bytes
         return True

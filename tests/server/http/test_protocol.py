@@ -1,5 +1,6 @@
 """Limits of a connection, by raw sockets against a small application behind the server's own protocol."""
 
+import asyncio
 import contextlib
 import json
 import random
@@ -17,7 +18,9 @@ from tiers import tiered
 from waiting import until
 
 from engine_server.contract.open_files import raise_open_files_limit
-from engine_server.server.http.protocol import Connection, ConnectionLimits
+from engine_server.server.http.body_budget import BodyBudget
+from engine_server.server.http.protocol import Connection, ConnectionLimits, Input
+from engine_server.shared.pipelining import MAX_WAITING, SLICE_BYTES
 
 SECONDS = 30
 POST = b"POST /echo HTTP/1.1\r\nHost: a\r\n"
@@ -32,6 +35,7 @@ class Application:
     def __init__(self) -> None:
         self.running = 0
         self.num_started = 0
+        self.release = threading.Event()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self.running += 1
@@ -46,6 +50,8 @@ class Application:
         if path == "/refuse":  # without reading the body
             await self._send(send, 413, b"too large", [(b"connection", b"close")])
             return
+        if path == "/held":
+            await asyncio.to_thread(self.release.wait)
         if path == "/large":
             await self._send(send, 200, bytes(LARGE))
             return
@@ -79,9 +85,9 @@ class Application:
 class Service:
     """A server in a thread of its own, with uvloop as in production."""
 
-    def __init__(self, limits: ConnectionLimits, keep_alive: float) -> None:
+    def __init__(self, limits: ConnectionLimits, keep_alive: float, input_budget: BodyBudget | None) -> None:
         self.app = Application()
-        protocol: Any = partial(Connection, limits=limits)
+        protocol: Any = partial(Connection, limits=limits, input_budget=input_budget)
         self.server = uvicorn.Server(
             uvicorn.Config(
                 self.app, http=protocol, ws="none", lifespan="off", log_config=None,
@@ -108,13 +114,18 @@ class Service:
     def num_connections(self) -> int:
         return len(self.server.server_state.connections)
 
+    def only_connection(self) -> Any:
+        return until(lambda: next(iter(self.server.server_state.connections), None))
+
     def connect(self) -> socket.socket:
         return socket.create_connection(self.listener.getsockname(), timeout=SECONDS)
 
 
 @contextlib.contextmanager
-def serving(keep_alive: float = 60, **limits: Any) -> Iterator[Service]:
-    service = Service(ConnectionLimits(**limits), keep_alive)
+def serving(
+    keep_alive: float = 60, input_budget: BodyBudget | None = None, **limits: Any
+) -> Iterator[Service]:
+    service = Service(ConnectionLimits(**limits), keep_alive, input_budget)
     service.start()
     try:
         yield service
@@ -370,6 +381,46 @@ def test_pipelined_requests_are_answered_in_order(service: Service) -> None:
             received += connection.recv(1 << 16)
         places = [received.index(b'"path": "/%d"' % number) for number in range(100)]
         assert places == sorted(places)
+
+
+def test_few_of_many_pipelined_requests_are_parsed_before_earlier_ones_are_answered() -> None:
+    budget = BodyBudget(1 << 20)
+    count, request = 5_000, b"GET /echo HTTP/1.1\r\n\r\n"
+    with serving(input_budget=budget) as service, service.connect() as connection:
+        connection.sendall(b"POST /echo HTTP/1.1\r\nContent-Length: 1\r\n\r\n")
+        until(lambda: service.app.running)
+        client = service.only_connection()
+        # The first request is complete, and answered, only with the first of these bytes.
+        connection.sendall(b"x" + request * count)
+        received, most, held = b"", 0, 0
+        while received.count(b'"path"') < count + 1:
+            most, held = max(most, len(client.pipeline)), max(held, budget.max_bytes - budget.free)
+            received += connection.recv(1 << 12)
+        assert most < MAX_WAITING + SLICE_BYTES / len(request) + 1
+        assert 0 < held <= len(request) * count
+        assert budget.free == budget.max_bytes
+
+
+def test_pipelined_requests_are_refused_where_memory_is_short() -> None:
+    with serving(input_budget=BodyBudget(1000)) as service, service.connect() as connection:
+        connection.sendall(b"GET /stream HTTP/1.1\r\n\r\n" + GET * 2000)
+        client = service.only_connection()
+        until(lambda: client._input is Input.DISCARDED)
+        assert not client.pipeline
+
+
+def test_pipelined_head_is_not_late_while_an_earlier_request_is_answered() -> None:
+    with serving(head_seconds=0.1) as service, service.connect() as connection:
+        connection.sendall(b"GET /held HTTP/1.1\r\n\r\n" + GET * 600)
+        client = service.only_connection()
+        timer = until(lambda: client._input is Input.HEAD and client._timer)
+        until(lambda: client._timer is not timer)
+        service.app.release.set()
+        received = b""
+        while received.count(b'"path"') < 601:
+            piece = connection.recv(1 << 16)
+            assert piece
+            received += piece
 
 
 def test_disconnect_ends_a_request_before_which_others_were_queued(service: Service) -> None:
