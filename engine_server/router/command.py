@@ -11,7 +11,7 @@ import uvloop
 
 from engine_server.contract.drain import ANNOUNCE_SECONDS, DEFAULT_DRAIN_TIMEOUT_SECONDS
 from engine_server.contract.labels import METRICS_PORT, ROUTER_PORT
-from engine_server.contract.open_files import raise_open_files_limit
+from engine_server.contract.open_files import most_connections, raise_open_files_limit
 from engine_server.contract.policies import DEFAULT_POLICY
 from engine_server.router.callers.callers import Callers
 from engine_server.router.callers.peers import PeerSettings
@@ -219,7 +219,7 @@ def main(argv: list[str]) -> int:
         port=flags.port,
         metrics_port=flags.metrics_port,
         policy=flags.policy,
-        limits=Limits(body=flags.max_body_bytes),
+        limits=Limits(body=flags.max_body_bytes, connections=most_connections()),
         buffer_bytes=flags.buffer_bytes or memory_limit() // BUFFER_SHARE,
         origins=flags.allow_origin,
         drain_grace=flags.drain_grace,

@@ -18,6 +18,8 @@ class Reason(StrEnum):
     OUT_OF_RANGE = "out_of_range"
     # A body on the internal port; the request is refused.
     UNEXPECTED_BODY = "unexpected_body"
+    # An idle connection, which is closed because all places are taken and another client waits for one.
+    IDLE_CONNECTION = "idle_connection"
 
 
 class Rejections:

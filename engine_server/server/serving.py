@@ -21,6 +21,8 @@ from engine_server.server.http.file_watch import FileWatch
 from engine_server.server.http.protocol import Connection
 from engine_server.server.http.tls import Tls
 from engine_server.server.shutdown import Shutdown
+from engine_server.shared.listener import Listener
+from engine_server.shared.places import Places
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -37,15 +39,39 @@ INPUT_BYTES = 64 << 20
 
 
 class Site(NamedTuple):
-    """An application and the socket that it is served on."""
+    """An application, the socket that it is served on, and the number of connections that clients may have open."""
 
     app: ASGIApp
     listener: socket.socket
     tls: Tls | None = None
+    connections: int = sys.maxsize
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn's server, with signals left to Shutdown."""
+    """uvicorn's server, with signals left to Shutdown, and connections accepted while there are places for them."""
+
+    def __init__(self, config: uvicorn.Config, places: Places) -> None:
+        super().__init__(config)
+        self._places = places
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        assert sockets is not None
+        self.servers = []
+        self._listeners = [
+            Listener(sock, self._connection, self._places, self.config.ssl) for sock in sockets
+        ]
+        self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for listener in self._listeners:
+            await listener.close()
+        await super().shutdown()
+
+    def _connection(self) -> Connection:
+        connection: Connection = self.config.http_protocol_class(  # type: ignore[call-arg, assignment]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return connection
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -53,11 +79,13 @@ class HttpServer(uvicorn.Server):
 
 
 def http_server(site: Site) -> HttpServer:
-    tls = site.tls
+    tls, places = site.tls, Places(site.connections)
     return HttpServer(
         uvicorn.Config(
             site.app,
-            http=partial(Connection, input_budget=BodyBudget(INPUT_BYTES)),  # type: ignore[arg-type]
+            http=partial(  # type: ignore[arg-type]
+                Connection, input_budget=BodyBudget(INPUT_BYTES), places=places
+            ),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -68,7 +96,8 @@ def http_server(site: Site) -> HttpServer:
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=int(FLUSH_SECONDS),
             ssl_context_factory=None if tls is None else lambda _config, _default: tls.context,
-        )
+        ),
+        places,
     )
 
 

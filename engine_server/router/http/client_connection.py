@@ -13,6 +13,7 @@ from engine_server.router.http.receiving import Refusal, RequestReader
 from engine_server.router.http.request_id import id_line
 from engine_server.router.http.transport import configure_transport, unacknowledged_bytes
 from engine_server.shared.pipelining import SLICE_BYTES
+from engine_server.shared.places import Occupant, Places
 from engine_server.shared.slow_readers import limit_unsent_bytes
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -53,15 +54,25 @@ class Application(Protocol):
         ...
 
 
-class ClientConnection(asyncio.Protocol):
+class ClientConnection(Occupant):
     """Answers one request at a time; each answer has an exchange of its own. `sweep` ends what takes too long."""
 
     write: Callable[[bytes], None]
 
-    def __init__(self, application: Application, limits: Limits, budget: BodyBudget) -> None:
+    def __init__(
+        self,
+        application: Application,
+        limits: Limits,
+        budget: BodyBudget,
+        places: Places,
+        on_made: Callable[["ClientConnection"], None],
+    ) -> None:
+        """Call `on_made` once the connection can be used."""
         self._application = application
         self._limits = limits
         self._budget = budget
+        self._places = places
+        self._on_made = on_made
         self._loop = asyncio.get_running_loop()
         self._reader = RequestReader(limits, self._expect_body, application.check_sender)
         self._received = self._reader.received
@@ -89,6 +100,8 @@ class ClientConnection(asyncio.Protocol):
         self.write = self._transport.write
         configure_transport(self._transport)
         limit_unsent_bytes(self._transport)
+        self._on_made(self)
+        self._places.note_idle(self)
 
     def data_received(self, data: bytes) -> None:
         assert self._state is READING or self._state is LINGERING
@@ -104,6 +117,7 @@ class ClientConnection(asyncio.Protocol):
         if reader.receiving:
             self._last_active = now = self._loop.time()
             reader.note_piece(now)
+            self._places.note_busy(self)
         if reader.held != self._claimed:
             self._claim()
         self._advance()
@@ -111,6 +125,7 @@ class ClientConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         state, self._state = self._state, CLOSED
         self.closed.set_result(None)
+        self._places.free(self)
         self._received.clear()
         if state is WITHOUT_ROOM:
             self._budget.withdraw(self)
@@ -163,9 +178,12 @@ class ClientConnection(asyncio.Protocol):
         if not self._received:
             if self._state is PAUSED:
                 self._resume()
+            if self._idle and self._state is READING and not self.blocked:
+                self._places.note_idle(self)
         elif self._exchange is not None or self.blocked:
             self._pause(PAUSED)
         else:
+            self._places.note_busy(self)
             received = self._reader.take()
             if self._reader.held != self._claimed:
                 self._claim()
@@ -189,7 +207,7 @@ class ClientConnection(asyncio.Protocol):
             self._end()
         elif self._received:
             self._loop.call_soon(self._advance)
-        elif self._state is PAUSED:
+        else:
             self._advance()
         if exchange is not None and (size := len(exchange.request.body)):
             self._reader.held -= size
@@ -232,8 +250,12 @@ class ClientConnection(asyncio.Protocol):
     def close_when_idle(self) -> None:
         """Accept no further requests, and close once those that have arrived are answered."""
         self.closing = True
-        if not (self._busy or self._reader.receiving or self._reader.refused):
+        if self._idle:
             self._transport.close()
+
+    def close_idle(self) -> None:
+        """Close the connection, on which nothing is in flight."""
+        self._transport.close()
 
     def abort(self) -> None:
         """Reset the connection, whatever is in flight."""
@@ -276,3 +298,7 @@ class ClientConnection(asyncio.Protocol):
     @property
     def _busy(self) -> bool:
         return self._exchange is not None or bool(self._received)
+
+    @property
+    def _idle(self) -> bool:
+        return not (self._busy or self._reader.receiving or self._reader.refused)

@@ -1,5 +1,6 @@
 """The limits on a client's requests and on its connection."""
 
+import sys
 from dataclasses import dataclass
 
 
@@ -17,6 +18,9 @@ class Limits:
     body: int = 32 * 1024 * 1024
     # Trailers and chunk extensions; more chunk headers than this are accepted in proportion to the body.
     framing: int = 64 * 1024
+
+    # Connections to the port.
+    connections: int = sys.maxsize
 
     head_seconds: float = 10.0
     # Between two pieces of a body.

@@ -290,7 +290,7 @@ class RequestReader:
             self.refuse(errors.body_too_large(self._limits.body))
         return body
 
-    def _feed_without_offers(self, data: bytes, upgrade: HttpParserUpgrade) -> None:
+    def _feed_without_offers(self, data: bytes | memoryview, upgrade: HttpParserUpgrade) -> None:
         """Read requests again without their offers of another protocol.
 
         Some clients offer HTTP/2 with their first request, and the parser then stops before its body.

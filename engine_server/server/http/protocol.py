@@ -18,6 +18,7 @@ from engine_server.server.http.chunks import CHUNKS, ChunkWriter
 from engine_server.server.http.disconnect import DISCONNECT, WhileConnected
 from engine_server.server.http.errors import ApiError
 from engine_server.shared.pipelining import MAX_WAITING, Unparsed
+from engine_server.shared.places import Occupant, Places
 
 if TYPE_CHECKING:
     from uvicorn import Config
@@ -64,7 +65,7 @@ class InputFlow(FlowControl):
             super().resume_reading()
 
 
-class Connection(HttpToolsProtocol):
+class Connection(HttpToolsProtocol, Occupant):
     """One client's connection."""
 
     def __init__(
@@ -75,7 +76,8 @@ class Connection(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         limits: ConnectionLimits | None = None,
-        input_budget: BodyBudget | None = None,
+        input_budget: BodyBudget,
+        places: Places,
     ) -> None:
         """input_budget: memory for the input of all connections that is not parsed yet."""
         super().__init__(config, server_state, app_state, _loop)
@@ -83,7 +85,8 @@ class Connection(HttpToolsProtocol):
         self._answers: AnswerTransport
         self._input = Input.NOTHING
         self._unparsed = Unparsed()
-        self._share = BodyShare(input_budget or BodyBudget())
+        self._share = BodyShare(input_budget)
+        self._places = places
         # Bytes of a body of declared length that are missing.
         self._missing = 0
         # Of the request that is being read.
@@ -112,6 +115,15 @@ class Connection(HttpToolsProtocol):
         self._stop_timer()
         self._answers.stop()
         self._drop_input()
+        self._places.free(self)
+
+    def close_idle(self) -> None:
+        """Close the connection, on which nothing is in flight."""
+        self.transport.close()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._note_if_idle()
 
     def data_received(self, data: bytes) -> None:
         if self._input is Input.DISCARDED:
@@ -184,6 +196,7 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         if self._input is not Input.DISCARDED:
             super().on_response_complete()
+            self._note_if_idle()
             if self._unparsed and not self.transport.is_closing():
                 self._parse()
 
@@ -250,6 +263,20 @@ class Connection(HttpToolsProtocol):
         self.timeout_keep_alive_task = self.loop.call_later(
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )
+        self._note_if_idle()
+
+    def _unset_keepalive_if_required(self) -> None:
+        self._places.note_busy(self)
+        super()._unset_keepalive_if_required()
+
+    def _note_if_idle(self) -> None:
+        """Offer the connection's place to others while it waits for the next request."""
+        if (
+            self.timeout_keep_alive_task is not None
+            and self._input is Input.NOTHING
+            and not (self.flow.write_paused or self.transport.is_closing())
+        ):
+            self._places.note_idle(self)
 
     def _start_timer(self, seconds: float, expire: Any) -> None:
         self._stop_timer()

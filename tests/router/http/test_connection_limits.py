@@ -314,3 +314,73 @@ async def test_pipelined_requests_wait_where_memory_is_short(start_engine, start
     async with router.get("/health") as response:
         assert response.status == 200
     first[1].close()
+
+
+# Connections
+
+
+async def keep(router, port: int | None = None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Return a connection that is kept after an answer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port or router.port)
+    await ask(reader, writer)
+    return reader, writer
+
+
+async def ask(reader, writer) -> None:
+    writer.write(b"GET /health HTTP/1.1\r\n\r\n")
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 ")
+    length = head.partition(b"Content-Length: ")[2].partition(b"\r\n")[0]
+    await reader.readexactly(int(length))
+
+
+async def test_the_longest_idle_connection_is_closed_for_a_new_one(start_router):
+    router = await start_router(limits=limits(connections=3))
+    clients = [await keep(router) for _ in range(3)]
+    await ask(*clients[0])
+    newest = await keep(router)
+    assert await clients[1][0].read() == b""
+    for client in (clients[0], clients[2], newest):
+        await ask(*client)
+    assert (
+        await router.metric('fairlead_router_rejected_total{reason="idle_connection",sender="client"}') == 1
+    )
+    for _, writer in (*clients, newest):
+        writer.close()
+
+
+async def test_a_new_connection_waits_while_all_others_are_busy(start_engine, start_router, eventually):
+    release = asyncio.Event()
+
+    async def behave(engine, request, writer):
+        await release.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+    engine = await start_engine(behave)
+    router = await start_router({"m": [engine]}, limits=limits(connections=2))
+    busy = [await router.connect() for _ in range(2)]
+    for _, writer in busy:
+        writer.write(POST)
+    await eventually(lambda: len(engine.received) == 2)
+    waiting = asyncio.create_task(keep(router))
+    clients = router.server._clients
+    await eventually(lambda: clients._places._on_free is not None)
+    assert len(clients._open) == 2 and not waiting.done()
+    async with router.internal("/metrics") as response:  # has places of its own
+        assert response.status == 200
+    release.set()
+    (await waiting)[1].close()
+    for _, writer in busy:
+        writer.close()
+
+
+@pytest.mark.parametrize("sent", [HEAD, HEAD + b"Content-Length: 9\r\n\r\n{"], ids=["head", "body"])
+async def test_a_connection_is_not_idle_while_a_request_arrives(start_router, sent):
+    router = await start_router(limits=limits(connections=2))
+    reader, writer = await router.connect()
+    writer.write(sent)
+    for _ in range(3):  # each takes the place of the one before
+        await keep(router)
+    writer.write(b"\r\n" if sent is HEAD else b'"m":"x"}')
+    assert (await reader.readline()).startswith(b"HTTP/1.1 ")
+    writer.close()

@@ -20,7 +20,9 @@ from waiting import until
 from engine_server.contract.open_files import raise_open_files_limit
 from engine_server.server.http.body_budget import BodyBudget
 from engine_server.server.http.protocol import Connection, ConnectionLimits, Input
+from engine_server.server.serving import HttpServer
 from engine_server.shared.pipelining import MAX_WAITING, SLICE_BYTES
+from engine_server.shared.places import Places
 
 SECONDS = 30
 POST = b"POST /echo HTTP/1.1\r\nHost: a\r\n"
@@ -85,14 +87,18 @@ class Application:
 class Service:
     """A server in a thread of its own, with uvloop as in production."""
 
-    def __init__(self, limits: ConnectionLimits, keep_alive: float, input_budget: BodyBudget | None) -> None:
+    def __init__(
+        self, limits: ConnectionLimits, keep_alive: float, input_budget: BodyBudget, connections: int
+    ) -> None:
         self.app = Application()
-        protocol: Any = partial(Connection, limits=limits, input_budget=input_budget)
-        self.server = uvicorn.Server(
+        places = Places(connections)
+        protocol: Any = partial(Connection, limits=limits, input_budget=input_budget, places=places)
+        self.server = HttpServer(
             uvicorn.Config(
                 self.app, http=protocol, ws="none", lifespan="off", log_config=None,
                 timeout_graceful_shutdown=1,
-            )
+            ),
+            places,
         )  # fmt: skip
         self.server.config.timeout_keep_alive = keep_alive  # type: ignore[assignment]
         self.listener = socket.create_server(("127.0.0.1", 0))
@@ -123,9 +129,12 @@ class Service:
 
 @contextlib.contextmanager
 def serving(
-    keep_alive: float = 60, input_budget: BodyBudget | None = None, **limits: Any
+    keep_alive: float = 60,
+    input_budget: BodyBudget | None = None,
+    connections: int = 10_000,
+    **limits: Any,
 ) -> Iterator[Service]:
-    service = Service(ConnectionLimits(**limits), keep_alive, input_budget)
+    service = Service(ConnectionLimits(**limits), keep_alive, input_budget or BodyBudget(), connections)
     service.start()
     try:
         yield service
@@ -472,6 +481,32 @@ def test_idle_connections_are_closed() -> None:
         blank.sendall(b"\r\n")
         assert silent.recv(1) == b""
         assert blank.recv(1) == b""
+
+
+def test_longest_idle_connection_is_closed_for_a_new_one() -> None:
+    with serving(connections=2) as service, service.connect() as longest, service.connect() as latest:
+        for client in (longest, latest, longest, latest):
+            client.sendall(GET)
+            assert read_answer(client)[0] == 200
+        with service.connect() as client:
+            client.sendall(GET)
+            assert read_answer(client)[0] == 200
+            assert longest.recv(1) == b""
+            latest.sendall(GET)
+            assert read_answer(latest)[0] == 200
+
+
+def test_new_connection_waits_while_all_others_are_busy() -> None:
+    with serving(connections=2) as service, service.connect() as first, service.connect() as second:
+        for client in (first, second):
+            client.sendall(b"GET /held HTTP/1.1\r\n\r\n")
+        until(lambda: service.app.running == 2)
+        with service.connect() as third:
+            third.sendall(GET)
+            until(lambda: service.server._places._on_free is not None)
+            assert service.num_connections == 2
+            service.app.release.set()
+            assert read_answer(third)[0] == 200
 
 
 def test_random_bytes_are_answered_or_closed(service: Service) -> None:
