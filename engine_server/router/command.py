@@ -79,6 +79,14 @@ def build_parser() -> argparse.ArgumentParser:
         help="most memory for the bodies of all requests (default: a quarter of the memory limit)",
     )
     flag(
+        "--idle-timeout",
+        type=float,
+        default=Limits().idle_seconds,
+        metavar="S",
+        help="seconds without a request after which a client's connection is closed; longer than load balancers keep "
+        "theirs (%(default)s)",
+    )
+    flag(
         "--allow-origin",
         action="append",
         default=[],
@@ -219,7 +227,9 @@ def main(argv: list[str]) -> int:
         port=flags.port,
         metrics_port=flags.metrics_port,
         policy=flags.policy,
-        limits=Limits(body=flags.max_body_bytes, connections=most_connections()),
+        limits=Limits(
+            body=flags.max_body_bytes, connections=most_connections(), idle_seconds=flags.idle_timeout
+        ),
         buffer_bytes=flags.buffer_bytes or memory_limit() // BUFFER_SHARE,
         origins=flags.allow_origin,
         drain_grace=flags.drain_grace,

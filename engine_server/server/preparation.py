@@ -41,7 +41,7 @@ def prepare(host: EngineHost, args: ServerArgs) -> Server:
         watches.append(FileWatch(admin_keys.files, admin_keys.reload))
     app, gate = build_application(host, args, keys)
     connections = most_connections()
-    sites = [Site(app, listen(args), tls, connections)]
+    sites = [Site(app, listen(args), tls, connections, args.idle_timeout)]
     if admin_keys is not None:
         listener = listen_on_port(args.admin_host, args.admin_port, args.scheme, "admin API ")
         admin = admin_application(host, admin_keys)

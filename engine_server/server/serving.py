@@ -21,6 +21,7 @@ from engine_server.server.http.file_watch import FileWatch
 from engine_server.server.http.protocol import Connection
 from engine_server.server.http.tls import Tls
 from engine_server.server.shutdown import Shutdown
+from engine_server.shared.idle_timeout import DEFAULT_IDLE_TIMEOUT_SECONDS
 from engine_server.shared.listener import Listener
 from engine_server.shared.places import Places
 
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Longer than the idle timeout of routers and load balancers, so that the server never closes a connection on which a
-# request is just arriving.
-KEEP_ALIVE_SECONDS = 90
 # The time for writing the rest of the answers once all requests have ended.
 FLUSH_SECONDS = 1.0
 # Memory for what clients send before the answers to earlier requests.
@@ -39,12 +37,15 @@ INPUT_BYTES = 64 << 20
 
 
 class Site(NamedTuple):
-    """An application, the socket that it is served on, and the number of connections that clients may have open."""
+    """An application, and the socket that it is served on."""
 
     app: ASGIApp
     listener: socket.socket
     tls: Tls | None = None
+    # That clients may have open.
     connections: int = sys.maxsize
+    # Seconds without a request after which a connection is closed.
+    idle_timeout: int = DEFAULT_IDLE_TIMEOUT_SECONDS
 
 
 class HttpServer(uvicorn.Server):
@@ -93,7 +94,7 @@ def http_server(site: Site) -> HttpServer:
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_keep_alive=site.idle_timeout,
             timeout_graceful_shutdown=int(FLUSH_SECONDS),
             ssl_context_factory=None if tls is None else lambda _config, _default: tls.context,
         ),

@@ -3,6 +3,8 @@
 import sys
 from dataclasses import dataclass
 
+from engine_server.shared.idle_timeout import DEFAULT_IDLE_TIMEOUT_SECONDS
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -31,7 +33,7 @@ class Limits:
     # A client that has answers to read acknowledges none of their bytes.
     unread_seconds: float = 60.0
     # A kept connection between two requests.
-    idle_seconds: float = 60.0
+    idle_seconds: float = DEFAULT_IDLE_TIMEOUT_SECONDS
     # The rest of a refused request is read and discarded, so that the client gets to read the refusal.
     linger_seconds: float = 2.0
     # Between two looks at the times of all connections.
