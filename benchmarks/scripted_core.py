@@ -140,7 +140,7 @@ def serve(folder: str, fail: object) -> None:
     core = ScriptedCore(lambda request: tokens, vocabulary.eos_token_ids)
     progress = ProgressClock(Path(folder, FILE))
     progress.tick()
-    outputs.send(encoder.encode(Ready(NUM_BLOCKS, batch_invariant=False)))
+    outputs.send(encoder.encode(Ready(NUM_BLOCKS, batch_invariant=False, kernels="")))
     interval = 1 / float(os.environ[RATE])
     due = time.monotonic()
     while True:

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.transformers
         ("transformers", ResponseParser, RegionScanner, "_close_current"),
         ("transformers", ResponseParser, RegionScanner, "_open_explicit"),
         ("uvicorn", HttpToolsProtocol, Connection, "_start_asgi_task"),
+        ("uvicorn", HttpToolsProtocol, Connection, "_unset_keepalive_if_required"),
     ],
 )
 def test_overridden_private_method_exists_and_is_called(

@@ -12,7 +12,7 @@ import uvloop
 
 from engine_server.contract.drain import ANNOUNCE_SECONDS, DEFAULT_DRAIN_TIMEOUT_SECONDS
 from engine_server.contract.labels import METRICS_PORT, ROUTER_PORT
-from engine_server.contract.open_files import raise_open_files_limit
+from engine_server.contract.open_files import most_connections, raise_open_files_limit
 from engine_server.contract.policies import DEFAULT_POLICY
 from engine_server.router.callers.callers import Callers
 from engine_server.router.callers.peers import PeerSettings
@@ -87,6 +87,14 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="CIDR",
         help="network of proxies whose X-Forwarded-For names the clients, among which memory and places are shared "
         "where there are no keys; may be repeated (default: none)",
+    )
+    flag(
+        "--idle-timeout",
+        type=float,
+        default=Limits().idle_seconds,
+        metavar="S",
+        help="seconds without a request after which a client's connection is closed; longer than load balancers keep "
+        "theirs (%(default)s)",
     )
     flag(
         "--allow-origin",
@@ -229,7 +237,9 @@ def main(argv: list[str]) -> int:
         port=flags.port,
         metrics_port=flags.metrics_port,
         policy=flags.policy,
-        limits=Limits(body=flags.max_body_bytes),
+        limits=Limits(
+            body=flags.max_body_bytes, connections=most_connections(), idle_seconds=flags.idle_timeout
+        ),
         buffer_bytes=flags.buffer_bytes or memory_limit() // BUFFER_SHARE,
         trusted_proxies=flags.trusted_proxies,
         origins=flags.allow_origin,

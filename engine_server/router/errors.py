@@ -104,7 +104,8 @@ def target_too_long(limit: int) -> RequestError:
 
 def body_too_large(limit: int) -> RequestError:
     """Return the error for a body of more than `limit` bytes."""
-    return RequestError(413, ErrorCode.BODY_TOO_LARGE, f"The request's body is larger than {limit} bytes")
+    message = f"The request's body is larger than {limit} bytes" if limit else "This port takes no bodies"
+    return RequestError(413, ErrorCode.BODY_TOO_LARGE, message)
 
 
 def slow_request(part: str, seconds: float) -> RequestError:

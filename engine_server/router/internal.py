@@ -3,9 +3,11 @@
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from engine_server.contract.errors import ErrorCode
 from engine_server.router import errors
 from engine_server.router.errors import RequestError
 from engine_server.router.http.exchange import Exchange
+from engine_server.router.rejections import Reason, Rejections, Sender
 
 
 class Page(NamedTuple):
@@ -18,9 +20,10 @@ class Page(NamedTuple):
 class InternalApplication:
     """Answers GET requests for a fixed set of pages."""
 
-    def __init__(self, pages: Mapping[bytes, Page]) -> None:
+    def __init__(self, pages: Mapping[bytes, Page], rejections: Rejections) -> None:
         """Serve `pages`, by path."""
         self._pages = pages
+        self._rejections = rejections
 
     async def answer(self, exchange: Exchange) -> None:
         """Answer the exchange's request. Raises RequestError for an unknown path or another method."""
@@ -33,7 +36,7 @@ class InternalApplication:
         exchange.respond(200, page.render(), page.content_type)
 
     def check_sender(self, fields: Mapping[bytes, bytes]) -> None:
-        """Accept any sender: the port is internal."""
+        """Accept any sender: the port is internal, and takes no bodies."""
 
     def owner(self, fields: Mapping[bytes, bytes], peer: str) -> str:
         """Return the sender's address."""
@@ -41,4 +44,6 @@ class InternalApplication:
 
     async def refuse(self, exchange: Exchange, error: RequestError) -> None:
         """Raise the error of a request that was not received whole."""
+        if error.code is ErrorCode.BODY_TOO_LARGE:
+            self._rejections.add(Sender.CLIENT, Reason.UNEXPECTED_BODY)
         raise error

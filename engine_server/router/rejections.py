@@ -20,6 +20,10 @@ class Reason(StrEnum):
     HEAD_TOO_LARGE = "head_too_large"
     # Unfinished events for which there was no memory; the stream was broken off.
     NO_MEMORY = "no_memory"
+    # A body on the internal port; the request is refused.
+    UNEXPECTED_BODY = "unexpected_body"
+    # An idle connection, which is closed because all places are taken and another client waits for one.
+    IDLE_CONNECTION = "idle_connection"
 
 
 class Rejections:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from engine_server.contract.demand import DEMAND_PATH
 from engine_server.contract.drain import ANNOUNCE_SECONDS, DEFAULT_DRAIN_TIMEOUT_SECONDS
 from engine_server.contract.labels import METRICS_PORT, ROUTER_PORT
+from engine_server.contract.open_files import most_internal_connections
 from engine_server.contract.policies import DEFAULT_POLICY
 from engine_server.router.application import Application
 from engine_server.router.callers.callers import Callers
@@ -47,6 +48,9 @@ if TYPE_CHECKING:
     from engine_server.router.requests.tracing import Tracing
 
 log = logging.getLogger(__name__)
+
+# Of the internal port, which takes no bodies: for unfinished and pipelined heads.
+INTERNAL_BUFFER_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,18 +166,24 @@ class Server:
                     JSON, DemandPage(metrics.demand, self._directory, self._hold.counts).render
                 ),
                 b"/internal/endpoints": Page(JSON, EndpointsPage(self._directory, self._health).render),
-            }
+            },
+            metrics.rejections,
         )
         limits = replace(settings.limits, body=min(settings.limits.body, budget.largest_body))
-        self._clients = Clients(application, limits, budget)
-        self._internal_clients = Clients(internal, limits, budget)
+        self._clients = Clients(application, limits, budget, metrics.rejections)
+        self._internal_clients = Clients(
+            internal,
+            replace(limits, body=0, connections=most_internal_connections(limits.connections)),
+            BodyBudget(INTERNAL_BUFFER_BYTES),
+            metrics.rejections,
+        )
 
     async def run(self, on_listening: Callable[[int, int], None]) -> None:
         """Serve until `leave` is called, then drain. `on_listening` is called with the port and the metrics port."""
         host, port, metrics_port = self._settings.host, self._settings.port, self._settings.metrics_port
-        listener = await self._clients.listen(host, port)
-        internal = await self._internal_clients.listen(host, metrics_port)
-        on_listening(listener.sockets[0].getsockname()[1], internal.sockets[0].getsockname()[1])
+        listener = self._clients.listen(host, port)
+        internal = self._internal_clients.listen(host, metrics_port)
+        on_listening(listener.port, internal.port)
         async with asyncio.TaskGroup() as tasks:
             background = [tasks.create_task(source.run(self._directory)) for source in self._sources]
             background += [tasks.create_task(c.sweep()) for c in (self._clients, self._internal_clients)]
@@ -183,12 +193,12 @@ class Server:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._announce_seconds):
                     await self._aborting.wait()
-            listener.close()
+            await listener.close()
             deployments = [route.deployment for route in self._directory.routes]
             await self._clients.drain(drain_seconds(self._settings.drain_timeout, deployments))
             self._hold.close()
             self._clients.abort()
-            internal.close()
+            await internal.close()
             self._internal_clients.abort()
             for task in background:
                 task.cancel()

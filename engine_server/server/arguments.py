@@ -15,6 +15,7 @@ from engine_server.contract.labels import ADMIN_PORT, ENGINE_PORT
 from engine_server.engine.arguments.fields import argument
 from engine_server.engine.arguments.flags import parse_size
 from engine_server.server.http.tls import TlsFiles
+from engine_server.shared.idle_timeout import DEFAULT_IDLE_TIMEOUT_SECONDS
 
 
 def texts(text: str) -> list[str]:
@@ -65,6 +66,12 @@ class LimitArguments:
         ANNOUNCE_SECONDS,
         "time after SIGTERM for which new requests are still accepted, until routers have seen that the server is "
         "not ready; a part of the drain timeout (default: %(default)g)",
+        metavar="SECONDS",
+    )
+    idle_timeout: int = argument(
+        DEFAULT_IDLE_TIMEOUT_SECONDS,
+        "time without a request after which a connection is closed; longer than load balancers keep theirs "
+        "(default: %(default)s)",
         metavar="SECONDS",
     )
     enable_server_load_tracking: bool = argument(

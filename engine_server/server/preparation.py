@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from engine_server.contract.open_files import most_connections, most_internal_connections
 from engine_server.server.application import admin_application, build_application
 from engine_server.server.arguments import is_loopback
 from engine_server.server.http.api_keys import ApiKeys
@@ -39,10 +40,12 @@ def prepare(host: EngineHost, args: ServerArgs) -> Server:
             )
         watches.append(FileWatch(admin_keys.files, admin_keys.reload))
     app, gate = build_application(host, args, keys)
-    sites = [Site(app, listen(args), tls)]
+    connections = most_connections()
+    sites = [Site(app, listen(args), tls, connections, args.idle_timeout)]
     if admin_keys is not None:
         listener = listen_on_port(args.admin_host, args.admin_port, args.scheme, "admin API ")
-        sites.append(Site(admin_application(host, admin_keys), listener, tls))
+        admin = admin_application(host, admin_keys)
+        sites.append(Site(admin, listener, tls, most_internal_connections(connections)))
     return Server(
         host, gate, sites, watches, Shutdown(gate, args.drain_timeout, args.drain_grace, host.shut_down)
     )

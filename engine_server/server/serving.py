@@ -8,6 +8,7 @@ import logging
 import socket
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import uvicorn
@@ -19,29 +20,59 @@ from engine_server.server.http.file_watch import FileWatch
 from engine_server.server.http.protocol import Connection
 from engine_server.server.http.tls import Tls
 from engine_server.server.shutdown import Shutdown
+from engine_server.shared.idle_timeout import DEFAULT_IDLE_TIMEOUT_SECONDS
+from engine_server.shared.listener import Listener
+from engine_server.shared.places import Places
+from engine_server.shared.shares import Shares
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 logger = logging.getLogger(__name__)
 
-# Longer than the idle timeout of routers and load balancers, so that the server never closes a connection on which a
-# request is just arriving.
-KEEP_ALIVE_SECONDS = 90
 # The time for writing the rest of the answers once all requests have ended.
 FLUSH_SECONDS = 1.0
+# Memory for what clients send before the answers to earlier requests.
+INPUT_BYTES = 64 << 20
 
 
 class Site(NamedTuple):
-    """An application and the socket that it is served on."""
+    """An application, and the socket that it is served on."""
 
     app: ASGIApp
     listener: socket.socket
     tls: Tls | None = None
+    # That clients may have open.
+    connections: int = sys.maxsize
+    # Seconds without a request after which a connection is closed.
+    idle_timeout: int = DEFAULT_IDLE_TIMEOUT_SECONDS
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn's server, with signals left to Shutdown."""
+    """uvicorn's server, with signals left to Shutdown, and connections accepted while there are places for them."""
+
+    def __init__(self, config: uvicorn.Config, places: Places) -> None:
+        super().__init__(config)
+        self._places = places
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        assert sockets is not None
+        self.servers = []
+        self._listeners = [
+            Listener(sock, self._connection, self._places, self.config.ssl) for sock in sockets
+        ]
+        self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for listener in self._listeners:
+            await listener.close()
+        await super().shutdown()
+
+    def _connection(self) -> Connection:
+        connection: Connection = self.config.http_protocol_class(  # type: ignore[call-arg, assignment]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return connection
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -49,11 +80,13 @@ class HttpServer(uvicorn.Server):
 
 
 def http_server(site: Site) -> HttpServer:
-    tls = site.tls
+    tls, places = site.tls, Places(site.connections)
     return HttpServer(
         uvicorn.Config(
             site.app,
-            http=Connection,
+            http=partial(  # type: ignore[arg-type]
+                Connection, input_shares=Shares(INPUT_BYTES), places=places
+            ),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -61,10 +94,11 @@ def http_server(site: Site) -> HttpServer:
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_keep_alive=site.idle_timeout,
             timeout_graceful_shutdown=int(FLUSH_SECONDS),
             ssl_context_factory=None if tls is None else lambda _config, _default: tls.context,
-        )
+        ),
+        places,
     )
 
 

@@ -1,7 +1,10 @@
 """The limit of open files."""
 
+import resource
 import subprocess
 import sys
+
+from engine_server.contract.open_files import most_connections, most_internal_connections
 
 CODE = """
 import resource
@@ -16,3 +19,14 @@ assert soft == hard > 200, (soft, hard)
 
 def test_soft_limit_of_open_files_is_raised_to_the_hard_limit() -> None:
     subprocess.run([sys.executable, "-c", CODE], check=True)
+
+
+def test_most_open_files_are_for_clients_and_some_are_not() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1000, hard))
+    try:
+        most = most_connections()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert most == 800
+    assert most_internal_connections(most) == 50

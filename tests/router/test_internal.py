@@ -1,5 +1,7 @@
 """The internal port: metrics and other pages that name namespaces and pods."""
 
+import asyncio
+
 import pytest
 
 
@@ -27,3 +29,39 @@ async def test_the_internal_port_has_nothing_else(start_router, method, path, st
     url = f"http://127.0.0.1:{router.metrics_port}{path}"
     async with router.session.request(method, url) as response:
         assert response.status == status
+
+
+@pytest.mark.parametrize(
+    "framing",
+    [b"Content-Length: 1", b"Content-Length: 30000000", b"Transfer-Encoding: chunked"],
+    ids=["small", "large", "chunks"],
+)
+async def test_the_internal_port_refuses_a_body_from_its_head(start_router, framing):
+    router = await start_router(buffer_bytes=1 << 20)
+    reader, writer = await asyncio.open_connection("127.0.0.1", router.metrics_port)
+    writer.write(b"GET /metrics HTTP/1.1\r\n" + framing + b"\r\n\r\n")
+    answer = await reader.read()
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 413") and b"This port takes no bodies" in answer
+    assert (
+        await router.metric('fairlead_router_rejected_total{reason="unexpected_body",sender="client"}') == 1
+    )
+
+
+async def test_a_request_without_a_body_may_say_so_on_the_internal_port(start_router):
+    router = await start_router()
+    url = f"http://127.0.0.1:{router.metrics_port}/metrics"
+    async with router.session.get(url, headers={"Content-Length": "0"}) as response:
+        assert response.status == 200
+
+
+async def test_requests_to_the_internal_port_take_nothing_of_the_public_ports_memory(start_router):
+    """Bodies are refused, and what is sent of them nevertheless is discarded as it arrives."""
+    router = await start_router(buffer_bytes=1 << 20)
+    clients = [await asyncio.open_connection("127.0.0.1", router.metrics_port) for _ in range(4)]
+    for reader, writer in clients:
+        writer.write(b"POST /metrics HTTP/1.1\r\nContent-Length: 900000\r\n\r\n" + b"x" * 800_000)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 413")
+    assert await router.metric("fairlead_router_buffer_bytes") == 0
+    for _, writer in clients:
+        writer.close()

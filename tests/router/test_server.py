@@ -9,6 +9,7 @@ import pytest
 from router_process import start_process
 
 from engine_server.contract.api import Key
+from engine_server.router.http.limits import Limits
 from engine_server.router.routing.directory import Deployment
 from engine_server.router.server import drain_seconds
 
@@ -97,6 +98,16 @@ async def test_drain_grace_is_configurable_and_a_second_signal_ends_it(start_eng
     await eventually(answers)
     os.kill(child.pid, signal.SIGTERM)
     assert await asyncio.wait_for(child.wait(), 20) == 0
+
+
+async def test_idle_timeout_is_configurable_and_longer_than_that_of_load_balancers():
+    assert Limits().idle_seconds > 600
+    child, url, _ = await start_process("--endpoint", "m=http://127.0.0.1:9", "--idle-timeout", "0.1")
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
+    assert await asyncio.wait_for(reader.read(), 60) == b""
+    writer.close()
+    child.kill()
+    await child.wait()
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from engine_server.server.command import adapter_defaults, main
 from engine_server.server.engine_host import EngineHost
 from engine_server.server.listeners import listen_on_port
 from engine_server.server.preparation import prepare
+from engine_server.server.serving import http_server
 from engine_server.server.settings import ApiSettings
 from engine_server.server.sources import Settings
 
@@ -47,6 +48,16 @@ def test_admin_api_starts_on_loopback_or_with_a_key(
     assert len(server.sites) == 2
     for site in server.sites:
         site.listener.close()
+
+
+@pytest.mark.parametrize(("given", "seconds"), [({}, 620), ({"idle_timeout": 7}, 7)])
+def test_idle_connections_are_kept_for_longer_than_load_balancers_keep_them_or_as_configured(
+    given: dict[str, int], seconds: int
+) -> None:
+    server = prepare(EngineHost(AsyncEngineArgs(), ApiSettings(), 0.0), ServerArgs(port=0, **given))
+    (site,) = server.sites
+    site.listener.close()
+    assert http_server(site).config.timeout_keep_alive == seconds
 
 
 def test_admin_api_is_off_by_default() -> None:

@@ -12,6 +12,8 @@ from engine_server.router.http.limits import Limits
 from engine_server.router.http.receiving import Refusal, RequestReader
 from engine_server.router.http.request_id import id_line
 from engine_server.router.http.transport import configure_transport, peer_address, unacknowledged_bytes
+from engine_server.shared.pipelining import SLICE_BYTES
+from engine_server.shared.places import Occupant, Places
 from engine_server.shared.slow_readers import limit_unsent_bytes
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -56,15 +58,25 @@ class Application(Protocol):
         ...
 
 
-class ClientConnection(asyncio.Protocol):
+class ClientConnection(Occupant):
     """Answers one request at a time; each answer has an exchange of its own. `sweep` ends what takes too long."""
 
     write: Callable[[bytes], None]
 
-    def __init__(self, application: Application, limits: Limits, budget: BodyBudget) -> None:
+    def __init__(
+        self,
+        application: Application,
+        limits: Limits,
+        budget: BodyBudget,
+        places: Places,
+        on_made: Callable[["ClientConnection"], None],
+    ) -> None:
+        """Call `on_made` once the connection can be used."""
         self._application = application
         self._limits = limits
         self._budget = budget
+        self._places = places
+        self._on_made = on_made
         self._loop = asyncio.get_running_loop()
         self._reader = RequestReader(limits, self._expect_body, application.check_sender)
         self._received = self._reader.received
@@ -94,19 +106,24 @@ class ClientConnection(asyncio.Protocol):
         configure_transport(self._transport)
         limit_unsent_bytes(self._transport)
         self._peer = peer_address(self._transport)
+        self._on_made(self)
+        self._places.note_idle(self)
 
     def data_received(self, data: bytes) -> None:
         assert self._state is READING or self._state is LINGERING
         reader = self._reader
         if reader.refused:
             return
-        if reader.receiving:
+        if len(data) > SLICE_BYTES:
+            reader.feed_slices(data)
+        elif reader.receiving:
             reader.feed_more(data)
         else:
             reader.feed(data)
         if reader.receiving:
             self._last_active = now = self._loop.time()
             reader.note_piece(now)
+            self._places.note_busy(self)
         if reader.held != self._claimed:
             self._claim()
         self._advance()
@@ -115,6 +132,7 @@ class ClientConnection(asyncio.Protocol):
         state, self._state = self._state, CLOSED
         self._budget.unkeep(self)  # what follows may make others ask for its room
         self.closed.set_result(None)
+        self._places.free(self)
         self._received.clear()
         if state is WITHOUT_ROOM:
             self._budget.withdraw(self)
@@ -140,7 +158,7 @@ class ClientConnection(asyncio.Protocol):
     # Memory
 
     def _claim(self) -> None:
-        """Take room for the bodies that arrived, and return that of bodies that were refused."""
+        """Take room for what arrived, and return that of what was refused or does not wait any more."""
         held = self._reader.held
         size = held - self._claimed
         if size > 0:
@@ -200,10 +218,15 @@ class ClientConnection(asyncio.Protocol):
         if not self._received:
             if self._state is PAUSED:
                 self._resume()
+            if self._idle and self._state is READING and not self.blocked:
+                self._places.note_idle(self)
         elif self._exchange is not None or self.blocked:
             self._pause(PAUSED)
         else:
-            received = self._received.popleft()
+            self._places.note_busy(self)
+            received = self._reader.take()
+            if self._reader.held != self._claimed:
+                self._claim()
             if isinstance(received, Refusal):
                 self.closing = True
                 self._exchange = exchange = Exchange(self, received.request, id_line(received.request))
@@ -229,7 +252,7 @@ class ClientConnection(asyncio.Protocol):
             self._end()
         elif self._received:
             self._loop.call_soon(self._advance)
-        elif self._state is PAUSED:
+        else:
             self._advance()
         if exchange is not None and (size := exchange.request.held):
             self._reader.held -= size
@@ -271,8 +294,12 @@ class ClientConnection(asyncio.Protocol):
     def close_when_idle(self) -> None:
         """Accept no further requests, and close once those that have arrived are answered."""
         self.closing = True
-        if not (self._busy or self._reader.receiving or self._reader.refused):
+        if self._idle:
             self._transport.close()
+
+    def close_idle(self) -> None:
+        """Close the connection, on which nothing is in flight."""
+        self._transport.close()
 
     def abort(self) -> None:
         """Reset the connection, whatever is in flight."""
@@ -315,3 +342,7 @@ class ClientConnection(asyncio.Protocol):
     @property
     def _busy(self) -> bool:
         return self._exchange is not None or bool(self._received)
+
+    @property
+    def _idle(self) -> bool:
+        return not (self._busy or self._reader.receiving or self._reader.refused)

@@ -2,10 +2,14 @@
 
 import asyncio
 import logging
+import socket
 
 from engine_server.router.http.body_budget import BodyBudget
 from engine_server.router.http.client_connection import Application, ClientConnection
 from engine_server.router.http.limits import Limits
+from engine_server.router.rejections import Reason, Rejections, Sender
+from engine_server.shared.listener import Listener
+from engine_server.shared.places import Places
 
 log = logging.getLogger(__name__)
 
@@ -15,18 +19,24 @@ LISTEN_BACKLOG = 4096
 class Clients:
     """Accepts connections on a port, and closes them."""
 
-    def __init__(self, application: Application, limits: Limits, budget: BodyBudget) -> None:
+    def __init__(
+        self, application: Application, limits: Limits, budget: BodyBudget, rejections: Rejections
+    ) -> None:
         self._application = application
         self._limits = limits
         self._budget = budget
+        self._places = Places(
+            limits.connections, lambda: rejections.add(Sender.CLIENT, Reason.IDLE_CONNECTION)
+        )
         self._open: set[ClientConnection] = set()
         # Each connection is closed after its current answer.
         self._leaving = False
 
-    async def listen(self, host: str, port: int) -> asyncio.Server:
-        """Return a server that accepts connections; port 0 takes a free one."""
-        loop = asyncio.get_running_loop()
-        return await loop.create_server(self._accept, host, port, backlog=LISTEN_BACKLOG)
+    def listen(self, host: str, port: int) -> Listener:
+        """Accept connections; port 0 takes a free one."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        sock = socket.create_server((host, port), family=family, backlog=LISTEN_BACKLOG)
+        return Listener(sock, self._accept, self._places)
 
     async def sweep(self) -> None:
         """End what takes too long on the connections, for as long as this runs."""
@@ -58,8 +68,9 @@ class Clients:
             client.abort()
 
     def _accept(self) -> ClientConnection:
-        client = ClientConnection(self._application, self._limits, self._budget)
+        return ClientConnection(self._application, self._limits, self._budget, self._places, self._add)
+
+    def _add(self, client: ClientConnection) -> None:
         client.closing = self._leaving
         self._open.add(client)
         client.closed.add_done_callback(lambda _: self._open.discard(client))
-        return client

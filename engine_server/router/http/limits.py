@@ -1,6 +1,9 @@
 """The limits on a client's requests and on its connection."""
 
+import sys
 from dataclasses import dataclass
+
+from engine_server.shared.idle_timeout import DEFAULT_IDLE_TIMEOUT_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,9 +16,13 @@ class Limits:
     target: int = 8 * 1024
     # Number of header fields.
     fields: int = 128
+    # With 0, chunks are refused too, though they may end up as no body.
     body: int = 32 * 1024 * 1024
     # Trailers and chunk extensions; more chunk headers than this are accepted in proportion to the body.
     framing: int = 64 * 1024
+
+    # Connections to the port.
+    connections: int = sys.maxsize
 
     head_seconds: float = 10.0
     # Between two pieces of a body.
@@ -26,7 +33,7 @@ class Limits:
     # A client that has answers to read acknowledges none of their bytes.
     unread_seconds: float = 60.0
     # A kept connection between two requests.
-    idle_seconds: float = 60.0
+    idle_seconds: float = DEFAULT_IDLE_TIMEOUT_SECONDS
     # The rest of a refused request is read and discarded, so that the client gets to read the refusal.
     linger_seconds: float = 2.0
     # Between two looks at the times of all connections.

@@ -11,6 +11,7 @@ from engine_server.router.errors import RequestError
 from engine_server.router.http.limits import Limits
 from engine_server.router.http.request_id import request_id
 from engine_server.router.http.wire import Fields, Request, absolute_path
+from engine_server.shared.pipelining import MAX_WAITING, Unparsed
 
 FRAMING_FIELDS = (b"content-length", b"transfer-encoding")
 # Bytes of chunk headers that each byte of a body may come with: `1\r\nx\r\n` is the smallest chunk.
@@ -19,6 +20,8 @@ FRAMING_PER_BYTE = 16
 SHORTEST_LINE = 5
 # The sender of a body that is larger, or of unknown length, is checked before the body is received.
 UNCHECKED_BODY_BYTES = 16 * 1024
+# Memory of the heads of requests that wait behind another one, as many as are parsed ahead.
+WAITING_HEADS_BYTES = 64 * 1024
 
 
 class Refusal(NamedTuple):
@@ -53,10 +56,16 @@ class RequestReader:
         self.receiving = False
         # A request was refused: its rest can't be told apart from further requests.
         self.refused = False
-        # Bytes of the bodies that arrived, until the connection counts a request as ended.
+        # Bytes of the bodies that arrived, until the connection counts a request as ended; of heads that are incomplete
+        # or wait behind another request; and of what is not parsed.
         self.held = 0
+        self._unparsed = Unparsed()
+        # The heads that wait count in `held`.
+        self._heads_wait = False
         # The request that is being received.
         self._fields = Fields()
+        # Bytes of its head in further pieces than the first, until it is complete, and its declared length.
+        self._head_size = self._length = 0
         # Pieces of the target, and then of the body, that arrived last.
         self._pieces: list[bytes] = []
         self.on_url = self.on_body = self._pieces.append
@@ -77,7 +86,26 @@ class RequestReader:
         self._began: float | None = None
         self._last_piece = 0.0
 
-    def feed(self, data: bytes) -> None:
+    def feed_slices(self, data: bytes) -> None:
+        """Parse what is not parsed yet, and then `data`, for as long as few requests wait to be taken."""
+        self._unparsed.add(data)
+        self.held += len(data)
+        while self._unparsed and len(self.received) < MAX_WAITING:
+            body = 0 if self._in_head or not self.receiving else self._length - len(self._body or b"")
+            piece = self._unparsed.take(body)
+            self.held -= len(piece)
+            (self.feed_more if self.receiving else self.feed)(piece)
+
+    def take(self) -> Request | Refusal:
+        """Remove the next request from those that were received, and parse what waited for that."""
+        received = self.received.popleft()
+        if self._unparsed:
+            self.feed_slices(b"")
+        if self._heads_wait and not self.received:
+            self._release_heads()
+        return received
+
+    def feed(self, data: bytes | memoryview) -> None:
         """Parse bytes that begin with a new request."""
         try:
             self._parser.feed_data(data)
@@ -88,7 +116,7 @@ class RequestReader:
         if self._pieces:
             self._keep_pieces()
 
-    def feed_more(self, data: bytes) -> None:
+    def feed_more(self, data: bytes | memoryview) -> None:
         """Parse further bytes of the request that is being received, and what follows it."""
         in_head, arrived = self._in_head, len(self._body or b"")
         self._new = False
@@ -97,6 +125,7 @@ class RequestReader:
             return
         if self._in_head:
             self._head_size += len(data)
+            self.held += len(data)
             if self._head_size > self._limits.head:
                 self.refuse(errors.head_too_large(self._limits.head))
         elif not in_head:
@@ -111,6 +140,9 @@ class RequestReader:
         if self.refused:
             return
         self.refused = True
+        self.held -= len(self._unparsed) + self._head_size
+        self._unparsed.clear()
+        self._head_size = 0
         method, target, read = b"", b"", self._fields.read
         if self.receiving:
             if self._in_head:
@@ -129,9 +161,13 @@ class RequestReader:
         return self._read
 
     def drop_received(self) -> None:
-        """Forget the requests that were received and not yet taken."""
+        """Forget the requests that were received and not yet taken, and what is not parsed."""
+        self.held -= len(self._unparsed)
+        self._unparsed.clear()
         self.held -= sum(len(item.body) for item in self.received if isinstance(item, Request))
         self.received.clear()
+        if self._heads_wait:
+            self._release_heads()
 
     def refuse_all(self, error: RequestError) -> None:
         """Answer `error` in place of all requests that were received and not yet taken."""
@@ -150,8 +186,7 @@ class RequestReader:
     def extend(self, now: float, paused: float) -> None:
         """Extend all times: nothing was read for `paused` seconds."""
         self._last_piece = now
-        if self._began is not None:
-            self._began += paused
+        self._began = now if self._began is None else min(now, self._began + paused)
 
     def check_times(self, now: float) -> None:
         """Refuse a request that arrives too slowly."""
@@ -170,7 +205,7 @@ class RequestReader:
 
     def on_message_begin(self) -> None:
         self.receiving = self._in_head = self._new = True
-        self._head_size = self._framing = 0
+        self._framing = 0
         self._began = self._body = None
         self._fields.clear()
 
@@ -181,6 +216,9 @@ class RequestReader:
         self._target = b"".join(self._pieces)
         self._pieces.clear()
         self._in_head = False
+        self.held -= self._head_size
+        self._head_size = 0
+        self._length = size = int(read.get(b"content-length", 0))
         self._read = read
         self._lines = lines if b"host" in read else lines + b"Host: fairlead\r\n"
         if len(lines) > limits.head:
@@ -189,8 +227,10 @@ class RequestReader:
             self.refuse(errors.target_too_long(limits.target))
         elif len(lines) > SHORTEST_LINE * limits.fields and lines.count(b"\n") > limits.fields:
             self.refuse(errors.too_many_fields(limits.fields))
-        elif (size := int(read.get(b"content-length", 0))) > limits.body:
+        elif size > limits.body:
             self.refuse(errors.body_too_large(limits.body))
+        elif not limits.body and b"transfer-encoding" in read:
+            self.refuse(errors.body_too_large(0))
         elif fields.repeated and b"," in read.get(b"host", b""):
             self.refuse(errors.malformed("There is more than one Host"))
         elif (size > UNCHECKED_BODY_BYTES or b"transfer-encoding" in read) and not self._is_sender_known():
@@ -221,9 +261,16 @@ class RequestReader:
         if not target.startswith(b"/"):
             target = absolute_path(target)
         method, id_ = parser.get_method(), request_id(read)
+        if self.received and not self._heads_wait:
+            self._heads_wait = True
+            self.held += WAITING_HEADS_BYTES
         self.received.append(Request(method, target, self._lines, read, body, self._http11, last, id_))
         self.receiving = False
         self._body = None  # it lives as long as its request
+
+    def _release_heads(self) -> None:
+        self._heads_wait = False
+        self.held -= WAITING_HEADS_BYTES
 
     def _keep_pieces(self) -> None:
         """Keep what arrived of an unfinished request, and nothing of one that was refused."""
@@ -249,7 +296,7 @@ class RequestReader:
             self.refuse(errors.body_too_large(self._limits.body))
         return body
 
-    def _feed_without_offers(self, data: bytes, upgrade: HttpParserUpgrade) -> None:
+    def _feed_without_offers(self, data: bytes | memoryview, upgrade: HttpParserUpgrade) -> None:
         """Read requests again without their offers of another protocol.
 
         Some clients offer HTTP/2 with their first request, and the parser then stops before its body.

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from engine_server.contract.errors import ErrorCode
@@ -15,6 +16,10 @@ from engine_server.server.http.answer_transport import AnswerTransport
 from engine_server.server.http.chunks import CHUNKS, ChunkWriter
 from engine_server.server.http.disconnect import DISCONNECT, WhileConnected
 from engine_server.server.http.errors import ApiError
+from engine_server.server.http.memory_share import MemoryShare
+from engine_server.shared.pipelining import MAX_WAITING, Unparsed
+from engine_server.shared.places import Occupant, Places
+from engine_server.shared.shares import Shares
 
 if TYPE_CHECKING:
     from uvicorn import Config
@@ -49,7 +54,19 @@ class Input(Enum):
     DISCARDED = "discarded"
 
 
-class Connection(HttpToolsProtocol):
+class InputFlow(FlowControl):
+    """uvicorn's flow control, which reads nothing while a part of the input is not parsed."""
+
+    def __init__(self, transport: asyncio.Transport, unparsed: Unparsed) -> None:
+        super().__init__(transport)
+        self._unparsed = unparsed
+
+    def resume_reading(self) -> None:
+        if not self._unparsed:
+            super().resume_reading()
+
+
+class Connection(HttpToolsProtocol, Occupant):
     """One client's connection."""
 
     def __init__(
@@ -60,11 +77,19 @@ class Connection(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         limits: ConnectionLimits | None = None,
+        input_shares: Shares,
+        places: Places,
     ) -> None:
+        """input_shares: memory for the input of all connections that is not parsed yet."""
         super().__init__(config, server_state, app_state, _loop)
         self._limits = limits or ConnectionLimits()
         self._answers: AnswerTransport
         self._input = Input.NOTHING
+        self._unparsed = Unparsed()
+        self._input_shares = input_shares
+        self._places = places
+        # Bytes of a body of declared length that are missing.
+        self._missing = 0
         # Of the request that is being read.
         self._head_bytes = 0
         self._num_fields = 0
@@ -78,6 +103,9 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = InputFlow(transport, self._unparsed)
+        host, _ = self.client or ("", 0)  # a Unix socket has none
+        self._share = MemoryShare(self._input_shares, host)
         self._answers = AnswerTransport(transport, self._limits.read_seconds, self._close)
         self._wait_for_request()
 
@@ -89,16 +117,35 @@ class Connection(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._stop_timer()
         self._answers.stop()
+        self._drop_input()
+        self._places.free(self)
+
+    def close_idle(self) -> None:
+        """Close the connection, on which nothing is in flight."""
+        self.transport.close()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._note_if_idle()
 
     def data_received(self, data: bytes) -> None:
         if self._input is Input.DISCARDED:
             return
         self._unset_keepalive_if_required()
-        self._unreported += len(data)
+        self._unparsed.add(data)
+        self._parse()
+
+    def _parse(self) -> None:
+        """Parse what arrived, for as long as few requests wait for the answers to earlier ones."""
         try:
-            self._feed(data)
-            if self._unreported > self._limits.head_bytes:
-                raise self._head_too_large()
+            while self._unparsed and len(self.pipeline) < MAX_WAITING:
+                piece = self._unparsed.take(self._missing)
+                self._unreported += len(piece)
+                self._feed(piece)
+                if self._unreported > self._limits.head_bytes:
+                    raise self._head_too_large()
+            if not self._share.resize(len(self._unparsed)):
+                raise self._no_memory()
         except ApiError as error:
             self._refuse(error)
         except httptools.HttpParserError as error:
@@ -106,6 +153,8 @@ class Connection(HttpToolsProtocol):
             invalid = ApiError(400, f"invalid HTTP request: {error}", code=ErrorCode.MALFORMED_REQUEST)
             self._refuse(cause if isinstance(cause, ApiError) else invalid)
         else:
+            if self._unparsed:
+                self.flow.pause_reading()
             self._watch_input()
 
     def on_message_begin(self) -> None:
@@ -128,10 +177,12 @@ class Connection(HttpToolsProtocol):
             return
         self._stop_timer()
         self._input = Input.BODY
+        self._missing = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         self._unreported = 0
+        self._missing -= len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -148,6 +199,9 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         if self._input is not Input.DISCARDED:
             super().on_response_complete()
+            self._note_if_idle()
+            if self._unparsed and not self.transport.is_closing():
+                self._parse()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
@@ -159,7 +213,7 @@ class Connection(HttpToolsProtocol):
         }
         super()._start_asgi_task(cycle, app)
 
-    def _feed(self, data: bytes) -> None:
+    def _feed(self, data: bytes | memoryview) -> None:
         """Parse `data`. An offered upgrade, as Java's client offers HTTP/2, is declined by removing the offer."""
         while data:
             try:
@@ -167,7 +221,7 @@ class Connection(HttpToolsProtocol):
             except httptools.HttpParserUpgrade as upgrade:
                 if self.parser.get_method() == b"CONNECT":
                     raise ApiError(405, "CONNECT is not allowed", code=ErrorCode.METHOD_NOT_ALLOWED) from None
-                data = self._head_without_upgrade() + data[upgrade.args[0] :]
+                data = b"".join((self._head_without_upgrade(), data[upgrade.args[0] :]))
                 self.parser = httptools.HttpRequestParser(self)
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's parsers
             else:
@@ -193,6 +247,10 @@ class Connection(HttpToolsProtocol):
         )
         return ApiError(431, message, code=ErrorCode.HEAD_TOO_LARGE)
 
+    def _no_memory(self) -> ApiError:
+        message = "the requests that clients sent before their answers take all memory that there is for them"
+        return ApiError(503, message, code=ErrorCode.QUEUE_FULL, retry_after=1)
+
     def _watch_input(self) -> None:
         """Start the timer of the part of a request that is missing."""
         if self._input is Input.HEAD:
@@ -208,6 +266,20 @@ class Connection(HttpToolsProtocol):
         self.timeout_keep_alive_task = self.loop.call_later(
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )
+        self._note_if_idle()
+
+    def _unset_keepalive_if_required(self) -> None:
+        self._places.note_busy(self)
+        super()._unset_keepalive_if_required()
+
+    def _note_if_idle(self) -> None:
+        """Offer the connection's place to others while it waits for the next request."""
+        if (
+            self.timeout_keep_alive_task is not None
+            and self._input is Input.NOTHING
+            and not (self.flow.write_paused or self.transport.is_closing())
+        ):
+            self._places.note_idle(self)
 
     def _start_timer(self, seconds: float, expire: Any) -> None:
         self._stop_timer()
@@ -219,6 +291,9 @@ class Connection(HttpToolsProtocol):
             self._timer = None
 
     def _time_out_head(self) -> None:
+        if self.flow.read_paused:  # it is not the client that waits
+            self._start_timer(self._limits.head_seconds, self._time_out_head)
+            return
         message = f"the request's head did not arrive within {self._limits.head_seconds:g} s"
         self._refuse(ApiError(408, message, code=ErrorCode.REQUEST_TIMEOUT))
 
@@ -236,6 +311,7 @@ class Connection(HttpToolsProtocol):
             return
         running, in_body = self._running, self._input is Input.BODY
         self._input = Input.DISCARDED
+        self._drop_input()
         if running is None or running.response_complete:
             if not in_body:
                 self._answer(error)
@@ -258,6 +334,10 @@ class Connection(HttpToolsProtocol):
         running.message_event.set()
         self._while_connected.disconnect()
 
+    def _drop_input(self) -> None:
+        self._unparsed.clear()
+        self._share.resize(0)
+
     def _answer(self, error: ApiError) -> None:
         body = error.body()
         lines = [STATUS_LINE[error.status]]
@@ -276,6 +356,7 @@ class Connection(HttpToolsProtocol):
     def _linger(self) -> None:
         """Discard input until the client closes: what arrives at a closed socket would destroy the unread answer."""
         self._input = Input.DISCARDED
+        self._drop_input()
         self.flow.resume_reading()
         if self.transport.can_write_eof():
             self.transport.write_eof()

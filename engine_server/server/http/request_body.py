@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING
 
 from engine_server.contract.bounds import JSON_BRACKETS, JSON_COMMAS
 from engine_server.contract.errors import ErrorCode
-from engine_server.server.http.body_share import MAX_BYTES, BodyShare
 from engine_server.server.http.content_type import check_content_type
 from engine_server.server.http.disconnect import DISCONNECT
 from engine_server.server.http.errors import ApiError
+from engine_server.server.http.memory_share import MemoryShare
 from engine_server.shared.shares import Shares
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+# Of all bodies together.
+MAX_BYTES = 256 << 20
 
 
 class RequestBody:
@@ -39,7 +42,7 @@ class RequestBody:
             await self._app(scope, receive, send)
             return
         host, _ = scope.get("client") or ("", 0)  # a Unix socket has none
-        with BodyShare(self._shares, host) as share:
+        with MemoryShare(self._shares, host) as share:
             try:
                 if scope["method"] == "POST" and not self._any_content_type:
                     check_content_type(scope["headers"])
@@ -51,7 +54,7 @@ class RequestBody:
                 with scope["extensions"][DISCONNECT]["while_connected"]:
                     await self._app(scope, replay(body), send)
 
-    async def _read(self, scope: Scope, receive: Receive, share: BodyShare) -> bytes | None:
+    async def _read(self, scope: Scope, receive: Receive, share: MemoryShare) -> bytes | None:
         """Return the body; None if the client disconnected before its end.
 
         Raises ApiError for a body that is too large, or whose JSON would take too long to parse.
@@ -67,7 +70,7 @@ class RequestBody:
             piece = message.get("body", b"")
             if len(body) + len(piece) > self._max_body_bytes:
                 raise self._too_large()
-            if not share.grow(len(piece)):
+            if not share.resize(len(body) + len(piece)):
                 raise self._no_memory()
             body += piece
             if not message.get("more_body", False):

@@ -281,3 +281,106 @@ async def test_refuses_an_endless_trailer_or_chunk_extension(start_router, befor
     writer.write(PIECE * 16)
     assert (await reader.readline()).startswith(b"HTTP/1.1 431")
     writer.close()
+
+
+async def test_pipelined_requests_count_as_memory_until_they_are_answered(start_router, eventually):
+    """Thousands of requests that are answered at once, for a client that reads none of the answers and then all."""
+    router = await start_router(limits=limits())
+    reader, writer = await asyncio.open_connection("127.0.0.1", router.port, limit=4096)
+    count, request = 20_000, b"GET /v1/models HTTP/1.1\r\n\r\n"
+    writer.write(request * (count - 1) + request.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+
+    async def counted() -> bool:
+        return await router.metric("fairlead_router_buffer_bytes") > 65_536
+
+    await eventually(counted)
+    answers = await reader.read(-1)
+    assert answers.count(b"HTTP/1.1 200") == count
+    writer.close()
+
+    async def released() -> bool:
+        return await router.metric("fairlead_router_buffer_bytes") == 0
+
+    await eventually(released)
+
+
+async def test_pipelined_requests_wait_where_memory_is_short(start_engine, start_router, eventually):
+    engine = await start_engine(held)
+    router = await start_router({"m": [engine]}, limits=limits(room_seconds=0.1), buffer_bytes=3_000_000)
+    first = await send_large(router, 2_090_000)
+    await eventually(lambda: len(engine.received) == 1)
+    answer = await router.raw(b"GET /health HTTP/1.1\r\n\r\n" * 8_000)
+    assert answer.startswith(b"HTTP/1.1 503") and b'"buffer_full"' in answer
+    async with router.get("/health") as response:
+        assert response.status == 200
+    first[1].close()
+
+
+# Connections
+
+
+async def keep(router, port: int | None = None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Return a connection that is kept after an answer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port or router.port)
+    await ask(reader, writer)
+    return reader, writer
+
+
+async def ask(reader, writer) -> None:
+    writer.write(b"GET /health HTTP/1.1\r\n\r\n")
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 ")
+    length = head.partition(b"Content-Length: ")[2].partition(b"\r\n")[0]
+    await reader.readexactly(int(length))
+
+
+async def test_the_longest_idle_connection_is_closed_for_a_new_one(start_router):
+    router = await start_router(limits=limits(connections=3))
+    clients = [await keep(router) for _ in range(3)]
+    await ask(*clients[0])
+    newest = await keep(router)
+    assert await clients[1][0].read() == b""
+    for client in (clients[0], clients[2], newest):
+        await ask(*client)
+    assert (
+        await router.metric('fairlead_router_rejected_total{reason="idle_connection",sender="client"}') == 1
+    )
+    for _, writer in (*clients, newest):
+        writer.close()
+
+
+async def test_a_new_connection_waits_while_all_others_are_busy(start_engine, start_router, eventually):
+    release = asyncio.Event()
+
+    async def behave(engine, request, writer):
+        await release.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+    engine = await start_engine(behave)
+    router = await start_router({"m": [engine]}, limits=limits(connections=2))
+    busy = [await router.connect() for _ in range(2)]
+    for _, writer in busy:
+        writer.write(POST)
+    await eventually(lambda: len(engine.received) == 2)
+    waiting = asyncio.create_task(keep(router))
+    clients = router.server._clients
+    await eventually(lambda: clients._places._on_free is not None)
+    assert len(clients._open) == 2 and not waiting.done()
+    async with router.internal("/metrics") as response:  # has places of its own
+        assert response.status == 200
+    release.set()
+    (await waiting)[1].close()
+    for _, writer in busy:
+        writer.close()
+
+
+@pytest.mark.parametrize("sent", [HEAD, HEAD + b"Content-Length: 9\r\n\r\n{"], ids=["head", "body"])
+async def test_a_connection_is_not_idle_while_a_request_arrives(start_router, sent):
+    router = await start_router(limits=limits(connections=2))
+    reader, writer = await router.connect()
+    writer.write(sent)
+    for _ in range(3):  # each takes the place of the one before
+        await keep(router)
+    writer.write(b"\r\n" if sent is HEAD else b'"m":"x"}')
+    assert (await reader.readline()).startswith(b"HTTP/1.1 ")
+    writer.close()

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_server.router.http.limits import Limits
-from engine_server.router.http.receiving import Refusal, RequestReader
+from engine_server.router.http.receiving import WAITING_HEADS_BYTES, Refusal, RequestReader
 from engine_server.router.http.wire import Request
+from engine_server.shared.pipelining import MAX_WAITING, SLICE_BYTES
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -246,6 +247,62 @@ def test_counts_the_bytes_of_bodies_until_they_are_dropped():
     reader.feed(HEAD + b"Content-Length: 3\r\n\r\nabc" + HEAD + b"Content-Length: 5\r\n\r\nde")
     assert reader.held == 5
     reader.feed_more(b"f\x00g" + b"nonsense\r\n")
-    assert reader.refused and reader.held == 8
+    assert reader.refused and reader.held == 8 + WAITING_HEADS_BYTES
     reader.drop_received()
+    assert reader.held == 0
+
+
+SHORTEST = b"GET / HTTP/1.1\r\n\r\n"
+
+
+def in_slices(data: bytes) -> tuple[list[Request | Refusal], int]:
+    """Return what arrives at once and is parsed in slices as requests are taken, and how many waited at most."""
+    reader = RequestReader(Limits(), lambda: None, lambda fields: None)
+    reader.feed_slices(data)
+    taken, most = [], 0
+    while reader.received:
+        most = max(most, len(reader.received))
+        taken.append(reader.take())
+    assert (
+        reader.held == sum(len(item.body) for item in taken if isinstance(item, Request)) or reader.receiving
+    )
+    return taken, most
+
+
+def test_few_of_many_pipelined_requests_are_parsed_before_they_are_taken():
+    taken, most = in_slices(SHORTEST * 14_000)
+    assert len(taken) == 14_000
+    assert most < MAX_WAITING + SLICE_BYTES / len(SHORTEST) + 1
+
+
+@given(st.lists(requests, min_size=1, max_size=30), st.integers(0, 3))
+def test_requests_are_the_same_if_they_are_parsed_in_slices(sent, repeats):
+    data = b"".join(encode(*one) for list_ in sent for one in list_) * 2**repeats
+    taken, _ = in_slices(data)
+    assert [bytes(one.body) for one in taken] == [bytes(one.body) for one in receive(data)]
+    assert [one.lines for one in taken] == [one.lines for one in receive(data)]
+
+
+def test_a_body_is_parsed_at_once_however_large_it_is():
+    body = bytes(30 * SLICE_BYTES)
+    (request,), _ = in_slices(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    assert isinstance(request, Request) and request.body == body
+
+
+def test_requests_before_an_invalid_one_are_parsed_and_none_after_it():
+    taken, _ = in_slices(SHORTEST * 1000 + b"nonsense\r\n\r\n" + SHORTEST * 1000)
+    assert [type(one) for one in taken] == [Request] * 1000 + [Refusal]
+
+
+def test_heads_count_while_they_are_incomplete_and_while_they_wait_unparsed():
+    reader = RequestReader(Limits(), lambda: None, lambda fields: None)
+    reader.feed(b"GET / HTTP/1.1\r\n")
+    reader.feed_more(b"X: " + b"x" * 10_000)
+    assert reader.held >= 10_000
+    reader.feed_more(b"\r\n\r\n")
+    assert reader.held == 0
+    reader.feed_slices(SHORTEST * 10_000)
+    assert reader.held >= len(SHORTEST) * 9_000 + WAITING_HEADS_BYTES
+    while reader.received:
+        reader.take()
     assert reader.held == 0

@@ -1,5 +1,6 @@
 """Limits of a connection, by raw sockets against a small application behind the server's own protocol."""
 
+import asyncio
 import contextlib
 import json
 import random
@@ -17,7 +18,12 @@ from tiers import tiered
 from waiting import until
 
 from engine_server.contract.open_files import raise_open_files_limit
-from engine_server.server.http.protocol import Connection, ConnectionLimits
+from engine_server.server.http.protocol import Connection, ConnectionLimits, Input
+from engine_server.server.http.request_body import MAX_BYTES
+from engine_server.server.serving import HttpServer
+from engine_server.shared.pipelining import MAX_WAITING, SLICE_BYTES
+from engine_server.shared.places import Places
+from engine_server.shared.shares import Shares
 
 SECONDS = 30
 POST = b"POST /echo HTTP/1.1\r\nHost: a\r\n"
@@ -32,6 +38,7 @@ class Application:
     def __init__(self) -> None:
         self.running = 0
         self.num_started = 0
+        self.release = threading.Event()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self.running += 1
@@ -46,6 +53,8 @@ class Application:
         if path == "/refuse":  # without reading the body
             await self._send(send, 413, b"too large", [(b"connection", b"close")])
             return
+        if path == "/held":
+            await asyncio.to_thread(self.release.wait)
         if path == "/large":
             await self._send(send, 200, bytes(LARGE))
             return
@@ -79,14 +88,18 @@ class Application:
 class Service:
     """A server in a thread of its own, with uvloop as in production."""
 
-    def __init__(self, limits: ConnectionLimits, keep_alive: float) -> None:
+    def __init__(
+        self, limits: ConnectionLimits, keep_alive: float, input_shares: Shares, connections: int
+    ) -> None:
         self.app = Application()
-        protocol: Any = partial(Connection, limits=limits)
-        self.server = uvicorn.Server(
+        places = Places(connections)
+        protocol: Any = partial(Connection, limits=limits, input_shares=input_shares, places=places)
+        self.server = HttpServer(
             uvicorn.Config(
                 self.app, http=protocol, ws="none", lifespan="off", log_config=None,
                 timeout_graceful_shutdown=1,
-            )
+            ),
+            places,
         )  # fmt: skip
         self.server.config.timeout_keep_alive = keep_alive  # type: ignore[assignment]
         self.listener = socket.create_server(("127.0.0.1", 0))
@@ -108,13 +121,21 @@ class Service:
     def num_connections(self) -> int:
         return len(self.server.server_state.connections)
 
+    def only_connection(self) -> Any:
+        return until(lambda: next(iter(self.server.server_state.connections), None))
+
     def connect(self) -> socket.socket:
         return socket.create_connection(self.listener.getsockname(), timeout=SECONDS)
 
 
 @contextlib.contextmanager
-def serving(keep_alive: float = 60, **limits: Any) -> Iterator[Service]:
-    service = Service(ConnectionLimits(**limits), keep_alive)
+def serving(
+    keep_alive: float = 60,
+    input_shares: Shares | None = None,
+    connections: int = 10_000,
+    **limits: Any,
+) -> Iterator[Service]:
+    service = Service(ConnectionLimits(**limits), keep_alive, input_shares or Shares(MAX_BYTES), connections)
     service.start()
     try:
         yield service
@@ -372,6 +393,46 @@ def test_pipelined_requests_are_answered_in_order(service: Service) -> None:
         assert places == sorted(places)
 
 
+def test_few_of_many_pipelined_requests_are_parsed_before_earlier_ones_are_answered() -> None:
+    shares = Shares(1 << 20)
+    count, request = 5_000, b"GET /echo HTTP/1.1\r\n\r\n"
+    with serving(input_shares=shares) as service, service.connect() as connection:
+        connection.sendall(b"POST /echo HTTP/1.1\r\nContent-Length: 1\r\n\r\n")
+        until(lambda: service.app.running)
+        client = service.only_connection()
+        # The first request is complete, and answered, only with the first of these bytes.
+        connection.sendall(b"x" + request * count)
+        received, most, held = b"", 0, 0
+        while received.count(b'"path"') < count + 1:
+            most, held = max(most, len(client.pipeline)), max(held, shares.used)
+            received += connection.recv(1 << 12)
+        assert most < MAX_WAITING + SLICE_BYTES / len(request) + 1
+        assert 0 < held <= len(request) * count
+        assert shares.used == 0
+
+
+def test_pipelined_requests_are_refused_where_memory_is_short() -> None:
+    with serving(input_shares=Shares(1000)) as service, service.connect() as connection:
+        connection.sendall(b"GET /stream HTTP/1.1\r\n\r\n" + GET * 2000)
+        client = service.only_connection()
+        until(lambda: client._input is Input.DISCARDED)
+        assert not client.pipeline
+
+
+def test_pipelined_head_is_not_late_while_an_earlier_request_is_answered() -> None:
+    with serving(head_seconds=0.1) as service, service.connect() as connection:
+        connection.sendall(b"GET /held HTTP/1.1\r\n\r\n" + GET * 600)
+        client = service.only_connection()
+        timer = until(lambda: client._input is Input.HEAD and client._timer)
+        until(lambda: client._timer is not timer)
+        service.app.release.set()
+        received = b""
+        while received.count(b'"path"') < 601:
+            piece = connection.recv(1 << 16)
+            assert piece
+            received += piece
+
+
 def test_disconnect_ends_a_request_before_which_others_were_queued(service: Service) -> None:
     with service.connect() as connection:
         connection.sendall(b"GET /stream HTTP/1.1\r\n\r\n")
@@ -421,6 +482,32 @@ def test_idle_connections_are_closed() -> None:
         blank.sendall(b"\r\n")
         assert silent.recv(1) == b""
         assert blank.recv(1) == b""
+
+
+def test_longest_idle_connection_is_closed_for_a_new_one() -> None:
+    with serving(connections=2) as service, service.connect() as longest, service.connect() as latest:
+        for client in (longest, latest, longest, latest):
+            client.sendall(GET)
+            assert read_answer(client)[0] == 200
+        with service.connect() as client:
+            client.sendall(GET)
+            assert read_answer(client)[0] == 200
+            assert longest.recv(1) == b""
+            latest.sendall(GET)
+            assert read_answer(latest)[0] == 200
+
+
+def test_new_connection_waits_while_all_others_are_busy() -> None:
+    with serving(connections=2) as service, service.connect() as first, service.connect() as second:
+        for client in (first, second):
+            client.sendall(b"GET /held HTTP/1.1\r\n\r\n")
+        until(lambda: service.app.running == 2)
+        with service.connect() as third:
+            third.sendall(GET)
+            until(lambda: service.server._places._on_free is not None)
+            assert service.num_connections == 2
+            service.app.release.set()
+            assert read_answer(third)[0] == 200
 
 
 def test_random_bytes_are_answered_or_closed(service: Service) -> None:

@@ -1,0 +1,32 @@
+"""Requests that a client sends before it has the answers to earlier ones: few are parsed ahead."""
+
+# No more is parsed while this many requests wait on a connection.
+MAX_WAITING = 8
+# Parsed at a time, unless more is known to be the body of one request. It may hold some 200 of the shortest requests.
+SLICE_BYTES = 4096
+
+
+class Unparsed:
+    """Bytes that arrived on a connection and are not parsed yet."""
+
+    __slots__ = ("_rest",)
+
+    def __init__(self) -> None:
+        self._rest = memoryview(b"")
+
+    def __len__(self) -> int:
+        return len(self._rest)
+
+    def add(self, data: bytes) -> None:
+        """Append bytes that arrived."""
+        self._rest = memoryview(b"".join((self._rest, data)) if self._rest else data)
+
+    def take(self, body: int = 0) -> memoryview:
+        """Remove and return the next slice; the next `body` bytes belong to the body of one request."""
+        size = max(SLICE_BYTES, body)
+        piece, self._rest = self._rest[:size], self._rest[size:]
+        return piece
+
+    def clear(self) -> None:
+        """Forget the bytes."""
+        self._rest = memoryview(b"")
