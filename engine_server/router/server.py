@@ -22,6 +22,7 @@ from engine_server.router.http.body_budget import BodyBudget
 from engine_server.router.http.clients import Clients
 from engine_server.router.http.cross_origin import CrossOrigin
 from engine_server.router.http.exchange import JSON
+from engine_server.router.http.forwarded_fields import ANSWER_FIELDS, REQUEST_FIELDS
 from engine_server.router.http.limits import Limits
 from engine_server.router.http.upstream import Pools
 from engine_server.router.internal import InternalApplication, Page
@@ -64,6 +65,8 @@ class Settings:
     buffer_bytes: int = 256 * 1024 * 1024
     # Origins whose pages may call the router.
     origins: Sequence[str] = ()
+    # Further header fields that are forwarded, in both directions.
+    forwarded_fields: Sequence[bytes] = ()
     # Seconds after SIGTERM in which connections are still accepted.
     drain_grace: float = ANNOUNCE_SECONDS
     # Seconds after that at most, for requests in flight.
@@ -106,7 +109,7 @@ class Server:
         self._leaving = asyncio.Event()
         self._aborting = asyncio.Event()
         self._announce_seconds = 0.0
-        self._pools = Pools()
+        self._pools = Pools(ANSWER_FIELDS.with_more(settings.forwarded_fields))
         self._health = Health(settings.probes)
         self._watch = Watch(self._health, settings.watch)
         self._directory = Directory(settings.policy, on_added=self._health.add, on_removed=self._forget)
@@ -152,7 +155,8 @@ class Server:
             }
         )
         limits = replace(settings.limits, body=min(settings.limits.body, settings.buffer_bytes))
-        self._clients = Clients(application, limits, budget)
+        forwarded = REQUEST_FIELDS.with_more(settings.forwarded_fields)
+        self._clients = Clients(application, limits, budget, forwarded)
         self._internal_clients = Clients(internal, limits, budget)
 
     async def run(self, on_listening: Callable[[int, int], None]) -> None:

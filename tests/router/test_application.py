@@ -188,11 +188,10 @@ async def test_drops_every_field_between_router_and_engines(start_engine, start_
 
     engine = await start_engine(behave)
     router = await start_router({"m": [engine]})
-    fields = {"Fairlead-Resume": "1", "fairlead-deployment": "a/b", "Fairlead-Future": "1", "X-Fairlead": "1"}
+    fields = {"Fairlead-Resume": "1", "fairlead-deployment": "a/b", "Fairlead-Future": "1"}
     async with router.session.post(
         f"{router.url}/v1/completions", json={"model": "m"}, headers=fields
     ) as response:
         assert not [name for name in response.headers if name.lower().startswith("fairlead")]
     received = engine.received[0]
-    assert not any(received.header(name) for name in fields if name != "X-Fairlead")
-    assert received.header("X-Fairlead") == "1"
+    assert not any(received.header(name) for name in fields)

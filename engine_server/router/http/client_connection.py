@@ -8,6 +8,7 @@ from typing import Protocol, cast
 from engine_server.router.errors import RequestError, buffer_full
 from engine_server.router.http.body_budget import BodyBudget
 from engine_server.router.http.exchange import Answer, Exchange
+from engine_server.router.http.forwarded_fields import ForwardedFields
 from engine_server.router.http.limits import Limits
 from engine_server.router.http.receiving import Refusal, RequestReader
 from engine_server.router.http.request_id import id_line
@@ -57,12 +58,14 @@ class ClientConnection(asyncio.Protocol):
 
     write: Callable[[bytes], None]
 
-    def __init__(self, application: Application, limits: Limits, budget: BodyBudget) -> None:
+    def __init__(
+        self, application: Application, limits: Limits, budget: BodyBudget, forwarded: ForwardedFields
+    ) -> None:
         self._application = application
         self._limits = limits
         self._budget = budget
         self._loop = asyncio.get_running_loop()
-        self._reader = RequestReader(limits, self._expect_body, application.check_sender)
+        self._reader = RequestReader(limits, self._expect_body, application.check_sender, forwarded)
         self._received = self._reader.received
         self._exchange: Exchange | None = None
         # Bytes of bodies that were taken from the budget.

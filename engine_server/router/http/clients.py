@@ -5,6 +5,7 @@ import logging
 
 from engine_server.router.http.body_budget import BodyBudget
 from engine_server.router.http.client_connection import Application, ClientConnection
+from engine_server.router.http.forwarded_fields import REQUEST_FIELDS, ForwardedFields
 from engine_server.router.http.limits import Limits
 
 log = logging.getLogger(__name__)
@@ -15,10 +16,17 @@ LISTEN_BACKLOG = 4096
 class Clients:
     """Accepts connections on a port, and closes them."""
 
-    def __init__(self, application: Application, limits: Limits, budget: BodyBudget) -> None:
+    def __init__(
+        self,
+        application: Application,
+        limits: Limits,
+        budget: BodyBudget,
+        forwarded: ForwardedFields = REQUEST_FIELDS,
+    ) -> None:
         self._application = application
         self._limits = limits
         self._budget = budget
+        self._forwarded = forwarded
         self._open: set[ClientConnection] = set()
         # Each connection is closed after its current answer.
         self._leaving = False
@@ -58,7 +66,7 @@ class Clients:
             client.abort()
 
     def _accept(self) -> ClientConnection:
-        client = ClientConnection(self._application, self._limits, self._budget)
+        client = ClientConnection(self._application, self._limits, self._budget, self._forwarded)
         client.closing = self._leaving
         self._open.add(client)
         client.closed.add_done_callback(lambda _: self._open.discard(client))
