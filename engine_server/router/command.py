@@ -87,6 +87,14 @@ def build_parser() -> argparse.ArgumentParser:
         help="origin whose pages may call the router from browsers, or *; may be repeated (default: none)",
     )
     flag(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="with a loopback address as --host: a name by which the router may be called besides localhost, "
+        "*.localhost, addresses and the machine's name; may be repeated",
+    )
+    flag(
         "--forward-header",
         type=parse_forwarded,
         action="append",
@@ -239,6 +247,7 @@ def main(argv: list[str]) -> int:
         limits=Limits(body=flags.max_body_bytes),
         buffer_bytes=flags.buffer_bytes or memory_limit() // BUFFER_SHARE,
         origins=flags.allow_origin,
+        hosts=flags.allow_host,
         forwarded_fields=flags.forward_header,
         drain_grace=flags.drain_grace,
         drain_timeout=flags.drain_timeout,

@@ -16,6 +16,10 @@ class Reason(StrEnum):
 
     # A number of a report or a header that is out of its range; the report is ignored.
     OUT_OF_RANGE = "out_of_range"
+    # A body that is not declared as JSON; the request is refused.
+    NOT_JSON = "not_json"
+    # A name of another site, on a loopback address; the request is refused.
+    UNKNOWN_HOST = "unknown_host"
 
 
 class Rejections:

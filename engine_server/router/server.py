@@ -41,6 +41,7 @@ from engine_server.router.routing.health import DEFAULT_TIMES, Health, ProbeTime
 from engine_server.router.routing.key import DEFAULT_PREFIX_CHARS
 from engine_server.router.routing.selection import Selector
 from engine_server.router.sources.source import Source
+from engine_server.shared.hosts import hosts_of
 
 if TYPE_CHECKING:
     from engine_server.router.requests.tracing import Tracing
@@ -65,6 +66,8 @@ class Settings:
     buffer_bytes: int = 256 * 1024 * 1024
     # Origins whose pages may call the router.
     origins: Sequence[str] = ()
+    # Further names by which a router on a loopback address may be called.
+    hosts: Sequence[str] = ()
     # Further header fields that are forwarded, in both directions.
     forwarded_fields: Sequence[bytes] = ()
     # Seconds after SIGTERM in which connections are still accepted.
@@ -140,9 +143,10 @@ class Server:
         exposition = Exposition(
             metrics, self._directory, self._health, callers.ledger, self._hold.counts, process
         )
+        hosts = hosts_of(settings.host, settings.hosts)
         cross_origin = CrossOrigin(settings.origins) if settings.origins else None
         application = Application(
-            forwarder, callers, self._directory, self._readiness, observation, cross_origin
+            forwarder, callers, self._directory, self._readiness, observation, cross_origin, hosts
         )
         internal = InternalApplication(
             {
@@ -152,7 +156,9 @@ class Server:
                     JSON, DemandPage(metrics.demand, self._directory, self._hold.counts).render
                 ),
                 b"/internal/endpoints": Page(JSON, EndpointsPage(self._directory, self._health).render),
-            }
+            },
+            metrics.rejections,
+            hosts,
         )
         limits = replace(settings.limits, body=min(settings.limits.body, settings.buffer_bytes))
         forwarded = REQUEST_FIELDS.with_more(settings.forwarded_fields)

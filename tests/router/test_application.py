@@ -174,7 +174,10 @@ async def test_allows_pages_of_configured_origins(start_engine, start_router, al
         [expected]
     ] * 5
     assert all("Access-Control-Allow-Credentials" not in answer.headers for answer in answers)
-    refused = f"POST /v1/completions HTTP/1.1\r\nOrigin: {origin}\r\nContent-Length: 999999999999\r\n\r\n"
+    refused = (
+        f"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\n"
+        f"Origin: {origin}\r\nContent-Length: 999999999999\r\n\r\n"
+    )
     said = (await router.raw(refused.encode())).decode()
     assert said.startswith("HTTP/1.1 413")
     assert (f"Access-Control-Allow-Origin: {expected}\r\n" in said) == (expected is not None)

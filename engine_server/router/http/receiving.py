@@ -181,7 +181,7 @@ class RequestReader:
         self._pieces.clear()
         self._in_head = False
         self._read = read
-        self._lines = lines if b"host" in read else lines + b"Host: fairlead\r\n"
+        self._lines = lines if b"host" in read else lines + b"Host: localhost\r\n"
         if len(lines) + fields.kept_bytes > limits.head:
             self.refuse(errors.head_too_large(limits.head))
         elif len(self._target) > limits.target:

@@ -1,8 +1,10 @@
 """The attempts to have a request answered: each sends it to an endpoint, until a step ends them."""
 
+from engine_server.router import errors
 from engine_server.router.callers.callers import Callers
 from engine_server.router.http.exchange import Exchange
 from engine_server.router.http.upstream import Pools
+from engine_server.router.rejections import Reason, Sender
 from engine_server.router.requests.hold.hold import Hold
 from engine_server.router.requests.journal import resume_message
 from engine_server.router.requests.lifecycle import Lifecycle
@@ -17,6 +19,7 @@ from engine_server.router.routing.directory import Route
 from engine_server.router.routing.endpoint import Endpoint
 from engine_server.router.routing.key import read_key
 from engine_server.router.routing.selection import Selector
+from engine_server.shared.media_type import is_json
 
 FIRST = Attempts()
 
@@ -54,6 +57,7 @@ class Forwarder:
         with self._observation.begin(request) as lifecycle:
             self._budget.count(lifecycle.started)
             caller = self._callers.identify(request.fields)
+            self._check_type(request.fields.get(b"content-type"))
             key = read_key(request.body, request.fields, self._prefix_chars)
             lifecycle.admit(caller)
             attempts = FIRST
@@ -95,6 +99,12 @@ class Forwarder:
                     case Fail():
                         self._metrics.interrupted += step.interrupts
                         raise step.error
+
+    def _check_type(self, content_type: bytes | None) -> None:
+        """Raise RequestError (415) for a body that is not declared as JSON, which any page can have a browser send."""
+        if content_type is None or not is_json(content_type):
+            self._metrics.rejections.add(Sender.CLIENT, Reason.NOT_JSON)
+            raise errors.not_json(content_type)
 
     async def _send(
         self, route: Route, endpoint: Endpoint, exchange: Exchange, lifecycle: Lifecycle

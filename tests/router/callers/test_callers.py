@@ -106,7 +106,7 @@ async def test_accepts_a_key_in_either_header(start_engine, start_router, keys_f
 @pytest.mark.parametrize("framing", [f"Content-Length: {2**20}", "Transfer-Encoding: chunked"])
 async def test_refuses_a_large_body_without_a_valid_key_before_it_is_sent(start_router, keys_file, framing):
     router = await start_router({}, keys_file=keys_file.write({"name": "a"}))
-    answer = await router.raw(f"POST {CHAT} HTTP/1.1\r\nHost: h\r\n{framing}\r\n\r\n".encode())
+    answer = await router.raw(f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\n{framing}\r\n\r\n".encode())
     assert answer.startswith(b"HTTP/1.1 401 ") and b"invalid_api_key" in answer
 
 
@@ -364,8 +364,9 @@ async def test_engines_get_the_routers_key_and_never_the_clients(
 async def test_a_request_with_a_key_and_an_offer_of_http2_is_accepted(start_engine, start_router, keys_file):
     router = await start_router({"m": [await start_engine()]}, keys_file=keys_file.write({"name": "a"}))
     said = await router.raw(
-        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, HTTP2-Settings, close\r\n"
-        b"Upgrade: h2c\r\nHTTP2-Settings: AAMA\r\nAuthorization: Bearer %b\r\nContent-Type: application/json\r\n"
+        b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\n"
+        b"Host: localhost\r\nConnection: Upgrade, HTTP2-Settings, close\r\n"
+        b"Upgrade: h2c\r\nHTTP2-Settings: AAMA\r\nAuthorization: Bearer %b\r\n"
         b'Content-Length: 13\r\n\r\n{"model":"m"}' % KEY.encode()
     )
     assert said.startswith(b"HTTP/1.1 200")

@@ -14,7 +14,7 @@ from engine_server.router.metrics import Metrics
 from engine_server.router.requests.lifecycle import Lifecycle
 from engine_server.router.requests.relay import Relay
 
-POST = b'POST /v1/completions HTTP/1.1\r\nContent-Length: 13\r\n\r\n{"model":"m"}'
+POST = b'POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 13\r\n\r\n{"model":"m"}'
 
 
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -55,7 +55,9 @@ async def test_a_request_without_a_stream_gets_nothing_before_its_answer(
     router = await start_scaled(IMPATIENT)
     streamed = await router.chat(stream=True)
     reader, writer = await router.connect()
-    writer.write(b'POST /v1/completions HTTP/1.1\r\nContent-Length: 13\r\n\r\n{"model":"m"}')
+    writer.write(
+        b'POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 13\r\n\r\n{"model":"m"}'
+    )
     await eventually(lambda: router.server._hold.count == 2)
     await commented(streamed)
 
@@ -102,7 +104,11 @@ async def test_a_client_of_http_1_0_gets_comments_and_events_without_chunks(
     router = await start_scaled(IMPATIENT)
     reader, writer = await router.connect()
     body = b'{"model":"m","stream":true}'
-    writer.write(b"POST /v1/completions HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    writer.write(
+        b"POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        % len(body)
+        + body
+    )
     head = await reader.readuntil(b"\r\n\r\n")
     assert b"chunked" not in head
     assert await reader.readexactly(len(COMMENT)) == COMMENT
