@@ -96,7 +96,10 @@ async def stream(port: int, path: str, body: dict[str, object]) -> list[float]:
     """Read a whole stream, and return the arrival times of its events."""
     transport, arrivals = await asyncio.get_running_loop().create_connection(Arrivals, "127.0.0.1", port)
     payload = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(payload)}\r\nConnection: close\r\n\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(payload)}\r\nConnection: close\r\n\r\n"
+    )
     transport.write(head.encode() + payload)
     await arrivals.ended
     return arrivals.times

@@ -43,12 +43,19 @@ class ApiClient:
         return f"http://127.0.0.1:{self.port}"
 
     def request(
-        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: dict[str, str] | dict[str, str | None] | None = None,
     ) -> Answer:
+        """Send a request, whose body counts as JSON; a header of None is left out."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-            connection.request(method, path, data, headers or {})
+            sent = ({} if data is None else {"Content-Type": "application/json"}) | (headers or {})
+            sent = {name: value for name, value in sent.items() if value is not None}
+            connection.request(method, path, data, sent)
             response = connection.getresponse()
             names = {name.lower(): value for name, value in response.getheaders()}
             return Answer(response.status, names, response.read())

@@ -64,6 +64,8 @@ EVERY_VALUE: dict[str, Any] = {
         },
         "podDisruptionBudget": {"enabled": False},
         "keysSecret": {"name": "callers", "key": "callers.yaml"},
+        "forwardCredentials": True,
+        "forwardHeaders": ["x-team-*"],
         "resources": {"limits": {"cpu": 1}},
     },
     "podMonitors": {"enabled": True, "labels": {"release": "prometheus"}, "interval": "30s"},

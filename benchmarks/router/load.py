@@ -89,7 +89,7 @@ async def open_streams(side: Side, count: int) -> AsyncIterator[None]:
     host, port = side.url.removeprefix("http://").split(":")
     content = body(streamed=True, prompt="open", user=ENDLESS)
     lines = "".join(f"{name}: {value}\r\n" for name, value in side.headers.items())
-    head = f"POST {PATH} HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n{lines}"
+    head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{lines}"
     request = f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
     turn = asyncio.Semaphore(OPENING)
 

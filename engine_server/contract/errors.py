@@ -10,7 +10,6 @@ class ErrorCode(StrEnum):
 
     # From the engine server.
     INVALID_API_KEY = "invalid_api_key"
-    UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
     QUEUE_FULL = "queue_full"
     LOADING = "loading"
     DRAINING = "draining"
@@ -25,6 +24,8 @@ class ErrorCode(StrEnum):
     REQUEST_TIMEOUT = "request_timeout"
     MODEL_MISMATCH = "model_mismatch"
 
+    FOREIGN_ORIGIN = "foreign_origin"
+
     # From both.
     MODEL_NOT_FOUND = "model_not_found"
     BODY_TOO_LARGE = "body_too_large"
@@ -32,6 +33,8 @@ class ErrorCode(StrEnum):
     MALFORMED_REQUEST = "malformed_request"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     RATE_LIMITED = "rate_limited"
+    UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
+    UNKNOWN_HOST = "unknown_host"
 
     # From the router.
     INVALID_BODY = "invalid_body"

@@ -14,9 +14,11 @@ from engine_server.router.errors import RequestError
 from engine_server.router.http.client_address import FORWARDED_FOR, ClientAddresses
 from engine_server.router.http.cross_origin import CrossOrigin
 from engine_server.router.http.exchange import JSON, Answer, Exchange
+from engine_server.router.rejections import Reason, Sender
 from engine_server.router.requests.attempts import Forwarder
 from engine_server.router.requests.observation import Observation
 from engine_server.router.routing.directory import Directory, Route, Target
+from engine_server.shared.hosts import Hosts
 
 FORWARDED = frozenset(path.encode() for path in MODEL_PATHS)
 MODELS = b"/v1/models"
@@ -42,8 +44,9 @@ class Application:
         observation: Observation,
         cross_origin: CrossOrigin | None,
         addresses: ClientAddresses,
+        hosts: Hosts | None,
     ) -> None:
-        """Answer pages of the origins in `cross_origin`, if there are any."""
+        """Answer pages of the origins in `cross_origin`, if there are any, and requests for `hosts`, or for all."""
         self._forward = forwarder.forward
         self._callers = callers
         self._directory = directory
@@ -51,10 +54,13 @@ class Application:
         self._observation = observation
         self._cross_origin = cross_origin
         self._addresses = addresses
+        self._hosts = hosts
 
     def answer(self, exchange: Exchange) -> Answer:
         """Return the coroutine that answers the exchange's request."""
         request = exchange.request
+        if self._hosts is not None and not self._hosts.accept(request.fields.get(b"host", b"")):
+            return self._refuse_host(exchange)
         if self._cross_origin is not None:
             exchange.lines += self._cross_origin.lines(request.fields)
         if request.method == b"POST" and (request.target in FORWARDED or request.path in FORWARDED):
@@ -74,6 +80,10 @@ class Application:
         if self._cross_origin is not None:
             exchange.lines += self._cross_origin.lines(exchange.request.fields)
         self._reject(exchange, error)
+
+    async def _refuse_host(self, exchange: Exchange) -> None:
+        self._observation.metrics.rejections.add(Sender.CLIENT, Reason.UNKNOWN_HOST)
+        self._reject(exchange, errors.unknown_host(exchange.request.fields[b"host"]))
 
     async def _respond(self, exchange: Exchange) -> None:
         method, path = exchange.request.method, exchange.request.path

@@ -16,6 +16,7 @@ from engine_server.contract.open_files import most_connections, raise_open_files
 from engine_server.contract.policies import DEFAULT_POLICY
 from engine_server.router.callers.callers import Callers
 from engine_server.router.callers.peers import PeerSettings
+from engine_server.router.http.forwarded_fields import parse_pattern
 from engine_server.router.http.limits import Limits
 from engine_server.router.line_writer import LineWriter
 from engine_server.router.memory_limit import memory_limit
@@ -104,6 +105,23 @@ def build_parser() -> argparse.ArgumentParser:
         help="origin whose pages may call the router from browsers, or *; may be repeated (default: none)",
     )
     flag(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="with a loopback address as --host: a name by which the router may be called besides localhost, "
+        "*.localhost, addresses and the machine's name; may be repeated",
+    )
+    flag(
+        "--forward-header",
+        type=parse_forwarded,
+        action="append",
+        default=[],
+        metavar="NAME[*]",
+        help="header field that is forwarded in both directions besides those of docs/router.md, or the beginning of "
+        "such names and *; may be repeated",
+    )
+    flag(
         "--drain-grace",
         type=float,
         default=ANNOUNCE_SECONDS,
@@ -185,6 +203,12 @@ def build_parser() -> argparse.ArgumentParser:
     flag("--endpoints-file", type=Path, metavar="FILE", help="JSON file, read again when it changes")
     flag("--kubernetes", action="store_true", help="watch LLMDeployments and EndpointSlices")
     flag(
+        "--forward-credentials",
+        action="store_true",
+        help="with --kubernetes, and without --keys-file and --engine-key-file: engines get the Authorization and "
+        "x-api-key that clients send, as those of the other sources do",
+    )
+    flag(
         "--namespace",
         action="append",
         default=[],
@@ -222,7 +246,8 @@ def main(argv: list[str]) -> int:
         sources.append(FileSource(flags.endpoints_file))
     if flags.kubernetes:
         try:
-            sources.append(KubernetesSource(find_access(flags.kubeconfig), flags.namespace))
+            access, forwards = find_access(flags.kubeconfig), flags.forward_credentials
+            sources.append(KubernetesSource(access, flags.namespace, forwards_credentials=forwards))
         except AccessError as error:
             parser.error(str(error))
     if not (flags.endpoint or sources):
@@ -243,6 +268,8 @@ def main(argv: list[str]) -> int:
         buffer_bytes=flags.buffer_bytes or memory_limit() // BUFFER_SHARE,
         trusted_proxies=flags.trusted_proxies,
         origins=flags.allow_origin,
+        hosts=flags.allow_host,
+        forwarded_fields=flags.forward_header,
         drain_grace=flags.drain_grace,
         drain_timeout=flags.drain_timeout,
         peers=PeerSettings(tuple(flags.peer), flags.peers_service),
@@ -288,6 +315,14 @@ async def serve(
         log.info("listening on http://%s:%d", settings.host, port)
 
     await server.run(report)
+
+
+def parse_forwarded(flag: str) -> bytes:
+    """Return the pattern in the value of a flag `--forward-header`. Raises argparse.ArgumentTypeError."""
+    try:
+        return parse_pattern(flag)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def parse_peer(flag: str) -> Address:

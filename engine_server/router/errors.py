@@ -20,6 +20,9 @@ from engine_server.contract.quoting import quote, shorten
 RESPONSES_PATH = b"/v1/responses"
 # Models that a 404 lists at most.
 MAX_LISTED_MODELS = 20
+# OpenAI's and Anthropic's clients ignore a longer `Retry-After` and come back at once, unless told not to.
+LONGEST_OBEYED_SECONDS = 60.0
+NO_RETRY = b"x-should-retry: false\r\n"
 
 
 class ResponsesErrorEvent(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
@@ -77,6 +80,21 @@ def malformed(reason: str) -> RequestError:
 def bad_body(reason: str, param: str | None = None) -> RequestError:
     """Return the error for a body that cannot be routed; `param` is the field that is wrong."""
     return RequestError(400, ErrorCode.INVALID_BODY, reason, param)
+
+
+def not_json(content_type: bytes | None) -> RequestError:
+    """Return the error for a body that is not declared as JSON."""
+    found = "missing" if content_type is None else quote(content_type.decode("latin-1"))
+    message = f"The content type is {found}; it takes application/json"
+    return RequestError(415, ErrorCode.UNSUPPORTED_MEDIA_TYPE, message)
+
+
+def unknown_host(host: bytes) -> RequestError:
+    """Return the error for a name by which the router, on a loopback address, may not be called."""
+    message = (
+        f"{quote(host.decode('latin-1'))} is no name of this router, which listens on a loopback address"
+    )
+    return RequestError(403, ErrorCode.UNKNOWN_HOST, f"{message}; --allow-host NAME allows one")
 
 
 def head_too_large(limit: int) -> RequestError:
@@ -169,7 +187,10 @@ def model_not_allowed(model: str, known: Sequence[str]) -> RequestError:
 def rate_limited(limit: str, seconds: float) -> RequestError:
     """Return the error for a request beyond a limit of its key, which has room again after `seconds`."""
     message = f"The API key {limit}; try again in {max(1, ceil(seconds))} s"
-    return RequestError(429, ErrorCode.RATE_LIMITED, message, lines=[retry_after(seconds)])
+    lines = [retry_after(seconds)]
+    if seconds > LONGEST_OBEYED_SECONDS:
+        lines.append(NO_RETRY)
+    return RequestError(429, ErrorCode.RATE_LIMITED, message, lines=lines)
 
 
 def no_replica(model: str, reason: str = "", seconds: float = 1.0) -> RequestError:
@@ -181,7 +202,7 @@ def no_replica(model: str, reason: str = "", seconds: float = 1.0) -> RequestErr
 def adapter_failed(model: str, reason: str) -> RequestError:
     """Return the error for an adapter that no replica can serve, for a reason that retries do not remove."""
     message = f"No replica can serve the adapter {quote(model)}: {reason}"
-    return RequestError(503, ErrorCode.NO_REPLICA, message, lines=[b"x-should-retry: false\r\n"])
+    return RequestError(503, ErrorCode.NO_REPLICA, message, lines=[NO_RETRY])
 
 
 def retry_after(seconds: float) -> bytes:
@@ -199,7 +220,7 @@ def no_answer(model: str, tries: int) -> RequestError:
     """Return the error for a request that `tries` engines did not answer. It may have made them fail."""
     message = f"{tries} replicas of {quote(model)} failed before they answered the request"
     # OpenAI's and Anthropic's clients obey it.
-    return RequestError(502, ErrorCode.NO_ANSWER, message, lines=[b"x-should-retry: false\r\n"])
+    return RequestError(502, ErrorCode.NO_ANSWER, message, lines=[NO_RETRY])
 
 
 def interrupted(model: str) -> RequestError:

@@ -8,6 +8,7 @@ from engine_server.router import errors
 from engine_server.router.errors import RequestError
 from engine_server.router.http.exchange import Exchange
 from engine_server.router.rejections import Reason, Rejections, Sender
+from engine_server.shared.hosts import Hosts
 
 
 class Page(NamedTuple):
@@ -20,14 +21,18 @@ class Page(NamedTuple):
 class InternalApplication:
     """Answers GET requests for a fixed set of pages."""
 
-    def __init__(self, pages: Mapping[bytes, Page], rejections: Rejections) -> None:
-        """Serve `pages`, by path."""
+    def __init__(self, pages: Mapping[bytes, Page], rejections: Rejections, hosts: Hosts | None) -> None:
+        """Serve `pages`, by path, to requests for `hosts`, or for all."""
         self._pages = pages
         self._rejections = rejections
+        self._hosts = hosts
 
     async def answer(self, exchange: Exchange) -> None:
-        """Answer the exchange's request. Raises RequestError for an unknown path or another method."""
-        path = exchange.request.path
+        """Answer the exchange's request. Raises RequestError for an unknown host or path, or another method."""
+        path, host = exchange.request.path, exchange.request.fields.get(b"host", b"")
+        if self._hosts is not None and not self._hosts.accept(host):
+            self._rejections.add(Sender.CLIENT, Reason.UNKNOWN_HOST)
+            raise errors.unknown_host(host)
         page = self._pages.get(path)
         if page is None:
             raise errors.unknown_path(path)

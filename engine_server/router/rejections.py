@@ -24,6 +24,10 @@ class Reason(StrEnum):
     UNEXPECTED_BODY = "unexpected_body"
     # An idle connection, which is closed because all places are taken and another client waits for one.
     IDLE_CONNECTION = "idle_connection"
+    # A body that is not declared as JSON; the request is refused.
+    NOT_JSON = "not_json"
+    # A name of another site, on a loopback address; the request is refused.
+    UNKNOWN_HOST = "unknown_host"
 
 
 class Rejections:

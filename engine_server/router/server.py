@@ -24,6 +24,7 @@ from engine_server.router.http.client_address import ClientAddresses, Network
 from engine_server.router.http.clients import Clients
 from engine_server.router.http.cross_origin import CrossOrigin
 from engine_server.router.http.exchange import JSON
+from engine_server.router.http.forwarded_fields import ANSWER_FIELDS, REQUEST_FIELDS
 from engine_server.router.http.limits import Limits
 from engine_server.router.http.upstream import Pools
 from engine_server.router.internal import InternalApplication, Page
@@ -43,6 +44,7 @@ from engine_server.router.routing.health import DEFAULT_TIMES, Health, ProbeTime
 from engine_server.router.routing.key import DEFAULT_PREFIX_CHARS
 from engine_server.router.routing.selection import Selector
 from engine_server.router.sources.source import Source
+from engine_server.shared.hosts import hosts_of
 
 if TYPE_CHECKING:
     from engine_server.router.requests.tracing import Tracing
@@ -72,6 +74,10 @@ class Settings:
     trusted_proxies: Sequence[Network] = ()
     # Origins whose pages may call the router.
     origins: Sequence[str] = ()
+    # Further names by which a router on a loopback address may be called.
+    hosts: Sequence[str] = ()
+    # Further header fields that are forwarded, in both directions.
+    forwarded_fields: Sequence[bytes] = ()
     # Seconds after SIGTERM in which connections are still accepted.
     drain_grace: float = ANNOUNCE_SECONDS
     # Seconds after that at most, for requests in flight.
@@ -114,7 +120,7 @@ class Server:
         self._leaving = asyncio.Event()
         self._aborting = asyncio.Event()
         self._announce_seconds = 0.0
-        self._pools = Pools()
+        self._pools = Pools(ANSWER_FIELDS.with_more(settings.forwarded_fields))
         self._health = Health(settings.probes)
         self._watch = Watch(self._health, settings.watch)
         self._packer = BodyPacker(self._watch.open)
@@ -148,6 +154,7 @@ class Server:
         exposition = Exposition(
             metrics, self._directory, self._health, callers.ledger, self._hold.counts, process
         )
+        hosts = hosts_of(settings.host, settings.hosts)
         cross_origin = CrossOrigin(settings.origins) if settings.origins else None
         application = Application(
             forwarder,
@@ -157,6 +164,7 @@ class Server:
             observation,
             cross_origin,
             ClientAddresses(settings.trusted_proxies),
+            hosts,
         )
         internal = InternalApplication(
             {
@@ -168,9 +176,11 @@ class Server:
                 b"/internal/endpoints": Page(JSON, EndpointsPage(self._directory, self._health).render),
             },
             metrics.rejections,
+            hosts,
         )
         limits = replace(settings.limits, body=min(settings.limits.body, budget.largest_body))
-        self._clients = Clients(application, limits, budget, metrics.rejections)
+        forwarded = REQUEST_FIELDS.with_more(settings.forwarded_fields)
+        self._clients = Clients(application, limits, budget, metrics.rejections, forwarded)
         self._internal_clients = Clients(
             internal,
             replace(limits, body=0, connections=most_internal_connections(limits.connections)),

@@ -6,7 +6,6 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, FastAPI
-from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
 from engine_server.server.admission import Admission
@@ -30,6 +29,8 @@ from engine_server.server.http.access_log import WRITERS, AccessLog
 from engine_server.server.http.api_keys import ApiKeys, KeyCheck
 from engine_server.server.http.errors import add_error_handlers
 from engine_server.server.http.request_body import RequestBody
+from engine_server.server.http.web_pages import CrossOrigin, HostCheck, NoPages
+from engine_server.shared.hosts import Hosts, hosts_of
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -47,8 +48,8 @@ ADMIN_BODY_BYTES = 1 << 18
 def build_application(host: EngineHost, args: ServerArgs, keys: ApiKeys) -> tuple[ASGIApp, Gate]:
     """Return the application, and its gate, which a shutdown closes.
 
-    A request passes four layers: the access log, which removes the root path; CORS; the admission by key and gate; and
-    the checks of the body, which is read whole.
+    A request passes five layers: the access log, which removes the root path; the check of the host, on a loopback
+    address; CORS; the admission by key and gate; and the checks of the body, which is read whole.
     """
     app = FastAPI(
         title="Fairlead",
@@ -73,15 +74,16 @@ def build_application(host: EngineHost, args: ServerArgs, keys: ApiKeys) -> tupl
 
     public = operation.PROBES if args.api_key_for_metrics else (*operation.PROBES, operation.METRICS)
     body = RequestBody(app, args.max_body_bytes)
-    cors = CORSMiddleware(
+    cors = CrossOrigin(
         Admission(body, host, gate, keys, public=public, exempt=exempt),
-        allow_origins=args.allowed_origins,
-        allow_methods=args.allowed_methods,
-        allow_headers=args.allowed_headers,
-        allow_credentials=args.allow_credentials,
+        args.allowed_origins,
+        methods=args.allowed_methods,
+        headers=args.allowed_headers,
+        credentials=args.allow_credentials,
     )
+    hosts = None if args.uds is not None else hosts_of(args.host, args.allow_host or ())
     logged = AccessLog(
-        cors,
+        cors if hosts is None else HostCheck(cors, hosts),
         paths_of(app, *routers),
         probes=(*operation.PROBES, operation.METRICS),
         unlogged=args.disable_access_log_for_endpoints,
@@ -91,14 +93,15 @@ def build_application(host: EngineHost, args: ServerArgs, keys: ApiKeys) -> tupl
     return logged, gate
 
 
-def admin_application(host: EngineHost, keys: ApiKeys) -> ASGIApp:
-    """Return the application of the admin port."""
+def admin_application(host: EngineHost, keys: ApiKeys, hosts: Hosts | None = None) -> ASGIApp:
+    """Return the application of the admin port, whose requests often have no body, and never come from web pages."""
     app = FastAPI(openapi_url=None)
     add_error_handlers(app)
     router = admin.routes(host)
     app.include_router(router)
     body = RequestBody(app, ADMIN_BODY_BYTES, any_content_type=True)
-    return AccessLog(KeyCheck(body, keys) if keys.required else body, paths_of(router), probes=())
+    checked = NoPages(KeyCheck(body, keys) if keys.required else body)
+    return AccessLog(checked if hosts is None else HostCheck(checked, hosts), paths_of(router), probes=())
 
 
 def paths_of(*routers: FastAPI | APIRouter) -> list[str]:

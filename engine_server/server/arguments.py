@@ -6,7 +6,6 @@ import argparse
 import json
 import ssl
 from dataclasses import dataclass, fields
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal, Self
 
@@ -47,6 +46,12 @@ class AddressArguments:
     host: str = argument("0.0.0.0", "address to listen on (default: %(default)s)")  # noqa: S104
     port: int = argument(ENGINE_PORT, "port (default: %(default)s; 0: any free one)")
     uds: Path | None = argument(None, "Unix socket to listen on, in place of host and port", metavar="PATH")
+    allow_host: list[str] | None = argument(
+        None,
+        "a further name by which a server on a loopback address may be called; may be repeated (without: localhost, "
+        "*.localhost, addresses and the machine's name)",
+        metavar="NAME",
+    )
     root_path: str = argument("", "path prefix under which a proxy publishes the server", metavar="PREFIX")
 
 
@@ -137,8 +142,8 @@ class TlsArguments:
 class CorsArguments:
     """CORS."""
 
-    allowed_origins: list[str] = argument(
-        ["*"], 'origins of web pages that may call the server, in JSON (default: ["*"])',
+    allowed_origins: list[str] | None = argument(
+        None, 'origins of web pages that may call the server, in JSON; ["*"] for all (default: those of this machine)',
         action="store", nargs=None, type=texts, metavar="LIST",
     )  # fmt: skip
     allowed_methods: list[str] = argument(
@@ -199,13 +204,3 @@ class ServerArgs(
         return TlsFiles(
             self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs, ssl.VerifyMode(self.ssl_cert_reqs)
         )
-
-
-def is_loopback(host: str) -> bool:
-    """Return True for an address that other machines can't reach."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from engine_server.contract.open_files import most_connections, most_internal_connections
 from engine_server.server.application import admin_application, build_application
-from engine_server.server.arguments import is_loopback
 from engine_server.server.http.api_keys import ApiKeys
 from engine_server.server.http.file_watch import FileWatch
 from engine_server.server.http.tls import Tls
@@ -15,6 +14,7 @@ from engine_server.server.listeners import listen, listen_on_port
 from engine_server.server.serving import Server, Site
 from engine_server.server.shutdown import Shutdown
 from engine_server.server.sources import ADMIN_KEY
+from engine_server.shared.hosts import hosts_of, is_loopback
 
 if TYPE_CHECKING:
     from engine_server.server.arguments import ServerArgs
@@ -44,7 +44,7 @@ def prepare(host: EngineHost, args: ServerArgs) -> Server:
     sites = [Site(app, listen(args), tls, connections, args.idle_timeout)]
     if admin_keys is not None:
         listener = listen_on_port(args.admin_host, args.admin_port, args.scheme, "admin API ")
-        admin = admin_application(host, admin_keys)
+        admin = admin_application(host, admin_keys, hosts_of(args.admin_host, args.allow_host or ()))
         sites.append(Site(admin, listener, tls, most_internal_connections(connections)))
     return Server(
         host, gate, sites, watches, Shutdown(gate, args.drain_timeout, args.drain_grace, host.shut_down)

@@ -196,7 +196,8 @@ def test_metrics_of_the_router_are_not_on_its_service(render: Render) -> None:
 
 def test_router_policy_follows_its_values(render: Render) -> None:
     assert {"--policy=prefix", "--prefix-chars=100"} <= set(arguments(render(), "router"))
-    assert {"--policy=session", "--prefix-chars=200"} <= set(arguments(render(**EVERY_VALUE), "router"))
+    every = {"--policy=session", "--prefix-chars=200", "--forward-credentials", "--forward-header=x-team-*"}
+    assert every <= set(arguments(render(**EVERY_VALUE), "router"))
 
 
 def test_router_holds_requests_as_its_values_say(render: Render) -> None:

@@ -28,6 +28,7 @@ from engine_server.contract.errors import ErrorCode
 from engine_server.contract.memory_shortage import MemoryShortage
 from engine_server.models.progress import Progress as FetchProgress
 from engine_server.models.progress_server import serve
+from engine_server.router.http.forwarded_fields import ANSWER_FIELDS
 from engine_server.router.http.wire import Fields
 from engine_server.router.requests.error_events import RETRYABLE_CODES
 from engine_server.router.requests.event_reader import EventReader
@@ -102,7 +103,7 @@ def write_answers() -> dict[str, bytes]:
 def read_answer(content: bytes) -> dict[str, Any]:
     """Return all that a router takes from an answer."""
     answer = parse_message(content)
-    fields = Fields()
+    fields = Fields(ANSWER_FIELDS)
     for name, value in answer.headers:
         fields.add(name, value)
     lines, read = fields.take_forwarded(), fields.read

@@ -216,7 +216,9 @@ async def start_router(eventually) -> AsyncIterator[Callable[..., Awaitable[Rout
             )
             ports: asyncio.Future[tuple[int, int]] = asyncio.get_running_loop().create_future()
             task = asyncio.create_task(server.run(lambda *bound: ports.set_result(bound)))
-            session = await stack.enter_async_context(aiohttp.ClientSession())
+            session = await stack.enter_async_context(
+                aiohttp.ClientSession(headers={"Content-Type": "application/json"})
+            )
 
             async def stop() -> None:
                 await session.close()

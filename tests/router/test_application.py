@@ -174,7 +174,10 @@ async def test_allows_pages_of_configured_origins(start_engine, start_router, al
         [expected]
     ] * 5
     assert all("Access-Control-Allow-Credentials" not in answer.headers for answer in answers)
-    refused = f"POST /v1/completions HTTP/1.1\r\nOrigin: {origin}\r\nContent-Length: 999999999999\r\n\r\n"
+    refused = (
+        f"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\n"
+        f"Origin: {origin}\r\nContent-Length: 999999999999\r\n\r\n"
+    )
     said = (await router.raw(refused.encode())).decode()
     assert said.startswith("HTTP/1.1 413")
     assert (f"Access-Control-Allow-Origin: {expected}\r\n" in said) == (expected is not None)
@@ -188,11 +191,10 @@ async def test_drops_every_field_between_router_and_engines(start_engine, start_
 
     engine = await start_engine(behave)
     router = await start_router({"m": [engine]})
-    fields = {"Fairlead-Resume": "1", "fairlead-deployment": "a/b", "Fairlead-Future": "1", "X-Fairlead": "1"}
+    fields = {"Fairlead-Resume": "1", "fairlead-deployment": "a/b", "Fairlead-Future": "1"}
     async with router.session.post(
         f"{router.url}/v1/completions", json={"model": "m"}, headers=fields
     ) as response:
         assert not [name for name in response.headers if name.lower().startswith("fairlead")]
     received = engine.received[0]
-    assert not any(received.header(name) for name in fields if name != "X-Fairlead")
-    assert received.header("X-Fairlead") == "1"
+    assert not any(received.header(name) for name in fields)

@@ -46,3 +46,10 @@ def test_error_in_a_stream_of_responses_has_the_next_sequence_number():
     names, data = parsed(errors.interrupted("m").event(b"/v1/responses", 7))
     assert names == [b"event: error"]
     assert (data["type"], data["sequence_number"], data["code"]) == ("error", 7, "interrupted")
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(60.0, False), (60.5, True)])
+def test_clients_that_ignore_a_long_wait_are_told_not_to_come_back(seconds, told):
+    assert (
+        b"x-should-retry: false\r\n" in errors.rate_limited("'a' may send 1 request", seconds).lines
+    ) == told

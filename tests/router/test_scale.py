@@ -12,7 +12,10 @@ from waiting import NotYetError
 from engine_server.router.http.limits import Limits
 from engine_server.router.requests.watch import WatchTimes
 
-POST = b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 13\r\n\r\n{"model":"m"}'
+POST = (
+    b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\n"
+    b'Host: localhost\r\nContent-Length: 13\r\n\r\n{"model":"m"}'
+)
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 EVENT = b"b\r\ndata: one\n\n\r\n"
 MEGABYTE = 1 << 20

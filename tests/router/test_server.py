@@ -13,7 +13,7 @@ from engine_server.router.http.limits import Limits
 from engine_server.router.routing.directory import Deployment
 from engine_server.router.server import drain_seconds
 
-POST = b'POST /v1/completions HTTP/1.1\r\nContent-Length: 13\r\n\r\n{"model":"m"}'
+POST = b'POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 13\r\n\r\n{"model":"m"}'
 
 
 @pytest.fixture

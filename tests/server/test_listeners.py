@@ -13,7 +13,7 @@ from engine_server.server.serving import Site
 def get(path: Path) -> bytes:
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(path))
-        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         return b"".join(iter(lambda: client.recv(4096), b""))
 
 

@@ -7,7 +7,7 @@ from engine_server.contract.caller import ReportedCaller, pseudonym
 from engine_server.contract.engine_keys import derive_key, parse_root_keys
 from engine_server.contract.headers import CALLER
 from engine_server.router.callers.account import Caller
-from engine_server.router.http.wire import CREDENTIAL_FIELDS
+from engine_server.router.http.forwarded_fields import CREDENTIAL_FIELDS
 from engine_server.router.routing.directory import Deployment
 from engine_server.router.watched_file import WatchedFile
 
@@ -15,8 +15,8 @@ from engine_server.router.watched_file import WatchedFile
 class EngineCredentials:
     """The header lines with the credentials for engines, and with the caller where both have keys.
 
-    The credentials are the router's own where there is a root key. Else they are those of the client, unless these are
-    meant for the router itself.
+    They are the router's own where there is a root key. Else they are those of the client, unless these are meant for
+    the router itself, or are not to reach the engines of the deployment.
     """
 
     def __init__(self, root_key_file: Path | None = None, *, pass_on: bool = True) -> None:
@@ -35,7 +35,9 @@ class EngineCredentials:
         """Return the lines for a caller's request with these fields to this deployment."""
         if self._file is not None:
             return self._derived(deployment) + self._caller_line(caller)
-        if not self._pass_on or not (b"authorization" in fields or b"x-api-key" in fields):
+        if not (self._pass_on and deployment.takes_credentials):
+            return b""
+        if not (b"authorization" in fields or b"x-api-key" in fields):
             return b""
         return b"".join(b"%b: %b\r\n" % (name, fields[name]) for name in CREDENTIAL_FIELDS if name in fields)
 

@@ -8,6 +8,7 @@ from typing import Protocol, cast
 from engine_server.router.errors import RequestError, buffer_full
 from engine_server.router.http.body_budget import BodyBudget
 from engine_server.router.http.exchange import Answer, Exchange
+from engine_server.router.http.forwarded_fields import ForwardedFields
 from engine_server.router.http.limits import Limits
 from engine_server.router.http.receiving import Refusal, RequestReader
 from engine_server.router.http.request_id import id_line
@@ -68,6 +69,7 @@ class ClientConnection(Occupant):
         application: Application,
         limits: Limits,
         budget: BodyBudget,
+        forwarded: ForwardedFields,
         places: Places,
         on_made: Callable[["ClientConnection"], None],
     ) -> None:
@@ -78,7 +80,7 @@ class ClientConnection(Occupant):
         self._places = places
         self._on_made = on_made
         self._loop = asyncio.get_running_loop()
-        self._reader = RequestReader(limits, self._expect_body, application.check_sender)
+        self._reader = RequestReader(limits, self._expect_body, application.check_sender, forwarded)
         self._received = self._reader.received
         self._exchange: Exchange | None = None
         # Bytes of bodies that were taken from the budget, for the sender of the first of them.

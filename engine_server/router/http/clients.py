@@ -6,6 +6,7 @@ import socket
 
 from engine_server.router.http.body_budget import BodyBudget
 from engine_server.router.http.client_connection import Application, ClientConnection
+from engine_server.router.http.forwarded_fields import REQUEST_FIELDS, ForwardedFields
 from engine_server.router.http.limits import Limits
 from engine_server.router.rejections import Reason, Rejections, Sender
 from engine_server.shared.listener import Listener
@@ -20,7 +21,12 @@ class Clients:
     """Accepts connections on a port, and closes them."""
 
     def __init__(
-        self, application: Application, limits: Limits, budget: BodyBudget, rejections: Rejections
+        self,
+        application: Application,
+        limits: Limits,
+        budget: BodyBudget,
+        rejections: Rejections,
+        forwarded: ForwardedFields = REQUEST_FIELDS,
     ) -> None:
         self._application = application
         self._limits = limits
@@ -28,6 +34,7 @@ class Clients:
         self._places = Places(
             limits.connections, lambda: rejections.add(Sender.CLIENT, Reason.IDLE_CONNECTION)
         )
+        self._forwarded = forwarded
         self._open: set[ClientConnection] = set()
         # Each connection is closed after its current answer.
         self._leaving = False
@@ -68,7 +75,9 @@ class Clients:
             client.abort()
 
     def _accept(self) -> ClientConnection:
-        return ClientConnection(self._application, self._limits, self._budget, self._places, self._add)
+        return ClientConnection(
+            self._application, self._limits, self._budget, self._forwarded, self._places, self._add
+        )
 
     def _add(self, client: ClientConnection) -> None:
         client.closing = self._leaving

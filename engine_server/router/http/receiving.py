@@ -8,16 +8,18 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from engine_server.router import errors
 from engine_server.router.errors import RequestError
+from engine_server.router.http.forwarded_fields import REQUEST_FIELDS, ForwardedFields
 from engine_server.router.http.limits import Limits
 from engine_server.router.http.request_id import request_id
 from engine_server.router.http.wire import Fields, Request, absolute_path
 from engine_server.shared.pipelining import MAX_WAITING, Unparsed
 
-FRAMING_FIELDS = (b"content-length", b"transfer-encoding")
+# Fields that a head without an offer of another protocol does not have, and one that has been acted upon.
+OFFER_FIELDS = (b"connection", b"upgrade", b"http2-settings", b"expect")
 # Bytes of chunk headers that each byte of a body may come with: `1\r\nx\r\n` is the smallest chunk.
 FRAMING_PER_BYTE = 16
-# `a: ` and a line end.
-SHORTEST_LINE = 5
+# In bytes of a name.
+SHORTEST_FIELD = 1
 # The sender of a body that is larger, or of unknown length, is checked before the body is received.
 UNCHECKED_BODY_BYTES = 16 * 1024
 # Memory of the heads of requests that wait behind another one, as many as are parsed ahead.
@@ -42,6 +44,7 @@ class RequestReader:
         limits: Limits,
         on_expectation: Callable[[], None],
         check_sender: Callable[[Mapping[bytes, bytes]], None],
+        forwarded: ForwardedFields = REQUEST_FIELDS,
     ) -> None:
         """Call `on_expectation` after the head of a request whose client waits for permission to send the body.
 
@@ -63,7 +66,8 @@ class RequestReader:
         # The heads that wait count in `held`.
         self._heads_wait = False
         # The request that is being received.
-        self._fields = Fields()
+        self._forwarded = forwarded
+        self._fields = Fields(forwarded)
         # Bytes of its head in further pieces than the first, until it is complete, and its declared length.
         self._head_size = self._length = 0
         # Pieces of the target, and then of the body, that arrived last.
@@ -220,12 +224,15 @@ class RequestReader:
         self._head_size = 0
         self._length = size = int(read.get(b"content-length", 0))
         self._read = read
-        self._lines = lines if b"host" in read else lines + b"Host: fairlead\r\n"
-        if len(lines) > limits.head:
+        self._lines = lines if b"host" in read else lines + b"Host: localhost\r\n"
+        if len(lines) + fields.kept_bytes > limits.head:
             self.refuse(errors.head_too_large(limits.head))
         elif len(self._target) > limits.target:
             self.refuse(errors.target_too_long(limits.target))
-        elif len(lines) > SHORTEST_LINE * limits.fields and lines.count(b"\n") > limits.fields:
+        elif (
+            len(lines) + fields.kept_bytes > SHORTEST_FIELD * limits.fields
+            and lines.count(b"\n") + fields.kept > limits.fields
+        ):
             self.refuse(errors.too_many_fields(limits.fields))
         elif size > limits.body:
             self.refuse(errors.body_too_large(limits.body))
@@ -325,6 +332,10 @@ class RequestReader:
             self._target,
             parser.get_http_version().encode(),
         )
-        framing = [b"%b: %b\r\n" % (name, read[name]) for name in FRAMING_FIELDS if name in read]
+        kept = [
+            b"%b: %b\r\n" % (name, value)
+            for name, value in read.items()
+            if name not in OFFER_FIELDS and not self._forwarded.include(name)
+        ]
         close = b"" if parser.should_keep_alive() else b"Connection: close\r\n"
-        return b"".join((first, self._lines, *framing, close, b"\r\n"))
+        return b"".join((first, self._lines, *kept, close, b"\r\n"))

@@ -8,6 +8,7 @@ from typing import Protocol, cast
 from httptools import HttpParserError, HttpResponseParser
 
 from engine_server.router.http.exchange import Exchange, wait_for
+from engine_server.router.http.forwarded_fields import ANSWER_FIELDS, ForwardedFields
 from engine_server.router.http.limits import Limits
 from engine_server.router.http.transport import configure_transport, limit_unacknowledged_time
 from engine_server.router.http.wire import Fields, Message
@@ -59,9 +60,9 @@ class EngineConnection(asyncio.Protocol):
 
     send: Callable[[Message], None]
 
-    def __init__(self, pool: "Pool") -> None:
+    def __init__(self, pool: "Pool", forwarded: ForwardedFields) -> None:
         self._pool = pool
-        self._fields = Fields()
+        self._fields = Fields(forwarded)
         self.on_header = self._fields.add
         # Pieces of the body that arrived last.
         self._pieces: list[bytes] = []
@@ -165,8 +166,9 @@ class EngineConnection(asyncio.Protocol):
 class Pool:
     """Idle connections to one endpoint. The one used last is reused first, so that the engine can close the others."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, forwarded: ForwardedFields = ANSWER_FIELDS) -> None:
         self._address = address
+        self._forwarded = forwarded
         self._idle: list[EngineConnection] = []
         self._open = True
 
@@ -211,7 +213,7 @@ class Pool:
 
     async def _connect(self) -> EngineConnection:
         loop = asyncio.get_running_loop()
-        opening = loop.create_task(loop.create_connection(lambda: EngineConnection(self), *self._address))
+        opening = loop.create_task(loop.create_connection(self._new_connection, *self._address))
         try:
             for _ in range(TIMEOUT_PARTS):
                 await asyncio.wait([opening], timeout=CONNECT_TIMEOUT_SECONDS / TIMEOUT_PARTS)
@@ -222,6 +224,9 @@ class Pool:
             opening.cancel()
         raise TimeoutError
 
+    def _new_connection(self) -> EngineConnection:
+        return EngineConnection(self, self._forwarded)
+
     def _put_opened(self, opening: asyncio.Task[EngineConnection]) -> None:
         if not (opening.cancelled() or opening.exception()):
             self.put(opening.result())
@@ -230,8 +235,13 @@ class Pool:
 class Pools(dict[Endpoint, Pool]):
     """The pools of all endpoints that were sent requests."""
 
+    def __init__(self, forwarded: ForwardedFields = ANSWER_FIELDS) -> None:
+        """Forward these fields of answers."""
+        super().__init__()
+        self._forwarded = forwarded
+
     def __missing__(self, endpoint: Endpoint) -> Pool:
-        pool = self[endpoint] = Pool(endpoint.address)
+        pool = self[endpoint] = Pool(endpoint.address, self._forwarded)
         return pool
 
     def remove(self, endpoint: Endpoint) -> None:

@@ -6,67 +6,25 @@ from http import HTTPStatus
 
 import msgspec
 
-from engine_server.contract.headers import ALL_HEADERS
+from engine_server.router.http.forwarded_fields import ForwardedFields
 
 REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 # A body of up to this size is copied behind its head, which costs less than sending two buffers.
 JOINED_BYTES = 16 * 1024
 LAST_CHUNK = b"0\r\n\r\n"
-HOP_BY_HOP_FIELDS = (
-    b"connection",
-    b"keep-alive",
-    b"proxy-connection",
-    b"te",
-    b"trailer",
-    b"transfer-encoding",
-    b"upgrade",
-)
-# Fields that the router writes itself, or answers.
-REWRITTEN_FIELDS = (b"content-length", b"expect", b"http2-settings", b"x-request-id")
-# Fields that are forwarded only where the router has no keys.
-CREDENTIAL_FIELDS = (b"authorization", b"x-api-key")
-# Fields between the router and the engines, and those by which the router answers browsers.
-OWN_PREFIXES = (b"fairlead-", b"access-control-")
-OWN_FIELDS = (*(name.lower().encode() for name in ALL_HEADERS), b"access-control-request-headers")
-NOT_FORWARDED = frozenset((*HOP_BY_HOP_FIELDS, *REWRITTEN_FIELDS, *CREDENTIAL_FIELDS))
-# Fields that the router looks at: all that are not forwarded, and some that are.
-READ = NOT_FORWARDED | {
-    *OWN_FIELDS,
-    b"host",
-    b"content-type",
-    b"retry-after",
-    b"x-session-id",
-    b"traceparent",
-    b"origin",
-    b"x-forwarded-for",
-}
 PARTS_PER_LINE = 4
 # Takes what is added to a head after its end, which are trailers, and keeps nothing.
 DISCARDED: deque[bytes] = deque(maxlen=0)
 
 
-# Treatments by name as it was written: clients keep to one spelling, and this saves the conversion to lower case.
-KNOWN_NAMES: dict[bytes, tuple[bytes | None, bool]] = {}
-MOST_KNOWN_NAMES = 1024
-LONGEST_KNOWN_NAME = 64
-
-
-def field_treatment(name: bytes) -> tuple[bytes | None, bool]:
-    """Return the name in lower case if the router reads the field, else None, and True if it is forwarded."""
-    key = name.lower()
-    forwarded = key not in NOT_FORWARDED and not key.startswith(OWN_PREFIXES)
-    treatment = (key if key in READ else None, forwarded)
-    if len(KNOWN_NAMES) < MOST_KNOWN_NAMES and len(name) <= LONGEST_KNOWN_NAME:
-        KNOWN_NAMES[name] = treatment
-    return treatment
-
-
 class Fields:
     """The header fields of one message at a time: those that the router reads, and the lines that it forwards."""
 
-    __slots__ = ("_parts", "read", "repeated")
+    __slots__ = ("_forwarded", "_known", "_parts", "kept", "kept_bytes", "read", "repeated")
 
-    def __init__(self) -> None:
+    def __init__(self, forwarded: ForwardedFields) -> None:
+        self._forwarded = forwarded
+        self._known = forwarded.known
         self.clear()
 
     def clear(self) -> None:
@@ -75,12 +33,14 @@ class Fields:
         self.read: dict[bytes, bytes] = {}
         # Further values of fields in `read`.
         self.repeated: list[tuple[bytes, bytes]] = []
+        # Number and bytes of the fields that are not forwarded.
+        self.kept = self.kept_bytes = 0
         # Of the lines to forward: name, separator, value and line end of each.
         self._parts: list[bytes] | deque[bytes] = []
 
     def add(self, name: bytes, value: bytes) -> None:
         """Add one field as it was received."""
-        key, forwarded = KNOWN_NAMES.get(name) or field_treatment(name)
+        key, forwarded = self._known.get(name) or self._forwarded.treatment(name)
         if key is not None:
             if key in self.read:
                 self.repeated.append((key, value))
@@ -88,15 +48,18 @@ class Fields:
                 self.read[key] = value
         if forwarded:
             self._parts.extend((name, b": ", value, b"\r\n"))
+        else:
+            self.kept += 1
+            self.kept_bytes += len(name) + len(value)
 
     def exceeds(self, count: int) -> bool:
-        """Return True if more than `count` lines are to be forwarded, or were repeated."""
-        return len(self._parts) > PARTS_PER_LINE * count or len(self.repeated) > count
+        """Return True if there are more than `count` fields."""
+        return len(self._parts) // PARTS_PER_LINE + self.kept > count
 
     @property
     def size(self) -> int:
-        """The bytes of the lines to forward."""
-        return sum(map(len, self._parts))
+        """The bytes of all fields."""
+        return sum(map(len, self._parts)) + self.kept_bytes
 
     def take_forwarded(self) -> bytes:
         """Return the lines to forward, without fields that Connection names, and ignore fields that follow."""

@@ -5,6 +5,7 @@ from engine_server.router.callers.callers import Callers
 from engine_server.router.http.body_budget import BodyBudget
 from engine_server.router.http.exchange import Exchange
 from engine_server.router.http.upstream import Pools
+from engine_server.router.rejections import Reason, Sender
 from engine_server.router.requests.body_packer import unpack_body
 from engine_server.router.requests.hold.hold import Hold
 from engine_server.router.requests.journal import resume_message
@@ -20,6 +21,7 @@ from engine_server.router.routing.directory import Route
 from engine_server.router.routing.endpoint import Endpoint
 from engine_server.router.routing.key import read_key
 from engine_server.router.routing.selection import Selector
+from engine_server.shared.media_type import is_json
 
 FIRST = Attempts()
 
@@ -59,6 +61,7 @@ class Forwarder:
         with self._observation.begin(request) as lifecycle:
             self._budget.count(lifecycle.started)
             caller = self._callers.identify(request.fields)
+            self._check_type(request.fields.get(b"content-type"))
             scope = self._credentials.cache_scope(caller)
             key = read_key(request.body, request.fields, self._prefix_chars, scope)
             lifecycle.admit(caller)
@@ -101,6 +104,12 @@ class Forwarder:
                     case Fail():
                         self._metrics.interrupted += step.interrupts
                         raise step.error
+
+    def _check_type(self, content_type: bytes | None) -> None:
+        """Raise RequestError (415) for a body that is not declared as JSON, which any page can have a browser send."""
+        if content_type is None or not is_json(content_type):
+            self._metrics.rejections.add(Sender.CLIENT, Reason.NOT_JSON)
+            raise errors.not_json(content_type)
 
     async def _send(
         self, route: Route, endpoint: Endpoint, exchange: Exchange, lifecycle: Lifecycle

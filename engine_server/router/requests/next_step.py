@@ -28,6 +28,8 @@ class Attempts(msgspec.Struct, frozen=True):
     unreachable: int = 0
     # The endpoints of the attempts, the last one at the end.
     tried: tuple[Endpoint, ...] = ()
+    # Endpoints that cannot continue the stream since it broke off: they have another model.
+    unfit: tuple[Endpoint, ...] = ()
     # An engine refused the request: the client gets the last refusal if no other engine answers.
     refused: bool = False
     # The reason for which the request is sent elsewhere, for the metrics.
@@ -132,7 +134,7 @@ def next_step(
             if not stream.resumable:
                 return Fail(error=errors.interrupted(view.model), interrupts=True, verdict=verdict)
             return Continue(
-                attempts=replace(attempts, tried=attempts.tried[-1:], unanswered=0), verdict=verdict
+                attempts=replace(attempts, tried=attempts.tried[-1:], unfit=(), unanswered=0), verdict=verdict
             )
         case Outcome.UNREACHABLE:
             assert result.connect_error is not None
@@ -147,10 +149,12 @@ def next_step(
         case Outcome.SILENT:
             attempts = replace(attempts, unanswered=attempts.unanswered + 1)
         case Outcome.REFUSED if stream is not None and stream.begun:
-            tried = attempts.tried
-            if reason == ErrorCode.MODEL_MISMATCH and view.fingerprint not in (None, stream.fingerprint):
-                tried = tried[:-1]  # its fingerprint is known now, so it is not picked again
-            attempts = replace(attempts, tried=tried, refused=True)
+            tried, unfit = attempts.tried, attempts.unfit
+            if reason == ErrorCode.MODEL_MISMATCH:
+                unfit = (*unfit, tried[-1])
+                if view.fingerprint not in (None, stream.fingerprint):
+                    tried = tried[:-1]  # one that says which model it has is no attempt
+            attempts = replace(attempts, tried=tried, unfit=unfit, refused=True)
         case Outcome.REFUSED:
             if judgement is None:
                 return PassOn()

@@ -34,6 +34,9 @@ REFUSAL_STATUSES = frozenset((404, 409, 500, 502, 503))
 # Longer bodies are not the errors of an engine; they are passed on as they arrive.
 MAX_REFUSAL_BYTES = 16 * 1024
 DEFAULT_RETRY_AFTER_SECONDS = 1.0
+# An engine that is always full costs no more than its share of attempts, and one that errs is not lost for long.
+SHORTEST_RETRY_AFTER_SECONDS = 0.05
+LONGEST_RETRY_AFTER_SECONDS = 60.0
 ERROR_CODES = frozenset(ErrorCode)
 
 
@@ -43,7 +46,7 @@ class Refusal(msgspec.Struct, frozen=True):
     status: int
     # None if the body has none that we know, as with engines of another make.
     code: ErrorCode | None
-    # Seconds after which the engine asks to be tried again.
+    # Seconds after which the engine is tried again.
     retry_after: float
     # Empty if the body has none.
     message: str = ""
@@ -86,9 +89,11 @@ def read_refusal(status: int, retry_after: bytes | None, body: bytes) -> Refusal
 
 
 def read_seconds(retry_after: bytes | None) -> float:
-    """Return the value of a Retry-After field in seconds; a date or nonsense means the default."""
+    """Return the value of a Retry-After field in seconds, within bounds; a date or nonsense means the default."""
     try:
         seconds = float(retry_after or b"")
     except ValueError:
         return DEFAULT_RETRY_AFTER_SECONDS
-    return seconds if 0.0 <= seconds < math.inf else DEFAULT_RETRY_AFTER_SECONDS
+    if not 0.0 <= seconds < math.inf:
+        return DEFAULT_RETRY_AFTER_SECONDS
+    return min(max(seconds, SHORTEST_RETRY_AFTER_SECONDS), LONGEST_RETRY_AFTER_SECONDS)

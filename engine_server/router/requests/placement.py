@@ -65,7 +65,7 @@ class Placement:
             if attempts.tried:
                 choice = self._choose_another(route, key, attempts, fingerprint)
             elif attempts.held is not None or not (hold.count and hold.has_waiting(route.target)):
-                choice = self._selector.pick(route, key, (), fingerprint)
+                choice = self._selector.pick(route, key, attempts.unfit, fingerprint)
             if choice is not None:
                 lifecycle.visit(choice.endpoint, key.size)
                 return Place(route, choice, attempts)
@@ -88,7 +88,7 @@ class Placement:
                 )
             except RequestError as error:
                 return Fail(error=error, interrupts=begun)
-            attempts = Attempts(attempts.unanswered, attempts.unreachable, held=held)
+            attempts = Attempts(attempts.unanswered, attempts.unreachable, unfit=attempts.unfit, held=held)
 
     def view(self, place: Place, model: str) -> View:
         """Return the state of a place after the attempt there failed."""
@@ -109,7 +109,7 @@ class Placement:
         """Choose the endpoint of a retry. Return None if there is none, or if there is to be no retry."""
         if len(attempts.tried) == MAX_ATTEMPTS:
             return None
-        choice = self._selector.pick(route, key, attempts.tried, fingerprint)
+        choice = self._selector.pick(route, key, attempts.tried + attempts.unfit, fingerprint)
         if choice is not None and attempts.budgeted and not self._budget.spend(perf_counter()):
             return None
         return choice

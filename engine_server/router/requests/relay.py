@@ -107,15 +107,17 @@ class Relay(Wait):
         self.status = status
         lines, read = fields.take_forwarded() + self.exchange.lines, fields.read
         exchange = self.exchange
+        endpoint, adapter = self.lifecycle.endpoint, self.lifecycle.adapter
         streams = read.get(b"content-type", b"").startswith(EVENT_STREAM)
         if status in REFUSAL_STATUSES or (exchange.streaming and not (streams and status == 200)):
             self.held = True
             self.retry_after = read.get(b"retry-after")
+        elif endpoint is not None:
+            endpoint.refused = False
         fingerprint, load = read.get(b"fairlead-model"), read.get(b"fairlead-load")
         if fingerprint is not None and len(fingerprint) > LONGEST_FINGERPRINT:
             self.lifecycle.metrics.rejections.add(Sender.ENGINE, Reason.OUT_OF_RANGE)
             fingerprint = None
-        endpoint, adapter = self.lifecycle.endpoint, self.lifecycle.adapter
         if endpoint is not None and (fingerprint or load):
             of_adapter = not adapter or status in ADAPTER_STATUSES
             endpoint.record_report(fingerprint if of_adapter else None, load, adapter)

@@ -54,6 +54,8 @@ class Deployment:
     uid: str = ""
     # The engines know the key: with `Fairlead-Deployment` they answer for this deployment alone.
     known_to_engines: bool = False
+    # Its engines get the credentials of clients where the router has none for them.
+    takes_credentials: bool = True
     # Why no replica is ready, as the source reports it; empty if it does not.
     reason: str = ""
     # No replica will come until the deployment is changed.

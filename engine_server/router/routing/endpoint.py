@@ -77,6 +77,7 @@ class Endpoint:
         "in_flight",
         "last_used",
         "recent_ejections",
+        "refused",
         "reported_at",
         "reported_load",
     )
@@ -92,6 +93,8 @@ class Endpoint:
         self._other_load = 0.0
         # Time until which it gets no new requests because it said that it is full; 0.0 if it is not.
         self.full_until = 0.0
+        # It said so and has accepted no request since: the room that it reports is not believed.
+        self.refused = False
         # Failures that may be the requests' own, since the last success.
         self.failures_in_row = 0
         # Number of ejections, which decays with time, and the time (perf_counter) of the last one.

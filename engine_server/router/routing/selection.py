@@ -57,6 +57,7 @@ class Selector:
                 self._health.retire(endpoint, verdict.reason)
             case Kind.FULL:
                 endpoint.full_until = perf_counter() + verdict.seconds
+                endpoint.refused = True
                 self._full.add(endpoint)
             case Kind.LACKING:
                 route.lacking[endpoint] = perf_counter() + LACKING_SECONDS

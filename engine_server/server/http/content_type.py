@@ -6,21 +6,23 @@ from collections.abc import Iterable
 
 from engine_server.contract.errors import ErrorCode
 from engine_server.server.http.errors import ApiError
+from engine_server.shared.media_type import is_json
 
 
 def check_content_type(headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Raise ApiError 415 for a body of another media type. Without a type a body counts as JSON."""
-    given = next((value for name, value in headers if name == b"content-type"), b"")
-    media_type = given.decode("latin-1").partition(";")[0].strip().lower()
-    if media_type and not is_json(media_type):
+    """Raise ApiError 415 for a body that is not declared as JSON."""
+    fields = dict(headers)
+    given = fields.get(b"content-type")
+    if given is None and fields.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in fields:
+        return  # there is no body
+    if given is None or not is_json(given):
+        found = (
+            "missing"
+            if given is None
+            else repr(given.decode("latin-1").partition(";")[0].strip().lower()[:100])
+        )
         raise ApiError(
             415,
-            f"the content type is {media_type[:100]!r}; it takes application/json",
+            f"the content type is {found}; it takes application/json",
             code=ErrorCode.UNSUPPORTED_MEDIA_TYPE,
         )
-
-
-def is_json(media_type: str) -> bool:
-    return media_type == "application/json" or (
-        media_type.startswith("application/") and media_type.endswith("+json")
-    )

@@ -106,7 +106,7 @@ async def test_accepts_a_key_in_either_header(start_engine, start_router, keys_f
 @pytest.mark.parametrize("framing", [f"Content-Length: {2**20}", "Transfer-Encoding: chunked"])
 async def test_refuses_a_large_body_without_a_valid_key_before_it_is_sent(start_router, keys_file, framing):
     router = await start_router({}, keys_file=keys_file.write({"name": "a"}))
-    answer = await router.raw(f"POST {CHAT} HTTP/1.1\r\nHost: h\r\n{framing}\r\n\r\n".encode())
+    answer = await router.raw(f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\n{framing}\r\n\r\n".encode())
     assert answer.startswith(b"HTTP/1.1 401 ") and b"invalid_api_key" in answer
 
 
@@ -353,12 +353,23 @@ async def test_engines_get_the_routers_key_and_never_the_clients(
         keys_file=None if configured == "engine key" else keys_file.write({"name": "a"}),
         engine_key_file=None if configured == "keys" else root,
     )
-    assert await status_of(ask(router, headers={**bearer(), "X-API-Key": KEY, "X-Other": "1"})) == 200
+    assert await status_of(ask(router, headers={**bearer(), "X-API-Key": KEY, "X-Session-Id": "1"})) == 200
     (received,) = engine.received
     authorization = [value for name, value in received.headers if name.lower() == "authorization"]
     assert len(authorization) == (configured != "keys")
     assert KEY not in str(received.headers)
-    assert received.header("x-api-key") is None and received.header("x-other") == "1"
+    assert received.header("x-api-key") is None and received.header("x-session-id") == "1"
+
+
+async def test_a_request_with_a_key_and_an_offer_of_http2_is_accepted(start_engine, start_router, keys_file):
+    router = await start_router({"m": [await start_engine()]}, keys_file=keys_file.write({"name": "a"}))
+    said = await router.raw(
+        b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\n"
+        b"Host: localhost\r\nConnection: Upgrade, HTTP2-Settings, close\r\n"
+        b"Upgrade: h2c\r\nHTTP2-Settings: AAMA\r\nAuthorization: Bearer %b\r\n"
+        b'Content-Length: 13\r\n\r\n{"model":"m"}' % KEY.encode()
+    )
+    assert said.startswith(b"HTTP/1.1 200")
 
 
 async def test_credentials_pass_where_the_router_has_no_keys(start_engine, start_router):

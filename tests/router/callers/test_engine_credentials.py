@@ -41,6 +41,13 @@ def test_there_is_no_key_without_a_file():
     assert EngineCredentials().lines({}, Deployment(Key("ns", "a"), ("a",)), ANYONE) == b""
 
 
+def test_clients_credentials_reach_only_engines_that_take_them():
+    fields = {b"authorization": b"Bearer k", b"x-api-key": b"k"}
+    ours, tenants = (Deployment(Key("ns", "a"), ("a",), takes_credentials=takes) for takes in (True, False))
+    assert EngineCredentials().lines(fields, ours) == b"authorization: Bearer k\r\nx-api-key: k\r\n"
+    assert EngineCredentials().lines(fields, tenants) == b""
+
+
 @pytest.mark.parametrize("content", [None, b"", b" \n"])
 def test_a_file_without_a_key_is_an_error_at_the_start(tmp_path, content):
     file = tmp_path / "root"

@@ -8,7 +8,7 @@ import pytest
 
 from engine_server.router.http.limits import Limits
 
-POST = b'POST /v1/completions HTTP/1.1\r\nContent-Length: 13\r\n\r\n{"model":"m"}'
+POST = b'POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 13\r\n\r\n{"model":"m"}'
 
 
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -45,7 +45,8 @@ async def test_pipelined_requests_are_answered_in_order(start_engine, start_rout
         body = json.dumps({"model": "m", "n": f"<{n}>"}).encode()
         last = b"Connection: close\r\n" if n == 49 else b""
         requests.append(
-            b"POST /v1/completions HTTP/1.1\r\n%bContent-Length: %d\r\n\r\n%b" % (last, len(body), body)
+            b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\n%bContent-Length: %d\r\n\r\n%b"
+            % (last, len(body), body)
         )
     said = await router.raw(b"".join(requests))
     assert [part.split(b"<")[-1] for part in said.split(b">")[:-1]] == [b"%d" % n for n in range(50)]
@@ -56,7 +57,9 @@ async def test_http_1_0_client_gets_an_unchunked_body_ended_by_a_close(start_eng
         writer.write(STREAM_HEAD + sse("one") + sse("two") + b"0\r\n\r\n")
 
     router = await start_router({"m": [await start_engine(behave)]})
-    said = await router.raw(b'POST /v1/completions HTTP/1.0\r\nContent-Length: 13\r\n\r\n{"model":"m"}')
+    said = await router.raw(
+        b'POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: 13\r\n\r\n{"model":"m"}'
+    )
     head, _, body = said.partition(b"\r\n\r\n")
     assert b"Connection: close" in head and b"chunked" not in head
     assert body == b"data: one\n\ndata: two\n\n"
@@ -65,7 +68,8 @@ async def test_http_1_0_client_gets_an_unchunked_body_ended_by_a_close(start_eng
 async def test_closes_the_connection_after_an_answer_if_the_client_asks_for_it(start_engine, start_router):
     router = await start_router({"m": [await start_engine()]})
     said = await router.raw(
-        b'POST /v1/completions HTTP/1.1\r\nConnection: close\r\nContent-Length: 13\r\n\r\n{"model":"m"}'
+        b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\n"
+        b'Connection: close\r\nContent-Length: 13\r\n\r\n{"model":"m"}'
     )
     assert said.startswith(b"HTTP/1.1 200") and b"\r\nConnection: close\r\n" in said
 
@@ -73,7 +77,10 @@ async def test_closes_the_connection_after_an_answer_if_the_client_asks_for_it(s
 async def test_answers_expect_100_continue_before_the_body(start_engine, start_router):
     router = await start_router({"m": [await start_engine()]})
     reader, writer = await router.connect()
-    writer.write(b"POST /v1/completions HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 13\r\n\r\n")
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\n"
+        b"Expect: 100-continue\r\nContent-Length: 13\r\n\r\n"
+    )
     assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
     writer.write(b'{"model":"m"}')
     assert (await reader.readline()).startswith(b"HTTP/1.1 200")
@@ -84,7 +91,10 @@ async def test_declines_an_upgrade_to_http2_and_reads_the_body(start_engine, sta
     """Java's client offers h2c with its first request."""
     engine = await start_engine()
     router = await start_router({"m": [engine]})
-    head = b"POST /v1/completions HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\n"
+        b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
+    )
     reader, writer = await router.connect()
     writer.write(head + b'HTTP2-Settings: AAMA\r\nContent-Length: 13\r\n\r\n{"mod')
     writer.write(b'el":"m"}')
@@ -98,8 +108,8 @@ async def test_forwards_the_path_of_a_target_in_absolute_form(start_engine, star
     engine = await start_engine()
     router = await start_router({"m": [engine]})
     said = await router.raw(
-        b"POST http://any.where/v1/completions?q=1 HTTP/1.1\r\nHost: any.where\r\nConnection: close\r\n"
-        b'Content-Length: 13\r\n\r\n{"model":"m"}'
+        b"POST http://any.where/v1/completions?q=1 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        b'Content-Type: application/json\r\nContent-Length: 13\r\n\r\n{"model":"m"}'
     )
     assert said.startswith(b"HTTP/1.1 200")
     assert engine.received[0].path == "/v1/completions?q=1"
@@ -121,7 +131,10 @@ async def test_pauses_the_engine_while_the_client_is_slow_to_read(start_engine, 
 
     router = await start_router({"m": [await start_engine(behave)]})
     reader, writer = await asyncio.open_connection("127.0.0.1", router.port, limit=65536)
-    writer.write(b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 13\r\n\r\n{"model":"m"}')
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\n"
+        b'Host: localhost\r\nContent-Length: 13\r\n\r\n{"model":"m"}'
+    )
     await reader.readuntil(b"\r\n\r\n")
     looks: list[int] = []
 
@@ -165,7 +178,10 @@ async def test_refuses_a_body_over_the_limit(start_engine, start_router, declare
 async def test_a_client_that_is_still_sending_reads_the_refusal(start_router):
     router = await start_router(limits=Limits(body=1000))
     reader, writer = await router.connect()
-    writer.write(b"POST /v1/completions HTTP/1.1\r\nContent-Length: 8000000\r\n\r\n" + b"x" * 8_000_000)
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 8000000\r\n\r\n"
+        + b"x" * 8_000_000
+    )
     assert (await reader.readline()).startswith(b"HTTP/1.1 413")
     writer.close()
 
@@ -176,20 +192,25 @@ async def test_a_client_that_is_still_sending_reads_the_refusal(start_router):
 @pytest.mark.parametrize("end", [b"\r\n\r\n", b""], ids=["ended", "open"])
 async def test_refuses_a_head_over_the_limit(start_router, line, end):
     router = await start_router()
-    said = await router.raw(b"POST /v1/completions HTTP/1.1\r\n" + line + end)
+    said = await router.raw(
+        b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\n" + line + end
+    )
     assert said.startswith(b"HTTP/1.1 431") and b"65536" in said
 
 
 async def test_refuses_a_head_over_the_limit_that_arrives_at_once(start_router):
     router = await start_router(limits=Limits(head=1000))
-    said = await router.raw(b"POST /v1/completions HTTP/1.1\r\nX: " + b"x" * 1000 + b"\r\n\r\n")
+    said = await router.raw(
+        b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\nX: " + b"x" * 1000 + b"\r\n\r\n"
+    )
     assert said.startswith(b"HTTP/1.1 431")
 
 
 async def test_a_refused_connection_is_closed_and_counted(start_router, caplog):
     router = await start_router()
     answer = await router.raw(
-        b"POST /v1/completions HTTP/1.1\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd"
+        b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\n"
+        b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd"
     )
     assert answer.startswith(b"HTTP/1.1 400") and b"Connection: close" in answer
     json.loads(answer.partition(b"\r\n\r\n")[2])

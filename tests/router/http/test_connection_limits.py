@@ -9,7 +9,7 @@ import pytest
 
 from engine_server.router.http.limits import Limits
 
-HEAD = b"POST /v1/completions HTTP/1.1\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\n"
 POST = HEAD + b'Content-Length: 13\r\n\r\n{"model":"m"}'
 PIECE = b"x" * 65_536
 

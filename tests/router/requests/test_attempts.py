@@ -13,7 +13,7 @@ from engine_server.router.requests.hold.hold import HoldSettings
 from engine_server.router.routing.directory import Deployment
 from engine_server.router.routing.endpoint import Address
 
-POST = b'POST /v1/completions HTTP/1.1\r\nContent-Length: 13\r\n\r\n{"model":"m"}'
+POST = b'POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 13\r\n\r\n{"model":"m"}'
 
 
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -256,7 +256,9 @@ async def test_closes_the_engine_connection_when_the_client_leaves_before_the_an
     engine = await start_engine(behave)
     router = await start_router({"m": [engine]})
     _, writer = await router.connect()
-    writer.write(b'POST /v1/completions HTTP/1.1\r\nContent-Length: 13\r\n\r\n{"model":"m"}')
+    writer.write(
+        b'POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 13\r\n\r\n{"model":"m"}'
+    )
     await eventually(lambda: engine.received)
     writer.close()
     await asyncio.wait_for(engine.hung_up.wait(), 10)

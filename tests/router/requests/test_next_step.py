@@ -125,8 +125,10 @@ def refusal_cases():
         refusal = Refusal(status, code, 7.0)
         reason = str(code or "refused")
         for stream in (None, HEAD, BEGUN):
+            unfit = (TWO,) if code == ErrorCode.MODEL_MISMATCH and stream is BEGUN else ()
+            budget = bool(budgeted) and stream is not BEGUN
             elsewhere = Retry(
-                attempts=after(reason, refused=True, budgeted=bool(budgeted) and stream is not BEGUN),
+                attempts=after(reason, refused=True, budgeted=budget, unfit=unfit),
                 verdict=verdict,
             )
             expected = PassOn() if budgeted is None and stream is not BEGUN else elsewhere
@@ -270,19 +272,19 @@ CASES = {
         refused(ErrorCode.MODEL_MISMATCH, BEGUN),
         VIEW,
         LAST_UNANSWERED,
-        Retry(attempts=after("model_mismatch", unanswered=MAX_ATTEMPTS - 1, refused=True)),
+        Retry(attempts=after("model_mismatch", unanswered=MAX_ATTEMPTS - 1, refused=True, unfit=(TWO,))),
     ),
     "an engine with another fingerprint is no attempt for a stream": (
         refused(ErrorCode.MODEL_MISMATCH, BEGUN),
         changed({"fingerprint": b"weights-2"}),
         TRIED,
-        Retry(attempts=after("model_mismatch", tried=(ONE,), refused=True)),
+        Retry(attempts=after("model_mismatch", tried=(ONE,), refused=True, unfit=(TWO,))),
     ),
     "an engine of another model that does not say which is an attempt": (
         refused(ErrorCode.MODEL_MISMATCH, BEGUN),
         changed({"fingerprint": None}),
         TRIED,
-        Retry(attempts=after("model_mismatch", refused=True)),
+        Retry(attempts=after("model_mismatch", refused=True, unfit=(TWO,))),
     ),
     "another refusal is an attempt whatever the fingerprint": (
         refused(ErrorCode.INVALID_VALUE, BEGUN),

@@ -114,7 +114,9 @@ async def test_access_log_has_clients_that_leave_before_an_answer(
     engine = await start_engine(wait)
     router = await start_router({"m": [engine]}, outputs=json_log)
     _, writer = await router.connect()
-    writer.write(b'POST /v1/completions HTTP/1.1\r\nContent-Length: 13\r\n\r\n{"model":"m"}')
+    writer.write(
+        b'POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 13\r\n\r\n{"model":"m"}'
+    )
     await eventually(lambda: engine.received)
     writer.close()
     await eventually(lambda: [line["status"] for line in lines.objects()] == [499])

@@ -382,3 +382,10 @@ async def test_a_replica_of_an_earlier_release_stays_in_use_after_an_unknown_mod
 )
 def test_a_retry_after_that_is_no_number_of_seconds_means_one(field):
     assert read_seconds(field) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("field", "seconds"), [(b"0", 0.05), (b"0.05", 0.05), (b"7", 7.0), (b"60", 60.0), (b"1e308", 60.0)]
+)
+def test_a_retry_after_has_bounds(field, seconds):
+    assert read_seconds(field) == seconds

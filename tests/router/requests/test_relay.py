@@ -8,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_server.router.http.exchange import Exchange
+from engine_server.router.http.forwarded_fields import ANSWER_FIELDS
 from engine_server.router.http.wire import Fields, Request
 from engine_server.router.metrics import Metrics
 from engine_server.router.requests.lifecycle import Lifecycle
 from engine_server.router.requests.relay import Relay
 
-POST = b'POST /v1/completions HTTP/1.1\r\nContent-Length: 13\r\n\r\n{"model":"m"}'
+POST = b'POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 13\r\n\r\n{"model":"m"}'
 
 
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -24,23 +25,40 @@ def sse(data: str) -> bytes:
     return b"%x\r\n%b\r\n" % (len(event), event)
 
 
-async def test_forwards_an_answer_unchanged_except_for_hop_by_hop_fields(start_engine, start_router):
+async def test_forwards_an_answer_with_the_listed_fields_alone(start_engine, start_router):
     async def behave(engine, request, writer):
         writer.write(
-            b"HTTP/1.1 201 Made It\r\nContent-Type: text/x\r\nSet-Cookie: a=1\r\nSet-Cookie: b=2\r\n"
-            b"Fairlead-Load: running=1\r\nKeep-Alive: timeout=5\r\nX-Hop: 1\r\nConnection: keep-alive, X-Hop\r\n"
-            b"Content-Length: 4\r\n\r\n\x00\xffab"
+            b"HTTP/1.1 201 Made It\r\nContent-Type: text/x\r\nVary: a\r\nVary: b\r\nOpenAI-Version: 1\r\n"
+            b"Set-Cookie: a=1\r\nX-Accel-Redirect: /secret\r\nAlt-Svc: h3\r\nClear-Site-Data: *\r\nX-Custom: 1\r\n"
+            b"Fairlead-Load: running=1\r\nKeep-Alive: timeout=5\r\nRequest-Id: 1\r\n"
+            b"Connection: keep-alive, Request-Id\r\nContent-Length: 4\r\n\r\n\x00\xffab"
         )
 
     router = await start_router({"m": [await start_engine(behave)]})
     async with router.chat() as response:
         assert (response.status, response.reason) == (201, "Made It")
         assert await response.read() == b"\x00\xffab"
-        assert response.headers.getall("Set-Cookie") == ["a=1", "b=2"]
-        assert not {"Fairlead-Load", "Keep-Alive", "X-Hop"} & set(response.headers)
+        assert response.headers.getall("Vary") == ["a", "b"]
+        names = {name.lower() for name in response.headers}
+        assert names == {"content-type", "vary", "openai-version", "content-length", "x-request-id"}
 
 
-async def test_forwards_a_request_unchanged_except_for_hop_by_hop_fields(start_engine, start_router):
+async def test_forwards_further_fields_in_both_directions(start_engine, start_router):
+    async def behave(engine, request, writer):
+        writer.write(b"HTTP/1.1 200 OK\r\nX-Team-Cost: 1\r\nX-Cost: 2\r\nContent-Length: 2\r\n\r\nok")
+
+    engine = await start_engine(behave)
+    router = await start_router({"m": [engine]}, forwarded_fields=[b"x-team-*"])
+    headers = {"X-Team-Name": "a", "X-Name": "b"}
+    async with router.session.post(
+        f"{router.url}/v1/completions", json={"model": "m"}, headers=headers
+    ) as got:
+        assert got.headers["X-Team-Cost"] == "1" and "X-Cost" not in got.headers
+    (received,) = engine.received
+    assert received.header("X-Team-Name") == "a" and received.header("X-Name") is None
+
+
+async def test_forwards_a_request_with_the_listed_fields_alone(start_engine, start_router):
     engine = await start_engine()
     router = await start_router({"m": [engine]})
     body = b'{"messages": [], "unknown": {"model": "other"}, "model" : "m"}'
@@ -50,8 +68,11 @@ async def test_forwards_a_request_unchanged_except_for_hop_by_hop_fields(start_e
         "Fairlead-Report-Tokens": "0",
         "Fairlead-Resume": "1",
         "TE": "trailers",
-        "Connection": "keep-alive, X-Hop",
-        "X-Hop": "1",
+        "Content-Type": "application/json",
+        "Connection": "keep-alive, B3",
+        "B3": "1",
+        "Cookie": "sso=1",
+        "X-Forwarded-For": "192.0.2.1",
     }
     async with router.session.post(f"{router.url}/v1/embeddings?a=b", data=body, headers=headers) as response:
         assert response.status == 200
@@ -61,7 +82,10 @@ async def test_forwards_a_request_unchanged_except_for_hop_by_hop_fields(start_e
     assert got.header("X-Request-Id") == "7"
     assert got.header("Host") == f"127.0.0.1:{router.port}"
     assert [value for name, value in got.headers if name.lower() == "fairlead-report-tokens"] == ["1"]
-    assert not any(got.header(name) for name in ("Fairlead-Resume", "TE", "Connection", "X-Hop"))
+    assert not any(
+        got.header(name)
+        for name in ("Fairlead-Resume", "TE", "Connection", "B3", "Cookie", "X-Forwarded-For")
+    )
 
 
 async def test_forwards_each_chunk_of_a_stream_as_it_arrives(start_engine, start_router):
@@ -153,7 +177,7 @@ def test_every_write_of_a_stream_ends_with_a_whole_event(events, data):
         b"POST", b"/v1/completions", b"", {}, bytearray(), http11=False, last=True, id=b"id"
     )  # its body is not chunked
     relay = Relay(Exchange(client, http10), Lifecycle(Metrics(), http10))
-    fields = Fields()
+    fields = Fields(ANSWER_FIELDS)
     fields.add(b"Content-Type", b"text/event-stream")
 
     relay.on_head(200, b"OK", fields)

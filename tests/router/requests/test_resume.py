@@ -367,7 +367,8 @@ async def test_http_1_0_client_gets_a_continued_stream_unchunked(start_engine, s
     router = await start_router({"m": [await start_engine(stream) for _ in range(2)]})
     body = b'{"model":"m","stream":true}'
     answer = await router.raw(
-        b"POST /v1/completions HTTP/1.0\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+        b"POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+        % (len(body), body)
     )
     assert answer.partition(b"\r\n\r\n")[2] == WHOLE
 
@@ -403,7 +404,10 @@ async def test_slow_client_pauses_the_engine_that_continues_its_stream_and_is_no
     router = await start_router({"m": engines}, watch=WatchTimes(sweep=0.02, stall=STALL_SECONDS))
     reader, writer = await asyncio.open_connection("127.0.0.1", router.port, limit=2**16)
     body = b'{"model":"m"}'
-    writer.write(b"POST /v1/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+        % (len(body), body)
+    )
 
     # Nothing moves for longer than a stall.
     await eventually(lambda: sent and loop.time() > sent[-1] + 2 * STALL_SECONDS)

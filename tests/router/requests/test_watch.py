@@ -6,7 +6,10 @@ import pytest
 
 from engine_server.router.requests.watch import WatchTimes
 
-POST = b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 13\r\n\r\n{"model":"m"}'
+POST = (
+    b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\n"
+    b'Host: localhost\r\nContent-Length: 13\r\n\r\n{"model":"m"}'
+)
 TIMES = WatchTimes(sweep=0.01, silence=0.03, probe_interval=0.01, probe_timeout=0.05, refusal=0.05)
 
 

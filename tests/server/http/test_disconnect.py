@@ -80,7 +80,10 @@ def test_disconnect_aborts_the_running_request_and_starts_no_queued_one(scripted
     until(lambda: scripted.metric(RUNNING) == 0)
     before = len(scripted.core.requests)
     body = json.dumps(REQUEST | {"prompt": "Once"}).encode()
-    request = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    request = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+    )
     with scripted.holding():
         with socket.create_connection(("127.0.0.1", scripted.port)) as connection:
             connection.sendall(request + request)
@@ -126,7 +129,10 @@ def test_closing_a_stream_aborts_the_request(scripted: Any, scripted_client: ope
 def test_disconnect_before_the_end_of_the_body_starts_no_request(scripted: Any) -> None:
     before, answered = len(scripted.core.requests), num_disconnected(scripted)
     with socket.create_connection(("127.0.0.1", scripted.port)) as connection:
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 100\r\n\r\n{"
+        )
     until(lambda: num_disconnected(scripted) == answered + 1)
     assert len(scripted.core.requests) == before
 

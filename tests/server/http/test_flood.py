@@ -21,7 +21,10 @@ RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 def request_bytes(**fields: Any) -> bytes:
     body = json.dumps({"model": "smollm2", "prompt": "Once upon a time"} | fields).encode()
-    return b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    return (
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+    )
 
 
 def wait_until_idle(server: Any) -> None:

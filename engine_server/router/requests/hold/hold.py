@@ -118,8 +118,8 @@ class Hold:
             comment_at = now + self.settings.comment_seconds if stream else inf
             held = Held(exchange, target, model, place, now + self.settings.seconds, comment_at, begun)
         for endpoint in live:
-            if endpoint.full_until > now:
-                self._window(endpoint, now).update(endpoint, now)
+            if endpoint.refused:
+                self._window(endpoint, now).close(endpoint)
         line.add(held)
         self.count += 1
         self._needed.set()

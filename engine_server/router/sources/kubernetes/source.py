@@ -21,8 +21,12 @@ from engine_server.router.sources.kubernetes.watch import Watch
 class KubernetesSource:
     """Watches the LLMDeployments and EndpointSlices of some namespaces, or of the whole cluster if none is given."""
 
-    def __init__(self, access: Access, namespaces: Sequence[str]) -> None:
+    def __init__(
+        self, access: Access, namespaces: Sequence[str], *, forwards_credentials: bool = False
+    ) -> None:
+        """forwards_credentials: engines, which anyone who may create an LLMDeployment chooses, get those of clients."""
         self.access = access
+        self._forwards_credentials = forwards_credentials
         self._deployments: dict[Key, LLMDeployment] = {}
         self._slices: defaultdict[Key, dict[Identity, EndpointSlice]] = defaultdict(dict)
         # With kind and namespace, which is empty for all.
@@ -99,6 +103,7 @@ class KubernetesSource:
             drain_timeout=found.spec.rollout.drain_timeout_seconds,
             vouched=True,
             known_to_engines=True,
+            takes_credentials=self._forwards_credentials,
             reason=obstacle.reason,
             cannot_start=obstacle.permanent,
             waker=ScaleFromZero(self, key, found.metadata.generation) if is_asleep else None,

@@ -14,6 +14,11 @@ from engine_server.router.routing.endpoint import Address
 BUSY = json.dumps({"error": {"message": "busy", "type": "service_unavailable_error", "code": "queue_full"}})
 
 
+def busy(retry_after: str, room: int = 0) -> bytes:
+    lines = f"Retry-After: {retry_after}\r\nFairlead-Load: running=0, waiting=0, room={room}, kv=0.0\r\n"
+    return f"HTTP/1.1 503 Busy\r\n{lines}Content-Length: {len(BUSY)}\r\n\r\n{BUSY}".encode()
+
+
 class Slots:
     """An engine that answers one request at a time, each once it is told to, and refuses others."""
 
@@ -27,10 +32,7 @@ class Slots:
     async def __call__(self, engine, request, writer) -> None:
         if self.running == self.size:
             self.refused += 1
-            head = (
-                f"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 60\r\nContent-Length: {len(BUSY)}\r\n\r\n"
-            )
-            writer.write((head + BUSY).encode())
+            writer.write(busy("60"))
             return
         self.running += 1
         try:
@@ -293,6 +295,58 @@ async def test_a_burst_from_zero_is_not_refused_many_times_by_a_small_replica(
 
     assert await asyncio.gather(*requests) == [200] * 100
     assert slots.refused <= 100
+
+
+async def test_an_engine_that_refuses_and_reports_room_gets_one_request_in_each_interval(
+    start_engine, start_scaled, scale, eventually, monkeypatch
+):
+    attempts, attempts_before_look = 0, []
+
+    async def lie(engine, request, writer):
+        nonlocal attempts
+        attempts += 1
+        writer.write(busy("0", room=999_999))
+
+    async def accept(engine, request, writer):
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+    engine = await start_engine(lie)
+    router = await start_scaled(HoldSettings(when_full=True))
+    requests = [asyncio.create_task(status_of(router.chat(prompt=str(n)))) for n in range(20)]
+    await eventually(lambda: held(router) == 20)
+    check = router.server._hold._check
+
+    def record_and_check():
+        attempts_before_look.append(attempts)
+        check()
+
+    monkeypatch.setattr(router.server._hold, "_check", record_and_check)
+    scale.set(engine)
+    await eventually(lambda: len(attempts_before_look) > 20)  # 2 s
+
+    assert 16 < attempts_before_look[20] < 40
+    engine.behave = accept
+    assert await asyncio.gather(*requests) == [200] * 20
+
+
+async def test_no_request_for_an_engine_that_is_shared_by_many_routers_is_refused(
+    start_engine, start_router, eventually
+):
+    slots = Slots(4)
+    engine = await start_engine(slots)
+    hold = HoldSettings(when_full=True, seconds=600.0)
+    routers = [await start_router({"m": [engine]}, hold=hold) for _ in range(8)]
+    requests = [
+        asyncio.create_task(status_of(router.chat(prompt=f"{number}")))
+        for router in routers
+        for number in range(6)
+    ]
+    await eventually(lambda: slots.running == 4 and sum(map(held, routers)) == 44)
+
+    for _ in requests:
+        slots.finish.release()
+
+    assert await asyncio.gather(*requests) == [200] * 48
 
 
 async def test_later_requests_wait_behind_those_that_wait(start_engine, start_router, eventually):

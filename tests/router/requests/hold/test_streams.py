@@ -5,8 +5,11 @@ import json
 
 import pytest
 
+from engine_server.contract.api import Key
 from engine_server.contract.continuation import ReportedUsage, TokenReport
 from engine_server.router.requests.hold.hold import HoldSettings
+from engine_server.router.routing.directory import Deployment
+from engine_server.router.routing.endpoint import Address
 
 COMMENT = b": keep-alive\n\n"
 IMPATIENT = HoldSettings(comment_seconds=0.01)
@@ -52,7 +55,9 @@ async def test_a_request_without_a_stream_gets_nothing_before_its_answer(
     router = await start_scaled(IMPATIENT)
     streamed = await router.chat(stream=True)
     reader, writer = await router.connect()
-    writer.write(b'POST /v1/completions HTTP/1.1\r\nContent-Length: 13\r\n\r\n{"model":"m"}')
+    writer.write(
+        b'POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 13\r\n\r\n{"model":"m"}'
+    )
     await eventually(lambda: router.server._hold.count == 2)
     await commented(streamed)
 
@@ -99,7 +104,11 @@ async def test_a_client_of_http_1_0_gets_comments_and_events_without_chunks(
     router = await start_scaled(IMPATIENT)
     reader, writer = await router.connect()
     body = b'{"model":"m","stream":true}'
-    writer.write(b"POST /v1/completions HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    writer.write(
+        b"POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        % len(body)
+        + body
+    )
     head = await reader.readuntil(b"\r\n\r\n")
     assert b"chunked" not in head
     assert await reader.readexactly(len(COMMENT)) == COMMENT
@@ -140,6 +149,36 @@ async def test_a_stream_of_the_only_replica_continues_after_its_restart(
         await eventually(lambda: router.server._hold.count == 1)
         await engine.start()
         assert await rest(response) == b"data: two\n\n" + DONE
+
+
+async def test_a_replica_that_cannot_continue_a_stream_is_not_asked_again_after_a_wait(
+    start_engine, start_router, eventually
+):
+    resumed, is_full = [], asyncio.Event()
+
+    async def refuse(engine, request, writer):
+        code, status = "queue_full", b"503 Busy\r\nRetry-After: 0.5"
+        if request.header("Fairlead-Resume") == "1":
+            resumed.append(request)
+            await is_full.wait()
+            code, status = "model_mismatch", b"409 Conflict"
+        body = json.dumps({"error": {"message": "", "type": "", "code": code}}).encode()
+        writer.write(b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body))
+
+    first = await start_engine(Interrupted())
+    router = await start_router({"m": [first]}, hold=HoldSettings())
+    async with router.chat(stream=True) as response:
+        assert await response.content.readuntil(b"\n\n") == b"data: one\n\n"
+        second = await start_engine(refuse)
+        addresses = tuple(Address.parse(engine.url) for engine in (first, second))
+        router.server._directory.put(Deployment(Key("default", "m"), ("m",), addresses, vouched=True))
+        await first.stop()
+        await eventually(lambda: len(resumed) == 1)
+        async with router.chat() as other:  # the wait begins while the second replica is full
+            assert other.status == 503
+        is_full.set()
+        assert b'"code":"interrupted"' in await rest(response)
+    assert len(resumed) == 1
 
 
 async def test_a_stream_is_not_held_for_a_replica_with_other_weights(start_engine, start_router, eventually):

@@ -7,8 +7,9 @@ from kubernetes_objects import llmd
 from engine_server.contract.api import Key
 from engine_server.router.routing.directory import Target
 from engine_server.router.routing.waker import WakeError
-from engine_server.router.sources.kubernetes.access import from_kubeconfig
+from engine_server.router.sources.kubernetes.access import Access, from_kubeconfig
 from engine_server.router.sources.kubernetes.objects import LLMDeployment
+from engine_server.router.sources.kubernetes.source import KubernetesSource
 from engine_server.router.sources.kubernetes.start import ScaleFromZero, find_obstacle
 
 
@@ -19,6 +20,26 @@ def deployment(reason: str, *, replicas: int = 1, autoscaling: dict | None = Non
     manifest = llmd("m", spec=spec, namespace="x", generation=3)
     manifest["status"] = {"conditions": [{**ready, "observedGeneration": observed}]}
     return msgspec.convert(manifest, LLMDeployment)
+
+
+class LastDeployment:
+    """A directory that keeps the last deployment that a source puts."""
+
+    def put(self, deployment) -> None:
+        self.last = deployment
+
+
+@pytest.mark.parametrize("forwards", [False, True])
+def test_engines_of_a_cluster_take_clients_credentials_only_if_that_is_wanted(forwards):
+    source, directory = (
+        KubernetesSource(Access("http://h"), [], forwards_credentials=forwards),
+        LastDeployment(),
+    )
+    source._directory = directory
+
+    source._on_deployment(deployment("Unschedulable"), exists=True)
+
+    assert directory.last.takes_credentials == forwards
 
 
 @pytest.mark.parametrize("reason", ["ImagePullBackOff", "InvalidSpec", "SecretNotFound", "CrashLoopBackOff"])
