@@ -16,6 +16,8 @@ class Reason(StrEnum):
 
     # A number of a report or a header that is out of its range; the report is ignored.
     OUT_OF_RANGE = "out_of_range"
+    # A body with so many lists, objects or entries that its scan would block other requests.
+    TOO_MANY_VALUES = "too_many_values"
 
 
 class Rejections:

@@ -3,6 +3,7 @@
 from engine_server.router.callers.callers import Callers
 from engine_server.router.http.exchange import Exchange
 from engine_server.router.http.upstream import Pools
+from engine_server.router.rejections import Reason, Sender
 from engine_server.router.requests.hold.hold import Hold
 from engine_server.router.requests.journal import resume_message
 from engine_server.router.requests.lifecycle import Lifecycle
@@ -15,7 +16,7 @@ from engine_server.router.requests.retry_budget import RetryBudget
 from engine_server.router.requests.watch import Watch
 from engine_server.router.routing.directory import Route
 from engine_server.router.routing.endpoint import Endpoint
-from engine_server.router.routing.key import read_key
+from engine_server.router.routing.key import read_key, structure_error
 from engine_server.router.routing.selection import Selector
 
 FIRST = Attempts()
@@ -54,8 +55,11 @@ class Forwarder:
         with self._observation.begin(request) as lifecycle:
             self._budget.count(lifecycle.started)
             caller = self._callers.identify(request.fields)
-            key = read_key(request.body, request.fields, self._prefix_chars)
             lifecycle.admit(caller)
+            if (error := structure_error(request.body)) is not None:
+                self._metrics.rejections.add(Sender.CLIENT, Reason.TOO_MANY_VALUES)
+                raise error
+            key = read_key(request.body, request.fields, self._prefix_chars)
             attempts = FIRST
             refused: Relay | None = None
             while True:

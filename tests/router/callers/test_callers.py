@@ -170,6 +170,18 @@ async def test_limits_requests_per_minute(start_engine, start_router, keys_file)
     assert len(engine.received) == 3
 
 
+async def test_limits_hold_before_the_body_is_parsed(start_engine, start_router, keys_file):
+    keys = keys_file.write({"name": "team-a", "requestsPerMinute": 1})
+    router = await start_router({"m": [await start_engine()]}, keys_file=keys)
+
+    statuses = [
+        await status_of(router.session.post(router.url + CHAT, data=b'{"model"', headers=bearer()))
+        for _ in range(2)
+    ]
+
+    assert statuses == [400, 429]
+
+
 async def test_tokens_that_the_engine_reports_count_against_the_next_request(
     start_engine, start_router, keys_file
 ):
