@@ -6,6 +6,7 @@ from engine_server.contract.continuation import ReportedUsage
 from engine_server.router import errors
 from engine_server.router.http.exchange import Wait
 from engine_server.router.http.wire import LAST_CHUNK, Fields, chunk, response_head
+from engine_server.router.rejections import Reason, Sender
 from engine_server.router.requests.event_reader import EventReader
 from engine_server.router.requests.journal import Journal
 from engine_server.router.requests.lifecycle import Lifecycle
@@ -105,7 +106,8 @@ class Relay(Wait):
         endpoint, adapter = self.lifecycle.endpoint, self.lifecycle.adapter
         if endpoint is not None and (fingerprint or load):
             of_adapter = not adapter or status in ADAPTER_STATUSES
-            endpoint.record_report(fingerprint if of_adapter else None, load, adapter)
+            if not endpoint.record_report(fingerprint if of_adapter else None, load, adapter):
+                self.lifecycle.metrics.rejections.add(Sender.ENGINE, Reason.OUT_OF_RANGE)
         if b"fairlead-usage" in read:
             self.lifecycle.usage = ReportedUsage.parse_header(read[b"fairlead-usage"])
         coded = b"transfer-encoding" in read
