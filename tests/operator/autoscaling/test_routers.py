@@ -81,7 +81,8 @@ class OneRouter:
 async def test_an_invalid_entry_of_a_page_is_dropped_and_the_others_count(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    entry = '{{"namespace": "default", "name": "{}", "in_flight": 1, "held": 0, "idle_seconds": 0.0, "endpoints": [{}]}}'
+    counts = '"in_flight": 1, "held": 0, "idle_seconds": 0.0'
+    entry = '{{"namespace": "default", "name": "{}", ' + counts + ', "endpoints": [{}]}}'
     load = '{{"address": "a", "kv": {}, "age": 0.0}}'
     entries = [entry.format("good", load.format(0.5))]
     entries += [entry.format("bad", load.format(kv)) for kv in ("null", "1.7e308", "-1", "9" * 310)]
