@@ -11,6 +11,7 @@ from typing import Annotated
 
 import msgspec
 
+from engine_server.contract.decoding import decode
 from engine_server.contract.ranges import MOST, Count, Int64, Timestamp, Word
 
 # The id of an answer, which an engine may derive from that of a request.
@@ -62,8 +63,11 @@ class TokenReport(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def decode(cls, line: bytes) -> "TokenReport":
-        """Parse a comment line, with or without its line end. Raises ValueError (msgspec's)."""
-        return msgspec.json.decode(line[len(REPORT_PREFIX) :], type=cls)
+        """Parse a comment line, with or without its line end. Raises ValueError."""
+        return decode(_report_decoder.decode, line[len(REPORT_PREFIX) :])
+
+
+_report_decoder = msgspec.json.Decoder(TokenReport)
 
 
 class Resume(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -23,6 +23,7 @@ Percent = Annotated[int, Meta(ge=0, le=100)]
 Seconds = Annotated[float, Meta(ge=0.0, le=MOST_SECONDS)]
 # A time in whole seconds since the epoch.
 Timestamp = Annotated[int, Meta(ge=0, le=1 << 40)]
+PortNumber = Annotated[int, Meta(ge=0, le=65535)]
 Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 # A word of a program, or a hash.
 Word = Annotated[str, Meta(max_length=128)]

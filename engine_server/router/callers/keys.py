@@ -5,9 +5,11 @@ from typing import Annotated
 
 import msgspec
 
+from engine_server.contract.ranges import Int64
+
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-fA-F]{64}$")]
-Limit = Annotated[int, msgspec.Meta(ge=1)]
+Limit = Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
 
 ALL_OF_NAMESPACE = "/*"
 
@@ -26,7 +28,7 @@ class KeyEntry(
     # Requests in flight.
     concurrency: Limit | None = None
     # Held requests of a higher priority are sent first.
-    priority: int = 0
+    priority: Int64 = 0
 
     @property
     def digest(self) -> bytes:

@@ -283,7 +283,11 @@ async def test_usage_out_of_range_counts_as_none(start_engine, start_router, key
     assert await router.metric(rejected) == 1
 
 
-@pytest.mark.parametrize("count", ["-1000000000000", "9" * 400, "1e400", "null"])
+@pytest.mark.parametrize(
+    "count",
+    ["-1000000000000", "9" * 400, "1e400", "null", '0,"unknown":' + "[" * 1500 + "]" * 1500],
+    ids=["negative", "long", "infinite", "null", "nested"],
+)
 async def test_a_report_with_a_usage_out_of_range_neither_charges_nor_credits(
     start_engine, start_router, keys_file, count
 ):
