@@ -130,7 +130,7 @@ class Routers:
             logger.debug("the router at %s: %s", address, str(error) or type(error).__name__)
             return
         before = self.answers.get(address)
-        if report.num_invalid != (0 if before is None else before.report.num_invalid):
+        if report.num_invalid > (0 if before is None else before.report.num_invalid):
             logger.warning(
                 "the router at %s: %d of its deployments have no valid demand, and are not scaled down",
                 address, report.num_invalid,
