@@ -8,6 +8,9 @@ from typing import Literal
 
 import msgspec
 
+from engine_server.contract.decoding import decode
+from engine_server.contract.ranges import Word
+
 # The path of the admin API.
 ADAPTERS_PATH = "/adapters"
 # Different LoRA adapters in a step of an engine that serves a list of adapters, in slots of the device's memory.
@@ -46,7 +49,7 @@ class AdapterState(msgspec.Struct, frozen=True, omit_defaults=True):
     uri: str
     state: Literal["loading", "ready", "failed"]
     # Identifies the content that is served.
-    hash: str | None = None
+    hash: Word | None = None
     # The reason of a failure.
     error: str | None = None
 
@@ -55,6 +58,14 @@ class AdapterStates(msgspec.Struct, frozen=True):
     """The states of the adapters that an engine should serve, in the order in which they were given."""
 
     adapters: list[AdapterState]
+
+    @classmethod
+    def decode(cls, content: bytes) -> "AdapterStates":
+        """Parse an answer of the admin API. Raises ValueError for what is none."""
+        return decode(_states_decoder.decode, content)
+
+
+_states_decoder = msgspec.json.Decoder(AdapterStates)
 
 
 class DeploymentAdapter(msgspec.Struct, frozen=True, omit_defaults=True):

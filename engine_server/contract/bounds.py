@@ -53,3 +53,11 @@ BOUNDS = (
     PROMPT_LOGPROBS, TOKEN_RULES, POOLED_TOKENS, TOKENIZED_CHARACTERS, DETOKENIZED_TOKENS, SCHEMA_BYTES, SCHEMA_DEPTH,
     GRAMMAR_BYTES,
 )  # fmt: skip
+
+
+def excess_of_structure(body: bytes | bytearray) -> str | None:
+    """Return the error message for JSON with too many values, whose scan would block other requests; else None."""
+    if len(body) <= JSON_BRACKETS.limit:  # the lower of the limits
+        return None
+    brackets = body.count(b"[") + body.count(b"{")
+    return JSON_BRACKETS.exceeded(brackets) or JSON_COMMAS.exceeded(body.count(b","))

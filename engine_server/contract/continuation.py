@@ -11,18 +11,23 @@ from typing import Annotated
 
 import msgspec
 
+from engine_server.contract.decoding import decode
+from engine_server.contract.ranges import MOST, Count, Int64, Timestamp, Word
+
+# The id of an answer, which an engine may derive from that of a request.
+AnswerId = Annotated[str, msgspec.Meta(max_length=1024)]
 # The beginning of a report's line.
 REPORT_PREFIX = b": fairlead "
 # The field of a request's body with the router's fields.
 ROUTER_FIELD = "fairlead"
-_USAGE = re.compile(rb"prompt=([0-9]{1,18}), completion=([0-9]{1,18})")
+_USAGE = re.compile(rb"prompt=([0-9]{1,10}), completion=([0-9]{1,10})")
 
 
 class ReportedUsage(msgspec.Struct, frozen=True):
     """Numbers of tokens of a whole answer."""
 
-    prompt_tokens: int
-    completion_tokens: int
+    prompt_tokens: Count
+    completion_tokens: Count
 
     def header(self) -> str:
         """Return the value of the header `Fairlead-Usage`."""
@@ -30,22 +35,25 @@ class ReportedUsage(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse_header(cls, value: bytes) -> "ReportedUsage | None":
-        """Return the numbers in a value of `Fairlead-Usage`, or None for anything else."""
+        """Return the numbers in a value of `Fairlead-Usage`, or None for another form or numbers out of range."""
         match = _USAGE.fullmatch(value)
-        return cls(int(match[1]), int(match[2])) if match else None
+        if match is None:
+            return None
+        usage = cls(int(match[1]), int(match[2]))
+        return usage if max(usage.prompt_tokens, usage.completion_tokens) <= MOST else None
 
 
 class TokenReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """The tokens of the events that follow."""
 
-    seed: int
+    seed: Int64
     # The tokens since the previous report. Tokens whose text is held back may come with no event.
-    token_ids: list[int] = []
+    token_ids: list[Count] = []
     # Number of events up to the next report.
-    events: int = 0
+    events: Count = 0
     # The id and the creation time of the answer, in seconds since the epoch; only in the first report.
-    id: str | None = None
-    created: int | None = None
+    id: AnswerId | None = None
+    created: Timestamp | None = None
     # Only in the last report.
     usage: ReportedUsage | None = None
 
@@ -55,23 +63,26 @@ class TokenReport(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def decode(cls, line: bytes) -> "TokenReport":
-        """Parse a comment line, with or without its line end. Raises ValueError (msgspec's)."""
-        return msgspec.json.decode(line[len(REPORT_PREFIX) :], type=cls)
+        """Parse a comment line, with or without its line end. Raises ValueError."""
+        return decode(_report_decoder.decode, line[len(REPORT_PREFIX) :])
+
+
+_report_decoder = msgspec.json.Decoder(TokenReport)
 
 
 class Resume(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The state of a stream that is to be continued: `fairlead.resume` in a request's body."""
 
     # Those of the first report.
-    id: str
-    created: int
-    seed: Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+    id: AnswerId
+    created: Timestamp
+    seed: Int64
     # The Fairlead-Model header of the engine that began the stream.
-    model: str
+    model: Word
     # All reported tokens.
-    token_ids: list[int]
+    token_ids: list[Count]
     # Number of forwarded events.
-    events: int
+    events: Count
 
 
 class RouterFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,7 +1,13 @@
 """Counts of what clients and engines sent and the router did not accept."""
 
+import logging
 from collections import Counter
 from enum import StrEnum
+
+log = logging.getLogger(__name__)
+
+# Between two log lines on one subject.
+LOG_SECONDS = 60.0
 
 
 class Sender(StrEnum):
@@ -28,6 +34,10 @@ class Reason(StrEnum):
     NOT_JSON = "not_json"
     # A name of another site, on a loopback address; the request is refused.
     UNKNOWN_HOST = "unknown_host"
+    # More tokens than a request can have used: it is charged no more than that.
+    USAGE_CUT = "usage_cut"
+    # A body with so many lists, objects or entries that its scan would block other requests.
+    TOO_MANY_VALUES = "too_many_values"
 
 
 class Rejections:
@@ -35,7 +45,17 @@ class Rejections:
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[Sender, Reason]] = Counter()
+        # The times of the last log lines, by subject; none is older than LOG_SECONDS.
+        self._logged: dict[str, float] = {}
 
     def add(self, sender: Sender, reason: Reason) -> None:
         """Count one rejection."""
         self.counts[sender, reason] += 1
+
+    def report(self, sender: Sender, reason: Reason, subject: str, message: str, now: float) -> None:
+        """Count one rejection, and log it unless one with the same subject was logged in the last minute."""
+        self.add(sender, reason)
+        self._logged = {known: time for known, time in self._logged.items() if now < time + LOG_SECONDS}
+        if subject not in self._logged:
+            self._logged[subject] = now
+            log.warning("%s: %s", subject, message)

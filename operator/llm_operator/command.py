@@ -26,6 +26,9 @@ from llm_operator.flags import LEASE_NAME, Options, parse
 # Writes to the cluster until it is cancelled. Only the operator that holds the Lease runs it.
 Writer = Callable[[], Coroutine[Any, Any, None]]
 
+# Between an error of a writer and its next start.
+RESTART_SECONDS = 5.0
+
 logger = logging.getLogger(__name__)
 
 
@@ -143,7 +146,17 @@ async def write(writers: Iterable[Writer], informers: Iterable[Informer]) -> Non
         await informer.tried.wait()
     async with asyncio.TaskGroup() as group:
         for writer in writers:
-            group.create_task(writer())
+            group.create_task(keep_running(writer))
+
+
+async def keep_running(writer: Writer) -> None:
+    """Run a writer until cancelled, and again after an error: nothing that it reads may end the process."""
+    while True:
+        try:
+            await writer()
+        except Exception:
+            logger.exception("a writer failed; it starts again in %g s", RESTART_SECONDS)
+        await asyncio.sleep(RESTART_SECONDS)
 
 
 @asynccontextmanager

@@ -151,7 +151,7 @@ def test_a_release_has_its_chart(release: Path) -> None:
     [
         ("headers", "Fairlead-Deployment", "Fairlead-Target"),
         ("labels", "/spec-hash", "/spec-digest"),
-        ("continuation", "token_ids: list[int]", "tokens: list[int]"),
+        ("continuation", "token_ids: list[Count]", "tokens: list[Count]"),
         ("endpoints_file", "served_names", "aliases"),
     ],
 )

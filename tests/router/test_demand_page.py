@@ -44,6 +44,20 @@ async def status_of(request) -> int:
         return response.status
 
 
+async def test_a_load_that_is_out_of_range_is_ignored_and_counted(start_engine, start_router):
+    async def behave(engine, request, writer) -> None:
+        field = b"Fairlead-Load: running=0, waiting=0, room=0, kv=%b" % (b"9" * 310)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n%b\r\n\r\nok" % field)
+
+    engine = await start_engine(behave)
+    router = await start_router({"m": [engine]})
+    assert await status_of(router.chat()) == 200
+
+    assert (await demand(router)).endpoints == ()
+    rejected = r'fairlead_router_rejected_total\{reason="out_of_range",sender="engine"\}'
+    assert await router.metric(rejected) == 1
+
+
 async def test_requests_are_in_flight_until_their_answers_have_ended(start_engine, start_router, eventually):
     gate = Gate()
     engine = await start_engine(gate)

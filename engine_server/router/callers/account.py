@@ -5,13 +5,14 @@ from typing import Protocol
 import msgspec
 
 from engine_server.contract.continuation import ReportedUsage
+from engine_server.contract.ranges import Amount, Count, Total
 from engine_server.router import errors
 from engine_server.router.callers.keys import ALL_OF_NAMESPACE, KeyEntry
 from engine_server.router.callers.limits import Debt, Window
 from engine_server.router.routing.directory import Directory, Route
 
-# A place becomes free as soon as any request ends.
-CONCURRENCY_RETRY_SECONDS = 1.0
+# Any request may end, which makes a place free and replaces its estimate.
+REQUEST_END_SECONDS = 1.0
 
 
 class Caller(Protocol):
@@ -36,12 +37,12 @@ class Caller(Protocol):
         """Return True if it may send requests to this deployment."""
         ...
 
-    def admit(self, now: float) -> None:
+    def admit(self, now: float, estimated_tokens: int) -> None:
         """Count a request that begins at the time `now` (perf_counter). Raises RequestError (429) beyond a limit."""
         ...
 
-    def settle(self, now: float, usage: ReportedUsage) -> None:
-        """Count the end of a request that was admitted, and its tokens."""
+    def settle(self, now: float, usage: ReportedUsage, estimated_tokens: int) -> None:
+        """Count the end of a request that was admitted, and its tokens in place of those that were estimated."""
         ...
 
 
@@ -55,10 +56,10 @@ class Anyone:
     def may_use(self, route: Route, directory: Directory) -> bool:
         return True
 
-    def admit(self, now: float) -> None:
+    def admit(self, now: float, estimated_tokens: int) -> None:
         pass
 
-    def settle(self, now: float, usage: ReportedUsage) -> None:
+    def settle(self, now: float, usage: ReportedUsage, estimated_tokens: int) -> None:
         pass
 
 
@@ -84,13 +85,20 @@ class Counts(msgspec.Struct, frozen=True):
     """The use of one key, as one router tells the others."""
 
     # Counted by this router alone, since its start.
-    requests: int
-    tokens: int
+    requests: Total
+    tokens: Total
     # In flight at this router.
-    in_flight: int
+    in_flight: Count
     # All that this router knows of, from all routers.
-    requests_last_minute: int
-    tokens_owed: float
+    requests_last_minute: Total
+    tokens_owed: Amount
+    # Estimated for the requests in flight at this router. Routers of release 0.2.0 have none.
+    tokens_estimated: Total = 0
+
+    @property
+    def tokens_counted(self) -> int:
+        """All that this router has added to what is owed since its start."""
+        return self.tokens + self.tokens_estimated
 
 
 class Account:
@@ -105,6 +113,8 @@ class Account:
         self.prompt_tokens = 0
         self.completion_tokens = 0
         self.in_flight = 0
+        # Estimated for those in flight, and owed.
+        self.tokens_estimated = 0
         # In flight at other routers, when they were last asked.
         self.in_flight_elsewhere = 0
         self.change(entry)
@@ -132,29 +142,34 @@ class Account:
                 return True
         return route.deployment.key.namespace in self._namespaces
 
-    def admit(self, now: float) -> None:
+    def admit(self, now: float, estimated_tokens: int = 0) -> None:
         limits = self.entry
         per_minute = limits.requests_per_minute
         if per_minute is not None and self._window.total(now) >= per_minute:
             wait = self._window.seconds_until_below(per_minute, now)
             raise errors.rate_limited(f"{self.name!r} may send {per_minute} requests per minute", wait)
         if limits.tokens_per_minute is not None and (wait := self._debt.seconds_until_repaid(now)):
+            if self._debt.owed(now) - self.tokens_estimated < limits.tokens_per_minute:
+                wait = min(wait, REQUEST_END_SECONDS)  # a request in flight may have used fewer
             raise errors.rate_limited(
                 f"{self.name!r} may use {limits.tokens_per_minute} tokens per minute", wait
             )
         concurrency = limits.concurrency
         if concurrency is not None and self.in_flight + self.in_flight_elsewhere >= concurrency:
             message = f"{self.name!r} may have {concurrency} requests in flight"
-            raise errors.rate_limited(message, CONCURRENCY_RETRY_SECONDS)
+            raise errors.rate_limited(message, REQUEST_END_SECONDS)
         self.requests += 1
         self.in_flight += 1
+        self.tokens_estimated += estimated_tokens
+        self._debt.add(now, estimated_tokens)
         self._window.add(now, 1)
 
-    def settle(self, now: float, usage: ReportedUsage) -> None:
+    def settle(self, now: float, usage: ReportedUsage, estimated_tokens: int = 0) -> None:
         self.in_flight -= 1
+        self.tokens_estimated -= estimated_tokens
         self.prompt_tokens += usage.prompt_tokens
         self.completion_tokens += usage.completion_tokens
-        self._debt.add(now, usage.prompt_tokens + usage.completion_tokens)
+        self._debt.add(now, usage.prompt_tokens + usage.completion_tokens - estimated_tokens)
 
     # Between routers
 
@@ -166,6 +181,7 @@ class Account:
             self.in_flight,
             self._window.total(now),
             self._debt.owed(now),
+            self.tokens_estimated,
         )
 
     def add_elsewhere(self, now: float, requests: int, tokens: float) -> None:

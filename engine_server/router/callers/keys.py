@@ -10,7 +10,7 @@ from engine_server.contract.caller import Priority
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 CacheScope = Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,62}|\*)$")]
 Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-fA-F]{64}$")]
-Limit = Annotated[int, msgspec.Meta(ge=1)]
+Limit = Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
 
 ALL_OF_NAMESPACE = "/*"
 

@@ -9,6 +9,7 @@ from secrets import token_hex
 
 import msgspec
 
+from engine_server.contract.ranges import Seconds, Word
 from engine_server.router.callers.account import Account, Counts
 from engine_server.router.callers.keys import KeyEntry
 
@@ -22,9 +23,9 @@ class UsageReport(msgspec.Struct, frozen=True):
     """The use of all keys, as one router tells the others; the names of keys are no secrets."""
 
     # Drawn at the start of the process.
-    router: str
+    router: Word
     # Seconds since the start.
-    age: float
+    age: Seconds
     # By name. Keys without any use are left out.
     keys: dict[str, Counts]
 
@@ -75,7 +76,8 @@ class Ledger:
                         self._take_over(account, counts, now, younger=report.age <= now - self._started)
                     else:
                         earlier = before.keys.get(name, NOTHING)
-                        requests, tokens = counts.requests - earlier.requests, counts.tokens - earlier.tokens
+                        requests = counts.requests - earlier.requests
+                        tokens = counts.tokens_counted - earlier.tokens_counted
                         account.add_elsewhere(now, requests, tokens)
             self._peers[report.router] = Peer(now, report.keys)
         self._count_in_flight(now)
@@ -84,12 +86,12 @@ class Ledger:
         """Add what a router that was not known before counted in the last minute."""
         if younger:  # all that it counted since its start is new here
             requests = min(counts.requests, counts.requests_last_minute)
-            tokens = min(counts.tokens, counts.tokens_owed)
+            tokens = min(counts.tokens_counted, counts.tokens_owed)
         else:  # this router has just started: the other one knows the sum of all others
             here = account.counts(now)
             elsewhere = max(0, here.requests_last_minute - here.requests)
             requests = max(0, counts.requests_last_minute - elsewhere)
-            tokens = max(0.0, counts.tokens_owed - max(0.0, here.tokens_owed - here.tokens))
+            tokens = max(0.0, counts.tokens_owed - max(0.0, here.tokens_owed - here.tokens_counted))
         account.add_elsewhere(now, requests, tokens)
 
     def _count_in_flight(self, now: float) -> None:

@@ -59,10 +59,10 @@ class Debt:
         self._since = 0.0
 
     def add(self, now: float, tokens: float) -> None:
-        """Add to what is owed at the time `now`, in seconds."""
+        """Add to what is owed at the time `now`, in seconds. What turns out not to be owed is negative."""
         if self.per_minute is not None:
             repaid = (now - self._since) * self.per_minute / MINUTE
-            self._owed = tokens + (self._owed - repaid if repaid < self._owed else 0.0)
+            self._owed = max(0.0, tokens + (self._owed - repaid if repaid < self._owed else 0.0))
             self._since = now
 
     def owed(self, now: float) -> float:

@@ -14,6 +14,7 @@ import aiohttp
 import msgspec
 
 from engine_server.contract.bodies import read_at_most
+from engine_server.contract.decoding import decode
 from engine_server.contract.labels import METRICS_PORT
 from engine_server.router.callers.ledger import Ledger, UsageReport
 from engine_server.router.routing.endpoint import Address
@@ -81,7 +82,8 @@ class Peers:
         """Return the report of another router, or None if it gives none."""
         try:
             async with session.get(f"{peer}{USAGE_PATH}", raise_for_status=True) as response:
-                report = _decoder.decode(await read_at_most(MAX_REPORT_BYTES, response.content.iter_any()))
+                content = await read_at_most(MAX_REPORT_BYTES, response.content.iter_any())
+                report = decode(_decoder.decode, content)
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             if peer not in self._silent:
                 log.warning("no counts from the router at %s: %s", peer, str(error) or "no answer in time")

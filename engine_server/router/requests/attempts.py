@@ -19,7 +19,7 @@ from engine_server.router.requests.retry_budget import RetryBudget
 from engine_server.router.requests.watch import Watch
 from engine_server.router.routing.directory import Route
 from engine_server.router.routing.endpoint import Endpoint
-from engine_server.router.routing.key import read_key
+from engine_server.router.routing.key import read_key, structure_error
 from engine_server.router.routing.selection import Selector
 from engine_server.shared.media_type import is_json
 
@@ -62,9 +62,12 @@ class Forwarder:
             self._budget.count(lifecycle.started)
             caller = self._callers.identify(request.fields)
             self._check_type(request.fields.get(b"content-type"))
+            lifecycle.admit(caller)
+            if (error := structure_error(request.body)) is not None:
+                self._metrics.rejections.add(Sender.CLIENT, Reason.TOO_MANY_VALUES)
+                raise error
             scope = self._credentials.cache_scope(caller)
             key = read_key(request.body, request.fields, self._prefix_chars, scope)
-            lifecycle.admit(caller)
             attempts = FIRST
             refused: Relay | None = None
             while True:

@@ -2,7 +2,9 @@
 
 import msgspec
 
+from engine_server.contract.decoding import decode
 from engine_server.contract.errors import ErrorCode
+from engine_server.contract.ranges import Int64
 
 # Codes of errors that concern one engine: another one may answer the same request.
 RETRYABLE_CODES = frozenset(
@@ -11,7 +13,7 @@ RETRYABLE_CODES = frozenset(
 
 
 class _Detail(msgspec.Struct):
-    code: str | int | None = None
+    code: str | Int64 | None = None
 
 
 class _Data(msgspec.Struct):
@@ -19,7 +21,7 @@ class _Data(msgspec.Struct):
 
     type: str | None = None
     # Of the responses API.
-    code: str | int | None = None
+    code: str | Int64 | None = None
     # Of the other APIs.
     error: _Detail | None = None
 
@@ -31,8 +33,8 @@ def reported_error(event: bytes) -> str | None:
     """Return the code of the error that an event reports: "" for an error without a code, None for another event."""
     lines = event.splitlines()
     try:
-        data = _decoder.decode(b"".join(line[5:] for line in lines if line.startswith(b"data:")))
-    except msgspec.DecodeError:
+        data = decode(_decoder.decode, b"".join(line[5:] for line in lines if line.startswith(b"data:")))
+    except ValueError:
         return "" if b"event: error" in lines else None
     if data.error is not None:
         return str(data.error.code or "")

@@ -12,7 +12,9 @@ from engine_server.router.callers.account import ANYONE, Caller
 from engine_server.router.errors import RequestError
 from engine_server.router.http.wire import Request
 from engine_server.router.metrics import Ended, Metrics
+from engine_server.router.rejections import Reason, Sender
 from engine_server.router.requests.access_log import Access, AccessLog, logged_path
+from engine_server.router.requests.charge import chargeable, estimated_tokens
 from engine_server.router.requests.journal import Journal
 from engine_server.router.routing.directory import Target
 from engine_server.router.routing.endpoint import Endpoint
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
 
 # nginx's status for a client that closed its connection before an answer.
 CLIENT_CLOSED_REQUEST = 499
-# Of ordinary text.
-BYTES_PER_TOKEN = 4
 NO_TOKENS = ReportedUsage(0, 0)
 
 
@@ -70,7 +70,7 @@ class Lifecycle(msgspec.Struct):
     def admit(self, caller: Caller) -> None:
         """Count the request at its sender. Raises RequestError (429) if a limit is reached."""
         self.key = caller.name
-        caller.admit(self.started)
+        caller.admit(self.started, estimated_tokens(self.request.body_size))
         self.caller = caller
 
     def assign(self, model: str, target: Target) -> None:
@@ -122,13 +122,16 @@ class Lifecycle(msgspec.Struct):
         if self.deployment is not None:
             self.metrics.demand.end(self.deployment)
         self.metrics.in_flight -= 1
+        now = perf_counter()
         if self.usage is None and self.journal is not None:
             self.usage = self.journal.usage
         if self.journal is not None:
             self.journal.release()
-        now = perf_counter()
+        if self.usage is not None:
+            self.usage = self._chargeable(self.usage, now)
         if self.caller is not ANYONE:
-            self.caller.settle(now, self.usage or self._estimated_tokens())
+            usage = self.usage or self._estimated_tokens()
+            self.caller.settle(now, usage, estimated_tokens(self.request.body_size))
         duration = now - self.started
         self.metrics.record(
             Ended(
@@ -184,6 +187,20 @@ class Lifecycle(msgspec.Struct):
             key=self.key,
         )
 
+    def _chargeable(self, usage: ReportedUsage, now: float) -> ReportedUsage:
+        """Return what a reported usage is charged, and report one that was cut."""
+        charged = chargeable(usage, self.request.body_size)
+        if charged is not usage:
+            self.metrics.rejections.report(
+                Sender.ENGINE,
+                Reason.USAGE_CUT,
+                str(self.deployment),
+                "an engine reported more tokens than the request can have used; it is charged "
+                f"{charged.prompt_tokens + charged.completion_tokens}",
+                now,
+            )
+        return charged
+
     def _estimated_tokens(self) -> ReportedUsage:
         """Return the tokens of a request whose engine reported none: none if it did not work on the answer."""
         journal = self.journal
@@ -192,4 +209,4 @@ class Lifecycle(msgspec.Struct):
         worked = self.endpoint is not None or streamed > 0
         if not worked or self.status not in (200, CLIENT_CLOSED_REQUEST):
             return NO_TOKENS
-        return ReportedUsage(self.request.body_size // BYTES_PER_TOKEN, streamed)
+        return ReportedUsage(estimated_tokens(self.request.body_size), streamed)

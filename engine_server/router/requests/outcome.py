@@ -5,7 +5,9 @@ from enum import StrEnum
 
 import msgspec
 
+from engine_server.contract.decoding import decode
 from engine_server.contract.errors import ErrorCode
+from engine_server.contract.ranges import Int64
 from engine_server.router.requests.journal import StreamState
 
 
@@ -67,7 +69,7 @@ class AttemptResult(msgspec.Struct, frozen=True):
 
 
 class _Detail(msgspec.Struct):
-    code: str | int | None = None
+    code: str | Int64 | None = None
     message: str = ""
 
 
@@ -81,8 +83,8 @@ _decoder = msgspec.json.Decoder(_Body)
 def read_refusal(status: int, retry_after: bytes | None, body: bytes) -> Refusal:
     """Return the refusal that an answer means. OpenAI's and Anthropic's shapes have its parts at the same places."""
     try:
-        detail = _decoder.decode(body).error
-    except msgspec.DecodeError:
+        detail = decode(_decoder.decode, body).error
+    except ValueError:
         detail = _Detail()
     code = ErrorCode(detail.code) if detail.code in ERROR_CODES else None
     return Refusal(status, code, read_seconds(retry_after), detail.message)

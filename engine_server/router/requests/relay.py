@@ -120,9 +120,12 @@ class Relay(Wait):
             fingerprint = None
         if endpoint is not None and (fingerprint or load):
             of_adapter = not adapter or status in ADAPTER_STATUSES
-            endpoint.record_report(fingerprint if of_adapter else None, load, adapter)
+            if not endpoint.record_report(fingerprint if of_adapter else None, load, adapter):
+                self.lifecycle.metrics.rejections.add(Sender.ENGINE, Reason.OUT_OF_RANGE)
         if b"fairlead-usage" in read:
-            self.lifecycle.usage = ReportedUsage.parse_header(read[b"fairlead-usage"])
+            usage = self.lifecycle.usage = ReportedUsage.parse_header(read[b"fairlead-usage"])
+            if usage is None:
+                self.lifecycle.metrics.rejections.add(Sender.ENGINE, Reason.OUT_OF_RANGE)
         coded = b"transfer-encoding" in read
         if b"content-length" in read and not coded and status != 204:
             lines += b"Content-Length: %b\r\n" % read[b"content-length"]
@@ -146,7 +149,11 @@ class Relay(Wait):
                 return
             self.held = len(self.refusal_body) <= MAX_REFUSAL_BYTES
         if self.events is not None:
-            data = self.events.read(data)
+            try:
+                data = self.events.read(data)
+            except (ValueError, RecursionError):
+                self.lifecycle.metrics.rejections.add(Sender.ENGINE, Reason.OUT_OF_RANGE)
+                raise ValueError("the report is not valid") from None
             if self.events.broken and self.outcome is None:
                 if self.events.starved:
                     self.lifecycle.metrics.rejections.add(Sender.ENGINE, Reason.NO_MEMORY)

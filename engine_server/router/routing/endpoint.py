@@ -8,7 +8,12 @@ from urllib.parse import urlsplit
 from engine_server.contract.api import Key
 from engine_server.contract.authority import authority
 
-LOAD_FIELD = re.compile(rb"running=(\d+), waiting=(\d+), room=(\d+), kv=(\d+(?:\.\d+)?)")
+# Counts have at most nine digits, and the share is 0 to 1. Further pairs may follow.
+LOAD_FIELD = re.compile(
+    rb"running=(\d{1,9}), waiting=(\d{1,9}), room=(\d{1,9}), kv=(0(?:\.\d{1,9})?|1(?:\.0{1,9})?)(?:, .*)?"
+)
+# A longer `Fairlead-Model` is not an engine's.
+MAX_FINGERPRINT_BYTES = 128
 # A prompt without a first token adds to the load as one more request per so many bytes, about 4,000 tokens. A power of
 # two, so that sums of such parts are exact and end at zero.
 BYTES_PER_REQUEST = 16_384
@@ -47,11 +52,11 @@ class ReportedLoad(NamedTuple):
     kv: float = 0.0
 
     @classmethod
-    def parse(cls, field: bytes) -> Self:
-        """Return the load in a `Fairlead-Load` field; one of another form means nothing."""
-        match = LOAD_FIELD.match(field)
+    def parse(cls, field: bytes) -> Self | None:
+        """Return the load in a `Fairlead-Load` field, or None for one of another form or out of range."""
+        match = LOAD_FIELD.fullmatch(field)
         if match is None:
-            return cls()
+            return None
         running, waiting, room, kv = match.groups()
         return cls(int(running), int(waiting), int(room), float(kv))
 
@@ -151,14 +156,21 @@ class Endpoint:
         self.in_flight -= 1
         self._own_load -= 1.0 + prompt_bytes / BYTES_PER_REQUEST
 
-    def record_report(self, fingerprint: bytes | None, load: bytes | None, adapter: str = "") -> None:
-        """Record the fields `Fairlead-Model` and `Fairlead-Load` of an answer by the model or by an adapter."""
-        if fingerprint:
+    def record_report(self, fingerprint: bytes | None, load: bytes | None, adapter: str = "") -> bool:
+        """Record the fields `Fairlead-Model` and `Fairlead-Load` of an answer by the model or by an adapter.
+
+        Return False if the load is not valid: the last report stays.
+        """
+        if fingerprint and len(fingerprint) <= MAX_FINGERPRINT_BYTES:
             self.fingerprints[adapter] = fingerprint
-        if load is not None:
-            if load != self._load_field:
-                self._load_field = load
-                self.reported_load = ReportedLoad.parse(load)
-            reported = self.reported_load.running + self.reported_load.waiting
-            self._other_load = max(0, reported - self.in_flight)
-            self.reported_at = perf_counter()
+        if load is None:
+            return True
+        if load != self._load_field:
+            reported_load = ReportedLoad.parse(load)
+            if reported_load is None:
+                return False
+            self._load_field, self.reported_load = load, reported_load
+        reported = self.reported_load.running + self.reported_load.waiting
+        self._other_load = max(0, reported - self.in_flight)
+        self.reported_at = perf_counter()
+        return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from engine_server.contract.bounds import JSON_BRACKETS, JSON_COMMAS
+from engine_server.contract.bounds import excess_of_structure
 from engine_server.contract.errors import ErrorCode
 from engine_server.server.http.content_type import check_content_type
 from engine_server.server.http.disconnect import DISCONNECT
@@ -91,9 +91,8 @@ class RequestBody:
 
 def check_structure(body: bytes | bytearray) -> None:
     """Raise ApiError 400 for JSON with too many values, since a parser creates an object for each and blocks others."""
-    brackets = body.count(b"[") + body.count(b"{")
-    error = JSON_BRACKETS.exceeded(brackets) or JSON_COMMAS.exceeded(body.count(b","))
-    if error:
+    error = excess_of_structure(body)
+    if error is not None:
         raise ApiError(400, error, code=ErrorCode.INVALID_VALUE)
 
 

@@ -69,16 +69,27 @@ class Autoscaler:
         demands = by_deployment(reports.reports)
         writes = []
         for key, scale in scales.items():
-            track = self.tracks[key]
             is_complete = reports.is_complete and len(demands[key]) == len(reports.reports)
-            sample = sample_of(demands[key], scale, is_complete=is_complete, now=now)
-            summary = track.history.record(sample, scale.autoscaling)
-            decision = decide(scale.autoscaling, scale.replicas, scale.ready_replicas, summary)
-            metrics.SCALING.put(key, decision.replicas, decision.reason)
+            try:
+                decision, summary = self.decide(key, scale, demands[key], is_complete=is_complete, now=now)
+            except Exception:  # a fault with one LLMDeployment stops the scaling of no other
+                logger.exception("%s: no decision on its replicas", key)
+                continue
+            track = self.tracks[key]
             is_awaited = track.scaled_version == scale.resource_version
             if decision.replicas != scale.replicas and not is_awaited and now >= track.not_before:
                 writes.append(self.write(key, scale, decision, summary))
         await asyncio.gather(*writes)
+
+    def decide(
+        self, key: Key, scale: Scale, demands: Iterable[DeploymentDemand], *, is_complete: bool, now: float
+    ) -> tuple[Decision, Summary]:
+        """Return the decision on one LLMDeployment, with the demand that it follows from."""
+        sample = sample_of(demands, scale, is_complete=is_complete, now=now)
+        summary = self.tracks[key].history.record(sample, scale.autoscaling)
+        decision = decide(scale.autoscaling, scale.replicas, scale.ready_replicas, summary)
+        metrics.SCALING.put(key, decision.replicas, decision.reason)
+        return decision, summary
 
     async def write(self, key: Key, scale: Scale, decision: Decision, summary: Summary) -> None:
         """Scale an LLMDeployment that has not changed since: a wake by a router is never undone."""

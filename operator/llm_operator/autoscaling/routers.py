@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
 import aiohttp
-import msgspec
 
 from engine_server.contract.authority import authority
 from engine_server.contract.bodies import read_at_most
@@ -126,12 +125,16 @@ class Routers:
                 raise_for_status=True,
                 timeout=aiohttp.ClientTimeout(total=ANSWER_SECONDS),
             ) as response:
-                report = msgspec.json.decode(
-                    await read_at_most(LONGEST_ANSWER, response.content.iter_any()), type=DemandReport
-                )
+                report = DemandReport.decode(await read_at_most(LONGEST_ANSWER, response.content.iter_any()))
         except (aiohttp.ClientError, OSError, ValueError) as error:
             logger.debug("the router at %s: %s", address, str(error) or type(error).__name__)
             return
+        before = self.answers.get(address)
+        if report.num_invalid > (0 if before is None else before.report.num_invalid):
+            logger.warning(
+                "the router at %s: %d of its deployments have no valid demand, and are not scaled down",
+                address, report.num_invalid,
+            )  # fmt: skip
         self.answers[address] = Answer(report, asyncio.get_running_loop().time())
 
     def _note(self, unknown: set[str]) -> None:

@@ -164,7 +164,7 @@ class AdapterPusher:
                     problem = REFUSALS.get(answer.status, f"the admin API answers {answer.status}")
                     return PodAdapters(push.replica, last, problem)
                 content = await read_at_most(LARGEST_ANSWER, answer.content.iter_any())
-                states = msgspec.json.decode(content, type=AdapterStates).adapters
+                states = AdapterStates.decode(content).adapters
         except (aiohttp.ClientError, OSError, ValueError) as error:
             problem = f"the admin API does not answer: {str(error) or type(error).__name__}"
             return PodAdapters(push.replica, last, problem)

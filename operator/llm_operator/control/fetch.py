@@ -7,8 +7,10 @@ import aiohttp
 import msgspec
 
 from engine_server.contract.authority import authority
+from engine_server.contract.decoding import decode
 from engine_server.contract.labels import ENGINE_PORT, MODEL_CACHE_LABEL
 from engine_server.contract.paths import PROGRESS_PATH
+from engine_server.contract.ranges import Total
 from llm_operator.api.model_cache import ModelCache
 from llm_operator.control.cluster import Cluster
 from llm_operator.control.resources import EVENTS, PODS
@@ -20,8 +22,11 @@ PROGRESS_TIMEOUT = aiohttp.ClientTimeout(total=2)
 class Progress(msgspec.Struct, frozen=True):
     """The answer of a container that fetches, in bytes."""
 
-    done: int = 0
-    total: int = 0
+    done: Total = 0
+    total: Total = 0
+
+
+decoder = msgspec.json.Decoder(Progress)
 
 
 async def observe_fetch(cluster: Cluster, namespace: str, cache: ModelCache) -> Fetch:
@@ -44,8 +49,8 @@ async def ask_for_progress(pods: Iterable[Manifest]) -> Progress | None:
             url = f"http://{authority(address, ENGINE_PORT)}{PROGRESS_PATH}"
             try:
                 async with session.get(url) as answer:
-                    return msgspec.json.decode(await answer.read(), type=Progress)
-            except (aiohttp.ClientError, OSError, TimeoutError, msgspec.MsgspecError):
+                    return decode(decoder.decode, await answer.read())
+            except (aiohttp.ClientError, OSError, ValueError):
                 continue
     return None
 

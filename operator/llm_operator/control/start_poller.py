@@ -9,7 +9,9 @@ from aiohttp import ClientError, ClientSession, ClientTimeout
 
 from engine_server.contract.api import Key
 from engine_server.contract.authority import authority
+from engine_server.contract.decoding import decode
 from engine_server.contract.labels import ENGINE_PORT
+from engine_server.contract.ranges import Percent, Seconds, Word
 from llm_operator.observed import Replica, StartReport
 
 INTERVAL_SECONDS = 2.0
@@ -24,10 +26,13 @@ LARGEST_ANSWER = 4096
 class Readiness(msgspec.Struct, frozen=True):
     """The answer of an engine's /ready. Engines before 0.2.0 do not report seconds."""
 
-    status: str
-    phase: str = ""
-    percent: int = 0
-    seconds: dict[str, float] = {}
+    status: Word
+    phase: Word = ""
+    percent: Percent = 0
+    seconds: dict[Word, Seconds] = {}
+
+
+decoder = msgspec.json.Decoder(Readiness)
 
 
 @dataclass(slots=True)
@@ -80,8 +85,8 @@ class StartPoller:
                     f"http://{authority(replica.address, ENGINE_PORT)}/ready", allow_redirects=False
                 ) as answer,
             ):
-                readiness = msgspec.json.decode(await answer.content.read(LARGEST_ANSWER), type=Readiness)
-        except (ClientError, OSError, TimeoutError, msgspec.DecodeError):
+                readiness = decode(decoder.decode, await answer.content.read(LARGEST_ANSWER))
+        except (ClientError, OSError, ValueError):
             return None
         is_final = readiness.status == "ready"
         return StartReport(replica, readiness.phase, readiness.percent, readiness.seconds, is_final)

@@ -1,15 +1,20 @@
 """The addresses of routers from EndpointSlices, and the sum of their reports."""
 
+import logging
+from typing import Any
+
+import aiohttp
 import pytest
+from aiohttp import web
 from kubernetes_objects import endpoint, slice_of
 from llm_operator.api.sections.autoscaling import Autoscaling
 from llm_operator.autoscaling.autoscaler import by_deployment, sample_of
 from llm_operator.autoscaling.history import Load, Sample
-from llm_operator.autoscaling.routers import RouterService, addresses
+from llm_operator.autoscaling.routers import METRICS_PORT_NAME, Routers, RouterService, addresses
 from llm_operator.control.watching.scales import Scale
 
 from engine_server.contract.api import Key
-from engine_server.contract.demand import DemandReport, DeploymentDemand, EndpointLoad
+from engine_server.contract.demand import DEMAND_PATH, DemandReport, DeploymentDemand, EndpointLoad
 
 SCALE = Scale(Autoscaling(max=3), replicas=1, ready_replicas=1, resource_version="1")
 A, B = "http://10.0.0.1:8000", "http://10.0.0.2:8000"
@@ -59,3 +64,43 @@ def test_reports_are_grouped_by_deployment() -> None:
     other = DeploymentDemand("default", "other", 1, 0, 0.0)
     grouped = by_deployment([DemandReport((demand(1, 0, 0.0), other)), DemandReport((other,))])
     assert [len(grouped[Key("default", name)]) for name in ("m", "other")] == [1, 2]
+
+
+class OneRouter:
+    """The API server's answer to a list of slices: one router on loopback."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    async def call(self, *_: Any, **__: Any) -> dict[str, Any]:
+        ports = [{"name": METRICS_PORT_NAME, "port": self.port}]
+        endpoints = [{"addresses": ["127.0.0.1"]}]
+        return {"items": [{"addressType": "IPv4", "ports": ports, "endpoints": endpoints}]}
+
+
+async def test_an_invalid_entry_of_a_page_is_dropped_and_the_others_count(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    counts = '"in_flight": 1, "held": 0, "idle_seconds": 0.0'
+    entry = '{{"namespace": "default", "name": "{}", ' + counts + ', "endpoints": [{}]}}'
+    load = '{{"address": "a", "kv": {}, "age": 0.0}}'
+    entries = [entry.format("good", load.format(0.5))]
+    entries += [entry.format("bad", load.format(kv)) for kv in ("null", "1.7e308", "-1", "9" * 310)]
+
+    async def page(_: web.Request) -> web.Response:
+        return web.Response(text=f'{{"deployments": [{", ".join(entries)}]}}')
+
+    application = web.Application()
+    application.router.add_get(DEMAND_PATH, page)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    asked = Routers(OneRouter(runner.addresses[0][1]), RouterService("default", "router"))  # type: ignore[arg-type]
+    async with aiohttp.ClientSession() as session:
+        with caplog.at_level(logging.WARNING):
+            (report,), is_complete = await asked.ask(session)
+            await asked.ask(session)
+    await runner.cleanup()
+
+    assert [demand.name for demand in report.deployments] == ["good"] and is_complete
+    assert caplog.text.count("4 of its deployments have no valid demand") == 1

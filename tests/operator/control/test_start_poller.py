@@ -1,5 +1,6 @@
 """Questions to engines that start, over HTTP."""
 
+import json
 import os
 from collections.abc import AsyncIterator
 from typing import Any
@@ -28,7 +29,9 @@ class Engine:
         self.answer: dict[str, Any] = LOADING
 
     async def ready(self, _: web.Request) -> web.Response:
-        return web.json_response(self.answer, status=200 if self.answer["status"] == "ready" else 503)
+        text = json.dumps(self.answer).replace('"NESTED"', "[" * 1500 + "]" * 1500)
+        status = 200 if self.answer["status"] == "ready" else 503
+        return web.Response(text=text, status=status, content_type="application/json")
 
 
 @pytest.fixture
@@ -68,8 +71,20 @@ async def test_a_replica_that_never_answers_is_not_asked_for_ever() -> None:
     assert poller.reports[KEY] == StartReport(REPLICA._replace(address=NOBODY), "", 0, {}, is_final=True)
 
 
-async def test_an_answer_that_is_not_an_engines_is_no_report(engine: Engine) -> None:
-    engine.answer = {"status": ["what"]}
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"status": ["what"]},
+        {"status": "ready", "seconds": {"import": 1.0, "load": 1e308}},
+        {"status": "ready", "seconds": {"load": -1.0}},
+        {"status": "loading", "percent": 10**310},
+        {"status": "loading", "phase": "x" * 1000},
+        {"status": "loading", "other": "NESTED"},
+    ],
+    ids=str,
+)
+async def test_an_answer_that_is_not_an_engines_is_no_report(engine: Engine, answer: dict[str, Any]) -> None:
+    engine.answer = answer
     poller = StartPoller(lambda key: poller.follow(key, None), interval=0.001)
     poller.follow(KEY, REPLICA)
     await until_async(lambda: not poller.tasks)

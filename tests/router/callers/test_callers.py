@@ -170,6 +170,18 @@ async def test_limits_requests_per_minute(start_engine, start_router, keys_file)
     assert len(engine.received) == 3
 
 
+async def test_limits_hold_before_the_body_is_parsed(start_engine, start_router, keys_file):
+    keys = keys_file.write({"name": "team-a", "requestsPerMinute": 1})
+    router = await start_router({"m": [await start_engine()]}, keys_file=keys)
+
+    statuses = [
+        await status_of(router.session.post(router.url + CHAT, data=b'{"model"', headers=bearer()))
+        for _ in range(2)
+    ]
+
+    assert statuses == [400, 429]
+
+
 async def test_tokens_that_the_engine_reports_count_against_the_next_request(
     start_engine, start_router, keys_file
 ):
@@ -212,6 +224,91 @@ LAST = TokenReport(seed=1, token_ids=[4], events=1, usage=ReportedUsage(30, 4))
 
 async def tokens(router) -> int:
     return (await usage(router))["a"]["tokens"]
+
+
+async def test_a_burst_is_charged_by_its_bytes_until_its_usage_is_known(
+    start_engine, start_router, keys_file, eventually
+):
+    answers = asyncio.Event()
+
+    async def answer_later(engine, request, writer):
+        await answers.wait()
+        writer.write(
+            b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nFairlead-Usage: prompt=1, completion=1\r\n\r\n{}"
+        )
+
+    engine = await start_engine(answer_later)
+    file = keys_file.write({"name": "a", "tokensPerMinute": 1000})
+    router = await start_router({"m": [engine]}, keys_file=file)
+    burst = [asyncio.create_task(status_of(ask(router, prompt="x" * 2400))) for _ in range(2)]
+    await eventually(lambda: len(engine.received) == 2)
+
+    async with ask(router, prompt="x" * 2400) as response:
+        assert (response.status, response.headers["Retry-After"]) == (429, "1")
+    answers.set()
+
+    assert await asyncio.gather(*burst) == [200, 200]
+    assert await status_of(ask(router, prompt="x" * 2400)) == 200
+    assert await tokens(router) == 6
+
+
+async def test_usage_beyond_what_a_request_can_have_is_cut_counted_and_logged_once(
+    start_engine, start_router, keys_file, caplog
+):
+    engine = await start_engine(reporting(2**31, 2**31))
+    router = await start_router({"m": [engine]}, keys_file=keys_file.write({"name": "a"}))
+    with caplog.at_level(logging.WARNING):
+        statuses = [await status_of(ask(router)) for _ in range(2)]
+
+    assert statuses == [200, 200]
+    assert await tokens(router) == sum(2**20 + 16 * len(request.body) for request in engine.received)
+    cut = r'fairlead_router_rejected_total\{reason="usage_cut",sender="engine"\}'
+    assert await router.metric(cut) == 2
+    assert caplog.text.count("more tokens than the request can have used") == 1
+
+
+@pytest.mark.parametrize(
+    "field", [b"prompt=2147483649, completion=0", b"prompt=" + b"9" * 400 + b", completion=0", b"prompt=-1"]
+)
+async def test_usage_out_of_range_counts_as_none(start_engine, start_router, keys_file, field):
+    async def behave(engine, request, writer):
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nFairlead-Usage: %b\r\n\r\n{}" % field)
+
+    engine = await start_engine(behave)
+    router = await start_router({"m": [engine]}, keys_file=keys_file.write({"name": "a"}))
+    assert await status_of(ask(router)) == 200
+
+    assert await tokens(router) == len(engine.received[0].body) // 4
+    rejected = r'fairlead_router_rejected_total\{reason="out_of_range",sender="engine"\}'
+    assert await router.metric(rejected) == 1
+
+
+@pytest.mark.parametrize(
+    "count",
+    ["-1000000000000", "9" * 400, "1e400", "null", '0,"unknown":' + "[" * 1500 + "]" * 1500],
+    ids=["negative", "long", "infinite", "null", "nested"],
+)
+async def test_a_report_with_a_usage_out_of_range_neither_charges_nor_credits(
+    start_engine, start_router, keys_file, count
+):
+    report = f': fairlead {{"seed":1,"usage":{{"prompt_tokens":{count},"completion_tokens":0}}}}\n'.encode()
+
+    async def behave(engine, request, writer):
+        data = FIRST.encode() + b"data: 1\n\n" + report
+        writer.write(
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+            b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data)
+        )
+
+    engine = await start_engine(behave)
+    router = await start_router({"m": [engine]}, keys_file=keys_file.write({"name": "a"}))
+    async with ask(router, stream=True) as response:
+        assert b'"code":"interrupted"' in await response.read()
+
+    assert await tokens(router) == len(engine.received[0].body) // 4 + len(FIRST.token_ids)
+    assert (
+        await router.metric(r'fairlead_router_rejected_total\{reason="out_of_range",sender="engine"\}') >= 1
+    )
 
 
 async def test_tokens_of_a_stream_are_those_of_its_last_report(start_engine, start_router, keys_file):

@@ -44,8 +44,8 @@ def test_there_is_no_key_without_a_file():
 def test_clients_credentials_reach_only_engines_that_take_them():
     fields = {b"authorization": b"Bearer k", b"x-api-key": b"k"}
     ours, tenants = (Deployment(Key("ns", "a"), ("a",), takes_credentials=takes) for takes in (True, False))
-    assert EngineCredentials().lines(fields, ours) == b"authorization: Bearer k\r\nx-api-key: k\r\n"
-    assert EngineCredentials().lines(fields, tenants) == b""
+    assert EngineCredentials().lines(fields, ours, ANYONE) == b"authorization: Bearer k\r\nx-api-key: k\r\n"
+    assert EngineCredentials().lines(fields, tenants, ANYONE) == b""
 
 
 @pytest.mark.parametrize("content", [None, b"", b" \n"])

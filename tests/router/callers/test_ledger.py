@@ -252,3 +252,27 @@ def test_a_refusal_names_the_limit_and_when_to_try_again(limits, retry_after):
     with pytest.raises(RequestError, match="'k' may") as refusal:
         account.admit(1000.0)
     assert refusal.value.lines[0] == b"Retry-After: %b\r\n" % retry_after
+
+
+def test_estimates_of_requests_in_flight_count_at_other_routers_until_they_end():
+    first, second = (start(1000.0, entry(tokens_per_minute=600)) for _ in range(2))
+    first.accounts["k"].admit(1000.0, 1000)
+    exchange([first, second], 1001.0)
+    assert not admits(second, 1001.0)
+
+    first.accounts["k"].settle(1001.0, ReportedUsage(1, 1), 1000)
+    exchange([first, second], 1002.0)
+
+    assert admits(second, 1002.0)
+    assert first.report(1002.0).keys["k"].tokens_owed < 10
+
+
+@given(st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 5000), st.floats(0, 90)), max_size=20))
+def test_nothing_is_owed_below_zero_whatever_was_estimated(requests):
+    account, now = Account(entry(tokens_per_minute=6000)), 1000.0
+    for estimated, used, seconds in requests:
+        account.admit(now, estimated)
+        now += seconds
+        account.settle(now, ReportedUsage(used, 0), estimated)
+        assert account.counts(now).tokens_owed >= 0 and account.tokens_estimated == 0
+        now += 180.0

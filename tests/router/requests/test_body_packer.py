@@ -140,7 +140,8 @@ async def agent(url: str, body: bytes, begun: asyncio.Semaphore) -> None:
     async with begun:
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+            b"POST /v1/chat/completions HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+            % len(body)
         )
         writer.write(body)
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")

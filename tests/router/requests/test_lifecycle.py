@@ -66,9 +66,9 @@ class RecordingCaller:
     def __init__(self) -> None:
         self.used: list[ReportedUsage] = []
 
-    def admit(self, now: float) -> None: ...
+    def admit(self, now: float, estimated_tokens: int) -> None: ...
 
-    def settle(self, now: float, usage: ReportedUsage) -> None:
+    def settle(self, now: float, usage: ReportedUsage, estimated_tokens: int) -> None:
         self.used.append(usage)
 
 

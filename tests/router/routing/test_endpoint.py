@@ -62,16 +62,36 @@ def test_a_share_grows_from_a_tenth_to_the_whole():
     [
         (b"running=3, waiting=1, room=60, kv=0.125", ReportedLoad(3, 1, 60, 0.125)),
         (b"running=3, waiting=1, room=60, kv=1, unknown=7", ReportedLoad(3, 1, 60, 1.0)),
-        (b"running=many, waiting=2", ReportedLoad()),
-        (b"running=-1, waiting=0, room=1, kv=0", ReportedLoad()),
-        (b"running=inf, waiting=2", ReportedLoad()),
-        (b"running=nan", ReportedLoad()),
-        (b"\xff=,,=", ReportedLoad()),
-        (b"", ReportedLoad()),
+        (b"running=3, waiting=1, room=60, kv=1.000, context=4096", ReportedLoad(3, 1, 60, 1.0)),
+        (b"running=999999999, waiting=0, room=0, kv=0.000", ReportedLoad(999_999_999, 0, 0, 0.0)),
+        (b"running=1000000000, waiting=0, room=0, kv=0", None),
+        (b"running=1, waiting=0, room=0, kv=1.001", None),
+        (b"running=1, waiting=0, room=0, kv=17" + b"0" * 307, None),
+        (b"running=1, waiting=0, room=0, kv=" + b"1" * 310, None),
+        (b"running=" + b"1" * 310 + b", waiting=0, room=0, kv=0", None),
+        (b"running=1, waiting=0, room=0, kv=0.5x", None),
+        (b"running=many, waiting=2", None),
+        (b"running=-1, waiting=0, room=1, kv=0", None),
+        (b"running=inf, waiting=2", None),
+        (b"running=1, waiting=0, room=1, kv=nan", None),
+        (b"\xff=,,=", None),
+        (b"", None),
     ],
 )
 def test_reads_the_load_that_an_engine_reports(field, load):
     assert ReportedLoad.parse(field) == load
+
+
+def test_a_load_that_is_not_valid_leaves_the_last_report_as_it_was():
+    endpoint = Endpoint(Key("default", "m"), Address("h", 1))
+    assert endpoint.record_report(b"abc", b"running=3, waiting=0, room=1, kv=0.5")
+    reported_at = endpoint.reported_at
+
+    assert not endpoint.record_report(b"x" * 10_000, b"running=3, waiting=0, room=1, kv=1" + b"7" * 308)
+
+    assert endpoint.reported_at == reported_at
+    assert endpoint.reported_load == ReportedLoad(3, 0, 1, 0.5)
+    assert endpoint.fingerprints == {"": b"abc"}
 
 
 def test_an_endpoint_keeps_the_last_report_when_an_answer_has_none():

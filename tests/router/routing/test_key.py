@@ -1,6 +1,7 @@
 """The key of a request, and its agreement with the parser of the engine."""
 
 import json
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic_core import from_json
 
 from engine_server.router.errors import RequestError
-from engine_server.router.routing.key import RouteKey, read_key
+from engine_server.router.routing.key import MAX_SESSION_CHARS, RouteKey, read_key
 
 CHARS = 20
 
@@ -142,6 +143,71 @@ def test_names_the_problem_of_a_body_without_a_key(body, problem):
         key_of(body)
 
     assert raised.value.status == 400
+
+
+MIB = 1 << 20
+FIELDS = ["model", "stream", "messages", "prompt", "input", "user", "prompt_cache_key", "metadata", "other"]
+# The beginning, the repeated middle and the end of values that cost a parser much more than their bytes.
+SHAPES = {
+    "lists": (b"[[]", b",[]", b"]"),
+    "objects": (b"[{}", b",{}", b"]"),
+    "numbers": (b"[1", b",1", b"]"),
+    "strings": (b'["a"', b',"a"', b"]"),
+    "a string and numbers": (b'["a"', b",1", b"]"),
+    "keys": (b'{"a":1', b',"a":1', b"}"),
+    "users": (b'{"user_id":[[]', b",[]", b"]}"),
+    "parts of a role": (b'[{"role":[[]', b",[]", b"]}]"),
+    "parts of a content": (b'[{"content":[{}', b",{}", b"]}]"),
+    "parts of a text": (b'[{"content":[{"text":[{}', b",{}", b"]}]}]"),
+    "a wide string": (b'"\\ud83d\\ude00', b"x", b'"'),
+    "an escaped string": (b'"', b"\\u0041", b'"'),
+    "digits": (b"1", b"1", b""),
+}
+
+
+def large_body(field: str, shape: str, size: int) -> bytes:
+    begin, middle, end = SHAPES[shape]
+    head = b'{"model":"m","%b":%b' % (field.encode(), begin)
+    return head + middle * ((size - len(head) - len(end)) // len(middle)) + end + b"}"
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("field", FIELDS)
+def test_the_memory_for_a_body_is_bounded_whatever_its_values(field, shape):
+    body = bytearray(large_body(field, shape, 4 * MIB))
+    tracemalloc.start()
+    try:
+        read_key(body, {}, prefix_chars=100)
+    except RequestError as error:
+        assert error.status == 400
+    finally:
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+
+    assert len(body) + peak <= 3 * len(body) + 4 * MIB
+
+
+def test_the_names_that_are_kept_of_a_body_are_bounded():
+    long = "x" * 100_000
+
+    assert len(key_of({"model": "m", "user": long}).session) == MAX_SESSION_CHARS
+    assert len(key_of({"model": "m", "metadata": {"user_id": long}}).session) == MAX_SESSION_CHARS
+    with pytest.raises(RequestError, match="`model` is longer than 8192 bytes"):
+        key_of({"model": long})
+
+
+async def test_a_large_body_of_many_small_values_is_refused_and_counted(start_engine, start_router):
+    engine = await start_engine()
+    router = await start_router({"m": [engine]})
+
+    body = large_body("prompt", "a string and numbers", 9 * MIB)
+    async with router.session.post(f"{router.url}/v1/completions", data=body) as response:
+        answer = await response.json()
+
+    assert response.status == 400 and "commas in the body; at most 4,194,304" in answer["error"]["message"]
+    rejected = r'fairlead_router_rejected_total\{reason="too_many_values",sender="client"\}'
+    assert await router.metric(rejected) == 1
+    assert engine.received == []
 
 
 def test_conversations_with_one_system_prompt_have_different_prefixes():

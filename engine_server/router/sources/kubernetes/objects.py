@@ -8,6 +8,7 @@ from engine_server.contract.adapters import DeploymentAdapter
 from engine_server.contract.api import Key
 from engine_server.contract.drain import DEFAULT_DRAIN_TIMEOUT_SECONDS
 from engine_server.contract.labels import HTTP_PORT_NAME, LLMDEPLOYMENT_LABEL
+from engine_server.contract.ranges import Count, PortNumber, Total
 
 # Namespace and name.
 Identity = tuple[str, str]
@@ -21,7 +22,7 @@ class Metadata(msgspec.Struct, rename="camel"):
     uid: str = ""
     resource_version: str = ""
     # Grows with each change of the spec.
-    generation: int = 0
+    generation: Total = 0
     creation_timestamp: datetime | None = None
     labels: dict[str, str] = {}
 
@@ -52,13 +53,13 @@ class Routing(msgspec.Struct):
 class Autoscaling(msgspec.Struct):
     """`spec.autoscaling`."""
 
-    min: int = 0
+    min: Count = 0
 
 
 class Rollout(msgspec.Struct, rename="camel"):
     """`spec.rollout`."""
 
-    drain_timeout_seconds: int = DEFAULT_DRAIN_TIMEOUT_SECONDS
+    drain_timeout_seconds: Count = DEFAULT_DRAIN_TIMEOUT_SECONDS
 
 
 class Adapter(msgspec.Struct):
@@ -72,7 +73,7 @@ class Spec(msgspec.Struct):
 
     model: Model = msgspec.field(default_factory=Model)
     routing: Routing = msgspec.field(default_factory=Routing)
-    replicas: int = 1
+    replicas: Count = 1
     autoscaling: Autoscaling | None = None
     rollout: Rollout = msgspec.field(default_factory=Rollout)
     adapters: list[Adapter] = []
@@ -85,7 +86,7 @@ class Condition(msgspec.Struct, rename="camel"):
     status: str = ""
     reason: str = ""
     message: str = ""
-    observed_generation: int = 0
+    observed_generation: Total = 0
 
 
 class Status(msgspec.Struct):
@@ -93,7 +94,7 @@ class Status(msgspec.Struct):
 
     conditions: list[Condition] = []
     # Restarts of the replicas' containers; None from operators before 0.2.0.
-    restarts: int | None = None
+    restarts: Count | None = None
     adapters: list[DeploymentAdapter] = []
 
 
@@ -144,7 +145,7 @@ class Port(msgspec.Struct):
     """A port of all pods in an EndpointSlice."""
 
     name: str | None = None
-    port: int | None = None
+    port: PortNumber | None = None
 
 
 class EndpointSlice(Object, rename="camel"):
