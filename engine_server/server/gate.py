@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from engine_server.contract.errors import ErrorCode
 from engine_server.requests.errors import QueueFullError
-from engine_server.server.http.errors import ApiError, as_api_error, shutting_down
+from engine_server.server.http.errors import ApiError, as_api_error, dead, shutting_down
 
 if TYPE_CHECKING:
     from engine_server.server.engine_host import EngineHost
@@ -75,5 +75,5 @@ def unavailable(host: EngineHost) -> ApiError | None:
         message = f"the model is loading (phase: {host.phase}); try again soon"
         return ApiError(503, message, code=ErrorCode.LOADING, retry_after=2)
     if host.death is not None:
-        return ApiError(503, "the engine is dead", code=ErrorCode.ENGINE_DEAD, retry_after=1, close=True)
+        return dead()
     return None

@@ -91,8 +91,10 @@ def served_model(model: LoadedModel, name: str | None, headers: Mapping[str, str
     """
     if name is None:
         name = model.served_names[0]
-    served = ", ".join((*model.served_names, *model.adapters.names))
     deployment, wanted = headers.get(DEPLOYMENT), headers.get(ADAPTER)
+    # A router's callers may not all use, nor know, each adapter.
+    names = (*model.served_names, *model.adapters.names) if deployment is None else model.served_names
+    served = ", ".join(names)
     if deployment is not None and deployment not in model.served_names:
         raise not_served(f"the deployment {quote(deployment)} is not served here; served: {served}")
     if wanted is None and (deployment is not None or name in model.served_names):

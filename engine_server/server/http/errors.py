@@ -132,9 +132,7 @@ def as_api_error(error: Exception) -> ApiError:
         case OperationRefusedError():
             return ApiError(409, str(error))
         case EngineDeadError():
-            # Nothing was sent yet, so 503 lets a router retry on another replica.
-            message = f"the engine is dead: {error.cause}"
-            return ApiError(503, message, code=ErrorCode.ENGINE_DEAD, retry_after=1, close=True)
+            return dead()
         case _:
             logger.error("a request failed", exc_info=error)
             return ApiError(500, "internal error; the server's log has it", code=ErrorCode.INTERNAL_ERROR)
@@ -144,6 +142,15 @@ def shutting_down() -> ApiError:
     """Return the error of a request that the server's shutdown refuses or ends; another replica can take it."""
     message = "the server is shutting down"
     return ApiError(503, message, code=ErrorCode.DRAINING, retry_after=1, close=True)
+
+
+def dead() -> ApiError:
+    """Return the error of a request whose engine has ended. The cause may quote other requests: only the log has it.
+
+    A router may retry on another replica, since nothing was sent.
+    """
+    message = "the engine is dead; the server's log has the cause"
+    return ApiError(503, message, code=ErrorCode.ENGINE_DEAD, retry_after=1, close=True)
 
 
 async def answer_error(_: Request, error: Exception) -> Response:

@@ -251,7 +251,9 @@ async def test_passes_on_an_error_that_another_replica_would_give_too(
 
 
 async def test_passes_on_the_refusal_of_the_last_replica_with_its_head(start_engine, start_router):
-    engines = [await start_engine(refuse(500, "internal_error", head="OpenAI-Version: 7\r\n")) for _ in range(2)]
+    engines = [
+        await start_engine(refuse(500, "internal_error", head="OpenAI-Version: 7\r\n")) for _ in range(2)
+    ]
     router = await start_router({"m": engines})
     async with router.chat() as response:
         assert (response.status, response.headers["OpenAI-Version"]) == (500, "7")

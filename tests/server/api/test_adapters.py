@@ -99,6 +99,7 @@ def test_router_names_the_adapter_and_the_answer_its_content(tuned: Tuned) -> No
     assert prints[1].headers[headers.MODEL.lower()] == prints[1].json["system_fingerprint"]
     missing = tuned.api.request("POST", COMPLETIONS, body("x"), given | {headers.ADAPTER: "german"})
     assert (missing.status, missing.error["code"]) == (404, "model_not_found")
+    assert "french" not in missing.error["message"]  # which the router's caller may not be allowed to use
 
 
 def test_refused_continuation_tells_the_fingerprint_of_the_adapter(tuned: Tuned) -> None:

@@ -149,7 +149,9 @@ def test_chunked_body_over_the_limit_is_refused(scripted: Any) -> None:
             yield MEGABYTE
 
     connection = http.client.HTTPConnection("127.0.0.1", scripted.port, timeout=30)
-    connection.request("POST", COMPLETIONS, chunks(), encode_chunked=True)
+    connection.request(
+        "POST", COMPLETIONS, chunks(), {"Content-Type": "application/json"}, encode_chunked=True
+    )
     response = connection.getresponse()
     assert response.status == 413
     connection.close()
@@ -158,6 +160,7 @@ def test_chunked_body_over_the_limit_is_refused(scripted: Any) -> None:
 def test_body_over_the_limit_is_refused_by_its_content_length(scripted: Any) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", scripted.port, timeout=30)
     connection.putrequest("POST", COMPLETIONS)
+    connection.putheader("Content-Type", "application/json")
     connection.putheader("Content-Length", str(1 << 40))
     connection.endheaders()
     assert connection.getresponse().status == 413
