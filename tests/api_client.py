@@ -12,6 +12,8 @@ from typing import Any
 import openai
 from waiting import NotYetError
 
+JSON = {"Content-Type": "application/json"}
+
 
 @dataclass
 class Answer:
@@ -53,7 +55,7 @@ class ApiClient:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-            sent = ({} if data is None else {"Content-Type": "application/json"}) | (headers or {})
+            sent = ({} if data is None else JSON) | (headers or {})
             sent = {name: value for name, value in sent.items() if value is not None}
             connection.request(method, path, data, sent)
             response = connection.getresponse()

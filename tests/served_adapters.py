@@ -6,12 +6,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from api_client import ApiClient
+from api_client import JSON, ApiClient
 from engine_process import EngineProcess, running_engine
 
 PROMPT = [3, 4, 5, 6]
 COMPLETIONS = "/v1/completions"
-JSON = {"Content-Type": "application/json"}
 
 
 class Tuned(NamedTuple):

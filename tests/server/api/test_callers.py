@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
+from api_client import JSON
 from local_server import LocalServer, serving
 from waiting import until
 
@@ -44,7 +45,7 @@ def asking(server: LocalServer, caller: ReportedCaller, **fields: Any) -> Iterat
     """Send a request, and disconnect at the end of the context."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     body = json.dumps({"model": "smollm2", "prompt": "A", "max_tokens": 1} | fields)
-    connection.request("POST", COMPLETIONS, body, headers(caller))
+    connection.request("POST", COMPLETIONS, body, headers(caller) | JSON)
     try:
         yield
     finally:

@@ -7,6 +7,7 @@ from importlib.metadata import version
 from typing import Any
 
 import pytest
+from api_client import JSON
 from waiting import until
 
 from engine_server.models import resolve
@@ -22,7 +23,7 @@ def test_load_counts_the_requests_in_flight(scripted: Any) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", scripted.port, timeout=60)
     body = {"model": "smollm2", "prompt": "Once", "max_tokens": 900, "ignore_eos": True, "stream": True}
     with scripted.holding():
-        connection.request("POST", "/v1/completions", json.dumps(body))
+        connection.request("POST", "/v1/completions", json.dumps(body), JSON)
         connection.getresponse().read(1)
         assert scripted.get("/load").json == {"server_load": 1}
         assert connection.sock is not None

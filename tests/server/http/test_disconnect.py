@@ -10,6 +10,7 @@ from typing import Any
 
 import openai
 import pytest
+from api_client import JSON
 from local_server import serving
 from waiting import until, until_async
 
@@ -32,7 +33,7 @@ LARGE = 100_000
 def asking(port: int, body: dict[str, Any]) -> Iterator[socket.socket]:
     """Send a request for a completion, and disconnect at the end of the context."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.request("POST", "/v1/completions", json.dumps(REQUEST | body))
+    connection.request("POST", "/v1/completions", json.dumps(REQUEST | body), JSON)
     assert connection.sock is not None
     try:
         yield connection.sock

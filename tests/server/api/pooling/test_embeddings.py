@@ -13,6 +13,7 @@ import openai
 import pytest
 import torch
 from adapters import save_lora
+from api_client import JSON
 from engine_process import EngineProcess, running_engine
 from peft import PeftModel
 from transformers import AutoTokenizer, BertModel
@@ -173,13 +174,12 @@ def test_truncation_in_one_request_cuts_no_other_request(
 
     def count(**options: Any) -> int:
         body = json.dumps({"model": "minilm", "input": texts, **options})
-        connection.request("POST", "/v1/embeddings", body)
+        connection.request("POST", "/v1/embeddings", body, JSON)
         return int(json.loads(connection.getresponse().read())["usage"]["prompt_tokens"])
 
     other = http.client.HTTPConnection("127.0.0.1", minilm_server.port, timeout=120)
-    other.request(
-        "POST", "/v1/embeddings", json.dumps({"model": "minilm", "input": texts, "truncate_prompt_tokens": 8})
-    )
+    body = json.dumps({"model": "minilm", "input": texts, "truncate_prompt_tokens": 8})
+    other.request("POST", "/v1/embeddings", body, JSON)
     connection = http.client.HTTPConnection("127.0.0.1", minilm_server.port, timeout=120)
     assert count() == 20 * 242
     assert json.loads(other.getresponse().read())["usage"]["prompt_tokens"] == 20 * 8
@@ -244,7 +244,7 @@ def test_disconnect_aborts_all_inputs(minilm_server: EngineProcess) -> None:
     before = minilm_server.metric(ABORTED)
     connection = http.client.HTTPConnection("127.0.0.1", minilm_server.port, timeout=60)
     body = {"model": "minilm", "input": [[5] * 250] * 400}
-    connection.request("POST", "/v1/embeddings", json.dumps(body))
+    connection.request("POST", "/v1/embeddings", json.dumps(body), JSON)
     until(lambda: minilm_server.metric(WAITING) > 0)
     assert connection.sock is not None
     connection.sock.shutdown(socket.SHUT_RDWR)
