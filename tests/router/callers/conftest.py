@@ -1,6 +1,7 @@
 import asyncio
 
 import pytest
+from router_keys import KeysFile
 
 
 @pytest.fixture
@@ -12,3 +13,8 @@ async def background():
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.fixture
+def keys_file(tmp_path):
+    return KeysFile(tmp_path / "keys.yaml")

@@ -1,184 +1,19 @@
 """Limits of a connection, by raw sockets against a small application behind the server's own protocol."""
 
-import asyncio
 import contextlib
 import json
 import random
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any
+from collections.abc import Callable
 
 import psutil
 import pytest
-import uvicorn
-import uvloop
+from http_service import GET, LARGE, POST, Service, assert_refused, fields, read_answer, serving
 from tiers import tiered
 from waiting import until
 
 from engine_server.contract.open_files import raise_open_files_limit
-from engine_server.server.http.protocol import Connection, ConnectionLimits, Input
-from engine_server.server.http.request_body import MAX_BYTES
-from engine_server.server.serving import HttpServer
-from engine_server.shared.pipelining import MAX_WAITING, SLICE_BYTES
-from engine_server.shared.places import Places
-from engine_server.shared.shares import Shares
-
-SECONDS = 30
-POST = b"POST /echo HTTP/1.1\r\nHost: a\r\n"
-GET = b"GET /echo HTTP/1.1\r\nHost: a\r\n\r\n"
-LARGE = 64 << 20
-PIECE = bytes(64 << 10)
-
-
-class Application:
-    """Answers with the request's method, path and body; other paths are described below."""
-
-    def __init__(self) -> None:
-        self.running = 0
-        self.num_started = 0
-        self.release = threading.Event()
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        self.running += 1
-        self.num_started += 1
-        try:
-            await self._answer(scope, receive, send)
-        finally:
-            self.running -= 1
-
-    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
-        path = scope["path"]
-        if path == "/refuse":  # without reading the body
-            await self._send(send, 413, b"too large", [(b"connection", b"close")])
-            return
-        if path == "/held":
-            await asyncio.to_thread(self.release.wait)
-        if path == "/large":
-            await self._send(send, 200, bytes(LARGE))
-            return
-        if path == "/long":
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-            for _ in range(500):
-                await send({"type": "http.response.body", "body": PIECE, "more_body": True})
-            return
-        body, more = b"", True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return
-            body += message["body"]
-            more = message["more_body"]
-        if path == "/stream":  # until the client disconnects
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-            await send({"type": "http.response.body", "body": b"first", "more_body": True})
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            return
-        answer = {"method": scope["method"], "path": path, "body": body.decode("latin-1")}
-        await self._send(send, 200, json.dumps(answer).encode())
-
-    async def _send(self, send: Any, status: int, body: bytes, headers: Any = ()) -> None:
-        length = (b"content-length", str(len(body)).encode())
-        await send({"type": "http.response.start", "status": status, "headers": [length, *headers]})
-        await send({"type": "http.response.body", "body": body, "more_body": False})
-
-
-class Service:
-    """A server in a thread of its own, with uvloop as in production."""
-
-    def __init__(
-        self, limits: ConnectionLimits, keep_alive: float, input_shares: Shares, connections: int
-    ) -> None:
-        self.app = Application()
-        places = Places(connections)
-        protocol: Any = partial(Connection, limits=limits, input_shares=input_shares, places=places)
-        self.server = HttpServer(
-            uvicorn.Config(
-                self.app, http=protocol, ws="none", lifespan="off", log_config=None,
-                timeout_graceful_shutdown=1,
-            ),
-            places,
-        )  # fmt: skip
-        self.server.config.timeout_keep_alive = keep_alive  # type: ignore[assignment]
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.thread = threading.Thread(target=self._run, daemon=True)
-
-    def _run(self) -> None:
-        uvloop.run(self.server.serve(sockets=[self.listener]))
-
-    def start(self) -> None:
-        self.thread.start()
-        until(lambda: self.server.started)
-
-    def stop(self) -> None:
-        self.server.should_exit = True
-        self.thread.join(SECONDS)
-        assert not self.thread.is_alive()
-
-    @property
-    def num_connections(self) -> int:
-        return len(self.server.server_state.connections)
-
-    def only_connection(self) -> Any:
-        return until(lambda: next(iter(self.server.server_state.connections), None))
-
-    def connect(self) -> socket.socket:
-        return socket.create_connection(self.listener.getsockname(), timeout=SECONDS)
-
-
-@contextlib.contextmanager
-def serving(
-    keep_alive: float = 60,
-    input_shares: Shares | None = None,
-    connections: int = 10_000,
-    **limits: Any,
-) -> Iterator[Service]:
-    service = Service(ConnectionLimits(**limits), keep_alive, input_shares or Shares(MAX_BYTES), connections)
-    service.start()
-    try:
-        yield service
-    finally:
-        service.stop()
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[Service]:
-    with serving() as service:
-        yield service
-
-
-def read_answer(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
-    """Read one answer that has a content length."""
-    received = b""
-    while b"\r\n\r\n" not in received:
-        piece = connection.recv(1 << 16)
-        assert piece, f"closed after {received!r}"
-        received += piece
-    head, body = received.split(b"\r\n\r\n", 1)
-    status, *lines = head.decode().split("\r\n")
-    headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
-    while len(body) < int(headers["content-length"]):
-        piece = connection.recv(1 << 16)
-        assert piece, f"closed after {body!r}"
-        body += piece
-    return int(status.split()[1]), headers, body
-
-
-def assert_refused(connection: socket.socket, status: int, code: str) -> dict[str, Any]:
-    """Check for an error in OpenAI's shape, after which the connection is closed."""
-    answered, headers, body = read_answer(connection)
-    error: dict[str, Any] = json.loads(body)["error"]
-    assert (answered, error["code"]) == (status, code), error
-    assert headers["connection"] == "close"
-    assert set(error) == {"message", "type", "param", "code"}
-    assert connection.recv(1) == b""
-    return error
-
-
-def fields(count: int, size: int = 1) -> bytes:
-    return b"".join(b"X-%d: %s\r\n" % (number, b"a" * size) for number in range(count))
 
 
 @pytest.mark.parametrize(
@@ -383,67 +218,6 @@ def test_connection_closes_though_the_client_of_a_refused_body_never_ends() -> N
         until(lambda: service.num_connections == 0)
 
 
-def test_pipelined_requests_are_answered_in_order(service: Service) -> None:
-    with service.connect() as connection:
-        connection.sendall(b"".join(b"GET /%d HTTP/1.1\r\n\r\n" % number for number in range(100)))
-        received = b""
-        while received.count(b'"path"') < 100:
-            received += connection.recv(1 << 16)
-        places = [received.index(b'"path": "/%d"' % number) for number in range(100)]
-        assert places == sorted(places)
-
-
-def test_few_of_many_pipelined_requests_are_parsed_before_earlier_ones_are_answered() -> None:
-    shares = Shares(1 << 20)
-    count, request = 5_000, b"GET /echo HTTP/1.1\r\n\r\n"
-    with serving(input_shares=shares) as service, service.connect() as connection:
-        connection.sendall(b"POST /echo HTTP/1.1\r\nContent-Length: 1\r\n\r\n")
-        until(lambda: service.app.running)
-        client = service.only_connection()
-        # The first request is complete, and answered, only with the first of these bytes.
-        connection.sendall(b"x" + request * count)
-        received, most, held = b"", 0, 0
-        while received.count(b'"path"') < count + 1:
-            most, held = max(most, len(client.pipeline)), max(held, shares.used)
-            received += connection.recv(1 << 12)
-        assert most < MAX_WAITING + SLICE_BYTES / len(request) + 1
-        assert 0 < held <= len(request) * count
-        assert shares.used == 0
-
-
-def test_pipelined_requests_are_refused_where_memory_is_short() -> None:
-    with serving(input_shares=Shares(1000)) as service, service.connect() as connection:
-        connection.sendall(b"GET /stream HTTP/1.1\r\n\r\n" + GET * 2000)
-        client = service.only_connection()
-        until(lambda: client._input is Input.DISCARDED)
-        assert not client.pipeline
-
-
-def test_pipelined_head_is_not_late_while_an_earlier_request_is_answered() -> None:
-    with serving(head_seconds=0.1) as service, service.connect() as connection:
-        connection.sendall(b"GET /held HTTP/1.1\r\n\r\n" + GET * 600)
-        client = service.only_connection()
-        timer = until(lambda: client._input is Input.HEAD and client._timer)
-        until(lambda: client._timer is not timer)
-        service.app.release.set()
-        received = b""
-        while received.count(b'"path"') < 601:
-            piece = connection.recv(1 << 16)
-            assert piece
-            received += piece
-
-
-def test_disconnect_ends_a_request_before_which_others_were_queued(service: Service) -> None:
-    with service.connect() as connection:
-        connection.sendall(b"GET /stream HTTP/1.1\r\n\r\n")
-        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
-        connection.sendall(GET)
-        until(lambda: next(iter(service.server.server_state.connections)).pipeline)
-    for other in list(service.server.server_state.connections):
-        other.transport.abort()
-    until(lambda: service.app.running == 0)
-
-
 @pytest.mark.parametrize(
     ("request_bytes", "expected"),
     [
@@ -475,39 +249,6 @@ def test_client_that_expects_100_continue_is_asked_for_its_body(service: Service
         assert connection.recv(1 << 16) == b"HTTP/1.1 100 Continue\r\n\r\n"
         connection.sendall(b"abc")
         assert json.loads(read_answer(connection)[2])["body"] == "abc"
-
-
-def test_idle_connections_are_closed() -> None:
-    with serving(keep_alive=0.2) as service, service.connect() as silent, service.connect() as blank:
-        blank.sendall(b"\r\n")
-        assert silent.recv(1) == b""
-        assert blank.recv(1) == b""
-
-
-def test_longest_idle_connection_is_closed_for_a_new_one() -> None:
-    with serving(connections=2) as service, service.connect() as longest, service.connect() as latest:
-        for client in (longest, latest, longest, latest):
-            client.sendall(GET)
-            assert read_answer(client)[0] == 200
-        with service.connect() as client:
-            client.sendall(GET)
-            assert read_answer(client)[0] == 200
-            assert longest.recv(1) == b""
-            latest.sendall(GET)
-            assert read_answer(latest)[0] == 200
-
-
-def test_new_connection_waits_while_all_others_are_busy() -> None:
-    with serving(connections=2) as service, service.connect() as first, service.connect() as second:
-        for client in (first, second):
-            client.sendall(b"GET /held HTTP/1.1\r\n\r\n")
-        until(lambda: service.app.running == 2)
-        with service.connect() as third:
-            third.sendall(GET)
-            until(lambda: service.server._places._on_free is not None)
-            assert service.num_connections == 2
-            service.app.release.set()
-            assert read_answer(third)[0] == 200
 
 
 def test_random_bytes_are_answered_or_closed(service: Service) -> None:
