@@ -26,7 +26,9 @@ def local() -> Iterator[Any]:
         yield server
 
 
-@pytest.mark.parametrize("host", ["localhost", "ui.localhost:8000", "127.0.0.1:80", "[::1]:80", "Models.LAN"])
+@pytest.mark.parametrize(
+    "host", ["localhost", "ui.localhost:8000", "127.0.0.1:80", "[::1]:80", "Models.LAN", "fairlead"]
+)
 def test_loopback_server_answers_by_its_own_names(local: Any, host: str) -> None:
     assert local.request("GET", "/v1/models", None, {"Host": host}).status == 200
 

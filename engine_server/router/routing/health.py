@@ -183,7 +183,7 @@ async def probe(address: Address, seconds: float) -> int | None:
     try:
         async with asyncio.timeout(seconds):
             reader, writer = await asyncio.open_connection(address.host, address.port)
-            writer.write(b"GET /ready HTTP/1.1\r\nHost: fairlead\r\nConnection: close\r\n\r\n")
+            writer.write(b"GET /ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             version, status, *_ = (await reader.readline()).split(b" ")
             return int(status) if version.startswith(b"HTTP/") else None
     except (OSError, ValueError):
