@@ -33,6 +33,7 @@ class FakeRunner(ModelRunner):
         self._vocabulary = config.model_config.vocab_size
         self.overlapped = bool(scheduling.async_scheduling)
         self.batch_invariant = False
+        self.kernels = ""
         self.loaded = SimpleNamespace(  # type: ignore[assignment]
             rope=None, adapted=FakeAdapters(), split=SimpleNamespace(vocabulary=self._vocabulary)
         )
