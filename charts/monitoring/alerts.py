@@ -11,6 +11,7 @@ REPLICA = (*ENGINE, "pod")
 ERROR_BUDGET = 0.001
 FAILED = series("fairlead_router_requests_total", 'code=~"5.."', 'model!=""')
 REQUESTS = series("fairlead_router_requests_total", 'model!=""')
+REJECTED = series("fairlead_router_rejected_total", 'sender="engine"')
 WAITING = total("vllm:num_requests_waiting", *ENGINE)
 DESIRED = total("fairlead_operator_desired_replicas", "namespace", "name")
 READY = total("fairlead_operator_ready_replicas", "namespace", "name")
@@ -80,6 +81,14 @@ ALERTS = [
         "warning",
         "Requests for {{ $labels.namespace }}/{{ $labels.name }} wait for a replica",
         "For 15 minutes routers have held requests, {{ $value }} now, because no replica is ready.",
+    ),
+    Alert(
+        "FairleadEngineRejected",
+        f"{rate(REJECTED, 'reason', window='5m')} > 0.1",
+        "15m",
+        "warning",
+        "Routers reject what engines send: {{ $labels.reason }}",
+        'For 15 minutes they have rejected {{ printf "%.1f" $value }} reports or answers of engines a second.',
     ),
     Alert(
         "FairleadKVCacheFull",
