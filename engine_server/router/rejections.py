@@ -3,6 +3,7 @@
 import logging
 from collections import Counter
 from enum import StrEnum
+from itertools import product
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +45,8 @@ class Rejections:
     """Counts by sender and reason, which are labels of a metric: neither has a value that a sender chose."""
 
     def __init__(self) -> None:
-        self.counts: Counter[tuple[Sender, Reason]] = Counter()
+        # All of them from the start, since Prometheus sees no increase in a series' first value.
+        self.counts: Counter[tuple[Sender, Reason]] = Counter(dict.fromkeys(product(Sender, Reason), 0))
         # The times of the last log lines, by subject; none is older than LOG_SECONDS.
         self._logged: dict[str, float] = {}
 
