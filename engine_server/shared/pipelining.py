@@ -24,7 +24,11 @@ class Unparsed:
     def take(self, body: int = 0) -> memoryview:
         """Remove and return the next slice; the next `body` bytes belong to the body of one request."""
         size = max(SLICE_BYTES, body)
-        piece, self._rest = self._rest[:size], self._rest[size:]
+        piece = self._rest[:size]
+        if size < len(self._rest):
+            self._rest = self._rest[size:]
+        else:
+            self.clear()  # an empty view would keep all bytes
         return piece
 
     def clear(self) -> None:
