@@ -13,6 +13,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -99,8 +100,7 @@ def busy_neighbours(count: int) -> Iterator[None]:
 def control_group(cpus: float) -> Iterator[Path]:
     """Make a control group with a quota of CPUs, version 2 or 1, and yield the file that takes its processes."""
     version_2 = (MOUNT / "cgroup.controllers").is_file()
-    folder = (MOUNT if version_2 else MOUNT / "cpu") / f"fairlead-benchmark-{os.getpid()}-{cpus}"
-    folder.mkdir()
+    folder = Path(tempfile.mkdtemp(prefix="fairlead-benchmark-", dir=MOUNT if version_2 else MOUNT / "cpu"))
     try:
         quota = int(cpus * PERIOD)
         if version_2:
