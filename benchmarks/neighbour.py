@@ -53,7 +53,7 @@ SETTINGS = {
 
 
 class Load(NamedTuple):
-    """What else runs meanwhile."""
+    """The work beside a stream."""
 
     # Processes that keep a core busy.
     busy: int = 0

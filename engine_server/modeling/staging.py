@@ -75,11 +75,9 @@ class Staging:
                 indices, new_ids = self._buffer[self._size : len(host)].view(2, -1)
                 self._tables.view(-1).index_copy_(0, indices.long(), new_ids)
         count = len(inputs.token_ids)
-        return (
-            self.decodes(padded)
-            if padded > count
-            else self._views(count, num_prefills, num_decodes, len(sampling))
-        )
+        if padded > count:
+            return self.decodes(padded)
+        return self._views(count, num_prefills, num_decodes, len(sampling))
 
     def decodes(self, count: int) -> Staged:
         """Return the views of a step of `count` decodes, independent of the buffers' content."""
