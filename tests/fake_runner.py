@@ -51,12 +51,12 @@ class FakeRunner(ModelRunner):
 
     def forward(self, inputs: ModelInputs) -> ForwardOutput:
         self._sampling_rows = inputs.step.rows[inputs.sampling]
-        return ForwardOutput(self._compute(self._cached, inputs), [], None)
+        return ForwardOutput(self._compute(self._cached, inputs), [], captured=False)
 
     def draft_logits(self, inputs: ModelInputs) -> Tensor:
         return self._compute(self._drafted, inputs)
 
-    def logits(self, states: Tensor, captured_size: int | None = None, chunk: int | None = None) -> Tensor:
+    def logits(self, states: Tensor, captured: bool = False, chunk: int | None = None) -> Tensor:
         return states
 
     def keep(self, tokens: Tensor) -> None:

@@ -33,7 +33,7 @@ def count_tokens(token_ids: list[int], row: Tensor) -> Tensor:
 class LogitsAsStates:
     """A language model whose hidden states are its logits."""
 
-    def logits(self, states: Tensor, captured_size: int | None = None) -> Tensor:
+    def logits(self, states: Tensor, captured: bool = False) -> Tensor:
         return states
 
     def keep(self, tokens: Tensor) -> None:
@@ -68,12 +68,12 @@ def launch(
     tested: TestedSampler,
     logits: Tensor,
     requests: Sequence[GenerationRequest],
-    captured_size: int | None = None,
+    captured: bool = False,
 ) -> list[StepResult]:
     """Sample the token that follows each request's tokens; its row of tables is its index."""
     batch = []
     for row, request in enumerate(requests):
         length = len(request.token_ids)
         batch.append(Scheduled(request, row, length - 1, 1, samples=True))
-    states = HiddenStates(batch, logits, [], [], captured_size)
+    states = HiddenStates(batch, logits, [], [], captured)
     return tested.sampler.launch(states, tested.grammars.fill(batch)).collect()

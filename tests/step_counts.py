@@ -7,10 +7,11 @@ from engine_server.telemetry.stats import IterationStats
 
 class Counts(StatLoggerBase):
     def __init__(self, config: object = None, engine_index: int = 0) -> None:
-        self.preemptions = self.hits = self.replayed = self.drafted = self.accepted = 0
+        self.steps = self.preemptions = self.hits = self.replayed = self.drafted = self.accepted = 0
 
     def record(self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats | None) -> None:
         if scheduler_stats:
+            self.steps += scheduler_stats.num_tokens > 0
             self.preemptions += scheduler_stats.num_preemptions
             self.hits += scheduler_stats.prefix_cache_hits
             self.replayed += scheduler_stats.replayed

@@ -72,12 +72,12 @@ class Executor:
         self.batch, self.replayed = batch, False
         self._begun = self.platform.record_event(timed=True)
         if not batch:
-            return HiddenStates(batch, torch.zeros(0), [], [], None)
+            return HiddenStates(batch, torch.zeros(0), [], [], captured=False)
         inputs, chunks = model_inputs(batch, self.runner.table, self.runner.loaded.rope is not None)
         self._workers.broadcast("forward", inputs)
         output = self.runner.forward(inputs)
-        self.replayed = output.captured_size is not None
-        return HiddenStates(batch, output.rows, output.prompt_rows, chunks, output.captured_size)
+        self.replayed = output.captured
+        return HiddenStates(batch, output.rows, output.prompt_rows, chunks, output.captured)
 
     def head(self, states: HiddenStates, masks: TokenMasks | None) -> Pending:
         """Launch logits processors and sampling, or pooling, of the latest forward."""

@@ -26,7 +26,7 @@ from engine_server.core.logits.custom import CustomProcessors
 from engine_server.core.logits.penalties import Penalties
 from engine_server.core.logits.pipeline import LogitsPipeline
 from engine_server.core.model_inputs import NOTHING, ModelInputs
-from engine_server.core.step_capture import EagerStep, StepCapture
+from engine_server.core.step_capture import MOST_MIXED, EagerStep, StepCapture
 from engine_server.modeling.adapters.peft_folder import LowRankAdapter
 from engine_server.modeling.attention.hook import ForwardContext
 from engine_server.modeling.attention.interface import AttentionBackend, Staged, StepInputs
@@ -57,8 +57,8 @@ class ForwardOutput(NamedTuple):
     rows: Tensor
     # [rows, hidden] for each of the inputs' chunks.
     prompt_rows: list[Tensor]
-    # Number of sequences of the captured step that was replayed; None: the step was eager.
-    captured_size: int | None
+    # A captured step was replayed, instead of the model's own code.
+    captured: bool
 
 
 class ModelRunner:
@@ -140,38 +140,38 @@ class ModelRunner:
     @torch.inference_mode()
     def forward(self, inputs: ModelInputs) -> ForwardOutput:
         """Launch the computation of a step's hidden states. All ranks must call it, in the same order."""
-        size = self._captured.size_for(inputs)
+        replay = self._captured.replay_for(inputs)
         staged = self._staged = self.staging.put(
-            inputs.step, inputs.sampling, size or 0, inputs.table_changes
+            inputs.step, inputs.sampling, replay and replay.shape, inputs.table_changes
         )
-        if size is None:
+        if replay is None:
             states = self._states_eagerly(inputs, staged)
         else:
             with self._context.replay(self.staging.attach(inputs.step, staged)):
-                states = self._captured.states(size, inputs.step.adapters is not None)
-        output = self._output(states, inputs, staged, size)
+                states = self._captured.states(replay)
+        output = self._output(states, inputs, staged, replay is not None)
         self._head_slots = self._slots_of_head(inputs, staged)
         if self.head is None:
             self._latest = output
         return output
 
     @torch.inference_mode()
-    def logits(self, states: Tensor, captured_size: int | None = None, chunk: int | None = None) -> Tensor:
+    def logits(self, states: Tensor, captured: bool = False, chunk: int | None = None) -> Tensor:
         """Launch the computation of logits [n, vocabulary] from hidden states [n, hidden]. All ranks must call it.
 
-        captured_size: that of the forward that computed the states. chunk: the index of the latest forward's chunk of
-        prompt rows that they are; None: they are its sequences that sample.
+        captured: a captured step computed the states. chunk: the index of the latest forward's chunk of prompt rows
+        that they are; None: they are its sequences that sample.
         """
         slots = self._head_slots[0 if chunk is None else chunk + 1] if self._head_slots else None
         with self.timer.measure(), self.loaded.apply_adapters(slots):
-            captured = None if captured_size is None else self._captured.logits(len(states))
-            return self.loaded.split.logits(states) if captured is None else captured
+            replayed = self._captured.logits(len(states)) if captured else None
+            return self.loaded.split.logits(states) if replayed is None else replayed
 
     def join_head(self) -> None:
         """Compute this rank's share of the logits that the first rank's head computes after the latest forward."""
         assert self._latest is not None
         states, self._latest = self._latest, None
-        self.logits(states.rows, states.captured_size)
+        self.logits(states.rows, states.captured)
         for chunk, rows in enumerate(states.prompt_rows):
             self.logits(rows, chunk=chunk)
 
@@ -223,7 +223,7 @@ class ModelRunner:
                 loaded.restore()
 
     def capture_graphs(self) -> None:
-        """Capture decode steps if the device and the model allow it. Called again after a sleep."""
+        """Capture steps if the device and the model allow it. Called again after a sleep."""
         if not self.loaded.generates:
             return
         if self.platform.compiles_late:
@@ -231,16 +231,18 @@ class ModelRunner:
         scheduling, num_blocks = self.config.scheduler_config, self.table.pool.num_blocks
         # Each sequence has a block at least.
         most = min(scheduling.max_num_rows, num_blocks)
-        eager = EagerStep(self._states, self.loaded.split.logits, self._context, self.staging, most)
-        if self.platform.captures_prompts:
-            num_slots = num_blocks * self.config.cache_config.block_size
-            eager = eager._replace(
-                most_decodes=min(self.staging.max_sequences, num_slots),
-                most_tokens=min(scheduling.max_num_batched_tokens, num_slots),
-            )
+        num_slots = num_blocks * self.config.cache_config.block_size
+        tokens = min(scheduling.max_num_batched_tokens, num_slots)
+        if self.platform.captures_any_step:
+            decodes = min(self.staging.max_sequences, num_slots)
+        else:
+            decodes, tokens = most, min(tokens, MOST_MIXED)
+        eager = EagerStep(
+            self._states, self.loaded.split.logits, self._context, self.staging, decodes, tokens
+        )
         steps = [eager]
         if self.loaded.adapted is not None:
-            steps.append(steps[0]._replace(adapted=True))
+            steps.append(eager._replace(adapted=True))
         self._captured.capture(steps, self._kernel_sampler)
         if self.drafting is not None:
             self.drafting.capture(most)
@@ -256,7 +258,7 @@ class ModelRunner:
             logits = self.draft_logits(inputs)
         else:
             output = self.forward(inputs)
-            logits = self.logits(output.rows, output.captured_size)
+            logits = self.logits(output.rows, output.captured)
         logits.max(dim=-1)
         self.platform.synchronize()
 
@@ -388,7 +390,7 @@ class ModelRunner:
             states = self._states_eagerly(inputs, staged)
             logits = self.logits(states.index_select(0, staged.logit_rows))
             if self._kernel_sampler:
-                self._kernel_sampler.sample(logits, None)
+                self._kernel_sampler.sample(logits, captured=False)
 
     def _states(self, step: StepInputs, staged: Staged) -> Tensor:
         """Compute the hidden states [T, hidden] of a step of tokens alone."""
@@ -403,15 +405,15 @@ class ModelRunner:
                 return self.loaded.states(arguments)
             return self.drafting.target_states(self.loaded, arguments)
 
-    def _output(self, states: Tensor, inputs: ModelInputs, staged: Staged, size: int | None) -> ForwardOutput:
-        """Choose the states of which logits are computed, or the pooler's. size: of the captured step."""
+    def _output(self, states: Tensor, inputs: ModelInputs, staged: Staged, captured: bool) -> ForwardOutput:
+        """Choose the states of which logits are computed, or the pooler's."""
         if not self.loaded.generates:
-            return ForwardOutput(states, [], None)
+            return ForwardOutput(states, [], captured=False)
         if inputs.is_plain_decode:
-            return ForwardOutput(states[: len(inputs.sampling)], [], size)
+            return ForwardOutput(states[: len(inputs.sampling)], [], captured)
         rows = states.index_select(0, staged.logit_rows)
         chunks = [states[self.platform.to_device(rows)] for rows in inputs.chunks]
-        return ForwardOutput(rows, chunks, size)
+        return ForwardOutput(rows, chunks, captured)
 
     def _slots_of_head(self, inputs: ModelInputs, staged: Staged) -> list[Tensor]:
         """Return the slots of the rows of which logits are computed: those that sample, and each chunk's."""

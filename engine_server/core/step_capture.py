@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from engine_server.modeling.graphs.captured_step import CapturedStep, StepPart
 from engine_server.modeling.graphs.recording import UnrecordableError
 from engine_server.modeling.graphs.step_programs import MOST_COMPARED
 from engine_server.modeling.platform.interface import Platform
-from engine_server.modeling.staging import Staging
+from engine_server.modeling.staging import Staging, StepShape
 
 if TYPE_CHECKING:
     from engine_server.core.heads.kernel_sampler import KernelSampler
@@ -43,19 +44,32 @@ class EagerStep(NamedTuple):
     # Some of the sequences have adapters.
     adapted: bool = False
 
-    @property
-    def most(self) -> int:
-        return max(self.most_decodes, self.most_tokens or 0)
-
 
 class Graphs(NamedTuple):
     """The captured parts of steps; the head's draw is captured by the head."""
 
-    # Steps with prompts too, not only decodes.
-    prompts: bool
-
-    forward: CapturedStep
+    decodes: "CapturedForward"
+    # Steps with prompts; None: they are eager.
+    mixed: "CapturedForward | None"
     logits: CapturedStep
+
+
+class CapturedForward(NamedTuple):
+    """The hidden states of one kind of step, captured for some numbers of tokens."""
+
+    step: CapturedStep
+    # Returns the shape to which a step must be padded for a captured number of tokens; None: steps keep their own.
+    shape: Callable[[int], StepShape] | None
+
+
+class Replay(NamedTuple):
+    """The captured parts that compute a step."""
+
+    graphs: Graphs
+    forward: CapturedStep
+    # The captured number of tokens.
+    size: int
+    shape: StepShape | None
 
 
 class CaptureBuffers(NamedTuple):
@@ -70,6 +84,9 @@ class CaptureBuffers(NamedTuple):
 # Tokens and context of the sequences of a step with prompts for which captured steps are compared with eager ones: a
 # prompt, one that is continued, and two decodes.
 COMPARED = ((40, 40), (3, 63), (1, 30), (1, 60))
+# Tokens of the largest step with prompts that is captured, where each size takes a graph of its own: with more, the
+# device works for longer than the host takes to launch the step. And of the smallest: fewer tokens take as long.
+MOST_MIXED, LEAST_MIXED = 512, 16
 
 
 class StepCapture:
@@ -112,10 +129,8 @@ class StepCapture:
             return
         try:
             for step in steps:
-                count = step.most_decodes
-                step.staging.put(self.example(step.staging, count), np.arange(count))
                 self._graphs[step.adapted] = self._capture(step)
-                if step.most_tokens is not None:
+                if self._platform.captures_any_step and step.most_tokens is not None:
                     self._compare(step)
             if sampler:
                 sampler.capture(self._buffers.logits)
@@ -131,21 +146,22 @@ class StepCapture:
         if sampler:
             sampler.release_graphs()
 
-    def size_for(self, inputs: ModelInputs) -> int | None:
-        """Return the size of the captured step that can compute a step, or None."""
+    def replay_for(self, inputs: ModelInputs) -> Replay | None:
+        """Return the captured step that can compute a step, or None."""
         graphs = self._graphs.get(inputs.step.adapters is not None)
-        if graphs is None or not (inputs.has_tokens_alone if graphs.prompts else inputs.is_plain_decode):
+        if graphs is None or not inputs.has_tokens_alone:
             return None
-        return graphs.forward.size_for(len(inputs.step.token_ids))
+        forward = graphs.decodes if inputs.is_plain_decode else graphs.mixed
+        size = forward and forward.step.size_for(len(inputs.step.token_ids))
+        if forward is None or size is None:
+            return None
+        return Replay(graphs, forward.step, size, forward.shape and forward.shape(size))
 
-    def states(self, size: int, adapted: bool) -> Tensor:
-        """Return the hidden states [largest step, hidden] of the staged step. To be called in its context.
-
-        adapted: some of its sequences have adapters.
-        """
+    def states(self, replay: Replay) -> Tensor:
+        """Return the hidden states [largest step, hidden] of the staged step. To be called in its context."""
         assert self._buffers is not None
-        self._latest = self._graphs[adapted]
-        self._latest.forward.replay(size)
+        self._latest = replay.graphs
+        replay.forward.replay(replay.size)
         return self._buffers.states
 
     def logits(self, count: int) -> Tensor | None:
@@ -174,40 +190,88 @@ class StepCapture:
         scheduling, split = self._config.scheduler_config, self._loaded.split
         dtype, device = self._loaded.model.dtype, self._platform.device
         rows = tokens = scheduling.max_num_rows
-        if self._platform.captures_prompts:
+        if self._platform.captures_any_step:
             rows = max(rows, MOST_COMPARED)
             tokens = max(rows, scheduling.max_num_batched_tokens)
+        else:
+            tokens = max(rows, min(MOST_MIXED, scheduling.max_num_batched_tokens))
         states = torch.zeros(tokens, hidden_size or split.hidden_size, dtype=dtype, device=device)
         logits = torch.zeros(rows, split.vocabulary, device=device)
         return CaptureBuffers(states, logits)
 
     def _capture(self, step: EagerStep) -> Graphs:
+        if self._platform.captures_any_step:
+            size = max(step.most_decodes, step.most_tokens or 0)
+            part = self._forward_part("hidden states", step, StepShape.of_decodes, size)
+            decodes = CapturedForward(self._platform.capture(part), None)
+            mixed = None if step.most_tokens is None else decodes
+        else:
+            part = self._forward_part("decodes", step, StepShape.of_decodes, step.most_decodes)
+            decodes, mixed = CapturedForward(self._platform.capture(part), StepShape.of_decodes), None
+            if step.most_tokens is not None:
+                shape = step.staging.mixed_shape
+                part = self._forward_part("steps with prompts", step, shape, step.most_tokens)
+                mixed = CapturedForward(self._platform.capture(replace(part, least=LEAST_MIXED)), shape)
+        return Graphs(decodes, mixed, self._platform.capture(self._logits_part(step)))
+
+    def _forward_part(
+        self, name: str, step: EagerStep, shape: Callable[[int], StepShape], most: int
+    ) -> StepPart:
+        """Return the hidden states of steps of the shapes of up to `most` tokens."""
         assert self._buffers is not None
-        states, logits = self._buffers
-        return Graphs(
-            step.most_tokens is not None,
-            self._platform.capture(self._part("hidden states", step, self._run_forward, step.most, states)),
-            self._platform.capture(self._part("logits", step, self._run_logits, step.most_decodes, logits)),
-        )
+        output = self._buffers.states
+
+        @torch.inference_mode()
+        def run(size: int) -> None:
+            example = self.example(step.staging, size, step.adapted)
+            states = step.forward(example, step.staging.views(shape(size), size))
+            output[:size].copy_(states)
+
+        return self._part(name, step, shape, run, most, output)
+
+    def _logits_part(self, step: EagerStep) -> StepPart:
+        """Return the logits of sequences that sample, whose hidden states lie anywhere in a step with prompts."""
+        assert self._buffers is not None
+        states_of_step, output = self._buffers
+
+        @torch.inference_mode()
+        def run(size: int) -> None:
+            staged = step.staging.decodes(size)
+            states, slots = states_of_step[:size], staged.adapters
+            if step.most_tokens is not None:
+                states = states_of_step.index_select(0, staged.logit_rows)
+                slots = step.staging.decodes(len(states_of_step)).adapters.index_select(0, staged.logit_rows)
+            with self._loaded.apply_adapters(slots if step.adapted else None):
+                output[:size].copy_(step.logits(states))
+
+        return self._part("logits", step, StepShape.of_decodes, run, step.most_decodes, output)
 
     def _part(
-        self, name: str, step: EagerStep, run: Callable[[EagerStep, int], None], most: int, output: Tensor
+        self,
+        name: str,
+        step: EagerStep,
+        shape: Callable[[int], StepShape],
+        run: Callable[[int], None],
+        most: int,
+        output: Tensor,
     ) -> StepPart:
-        backend = step.context.backend
+        staging, backend = step.staging, step.context.backend
 
-        def compute(size: int) -> None:
-            run(step, size)
+        def prepare(size: int) -> None:
+            count = min(size, step.most_decodes)
+            staging.put(self.example(staging, count), np.arange(count), shape(size))
 
         def context(size: int) -> AbstractContextManager[None]:
-            inputs = step.staging.attach(
-                self.example(step.staging, size, step.adapted), step.staging.decodes(size)
-            )
-            return step.context.replay(inputs)
+            example = self.example(staging, size, step.adapted)
+            return step.context.replay(staging.attach(example, staging.decodes(size)))
 
         def erase() -> None:
             self._erase(step, step.most_decodes)
 
-        return StepPart(name, compute, context, most, step.most_decodes, output, backend.step_tensors, erase)
+        return StepPart(
+            name=name, prepare=prepare, run=run, context=context, most=most, most_decodes=step.most_decodes,
+            output=output, step_tensors=backend.step_tensors, erase=erase,
+        )  # fmt: skip
 
     def _erase(self, step: EagerStep, tokens: int) -> None:
         """Zero what an example of that many tokens has written to the cache."""
@@ -226,35 +290,16 @@ class StepCapture:
         longest = self._config.model_config.max_model_len
         if contexts.max() > longest or len(COMPARED) > step.most_decodes:
             return
-        if graphs.forward.size_for(count) is None:
+        if graphs.decodes.step.size_for(count) is None:
             return
         staged = step.staging.put(inputs, np.arange(len(COMPARED)))
         expected = step.forward(inputs, staged).clone()
         self._erase(step, count)
         with step.context.replay(step.staging.attach(inputs, staged)):
-            graphs.forward.replay(count)
+            graphs.decodes.step.replay(count)
         self._erase(step, count)
         if not torch.equal(self._buffers.states[:count], expected):
             raise UnrecordableError("the program's results for a step with prompts differ from the model's")
-
-    @torch.inference_mode()
-    def _run_forward(self, step: EagerStep, size: int) -> None:
-        """Compute the hidden states of the first `size` staged sequences, to be captured."""
-        assert self._buffers is not None
-        states = step.forward(self.example(step.staging, size, step.adapted), step.staging.decodes(size))
-        self._buffers.states[:size].copy_(states)
-
-    @torch.inference_mode()
-    def _run_logits(self, step: EagerStep, size: int) -> None:
-        """Compute the logits of the first `size` sequences that sample, to be captured."""
-        assert self._buffers is not None
-        staged = step.staging.decodes(size)
-        states, slots = self._buffers.states[:size], staged.adapters
-        if step.most_tokens is not None:  # in a step with prompts their states are anywhere
-            states = self._buffers.states.index_select(0, staged.logit_rows)
-            slots = step.staging.decodes(step.most).adapters.index_select(0, staged.logit_rows)
-        with self._loaded.apply_adapters(slots if step.adapted else None):
-            self._buffers.logits[:size].copy_(step.logits(states))
 
     def example(self, staging: Staging, count: int, adapted: bool = False) -> StepInputs:
         """Return a step of decodes with different contexts. Some may share a row of the block table, as drafts do.

@@ -1,5 +1,7 @@
 """A step's inputs on the device, copied together to fixed addresses, which captured CUDA graphs read."""
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -12,6 +14,21 @@ Int32Array = npt.NDArray[np.int32]
 # Changed cells of the block table, [4, n]: kind, row, column and block id.
 TableChanges = Int32Array
 
+
+class StepShape(NamedTuple):
+    """The sizes of a captured step, to which a step is padded."""
+
+    tokens: int
+    # Sequences with several tokens.
+    prefills: int
+    # Sequences with one token.
+    decodes: int
+
+    @classmethod
+    def of_decodes(cls, count: int) -> "StepShape":
+        return cls(count, 0, count)
+
+
 # In int32 elements, 16 bytes: Triton recompiles a kernel for a tensor with another alignment.
 ALIGNMENT = 4
 NO_CHANGES: TableChanges = np.zeros((4, 0), dtype=np.int32)
@@ -20,7 +37,7 @@ NO_CHANGES: TableChanges = np.zeros((4, 0), dtype=np.int32)
 class Staging:
     """Device buffers for the inputs of a step, and this rank's copies of the block table.
 
-    The copies have one more row than the scheduler's table, for padding: sequences of one token without a context.
+    The copies have one more row than the scheduler's table, for padding: sequences without a context.
 
     max_sequences: those of a step.
     tables: the copy on the host, int32 [kinds, rows + 1, columns], for backends that read it on the host.
@@ -32,8 +49,9 @@ class Staging:
         self.rows, self.max_sequences = rows, max_sequences
         self._platform, device = platform, platform.device
         tokens = max(max_tokens, max_sequences)
-        by_token, by_sequence, spans = (tokens,), (max_sequences,), (max_sequences, 4)
-        shapes = [by_token, by_token, (kinds, tokens), spans, spans, by_sequence, by_sequence, by_token]
+        by_token, by_sequence = (tokens,), (max_sequences,)
+        prefills, decodes = (max_sequences + 1, 4), (max_sequences, 4)  # one more for tokens that pad a step
+        shapes = [by_token, by_token, (kinds, tokens), prefills, decodes, by_sequence, by_sequence, by_token]
         sizes = [-(-int(np.prod(shape)) // ALIGNMENT) * ALIGNMENT for shape in shapes]
         self._spans = [
             (start, start + int(np.prod(shape)), shape)
@@ -52,36 +70,51 @@ class Staging:
             self._written = [part.numpy() for part in self._parts]
 
     def put(
-        self, inputs: StepInputs, sampling: IntArray, padded: int = 0, changes: TableChanges = NO_CHANGES
+        self,
+        inputs: StepInputs,
+        sampling: IntArray,
+        shape: StepShape | None = None,
+        changes: TableChanges = NO_CHANGES,
     ) -> Staged:
         """Copy a step to the device without waiting for it.
 
         sampling: [n], indexes of the sequences that sample.
-        padded: for a step of decodes alone, the number of sequences to pad it to; at most their own for none.
+        shape: to pad the step to; None: it keeps its own.
         changes: changes of the scheduler's table since the last call.
         """
         cells, block_ids = tuple(changes[:3]), changes[3]
         self.tables[cells] = block_ids
         if self._written is not None:
-            num_prefills, num_decodes = self._write(self._written, inputs, sampling, padded)
+            own = self._write(self._written, inputs, sampling, shape)
         else:
             updates = np.stack([np.ravel_multi_index(cells, self.tables.shape), block_ids])
             host = self._platform.host_buffer(self._size + updates.size, torch.int32)
             parts = [part.numpy() for part in self._divide(host)]
-            num_prefills, num_decodes = self._write(parts, inputs, sampling, padded)
+            own = self._write(parts, inputs, sampling, shape)
             host.numpy()[self._size :] = updates.ravel()
             self._buffer[: len(host)].copy_(host, non_blocking=True)
             if updates.size:
                 indices, new_ids = self._buffer[self._size : len(host)].view(2, -1)
                 self._tables.view(-1).index_copy_(0, indices.long(), new_ids)
-        count = len(inputs.token_ids)
-        if padded > count:
-            return self.decodes(padded)
-        return self._views(count, num_prefills, num_decodes, len(sampling))
+        return self.views(shape or own, len(sampling))
 
     def decodes(self, count: int) -> Staged:
         """Return the views of a step of `count` decodes, independent of the buffers' content."""
-        return self._views(count, 0, count, count)
+        return self.views(StepShape.of_decodes(count), count)
+
+    def mixed_shape(self, tokens: int) -> StepShape:
+        """Return a shape to which any step of at most `tokens` tokens can be padded."""
+        prefills = min(tokens // 2, self.max_sequences) + 1  # the last one has the tokens that pad the step
+        return StepShape(tokens, prefills, min(tokens, self.max_sequences))
+
+    def views(self, shape: StepShape, sampling: int) -> Staged:
+        """Return the views of a step, independent of the buffers' content. sampling: its sequences that sample."""
+        token_ids, positions, slots, prefills, decodes, logit_rows, rows, adapters = self._parts
+        count = shape.tokens
+        return Staged(
+            token_ids[:count], positions[:count], slots[:, :count], prefills[: shape.prefills],
+            decodes[: shape.decodes], self._tables, logit_rows[:sampling], rows[:sampling], adapters[:count],
+        )  # fmt: skip
 
     def attach(self, inputs: StepInputs, staged: Staged) -> StepInputs:
         """Return a step's inputs with their views on the device and the host's block table."""
@@ -91,9 +124,9 @@ class Staging:
         return [buffer[start:end].view(shape) for start, end, shape in self._spans]
 
     def _write(
-        self, parts: list[Int32Array], inputs: StepInputs, sampling: IntArray, padded: int
-    ) -> tuple[int, int]:
-        """Write a step to the parts of a buffer; return its numbers of sequences with several tokens and with one."""
+        self, parts: list[Int32Array], inputs: StepInputs, sampling: IntArray, shape: StepShape | None
+    ) -> StepShape:
+        """Write a step to the parts of a buffer, padded to `shape`; return its own shape."""
         token_ids, positions, slots, prefills, decodes, logit_rows, rows, adapters = parts
         count, single = len(inputs.token_ids), inputs.lengths == 1
         token_ids[:count], positions[:count] = inputs.token_ids, inputs.positions
@@ -108,18 +141,22 @@ class Staging:
             prefills[:num_prefills] = sequences[~single]
         logit_rows[: len(sampling)] = (inputs.starts + inputs.lengths - 1)[sampling]
         rows[: len(sampling)] = inputs.rows[sampling]
-        if padded > count:
-            more = slice(count, padded)
-            token_ids[more] = positions[more] = 0
-            slots[:, more] = adapters[more] = -1
-            decodes[more] = self.rows, 0, 1, 0
-            rows[more] = self.rows
-            decodes[more, 1] = logit_rows[more] = np.arange(count, padded)
-        return num_prefills, num_decodes
+        own = StepShape(count, num_prefills, num_decodes)
+        if shape is not None:
+            self._pad(parts, own, shape, len(sampling))
+        return own
 
-    def _views(self, tokens: int, prefills: int, decodes: int, sampling: int) -> Staged:
-        token_ids, positions, slots, long, single, logit_rows, rows, adapters = self._parts
-        return Staged(
-            token_ids[:tokens], positions[:tokens], slots[:, :tokens], long[:prefills], single[:decodes],
-            self._tables, logit_rows[:sampling], rows[:sampling], adapters[:tokens],
+    def _pad(self, parts: list[Int32Array], own: StepShape, shape: StepShape, sampling: int) -> None:
+        """Pad a step to `shape` with sequences without a context, and with sequences without tokens."""
+        token_ids, positions, slots, prefills, decodes, logit_rows, rows, adapters = parts
+        more = slice(own.tokens, shape.tokens)
+        token_ids[more] = positions[more] = 0
+        slots[:, more] = adapters[more] = -1
+        prefills[own.prefills : shape.prefills] = decodes[own.decodes : shape.decodes] = (
+            self.rows, shape.tokens, 0, 0,
         )  # fmt: skip
+        if shape.prefills:
+            prefills[own.prefills] = self.rows, own.tokens, shape.tokens - own.tokens, 0
+        else:
+            decodes[more, 1], decodes[more, 2] = np.arange(own.tokens, shape.tokens), 1
+        logit_rows[sampling:], rows[sampling:] = 0, self.rows

@@ -51,7 +51,7 @@ class Device:
         if not batch:
             return
         inputs, _ = model_inputs(batch, self.scheduler.table, False)
-        staged = self.staging.put(inputs.step, inputs.sampling, 0, inputs.table_changes)
+        staged = self.staging.put(inputs.step, inputs.sampling, None, inputs.table_changes)
         self.tables = staged.tables.numpy()
         assert (self.tables == self.staging.tables).all()
         windows = self.scheduler.table.windows

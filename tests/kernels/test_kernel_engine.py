@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from interpreted import kernel_platform
+from step_counts import Counts
 from tiny_models import TINY
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
@@ -47,8 +48,11 @@ class RecordedStep:
         self.run(self.size)
 
 
-def record(run: Callable[[int], None], sizes: list[int]) -> Iterator[tuple[int, RecordedStep]]:
+def record(
+    run: Callable[[int], None], sizes: list[int], prepare: Callable[[int], None]
+) -> Iterator[tuple[int, RecordedStep]]:
     for size in sizes:
+        prepare(size)
         yield size, RecordedStep(run, size)
 
 
@@ -82,9 +86,11 @@ def test_engine_on_triton_kernels_generates_the_same_as_on_torch(
     expected = generate(tmp_path, dtype, eager=True, device="cpu")
     assert len(set(expected.values())) == len(PROMPTS)
     replayed = request.getfixturevalue("replayed")
-    assert generate(tmp_path, dtype, eager) == expected
-    # The last one also pads steps of three sequences.
-    assert set(replayed) == (set() if eager else {1, 2, 4})
+    counts = Counts()
+    assert generate(tmp_path, dtype, eager, counts=counts) == expected
+    assert counts.replayed == (0 if eager else counts.steps)
+    # Steps of three decodes are padded to four, and steps with prompts to 24 and 32 tokens.
+    assert set(replayed) == (set() if eager else {1, 2, 4, 24, 32})
 
 
 @pytest.mark.usefixtures("replayed")
@@ -127,14 +133,17 @@ def test_all_device_memory_of_steps_is_allocated_before_the_kv_cache_is_sized(
     assert order == ["buffers", "penalties", "size of the cache"]
 
 
-def generate(model: Path, cache_dtype: str, eager: bool, device: str = "auto") -> dict[str, tuple[int, ...]]:
+def generate(
+    model: Path, cache_dtype: str, eager: bool, device: str = "auto", counts: Counts | None = None
+) -> dict[str, tuple[int, ...]]:
     """Return greedy tokens. The small budget cuts prompts into chunks that share steps with decodes."""
     engine = LLMEngine.from_engine_args(
         EngineArgs(
             model=str(model), dtype="float32", skip_tokenizer_init=True, num_gpu_blocks_override=40,
-            max_num_batched_tokens=32, max_num_seqs=4, disable_log_stats=True,
+            max_num_batched_tokens=32, max_num_seqs=4,
             kv_cache_dtype=cache_dtype, enforce_eager=eager, async_scheduling=not eager, device=device,
-        )
+        ),
+        stat_loggers={"counts": counts or Counts()},
     )  # fmt: skip
     for number, prompt in enumerate(PROMPTS):
         count = NEW_TOKENS + number

@@ -33,5 +33,5 @@ def test_capture_that_fails_leaves_its_stream(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: fake.stream)
     monkeypatch.setattr(torch.cuda, "set_stream", fake.set_stream)
     with pytest.raises(RuntimeError, match="not permitted"):
-        dict(step_graphs.capture(lambda size: None, [1]))
+        dict(step_graphs.capture(lambda size: None, [1], lambda size: None))
     assert fake.stream == "default"

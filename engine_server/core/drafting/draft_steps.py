@@ -107,13 +107,15 @@ class DraftSteps(ABC):
     @torch.inference_mode()
     def logits(self, inputs: ModelInputs) -> Tensor:
         """Launch the computation of logits [n, vocabulary] of the sequences that sample. All ranks must call it."""
-        size = self._captured.size_for(inputs)
-        staged = self._staging.put(inputs.step, inputs.sampling, size or 0, inputs.table_changes)
-        if size is None:
+        replay = self._captured.replay_for(inputs)
+        staged = self._staging.put(
+            inputs.step, inputs.sampling, replay and replay.shape, inputs.table_changes
+        )
+        if replay is None:
             states, captured = self._forward(inputs.step, staged), None
         else:
             with self._context.replay(self._staging.attach(inputs.step, staged)):
-                states = self._captured.states(size, adapted=False)[: len(inputs.sampling)]
+                states = self._captured.states(replay)[: len(inputs.sampling)]
                 captured = self._captured.logits(len(states))
         with self._context.timer.measure():
             return self._logits(states) if captured is None else captured

@@ -19,8 +19,8 @@ class HiddenStates(NamedTuple):
     # [at most prompt_logprobs.ROWS, hidden] each, one for each of `chunks`.
     prompt_rows: list[Tensor]
     chunks: list[PromptChunk]
-    # Number of sequences of the captured step that computed `rows`; None for an eager step.
-    captured_size: int | None
+    # A captured step computed `rows`.
+    captured: bool
 
 
 class Pending(Protocol):

@@ -33,14 +33,15 @@ class KernelSampler:
         words = self._records.view(np.int32).reshape(len(requests), WORDS.value)
         self.parameters[: len(requests)].copy_(self._platform.to_device(words))
 
-    def sample(self, logits: Tensor, captured_size: int | None) -> tuple[Tensor, Tensor]:
+    def sample(self, logits: Tensor, captured: bool) -> tuple[Tensor, Tensor]:
         """Return a token for each row of `logits`, and a number that is finite only if its largest logit is, [n] each.
 
-        captured_size: number of sequences of the captured step whose buffer contains the rows; None for other rows.
+        captured: the rows are the first of the buffer of captured steps.
         """
-        if captured_size is None or self._graphs is None:
+        size = self._graphs.size_for(len(logits)) if captured and self._graphs else None
+        if size is None or self._graphs is None:
             return sample(logits, self.parameters)
-        self._graphs.replay(captured_size)
+        self._graphs.replay(size)
         return self._tokens[: len(logits)], self._largest[: len(logits)]
 
     def capture(self, logits: Tensor) -> None:
@@ -51,7 +52,7 @@ class KernelSampler:
             self._tokens[:size].copy_(tokens)
             self._largest[:size].copy_(largest)
 
-        self._graphs = StepGraphs(run, ladder(len(logits)))
+        self._graphs = StepGraphs("samples", run, ladder(len(logits)))
 
     def release_graphs(self) -> None:
         """Free the memory of the graphs that `capture` recorded."""

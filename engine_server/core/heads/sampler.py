@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 class LanguageModel(Protocol):
     """The part of a model that follows its hidden states."""
 
-    def logits(self, states: Tensor, captured_size: int | None = None, chunk: int | None = None) -> Tensor:
+    def logits(self, states: Tensor, captured: bool = False, chunk: int | None = None) -> Tensor:
         """Return logits [n, vocabulary], which the caller may modify, of hidden states [n, hidden].
 
-        chunk: the index of the chunk of prompt rows that they are; None: they are those of the sequences that sample.
+        captured: a captured step computed the states. chunk: the index of the chunk of prompt rows that they are;
+        None: they are those of the sequences that sample.
         """
 
     def keep(self, tokens: Tensor) -> None:
@@ -111,7 +112,7 @@ class Sampler:
     @torch.inference_mode()
     def launch(self, states: HiddenStates, masks: TokenMasks | None) -> PendingTokens:
         sampling = sampled_part(states.batch)
-        logits = self._model.logits(states.rows, states.captured_size)
+        logits = self._model.logits(states.rows, states.captured)
         prompts = [
             (chunk, chunk.rank(self._model.logits(rows, chunk=number), self._platform))
             for number, (chunk, rows) in enumerate(zip(states.chunks, states.prompt_rows, strict=True))
@@ -133,17 +134,17 @@ class Sampler:
         if rows is not None and values is None:
             values = self._values("processed", logits, rows, counts, sampling)
         with self._timer.measure():
-            tokens, largest = self._draw(logits, sampling, states.captured_size)
+            tokens, largest = self._draw(logits, sampling, states.captured)
         self._pipeline.observe(tokens, adjusted)
         self._model.keep(tokens)
         ranked = [] if values is None else rank(values, tokens[rows], max(counts.values()))
         return PendingTokens(tokens, largest, errors, ranked, counts, prompts, self._platform, self._timer)
 
-    def _draw(self, logits: Tensor, sampling: Batch, captured_size: int | None) -> tuple[Tensor, Tensor]:
+    def _draw(self, logits: Tensor, sampling: Batch, captured: bool) -> tuple[Tensor, Tensor]:
         """Return a token for each row of `logits` [n, vocabulary], int64 [n], and its largest logit."""
         if self.kernels:
             self.kernels.fill(sampling)
-            return self.kernels.sample(logits, captured_size)
+            return self.kernels.sample(logits, captured)
         largest, tokens = self._platform.likeliest(logits)
         requests = [one.request for one in sampling if isinstance(one.request, GenerationRequest)]
         if requests != self._drawn[0]:

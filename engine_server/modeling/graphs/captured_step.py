@@ -24,7 +24,9 @@ class StepPart:
 
     # What the part computes, for the log.
     name: str
-    # Computes the part for a number of decodes.
+    # Stages a step that `run` can compute, of a number of tokens.
+    prepare: Callable[[int], None]
+    # Computes the part for a number of tokens.
     run: Callable[[int], None]
     # The context in which the captured part runs for a number of decodes.
     context: Callable[[int], AbstractContextManager[None]]
@@ -38,3 +40,5 @@ class StepPart:
     step_tensors: Callable[[], list[Tensor]]
     # Zeroes what `run` has kept for later steps.
     erase: Callable[[], None]
+    # The smallest size to capture, where each is captured apart.
+    least: int = 1

@@ -30,6 +30,7 @@ class StepPrograms:
     def __init__(self, part: StepPart) -> None:
         """Record the part, and compare the program with it. Raises UnrecordableError if they differ."""
         started = time.monotonic()
+        part.prepare(part.most_decodes)
         # Torch may choose other operations, or another order of a sum, for a single row.
         together = part.most_decodes >= max(EXAMPLES)
         alone = range(1, 2 if together else part.most_decodes + 1)

@@ -135,7 +135,7 @@ class NativePlatform(CpuPlatform):
     """A CPU for which our C++ kernels were compiled."""
 
     captures_graphs = True
-    captures_prompts = True
+    captures_any_step = True
     batch_invariant = True
 
     def compiled_by(self) -> str:

@@ -21,8 +21,8 @@ class Platform(Device):
 
     # Steps can be captured: on a GPU none of our kernels asks the host for anything.
     captures_graphs: ClassVar[bool] = False
-    # A captured step of T tokens computes any step of as many, with prompts too: the sequences are an input of it.
-    captures_prompts: ClassVar[bool] = False
+    # A captured step of T decodes computes any step of T tokens, with prompts too: the sequences are an input of it.
+    captures_any_step: ClassVar[bool] = False
     # Tokens are drawn by kernels/sampling.py, which a graph can capture.
     samples_by_kernel: ClassVar[bool] = False
     # Kernels are compiled at their first call.
@@ -70,8 +70,8 @@ class Platform(Device):
         return StepAttention(self.writes_scores)
 
     def capture(self, part: StepPart) -> CapturedStep:
-        """Capture a part of decode steps. Raises RuntimeError if that is impossible."""
-        return StepGraphs(part.run, ladder(part.most))
+        """Capture a part of steps. Raises RuntimeError if that is impossible."""
+        return StepGraphs(part.name, part.run, ladder(part.most, part.least), part.prepare)
 
     def likeliest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return the largest logit of each row of `logits` [n, vocabulary], and its index, int64; [n] each."""
