@@ -14,7 +14,7 @@ class Counts(StatLoggerBase):
             self.steps += scheduler_stats.num_tokens > 0
             self.preemptions += scheduler_stats.num_preemptions
             self.hits += scheduler_stats.prefix_cache_hits
-            self.replayed += scheduler_stats.replayed
+            self.replayed += scheduler_stats.num_tokens > 0 and scheduler_stats.replayed
             self.drafted += scheduler_stats.num_draft_tokens
             self.accepted += scheduler_stats.num_accepted_tokens
 

@@ -37,6 +37,8 @@ class Sizes(NamedTuple):
     repeats: int = 3
     traced: int = 16  # steps
     prefill: int = 8192  # tokens
+    short: int = 128  # tokens of a prompt, for which the host's launches would take longer than the device
+    shorts: int = 20  # that are timed
     requests: int = 256  # at once
     given: int = 512
     made: int = 256
@@ -163,6 +165,7 @@ def figures(engine: LLMEngine, config: Config, folder: Path, limits: Limits, siz
     for count in sizes.decode:
         taken[count] = step_seconds(engine, count, sizes)
         yield decode_row(f"decode {count}", count, taken[count], config, limits, sizes)
+    yield short_row(engine, sizes)
     prefill = median(run(engine, 1, sizes.prefill, 1) for _ in range(sizes.repeats))
     share = prefill_operations(config, sizes.prefill) / prefill / limits.matmul
     yield Row("prefill", {"tok/s": sizes.prefill / prefill, "% of matmul": share * 100})
@@ -189,6 +192,11 @@ def decode_row(name: str, count: int, seconds: float, config: Config, limits: Li
     return Row(name, {"tok/s": count / seconds, "ms a step": seconds * 1e3, "% of bandwidth": share * 100})
 
 
+def short_row(engine: LLMEngine, sizes: Sizes) -> Row:
+    seconds = median(run(engine, 1, sizes.short, 1) for _ in range(sizes.shorts))
+    return Row(f"first of {sizes.short}", {"ms": seconds * 1e3})
+
+
 def measure_switch(
     limits: Limits, model: str, switch: Switch, sizes: Sizes = FULL, config: Config | None = None
 ) -> Iterator[Row]:
@@ -200,3 +208,4 @@ def measure_switch(
         for count in (min(sizes.decode), max(sizes.decode)):
             seconds = step_seconds(engine, count, sizes, **switch.sampling)
             yield decode_row(f"decode {count}", count, seconds, config, limits, sizes)
+        yield short_row(engine, sizes)

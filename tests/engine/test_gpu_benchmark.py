@@ -20,15 +20,15 @@ TINY = {
     "num_key_value_heads": 2, "num_hidden_layers": 2, "vocab_size": 128, "dtype": "float32",
 }  # fmt: skip
 SIZES = load.Sizes(
-    decode=(1, 3), profiled=(3,), context=128, settle=2, steps=4, repeats=2, traced=4, prefill=64, requests=4, given=16,
-    made=4, made_beside=2,
+    decode=(1, 3), profiled=(3,), context=128, settle=2, steps=4, repeats=2, traced=4, prefill=64, short=8, shorts=2,
+    requests=4, given=16, made=4, made_beside=2,
 )  # fmt: skip
 
 
 def test_gpu_benchmark_measures_the_whole_engine() -> None:
     rows = list(load.measure(Limits(1e9, 1e9), "tiny", SIZES, TINY))
     assert [row.name for row in rows] == [
-        "start", "decode 1", "decode 3", "prefill", "load 16/2", "load 16/4", "busy 3", "kernels 3",
+        "start", "decode 1", "decode 3", "first of 8", "prefill", "load 16/2", "load 16/4", "busy 3", "kernels 3",
     ]  # fmt: skip
     measured = [row for row in rows if row.name not in ("busy 3", "kernels 3")]  # which only a GPU has
     assert all(value > 0 for row in measured for value in row.measures.values())
@@ -54,8 +54,10 @@ def test_report_has_goals_and_the_peers_figures() -> None:
 )
 def test_decode_is_measured_with_a_switch(switch: Switch) -> None:
     rows = list(load.measure_switch(Limits(), "tiny", switch, SIZES, TINY))
-    assert [row.name for row in rows] == ["decode 1", "decode 3"]
-    assert all(row.measures["tok/s"] > 0 and math.isnan(row.measures["% of bandwidth"]) for row in rows)
+    *decodes, first = rows
+    assert [row.name for row in rows] == ["decode 1", "decode 3", "first of 8"]
+    assert all(row.measures["tok/s"] > 0 and math.isnan(row.measures["% of bandwidth"]) for row in decodes)
+    assert first.measures["ms"] > 0
 
 
 def test_device_time_is_read_from_a_trace(tmp_path: Path) -> None:
