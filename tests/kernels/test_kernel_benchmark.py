@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.gpu import attention, layers
+from benchmarks.gpu import attention, layers, limits, quantised
 from benchmarks.gpu.limits import Limits
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -22,10 +22,11 @@ def wall(works: Sequence[Callable[[], object]]) -> float:
 
 @pytest.fixture(autouse=True)
 def tiny(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (attention, layers):
+    for module in (attention, layers, quantised):
         monkeypatch.setattr(module, "DEVICE", device)
         monkeypatch.setattr(module, "DTYPE", torch.float32)
         monkeypatch.setattr(module, "seconds", wall)
+    for module in (attention, layers, limits):
         monkeypatch.setattr(module, "CALLS", 2)
     if device.type == "cpu":
         monkeypatch.setattr(
@@ -35,6 +36,8 @@ def tiny(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "DECODES", ((2, 33),))
     monkeypatch.setattr(attention, "PREFILLS", ((2, 8, 20),))
     monkeypatch.setattr(attention, "WRITTEN", 32)
+    monkeypatch.setattr(quantised, "SIZES", (quantised.Size(24, 128),))
+    monkeypatch.setattr(quantised, "ROWS", (1, 3))
     monkeypatch.setattr(layers, "TOKENS", (3,))
     monkeypatch.setattr(layers, "SAMPLED", (2,))
     for name, size in {
@@ -49,10 +52,12 @@ def tiny(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_kernel_benchmark_agrees_with_torch() -> None:
-    rows = [*attention.measure(Limits(1.0, 1.0)), *layers.measure(Limits(1.0, 1.0))]
+    most = Limits(1.0, 1.0)
+    rows = [*attention.measure(most), *layers.measure(most), *quantised.measure(most)]
     assert [row.name.split()[0] for row in rows] == [
         "decode", "decode", "prefill", "write", "sum", "rotary", "silu", "linear,", "sampling",
+        "4", "4", "float8", "float8",
     ]  # fmt: skip
     for row in rows:
         assert row.measures["us"] > 0
-        assert row.measures.get("error", 0) < (0.2 if "float8" in row.name else 1e-4)
+        assert row.measures.get("error", 0) < (0.2 if row.name.endswith(", float8") else 1e-4)

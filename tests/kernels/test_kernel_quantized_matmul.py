@@ -10,6 +10,7 @@ from engine_server.modeling.formats.joined import join
 from engine_server.modeling.formats.quantized import QuantizedFormat
 from engine_server.modeling.formats.triton_quantized import fuse_dequantisation
 from engine_server.modeling.formats.weight_format import Cut
+from engine_server.modeling.kernels import dequantise, quantized_matmul, quantized_row
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 # Rows, inputs, outputs and inputs of a group: decode and prompts, tails of every tile, groups smaller than a tile.
@@ -39,12 +40,26 @@ def float8(device: torch.device, dtype: torch.dtype, inputs: int, outputs: int, 
     return Float8Format(codes, scales, torch.randn(outputs).to(dtype), group, dtype).to(device, dtype)
 
 
+def formats(device: torch.device, inputs: int, outputs: int) -> list[QuantizedFormat]:
+    """Return weights in each format, with groups smaller than a step of the kernels, as large, and larger."""
+    dtype = torch.bfloat16
+    return [
+        integers(device, dtype, (1, inputs, outputs, 32), 4, False),
+        integers(device, dtype, (1, inputs, outputs, 128), 4, True),
+        integers(device, dtype, (1, inputs, outputs, 16), 8, True),
+        integers(device, dtype, (1, inputs, outputs, inputs), 8, False),
+        *(float8(device, dtype, inputs, outputs, group) for group in (128, inputs)),
+    ]
+
+
 def check(format: QuantizedFormat, values: Tensor) -> None:
     out = fuse_dequantisation(format).apply(values)
     assert out.dtype == values.dtype
     assert format.bias is not None
     expected = values.double() @ format.dense().double().T + format.bias.double()
     tolerance = TOLERANCE[values.dtype]
+    if len(values) > quantized_matmul.MOST_ROWS:
+        tolerance *= 2  # a library may round before it adds the bias
     torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance)
 
 
@@ -71,11 +86,65 @@ def test_product_with_float8_equals_that_of_the_dequantised_weight(
         )
 
 
-def test_every_float8_code_has_its_value(device: torch.device) -> None:
-    codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)[:, None].contiguous()
-    format = Float8Format(codes, torch.ones(256, 1), None, 1, torch.float32).to(device, torch.float32)
-    out = fuse_dequantisation(format).apply(torch.ones(1, 1, device=device))
-    torch.testing.assert_close(out[0], format.dense()[:, 0], rtol=0, atol=0, equal_nan=True)
+@pytest.fixture
+def many_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantized_matmul, "processors", lambda device: 132)
+
+
+@pytest.mark.usefixtures("many_processors")
+@pytest.mark.parametrize("rows", [1, 2, 16, 17, 64, 65, 200])
+def test_products_of_any_number_of_rows_have_the_same_results(device: torch.device, rows: int) -> None:
+    """The inputs have a tail in the last step of every kernel, and are cut into parts."""
+    torch.manual_seed(0)
+    values = torch.randn(rows, 1152, device=device).bfloat16()
+    assert quantized_matmul.tiling(rows, 70, 1152, 128, 2, 132).parts == 2
+    for format in formats(device, 1152, 70):
+        check(format, values)
+
+
+def test_many_rows_are_multiplied_with_one_slice_of_the_weight_after_another(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setattr(dequantise, "DENSE_BYTES", 30 * 128 * 2)
+    for format in formats(device, 128, 70):
+        check(format, torch.randn(65, 128, device=device).bfloat16())
+
+
+@pytest.mark.usefixtures("many_processors")
+@pytest.mark.parametrize("rows", [1, 2, 64, 65])
+def test_products_of_the_same_rows_are_the_same_bits(device: torch.device, rows: int) -> None:
+    torch.manual_seed(0)
+    values = torch.randn(rows, 1152, device=device).bfloat16()
+    for format in formats(device, 1152, 10)[1:5:3]:
+        product = fuse_dequantisation(format)
+        assert torch.equal(product.apply(values), product.apply(values))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("inputs", "group"), [(36, 36), (40, 8)])
+def test_one_row_is_multiplied_by_tiles_if_words_or_groups_do_not_fit(
+    device: torch.device, bits: int, inputs: int, group: int
+) -> None:
+    torch.manual_seed(0)
+    assert quantized_row.shared_inputs(inputs, group, 4) is None
+    check(
+        integers(device, torch.float32, (1, inputs, 5, group), bits, True),
+        torch.randn(1, inputs, device=device),
+    )
+
+
+@pytest.mark.parametrize("rows", [1, 2, 65])
+@pytest.mark.parametrize("inputs", [1, 4])
+def test_every_float8_code_has_its_value(device: torch.device, rows: int, inputs: int) -> None:
+    """The last input has all codes, in a word of four codes or without one; the others are zero."""
+    codes = torch.zeros(256, inputs, dtype=torch.uint8)
+    codes[:, inputs - 1] = torch.arange(256)
+    format = Float8Format(codes.view(torch.float8_e4m3fn), torch.ones(256, 1), None, inputs, torch.float32)
+    format = format.to(device, torch.float32)
+    out = fuse_dequantisation(format).apply(torch.ones(rows, inputs, device=device))
+    expected = format.dense()[:, inputs - 1].expand(rows, -1)
+    torch.testing.assert_close(out, expected, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -1,5 +1,6 @@
 """Compilation of the kernels for a GPU, which the interpreter doesn't check."""
 
+import math
 import os
 import re
 import subprocess
@@ -20,7 +21,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
 from engine_server.modeling.formats.low_rank import LowRankTable  # noqa: E402
-from engine_server.modeling.kernels import launch  # noqa: E402
+from engine_server.modeling.kernels import dequantise, launch, quantized_matmul  # noqa: E402
 from engine_server.modeling.kernels.activation import gated  # noqa: E402
 from engine_server.modeling.kernels.attention import decode, prefill  # noqa: E402
 from engine_server.modeling.kernels.cache_write import write_cache  # noqa: E402
@@ -167,26 +168,68 @@ def test_sampling_kernels_compile_for_hopper(compiled: list) -> None:
     assert all(kernel.metadata.shared <= MULTIPROCESSOR_BYTES for kernel in compiled)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("capability", [80, 90])
-def test_products_with_quantised_weights_compile_for_ampere_and_hopper(
-    compiled: list, monkeypatch: pytest.MonkeyPatch, capability: int
+def quantised_products(rows: int, inputs: int, outputs: int) -> list[Callable[[], torch.Tensor]]:
+    """Return the products of values with weights in every format."""
+    x = tensor(rows, inputs)
+    four_bits = tensor(outputs, inputs // 2, dtype=torch.uint8)
+    eight_bits = tensor(outputs, inputs, dtype=torch.uint8)
+    scales = tensor(outputs, inputs // 128, dtype=torch.float16)
+    per_output = tensor(outputs, 1, dtype=torch.float32)
+    return [
+        lambda: integer_linear(x, four_bits, scales, None, 4, 128, None),
+        lambda: integer_linear(x, four_bits, scales, scales, 4, 128, tensor(outputs)),
+        lambda: integer_linear(x, eight_bits, tensor(outputs, inputs // 32), None, 8, 32, None),
+        lambda: float8_linear(x, eight_bits.view(FLOAT8), per_output, inputs, None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("capability", "rows"), tiered([(c, r) for c in SHARED_BYTES for r in (1, 16, 64, 100)], (90, 16))
+)
+def test_products_with_quantised_weights_keep_to_registers(
+    compile_for: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capability: int, rows: int
 ) -> None:
     """Compile for a projection of Llama 3 8B, in decode and for prompts, in every format."""
-    monkeypatch.setattr(triton.runtime.driver, "_active", Driver(capability))
-    scales, per_output = tensor(1024, 32, dtype=torch.float16), tensor(1024, 1, dtype=torch.float32)
-    eight_bits = tensor(1024, 4096, dtype=torch.uint8)
-    for rows in (1, 100):
-        x = tensor(rows, 4096)
-        for minima in (None, scales):
-            four_bits = tensor(1024, 2048, dtype=torch.uint8)
-            integer_linear(x, four_bits, scales, minima, 4, 128, tensor(1024))
-        integer_linear(x, eight_bits, tensor(1024, 128), None, 8, 32, None)
-        float8_linear(x, tensor(1024, 4096, dtype=FLOAT8), per_output, 4096, None)
-    integer_linear(tensor(100, 4096, dtype=torch.float32), eight_bits, per_output, None, 8, 4096, None)
-    assert len(compiled) == 9
-    assert all("mma.sync" in kernel.asm["ptx"] or "wgmma" in kernel.asm["ptx"] for kernel in compiled[:8])
-    assert all(kernel.metadata.shared <= MULTIPROCESSOR_BYTES for kernel in compiled)
+    monkeypatch.setattr(quantized_matmul, "processors", lambda device: 132)
+    monkeypatch.setattr(dequantise.torch, "mm", lambda *given, out: out)
+    monkeypatch.setattr(dequantise.torch, "addmm", lambda *given, out: out)
+    for product in quantised_products(rows, 4096, 1024):
+        kernels = compile_for(capability, product)
+        names = [kernel.name for kernel in kernels]
+        if rows == 1:
+            assert names == ["_multiply_row"]
+        elif rows == 100:
+            assert names == ["_dequantise"]
+        else:
+            assert names == ["_multiply_tile", "_add_parts"]
+            assert "mma.sync" in kernels[0].asm["ptx"] or "wgmma" in kernels[0].asm["ptx"]
+        for kernel in kernels:
+            assert spilled_bytes(kernel, capability, tmp_path) == 0
+            assert kernel.metadata.shared <= MULTIPROCESSOR_BYTES
+
+
+@pytest.mark.thorough
+def test_products_in_float32_with_quantised_weights_compile_for_hopper(compiled: list) -> None:
+    eight_bits, per_output = tensor(1024, 4096, dtype=torch.uint8), tensor(1024, 1, dtype=torch.float32)
+    integer_linear(tensor(64, 4096, dtype=torch.float32), eight_bits, per_output, None, 8, 4096, None)
+    assert compiled[0].metadata.shared <= MULTIPROCESSOR_BYTES
+
+
+@pytest.mark.parametrize("rows", [1, 16, 64])
+def test_programs_of_quantised_products_fill_an_h100(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    processors, programs = 132, []
+    monkeypatch.setattr(quantized_matmul, "processors", lambda device: processors)
+
+    def count(self, *arguments, grid, warmup, **options) -> None:
+        programs.append((self.fn.__name__, math.prod(grid)))
+
+    monkeypatch.setattr(JITFunction, "run", count)
+    for product in quantised_products(rows, 4096, 4096):
+        programs.clear()
+        product()
+        name, number = programs[0]
+        assert name in ("_multiply_row", "_multiply_tile")
+        assert number >= 2 * processors
 
 
 @pytest.mark.thorough

@@ -1,19 +1,71 @@
 """Linear layers of quantised weights, which are dequantised in registers: memory holds and passes on codes alone.
 
-Codes keep the order in which checkpoints' formats have them. A program multiplies a tile of rows with a tile of
-columns, and sums over K in one order; decode has tiles of 16 rows, the minimum of a tensor core.
+Codes keep the order in which checkpoints' formats have them. A program multiplies a tile of outputs with a tile of rows
+over a part of K. The parts of K give a GPU enough programs where the outputs alone don't, and a second kernel adds
+their sums in order. Of many rows each tile would dequantise the same weights again: those are dequantised once, and a
+library multiplies them.
 """
+
+from functools import cache
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine_server.modeling.kernels.codes import FLOAT8, _numbers
+from engine_server.modeling.kernels.dequantise import multiply_dequantised
 from engine_server.modeling.kernels.launch import MIN_TILE
+from engine_server.modeling.kernels.quantized_row import multiply_row, shared_inputs
 
 INTERPRETED = triton.knobs.runtime.interpret
-ROWS, COLUMNS, DEPTH_BYTES = 64, 64, 256  # of a tile; DEPTH_BYTES: of a row of values
-FLOAT8 = tl.constexpr(0)  # in place of the number of bits of integers
+COLUMNS, ROWS, DEPTH_BYTES = 64, 64, 256  # of a tile; DEPTH_BYTES: of a row of values
+WARPS, STAGES = 4, 4
+# Programs for each processor, so that some compute while others wait for memory.
+PROGRAMS = 2
+# Steps of a part of K: with fewer, the first copies take longer than the products.
+LEAST_STEPS = 4
+# The largest number of rows for which dequantising again for each tile takes less than writing dense weights.
+MOST_ROWS = 64
+# Sums that a program of `_add_parts` adds.
+ADDED = 1024
+
+
+class Tiling(NamedTuple):
+    """The work of each program of a product."""
+
+    # Rows of a tile.
+    rows: int
+    # Inputs of a step.
+    depth: int
+    # Parts of K, each of as many steps, except the last.
+    parts: int
+    steps: int
+
+
+def tiling(rows: int, columns: int, inputs: int, group: int, element_size: int, processors: int) -> Tiling:
+    """Return the tiles of a product with weights [columns, inputs].
+
+    group: inputs that share a scale; element_size: of values, in bytes. The parts of K do not depend on the number of
+    rows, except by tiles: at most ROWS rows are in one.
+    """
+    depth = DEPTH_BYTES // element_size
+    shared = group & -group  # the largest power of two that divides it
+    if MIN_TILE <= shared < depth and group < inputs:
+        depth = shared
+    all_steps = triton.cdiv(inputs, depth)
+    wanted = triton.cdiv(PROGRAMS * processors, triton.cdiv(columns, COLUMNS))
+    steps = triton.cdiv(all_steps, max(1, min(wanted, all_steps // LEAST_STEPS)))
+    return Tiling(
+        min(ROWS, max(MIN_TILE, triton.next_power_of_2(rows))), depth, triton.cdiv(all_steps, steps), steps
+    )
+
+
+@cache
+def processors(device: torch.device) -> int:
+    """Return the number of a GPU's processors, and 1 in Triton's interpreter."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def integer_linear(
@@ -25,7 +77,7 @@ def integer_linear(
     group: int,
     bias: Tensor | None,
 ) -> Tensor:
-    """Return x @ weight.T + bias in x's dtype, summed in float32, with weights rounded to x's dtype.
+    """Return x @ weight.T + bias in x's dtype, summed in float32.
 
     x: [..., K]; codes, scales, minima: as in `IntegerFormat`, contiguous; bits: 4 or 8; bias: [N].
     """
@@ -33,7 +85,7 @@ def integer_linear(
 
 
 def float8_linear(x: Tensor, codes: Tensor, scales: Tensor, group: int, bias: Tensor | None) -> Tensor:
-    """Return x @ weight.T + bias in x's dtype, summed in float32, with weights rounded to x's dtype.
+    """Return x @ weight.T + bias in x's dtype, summed in float32.
 
     x: [..., K]; codes, scales: as in `Float8Format`, contiguous; bias: [N].
     """
@@ -49,66 +101,87 @@ def _multiply(
     bits: int,
     group: int,
 ) -> Tensor:
-    columns, depth = len(codes), x.shape[-1]
-    out = x.new_empty(*x.shape[:-1], columns)
-    x = x.reshape(-1, depth).contiguous()
-    rows = MIN_TILE if len(x) <= MIN_TILE else ROWS
-    _quantized_linear[(triton.cdiv(len(x), rows), triton.cdiv(columns, COLUMNS))](
-        out, x, codes, scales, minima, bias, len(x), N=columns, K=depth, BITS=bits, GROUP=group,
-        GROUPS=scales.shape[1], ROWS=rows, COLUMNS=COLUMNS, DEPTH=DEPTH_BYTES // x.element_size(),
-        DOT=tl.float32 if INTERPRETED else None, num_warps=4, num_stages=3,
+    rows = x.reshape(-1, x.shape[-1]).contiguous()
+    if len(rows) > MOST_ROWS:
+        multiply = multiply_dequantised
+    elif len(rows) == 1 and shared_inputs(x.shape[-1], group, bits) is not None:
+        multiply = multiply_row
+    else:
+        multiply = _multiply_tiles
+    return multiply(rows, codes, scales, minima, bias, bits, group).view(*x.shape[:-1], len(codes))
+
+
+def _multiply_tiles(
+    x: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    minima: Tensor | None,
+    bias: Tensor | None,
+    bits: int,
+    group: int,
+) -> Tensor:
+    (count, depth), columns = x.shape, len(codes)
+    tile = tiling(count, columns, depth, group, x.element_size(), processors(x.device))
+    out = x.new_empty(count, columns)
+    parts = x.new_empty(tile.parts, count, columns, dtype=torch.float32) if tile.parts > 1 else None
+    _multiply_tile[(triton.cdiv(columns, COLUMNS), tile.parts, triton.cdiv(count, tile.rows))](
+        out if parts is None else parts, x, codes, scales, minima, bias if parts is None else None, count,
+        columns, tile.steps, K=depth, BITS=bits, GROUP=group, GROUPS=scales.shape[1], ROWS=tile.rows,
+        COLUMNS=COLUMNS, DEPTH=tile.depth, DOT=tl.float32 if INTERPRETED else None,
+        num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
+    if parts is not None:
+        _add_parts[(triton.cdiv(out.numel(), ADDED),)](
+            out, parts, bias, out.numel(), columns, tile.parts, WIDTH=ADDED
+        )
     return out
 
 
-@triton.jit(do_not_specialize=["num_rows"])
-def _quantized_linear(
-    out, x, codes, scales, minima, bias, num_rows, N: tl.constexpr, K: tl.constexpr, BITS: tl.constexpr,
+@triton.jit(do_not_specialize=["num_rows", "steps"])
+def _multiply_tile(
+    out, x, codes, scales, minima, bias, num_rows, N, steps, K: tl.constexpr, BITS: tl.constexpr,
     GROUP: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     DOT: tl.constexpr,
 ):  # fmt: skip
-    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-    columns = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)).to(tl.int64)
-    outputs, kept = columns[:, None], (columns < N)[:, None]
-    depth = tl.arange(0, DEPTH)[None, :]
-    dot_type: tl.constexpr = x.dtype.element_ty if DOT is None else DOT
-    total = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for start in tl.range(0, K, DEPTH):
-        inputs = start + depth
-        left = tl.load(x + rows * K + inputs, mask=(rows < num_rows) & (inputs < K), other=0.0)
-        numbers = _numbers(codes, outputs, kept, start, K, BITS, DEPTH)
+    """Set out[part, row, column] for a tile of columns (axis 0) and of rows (axis 2), over a part of K (axis 1).
+
+    Weights are the left operand, which tensor cores take from registers.
+    """
+    columns = (tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)).to(tl.int64)[:, None]
+    rows = (tl.program_id(2) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[None, :]
+    kept, depth = columns < N, tl.arange(0, DEPTH)
+    dtype: tl.constexpr = x.dtype.element_ty
+    dot_type: tl.constexpr = dtype if DOT is None else DOT
+    CENTRE: tl.constexpr = 0 if minima is not None or BITS == FLOAT8 else 1 << BITS - 1
+    total = tl.zeros([COLUMNS, ROWS], tl.float32)
+    first = tl.program_id(1) * steps * DEPTH
+    for start in tl.range(first, min(first + steps * DEPTH, K), DEPTH):
+        inputs = (start + depth)[:, None]
+        right = tl.load(x + rows * K + inputs, mask=(rows < num_rows) & (inputs < K), other=0.0)
+        numbers = _numbers(codes, columns, kept, start, K, BITS, DEPTH, CENTRE)
         if GROUP % DEPTH == 0 or GROUPS == 1:  # one scale for each column of the tile
-            groups, scaled = outputs * GROUPS + start // GROUP, kept
+            groups, scaled = columns * GROUPS + start // GROUP, kept
         else:
-            groups, scaled = outputs * GROUPS + inputs // GROUP, kept & (inputs < K)
-        scale = tl.load(scales + groups, mask=scaled, other=0.0).to(tl.float32)
-        if minima is None and BITS != FLOAT8:  # the codes of symmetric weights
-            numbers -= 1 << BITS - 1
-        weight = numbers * scale
+            inputs = (start + depth)[None, :]
+            groups, scaled = columns * GROUPS + inputs // GROUP, kept & (inputs < K)
+        weight = numbers * tl.load(scales + groups, mask=scaled, other=0.0).to(tl.float32)
         if minima is not None:
             weight += tl.load(minima + groups, mask=scaled, other=0.0).to(tl.float32)
-        right = tl.trans(weight.to(x.dtype.element_ty).to(dot_type))
-        total = tl.dot(left.to(dot_type), right, total, input_precision="ieee")
+        total = tl.dot(weight.to(dtype).to(dot_type), right.to(dot_type), total, input_precision="ieee")
     if bias is not None:
-        total += tl.load(bias + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
-    places = rows * N + columns[None, :]
-    tl.store(out + places, total.to(out.dtype.element_ty), mask=(rows < num_rows) & (columns < N)[None, :])
+        total += tl.load(bias + columns, mask=kept, other=0.0).to(tl.float32)
+    target = out + (tl.program_id(1) * num_rows + rows) * N + columns
+    tl.store(target, total.to(out.dtype.element_ty), mask=(rows < num_rows) & kept)
 
 
-@triton.jit
-def _numbers(
-    codes, outputs, kept, start, K: tl.constexpr, BITS: tl.constexpr, DEPTH: tl.constexpr
-):  # fmt: skip
-    """Return the numbers of a tile of codes in float32, [outputs, DEPTH]; those beyond K are any finite number."""
-    if BITS == 4:
-        pairs = start // 2 + tl.arange(0, DEPTH // 2)[None, :]
-        both = tl.load(codes + outputs * (K // 2) + pairs, mask=kept & (pairs < K // 2), other=0)
-        return tl.interleave(both & 15, both >> 4).to(tl.float32)
-    inputs = start + tl.arange(0, DEPTH)[None, :]
-    code = tl.load(codes + outputs * K + inputs, mask=kept & (inputs < K), other=0)
-    if BITS == 8:
-        return code.to(tl.float32)
-    # E4M3 in float16, whose exponent has a bias greater by 8: GPUs before 8.9 have no conversion.
-    bits = code.to(tl.uint16)
-    number = ((bits & 0x80) << 8 | (bits & 0x7F) << 7).to(tl.float16, bitcast=True).to(tl.float32) * 256
-    return tl.where((bits & 0x7F) == 0x7F, float("nan"), number)
+@triton.jit(do_not_specialize=["size", "num_parts"])
+def _add_parts(out, parts, bias, size, N, num_parts, WIDTH: tl.constexpr):
+    """Set out[row, column] to the sum of parts[:, row, column] in order, plus the bias."""
+    places = tl.program_id(0).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)
+    kept = places < size
+    total = tl.zeros([WIDTH], tl.float32)
+    for part in range(num_parts):
+        total += tl.load(parts + places + part * size.to(tl.int64), mask=kept, other=0.0)
+    if bias is not None:
+        total += tl.load(bias + places % N, mask=kept, other=0.0).to(tl.float32)
+    tl.store(out + places, total.to(out.dtype.element_ty), mask=kept)

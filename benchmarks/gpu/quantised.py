@@ -1,0 +1,136 @@
+"""Products with quantised weights alone, compared with torch's products of the dequantised ones.
+
+    python -m benchmarks.gpu.quantised
+
+tries launch settings at the same sizes and prints the best ones, for the constants of
+engine_server/modeling/kernels/quantized_row.py and quantized_matmul.py.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+import triton
+from torch import Tensor
+
+from benchmarks.gpu.limits import DEVICE, DTYPE, Limits, rotated, seconds
+from benchmarks.gpu.report import Row, beside
+from engine_server.modeling.formats.float8 import Float8Format
+from engine_server.modeling.formats.integer import IntegerFormat
+from engine_server.modeling.formats.quantized import GroupedFormat
+from engine_server.modeling.formats.triton_quantized import fuse_dequantisation
+from engine_server.modeling.kernels import quantized_matmul, quantized_row
+
+GROUP = 128  # inputs of a scale, of integers
+ROWS = (1, 16, 64, 256, 4096)
+
+
+class Size(NamedTuple):
+    outputs: int
+    inputs: int
+
+
+SIZES = (Size(4096, 4096), Size(28672, 4096), Size(4096, 14336))  # of Llama-3.1-8B
+
+
+def integers(size: Size) -> GroupedFormat:
+    codes = torch.randint(0, 256, (size.outputs, size.inputs // 2), dtype=torch.uint8, device=DEVICE)
+    scales = torch.rand(size.outputs, size.inputs // GROUP, device=DEVICE) / 8 / size.inputs**0.5
+    return IntegerFormat(codes, scales.half(), None, None, 4, DTYPE)
+
+
+def float8(size: Size) -> GroupedFormat:
+    codes = torch.randn(size, device=DEVICE).to(torch.float8_e4m3fn)
+    scales = torch.rand(size.outputs, 1, device=DEVICE) / size.inputs**0.5
+    return Float8Format(codes, scales, None, size.inputs, DTYPE)
+
+
+KINDS: dict[str, Callable[[Size], GroupedFormat]] = {"4 bits": integers, "float8": float8}
+
+
+def num_bytes(weight: GroupedFormat) -> int:
+    return sum(tensor.nbytes for tensor in weight.parameters().values())
+
+
+def make(kind: str, size: Size) -> list[GroupedFormat]:
+    """Return as many weights as have to take turns so that the cache holds none of them."""
+    first = KINDS[kind](size)
+    return [first, *(KINDS[kind](size) for _ in range(rotated(num_bytes(first)) - 1))]
+
+
+def measure(limits: Limits) -> Iterator[Row]:
+    for size, kind in itertools.product(SIZES, KINDS):
+        weights = make(kind, size)
+        dense = [weight.dense() for weight in weights]
+        for rows in ROWS:
+            yield compare(kind, rows, weights, dense, limits)
+
+
+def compare(
+    kind: str, rows: int, weights: Sequence[GroupedFormat], dense: Sequence[Tensor], limits: Limits
+) -> Row:
+    size = Size(*dense[0].shape)
+    x = torch.randn(rows, size.inputs, device=DEVICE, dtype=DTYPE)
+    reading = (num_bytes(weights[0]) + x.nbytes + rows * size.outputs * x.element_size()) / limits.copy
+    computing = 2 * rows * dense[0].numel() / limits.matmul
+    theirs = [lambda weight=weight: F.linear(x, weight) for weight in dense]
+    return beside(
+        f"{kind} {size.outputs} x {size.inputs}, {rows}",
+        seconds(ours(weights, x)),
+        seconds(theirs),
+        max(reading, computing),
+        "bandwidth" if reading > computing else "matmul",
+        (ours(weights[:1], x)[0]() - theirs[0]()).abs().max().item(),
+    )
+
+
+def ours(weights: Sequence[GroupedFormat], x: Tensor) -> list[Callable[[], Tensor]]:
+    products = [fuse_dequantisation(weight) for weight in weights]
+    return [lambda product=product: product.apply(x) for product in products]
+
+
+def tune() -> None:
+    """Print the best settings of the kernels of one row and of tiles, and when dequantising once is faster."""
+    for kind, size in itertools.product(KINDS, SIZES[:2]):
+        weights = make(kind, size)
+        name = f"{kind} {size.outputs} x {size.inputs}"
+        names, tried = (
+            ("COLUMNS", "DEPTH_BYTES", "WARPS"),
+            [(4, 512, 1), (8, 512, 1), (16, 512, 4), (4, 1024, 1)],
+        )
+        report(f"{name}, 1: {names}", best(quantized_row, names, tried, weights, 1))
+        names = ("COLUMNS", "WARPS", "STAGES", "PROGRAMS")
+        tried = [*itertools.product((64,), (4,), (3, 4, 5), (2, 4)), (128, 8, 3, 2), (64, 4, 4, 1)]
+        for rows in (16, 64):
+            report(f"{name}, {rows}: {names}", best(quantized_matmul, names, tried, weights, rows))
+        for rows in (64, 128, 256, 512):
+            found = best(quantized_matmul, ("MOST_ROWS",), [(0,), (rows,)], weights, rows)
+            report(f"{name}, {rows}: largest number of rows of tiles", found)
+
+
+def best(
+    module: object, names: Sequence[str], tried: Sequence[tuple[int, ...]], weights: Sequence[GroupedFormat], rows: int
+) -> list[tuple[float, tuple[int, ...]]]:  # fmt: skip
+    """Return the seconds of a product with each of the values of a module's constants, ascending."""
+    x = torch.randn(rows, weights[0].shape[1], device=DEVICE, dtype=DTYPE)
+    before, found = [getattr(module, name) for name in names], []
+    for values in tried:
+        for name, value in zip(names, values, strict=True):
+            setattr(module, name, value)
+        try:
+            found.append((seconds(ours(weights, x)), values))
+        except (triton.runtime.errors.OutOfResources, triton.runtime.errors.PTXASError):
+            continue
+    for name, value in zip(names, before, strict=True):
+        setattr(module, name, value)
+    return sorted(found)
+
+
+def report(name: str, found: Sequence[tuple[float, tuple[int, ...]]]) -> None:
+    print(name + ";".join(f" {values} {taken * 1e6:.1f} us" for taken, values in found), flush=True)
+
+
+if __name__ == "__main__":
+    tune()
