@@ -40,7 +40,7 @@ class FusedExperts(FormattedExperts):
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Compute the experts. top_k_index: int64 [tokens, chosen]; top_k_weights: [tokens, chosen]."""
-        gate_up, down = self._weights(GATE_UP), self._weights(DOWN)
+        gate_up, down = self.weights(GATE_UP), self.weights(DOWN)
         launch = launch_for(
             top_k_index.numel(), self.num_experts, hidden_states.dtype, gate_up.bits is not None,
             self.batch_invariant,
@@ -83,7 +83,8 @@ class FusedExperts(FormattedExperts):
             plain = [one.dequantised() if isinstance(one, QuantizedFormat) else one for one in plain]
         return [type(plain[0]).concat(plain)]
 
-    def _weights(self, name: str) -> ExpertWeights:
+    def weights(self, name: str) -> ExpertWeights:
+        """Return a weight as the kernels take it."""
         (format,) = self.products[name]
         if isinstance(format, IntegerFormat):
             outputs = len(format.codes) // self.num_experts
