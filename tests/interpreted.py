@@ -29,6 +29,12 @@ class InterpretedPlatform(CpuPlatform):
         return TRITON
 
     @property
+    def weight_layout(self) -> WeightLayout:
+        from engine_server.modeling.formats.triton_quantized import fuse_dequantisation
+
+        return fuse_dequantisation
+
+    @property
     def fixed_order_layout(self) -> WeightLayout:
         from engine_server.modeling.formats.fixed_order import fix_order
 

@@ -49,7 +49,7 @@ GOALS = (
 
 def rows(part: str, limits: dict[str, float]) -> Iterator[Row]:
     """Measure a part. torch is imported here, so that the process that starts the parts doesn't wait for it."""
-    from benchmarks.gpu import attention, layers, load, peer, quantised
+    from benchmarks.gpu import attention, layers, load, mixture, peer, quantised
     from benchmarks.gpu.limits import TERA, Limits, measure
 
     most = Limits(**{name: TERA * limit for name, limit in limits.items()})
@@ -57,7 +57,8 @@ def rows(part: str, limits: dict[str, float]) -> Iterator[Row]:
         case ["limits"]:
             return measure()
         case ["kernels"]:
-            return itertools.chain(layers.measure(most), quantised.measure(most), attention.measure(most))
+            kinds = layers, quantised, mixture, attention
+            return itertools.chain.from_iterable(kind.measure(most) for kind in kinds)
         case [prefix, *words] if prefix == SWITCH:
             return load.measure_switch(most, "Qwen3-0.6B", SWITCHES[" ".join(words)])
         case [model, "beside"]:

@@ -25,15 +25,22 @@ from engine_server.modeling.kernels import dequantise, launch, quantized_matmul 
 from engine_server.modeling.kernels.activation import gated  # noqa: E402
 from engine_server.modeling.kernels.attention import decode, prefill  # noqa: E402
 from engine_server.modeling.kernels.cache_write import write_cache  # noqa: E402
+from engine_server.modeling.kernels.expert_launch import DENSE, QUANTISED, launch_for  # noqa: E402
+from engine_server.modeling.kernels.expert_products import ExpertWeights, multiply  # noqa: E402
+from engine_server.modeling.kernels.expert_sum import weighted_sum  # noqa: E402
+from engine_server.modeling.kernels.expert_tiles import ExpertTiles, most_tiles, plan_tiles  # noqa: E402
 from engine_server.modeling.kernels.low_rank import add_low_rank  # noqa: E402
 from engine_server.modeling.kernels.matmul import linear  # noqa: E402
 from engine_server.modeling.kernels.norm import rms_norm  # noqa: E402
+from engine_server.modeling.kernels.quantized_matmul import FLOAT8 as FLOAT8_BITS  # noqa: E402
 from engine_server.modeling.kernels.quantized_matmul import float8_linear, integer_linear  # noqa: E402
 from engine_server.modeling.kernels.rotary import rotate  # noqa: E402
 from engine_server.modeling.kernels.sampling import sample  # noqa: E402
 from engine_server.modeling.kernels.work_list import plan_work  # noqa: E402
 
 MULTIPROCESSOR_BYTES = 99 << 10  # of shared memory, on the smallest GPUs with bfloat16
+# Of registers, where float8 is converted on compute capability 8.9.
+MOST_SPILLED = 8
 # Of shared memory that one program may take, by compute capability.
 SHARED_BYTES = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10}
 
@@ -246,3 +253,56 @@ def test_low_rank_updates_compile_for_ampere_and_hopper(
     assert len(compiled) == 4
     assert all("mma.sync" in kernel.asm["ptx"] or "wgmma" in kernel.asm["ptx"] for kernel in compiled)
     assert all(kernel.metadata.shared <= MULTIPROCESSOR_BYTES for kernel in compiled)
+
+
+def expert_weights(form: str, outputs: int, inputs: int, experts: int = 128) -> ExpertWeights:
+    rows = experts * outputs
+    scales = tensor(rows, inputs // 128, dtype=torch.float16)
+    match form:
+        case "int4":
+            codes = tensor(rows, inputs // 2, dtype=torch.uint8)
+            return ExpertWeights(codes, outputs, None, scales, scales, 4, 128)
+        case "float8":
+            codes = tensor(rows, inputs, dtype=torch.uint8)
+            return ExpertWeights(codes, outputs, None, scales.float(), None, FLOAT8_BITS.value, 128)
+        case _:
+            return ExpertWeights(tensor(rows, inputs), outputs)
+
+
+@pytest.mark.parametrize("form", ["dense", *tiered(["int4", "float8"], "int4")])
+@pytest.mark.parametrize(
+    ("capability", "size"), tiered([(c, s) for c in SHARED_BYTES for s in DENSE], (90, 4))
+)
+def test_products_of_experts_prefetch_without_spilling_registers(
+    compile_for: Any, tmp_path: Path, form: str, capability: int, size: int
+) -> None:
+    """Compile for 128 experts of Qwen3-30B-A3B, `size` choices of each, and read what became of it."""
+    assert list(DENSE) == list(QUANTISED)
+    hidden, inner, experts = 2048, 768, 128
+    choices = size * experts
+
+    def launch() -> None:
+        settings = launch_for(choices, experts, torch.bfloat16, form != "dense", False)
+        tiles = torch.empty(most_tiles(choices, experts, settings.rows), 3, dtype=torch.int32)
+        order = ExpertTiles(torch.empty(choices, dtype=torch.int32), tiles)
+        gate_up, down = expert_weights(form, 2 * inner, hidden), expert_weights(form, hidden, inner)
+        multiply(tensor(choices // 8, hidden), gate_up, order, settings, "silu")
+        multiply(tensor(choices, inner), down, order, settings)
+
+    for kernel in compile_for(capability, launch):
+        assert kernel.metadata.shared <= SHARED_BYTES[capability]
+        assert spilled_bytes(kernel, capability, tmp_path) <= MOST_SPILLED
+        assert max(copies_in_flight(kernel)) >= 2  # the values and the weights of the next inputs
+        assert "mma.sync" in kernel.asm["ptx"] or "wgmma" in kernel.asm["ptx"]
+
+
+@pytest.mark.parametrize("capability", tiered(list(SHARED_BYTES), 90))
+def test_tiles_and_sums_of_experts_compile(compile_for: Any, tmp_path: Path, capability: int) -> None:
+    def launch() -> None:
+        for tokens in (1, 8192):
+            plan_tiles(torch.empty(tokens, 8, dtype=torch.int64), 128, 16)
+        weighted_sum(tensor(64, 2048), torch.empty(8, 8))
+
+    for kernel in compile_for(capability, launch):
+        assert kernel.metadata.shared <= MULTIPROCESSOR_BYTES
+        assert spilled_bytes(kernel, capability, tmp_path) == 0

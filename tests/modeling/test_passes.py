@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from engine_server import EngineArgs
 from engine_server.modeling.communicator import Communicator
-from engine_server.modeling.layers.kernel_sets.plain import CPU, rms_norm
+from engine_server.modeling.layers.kernel_sets.plain import CPU, NO_KERNELS, rms_norm
 from engine_server.modeling.layers.linear import Linear
 from engine_server.modeling.loading import model_loader
 from engine_server.modeling.loading.passes import LoadPlan, replace_modules, verified_choices
@@ -63,7 +63,7 @@ def test_reports_of_a_mixture_of_experts_name_its_experts() -> None:
 def test_device_that_runs_ahead_of_the_host_groups_the_tokens_of_experts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(CpuPlatform, "asynchronous", True)
+    monkeypatch.setattr(CpuPlatform, "module_kernels", NO_KERNELS)
     found = reports(tiny_model("MixtralForCausalLM", **SIZES, **MOE))
     assert found["experts"] == "2 MixtralExperts -> GroupedExperts"
 

@@ -20,13 +20,9 @@ from engine_server.modeling.formats.rounding import rounded_to_float8, rounded_t
 from engine_server.modeling.formats.stacked import StackedFormat
 from engine_server.modeling.formats.weight_format import Cut, WeightLayout, as_loaded
 from engine_server.modeling.layers.experts import has_experts
-from engine_server.modeling.layers.routed_experts import (
-    DOWN,
-    GATE_UP,
-    RoutedExperts,
-    is_routed,
-    receive_routed,
-)
+from engine_server.modeling.layers.gated_experts import DOWN, GATE_UP, receive_gated
+from engine_server.modeling.layers.routed_experts import RoutedExperts
+from engine_server.modeling.loading.expert_classes import computes_same
 from engine_server.modeling.loading.room import saved_bytes
 from engine_server.modeling.loading.rounding import after, round_weights
 from engine_server.modeling.loading.weights import replace_experts
@@ -38,7 +34,7 @@ CPU = torch.device("cpu")
 
 def routed(kind: str, layout: WeightLayout, dtype: torch.dtype = torch.float32) -> RoutedExperts:
     experts = experts_of(tiny(kind, dtype))
-    receive_routed(experts, layout)
+    receive_gated(experts, RoutedExperts, layout)
     experts.settle()
     return experts
 
@@ -56,7 +52,7 @@ def dequantised(format: Any) -> DenseFormat:
 @by_kind
 def test_dense_experts_compute_what_transformers_does(kind: str) -> None:
     model = tiny(kind)
-    assert is_routed(experts_of(model), CPU)
+    assert computes_same(experts_of(model), RoutedExperts, CPU)
     expected = experts_of(model)(*inputs())
     torch.testing.assert_close(routed(kind, as_loaded)(*inputs()), expected, rtol=1e-5, atol=1e-5)
 
@@ -66,7 +62,7 @@ def test_class_that_computes_something_else_is_not_replaced() -> None:
     kind = type(experts)
     twice = type(kind.__name__, (kind,), {"forward": lambda self, *args: 2 * kind.forward(self, *args)})
     experts.__class__ = twice
-    assert not is_routed(experts, CPU)
+    assert not computes_same(experts, RoutedExperts, CPU)
 
 
 @by_kind
@@ -102,7 +98,7 @@ def test_parts_of_quantised_experts_add_up_to_the_whole(round_to: WeightLayout) 
 
     def results(cuts: dict[str, Cut]) -> Tensor:
         experts = experts_of(tiny("Mixtral"))
-        receive_routed(experts, as_loaded)
+        receive_gated(experts, RoutedExperts, as_loaded)
         experts.cuts = cuts
         for name, tensor in tensors.items():
             stack = StackedFormat([round_to(DenseFormat(weight)) for weight in tensor])  # type: ignore[misc]
@@ -137,14 +133,12 @@ def test_rounding_while_loading_includes_experts_and_is_in_the_estimate(kind: st
     model = tiny(kind, torch.bfloat16)
     kinds = frozenset(type(module) for module in model.modules() if has_experts(module))
     settings = QuantizationConfig(method="int8", group_size=None, head=False)
-    saved = [
-        saved_bytes(model, settings, torch.bfloat16, as_loaded, routed) for routed in (kinds, frozenset())
-    ]
+    saved = [saved_bytes(model, settings, torch.bfloat16, as_loaded, own) for own in (kinds, frozenset())]
     numbers = TINY["num_hidden_layers"] * EXPERTS * 3 * INNER * HIDDEN
     scales = TINY["num_hidden_layers"] * EXPERTS * (2 * INNER + HIDDEN) * 4
     assert saved[0] - saved[1] == numbers - scales
 
-    replace_experts(model, as_loaded, kinds)
+    replace_experts(model, as_loaded, dict.fromkeys(kinds, RoutedExperts))
     round_weights(model, settings, as_loaded)
     experts = next(module for module in model.modules() if isinstance(module, RoutedExperts))
     experts.settle()
@@ -155,9 +149,8 @@ def test_rounding_while_loading_includes_experts_and_is_in_the_estimate(kind: st
 
 def test_group_size_that_does_not_divide_the_inputs_of_experts_is_refused_by_name() -> None:
     model = tiny("Mixtral")
-    replace_experts(
-        model, as_loaded, frozenset(type(module) for module in model.modules() if has_experts(module))
-    )
+    kinds = {type(module) for module in model.modules() if has_experts(module)}
+    replace_experts(model, as_loaded, dict.fromkeys(kinds, RoutedExperts))
     settings = QuantizationConfig(method="int8", group_size=64, head=False)
     with pytest.raises(ValueError, match=r"doesn't divide the 32 inputs of .*experts\.down_proj"):
         round_weights(model, settings, as_loaded)

@@ -20,7 +20,8 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.formats.weight_format import as_loaded
-from engine_server.modeling.layers.routed_experts import is_routed
+from engine_server.modeling.layers.kernel_sets.plain import CPU
+from engine_server.modeling.loading.expert_classes import class_for
 from engine_server.modeling.loading.fusion import fuse_projections
 from engine_server.modeling.loading.sharding import shard
 from engine_server.modeling.loading.weights import (
@@ -83,8 +84,8 @@ def part_of(model: PreTrainedModel, ranks: Communicator) -> PreTrainedModel:
     own = copy.deepcopy(model)
     replace_linears(own, as_loaded)
     replace_embedding(own)
-    routed = frozenset(type(module) for module in own.modules() if is_routed(module, torch.device("cpu")))
-    replace_experts(own, as_loaded, routed)
+    found = {type(one): class_for(one, CPU.experts, torch.device("cpu")) for one in own.modules()}
+    replace_experts(own, as_loaded, {kind: ours for kind, ours in found.items() if ours is not None})
     shard(own, ranks)
     fuse_projections(own)
     settle(own)

@@ -6,7 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-Activation = Literal["silu", "gelu", "gelu_tanh"]  # gelu by the error function, or by its approximation
+# gelu by the error function, or by its approximation; clamped_silu is that of gpt-oss, whose gate and up alternate.
+Activation = Literal["silu", "gelu", "gelu_tanh", "clamped_silu"]
 
 TILE = 1024  # elements per program
 
@@ -26,13 +27,26 @@ def gated(activation: Activation, gate_up: Tensor) -> Tensor:
 def _gated(out, gate_up, num_rows, DIM: tl.constexpr, TILE: tl.constexpr, ACTIVATION: tl.constexpr):
     places = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     row = places // DIM
-    kept, gate = row < num_rows, gate_up + places + row * DIM
-    x = tl.load(gate, mask=kept, other=0.0).to(tl.float32)
+    kept = row < num_rows
+    if ACTIVATION == "clamped_silu":
+        first, second = gate_up + 2 * places, gate_up + 2 * places + 1
+    else:
+        first, second = gate_up + places + row * DIM, gate_up + places + row * DIM + DIM
+    gate = tl.load(first, mask=kept, other=0.0).to(tl.float32)
+    up = tl.load(second, mask=kept, other=0.0).to(tl.float32)
+    tl.store(out + places, activated(gate, up, ACTIVATION).to(out.dtype.element_ty), mask=kept)
+
+
+@triton.jit
+def activated(gate, up, ACTIVATION: tl.constexpr):
+    """Return activation(gate) * up, all in float32."""
     if ACTIVATION == "silu":
-        x *= tl.sigmoid(x)
+        share = tl.sigmoid(gate)
     elif ACTIVATION == "gelu":
-        x *= 0.5 + 0.5 * tl.erf(x * 0.7071067811865476)
-    else:  # 0.5 + 0.5 * tanh(y) is the sigmoid of 2 * y
-        x *= tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
-    up = tl.load(gate + DIM, mask=kept, other=0.0).to(tl.float32)
-    tl.store(out + places, (x * up).to(out.dtype.element_ty), mask=kept)
+        share = 0.5 + 0.5 * tl.erf(gate * 0.7071067811865476)
+    elif ACTIVATION == "gelu_tanh":  # 0.5 + 0.5 * tanh(y) is the sigmoid of 2 * y
+        share = tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
+    else:
+        gate, up = tl.minimum(gate, 7.0), tl.clamp(up, -7.0, 7.0) + 1
+        share = tl.sigmoid(1.702 * gate)
+    return gate * share * up

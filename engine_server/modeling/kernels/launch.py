@@ -53,8 +53,14 @@ MIN_TILE = 16
 
 def prefill_table() -> dict[int, Launch]:
     """Return the settings of prefill for the device that Triton compiles for."""
-    device = None if triton.knobs.runtime.interpret else triton.runtime.driver.active.get_current_device()
-    return PREFILL | HOPPER if device is not None and _is_hopper(device) else PREFILL
+    return PREFILL | HOPPER if is_hopper() else PREFILL
+
+
+def is_hopper() -> bool:
+    """Return True if Triton compiles for compute capability 9.0."""
+    return not triton.knobs.runtime.interpret and _is_hopper(
+        triton.runtime.driver.active.get_current_device()
+    )
 
 
 @cache

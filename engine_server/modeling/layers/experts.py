@@ -1,6 +1,6 @@
 """Mixtures of experts, whose weights are 3-D parameters of one module."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -36,6 +36,8 @@ class ReceivedParameters(WeightLayer):
 class Experts(ReceivedParameters):
     """Experts [tokens, hidden] to [tokens, hidden], computed by the forward of transformers' class."""
 
+    # A token's result may be required to be bitwise independent of the other tokens.
+    fixed_order: ClassVar[bool] = False
     # The ranks over which the results are summed.
     ranks: Communicator | None = None
 

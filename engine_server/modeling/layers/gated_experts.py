@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from engine_server.modeling.formats.low_rank import AddLowRank, LowRankTable, StepSlots
-from engine_server.modeling.formats.weight_format import Cut
+from engine_server.modeling.formats.weight_format import Cut, WeightLayout
 from engine_server.modeling.layers.experts import Experts, receive_parameters
 from engine_server.modeling.native.library import as_rows
 
@@ -28,8 +28,14 @@ class GatedExperts(Experts):
     # The adapters of the step's tokens; None: the experts take none.
     step_slots: StepSlots | None = None
     add_low_rank: AddLowRank
+    # Results are required to be bitwise independent of batch composition.
+    batch_invariant = False
     # The updates of the experts' weights, by the name of the parameter; none until it has a table.
     updates: dict[str, LowRankTable]
+
+    def prepare(self, layout: WeightLayout) -> None:
+        """Set what the class needs before it receives weights. layout: that of each expert's weights."""
+        self.updates = {}
 
     @property
     def token_slots(self) -> Tensor | None:
@@ -52,11 +58,12 @@ class GatedExperts(Experts):
         return cut and cut._replace(dim=2 - cut.dim if self.is_transposed else cut.dim - 1)
 
 
-def receive_gated(module: nn.Module, kind: type[GatedExperts]) -> GatedExperts:
+def receive_gated(module: nn.Module, kind: type[GatedExperts], layout: WeightLayout) -> GatedExperts:
     """Change the class of a module with the parameters of gated experts to one that derives from `kind` too."""
     experts = receive_parameters(module, kind)
     assert isinstance(experts, GatedExperts)
-    experts.whole_shapes, experts.updates = {}, {}
+    experts.prepare(layout)
+    experts.whole_shapes = {}
     for weight in WEIGHTS:
         _, outputs, inputs = outputs_first(experts, weight)
         experts.whole_shapes[weight] = inputs, outputs

@@ -9,6 +9,7 @@ from engine_server.config import ModelConfig
 from engine_server.modeling.attention.interface import AttentionBackend, UnsupportedModelError
 from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.layers.embedding import Embedding
+from engine_server.modeling.layers.experts import Experts
 from engine_server.modeling.layers.linear import FusedLinear, Linear
 from engine_server.modeling.layers.norm import FusedLayerNorm, FusedRMSNorm
 from engine_server.modeling.platform.interface import Platform
@@ -60,10 +61,15 @@ def check_setup(config: ModelConfig, platform: Platform, ranks: Communicator) ->
 def check_modules(model: nn.Module, platform: Platform) -> None:
     """Raise UnsupportedModelError for modules whose order of summation may depend on the batch."""
     for module in model.modules():
-        if list(module.parameters(recurse=False)) and not isinstance(module, ROW_BY_ROW):
+        if list(module.parameters(recurse=False)) and not is_row_by_row(module):
             names = f"{type(module).__name__} of {type(model).__name__}"
             raise UnsupportedModelError(f"batch_invariant: the order of summation in {names} is unknown")
     platform.check_fixed_order(model)
+
+
+def is_row_by_row(module: nn.Module) -> bool:
+    """Return True if a module computes each row from that row alone."""
+    return module.fixed_order if isinstance(module, Experts) else isinstance(module, ROW_BY_ROW)
 
 
 def check_products(model: nn.Module) -> None:

@@ -78,8 +78,10 @@ def load_model(
         plan = replace(plan, choices=verified_choices(skeleton, platform))
         dense = load.load_format == "dequantized"
         if load.load_format != "dummy":
-            needed = needed_bytes(Path(config.path), checkpoint, dtype, plan.layout, dense, bool(plan.routed))
-            needed -= saved_bytes(skeleton, load.quantization, skeleton.dtype, plan.layout, plan.routed)
+            needed = needed_bytes(
+                Path(config.path), checkpoint, dtype, plan.layout, dense, bool(plan.formatted)
+            )
+            needed -= saved_bytes(skeleton, load.quantization, skeleton.dtype, plan.layout, plan.formatted)
             check_room(needed, platform, ranks.size)
         kind = replaced_class(type(skeleton), plan)
         if load.load_format == "dummy":

@@ -14,6 +14,7 @@ from engine_server.config import QuantizationConfig
 from engine_server.modeling.attention.interface import UnsupportedModelError
 from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.formats.weight_format import WeightLayout
+from engine_server.modeling.layers.formatted_experts import FormattedExperts
 from engine_server.modeling.loading.attention import replace_attention
 from engine_server.modeling.loading.fusion import fuse_mlps, fuse_projections
 from engine_server.modeling.loading.invariance import check_modules
@@ -62,14 +63,11 @@ class LoadPlan:
         return self.platform.fixed_order_layout if self.batch_invariant else self.platform.weight_layout
 
     @property
-    def routed(self) -> frozenset[type]:
-        """Classes of experts that compute one product for each expert, for which the host reads the choices."""
-        return frozenset() if self.platform.asynchronous else self.choices.experts
-
-    @property
-    def grouped(self) -> frozenset[type]:
-        """Classes of experts that keep transformers' grouped products, for a device that runs ahead of the host."""
-        return self.choices.experts if self.platform.asynchronous else frozenset()
+    def formatted(self) -> frozenset[type]:
+        """Classes of experts whose weights are in a layout, like those of linear layers."""
+        return frozenset(
+            kind for kind, own in self.choices.experts.items() if issubclass(own, FormattedExperts)
+        )
 
 
 def replace_modules(model: PreTrainedModel, plan: LoadPlan) -> list[PassReport]:
@@ -79,7 +77,7 @@ def replace_modules(model: PreTrainedModel, plan: LoadPlan) -> list[PassReport]:
         replace_attention(model),
         replace_linears(model, plan.layout),
         replace_embedding(model),
-        replace_experts(model, plan.layout, plan.routed, plan.grouped),
+        replace_experts(model, plan.layout, choices.experts, plan.batch_invariant),
         shard(model, plan.ranks),
         round_weights(model, plan.quantization, plan.layout),
         fuse_projections(model),

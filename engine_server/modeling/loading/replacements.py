@@ -15,6 +15,7 @@ from torch import nn
 from engine_server.modeling.device import Device
 from engine_server.modeling.layers.activation import Activation
 from engine_server.modeling.layers.decoder_layer import CHILDREN, fused_layer
+from engine_server.modeling.layers.gated_experts import GatedExperts
 from engine_server.modeling.layers.kernel_sets.kernel_set import Activation as ActivationKernel
 from engine_server.modeling.layers.kernel_sets.kernel_set import Gate, KernelSet
 from engine_server.modeling.layers.norm import FusedLayerNorm, FusedRMSNorm
@@ -44,8 +45,8 @@ class Choices:
 
     # Classes of gated MLPs that compute the same as GatedMLP.
     mlps: frozenset[type] = frozenset()
-    # Classes of experts that compute the same as RoutedExperts.
-    experts: frozenset[type] = frozenset()
+    # By class of experts, that of ours which computes the same.
+    experts: Mapping[type, type[GatedExperts]] = field(default_factory=dict)
     # The weight's offset, by class of norm.
     norms: Mapping[type, float] = field(default_factory=dict)
     # Classes of norms that compute the same as FusedLayerNorm.

@@ -53,19 +53,23 @@ def needed_bytes(
     dtype: torch.dtype | None,
     layout: WeightLayout,
     dense: bool,
-    routed: bool,
+    formatted: bool,
 ) -> int:
     """Return the size of a checkpoint's weights in memory.
 
     dtype: that of dense weights; None: as stored. layout: decides which formats are kept. dense: none is kept.
-    routed: experts are kept like other weights.
+    formatted: experts are kept like other weights.
     """
     if checkpoint is None or dtype is None:
         return weight_bytes(folder, None if dtype is None else dtype.itemsize)
     kept = {form for form in SAMPLES if not dense and keeps(layout, form)}
     total = 0
     for name, tensor in checkpoint.tensors.items():
-        if isinstance(tensor, StoredWeight) and tensor.form in kept and (routed or ".experts." not in name):
+        if (
+            isinstance(tensor, StoredWeight)
+            and tensor.form in kept
+            and (formatted or ".experts." not in name)
+        ):
             total += sum(stored_bytes(part) for part in tensor.parts)
         else:
             total += prod(tensor.shape) * dtype.itemsize
@@ -83,11 +87,11 @@ def saved_bytes(
     quantization: QuantizationConfig | None,
     dtype: torch.dtype,
     layout: WeightLayout,
-    routed: frozenset[type],
+    formatted: frozenset[type],
 ) -> int:
     """Return the memory that rounding while loading saves; `model` is on the meta device.
 
-    routed: classes of experts that are rounded too.
+    formatted: classes of experts that are rounded too.
     """
     if quantization is None:
         return 0
@@ -95,20 +99,20 @@ def saved_bytes(
     bits = BITS.get(quantization.method, FLOAT8_BITS)
     saved: int = 0
     if keeps(layout, form):
-        for outputs, inputs in rounded_shapes(model.base_model, routed):
+        for outputs, inputs in rounded_shapes(model.base_model, formatted):
             groups = inputs // (quantization.group_size or inputs)
             saved += outputs * (inputs * dtype.itemsize - inputs * bits // 8 - groups * SCALE_BYTES)
     return saved
 
 
-def rounded_shapes(model: nn.Module, routed: frozenset[type]) -> Iterator[tuple[int, int]]:
+def rounded_shapes(model: nn.Module, formatted: frozenset[type]) -> Iterator[tuple[int, int]]:
     """Return the numbers of outputs and inputs of the linear layers and experts that are rounded."""
     for module in model.modules():
         if type(module) is nn.Linear:
             yield module.out_features, module.in_features
         elif type(module) is Conv1D:
             yield module.nf, module.nx
-        elif type(module) in routed:
+        elif type(module) in formatted:
             for name in WEIGHTS:
                 experts, outputs, inputs = outputs_first(module, name)
                 yield experts * outputs, inputs

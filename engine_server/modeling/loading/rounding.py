@@ -10,9 +10,9 @@ from engine_server.modeling.formats.rounding import rounded_to_float8, rounded_t
 from engine_server.modeling.formats.weight_format import WeightFormat, WeightLayout
 from engine_server.modeling.layers.embedding import Embedding
 from engine_server.modeling.layers.experts import Experts
+from engine_server.modeling.layers.formatted_experts import FormattedExperts
 from engine_server.modeling.layers.gated_experts import WEIGHTS
 from engine_server.modeling.layers.linear import Linear
-from engine_server.modeling.layers.routed_experts import RoutedExperts
 from engine_server.modeling.layers.weight_layer import original_class
 from engine_server.modeling.loading.report import PassReport, Tally
 
@@ -38,7 +38,7 @@ def round_weights(
             check_group(module.in_features, path, method, group)
             module.layout = partial(after, rounded, layout)
             tally.replaced(original_class(module), method)
-        elif isinstance(module, RoutedExperts):
+        elif isinstance(module, FormattedExperts):
             for name in WEIGHTS:
                 check_group(module.num_inputs(name), f"{path}.{name}", method, group)
             module.layout = partial(after, rounded, layout)

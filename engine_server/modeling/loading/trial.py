@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from engine_server.modeling.layers.experts import has_experts
+from engine_server.modeling.layers.gated_experts import GatedExperts
 from engine_server.modeling.layers.kernel_sets.comparison import same
 from engine_server.modeling.layers.kernel_sets.kernel_set import Activation, Gate, KernelSet
 from engine_server.modeling.layers.misfits import misfits
 from engine_server.modeling.layers.norm import FusedRMSNorm
 from engine_server.modeling.layers.rotation import ChosenRotation
-from engine_server.modeling.layers.routed_experts import is_routed
 from engine_server.modeling.layers.weight_layer import original_class
+from engine_server.modeling.loading.expert_classes import class_for
 from engine_server.modeling.loading.fusion import fuse_mlps, is_gated_mlp
 from engine_server.modeling.loading.probe import Probe, run
 from engine_server.modeling.loading.replacements import (
@@ -77,9 +78,12 @@ class Trial:
                 logger.warning("no %s are replaced: it would change the output of the two-layer copy", name)
         return choices
 
-    def _experts(self, choices: Choices) -> frozenset[type]:
+    def _experts(self, choices: Choices) -> dict[type, type[GatedExperts]]:
         experts = {original_class(module): module for module in self._plain.modules() if has_experts(module)}
-        return frozenset(kind for kind, module in experts.items() if is_routed(module, self.device))
+        found = {
+            kind: class_for(module, self.kernels.experts, self.device) for kind, module in experts.items()
+        }
+        return {kind: own for kind, own in found.items() if own is not None}
 
     def _mlps(self, choices: Choices) -> frozenset[type]:
         kinds = {type(module) for module in self._plain.modules() if is_gated_mlp(module)}

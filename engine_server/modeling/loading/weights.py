@@ -1,6 +1,7 @@
 """The passes that give layers their weights: layers that receive them before the loading, and completion after it."""
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import TypeGuard
 
 from torch import nn
@@ -13,10 +14,8 @@ from engine_server.modeling.formats.tied import tied
 from engine_server.modeling.formats.weight_format import WeightLayout
 from engine_server.modeling.layers.embedding import Embedding, receive_embeddings
 from engine_server.modeling.layers.experts import Experts, has_experts, receive_parameters
-from engine_server.modeling.layers.gated_experts import receive_gated
-from engine_server.modeling.layers.grouped_experts import GroupedExperts
+from engine_server.modeling.layers.gated_experts import GatedExperts, receive_gated
 from engine_server.modeling.layers.linear import FusedLinear, Linear
-from engine_server.modeling.layers.routed_experts import receive_routed
 from engine_server.modeling.layers.weight_layer import WeightLayer, original_class
 from engine_server.modeling.loading.report import PassReport, Tally
 
@@ -55,23 +54,20 @@ def replace_embedding(model: PreTrainedModel) -> PassReport:
 
 
 def replace_experts(
-    model: nn.Module, layout: WeightLayout, routed: frozenset[type], grouped: frozenset[type] = frozenset()
+    model: nn.Module,
+    layout: WeightLayout,
+    classes: Mapping[type, type[GatedExperts]],
+    batch_invariant: bool = False,
 ) -> PassReport:
-    """Make every module with 3-D weights receive them. Classes in `routed` compute one product for each expert.
-
-    Those in `routed` and in `grouped` take adapters.
-    """
+    """Make every module with 3-D weights receive them, by our class for its class if there is one."""
     tally = Tally("experts")
     for module in list(model.modules()):
         original = original_class(module)
         if not has_experts(module):
             continue
-        if original in routed:
-            tally.replaced(original, "RoutedExperts")
-            receive_routed(module, layout)
-        elif original in grouped:
-            tally.replaced(original, "GroupedExperts")
-            receive_gated(module, GroupedExperts)
+        if original in classes:
+            tally.replaced(original, classes[original].__name__)
+            receive_gated(module, classes[original], layout).batch_invariant = batch_invariant
         else:
             tally.replaced(original, "Experts")
             receive_parameters(module, Experts)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from engine_server.modeling.formats.low_rank import AddLowRank
+from engine_server.modeling.layers.gated_experts import GatedExperts
 
 # Takes query, key [1, heads, T, dim] and cos, sin [1, T, angles]; returns the rotated query and key.
 Rotation = Callable[..., tuple[Tensor, Tensor]]
@@ -29,3 +30,5 @@ class KernelSet(NamedTuple):
     # Takes (x, weight, bias, eps); None: torch's own is as good.
     layer_norm: Callable[[Tensor, Tensor, Tensor | None, float], Tensor] | None = None
     activations: Sequence[Activation] = ()
+    # Classes of gated experts, the fastest first.
+    experts: Sequence[type[GatedExperts]] = ()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from engine_server.modeling.layers.kernel_sets import plain as plain_torch
 from engine_server.modeling.layers.kernel_sets.kernel_set import Activation, Gate, KernelSet, Rotation
+from engine_server.modeling.layers.routed_experts import RoutedExperts
 from engine_server.modeling.native.library import DTYPES, VECTOR, address, kernels
 
 
@@ -134,5 +135,5 @@ def add_low_rank(out: Tensor, x: Tensor, slots: Tensor, a: Tensor, b: Tensor, ra
 
 NATIVE = KernelSet(
     rms_norm, (0.0, 1.0), [silu_and_mul, gelu_tanh_and_mul], rotations, add_low_rank, layer_norm,
-    [partial(activate, kind) for kind in range(len(ACTIVATIONS))],
+    [partial(activate, kind) for kind in range(len(ACTIVATIONS))], (RoutedExperts,),
 )  # fmt: skip

@@ -4,7 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine_server.modeling.layers.grouped_experts import GroupedExperts
 from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet
+from engine_server.modeling.layers.routed_experts import RoutedExperts
 from engine_server.modeling.native.recording import one_operation
 
 
@@ -71,7 +73,7 @@ def add_low_rank(out: Tensor, x: Tensor, slots: Tensor, a: Tensor, b: Tensor, ra
     return out
 
 
-CPU = KernelSet(rms_norm, (0.0,), [silu_and_mul], rotations, add_low_rank)
+CPU = KernelSet(rms_norm, (0.0,), [silu_and_mul], rotations, add_low_rank, experts=(RoutedExperts,))
 
 # For devices on which transformers' own modules are the fastest.
-NO_KERNELS = KernelSet(rms_norm, (), (), lambda width, dim: (), add_low_rank)
+NO_KERNELS = KernelSet(rms_norm, (), (), lambda width, dim: (), add_low_rank, experts=(GroupedExperts,))
