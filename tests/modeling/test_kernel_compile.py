@@ -25,6 +25,7 @@ from engine_server.modeling.kernels import dequantise, launch, quantized_matmul 
 from engine_server.modeling.kernels.activation import gated  # noqa: E402
 from engine_server.modeling.kernels.attention import decode, prefill  # noqa: E402
 from engine_server.modeling.kernels.cache_write import write_cache  # noqa: E402
+from engine_server.modeling.kernels.codes import FLOAT8 as FLOAT8_BITS  # noqa: E402
 from engine_server.modeling.kernels.expert_launch import DENSE, QUANTISED, launch_for  # noqa: E402
 from engine_server.modeling.kernels.expert_products import ExpertWeights, multiply  # noqa: E402
 from engine_server.modeling.kernels.expert_sum import weighted_sum  # noqa: E402
@@ -32,7 +33,6 @@ from engine_server.modeling.kernels.expert_tiles import ExpertTiles, most_tiles,
 from engine_server.modeling.kernels.low_rank import add_low_rank  # noqa: E402
 from engine_server.modeling.kernels.matmul import linear  # noqa: E402
 from engine_server.modeling.kernels.norm import rms_norm  # noqa: E402
-from engine_server.modeling.kernels.quantized_matmul import FLOAT8 as FLOAT8_BITS  # noqa: E402
 from engine_server.modeling.kernels.quantized_matmul import float8_linear, integer_linear  # noqa: E402
 from engine_server.modeling.kernels.rotary import rotate  # noqa: E402
 from engine_server.modeling.kernels.sampling import sample  # noqa: E402

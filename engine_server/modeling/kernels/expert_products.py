@@ -12,10 +12,10 @@ import triton.language as tl
 from torch import Tensor
 
 from engine_server.modeling.kernels.activation import Activation, activated
+from engine_server.modeling.kernels.codes import FLOAT8, _numbers
 from engine_server.modeling.kernels.expert_launch import ExpertLaunch
 from engine_server.modeling.kernels.expert_tiles import ExpertTiles
 from engine_server.modeling.kernels.launch import MIN_TILE
-from engine_server.modeling.kernels.quantized_matmul import FLOAT8, _numbers
 
 INTERPRETED = triton.knobs.runtime.interpret
 
@@ -127,15 +127,15 @@ def _weights(
         places = outputs[None, :] * K + inputs[:, None]
         result = tl.load(weights + places, mask=kept[None, :] & (inputs < K)[:, None], other=0.0)
     else:
-        numbers = _numbers(weights, outputs[:, None], kept[:, None], start, K, BITS, DEPTH)
+        # The codes of symmetric weights are around half of their range.
+        CENTRE: tl.constexpr = 0 if minima is not None or BITS == FLOAT8 else 1 << BITS - 1
+        numbers = _numbers(weights, outputs[:, None], kept[:, None], start, K, BITS, DEPTH, CENTRE)
         if GROUP % DEPTH == 0 or GROUPS == 1:  # one scale for each output of the tile
             groups, scaled = outputs[:, None] * GROUPS + start // GROUP, kept[:, None]
         else:
             groups = outputs[:, None] * GROUPS + inputs[None, :] // GROUP
             scaled = kept[:, None] & (inputs < K)[None, :]
         scale = tl.load(scales + groups, mask=scaled, other=0.0).to(tl.float32)
-        if minima is None and BITS != FLOAT8:  # the codes of symmetric weights
-            numbers -= 1 << BITS - 1
         numbers *= scale
         if minima is not None:
             numbers += tl.load(minima + groups, mask=scaled, other=0.0).to(tl.float32)

@@ -17,11 +17,11 @@ from engine_server.modeling.formats.quantized import QuantizedFormat
 from engine_server.modeling.formats.triton_quantized import TritonQuantizedFormat
 from engine_server.modeling.formats.weight_format import WeightFormat
 from engine_server.modeling.kernels.activation import Activation, gated
+from engine_server.modeling.kernels.codes import FLOAT8
 from engine_server.modeling.kernels.expert_launch import launch_for
 from engine_server.modeling.kernels.expert_products import ExpertWeights, multiply
 from engine_server.modeling.kernels.expert_sum import weighted_sum
 from engine_server.modeling.kernels.expert_tiles import plan_tiles
-from engine_server.modeling.kernels.quantized_matmul import FLOAT8
 from engine_server.modeling.layers.formatted_experts import FormattedExperts
 from engine_server.modeling.layers.gated_experts import DOWN, GATE_UP
 
