@@ -113,9 +113,9 @@ def test_attention_kernels_compile_for_hopper(compiled: list) -> None:
     for pages in (plain, float8):
         write_cache(pages, pages, new, new, torch.empty(8, dtype=torch.int32))
     prefill(out, query, plain, plain, table, sequences, Scoring(0.1))
-    work = plan_work(sequences, window=20, spare=4)
+    work = plan_work(sequences, window=20, kv_heads=8, spare=4)
     decode(out, query, float8, float8, table, sequences, Scoring(0.1, 20, 5.0, tensor(32), tensor(32)), work)
-    _write, quantise, fill, _plan, part, _join = compiled
+    _write, quantise, fill, _plan, part = compiled
     assert "cvt.rn.satfinite.e4m3x2.f32" in quantise.asm["ptx"]
     assert "wgmma" in fill.asm["ptx"]  # Hopper's tensor cores, several warps at once
     assert "mma.sync" in part.asm["ptx"]
@@ -148,8 +148,8 @@ def test_attention_copies_the_next_keys_and_values_while_it_computes(
     sequences, table = torch.empty(2, 4, dtype=torch.int32), torch.empty(2, 3, dtype=torch.int32)
     given, scoring = (out, query, pages, pages, table, sequences), Scoring(0.1)
     (fill,) = compile_for(capability, lambda: prefill(*given, scoring))
-    _plan, part, _join = compile_for(
-        capability, lambda: decode(*given, scoring, plan_work(sequences, window=None, spare=4))
+    _plan, part = compile_for(
+        capability, lambda: decode(*given, scoring, plan_work(sequences, window=None, kv_heads=8, spare=4))
     )
     for kernel in (fill, part):
         assert kernel.metadata.shared <= SHARED_BYTES[capability]

@@ -79,5 +79,5 @@ class TritonAttention(AttentionBackend):
         key = (window, kv_heads)
         if key not in self._work_lists:
             spare = spare_chunks(kv_heads, self._processors)
-            self._work_lists[key] = plan_work(self._step.decodes, window, spare)
+            self._work_lists[key] = plan_work(self._step.decodes, window, kv_heads, spare)
         return self._work_lists[key]
