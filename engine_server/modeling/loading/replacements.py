@@ -14,7 +14,7 @@ from torch import nn
 
 from engine_server.modeling.device import Device
 from engine_server.modeling.layers.activation import Activation
-from engine_server.modeling.layers.decoder_layer import CHILDREN, fused_layer
+from engine_server.modeling.layers.decoder_layer import CHILDREN, fused_layer, link_layers
 from engine_server.modeling.layers.kernel_sets.kernel_set import Activation as ActivationKernel
 from engine_server.modeling.layers.kernel_sets.kernel_set import Gate, KernelSet
 from engine_server.modeling.layers.norm import FusedLayerNorm, FusedRMSNorm
@@ -264,7 +264,7 @@ def tabulate_ropes(model: nn.Module, dtype: torch.dtype, device: torch.device, l
 
 
 def replace_layers(model: nn.Module, verified: frozenset[type]) -> PassReport:
-    """Make decoder layers add attention's output and normalize the sum with one kernel."""
+    """Make decoder layers add residuals and normalize the sums with one kernel."""
     tally = Tally("decoder layers")
     classes: dict[type, Any] = {}
     for module in model.modules():
@@ -274,9 +274,12 @@ def replace_layers(model: nn.Module, verified: frozenset[type]) -> PassReport:
             tally.replaced(type(module), "fused_layer")
             if type(module) not in classes:
                 classes[type(module)] = class_with_forward(module, fused_layer)
+                classes[type(module)].add_residual = torch.add
             module.__class__ = classes[type(module)]
         else:
             tally.left(type(module), "computes something else")
+    for module in model.modules():
+        link_layers(module)
     return tally.report()
 
 
