@@ -5,13 +5,14 @@ import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from tiers import tiered
 
 from engine_server.modeling.memory.cache_layout import FLOAT8, Pages
+from engine_server.modeling.pending_heads import PendingRotation
 from engine_server.modeling.scoring import Scoring
 
 triton = pytest.importorskip("triton")
@@ -24,6 +25,7 @@ from engine_server.modeling.kernels import launch  # noqa: E402
 from engine_server.modeling.kernels.activation import gated  # noqa: E402
 from engine_server.modeling.kernels.attention import decode, prefill  # noqa: E402
 from engine_server.modeling.kernels.cache_write import write_cache  # noqa: E402
+from engine_server.modeling.kernels.head_write import write_heads  # noqa: E402
 from engine_server.modeling.kernels.low_rank import add_low_rank  # noqa: E402
 from engine_server.modeling.kernels.matmul import linear  # noqa: E402
 from engine_server.modeling.kernels.norm import rms_norm  # noqa: E402
@@ -135,6 +137,41 @@ def test_module_kernels_compile_for_hopper(compiled: list) -> None:
     linear(hidden, tensor(6144, 4096), tensor(6144))
     assert "wgmma" in compiled[-1].asm["ptx"]
     assert all(kernel.metadata.shared <= MULTIPROCESSOR_BYTES for kernel in compiled)
+
+
+class Norm(NamedTuple):
+    weight: torch.Tensor
+    eps: float = 1e-6
+    offset: float = 0.0
+
+    def add(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        raise NotImplementedError
+
+
+def write_heads_of(heads: int, norms: tuple[Norm, ...], pages: Pages) -> None:
+    """Write eight tokens' heads of 128 dims, 8 of them of K and of V, as one product computes them."""
+    sizes = [heads * 128, 1024, 1024]
+    query, key, value = (part.unflatten(1, (-1, 128)) for part in tensor(8, sum(sizes)).split(sizes, 1))
+    rotation = PendingRotation(rotate, tensor(8, 128)[:, :64], tensor(8, 128)[:, :64], False)
+    write_heads(pages, pages, query, key, value, tensor(8, dtype=torch.int32), rotation, *norms)
+
+
+@pytest.mark.parametrize("capability", tiered([*SHARED_BYTES], 90))
+def test_heads_are_written_without_spilled_registers(
+    compile_for: Any, tmp_path: Path, capability: int
+) -> None:
+    """Compile for Llama 3 8B and, with norms of heads, for Qwen 3 0.6B, and for a float8 cache where it can be."""
+    norms = (Norm(tensor(128)), Norm(tensor(128)))
+    caches = [Pages(tensor(3, 16, 8, 128))]
+    if capability >= 89:
+        caches.append(Pages(tensor(3, 16, 8, 128, dtype=FLOAT8), tensor(3, 16, 8, 1, dtype=torch.float32)))
+    for pages in caches:
+        kernels = [
+            *compile_for(capability, lambda pages=pages: write_heads_of(32, (), pages)),
+            *compile_for(capability, lambda pages=pages: write_heads_of(16, norms, pages)),
+        ]
+        assert len(kernels) == 2
+        assert [spilled_bytes(kernel, capability, tmp_path) for kernel in kernels] == [0, 0]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn
 
+from engine_server.modeling.attention.hook import running_forward
 from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet
 
 
@@ -34,6 +35,18 @@ class FusedRMSNorm(nn.Module):
         """Return x + residual, whose norm the next call of `forward` returns if it is given this very sum."""
         self._sum, self._normed = self.add(x, residual)
         return self._sum
+
+
+class HeadNorm(FusedRMSNorm):
+    """The norm of each head of queries or keys, left to attention, which computes it with their rotation."""
+
+    # The part of PendingHeads that it is.
+    part: str
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x."""
+        running_forward().defer(**{self.part: self})
+        return x
 
 
 class FusedLayerNorm(nn.Module):
