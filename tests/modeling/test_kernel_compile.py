@@ -21,7 +21,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
 from engine_server.modeling.formats.low_rank import LowRankTable  # noqa: E402
-from engine_server.modeling.kernels import launch  # noqa: E402
+from engine_server.modeling.kernels import dependent_launch, launch  # noqa: E402
 from engine_server.modeling.kernels.activation import gated  # noqa: E402
 from engine_server.modeling.kernels.attention import decode, prefill  # noqa: E402
 from engine_server.modeling.kernels.cache_write import write_cache  # noqa: E402
@@ -172,6 +172,29 @@ def test_heads_are_written_without_spilled_registers(
         ]
         assert len(kernels) == 2
         assert [spilled_bytes(kernel, capability, tmp_path) for kernel in kernels] == [0, 0]
+
+
+@pytest.mark.parametrize(("enabled", "capability"), [(True, 90), (True, 89), (False, 90)])
+def test_kernel_of_a_dependent_launch_waits_before_it_reads(
+    compile_for: Any, monkeypatch: pytest.MonkeyPatch, enabled: bool, capability: int
+) -> None:
+    monkeypatch.setattr(dependent_launch, "ENABLED", enabled)
+
+    def launch_all() -> None:
+        rms_norm(tensor(1, 8, 1024), tensor(1024), 1e-5, residual=tensor(1, 8, 1024))
+        gated("silu", tensor(1, 8, 6144))
+        write_heads_of(16, (Norm(tensor(128)), Norm(tensor(128))), Pages(tensor(3, 16, 8, 128)))
+
+    kernels = compile_for(capability, launch_all)
+    assert len(kernels) == 3
+    for kernel in kernels:
+        early, code = enabled and capability == 90, kernel.asm["ptx"]
+        assert kernel.metadata.launch_pdl == early
+        if early:
+            reads = [place for name in ("ld.global", "st.global") if (place := code.find(name)) >= 0]
+            assert 0 < code.index("griddepcontrol.wait") < min(reads)
+        else:
+            assert "griddepcontrol" not in code
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine_server.modeling.kernels.cache_write import LARGEST, SMALLEST, write_rows
+from engine_server.modeling.kernels.dependent_launch import dependent, start
 from engine_server.modeling.memory.cache_layout import Pages
 from engine_server.modeling.pending_heads import PendingNorm, PendingRotation
 
@@ -44,7 +45,7 @@ def write_heads(
         *query.stride()[:2], *key.stride()[:2], *value.stride()[:2], *cos.stride(), *sin.stride(),
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, VALUE_DIM=value_dim, PAIRS=pairs, INTERLEAVED=rotation.interleaved,
         TILE=tile, WIDTH=triton.next_power_of_2(pairs), REST=triton.next_power_of_2(max(1, dim - 2 * pairs)),
-        VALUE_WIDTH=triton.next_power_of_2(value_dim),
+        VALUE_WIDTH=triton.next_power_of_2(value_dim), **dependent(),
     )  # fmt: skip
     return out
 
@@ -61,8 +62,10 @@ def _write_heads(
     query_token, query_head, key_token, key_head, value_token, value_head, cos_token, cos_pair, sin_token, sin_pair,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr, PAIRS: tl.constexpr,
     INTERLEAVED: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, REST: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Take TILE heads of one token (axis 0): of its queries, of its keys, or of its values (axis 1, in this order)."""
+    start(DEPENDENT)
     QUERY_TILES: tl.constexpr = (HEADS + TILE - 1) // TILE
     KV_TILES: tl.constexpr = (KV_HEADS + TILE - 1) // TILE
     token, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)

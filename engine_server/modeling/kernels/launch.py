@@ -53,13 +53,19 @@ MIN_TILE = 16
 
 def prefill_table() -> dict[int, Launch]:
     """Return the settings of prefill for the device that Triton compiles for."""
-    device = None if triton.knobs.runtime.interpret else triton.runtime.driver.active.get_current_device()
-    return PREFILL | HOPPER if device is not None and _is_hopper(device) else PREFILL
+    return PREFILL | HOPPER if capability() == 90 else PREFILL
+
+
+def capability() -> int:
+    """Return ten times the compute capability of the device that Triton compiles for; 0 in the interpreter."""
+    if triton.knobs.runtime.interpret:
+        return 0
+    return _capability_of(triton.runtime.driver.active.get_current_device())
 
 
 @cache
-def _is_hopper(device: int) -> bool:
-    return bool(triton.runtime.driver.active.get_current_target().arch == 90)
+def _capability_of(device: int) -> int:
+    return int(triton.runtime.driver.active.get_current_target().arch)
 
 
 def launch_for(table: dict[int, Launch], query: Tensor, keys: Tensor, values: Tensor) -> Launch:
