@@ -81,7 +81,8 @@ def ours(batch: Batch) -> Callable[[], object]:
     if len(batch.query) > len(batch.sequences):
         return lambda: prefill(batch.out, *given, scoring)
     processors = torch.cuda.get_device_properties(DEVICE).multi_processor_count
-    work = plan_work(batch.sequences, None, spare_chunks(batch.keys.data.shape[2], processors))
+    kv_heads = batch.keys.data.shape[2]
+    work = plan_work(batch.sequences, None, kv_heads, spare_chunks(kv_heads, processors))
     return lambda: decode(batch.out, *given, scoring, work)
 
 

@@ -1,23 +1,34 @@
-"""The kernels of a step other than attention, at the sizes of an 8B model, compared with torch's operations."""
+"""The kernels of a step other than attention, compared with torch's operations.
+
+Their sizes are those of an 8B model; norms and heads, whose kernels are short, are measured at a small model's too.
+"""
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.gpu.limits import CALLS, DEVICE, DTYPE, Limits, seconds
 from benchmarks.gpu.report import Row, beside
+from benchmarks.gpu.shapes import SHAPES
 from engine_server.modeling.kernels.activation import gated
+from engine_server.modeling.kernels.head_write import write_heads
 from engine_server.modeling.kernels.matmul import linear
 from engine_server.modeling.kernels.norm import rms_norm
 from engine_server.modeling.kernels.rotary import rotate
 from engine_server.modeling.kernels.sampling import PARAMETERS, sample
+from engine_server.modeling.layers.kernel_sets.triton import TRITON
+from engine_server.modeling.layers.norm import FusedRMSNorm
+from engine_server.modeling.memory.cache_layout import Pages
+from engine_server.modeling.pending_heads import PendingRotation
 
-HIDDEN, WIDTH, HEADS, KV_HEADS, DIM, VOCABULARY = 4096, 14336, 32, 8, 128, 128256
+HIDDEN, WIDTH, VOCABULARY = 4096, 14336, 128256
+MODELS = {name: SHAPES[name] for name in ("Llama-3.1-8B", "Qwen3-0.6B")}
+BLOCK_SIZE = 16
 TOKENS = (1, 256, 8192)
 SAMPLED = (1, 256)  # sequences
 TEMPERATURE, TOP_K, TOP_P = 0.8, 50, 0.95
@@ -36,7 +47,10 @@ class Case(NamedTuple):
 
 def measure(limits: Limits) -> Iterator[Row]:
     for tokens in TOKENS:
-        for make in (norm, rope, activation, product):
+        for model, shape in MODELS.items():
+            for make in (norm, heads):
+                yield compare(partial(make, model, shape, tokens, limits))
+        for make in (activation, product):
             yield compare(partial(make, tokens, limits))
     for sequences in SAMPLED:
         yield sampling(sequences, limits)
@@ -58,32 +72,73 @@ def times(cases: list[Case]) -> tuple[float, float]:
     return seconds([case.own for case in cases]), seconds([case.other for case in cases])
 
 
-def norm(tokens: int, limits: Limits) -> Case:
-    x, residual, weight = numbers(tokens, HIDDEN), numbers(tokens, HIDDEN), numbers(HIDDEN)
+def norm(model: str, shape: dict[str, Any], tokens: int, limits: Limits) -> Case:
+    hidden = shape["hidden_size"]
+    x, residual, weight = numbers(tokens, hidden), numbers(tokens, hidden), numbers(hidden)
     return Case(
-        f"sum and RMSNorm {tokens}",
+        f"sum and RMSNorm {model} {tokens}",
         lambda: rms_norm(x, weight, EPS, residual=residual)[1],
-        lambda: F.rms_norm(x + residual, (HIDDEN,), weight, EPS),
+        lambda: F.rms_norm(x + residual, (hidden,), weight, EPS),
         4 * x.nbytes / limits.copy,
         "bandwidth",
     )
 
 
-def rope(tokens: int, limits: Limits) -> Case:
-    query, key = numbers(tokens, HEADS, DIM), numbers(tokens, KV_HEADS, DIM)
-    angles = torch.rand(tokens, DIM // 2, device=DEVICE)
-    cos, sin = angles.cos().to(DTYPE), angles.sin().to(DTYPE)
-    whole_cos, whole_sin = (torch.cat([half, half], -1)[:, None] for half in (cos, sin))
+class HeadWrite(NamedTuple):
+    """Norms, if the model has them, and rotations of a step's heads, and the write of K and V to the cache."""
 
-    def turned(x: Tensor) -> Tensor:
-        one, other = x.chunk(2, -1)
-        return x * whole_cos + torch.cat([-other, one], -1) * whole_sin
+    pages: list[Pages]
+    slots: Tensor  # int32
+    long_slots: Tensor
+    cos: Tensor  # [tokens, dim / 2]
+    sin: Tensor
+    norms: list[FusedRMSNorm]
 
+    def ours(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        rotation = PendingRotation(rotate, self.cos, self.sin, False)
+        return write_heads(*self.pages, query, key, value, self.slots, rotation, *self.norms)
+
+    def theirs(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if self.norms:
+            query, key = (
+                F.rms_norm(x, norm.weight.shape, norm.weight, EPS)
+                for x, norm in zip((query, key), self.norms, strict=True)
+            )
+        cos, sin = (torch.cat([half, half], -1)[:, None] for half in (self.cos, self.sin))
+        turned = []
+        for x in (query, key):
+            one, other = x.chunk(2, -1)
+            turned.append(x * cos + torch.cat([-other, one], -1) * sin)
+        for cache, new in zip(self.pages, (turned[1], value), strict=True):
+            cache.data.flatten(0, 1).index_copy_(0, self.long_slots, new)
+        return turned[0]
+
+
+def head_write(shape: dict[str, Any], tokens: int) -> HeadWrite:
+    dim, kv_heads = shape["head_dim"], shape["num_key_value_heads"]
+    angles = torch.rand(tokens, dim // 2, device=DEVICE)
+    slots, normed = torch.randperm(tokens, device=DEVICE), shape["model_type"] == "qwen3"
+    return HeadWrite(
+        [Pages(numbers(-(-tokens // BLOCK_SIZE), BLOCK_SIZE, kv_heads, dim)) for _ in range(2)],
+        slots.int(),
+        slots,
+        angles.cos().to(DTYPE),
+        angles.sin().to(DTYPE),
+        [FusedRMSNorm(TRITON, nn.Parameter(numbers(dim), False), EPS, 0.0) for _ in range(2 * normed)],
+    )
+
+
+def heads(model: str, shape: dict[str, Any], tokens: int, limits: Limits) -> Case:
+    write, kv_heads = head_write(shape, tokens), shape["num_key_value_heads"]
+    given = [
+        numbers(tokens, count, shape["head_dim"])
+        for count in (shape["num_attention_heads"], kv_heads, kv_heads)
+    ]
     return Case(
-        f"rotary {tokens}",
-        lambda: rotate(query, key, cos, sin)[0],
-        lambda: (turned(query), turned(key))[0],
-        2 * (query.nbytes + key.nbytes) / limits.copy,
+        f"{'norms, ' * bool(write.norms)}rotary and write {model} {tokens}",
+        lambda: write.ours(*given),
+        lambda: write.theirs(*given),
+        2 * sum(part.nbytes for part in given) / limits.copy,
         "bandwidth",
     )
 

@@ -161,7 +161,7 @@ CONTEXTS = st.lists(st.integers(0, 300) | st.integers(0, 200_000), min_size=1, m
 def test_work_list_cuts_each_visible_key_into_exactly_one_chunk_of_one_size(
     device: torch.device, contexts: list[int], spare: int, window: int | None
 ) -> None:
-    work = plan_work(decodes_of(contexts, device), window, spare)
+    work = plan_work(decodes_of(contexts, device), window, 3, spare)
     items, rows = work.items.tolist(), work.rows.tolist()
     used = [item for item in items if item[0] >= 0]
     assert len(items) == len(contexts) + spare
@@ -180,15 +180,16 @@ def test_work_list_cuts_each_visible_key_into_exactly_one_chunk_of_one_size(
         taken += own if count else []
     assert taken == list(range(len(taken)))
     assert len(taken) <= work.num_rows
+    assert work.finished.tolist() == [[0] * 3] * len(contexts)
 
 
 def test_work_list_of_a_captured_size_shares_an_outlier_among_many_programs(device: torch.device) -> None:
     """A captured launch has one grid and one buffer: only the staged content changes."""
     spare = spare_chunks(kv_heads=8, processors=132)
     staged = decodes_of([1000] * 255 + [0], device)
-    before = plan_work(staged, None, spare)
+    before = plan_work(staged, None, 8, spare)
     staged[7, 3] = 131_072
-    outlier = plan_work(staged, None, spare)
+    outlier = plan_work(staged, None, 8, spare)
     assert before.items.shape == outlier.items.shape
     assert before.num_rows == outlier.num_rows
     assert (before.items[:, 0] == 7).sum() == 1
@@ -204,7 +205,7 @@ def test_attention_kernel_equals_torch_for_an_outlier_among_short_contexts(devic
     """A long context is cut into many chunks and joined; the others have one chunk each."""
     ragged = [(1, 5), (1, 1900), (1, 0), (1, 130), (1, 64)]
     check(device, Case(Heads(4, 2), sinks=True), ragged, spares=(1, 17))
-    work = plan_work(decodes_of([context for _, context in ragged], device), None, 17)
+    work = plan_work(decodes_of([context for _, context in ragged], device), None, 2, 17)
     assert work.rows[:, 1].tolist() == [0, 15, 0, 2, 0]
 
 
@@ -253,7 +254,13 @@ def check(device: torch.device, case: Case, ragged: list[tuple[int, int]], spare
         out = torch.full((tokens, heads.query, heads.value_dim), torch.nan, device=device, dtype=case.dtype)
         if single.any():
             decodes = sequences[single].to(device)
-            decode(out, *shared, decodes, scoring, plan_work(decodes, case.window, spare))
+            work = plan_work(decodes, case.window, heads.kv, spare)
+            decode(out, *shared, decodes, scoring, work)
+            again = torch.full_like(out, torch.nan)
+            # As in another layer, and with another program that finishes last.
+            decode(again, *shared, decodes, scoring, work._replace(items=work.items.flip(0).contiguous()))
+            assert torch.equal(out.nan_to_num(), again.nan_to_num())
+            assert not work.finished.any()
         if not single.all():
             prefill(out, *shared, sequences[~single].to(device), scoring, invariant=spare > 1)
         tolerance = TOLERANCE[case.dtype]

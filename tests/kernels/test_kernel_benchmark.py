@@ -44,14 +44,10 @@ def tiny(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixture, "CONFIG", sizes)
     monkeypatch.setattr(mixture, "CANDIDATES", {16: ((3,), ((32, 64, 4, 2), (64, 64, 4, 3)))})
     monkeypatch.setattr(layers, "SAMPLED", (2,))
-    for name, size in {
-        "HIDDEN": 64,
-        "WIDTH": 96,
-        "HEADS": 4,
-        "KV_HEADS": 2,
-        "DIM": 16,
-        "VOCABULARY": 300,
-    }.items():
+    sizes = {"hidden_size": 64, "head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
+    models = {kind: {"model_type": kind, **sizes} for kind in ("llama", "qwen3")}
+    monkeypatch.setattr(layers, "MODELS", models)
+    for name, size in {"HIDDEN": 64, "WIDTH": 96, "VOCABULARY": 300}.items():
         monkeypatch.setattr(layers, name, size)
 
 
@@ -59,7 +55,7 @@ def test_kernel_benchmark_agrees_with_torch() -> None:
     most = Limits(1.0, 1.0)
     rows = [*attention.measure(most), *layers.measure(most), *quantised.measure(most), *mixture.measure(most)]
     assert [row.name.split()[0] for row in rows] == [
-        "decode", "decode", "prefill", "write", "sum", "rotary", "silu", "linear,", "sampling",
+        "decode", "decode", "prefill", "write", "sum", "rotary", "sum", "norms,", "silu", "linear,", "sampling",
         "4", "4", "float8", "float8", "experts", "experts", "experts",
     ]  # fmt: skip
     for row in rows:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from engine_server.modeling.layers.decoder_layer import fused_layer
 from engine_server.modeling.layers.kernel_sets.triton import TRITON
-from engine_server.modeling.layers.norm import FusedRMSNorm
+from engine_server.modeling.layers.norm import FusedRMSNorm, HeadNorm
 from engine_server.modeling.layers.rotation import ChosenRotation
 from engine_server.modeling.loading.probe import Probe, run
 from engine_server.modeling.loading.replacements import is_norm
@@ -30,20 +30,27 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "Llama": Case("LlamaForCausalLM", {"norms": 3, "layers": 1, "ropes": 1, "silu": 1}),
+    "Llama": Case("LlamaForCausalLM", {"norms": 3, "layers": 1, "ropes": 1, "deferred": 1, "silu": 1}),
     "normed queries, experts": Case(
-        "Qwen3MoeForCausalLM", {"norms": 5, "layers": 1, "ropes": 1, "silu": 1},
+        "Qwen3MoeForCausalLM",
+        {"norms": 5, "head norms": 2, "layers": 1, "ropes": 1, "deferred": 1, "silu": 1},
         {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
     ),
     "weights around 0, norms before sums": Case(
-        "Gemma2ForCausalLM", {"norms": 5, "ropes": 1, "gelu_tanh": 1}, {"query_pre_attn_scalar": 8}
+        "Gemma2ForCausalLM", {"norms": 5, "ropes": 1, "deferred": 1, "gelu_tanh": 1}, {"query_pre_attn_scalar": 8}
     ),
     "sums with a factor, gelu": Case(
-        "GraniteForCausalLM", {"norms": 3, "ropes": 1, "gelu": 1}, {"residual_multiplier": 0.5, "hidden_act": "gelu"}
+        "GraniteForCausalLM", {"norms": 3, "ropes": 1, "deferred": 1, "gelu": 1},
+        {"residual_multiplier": 0.5, "hidden_act": "gelu"},
     ),
-    "pairs beside each other, half of them": Case("GlmForCausalLM", {"norms": 3, "layers": 1, "ropes": 1}),
+    "pairs beside each other, half of them": Case(
+        "GlmForCausalLM", {"norms": 3, "layers": 1, "ropes": 1, "deferred": 1}
+    ),
     "LayerNorm, each angle twice, another activation": Case(
-        "CohereForCausalLM", {"ropes": 1}, {"hidden_act": "relu"}
+        "CohereForCausalLM", {"ropes": 1, "deferred": 1}, {"hidden_act": "relu"}
+    ),
+    "norms of heads after the rotation": Case(
+        "HunYuanDenseV1ForCausalLM", {"norms": 5, "layers": 1, "ropes": 1, "silu": 1}
     ),
     "nothing": Case("GPT2LMHeadModel", {}),
 }  # fmt: skip
@@ -58,12 +65,15 @@ def replaced(model: nn.Module) -> Counter[str]:
     for module in model.modules():
         forward = type(module).forward
         found["norms"] += isinstance(module, FusedRMSNorm)
+        found["head norms"] += isinstance(module, HeadNorm)
         found["layers"] += forward is fused_layer
         gate = vars(module).get("_apply_gate")
         if isinstance(gate, partial):
             found[gate.args[0]] += 1
         rope = forward.__globals__.get("apply_rotary_pos_emb")
-        found["ropes"] += isinstance(rope, ChosenRotation) and rope.chosen not in (None, rope.original)
+        if isinstance(rope, ChosenRotation):
+            found["ropes"] += rope.chosen not in (None, rope.original)
+            found["deferred"] += rope.deferred
     return +found
 
 

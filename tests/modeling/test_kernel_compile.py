@@ -6,13 +6,14 @@ import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from tiers import tiered
 
 from engine_server.modeling.memory.cache_layout import FLOAT8, Pages
+from engine_server.modeling.pending_heads import PendingRotation
 from engine_server.modeling.scoring import Scoring
 
 triton = pytest.importorskip("triton")
@@ -21,7 +22,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
 from engine_server.modeling.formats.low_rank import LowRankTable  # noqa: E402
-from engine_server.modeling.kernels import dequantise, launch, quantized_matmul  # noqa: E402
+from engine_server.modeling.kernels import dependent_launch, dequantise, launch, quantized_matmul  # noqa: E402
 from engine_server.modeling.kernels.activation import gated  # noqa: E402
 from engine_server.modeling.kernels.attention import decode, prefill  # noqa: E402
 from engine_server.modeling.kernels.cache_write import write_cache  # noqa: E402
@@ -30,6 +31,7 @@ from engine_server.modeling.kernels.expert_launch import DENSE, QUANTISED, launc
 from engine_server.modeling.kernels.expert_products import ExpertWeights, multiply  # noqa: E402
 from engine_server.modeling.kernels.expert_sum import weighted_sum  # noqa: E402
 from engine_server.modeling.kernels.expert_tiles import ExpertTiles, most_tiles, plan_tiles  # noqa: E402
+from engine_server.modeling.kernels.head_write import write_heads  # noqa: E402
 from engine_server.modeling.kernels.low_rank import add_low_rank  # noqa: E402
 from engine_server.modeling.kernels.matmul import linear  # noqa: E402
 from engine_server.modeling.kernels.norm import rms_norm  # noqa: E402
@@ -121,9 +123,9 @@ def test_attention_kernels_compile_for_hopper(compiled: list) -> None:
     for pages in (plain, float8):
         write_cache(pages, pages, new, new, torch.empty(8, dtype=torch.int32))
     prefill(out, query, plain, plain, table, sequences, Scoring(0.1))
-    work = plan_work(sequences, window=20, spare=4)
+    work = plan_work(sequences, window=20, kv_heads=8, spare=4)
     decode(out, query, float8, float8, table, sequences, Scoring(0.1, 20, 5.0, tensor(32), tensor(32)), work)
-    _write, quantise, fill, _plan, part, _join = compiled
+    _write, quantise, fill, _plan, part = compiled
     assert "cvt.rn.satfinite.e4m3x2.f32" in quantise.asm["ptx"]
     assert "wgmma" in fill.asm["ptx"]  # Hopper's tensor cores, several warps at once
     assert "mma.sync" in part.asm["ptx"]
@@ -145,6 +147,64 @@ def test_module_kernels_compile_for_hopper(compiled: list) -> None:
     assert all(kernel.metadata.shared <= MULTIPROCESSOR_BYTES for kernel in compiled)
 
 
+class Norm(NamedTuple):
+    weight: torch.Tensor
+    eps: float = 1e-6
+    offset: float = 0.0
+
+    def add(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        raise NotImplementedError
+
+
+def write_heads_of(heads: int, norms: tuple[Norm, ...], pages: Pages) -> None:
+    """Write eight tokens' heads of 128 dims, 8 of them of K and of V, as one product computes them."""
+    sizes = [heads * 128, 1024, 1024]
+    query, key, value = (part.unflatten(1, (-1, 128)) for part in tensor(8, sum(sizes)).split(sizes, 1))
+    rotation = PendingRotation(rotate, tensor(8, 128)[:, :64], tensor(8, 128)[:, :64], False)
+    write_heads(pages, pages, query, key, value, tensor(8, dtype=torch.int32), rotation, *norms)
+
+
+@pytest.mark.parametrize("capability", tiered([*SHARED_BYTES], 90))
+def test_heads_are_written_without_spilled_registers(
+    compile_for: Any, tmp_path: Path, capability: int
+) -> None:
+    """Compile for Llama 3 8B and, with norms of heads, for Qwen 3 0.6B, and for a float8 cache where it can be."""
+    norms = (Norm(tensor(128)), Norm(tensor(128)))
+    caches = [Pages(tensor(3, 16, 8, 128))]
+    if capability >= 89:
+        caches.append(Pages(tensor(3, 16, 8, 128, dtype=FLOAT8), tensor(3, 16, 8, 1, dtype=torch.float32)))
+    for pages in caches:
+        kernels = [
+            *compile_for(capability, lambda pages=pages: write_heads_of(32, (), pages)),
+            *compile_for(capability, lambda pages=pages: write_heads_of(16, norms, pages)),
+        ]
+        assert len(kernels) == 2
+        assert [spilled_bytes(kernel, capability, tmp_path) for kernel in kernels] == [0, 0]
+
+
+@pytest.mark.parametrize(("enabled", "capability"), [(True, 90), (True, 89), (False, 90)])
+def test_kernel_of_a_dependent_launch_waits_before_it_reads(
+    compile_for: Any, monkeypatch: pytest.MonkeyPatch, enabled: bool, capability: int
+) -> None:
+    monkeypatch.setattr(dependent_launch, "ENABLED", enabled)
+
+    def launch_all() -> None:
+        rms_norm(tensor(1, 8, 1024), tensor(1024), 1e-5, residual=tensor(1, 8, 1024))
+        gated("silu", tensor(1, 8, 6144))
+        write_heads_of(16, (Norm(tensor(128)), Norm(tensor(128))), Pages(tensor(3, 16, 8, 128)))
+
+    kernels = compile_for(capability, launch_all)
+    assert len(kernels) == 3
+    for kernel in kernels:
+        early, code = enabled and capability == 90, kernel.asm["ptx"]
+        assert kernel.metadata.launch_pdl == early
+        if early:
+            reads = [place for name in ("ld.global", "st.global") if (place := code.find(name)) >= 0]
+            assert 0 < code.index("griddepcontrol.wait") < min(reads)
+        else:
+            assert "griddepcontrol" not in code
+
+
 @pytest.mark.parametrize(
     ("capability", "dim"), tiered([(c, d) for c in SHARED_BYTES for d in launch.PREFILL], (90, 128))
 )
@@ -156,8 +216,8 @@ def test_attention_copies_the_next_keys_and_values_while_it_computes(
     sequences, table = torch.empty(2, 4, dtype=torch.int32), torch.empty(2, 3, dtype=torch.int32)
     given, scoring = (out, query, pages, pages, table, sequences), Scoring(0.1)
     (fill,) = compile_for(capability, lambda: prefill(*given, scoring))
-    _plan, part, _join = compile_for(
-        capability, lambda: decode(*given, scoring, plan_work(sequences, window=None, spare=4))
+    _plan, part = compile_for(
+        capability, lambda: decode(*given, scoring, plan_work(sequences, window=None, kv_heads=8, spare=4))
     )
     for kernel in (fill, part):
         assert kernel.metadata.shared <= SHARED_BYTES[capability]

@@ -10,8 +10,9 @@ import torch
 from tiny_models import TINY, run_passes, tiny_model
 
 from engine_server import EngineArgs, LLMEngine
+from engine_server.modeling.drafting.draft_head import collect_states
 from engine_server.modeling.layers.gated_mlp import GatedMLP
-from engine_server.modeling.layers.kernel_sets.plain import silu_and_mul
+from engine_server.modeling.layers.kernel_sets.plain import CPU, silu_and_mul
 from engine_server.modeling.layers.norm import FusedRMSNorm
 from engine_server.modeling.layers.rotation import ChosenRotation
 from engine_server.modeling.loading.probe import Probe, run
@@ -52,6 +53,45 @@ def test_replaced_modules_compute_the_same_as_those_of_transformers(
         assert replaced(model) == parts
         for one, other in zip(before, after, strict=True):  # of one step and the next, at other angles
             torch.testing.assert_close(other, one, atol=slack * one.std().item(), rtol=slack)
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "Qwen3ForCausalLM", "GlmForCausalLM"])
+def test_outputs_of_decoder_layers_stay_whole_sums_although_the_next_norm_adds(name: str) -> None:
+    """Draft heads take them as the target's states."""
+    cpu, model = torch.device("cpu"), tiny_model(name, **TINY, vocab_size=64, head_dim=8, pad_token_id=0)
+    layers = range(model.config.num_hidden_layers)
+    with collect_states(model, layers) as expected:
+        run(model, Probe(), np.arange(9), cpu, {})
+    run_passes(model, CpuPlatform())
+    with collect_states(model, layers) as states:
+        run(model, Probe(), np.arange(9), cpu, {})
+    torch.testing.assert_close(states, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_norm_adds_the_last_residual_of_each_fused_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("LlamaForCausalLM", **TINY, vocab_size=64, head_dim=8, pad_token_id=0)
+    run_passes(model, CpuPlatform())
+    added: list[FusedRMSNorm] = []
+    add_ahead = FusedRMSNorm.add_ahead
+    for layer in model.model.layers:
+        norm = layer.add_residual.__self__
+        layer.add_residual = lambda *given, norm=norm: added.append(norm) or add_ahead(norm, *given)
+    computed: list[FusedRMSNorm] = []
+    add = FusedRMSNorm.add
+    monkeypatch.setattr(FusedRMSNorm, "add", lambda norm, *given: computed.append(norm) or add(norm, *given))
+    run(model, Probe(), np.arange(3), torch.device("cpu"), {})
+    first, second = model.model.layers
+    assert added == [second.input_layernorm, model.model.norm]
+    attended = [first.post_attention_layernorm, second.post_attention_layernorm]
+    assert computed == [first.input_layernorm, attended[0], added[0], attended[1], added[1]]
+
+
+def test_norm_of_another_tensor_than_the_sum_is_computed() -> None:
+    norm = FusedRMSNorm(CPU, torch.nn.Parameter(torch.rand(8), False), 1e-5, 0.0)
+    x, residual, other = torch.randn(3, 1, 2, 8)
+    total = norm.add_ahead(x, residual)
+    for given in (other, total):
+        torch.testing.assert_close(norm(given), norm.add(given)[1], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", CASES)

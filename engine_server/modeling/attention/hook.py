@@ -7,6 +7,7 @@ batch, which the context's backend computes. The model's own code stays unchange
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from transformers import AttentionInterface
 
 from engine_server.modeling.attention.interface import AttentionBackend, StepInputs, UnsupportedModelError
 from engine_server.modeling.device_time import DeviceTimer
+from engine_server.modeling.pending_heads import PendingHeads
 from engine_server.modeling.progress import ProgressClock
 from engine_server.modeling.scoring import Scoring
 
@@ -52,12 +54,22 @@ class ForwardContext:
         self.timer = timer or DeviceTimer()
         self.progress = progress or ProgressClock()
         self._inputs: StepInputs | None = None
+        self._pending: PendingHeads | None = None
 
     @property
     def inputs(self) -> StepInputs:
         """The inputs of the running forward."""
         assert self._inputs is not None, "no forward is running"
         return self._inputs
+
+    def defer(self, **parts: Any) -> None:
+        """Leave parts of `PendingHeads` to the attention of the layer that runs."""
+        self._pending = replace(self._pending or PendingHeads(), **parts)
+
+    def take_pending(self) -> PendingHeads | None:
+        """Return what the layer that runs has deferred, if anything, and forget it."""
+        pending, self._pending = self._pending, None
+        return pending
 
     @contextmanager
     def run(self, inputs: StepInputs) -> Iterator[None]:
@@ -83,7 +95,7 @@ class ForwardContext:
                 yield
         finally:
             _running.reset(token)
-            self._inputs = None
+            self._inputs = self._pending = None
 
 
 def running_forward() -> ForwardContext:
@@ -129,7 +141,12 @@ def paged_attention(
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     scoring = Scoring(scale, sliding_window, softcap, s_aux, alibi, causal, relative_bias)
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    return context.backend.attend(layer, query, key, value, scoring).unsqueeze(0), None
+    pending = context.take_pending()
+    if pending is None:
+        attended = context.backend.attend(layer, query, key, value, scoring)
+    else:
+        attended = context.backend.attend_pending(layer, query, key, value, scoring, pending)
+    return attended.unsqueeze(0), None
 
 
 def refuse_unknown(module: nn.Module, mask: Tensor | None, options: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from engine_server.modeling.memory.cache_layout import Pages
+from engine_server.modeling.pending_heads import PendingHeads
 from engine_server.modeling.scoring import Scoring
 
 IntArray = npt.NDArray[np.int64]
@@ -109,6 +110,12 @@ class AttentionBackend(ABC):
         query: [T, query heads, dim]; key, value: [T, kv heads, dim]; the result: [T, query heads, value dim].
         layer: None if an encoder does not number its layers.
         """
+
+    def attend_pending(
+        self, layer: int | None, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, heads: PendingHeads
+    ) -> Tensor:  # fmt: skip
+        """Attend as `attend` does, once `heads` is applied to query and key."""
+        return self.attend(layer, *heads.apply(query, key), value, scoring)
 
     def stage(self, inputs: StepInputs) -> None:  # noqa: B027
         """Prepare a step of decodes that was captured. Does nothing if all data is in `inputs.staged`."""

@@ -7,9 +7,11 @@ from engine_server.modeling.attention.interface import AttentionBackend, StepInp
 from engine_server.modeling.device import Device
 from engine_server.modeling.kernels.attention import decode, prefill
 from engine_server.modeling.kernels.cache_write import write_cache
+from engine_server.modeling.kernels.head_write import write_heads
 from engine_server.modeling.kernels.launch import DECODE, MAX_DIM, prefill_table, settings
 from engine_server.modeling.kernels.work_list import WorkList, plan_work, spare_chunks
-from engine_server.modeling.memory.cache_layout import Layout
+from engine_server.modeling.memory.cache_layout import Layout, Pages
+from engine_server.modeling.pending_heads import PendingHeads
 from engine_server.modeling.scoring import Scoring
 
 
@@ -58,19 +60,39 @@ class TritonAttention(AttentionBackend):
         self, layer: int | None, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:
         assert layer is not None
-        kind, tensor = self.layout.kinds[layer], self.layout.tensors[layer]
-        keys, values, step = self.keys[tensor], self.values[tensor], self._step
-        query, key, value = (
-            given if given.stride(-1) == 1 else given.contiguous() for given in (query, key, value)
+        query, key, value = with_unit_strides(query, key, value)
+        slots = self._step.slots[self.layout.kinds[layer]]
+        write_cache(*self._pages(layer), key, value, slots)
+        return self._read(layer, query, scoring)
+
+    def attend_pending(
+        self, layer: int | None, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, heads: PendingHeads
+    ) -> Tensor:  # fmt: skip
+        if heads.rotation is None:
+            return super().attend_pending(layer, query, key, value, scoring, heads)
+        assert layer is not None
+        query, key, value = with_unit_strides(query, key, value)
+        slots = self._step.slots[self.layout.kinds[layer]]
+        query = write_heads(
+            *self._pages(layer), query, key, value, slots, heads.rotation, heads.query_norm, heads.key_norm
         )
-        write_cache(keys, values, key, value, step.slots[kind])
-        out = query.new_empty(*query.shape[:2], value.shape[-1])
+        return self._read(layer, query, scoring)
+
+    def _pages(self, layer: int) -> tuple[Pages, Pages]:
+        """Return K and V of a layer's cache."""
+        tensor = self.layout.tensors[layer]
+        return self.keys[tensor], self.values[tensor]
+
+    def _read(self, layer: int, query: Tensor, scoring: Scoring) -> Tensor:
+        """Attend over the cache, which has this step's K and V."""
+        (keys, values), kind, step = self._pages(layer), self.layout.kinds[layer], self._step
+        out = query.new_empty(*query.shape[:2], values.data.shape[-1])
         if len(step.prefills):
             prefill(out, query, keys, values, step.tables[kind], step.prefills, scoring, self.invariant)
         if len(step.decodes) and self.invariant:
             prefill(out, query, keys, values, step.tables[kind], step.decodes, scoring, self.invariant)
         elif len(step.decodes):
-            work = self._work(scoring.window, key.shape[1])
+            work = self._work(scoring.window, keys.data.shape[2])
             decode(out, query, keys, values, step.tables[kind], step.decodes, scoring, work)
         return out
 
@@ -79,5 +101,10 @@ class TritonAttention(AttentionBackend):
         key = (window, kv_heads)
         if key not in self._work_lists:
             spare = spare_chunks(kv_heads, self._processors)
-            self._work_lists[key] = plan_work(self._step.decodes, window, spare)
+            self._work_lists[key] = plan_work(self._step.decodes, window, kv_heads, spare)
         return self._work_lists[key]
+
+
+def with_unit_strides(*heads: Tensor) -> tuple[Tensor, ...]:
+    """Return tensors whose rows are contiguous, copied only if necessary."""
+    return tuple(given if given.stride(-1) == 1 else given.contiguous() for given in heads)

@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine_server.modeling.kernels.dependent_launch import dependent, start
+
 # gelu by the error function, or by its approximation; clamped_silu is that of gpt-oss, whose gate and up alternate.
 Activation = Literal["silu", "gelu", "gelu_tanh", "clamped_silu"]
 
@@ -18,13 +20,16 @@ def gated(activation: Activation, gate_up: Tensor) -> Tensor:
     gate_up = gate_up.contiguous()
     out = gate_up.new_empty(*gate_up.shape[:-1], dim)
     _gated[(triton.cdiv(out.numel(), TILE),)](
-        out, gate_up, out.numel() // dim, DIM=dim, TILE=TILE, ACTIVATION=activation
+        out, gate_up, out.numel() // dim, DIM=dim, TILE=TILE, ACTIVATION=activation, **dependent()
     )
     return out
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def _gated(out, gate_up, num_rows, DIM: tl.constexpr, TILE: tl.constexpr, ACTIVATION: tl.constexpr):
+def _gated(
+    out, gate_up, num_rows, DIM: tl.constexpr, TILE: tl.constexpr, ACTIVATION: tl.constexpr, DEPENDENT: tl.constexpr
+):  # fmt: skip
+    start(DEPENDENT)
     places = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     row = places // DIM
     kept = row < num_rows

@@ -3,8 +3,9 @@
 A program computes a tile of queries, some tokens of one sequence times the query heads that share a KV head, and
 iterates over the sequence's keys with an online softmax (FlashAttention-2, Dao 2023, arXiv 2307.08691). K and V are
 addressed per token through the block table, so any block size works (PagedAttention, Kwon et al. 2023, 2309.06180).
-In decode a program has one chunk of a sequence's keys (work_list.py), and a second kernel joins the results of those
-sequences that have several (flash-decoding, Dao et al. 2023, https://pytorch.org/blog/flash-decoding).
+In decode a program has one chunk of a sequence's keys (work_list.py). Where a sequence has several, the program that
+finishes last joins their results (flash-decoding, Dao et al. 2023, https://pytorch.org/blog/flash-decoding; in one
+launch as in stream-K, Osama et al. 2023, arXiv 2301.03598).
 """
 
 import torch
@@ -25,8 +26,8 @@ from engine_server.modeling.scoring import Scoring
 
 INTERPRETED = triton.knobs.runtime.interpret
 LOG2_E = tl.constexpr(1.4426950408889634)
-# Partial results that `_join` loads together.
-JOINED = 16
+# Elements of partial results that `_join` loads together.
+JOINED = 4096
 
 
 def prefill(
@@ -51,9 +52,7 @@ def prefill(
     launch, kv_heads = launch_for(prefill_table(), query, keys.data, values.data), keys.data.shape[2]
     tokens = launch.rows // (query.shape[1] // kv_heads)
     tiles = query.shape[0] // tokens + len(sequences)
-    _launch(
-        launch, tiles, None, out, None, None, query, keys, values, block_ids, sequences, scoring, invariant
-    )
+    _launch(launch, tiles, None, out, query, keys, values, block_ids, sequences, scoring, invariant)
 
 
 def decode(
@@ -68,35 +67,14 @@ def decode(
 ) -> None:
     """Attend as `prefill` does, for sequences with one token in this step; `work`: `plan_work` of them."""
     launch = launch_for(DECODE, query, keys.data, values.data)
-    parts = query.new_empty((work.num_rows, *out.shape[1:]), dtype=torch.float32)
-    weights = parts.new_empty(parts.shape[:2])
-    _launch(
-        launch,
-        len(work.items),
-        work.items,
-        out,
-        parts,
-        weights,
-        query,
-        keys,
-        values,
-        block_ids,
-        sequences,
-        scoring,
-    )
-    _join[len(sequences), out.shape[1]](
-        out, parts, weights, sequences, work.rows, *out.stride()[:2],
-        DIM=out.shape[2], WIDTH=triton.next_power_of_2(out.shape[2]), TILE=JOINED,
-    )  # fmt: skip
+    _launch(launch, len(work.items), work, out, query, keys, values, block_ids, sequences, scoring)
 
 
 def _launch(
     launch: Launch,
     tiles: int,
-    items: Tensor | None,
+    work: WorkList | None,
     out: Tensor,
-    parts: Tensor | None,
-    weights: Tensor | None,
     query: Tensor,
     keys: Pages,
     values: Pages,
@@ -106,14 +84,21 @@ def _launch(
     invariant: bool = False,
 ) -> None:
     (_, block_size, kv_heads, key_dim), value_dim = keys.data.shape, values.data.shape[3]
+    group = query.shape[1] // kv_heads
+    group_width, value_width = triton.next_power_of_2(group), max(MIN_TILE, triton.next_power_of_2(value_dim))
+    items = rows = finished = parts = weights = None
+    if work is not None:
+        items, rows, finished = work.items, work.rows, work.finished
+        parts = query.new_empty((work.num_rows, query.shape[1], value_dim), dtype=torch.float32)
+        weights = parts.new_empty(parts.shape[:2])
     _attend[tiles, kv_heads](
-        out, parts, weights, items, query, *keys, *values, block_ids, sequences, scoring.alibi, scoring.sinks,
-        scoring.scaling * LOG2_E.value, block_ids.stride(0), *query.stride()[:2], *out.stride()[:2], len(sequences),
-        GROUP=query.shape[1] // kv_heads, KEY_DIM=key_dim, VALUE_DIM=value_dim, BLOCK_SIZE=block_size,
-        KEY_WIDTH=max(MIN_TILE, triton.next_power_of_2(key_dim)),
-        VALUE_WIDTH=max(MIN_TILE, triton.next_power_of_2(value_dim)),
+        out, items, rows, finished, parts, weights, query, *keys, *values, block_ids, sequences, scoring.alibi,
+        scoring.sinks, scoring.scaling * LOG2_E.value, block_ids.stride(0), *query.stride()[:2], *out.stride()[:2],
+        len(sequences), GROUP=group, KEY_DIM=key_dim, VALUE_DIM=value_dim, BLOCK_SIZE=block_size,
+        KEY_WIDTH=max(MIN_TILE, triton.next_power_of_2(key_dim)), VALUE_WIDTH=value_width,
         WINDOW=scoring.window, SOFTCAP=scoring.softcap and scoring.softcap * LOG2_E.value, CAUSAL=scoring.causal,
         INVARIANT=invariant, ROWS=launch.rows, KEYS=launch.keys,
+        GROUP_WIDTH=group_width, JOINED=max(1, JOINED // (group_width * value_width)),
         DOT=tl.float32 if INTERPRETED else None,
         num_warps=launch.warps, num_stages=launch.stages,
     )  # fmt: skip
@@ -121,16 +106,18 @@ def _launch(
 
 @triton.jit(do_not_specialize=["table_width", "num_sequences"])
 def _attend(
-    out, parts, weights, items, query, keys, key_scales, values, value_scales, block_ids, sequences, alibi, sinks,
-    scale, table_width, query_token, query_head, out_token, out_head, num_sequences,
+    out, items, rows, finished, parts, weights, query, keys, key_scales, values, value_scales, block_ids, sequences,
+    alibi, sinks, scale, table_width, query_token, query_head, out_token, out_head, num_sequences,
     GROUP: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     KEY_WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
-    CAUSAL: tl.constexpr, INVARIANT: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DOT: tl.constexpr,
+    CAUSAL: tl.constexpr, INVARIANT: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    GROUP_WIDTH: tl.constexpr, JOINED: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """Attend for one tile of queries, or one item of a work list (axis 0), of one KV head (axis 1).
 
     Scores are in powers of two: `scale` and SOFTCAP are multiplied by log2(e). Results go to out[token, head]; those of
-    an item with a row to parts[row, head], and the log2 of the sum of the scores' powers to weights[row, head].
+    an item with a row to parts[row, head], and the log2 of the sum of the scores' powers to weights[row, head]. The
+    program that counts the last of a sequence's items in finished[sequence, KV head] joins them and clears the count.
     """
     DECODE: tl.constexpr = items is not None
     TOKENS: tl.constexpr = 1 if DECODE else ROWS // GROUP
@@ -161,13 +148,13 @@ def _attend(
     count = min(count, TOKENS)
     position = context - tl.load(sequences + sequence * 4 + 2) + first
 
-    rows = tl.arange(0, ROWS)
-    own = position + rows // GROUP
-    heads = kv_head * GROUP + rows % GROUP
-    row_kept = rows // GROUP < count
+    queries = tl.arange(0, ROWS)
+    own = position + queries // GROUP
+    heads = kv_head * GROUP + queries % GROUP
+    row_kept = queries // GROUP < count
     key_dims, value_dims = tl.arange(0, KEY_WIDTH), tl.arange(0, VALUE_WIDTH)
     key_kept, value_kept = (key_dims < KEY_DIM)[:, None], (value_dims < VALUE_DIM)[None, :]
-    places = (token + rows // GROUP).to(tl.int64)
+    places = (token + queries // GROUP).to(tl.int64)
     asked = tl.load(
         query + (places * query_token + heads * query_head)[:, None] + key_dims[None, :],
         mask=row_kept[:, None] & (key_dims < KEY_DIM)[None, :],
@@ -264,6 +251,16 @@ def _attend(
             place = row.to(tl.int64) * (kv_heads * GROUP) + heads
             tl.store(weights + place, most + tl.log2(total), mask=row_kept)
             tl.store(parts + (place * VALUE_DIM)[:, None] + value_dims[None, :], result, mask=kept)
+            tl.debug_barrier()  # all threads have written before one of them counts
+            first_row, num_rows = tl.load(rows + sequence * 2), tl.load(rows + sequence * 2 + 1)
+            count_place = finished + sequence * kv_heads + kv_head
+            if tl.atomic_add(count_place, 1) == num_rows - 1:
+                tl.store(count_place, 0)
+                target = out + token.to(tl.int64) * out_token + kv_head * GROUP * out_head
+                _join(
+                    target, parts, weights, first_row, num_rows, kv_heads * GROUP, kv_head * GROUP, out_head,
+                    GROUP, GROUP_WIDTH, VALUE_DIM, VALUE_WIDTH, JOINED,
+                )  # fmt: skip
             return
     target = out + (places * out_token + heads * out_head)[:, None] + value_dims[None, :]
     tl.store(target, result.to(out.dtype.element_ty), mask=kept)
@@ -271,27 +268,31 @@ def _attend(
 
 @triton.jit
 def _join(
-    out, parts, weights, sequences, rows, out_token, out_head,
-    DIM: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
+    out, parts, weights, first_row, num_rows, heads, first_head, out_head,
+    GROUP: tl.constexpr, GROUP_WIDTH: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Set out[token, head] to the mean of parts[row, head] over a sequence's rows, weighted by powers of two."""
-    sequence, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    first, count = tl.load(rows + sequence * 2), tl.load(rows + sequence * 2 + 1)
-    if count == 0:
-        return
-    dims = tl.arange(0, WIDTH)
-    most, total = float("-inf"), 0.0
-    result = tl.zeros([WIDTH], tl.float32)
-    for start in range(0, count, TILE):
+    """Set each of GROUP heads of out to the mean of its partial results, weighted by powers of two.
+
+    Those are parts[row, head] of num_rows rows, written by programs on any processor: caches of a processor's own are
+    not read.
+    """
+    own, dims = tl.arange(0, GROUP_WIDTH), tl.arange(0, WIDTH)
+    own_kept, dims_kept = own < GROUP, dims < DIM
+    most, total = tl.full([GROUP_WIDTH], float("-inf"), tl.float32), tl.zeros([GROUP_WIDTH], tl.float32)
+    result = tl.zeros([GROUP_WIDTH, WIDTH], tl.float32)
+    for start in range(0, num_rows, TILE):
         part = start + tl.arange(0, TILE)
-        place = (first + part).to(tl.int64) * heads + head
-        weight = tl.load(weights + place, mask=part < count, other=float("-inf"))
-        most_now = tl.maximum(most, tl.max(weight, 0))
-        powers, shrink = tl.exp2(weight - most_now), tl.exp2(most - most_now)
-        kept = (part < count)[:, None] & (dims < DIM)[None, :]
-        found = tl.load(parts + (place * DIM)[:, None] + dims[None, :], mask=kept, other=0.0)
-        result = result * shrink + tl.sum(found * powers[:, None], 0)
+        places = (first_row + part).to(tl.int64)[:, None] * heads + first_head + own[None, :]
+        kept = (part < num_rows)[:, None] & own_kept[None, :]
+        weight = tl.load(weights + places, mask=kept, other=float("-inf"), cache_modifier=".cg")
+        found = tl.load(
+            parts + (places * DIM)[:, :, None] + dims[None, None, :],
+            mask=kept[:, :, None] & dims_kept[None, None, :], other=0.0, cache_modifier=".cg",
+        )  # fmt: skip
+        most_now = tl.where(own_kept, tl.maximum(most, tl.max(weight, 0)), 0)
+        powers, shrink = tl.exp2(weight - most_now[None, :]), tl.exp2(most - most_now)
+        result = result * shrink[:, None] + tl.sum(found * powers[:, :, None], 0)
         most, total = most_now, total * shrink + tl.sum(powers, 0)
-    token = tl.load(sequences + sequence * 4 + 1).to(tl.int64)
-    target = out + token * out_token + head * out_head + dims
-    tl.store(target, (result / total).to(out.dtype.element_ty), mask=dims < DIM)
+    target = out + (own * out_head)[:, None] + dims[None, :]
+    kept = own_kept[:, None] & dims_kept[None, :]
+    tl.store(target, (result / total[:, None]).to(out.dtype.element_ty), mask=kept)

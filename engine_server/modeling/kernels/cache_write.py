@@ -41,14 +41,14 @@ def _write_cache(
     heads = tl.program_id(1) * HEAD_TILE + tl.arange(0, HEAD_TILE)
     kept = (heads < HEADS) & (slot >= 0)
     rows = slot * HEADS + heads
-    _write(keys, key_scales, rows, key + token * key_token + heads * key_head, kept, KEY_DIM, WIDTH)
-    _write(
+    write_rows(keys, key_scales, rows, key + token * key_token + heads * key_head, kept, KEY_DIM, WIDTH)
+    write_rows(
         values, value_scales, rows, value + token * value_token + heads * value_head, kept, VALUE_DIM, WIDTH
     )
 
 
 @triton.jit
-def _write(cache, scales, rows, heads, kept, DIM: tl.constexpr, WIDTH: tl.constexpr):
+def write_rows(cache, scales, rows, heads, kept, DIM: tl.constexpr, WIDTH: tl.constexpr):
     """Copy the heads at the pointers `heads` to `rows` of a cache, where `kept`."""
     dims = tl.arange(0, WIDTH)[None, :]
     inside = kept[:, None] & (dims < DIM)

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import torch
 
-from engine_server.modeling.kernels.launch import is_hopper
+from engine_server.modeling.kernels.launch import capability
 
 
 class ExpertLaunch(NamedTuple):
@@ -58,7 +58,7 @@ def launch_for(
     if invariant:
         launch = INVARIANT
     else:
-        table = QUANTISED if quantised else DENSE | HOPPER if is_hopper() else DENSE
+        table = QUANTISED if quantised else DENSE | HOPPER if capability() == 90 else DENSE
         launch = table[min((size for size in table if choices <= size * experts), default=max(table))]
     if dtype.itemsize == 2:
         return launch

@@ -53,19 +53,19 @@ MIN_TILE = 16
 
 def prefill_table() -> dict[int, Launch]:
     """Return the settings of prefill for the device that Triton compiles for."""
-    return PREFILL | HOPPER if is_hopper() else PREFILL
+    return PREFILL | HOPPER if capability() == 90 else PREFILL
 
 
-def is_hopper() -> bool:
-    """Return True if Triton compiles for compute capability 9.0."""
-    return not triton.knobs.runtime.interpret and _is_hopper(
-        triton.runtime.driver.active.get_current_device()
-    )
+def capability() -> int:
+    """Return ten times the compute capability of the device that Triton compiles for; 0 in the interpreter."""
+    if triton.knobs.runtime.interpret:
+        return 0
+    return _capability_of(triton.runtime.driver.active.get_current_device())
 
 
 @cache
-def _is_hopper(device: int) -> bool:
-    return bool(triton.runtime.driver.active.get_current_target().arch == 90)
+def _capability_of(device: int) -> int:
+    return int(triton.runtime.driver.active.get_current_target().arch)
 
 
 def launch_for(table: dict[int, Launch], query: Tensor, keys: Tensor, values: Tensor) -> Launch:

@@ -4,6 +4,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine_server.modeling.kernels.dependent_launch import dependent, start
+
 TILE = 2048  # elements per program, if rows are shorter
 
 
@@ -24,7 +26,7 @@ def rms_norm(
     _rms_norm[(triton.cdiv(x.numel() // dim, tile),)](
         out, total, rows, None if residual is None else residual.contiguous(), weight, eps, offset,
         x.numel() // dim, rows.shape[1], *rows.stride()[:2],
-        DIM=dim, WIDTH=width, ROWS=tile, num_warps=min(16, max(4, width // 512)),
+        DIM=dim, WIDTH=width, ROWS=tile, num_warps=min(16, max(4, width // 512)), **dependent(),
     )  # fmt: skip
     return total, out
 
@@ -32,9 +34,10 @@ def rms_norm(
 @triton.jit(do_not_specialize=["num_rows", "inner"])
 def _rms_norm(
     out, total, x, residual, weight, eps, offset, num_rows, inner, outer_stride, inner_stride,
-    DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Normalise row r of x, which is x[r // inner, r % inner]; the other tensors are contiguous."""
+    start(DEPENDENT)
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     dims = tl.arange(0, WIDTH)
     dims_kept = dims < DIM

@@ -27,6 +27,8 @@ class WorkList(NamedTuple):
     rows: Tensor
     # Rows of partial results that any step may need.
     num_rows: int
+    # int32 [n, kv heads]: chunks of a sequence whose partial results are written; zeros between launches.
+    finished: Tensor
 
 
 def spare_chunks(kv_heads: int, processors: int) -> int:
@@ -34,24 +36,26 @@ def spare_chunks(kv_heads: int, processors: int) -> int:
     return -(-2 * processors // kv_heads)
 
 
-def plan_work(sequences: Tensor, window: int | None, spare: int) -> WorkList:
+def plan_work(sequences: Tensor, window: int | None, kv_heads: int, spare: int) -> WorkList:
     """Cut the contexts of `sequences`, as `decode` takes them, into at most len(sequences) + spare chunks."""
     count = len(sequences)
     items = sequences.new_empty((count + spare, 4))
-    rows = sequences.new_empty((count, 2))
+    rows, finished = sequences.new_empty((count, 2)), sequences.new_empty((count, kv_heads))
     _plan[(triton.cdiv(len(items), TILE),)](
-        items, rows, sequences, count, len(items), spare,
+        items, rows, finished, sequences, count, len(items), spare, kv_heads,
         WINDOW=window, CHUNK=CHUNK, TILE=TILE, WIDTH=max(TILE, triton.next_power_of_2(count)),
     )  # fmt: skip
-    return WorkList(items, rows, 2 * spare)  # a cut sequence has less than twice as many chunks as whole ones
+    return WorkList(
+        items, rows, 2 * spare, finished
+    )  # a cut sequence has less than twice as many chunks as whole ones
 
 
-@triton.jit(do_not_specialize=["count", "num_items", "spare"])
+@triton.jit(do_not_specialize=["count", "num_items", "spare", "kv_heads"])
 def _plan(
-    items, rows, sequences, count, num_items, spare,
+    items, rows, finished, sequences, count, num_items, spare, kv_heads,
     WINDOW: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Build TILE items from all sequences' lengths; program 0 also builds the rows."""
+    """Build TILE items from all sequences' lengths; program 0 also builds the rows and clears `finished`."""
     numbers = tl.arange(0, WIDTH)
     context = tl.load(sequences + numbers * 4 + 3, mask=numbers < count, other=0)
     visible = context
@@ -68,6 +72,8 @@ def _plan(
     if tl.program_id(0) == 0:
         tl.store(rows + numbers * 2, first_rows, mask=numbers < count)
         tl.store(rows + numbers * 2 + 1, parts, mask=numbers < count)
+        for kv_head in range(kv_heads):
+            tl.store(finished + numbers * kv_heads + kv_head, 0, mask=numbers < count)
 
     item = tl.program_id(0) * TILE + tl.arange(0, TILE)
     # An item's sequence is the only one whose items begin at or before it and end after it.

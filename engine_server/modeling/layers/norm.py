@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn
 
+from engine_server.modeling.attention.hook import running_forward
 from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet
 
 
@@ -17,13 +18,35 @@ class FusedRMSNorm(nn.Module):
         self.weight = weight
         self.eps = eps
         self.offset = offset
+        # A sum of `add_ahead` and its norm, until `forward` takes it.
+        self._sum: Tensor | None = None
+        self._normed: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.add(x)[1]
+        ready = self._normed if x is self._sum else None
+        self._sum = self._normed = None
+        return self.add(x)[1] if ready is None else ready
 
     def add(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return x + residual and its norm."""
         return self.kernel(x, self.weight, self.eps, self.offset, residual)
+
+    def add_ahead(self, x: Tensor, residual: Tensor) -> Tensor:
+        """Return x + residual, whose norm the next call of `forward` returns if it is given this very sum."""
+        self._sum, self._normed = self.add(x, residual)
+        return self._sum
+
+
+class HeadNorm(FusedRMSNorm):
+    """The norm of each head of queries or keys, left to attention, which computes it with their rotation."""
+
+    # The part of PendingHeads that it is.
+    part: str
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x."""
+        running_forward().defer(**{self.part: self})
+        return x
 
 
 class FusedLayerNorm(nn.Module):

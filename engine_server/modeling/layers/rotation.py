@@ -1,12 +1,14 @@
 """Rotary position embeddings by a kernel with the same results as the model's own function."""
 
-from typing import Any
+from copy import copy
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from engine_server.modeling.attention.hook import running_forward
 from engine_server.modeling.layers.kernel_sets.comparison import same
-from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet, Rotation
+from engine_server.modeling.layers.kernel_sets.kernel_set import DeferrableRotation, KernelSet, Rotation
 
 
 class ChosenRotation:
@@ -20,6 +22,19 @@ class ChosenRotation:
         self.rotations = kernels.rotations
         self.original = original
         self.chosen: Rotation | None = None
+        # Attention computes the rotation.
+        self.deferred = False
+
+    @property
+    def deferrable(self) -> bool:
+        """True if attention can compute the chosen rotation."""
+        return isinstance(self.chosen, DeferrableRotation)
+
+    def deferring(self) -> Self:
+        """Return the same rotation, left to attention: results of queries and keys are as they were given."""
+        own = copy(self)
+        own.deferred = True
+        return own
 
     def __call__(self, *tensors: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
         """Rotate query and key [1, heads, T, dim]; cos, sin: [1, T, angles]."""
@@ -27,6 +42,11 @@ class ChosenRotation:
             return self.original(*tensors, **options)
         if self.chosen is None:
             self.chosen = self._choose(*(tensor[..., :16, :] for tensor in tensors))
+        if self.deferred:
+            assert isinstance(self.chosen, DeferrableRotation)
+            query, key, *angles = tensors
+            running_forward().defer(rotation=self.chosen.pending(*angles))
+            return query, key
         return self.chosen(*tensors)
 
     def _choose(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> Rotation:

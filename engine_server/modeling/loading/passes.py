@@ -86,7 +86,7 @@ def replace_modules(model: PreTrainedModel, plan: LoadPlan) -> list[PassReport]:
         replace_layer_norms(model, kernels, choices.layer_norms),
         replace_gates(model, choices.gates),
         replace_activations(model, choices.activations),
-        replace_rotations(model, choices.rotations),
+        replace_rotations(model, choices.rotations, choices.deferred),
         replace_layers(model, choices.layers),
         replace_ropes(model, plan.platform),
         check_sums(model, plan),

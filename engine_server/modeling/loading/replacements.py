@@ -14,11 +14,11 @@ from torch import nn
 
 from engine_server.modeling.device import Device
 from engine_server.modeling.layers.activation import Activation
-from engine_server.modeling.layers.decoder_layer import CHILDREN, fused_layer
+from engine_server.modeling.layers.decoder_layer import CHILDREN, fused_layer, link_layers
 from engine_server.modeling.layers.gated_experts import GatedExperts
 from engine_server.modeling.layers.kernel_sets.kernel_set import Activation as ActivationKernel
 from engine_server.modeling.layers.kernel_sets.kernel_set import Gate, KernelSet
-from engine_server.modeling.layers.norm import FusedLayerNorm, FusedRMSNorm
+from engine_server.modeling.layers.norm import FusedLayerNorm, FusedRMSNorm, HeadNorm
 from engine_server.modeling.layers.rope import STRETCHED, SequenceRope
 from engine_server.modeling.layers.rope_table import ROPE, RopeTable
 from engine_server.modeling.layers.rotation import ChosenRotation
@@ -32,6 +32,8 @@ ACTIVATIONS = ("torch.nn.modules.activation", "transformers.activations")
 # Activations that models define themselves.
 OWN_ACTIVATIONS = ("BloomGelu",)
 ROTATION = "apply_rotary_pos_emb"
+# The norms of heads in attention before the rotation, and the part of PendingHeads that each is.
+HEAD_NORMS = {"q_norm": "query_norm", "k_norm": "key_norm"}
 
 # The class of a module with a gate, and of its activation.
 GateKind = tuple[type, type]
@@ -55,6 +57,8 @@ class Choices:
     activations: Mapping[ActivationKind, ActivationKernel] = field(default_factory=dict)
     # By the model's own rotation function.
     rotations: Mapping[Any, ChosenRotation] = field(default_factory=dict)
+    # Rotation functions that attention can compute, with the norms of queries and keys before them.
+    deferred: frozenset[Any] = frozenset()
     # Classes of decoder layers that compute the same as `fused_layer`.
     layers: frozenset[type] = frozenset()
 
@@ -176,8 +180,13 @@ def activation_kind(module: nn.Module) -> ActivationKind:
     return type(module), module.extra_repr()
 
 
-def replace_rotations(model: nn.Module, rotations: Mapping[Any, ChosenRotation]) -> PassReport:
-    """Replace attention's forward by a copy in which the rotation's name refers to our kernel."""
+def replace_rotations(
+    model: nn.Module, rotations: Mapping[Any, ChosenRotation], deferred: frozenset[Any]
+) -> PassReport:
+    """Replace attention's forward by a copy in which the rotation's name refers to our kernel.
+
+    Those of `deferred` functions are left to the attention backend, and so are the norms of heads before them.
+    """
     tally = Tally("rotations")
     classes: dict[type, Any] = {}
     for module in model.modules():
@@ -185,14 +194,30 @@ def replace_rotations(model: nn.Module, rotations: Mapping[Any, ChosenRotation])
         if original is None:
             continue
         if original in rotations:
-            tally.replaced(original_class(module), "a rotation kernel")
+            rotation = rotations[original]
+            if original in deferred:
+                tally.replaced(original_class(module), "a rotation with the cache's write")
+                rotation = rotation.deferring()
+                defer_head_norms(module)
+            else:
+                tally.replaced(original_class(module), "a rotation kernel")
             if type(module) not in classes:
-                forward = with_global(type(module).forward, ROTATION, rotations[original])
+                forward = with_global(type(module).forward, ROTATION, rotation)
                 classes[type(module)] = class_with_forward(module, forward)
             module.__class__ = classes[type(module)]
         else:
             tally.left(original_class(module), "no kernel rotates as it does")
     return tally.report()
+
+
+def defer_head_norms(attention: nn.Module) -> None:
+    """Leave the norms of each head of queries and keys to the attention backend."""
+    dim = getattr(attention, "head_dim", None)
+    for name, part in HEAD_NORMS.items():
+        norm = attention._modules.get(name)
+        if type(norm) is FusedRMSNorm and norm.weight.shape == (dim,):
+            deferred: Any = norm
+            deferred.__class__, deferred.part = HeadNorm, part
 
 
 def rotation_of(module: nn.Module) -> Callable[..., Any] | None:
@@ -265,7 +290,7 @@ def tabulate_ropes(model: nn.Module, dtype: torch.dtype, device: torch.device, l
 
 
 def replace_layers(model: nn.Module, verified: frozenset[type]) -> PassReport:
-    """Make decoder layers add attention's output and normalize the sum with one kernel."""
+    """Make decoder layers add residuals and normalize the sums with one kernel."""
     tally = Tally("decoder layers")
     classes: dict[type, Any] = {}
     for module in model.modules():
@@ -275,9 +300,12 @@ def replace_layers(model: nn.Module, verified: frozenset[type]) -> PassReport:
             tally.replaced(type(module), "fused_layer")
             if type(module) not in classes:
                 classes[type(module)] = class_with_forward(module, fused_layer)
+                classes[type(module)].add_residual = torch.add
             module.__class__ = classes[type(module)]
         else:
             tally.left(type(module), "computes something else")
+    for module in model.modules():
+        link_layers(module)
     return tally.report()
 
 

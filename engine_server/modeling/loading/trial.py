@@ -68,6 +68,7 @@ class Trial:
             ("gates", self._gates),
             ("activations", self._activations),
             ("rotations", self._rotations),
+            ("deferred", self._deferred),
             ("layers", self._layers),
         )
         for name, find in steps:
@@ -126,6 +127,10 @@ class Trial:
             if rotation.chosen not in (None, original)
         }
 
+    def _deferred(self, choices: Choices) -> frozenset[Any]:
+        found = {original for original, rotation in choices.rotations.items() if rotation.deferrable}
+        return frozenset(one for one in found if self._agrees(replace(choices, deferred=frozenset((one,)))))
+
     def _layers(self, choices: Choices) -> frozenset[type]:
         kinds = {type(module) for module in self._copy(choices).modules() if is_layer(module)}
         return frozenset(kind for kind in kinds if self._agrees(replace(choices, layers=frozenset((kind,)))))
@@ -151,7 +156,7 @@ class Trial:
         replace_layer_norms(copy, self.kernels, choices.layer_norms)
         replace_gates(copy, choices.gates)
         replace_activations(copy, choices.activations)
-        replace_rotations(copy, choices.rotations)
+        replace_rotations(copy, choices.rotations, choices.deferred)
         replace_layers(copy, choices.layers)
         return copy
 

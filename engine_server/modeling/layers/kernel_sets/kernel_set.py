@@ -1,12 +1,13 @@
 """The kernels of one kind of device for parts of a model besides products and attention."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from engine_server.modeling.formats.low_rank import AddLowRank
 from engine_server.modeling.layers.gated_experts import GatedExperts
+from engine_server.modeling.pending_heads import PendingRotation
 
 # Takes query, key [1, heads, T, dim] and cos, sin [1, T, angles]; returns the rotated query and key.
 Rotation = Callable[..., tuple[Tensor, Tensor]]
@@ -14,6 +15,16 @@ Rotation = Callable[..., tuple[Tensor, Tensor]]
 Activation = Callable[[Tensor], Tensor]
 # [..., 2 * dim] to [..., dim]; may overwrite its input.
 Gate = Callable[[Tensor], Tensor]
+
+
+@runtime_checkable
+class DeferrableRotation(Protocol):
+    """A Rotation that attention can compute."""
+
+    def __call__(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    def pending(self, cos: Tensor, sin: Tensor) -> PendingRotation:
+        """Return the rotation by angles [1, T, angles]."""
 
 
 class KernelSet(NamedTuple):

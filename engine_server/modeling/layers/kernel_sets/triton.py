@@ -1,5 +1,6 @@
 """The kernel set of a GPU with Triton."""
 
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import get_args
@@ -13,22 +14,32 @@ from engine_server.modeling.kernels.rotary import rotate
 from engine_server.modeling.layers.fused_experts import FusedExperts
 from engine_server.modeling.layers.grouped_experts import GroupedExperts
 from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet, Rotation
+from engine_server.modeling.pending_heads import PendingRotation
+
+
+@dataclass(frozen=True)
+class HeadRotation:
+    """`rotate` with one layout of the angles."""
+
+    # The indexes of the angles, each angle once.
+    angles: slice
+    interleaved: bool
+
+    def __call__(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        pending = self.pending(cos, sin)
+        query, key = (part[0].transpose(0, 1) for part in (query, key))
+        query, key = (part.transpose(0, 1)[None] for part in rotate(query, key, *pending[1:]))
+        return query, key
+
+    def pending(self, cos: Tensor, sin: Tensor) -> PendingRotation:
+        """Return the rotation by angles [1, T, angles], for attention to compute."""
+        return PendingRotation(rotate, cos[0, :, self.angles], sin[0, :, self.angles], self.interleaved)
 
 
 def rotations(width: int, dim: int) -> list[Rotation]:
     """Return `rotate` with every layout of the angles that a model may use."""
-    # The indexes of the angles among `width`, each angle once.
     once = [slice(width // 2), slice(0, width, 2), *[slice(width)] * (2 * width <= dim)]
-    return [partial(_rotate, *form) for form in product(once, (False, True))]
-
-
-def _rotate(
-    angles: slice, interleaved: bool, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor
-) -> tuple[Tensor, Tensor]:
-    query, key = (part[0].transpose(0, 1) for part in (query, key))
-    rotated = rotate(query, key, cos[0, :, angles], sin[0, :, angles], interleaved)
-    query, key = (part.transpose(0, 1)[None] for part in rotated)
-    return query, key
+    return [HeadRotation(*form) for form in product(once, (False, True))]
 
 
 TRITON = KernelSet(
