@@ -120,7 +120,7 @@ class BlockTable:
     def steady_until(self, row: int, publishes: bool) -> int:
         """Return the number of tokens up to which no block of a row is taken, released or, if any are, published."""
         unchanged = self._unchanged_until[row]
-        return min(unchanged, (self._published[row] + 1) * self.block_size - 1) if publishes else unchanged
+        return min(unchanged, (self._published[row] + 1) * self.block_size) if publishes else unchanged
 
     def take_changes(self) -> npt.NDArray[np.int32]:
         """Return the cells of open rows that changed since the last call, [4, n]: kind, row, column and block id."""

@@ -73,7 +73,7 @@ class PendingTokens:
         for chunk, parts in self._prompts:
             chunk.record(parts)
         results = [StepResult([token]) for token in self._tokens.tolist()]
-        for row, error in (find_errors(self._largest) | self._errors).items():
+        for row, error in (find_errors(self._largest.tolist()) | self._errors).items():
             results[row] = msgspec.structs.replace(results[row], error=error)
         if self._counts:
             found = token_logprobs(self._ranked, list(self._counts.values()))
@@ -194,9 +194,10 @@ def to_host(tensor: Tensor) -> Tensor:
     return tensor.to("cpu", non_blocking=True, copy=True)
 
 
-def find_errors(largest: Tensor) -> dict[int, str]:
-    """Return the errors of rows with these largest logits, [n], by row."""
+def find_errors(largest: Sequence[float]) -> dict[int, str]:
+    """Return the errors of rows with these largest logits, by row."""
     return {
-        row: "no token is left to choose from" if largest[row] == -math.inf else "the logits are not finite"
-        for row in largest.isfinite().logical_not().nonzero().flatten().tolist()
+        row: "no token is left to choose from" if value == -math.inf else "the logits are not finite"
+        for row, value in enumerate(largest)
+        if not math.isfinite(value)
     }

@@ -135,7 +135,9 @@ class Scheduler:
         for request in self._in_order():
             if request.row is None:  # preempted by an earlier iteration of this loop
                 continue
-            if request.computed < request.steady_until and budget and not request.drafts:
+            # A block that this token fills is published, unless the token is still unknown.
+            filled = request.computed + (not request.num_unknown)
+            if filled < request.steady_until and budget and not request.drafts:
                 batch.append(Scheduled(request, request.row, request.computed, 1, samples=True))
                 budget -= 1
                 continue

@@ -18,6 +18,9 @@ def verified_results(
     drafts: list[int] = []
     own: list[StepResult] = []
     for scheduled, result in zip(sampling, results, strict=True):
+        if scheduled.draft == UNKNOWN and not own:  # a request without drafts
+            yield scheduled.request, result, 1
+            continue
         drafts.append(scheduled.draft)
         own.append(result)
         if scheduled.draft == UNKNOWN:  # otherwise the request's next part verifies it
