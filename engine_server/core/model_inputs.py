@@ -1,13 +1,14 @@
 """The model's inputs for a step: the scheduler's batch as numbers and tensors."""
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from engine_server.core.cache.block_table import BlockTable
-from engine_server.core.heads.prompt_logprobs import PromptChunk, prompt_chunks
+from engine_server.core.heads.prompt_logprobs import PromptChunk, PromptPart, prompt_chunks
 from engine_server.core.scheduling.batch import Batch, Scheduled
 from engine_server.core.scheduling.request import UNKNOWN, PoolingRequest
 from engine_server.modeling.attention.interface import IntArray, StepInputs
@@ -53,10 +54,20 @@ def model_inputs(batch: Batch, table: BlockTable, stretched: bool) -> tuple[Mode
     stretched: the model's rope depends on more than positions.
     """
     step = flatten(batch, table, stretched)
-    chunks = prompt_chunks(batch, step.starts)
+    prompts = [
+        PromptPart(start, scheduled)
+        for start, scheduled in zip(step.starts.tolist(), batch, strict=True)
+        if scheduled.start < scheduled.request.num_prompt
+    ]
+    chunks = prompt_chunks(prompts)
     sampling = np.flatnonzero([scheduled.samples for scheduled in batch])
     inputs = ModelInputs(
-        step, sampling, [chunk.rows for chunk in chunks], *extras(batch, step.starts), table.take_changes()
+        step,
+        sampling,
+        [chunk.rows for chunk in chunks],
+        token_types(batch) if prompts else [],
+        [(part.first + place, own) for part in prompts for place, own in prompt_embeds(part.scheduled)],
+        table.take_changes(),
     )
     return inputs, chunks
 
@@ -73,19 +84,15 @@ def draft_inputs(batch: Batch, table: BlockTable, sources: IntArray | None) -> M
     return ModelInputs(step, sampling, [], [], [], changes, EMPTY if sources is None else sources)
 
 
-def extras(batch: Batch, starts: IntArray) -> tuple[list[int], list[tuple[int, Tensor]]]:
-    """Return the token types, empty if no request has any, and the embeddings of prompt tokens in this step."""
-    token_types: list[int] = []
+def token_types(batch: Batch) -> list[int]:
+    """Return the type of each token, or none if no request has any."""
+    types: list[int] = []
     if any(isinstance(one.request, PoolingRequest) and one.request.token_type_ids for one in batch):
         for scheduled in batch:
             assert isinstance(scheduled.request, PoolingRequest)
-            kinds = scheduled.request.token_type_ids or [0] * scheduled.request.num_prompt
-            token_types += kinds[scheduled.start : scheduled.end]
-    embeds = []
-    for start, scheduled in zip(starts.tolist(), batch, strict=True):
-        if scheduled.start < scheduled.request.num_prompt:
-            embeds += [(start + place, own) for place, own in prompt_embeds(scheduled)]
-    return token_types, embeds
+            own = scheduled.request.token_type_ids or [0] * scheduled.request.num_prompt
+            types += own[scheduled.start : scheduled.end]
+    return types
 
 
 def prompt_embeds(scheduled: Scheduled) -> Iterator[tuple[int, Tensor]]:
@@ -105,34 +112,32 @@ def flatten(batch: Batch, table: BlockTable, stretched: bool, shift: int = 0) ->
 
     shift: the number of positions that each token is taken before its own.
     """
-    numbers = np.array([(one.row, one.num_tokens, one.start, one.request.adapters.slot) for one in batch])
-    rows, lengths, computed, adapters = numbers.reshape(-1, 4).T.copy()
-    computed -= shift
+    rows, lengths = column([one.row for one in batch]), column([one.num_tokens for one in batch])
+    computed = column([one.start for one in batch]) - shift
     starts = np.cumsum(lengths) - lengths
-    sequence = np.repeat(np.arange(len(batch)), lengths)
-    positions = np.arange(len(sequence)) - starts[sequence] + computed[sequence]
-    block_size = table.block_size
-    blocks = table.ids[:, rows[sequence], positions // block_size].astype(np.int64)
-    token_ids = np.fromiter(
-        (
-            token
-            for scheduled in batch
-            for token in scheduled.request.token_ids[scheduled.start : scheduled.end]
-        ),
-        dtype=np.int64,
-        count=len(sequence),
-    )
-    unknown = token_ids == UNKNOWN
-    token_ids[unknown] = -1 - rows[sequence[unknown]]
+    owners = np.repeat(rows, lengths)
+    positions = np.arange(len(owners)) + np.repeat(computed - starts, lengths)
+    columns, offsets = np.divmod(positions, table.block_size)
+    blocks = table.ids[:, owners, columns].astype(np.int64)
+    pieces = (one.request.token_ids[one.start : one.start + one.num_tokens] for one in batch)
+    token_ids = column(list(chain.from_iterable(pieces)))
+    token_ids = np.where(token_ids == UNKNOWN, -1 - owners, token_ids)
+    adapters = None
+    if any(one.request.adapters.lora is not None for one in batch):
+        adapters = np.repeat([one.request.adapters.slot for one in batch], lengths)
     return StepInputs(
         token_ids=token_ids,
         positions=positions,
-        slots=list(blocks * block_size + positions % block_size),
+        slots=list(blocks * table.block_size + offsets),
         starts=starts,
         lengths=lengths,
         contexts=computed + lengths,
         tables=(),  # each rank has its own copy
         rows=rows,
         regimes=np.array([scheduled.request.rope_regime for scheduled in batch]) if stretched else None,
-        adapters=adapters[sequence] if (adapters >= 0).any() else None,
+        adapters=adapters,
     )
+
+
+def column(values: list[int]) -> IntArray:
+    return np.array(values, dtype=np.int64)

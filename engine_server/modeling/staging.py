@@ -5,7 +5,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from engine_server.modeling.attention.interface import IntArray, Staged, StepInputs
 from engine_server.modeling.device import Device
@@ -60,7 +59,7 @@ class Staging:
         self._size = sum(sizes)
         self._tables = torch.zeros(kinds, rows + 1, columns, dtype=torch.int32, device=device)
         self._buffer = torch.zeros(self._size + 2 * self._tables.numel(), dtype=torch.int32, device=device)
-        self._parts = self._divide(self._buffer)
+        self._parts = [self._buffer[start:end].view(shape) for start, end, shape in self._spans]
         # None: the host can't write to the device's buffers, or the device may still read them.
         self._written: list[Int32Array] | None = None
         if platform.asynchronous:
@@ -89,9 +88,10 @@ class Staging:
         else:
             updates = np.stack([np.ravel_multi_index(cells, self.tables.shape), block_ids])
             host = self._platform.host_buffer(self._size + updates.size, torch.int32)
-            parts = [part.numpy() for part in self._divide(host)]
+            numbers = host.numpy()
+            parts = [numbers[start:end].reshape(size) for start, end, size in self._spans]
             own = self._write(parts, inputs, sampling, shape)
-            host.numpy()[self._size :] = updates.ravel()
+            numbers[self._size :] = updates.ravel()
             self._buffer[: len(host)].copy_(host, non_blocking=True)
             if updates.size:
                 indices, new_ids = self._buffer[self._size : len(host)].view(2, -1)
@@ -119,9 +119,6 @@ class Staging:
     def attach(self, inputs: StepInputs, staged: Staged) -> StepInputs:
         """Return a step's inputs with their views on the device and the host's block table."""
         return inputs._replace(staged=staged, tables=list(self.tables))
-
-    def _divide(self, buffer: Tensor) -> list[Tensor]:
-        return [buffer[start:end].view(shape) for start, end, shape in self._spans]
 
     def _write(
         self, parts: list[Int32Array], inputs: StepInputs, sampling: IntArray, shape: StepShape | None

@@ -116,7 +116,7 @@ class TokenLogprobsArray(msgspec.Struct, array_like=True):
     ranks: list[int]
 
 
-class RequestStep(msgspec.Struct, array_like=True, omit_defaults=True):
+class RequestStep(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """One request's part of a step's results."""
 
     request_id: str

@@ -56,10 +56,10 @@ class Device:
         assert (self.tables == self.staging.tables).all()
         windows = self.scheduler.table.windows
         tokens = [
-            (kind, one, position)
+            (kind, scheduled.request, position)
             for kind in range(len(windows))
-            for one, _, start, count, *_ in batch
-            for position in range(start, start + count)
+            for scheduled in batch
+            for position in range(scheduled.start, scheduled.end)
         ]
         for kind, one, position in tokens:
             slot = self.slot(kind, one, position)

@@ -113,20 +113,26 @@ class BlockTable:
         self._unchanged_until[row] = self._next_change(row)
         return True
 
+    def num_published(self, row: int) -> int:
+        """Return the number of a row's first blocks that were cached when it was opened, or published since."""
+        return self._published[row]
+
+    def steady_until(self, row: int, publishes: bool) -> int:
+        """Return the number of tokens up to which no block of a row is taken, released or, if any are, published."""
+        unchanged = self._unchanged_until[row]
+        return min(unchanged, (self._published[row] + 1) * self.block_size) if publishes else unchanged
+
     def take_changes(self) -> npt.NDArray[np.int32]:
         """Return the cells of open rows that changed since the last call, [4, n]: kind, row, column and block id."""
-        kinds, rows, columns = [], [], []
-        for (kind, row), first in self._changed_from.items():
-            held = self._columns[kind][row]
-            changed = np.arange(max(first, held.start), held.stop)
-            kinds.append(np.full_like(changed, kind))
-            rows.append(np.full_like(changed, row))
-            columns.append(changed)
-        self._changed_from.clear()
-        if not kinds:
+        if not self._changed_from:
             return np.zeros((4, 0), dtype=np.int32)
-        cells = np.concatenate(kinds), np.concatenate(rows), np.concatenate(columns)
-        return np.stack([*cells, self.ids[cells]]).astype(np.int32)
+        held = [self._columns[kind][row] for kind, row in self._changed_from]
+        firsts = np.maximum(list(self._changed_from.values()), [columns.start for columns in held])
+        counts = [columns.stop for columns in held] - firsts
+        kinds, rows = np.repeat(np.array(list(self._changed_from)).T, counts, axis=1)
+        columns = np.arange(len(rows)) + np.repeat(firsts - np.cumsum(counts) + counts, counts)
+        self._changed_from.clear()
+        return np.stack([kinds, rows, columns, self.ids[kinds, rows, columns]]).astype(np.int32)
 
     def publish(self, row: int, hashes: Sequence[bytes], count: int) -> None:
         """Let other requests hold the first `count` blocks of a row by their hashes, starting with this step.

@@ -1,10 +1,12 @@
 """Sampling by Triton kernels, from parameters at fixed device addresses."""
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine_server.core.scheduling.batch import Batch
+from engine_server.core.logits.batch_cache import BatchCache
+from engine_server.core.scheduling.batch import Batch, output_indexes
 from engine_server.core.scheduling.request import GenerationRequest, Request
 from engine_server.modeling.graphs.step_graphs import StepGraphs, ladder
 from engine_server.modeling.kernels.sampling import PARAMETERS, WORDS, sample
@@ -19,19 +21,15 @@ class KernelSampler:
         self.parameters = torch.zeros(max_num_rows, WORDS.value, dtype=torch.int32, device=device)
         self._tokens = torch.zeros(max_num_rows, dtype=torch.int64, device=device)
         self._largest = torch.zeros(max_num_rows, dtype=torch.float32, device=device)
-        self._requests: list[Request] = []
-        self._records = np.zeros(0, PARAMETERS)
+        self._records = BatchCache(records)
         self._graphs: StepGraphs | None = None
 
     def fill(self, sampling: Batch) -> None:
         """Copy the parameters of a step's requests to the device."""
-        requests = [scheduled.request for scheduled in sampling]
-        if requests != self._requests:
-            self._requests = requests
-            self._records = np.array([record(request) for request in requests], PARAMETERS)
-        self._records["index"] = [scheduled.output_index for scheduled in sampling]
-        words = self._records.view(np.int32).reshape(len(requests), WORDS.value)
-        self.parameters[: len(requests)].copy_(self._platform.to_device(words))
+        rows = self._records.get(sampling)
+        rows["index"] = output_indexes(sampling)
+        words = rows.view(np.int32).reshape(len(sampling), WORDS.value)
+        self.parameters[: len(sampling)].copy_(self._platform.to_device(words))
 
     def sample(self, logits: Tensor, captured: bool) -> tuple[Tensor, Tensor]:
         """Return a token for each row of `logits`, and a number that is finite only if its largest logit is, [n] each.
@@ -57,6 +55,11 @@ class KernelSampler:
     def release_graphs(self) -> None:
         """Free the memory of the graphs that `capture` recorded."""
         self._graphs = None
+
+
+def records(sampling: Batch) -> npt.NDArray[np.void]:
+    """Return the PARAMETERS of each part's request, [n]."""
+    return np.array([record(scheduled.request) for scheduled in sampling], PARAMETERS)
 
 
 def record(request: Request) -> tuple[float, ...]:

@@ -1,12 +1,13 @@
 """Log-probabilities of prompts: the logits of every token of a step, a few rows at a time."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from engine_server.core.heads.logprobs import num_ranked, rank, token_logprobs
-from engine_server.core.scheduling.batch import Batch
+from engine_server.core.scheduling.batch import Scheduled
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.modeling.attention.interface import IntArray
 from engine_server.modeling.platform.interface import Platform
@@ -41,13 +42,17 @@ class PromptChunk(NamedTuple):
         self.request.prompt_logprobs += token_logprobs(ranked, [count] * len(self.rows))
 
 
-def prompt_chunks(batch: Batch, starts: IntArray) -> list[PromptChunk]:
-    """Return the prompt tokens of this step whose log-probabilities are requested.
+class PromptPart(NamedTuple):
+    """A part of a step that begins within a prompt, and the index of its first token within the step."""
 
-    starts: [S], index within the step of each sequence's first token.
-    """
+    first: int
+    scheduled: Scheduled
+
+
+def prompt_chunks(prompts: Sequence[PromptPart]) -> list[PromptChunk]:
+    """Return the prompt tokens of this step whose log-probabilities are requested."""
     chunks = []
-    for scheduled, start in zip(batch, starts, strict=True):
+    for start, scheduled in prompts:
         request = scheduled.request
         if not isinstance(request, GenerationRequest) or request.prompt_logprobs is None:
             continue

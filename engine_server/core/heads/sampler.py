@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -12,9 +13,10 @@ from engine_server.core.heads.draw import DrawParameters, draw
 from engine_server.core.heads.head import HiddenStates
 from engine_server.core.heads.logprobs import num_ranked, rank, token_logprobs
 from engine_server.core.heads.prompt_logprobs import PromptChunk
+from engine_server.core.logits.batch_cache import BatchCache
 from engine_server.core.logits.pipeline import LogitsPipeline
 from engine_server.core.logits.token_masks import TokenMasks
-from engine_server.core.scheduling.batch import Batch, sampled_part
+from engine_server.core.scheduling.batch import Batch, output_indexes, sampled_part
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.core.scheduling.step_result import StepResult
 from engine_server.modeling.device_time import DeviceTimer
@@ -45,7 +47,7 @@ class PendingTokens:
         self,
         tokens: Tensor,
         largest: Tensor,
-        errors: Mapping[int, str],
+        errors: dict[int, str],
         ranked: list[Tensor],
         counts: Mapping[int, int],
         prompts: list[tuple[PromptChunk, list[Tensor]]],
@@ -71,16 +73,13 @@ class PendingTokens:
                 self._copied.synchronize()
         for chunk, parts in self._prompts:
             chunk.record(parts)
-        results = [
-            StepResult([token], error=self._errors.get(row) or find_error(largest))
-            for row, (token, largest) in enumerate(
-                zip(self._tokens.tolist(), self._largest.tolist(), strict=True)
-            )
-        ]
+        results = [StepResult([token]) for token in self._tokens.tolist()]
+        for row, error in (find_errors(self._largest.tolist()) | self._errors).items():
+            results[row] = msgspec.structs.replace(results[row], error=error)
         if self._counts:
             found = token_logprobs(self._ranked, list(self._counts.values()))
             for row, one in zip(self._counts, found, strict=True):
-                results[row] = results[row]._replace(logprobs=[one])
+                results[row] = msgspec.structs.replace(results[row], logprobs=[one])
         return results
 
 
@@ -101,6 +100,7 @@ class Sampler:
         self._logprobs_mode = logprobs_mode
         self._platform = platform
         self._timer = timer
+        self._logprobs = BatchCache(num_logprobs)
         # Of the latest step's requests that draw at random: the requests, their rows, and their parameters.
         self._drawn: tuple[list[GenerationRequest], list[int], DrawParameters | None] = [], [], None
         self.kernels: KernelSampler | None = None
@@ -118,9 +118,7 @@ class Sampler:
             for number, (chunk, rows) in enumerate(zip(states.chunks, states.prompt_rows, strict=True))
         ]
         counts = {
-            row: num_ranked(one.request.params.logprobs, logits.shape[1])
-            for row, one in enumerate(sampling)
-            if isinstance(one.request, GenerationRequest) and one.request.params.logprobs is not None
+            row: num_ranked(count, logits.shape[1]) for row, count in self._logprobs.get(sampling).items()
         }
         rows = self._platform.to_device(list(counts)) if counts else None
         values = None if rows is None else self._values("raw", logits, rows, counts, sampling)
@@ -152,7 +150,7 @@ class Sampler:
             self._drawn = requests, rows, self._parameters([requests[row] for row in rows], logits)
         _, rows, parameters = self._drawn
         if parameters is not None:
-            indexes = [sampling[row].output_index for row in rows]
+            indexes = output_indexes([sampling[row] for row in rows])
             tokens[rows] = draw(logits[rows].float(), parameters, indexes)
         return tokens, largest
 
@@ -183,13 +181,24 @@ class Sampler:
         return values.log_softmax(dim=-1) if kind == "logprobs" else values
 
 
+def num_logprobs(sampling: Batch) -> dict[int, int]:
+    """Return the numbers of log-probabilities that requests asked for, by row."""
+    return {
+        row: scheduled.request.params.logprobs
+        for row, scheduled in enumerate(sampling)
+        if isinstance(scheduled.request, GenerationRequest) and scheduled.request.params.logprobs is not None
+    }
+
+
 def to_host(tensor: Tensor) -> Tensor:
     """Start a copy to the host; the source may be overwritten by work that is launched later."""
     return tensor.to("cpu", non_blocking=True, copy=True)
 
 
-def find_error(largest: float) -> str | None:
-    """Return the error of a row with this largest logit, or None."""
-    if math.isfinite(largest):
-        return None
-    return "no token is left to choose from" if largest == -math.inf else "the logits are not finite"
+def find_errors(largest: Sequence[float]) -> dict[int, str]:
+    """Return the errors of rows with these largest logits, by row."""
+    return {
+        row: "no token is left to choose from" if value == -math.inf else "the logits are not finite"
+        for row, value in enumerate(largest)
+        if not math.isfinite(value)
+    }

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from llguidance import LLExecutor, LLMatcher
 
+from engine_server.core.logits.batch_cache import BatchCache
 from engine_server.core.logits.request_cache import RequestCache
 from engine_server.core.logits.token_masks import Bits, TokenMasks, bits_of, num_bytes
 from engine_server.core.scheduling.batch import Batch, Scheduled, sampled_part
@@ -50,6 +51,8 @@ class Grammars:
         self._ends = bits_of(self._eos_token_ids, self._size)
         self._platform = platform
         self._rules = RequestCache(self._build)
+        # Rows of the requests that may ever be limited.
+        self._limited = BatchCache(self._limited_rows)
         self._cache: GrammarCache | None = None
         self._threads: LLExecutor | None = None
 
@@ -77,9 +80,10 @@ class Grammars:
         errors: dict[int, str] = {}
         matcher: Matcher | None = None
         previous: Request | None = None
-        for row, scheduled in enumerate(sampled_part(batch)):
-            if not isinstance(scheduled.request, GenerationRequest):
-                continue
+        sampling = sampled_part(batch)
+        for row in self._limited.get(sampling):
+            scheduled = sampling[row]
+            assert isinstance(scheduled.request, GenerationRequest)
             rules = self._rules.get(scheduled)
             if scheduled.request is not previous:
                 previous, matcher = scheduled.request, scheduled.request.matcher
@@ -102,6 +106,14 @@ class Grammars:
             if one.rules is not None:
                 self._restrict(own, one, one.rules)
         return TokenMasks([one.row for one in masked], self._platform.to_device(bits), errors)
+
+    def _limited_rows(self, sampling: Batch) -> list[int]:
+        return [
+            row
+            for row, scheduled in enumerate(sampling)
+            if isinstance(scheduled.request, GenerationRequest)
+            and (scheduled.request.matcher is not None or self._rules.get(scheduled) is not None)
+        ]
 
     def _match(self, masked: list["MaskedRow"], bits: Bits, errors: dict[int, str]) -> None:
         """Fill the rows of requests with a grammar by the tokens that it allows, in parallel and without the GIL."""

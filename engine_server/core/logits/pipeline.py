@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from engine_server.core.logits.batch_cache import BatchCache
 from engine_server.core.logits.processor import LogitsProcessor, Row
 from engine_server.core.logits.request_cache import RequestCache
 from engine_server.core.logits.token_masks import BlockedTokens, TokenMasks
@@ -18,7 +19,8 @@ class LogitsPipeline:
     def __init__(self, processors: Sequence[LogitsProcessor], platform: Platform) -> None:
         self._processors = processors
         self._blocked = BlockedTokens(platform)
-        self._needed = RequestCache(self._select)
+        self._selected = RequestCache(self._select)
+        self._needed = BatchCache(self._select_rows)
 
     def rows(self, sampling: Batch) -> list[list[Row]]:
         """Return for each processor the rows that it has to change; [] if there are none at all.
@@ -26,10 +28,9 @@ class LogitsPipeline:
         sampling: the requests that sample, in the order of the rows of logits.
         """
         rows: list[list[Row]] = []
-        for index, scheduled in enumerate(sampling):
-            for position in self._needed.get(scheduled):
-                rows = rows or [[] for _ in self._processors]
-                rows[position].append(Row(index, scheduled))
+        for index, position in self._needed.get(sampling):
+            rows = rows or [[] for _ in self._processors]
+            rows[position].append(Row(index, sampling[index]))
         return rows
 
     def mask(self, logits: Tensor, masks: TokenMasks) -> dict[int, str]:
@@ -50,6 +51,14 @@ class LogitsPipeline:
         for processor, own in zip(self._processors, rows, strict=False):
             if own:
                 processor.observe(tokens)
+
+    def _select_rows(self, sampling: Batch) -> list[tuple[int, int]]:
+        """Return each row that has to be changed, with the position of a processor that it needs."""
+        return [
+            (index, position)
+            for index, scheduled in enumerate(sampling)
+            for position in self._selected.get(scheduled)
+        ]
 
     def _select(self, request: GenerationRequest) -> tuple[int, ...]:
         """Return the positions of the processors that a request needs."""

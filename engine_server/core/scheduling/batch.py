@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable
 from itertools import groupby
-from typing import NamedTuple
+
+import msgspec
 
 from engine_server.core.scheduling.request import UNKNOWN, Request
 
 
-class Scheduled(NamedTuple):
+class Scheduled(msgspec.Struct, frozen=True, gc=False):
     """A request's part of a step: its tokens from `start` to `start + num_tokens`.
 
     A request whose step verifies k drafts has k + 1 consecutive parts of one token each: its last token, then the
@@ -42,6 +43,11 @@ Batch = list[Scheduled]
 def sampled_part(batch: Batch) -> Batch:
     """Return the entries whose requests get a result from the step, in the batch's order."""
     return [scheduled for scheduled in batch if scheduled.samples]
+
+
+def output_indexes(batch: Batch) -> list[int]:
+    """Return the index within its request's output of the token that each part samples."""
+    return [one.start + one.num_tokens - one.request.num_prompt for one in batch]
 
 
 def by_request(batch: Batch) -> Iterable[tuple[Request, Batch]]:

@@ -40,6 +40,8 @@ class Request(ABC):
     num_unknown: int = 0
     # Row of the block table; None while the request waits.
     row: int | None = None
+    # Number of tokens up to which a decoding request computes one in each step and its blocks stay as they are.
+    steady_until: int = 0
     # The rope's regime, on which cached keys depend if the rope depends on the sequence's length.
     rope_regime: int = 0
     # Time of the first step, on the monotonic clock.
@@ -66,6 +68,10 @@ class Request(ABC):
     adapters: RequestAdapters = NO_ADAPTERS
     # Number of virtual tokens before the prompt.
     num_virtual: int = 0
+    # Guesses of the next tokens, for the next step to verify.
+    drafts: list[int] = field(default_factory=list)
+    # The next token can't be sampled before the host has received the last one.
+    needs_last_token: bool = False
 
     @classmethod
     def from_message(cls, message: AddRequest) -> "Request":
@@ -121,11 +127,6 @@ class Request(ABC):
     @abstractmethod
     def last_result_launched(self) -> bool:
         """True once no further step can be needed: the last result is in flight."""
-
-    @property
-    def needs_last_token(self) -> bool:
-        """True if the next token can't be sampled before the host has received the last one."""
-        return False
 
     @property
     def ready(self) -> bool:
@@ -209,16 +210,13 @@ class GenerationRequest(Request):
     prompt_logprobs: list[TokenLogprobsArray] | None = None
     # The position in the grammar of the output, if it has one.
     matcher: Matcher | None = None
-    # Guesses of the next tokens, for the next step to verify.
-    drafts: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.needs_last_token = self.params.needs_last_token
 
     @property
     def last_result_launched(self) -> bool:
         return self.num_unknown > 0 and self.num_output >= self.max_tokens
-
-    @property
-    def needs_last_token(self) -> bool:
-        return self.params.needs_last_token
 
     @property
     def ready(self) -> bool:
@@ -238,32 +236,24 @@ class GenerationRequest(Request):
 
     def accept(self, result: StepResult, eos_token_ids: Collection[int], num_results: int = 1) -> RequestStep:
         """Replace the oldest placeholders by the result's tokens, up to one that ends the request."""
-        index = self.num_known
+        index = self.confirmed = self.num_known
         self.num_unknown -= num_results
-        self.confirmed = index
         tokens = []
         reason = stop = None
-        for token in result.tokens:
+        for num_output, token in enumerate(result.tokens, index + 1 - self.num_prompt):
             tokens.append(token)
-            num_output = index + len(tokens) - self.num_prompt
             reason, stop = self.params.end(token, num_output, self.max_tokens, eos_token_ids)
             if reason:
                 break
         self.token_ids[index : index + num_results] = tokens
         if self.row is not None:  # a request that was preempted since has no computed tokens
             self.computed -= num_results - len(tokens)
-        is_first = index == self.num_prompt + self.num_resumed
-        prompt_logprobs, self.prompt_logprobs = self.prompt_logprobs, None
-        return RequestStep(
-            request_id=self.request_id,
-            new_token_ids=tokens,
-            logprobs=result.logprobs and result.logprobs[: len(tokens)],
-            finish_reason=reason,
-            stop_reason=stop,
-            scheduled=self.scheduled if is_first else None,
-            num_cached_tokens=self.num_cached if is_first else 0,
-            prompt_logprobs=prompt_logprobs,
-        )
+        logprobs = result.logprobs and result.logprobs[: len(tokens)]
+        step = RequestStep(self.request_id, tokens, logprobs, reason, stop)
+        if index == self.num_prompt + self.num_resumed:
+            step.scheduled, step.num_cached_tokens = self.scheduled, self.num_cached
+            step.prompt_logprobs, self.prompt_logprobs = self.prompt_logprobs, None
+        return step
 
 
 @dataclass(slots=True, eq=False)

@@ -16,7 +16,7 @@ from engine_server.core.scheduling.draft_counts import DraftCounts
 from engine_server.core.scheduling.request import UNKNOWN, GenerationRequest, Request
 from engine_server.core.scheduling.scheduler_state import SchedulerState
 from engine_server.core.scheduling.step_result import StepResult
-from engine_server.core.scheduling.verification import verified
+from engine_server.core.scheduling.verification import verified_results
 from engine_server.requests.messages import RequestStep
 from engine_server.requests.scheduler_stats import SchedulerStats
 
@@ -76,6 +76,8 @@ class Scheduler:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.requests: dict[str, Request] = {}
+        # The running requests in the order of a step; None: it has changed.
+        self._order: list[Request] | None = None
         self._budget = config.max_num_batched_tokens
         self._refusal: Refusal | None = None
         self._arrivals = itertools.count()
@@ -130,10 +132,14 @@ class Scheduler:
         budget = self._budget = min(self._budget + 1, self.config.max_num_batched_tokens)
         preempted = self._num_preemptions
         spare = budget - len(self.running)  # drafts never cost a running request its next token
-        for request in sorted(
-            self.running, key=lambda request: (request.pending > 1, request.queue_position)
-        ):
+        for request in self._in_order():
             if request.row is None:  # preempted by an earlier iteration of this loop
+                continue
+            # A block that this token fills is published, unless the token is still unknown.
+            filled = request.computed + (not request.num_unknown)
+            if filled < request.steady_until and budget and not request.drafts:
+                batch.append(Scheduled(request, request.row, request.computed, 1, samples=True))
+                budget -= 1
                 continue
             if request.last_result_launched:
                 continue
@@ -175,13 +181,11 @@ class Scheduler:
 
     def update(self, batch: Batch, results: Sequence[StepResult]) -> list[RequestStep]:
         """Take a step's results, one for each part that samples, in the batch's order."""
-        remaining = iter(results)
-        steps = []
-        for request, parts in by_request(sampled_part(batch)):
-            own = [next(remaining) for _ in parts]
-            if request in self:  # otherwise it has ended since
-                steps.append(self._accept(request, parts, own))
-        return steps
+        return [
+            self._accept(request, result, num_results)
+            for request, result, num_results in verified_results(sampled_part(batch), results)
+            if request in self  # otherwise it has ended since
+        ]
 
     def fail(self, request: Request, error: str) -> RequestStep:
         """End a request with an error, and erase its blocks, whose content may be arbitrary."""
@@ -276,9 +280,20 @@ class Scheduler:
         for request in self.running:
             assert request.row is not None
             assert request.computed <= len(request.token_ids), f"{request.request_id} is computed too far"
+            assert request.computed >= request.steady_until or request.pending == 1, (
+                f"{request.request_id} is steady and decodes nothing"
+            )
             for kind in range(len(self.table.windows)):
                 room = self.table.columns(kind, request.row).stop * self.table.block_size
                 assert request.computed <= room, f"{request.request_id} has computed tokens without a block"
+
+    def _in_order(self) -> list[Request]:
+        """Return the running requests in the order of a step: decoding ones first, then by queue position."""
+        if self._order is None:
+            self._order = sorted(
+                self.running, key=lambda request: (request.pending > 1, request.queue_position)
+            )
+        return self._order
 
     def _next_waiting(self) -> Request | None:
         """Return the first waiting request that nothing but memory can hold back.
@@ -315,6 +330,7 @@ class Scheduler:
         self.waiting.remove(request)
         request.row, request.computed, request.confirmed = row, cached, cached
         self.running.append(request)
+        self._order = None
         self.adapters.enter(request.adapters, first=request.scheduled is None)
         self._take(request, count, batch)
         if request.scheduled is None:
@@ -389,8 +405,14 @@ class Scheduler:
         if self.enable_prefix_caching:
             known = min(request.computed + count, request.num_known)
             full = known // self.table.block_size
-            request.hash_blocks(full, self.table.block_size)
-            self.table.publish(request.row, request.hashes, full)
+            if full > self.table.num_published(request.row):
+                request.hash_blocks(full, self.table.block_size)
+                self.table.publish(request.row, request.hashes, full)
+        if count > 1 or not samples:
+            self._order = None  # the request may have become a decoding one
+        if samples and isinstance(request, GenerationRequest):
+            last = request.num_prompt + request.max_tokens - 1
+            request.steady_until = min(last, self.table.steady_until(request.row, self.enable_prefix_caching))
 
     def _make_room(self, request: Request, num_tokens: int, batch: Batch) -> bool:
         """Take blocks for a request's next tokens, preempting the last requests in order while there are too few.
@@ -428,14 +450,13 @@ class Scheduler:
                 request.rope_regime = regime
                 request.forget_hashes()
 
-    def _accept(self, request: Request, parts: Batch, results: Sequence[StepResult]) -> RequestStep:
-        result = verified([scheduled.draft for scheduled in parts], results)
+    def _accept(self, request: Request, result: StepResult, num_results: int) -> RequestStep:
         if result.error is not None:
             return self.fail(request, result.error)
-        if len(parts) > 1:
-            self._drafts.count(len(parts) - 1, len(result.tokens) - 1)
+        if num_results > 1:
+            self._drafts.count(num_results - 1, len(result.tokens) - 1)
         request.num_retries = 0  # counted since the last result, the only progress that is never lost
-        step = request.accept(result, self.eos_token_ids, len(parts))
+        step = request.accept(result, self.eos_token_ids, num_results)
         if step.finish_reason:
             self._finish(request)
         return step
@@ -460,9 +481,10 @@ class Scheduler:
         """
         assert request.row is not None
         self.running.remove(request)
+        self._order = None
         self.adapters.leave(request.adapters)
         freed = self.table.close(request.row, computed)
-        request.row = None
+        request.row, request.steady_until = None, 0
         return freed
 
 

@@ -1,12 +1,13 @@
 """The result of one step for one request."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from engine_server.requests.messages import RawTensor, TokenLogprobsArray
 
 
-class StepResult(NamedTuple):
+class StepResult(msgspec.Struct, frozen=True, gc=False):
     """At least one token, a vector, or an error that ends this request alone."""
 
     tokens: Sequence[int] = ()

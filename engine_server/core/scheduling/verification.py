@@ -1,9 +1,31 @@
 """The choice of the drafts that a step has confirmed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from engine_server.core.scheduling.batch import Batch
+from engine_server.core.scheduling.request import UNKNOWN, Request
 from engine_server.core.scheduling.step_result import StepResult
 from engine_server.requests.messages import TokenLogprobsArray
+
+
+def verified_results(
+    sampling: Batch, results: Sequence[StepResult]
+) -> Iterator[tuple[Request, StepResult, int]]:
+    """Yield each request, its confirmed result, and the number of results that this stands for.
+
+    sampling: the parts that sample. results: one for each part.
+    """
+    drafts: list[int] = []
+    own: list[StepResult] = []
+    for scheduled, result in zip(sampling, results, strict=True):
+        if scheduled.draft == UNKNOWN and not own:  # a request without drafts
+            yield scheduled.request, result, 1
+            continue
+        drafts.append(scheduled.draft)
+        own.append(result)
+        if scheduled.draft == UNKNOWN:  # otherwise the request's next part verifies it
+            yield scheduled.request, verified(drafts, own), len(own)
+            drafts, own = [], []
 
 
 def verified(drafts: Sequence[int], results: Sequence[StepResult]) -> StepResult:

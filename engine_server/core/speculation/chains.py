@@ -7,7 +7,7 @@ from torch import Tensor
 from engine_server.core.cache.block_table import BlockTable
 from engine_server.core.executor import Executor
 from engine_server.core.heads.draw import DrawParameters, draw
-from engine_server.core.scheduling.batch import Batch, Scheduled, sampled_part
+from engine_server.core.scheduling.batch import Batch, Scheduled, output_indexes, sampled_part
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.core.speculation.cost_model import Floats, seconds_by_rows
 from engine_server.core.speculation.drafter import Drafter
@@ -100,4 +100,4 @@ def drawn(parts: Batch, logits: Tensor) -> Tensor:
     """Return the tokens, int64 [n], that the parts' requests would draw from logits [n, vocabulary]."""
     requests = [one.request for one in parts if isinstance(one.request, GenerationRequest)]
     parameters = DrawParameters(requests, logits.shape[1], logits.device)
-    return draw(logits.float(), parameters, [one.output_index for one in parts])
+    return draw(logits.float(), parameters, output_indexes(parts))

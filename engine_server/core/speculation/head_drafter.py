@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 from torch import Tensor
 
@@ -35,7 +36,7 @@ class HeadDrafter(ChainDrafter):
         return [most if request.row in self._found else 0 for request in requests]
 
     def follow(self, requests: Sequence[Request]) -> None:
-        batch = [part._replace(samples=False) for part in self._latest(requests)]
+        batch = [msgspec.structs.replace(part, samples=False) for part in self._latest(requests)]
         if batch:
             self._logits(batch)
 
