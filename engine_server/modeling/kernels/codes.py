@@ -15,10 +15,10 @@ def _numbers(
 ):  # fmt: skip
     """Return the numbers of a tile of codes in float32, [outputs, DEPTH]; those beyond K are any finite number.
 
-    CENTRE: an integer that is subtracted from them.
+    start: a multiple of DEPTH. CENTRE: an integer that is subtracted from the numbers.
     """
     if BITS == 4:
-        pairs = start // 2 + tl.arange(0, DEPTH // 2)[None, :]
+        pairs = tl.multiple_of(start // 2, DEPTH // 2) + tl.arange(0, DEPTH // 2)[None, :]
         both = tl.load(codes + outputs * (K // 2) + pairs, mask=kept & (pairs < K // 2), other=0)
         return tl.interleave(_integer(both & 15, CENTRE), _integer(both >> 4, CENTRE))
     inputs = start + tl.arange(0, DEPTH)[None, :]
@@ -41,7 +41,11 @@ def _integer(code, CENTRE: tl.constexpr):
 
 @triton.jit
 def _float8(code):
-    """Return E4M3 in float32, whose exponent has a bias greater by 120: GPUs before 8.9 have no conversion."""
-    bits = code.to(tl.int8, bitcast=True).to(tl.int32) << 20
-    number = (bits & -0x78100000).to(tl.float32, bitcast=True) * 1329227995784915872903807060280344576.0
-    return tl.where((bits & 0x07F00000) == 0x07F00000, float("nan"), number)
+    """Return E4M3 in float32; GPUs before 8.9 have no conversion."""
+    if tl.target_info.cuda_capability_geq(8, 9):
+        return code.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(tl.float32)
+    else:
+        bits = code.to(tl.int8, bitcast=True).to(tl.int32) << 20
+        # The exponent of float32 has a bias that is greater by 120.
+        number = (bits & -0x78100000).to(tl.float32, bitcast=True) * 1329227995784915872903807060280344576.0
+        return tl.where((bits & 0x07F00000) == 0x07F00000, float("nan"), number)
