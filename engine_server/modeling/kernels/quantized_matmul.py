@@ -20,8 +20,7 @@ from engine_server.modeling.kernels.launch import MIN_TILE
 from engine_server.modeling.kernels.quantized_row import multiply_row, shared_inputs
 
 INTERPRETED = triton.knobs.runtime.interpret
-COLUMNS, ROWS, DEPTH_BYTES = 64, 64, 256  # of a tile; DEPTH_BYTES: of a row of values
-WARPS, STAGES = 4, 4
+ROWS, DEPTH_BYTES = 64, 256  # of a tile; DEPTH_BYTES: of a row of values
 # Programs for each processor, so that some compute while others wait for memory.
 PROGRAMS = 2
 # Steps of a part of K: with fewer, the first copies take longer than the products.
@@ -32,9 +31,24 @@ MOST_ROWS = 64
 ADDED = 1024
 
 
+class Launch(NamedTuple):
+    """Settings of the kernel of tiles."""
+
+    # Outputs of a tile.
+    columns: int
+    warps: int
+    stages: int
+    # Of a thread at most. None: as many as the compiler likes.
+    registers: int | None = None
+
+
+FEW_ROWS, MANY_ROWS = Launch(64, 4, 4), Launch(64, 4, 3)  # up to MIN_TILE rows, and more
+
+
 class Tiling(NamedTuple):
     """The work of each program of a product."""
 
+    launch: Launch
     # Rows of a tile.
     rows: int
     # Inputs of a step.
@@ -47,19 +61,18 @@ class Tiling(NamedTuple):
 def tiling(rows: int, columns: int, inputs: int, group: int, element_size: int, processors: int) -> Tiling:
     """Return the tiles of a product with weights [columns, inputs].
 
-    group: inputs that share a scale; element_size: of values, in bytes. The parts of K do not depend on the number of
-    rows, except by tiles: at most ROWS rows are in one.
+    group: inputs that share a scale; element_size: of values, in bytes.
     """
+    rows = min(ROWS, max(MIN_TILE, triton.next_power_of_2(rows)))
+    launch = FEW_ROWS if rows == MIN_TILE else MANY_ROWS
     depth = DEPTH_BYTES // element_size
     shared = group & -group  # the largest power of two that divides it
     if MIN_TILE <= shared < depth and group < inputs:
         depth = shared
     all_steps = triton.cdiv(inputs, depth)
-    wanted = triton.cdiv(PROGRAMS * processors, triton.cdiv(columns, COLUMNS))
+    wanted = triton.cdiv(PROGRAMS * processors, triton.cdiv(columns, launch.columns))
     steps = triton.cdiv(all_steps, max(1, min(wanted, all_steps // LEAST_STEPS)))
-    return Tiling(
-        min(ROWS, max(MIN_TILE, triton.next_power_of_2(rows))), depth, triton.cdiv(all_steps, steps), steps
-    )
+    return Tiling(launch, rows, depth, triton.cdiv(all_steps, steps), steps)
 
 
 @cache
@@ -124,11 +137,11 @@ def _multiply_tiles(
     tile = tiling(count, columns, depth, group, x.element_size(), processors(x.device))
     out = x.new_empty(count, columns)
     parts = x.new_empty(tile.parts, count, columns, dtype=torch.float32) if tile.parts > 1 else None
-    _multiply_tile[(triton.cdiv(columns, COLUMNS), tile.parts, triton.cdiv(count, tile.rows))](
+    _multiply_tile[(triton.cdiv(columns, tile.launch.columns), tile.parts, triton.cdiv(count, tile.rows))](
         out if parts is None else parts, x, codes, scales, minima, bias if parts is None else None, count,
         columns, tile.steps, K=depth, BITS=bits, GROUP=group, GROUPS=scales.shape[1], ROWS=tile.rows,
-        COLUMNS=COLUMNS, DEPTH=tile.depth, DOT=tl.float32 if INTERPRETED else None,
-        num_warps=WARPS, num_stages=STAGES,
+        COLUMNS=tile.launch.columns, DEPTH=tile.depth, DOT=tl.float32 if INTERPRETED else None,
+        num_warps=tile.launch.warps, num_stages=tile.launch.stages, maxnreg=tile.launch.registers,
     )  # fmt: skip
     if parts is not None:
         _add_parts[(triton.cdiv(out.numel(), ADDED),)](
