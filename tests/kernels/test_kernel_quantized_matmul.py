@@ -127,7 +127,7 @@ def test_one_row_is_multiplied_by_tiles_if_words_or_groups_do_not_fit(
     device: torch.device, bits: int, inputs: int, group: int
 ) -> None:
     torch.manual_seed(0)
-    assert quantized_row.shared_inputs(inputs, group, 4) is None
+    assert not quantized_row.multiplies_words(inputs, group, 4)
     check(
         integers(device, torch.float32, (1, inputs, 5, group), bits, True),
         torch.randn(1, inputs, device=device),

@@ -1,4 +1,4 @@
-"""Numbers of quantised weights' codes, in a few instructions for each: a conversion of integers is slow on a GPU."""
+"""The weights of a tile of codes, in a few instructions for each: a conversion of integers is slow on a GPU."""
 
 import triton
 import triton.language as tl
@@ -7,6 +7,32 @@ import triton.language as tl
 FLOAT8 = tl.constexpr(0)
 # 2 ** 23 in float32, whose low bits are those of the integer added to it.
 LARGE = tl.constexpr(0x4B000000)
+
+
+def shared_inputs(inputs: int, group: int, depth: int) -> int:
+    """Return how many inputs of a tile share a scale, a power of two; depth: of the tile, one too."""
+    return depth if group >= inputs else min(depth, group & -group)
+
+
+@triton.jit
+def _weights(
+    codes, scales, minima, outputs, kept, start, K: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
+    GROUPS: tl.constexpr, SHARED: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """Return the weights of a tile in float32, [OUTPUTS, DEPTH]; those beyond K are any finite number.
+
+    outputs, kept: [OUTPUTS, 1]; start: a multiple of DEPTH; SHARED: `shared_inputs`.
+    """
+    PARTS: tl.constexpr = DEPTH // SHARED
+    CENTRE: tl.constexpr = 0 if minima is not None or BITS == FLOAT8 else 1 << BITS - 1
+    numbers = _numbers(codes, outputs, kept, start, K, BITS, DEPTH, CENTRE)
+    groups = ((start + tl.arange(0, PARTS) * SHARED) // GROUP)[None, :]
+    places, scaled = outputs * GROUPS + groups, kept & (groups < GROUPS)
+    scale = tl.load(scales + places, mask=scaled, other=0.0).to(tl.float32)
+    weights = tl.reshape(numbers, [OUTPUTS, PARTS, SHARED]) * scale[:, :, None]
+    if minima is not None:
+        weights += tl.load(minima + places, mask=scaled, other=0.0).to(tl.float32)[:, :, None]
+    return tl.reshape(weights, [OUTPUTS, DEPTH])
 
 
 @triton.jit
