@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine_server.modeling.attention.interface import UnsupportedModelError
+from engine_server.modeling.formats.fixed_order import fix_order
 from engine_server.modeling.formats.float8 import Float8Format
 from engine_server.modeling.formats.integer import IntegerFormat, packed_codes
 from engine_server.modeling.formats.joined import join
@@ -119,6 +121,36 @@ def test_products_of_the_same_rows_are_the_same_bits(device: torch.device, rows:
     for format in formats(device, 1152, 10)[1:5:3]:
         product = fuse_dequantisation(format)
         assert torch.equal(product.apply(values), product.apply(values))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 64, 65])
+def test_captured_products_repeat_their_results(device: torch.device, rows: int) -> None:
+    """Parts of K and dense weights are memory of the graph, which needs no preparation between replays."""
+    if device.type == "cpu":
+        pytest.skip("needs a GPU")
+    torch.manual_seed(0)
+    values = torch.randn(rows, 4096, device=device).half()
+    for format in (
+        integers(device, torch.float16, (rows, 4096, 1024, 128), 4, True),
+        float8(device, torch.float16, 4096, 1024, 4096),
+    ):
+        product = fuse_dequantisation(format)
+        expected = product.apply(values)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = product.apply(values)
+        for _ in range(3):
+            out.zero_()
+            graph.replay()
+            assert torch.equal(out, expected)
+
+
+def test_order_of_sums_is_not_declared_as_independent_of_the_number_of_rows(device: torch.device) -> None:
+    """A row alone, rows in tiles and many rows are summed in different orders."""
+    for format in formats(device, 128, 4):
+        assert not fuse_dequantisation(format).fixed_order
+        with pytest.raises(UnsupportedModelError, match="not quantized"):
+            fix_order(format)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
