@@ -15,7 +15,6 @@ import triton.language as tl
 from torch import Tensor
 
 from engine_server.modeling.kernels.codes import FLOAT8, _weights, shared_inputs
-from engine_server.modeling.kernels.codes import _numbers as _numbers
 from engine_server.modeling.kernels.dequantise import multiply_dequantised
 from engine_server.modeling.kernels.launch import MIN_TILE
 from engine_server.modeling.kernels.quantized_row import multiplies_words, multiply_row
