@@ -34,6 +34,11 @@ class Size(NamedTuple):
 
 SIZES = (Size(4096, 4096), Size(28672, 4096), Size(4096, 14336))  # of Llama-3.1-8B
 
+LAUNCHES = [
+    quantized_matmul.Launch(*settings)
+    for settings in ((64, 4, 3), (64, 4, 4), (64, 4, 5), (128, 8, 3), (128, 8, 3, 128))
+]
+
 
 def integers(size: Size) -> GroupedFormat:
     codes = torch.randint(0, 256, (size.outputs, size.inputs // 2), dtype=torch.uint8, device=DEVICE)
@@ -96,23 +101,24 @@ def tune() -> None:
     for kind, size in itertools.product(KINDS, SIZES[:2]):
         weights = make(kind, size)
         name = f"{kind} {size.outputs} x {size.inputs}"
-        names, tried = (
-            ("COLUMNS", "DEPTH_BYTES", "WARPS"),
-            [(4, 512, 1), (8, 512, 1), (16, 512, 4), (4, 1024, 1)],
-        )
-        report(f"{name}, 1: {names}", best(quantized_row, names, tried, weights, 1))
-        names = ("COLUMNS", "WARPS", "STAGES", "PROGRAMS")
-        tried = [*itertools.product((64,), (4,), (3, 4, 5), (2, 4)), (128, 8, 3, 2), (64, 4, 4, 1)]
-        for rows in (16, 64):
-            report(f"{name}, {rows}: {names}", best(quantized_matmul, names, tried, weights, rows))
+        names = ("COLUMNS", "DEPTH_BYTES", "WARPS")
+        tried = [(4, 512, 1), (8, 512, 1), (16, 512, 4), (4, 1024, 1)]
+        report(f"{name}, 1, {names}", best(quantized_row, names, tried, weights, 1))
+        for rows, launch in ((16, "FEW_ROWS"), (64, "MANY_ROWS")):
+            names, settings = (launch, "PROGRAMS"), itertools.product(LAUNCHES, (1, 2, 4))
+            report(f"{name}, {rows}, {names}", best(quantized_matmul, names, [*settings], weights, rows))
         for rows in (64, 128, 256, 512):
             found = best(quantized_matmul, ("MOST_ROWS",), [(0,), (rows,)], weights, rows)
-            report(f"{name}, {rows}: largest number of rows of tiles", found)
+            report(f"{name}, {rows}, MOST_ROWS", found)
 
 
 def best(
-    module: object, names: Sequence[str], tried: Sequence[tuple[int, ...]], weights: Sequence[GroupedFormat], rows: int
-) -> list[tuple[float, tuple[int, ...]]]:  # fmt: skip
+    module: object,
+    names: Sequence[str],
+    tried: Sequence[tuple[object, ...]],
+    weights: Sequence[GroupedFormat],
+    rows: int,
+) -> list[tuple[float, tuple[object, ...]]]:
     """Return the seconds of a product with each of the values of a module's constants, ascending."""
     x = torch.randn(rows, weights[0].shape[1], device=DEVICE, dtype=DTYPE)
     before, found = [getattr(module, name) for name in names], []
@@ -125,11 +131,11 @@ def best(
             continue
     for name, value in zip(names, before, strict=True):
         setattr(module, name, value)
-    return sorted(found)
+    return sorted(found, key=lambda one: one[0])
 
 
-def report(name: str, found: Sequence[tuple[float, tuple[int, ...]]]) -> None:
-    print(name + ";".join(f" {values} {taken * 1e6:.1f} us" for taken, values in found), flush=True)
+def report(name: str, found: Sequence[tuple[float, tuple[object, ...]]]) -> None:
+    print(f"{name}:", *(f"{taken * 1e6:.1f} us {values};" for taken, values in found[:5]), flush=True)
 
 
 if __name__ == "__main__":

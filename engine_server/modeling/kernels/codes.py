@@ -1,4 +1,4 @@
-"""Numbers of quantised weights' codes, in a few instructions for each: a conversion of integers is slow on a GPU."""
+"""The weights of a tile of codes, in a few instructions for each: a conversion of integers is slow on a GPU."""
 
 import triton
 import triton.language as tl
@@ -9,16 +9,42 @@ FLOAT8 = tl.constexpr(0)
 LARGE = tl.constexpr(0x4B000000)
 
 
+def shared_inputs(inputs: int, group: int, depth: int) -> int:
+    """Return how many inputs of a tile share a scale, a power of two; depth: of the tile, one too."""
+    return depth if group >= inputs else min(depth, group & -group)
+
+
+@triton.jit
+def _weights(
+    codes, scales, minima, outputs, kept, start, K: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
+    GROUPS: tl.constexpr, SHARED: tl.constexpr, OUTPUTS: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """Return the weights of a tile in float32, [OUTPUTS, DEPTH]; those beyond K are any finite number.
+
+    outputs, kept: [OUTPUTS, 1]; start: a multiple of DEPTH; SHARED: `shared_inputs`.
+    """
+    PARTS: tl.constexpr = DEPTH // SHARED
+    CENTRE: tl.constexpr = 0 if minima is not None or BITS == FLOAT8 else 1 << BITS - 1
+    numbers = _numbers(codes, outputs, kept, start, K, BITS, DEPTH, CENTRE)
+    groups = ((start + tl.arange(0, PARTS) * SHARED) // GROUP)[None, :]
+    places, scaled = outputs * GROUPS + groups, kept & (groups < GROUPS)
+    scale = tl.load(scales + places, mask=scaled, other=0.0).to(tl.float32)
+    weights = tl.reshape(numbers, [OUTPUTS, PARTS, SHARED]) * scale[:, :, None]
+    if minima is not None:
+        weights += tl.load(minima + places, mask=scaled, other=0.0).to(tl.float32)[:, :, None]
+    return tl.reshape(weights, [OUTPUTS, DEPTH])
+
+
 @triton.jit
 def _numbers(
     codes, outputs, kept, start, K: tl.constexpr, BITS: tl.constexpr, DEPTH: tl.constexpr, CENTRE: tl.constexpr = 0
 ):  # fmt: skip
     """Return the numbers of a tile of codes in float32, [outputs, DEPTH]; those beyond K are any finite number.
 
-    CENTRE: an integer that is subtracted from them.
+    start: a multiple of DEPTH. CENTRE: an integer that is subtracted from the numbers.
     """
     if BITS == 4:
-        pairs = start // 2 + tl.arange(0, DEPTH // 2)[None, :]
+        pairs = tl.multiple_of(start // 2, DEPTH // 2) + tl.arange(0, DEPTH // 2)[None, :]
         both = tl.load(codes + outputs * (K // 2) + pairs, mask=kept & (pairs < K // 2), other=0)
         return tl.interleave(_integer(both & 15, CENTRE), _integer(both >> 4, CENTRE))
     inputs = start + tl.arange(0, DEPTH)[None, :]
@@ -41,7 +67,11 @@ def _integer(code, CENTRE: tl.constexpr):
 
 @triton.jit
 def _float8(code):
-    """Return E4M3 in float32, whose exponent has a bias greater by 120: GPUs before 8.9 have no conversion."""
-    bits = code.to(tl.int8, bitcast=True).to(tl.int32) << 20
-    number = (bits & -0x78100000).to(tl.float32, bitcast=True) * 1329227995784915872903807060280344576.0
-    return tl.where((bits & 0x07F00000) == 0x07F00000, float("nan"), number)
+    """Return E4M3 in float32; GPUs before 8.9 have no conversion."""
+    if tl.target_info.cuda_capability_geq(8, 9):
+        return code.to(tl.float8e4nv, bitcast=True).to(tl.float16).to(tl.float32)
+    else:
+        bits = code.to(tl.int8, bitcast=True).to(tl.int32) << 20
+        # The exponent of float32 has a bias that is greater by 120.
+        number = (bits & -0x78100000).to(tl.float32, bitcast=True) * 1329227995784915872903807060280344576.0
+        return tl.where((bits & 0x07F00000) == 0x07F00000, float("nan"), number)

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine_server.modeling.kernels.codes import FLOAT8, _numbers
+from engine_server.modeling.kernels.codes import _weights, shared_inputs
 
 COLUMNS, DEPTH = 16, 512  # of a tile
 # Of dense weights at a time. Those of a larger layer, as a language model's head, are multiplied slice by slice.
@@ -34,7 +34,7 @@ def multiply_dequantised(
         weight = dense[: part.stop - first]
         _dequantise[(triton.cdiv(len(weight), COLUMNS), triton.cdiv(depth, DEPTH))](
             weight, codes, scales, minima, first, part.stop, K=depth, BITS=bits, GROUP=group,
-            GROUPS=scales.shape[1], COLUMNS=COLUMNS, DEPTH=DEPTH,
+            GROUPS=scales.shape[1], SHARED=shared_inputs(depth, group, DEPTH), COLUMNS=COLUMNS, DEPTH=DEPTH,
         )  # fmt: skip
         if bias is None:
             torch.mm(x, weight.T, out=out[:, part])
@@ -46,17 +46,13 @@ def multiply_dequantised(
 @triton.jit(do_not_specialize=["first", "end"])
 def _dequantise(
     dense, codes, scales, minima, first, end, K: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
-    GROUPS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    GROUPS: tl.constexpr, SHARED: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """Set dense[column - first] for the columns from `first` to `end`."""
     places = (tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)).to(tl.int64)[:, None]
     columns, start = first + places, tl.program_id(1) * DEPTH
     inputs, kept = start + tl.arange(0, DEPTH)[None, :], columns < end
-    inside = kept & (inputs < K)
-    CENTRE: tl.constexpr = 0 if minima is not None or BITS == FLOAT8 else 1 << BITS - 1
-    groups = columns * GROUPS + inputs // GROUP
-    scale = tl.load(scales + groups, mask=inside, other=0.0).to(tl.float32)
-    weight = _numbers(codes, columns, kept, start, K, BITS, DEPTH, CENTRE) * scale
-    if minima is not None:
-        weight += tl.load(minima + groups, mask=inside, other=0.0).to(tl.float32)
-    tl.store(dense + places * K + inputs, weight.to(dense.dtype.element_ty), mask=inside)
+    weights = _weights(
+        codes, scales, minima, columns, kept, start, K, BITS, GROUP, GROUPS, SHARED, COLUMNS, DEPTH
+    )
+    tl.store(dense + places * K + inputs, weights.to(dense.dtype.element_ty), mask=kept & (inputs < K))

@@ -14,14 +14,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine_server.modeling.kernels.codes import FLOAT8, _numbers
+from engine_server.modeling.kernels.codes import FLOAT8, _weights, shared_inputs
 from engine_server.modeling.kernels.dequantise import multiply_dequantised
 from engine_server.modeling.kernels.launch import MIN_TILE
-from engine_server.modeling.kernels.quantized_row import multiply_row, shared_inputs
+from engine_server.modeling.kernels.quantized_row import multiplies_words, multiply_row
 
 INTERPRETED = triton.knobs.runtime.interpret
-COLUMNS, ROWS, DEPTH_BYTES = 64, 64, 256  # of a tile; DEPTH_BYTES: of a row of values
-WARPS, STAGES = 4, 4
+ROWS, DEPTH_BYTES = 64, 256  # of a tile; DEPTH_BYTES: of a row of values
 # Programs for each processor, so that some compute while others wait for memory.
 PROGRAMS = 2
 # Steps of a part of K: with fewer, the first copies take longer than the products.
@@ -32,13 +31,29 @@ MOST_ROWS = 64
 ADDED = 1024
 
 
+class Launch(NamedTuple):
+    """Settings of the kernel of tiles."""
+
+    # Outputs of a tile.
+    columns: int
+    warps: int
+    stages: int
+    # Of a thread at most. None: as many as the compiler likes.
+    registers: int | None = None
+
+
+FEW_ROWS, MANY_ROWS = Launch(64, 4, 4), Launch(64, 4, 3)  # up to MIN_TILE rows, and more
+
+
 class Tiling(NamedTuple):
     """The work of each program of a product."""
 
+    launch: Launch
     # Rows of a tile.
     rows: int
-    # Inputs of a step.
+    # Inputs of a step, and those among them that share a scale.
     depth: int
+    shared: int
     # Parts of K, each of as many steps, except the last.
     parts: int
     steps: int
@@ -47,19 +62,16 @@ class Tiling(NamedTuple):
 def tiling(rows: int, columns: int, inputs: int, group: int, element_size: int, processors: int) -> Tiling:
     """Return the tiles of a product with weights [columns, inputs].
 
-    group: inputs that share a scale; element_size: of values, in bytes. The parts of K do not depend on the number of
-    rows, except by tiles: at most ROWS rows are in one.
+    group: inputs that share a scale; element_size: of values, in bytes.
     """
+    rows = min(ROWS, max(MIN_TILE, triton.next_power_of_2(rows)))
+    launch = FEW_ROWS if rows == MIN_TILE else MANY_ROWS
     depth = DEPTH_BYTES // element_size
-    shared = group & -group  # the largest power of two that divides it
-    if MIN_TILE <= shared < depth and group < inputs:
-        depth = shared
+    shared = shared_inputs(inputs, group, depth)
     all_steps = triton.cdiv(inputs, depth)
-    wanted = triton.cdiv(PROGRAMS * processors, triton.cdiv(columns, COLUMNS))
+    wanted = triton.cdiv(PROGRAMS * processors, triton.cdiv(columns, launch.columns))
     steps = triton.cdiv(all_steps, max(1, min(wanted, all_steps // LEAST_STEPS)))
-    return Tiling(
-        min(ROWS, max(MIN_TILE, triton.next_power_of_2(rows))), depth, triton.cdiv(all_steps, steps), steps
-    )
+    return Tiling(launch, rows, depth, shared, triton.cdiv(all_steps, steps), steps)
 
 
 @cache
@@ -104,7 +116,7 @@ def _multiply(
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     if len(rows) > MOST_ROWS:
         multiply = multiply_dequantised
-    elif len(rows) == 1 and shared_inputs(x.shape[-1], group, bits) is not None:
+    elif len(rows) == 1 and multiplies_words(x.shape[-1], group, bits):
         multiply = multiply_row
     else:
         multiply = _multiply_tiles
@@ -124,11 +136,11 @@ def _multiply_tiles(
     tile = tiling(count, columns, depth, group, x.element_size(), processors(x.device))
     out = x.new_empty(count, columns)
     parts = x.new_empty(tile.parts, count, columns, dtype=torch.float32) if tile.parts > 1 else None
-    _multiply_tile[(triton.cdiv(columns, COLUMNS), tile.parts, triton.cdiv(count, tile.rows))](
+    _multiply_tile[(triton.cdiv(columns, tile.launch.columns), tile.parts, triton.cdiv(count, tile.rows))](
         out if parts is None else parts, x, codes, scales, minima, bias if parts is None else None, count,
         columns, tile.steps, K=depth, BITS=bits, GROUP=group, GROUPS=scales.shape[1], ROWS=tile.rows,
-        COLUMNS=COLUMNS, DEPTH=tile.depth, DOT=tl.float32 if INTERPRETED else None,
-        num_warps=WARPS, num_stages=STAGES,
+        COLUMNS=tile.launch.columns, DEPTH=tile.depth, SHARED=tile.shared, DOT=tl.float32 if INTERPRETED else None,
+        num_warps=tile.launch.warps, num_stages=tile.launch.stages, maxnreg=tile.launch.registers,
     )  # fmt: skip
     if parts is not None:
         _add_parts[(triton.cdiv(out.numel(), ADDED),)](
@@ -141,7 +153,7 @@ def _multiply_tiles(
 def _multiply_tile(
     out, x, codes, scales, minima, bias, num_rows, N, steps, K: tl.constexpr, BITS: tl.constexpr,
     GROUP: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    DOT: tl.constexpr,
+    SHARED: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """Set out[part, row, column] for a tile of columns (axis 0) and of rows (axis 2), over a part of K (axis 1).
 
@@ -152,22 +164,15 @@ def _multiply_tile(
     kept, depth = columns < N, tl.arange(0, DEPTH)
     dtype: tl.constexpr = x.dtype.element_ty
     dot_type: tl.constexpr = dtype if DOT is None else DOT
-    CENTRE: tl.constexpr = 0 if minima is not None or BITS == FLOAT8 else 1 << BITS - 1
     total = tl.zeros([COLUMNS, ROWS], tl.float32)
     first = tl.program_id(1) * steps * DEPTH
     for start in tl.range(first, min(first + steps * DEPTH, K), DEPTH):
         inputs = (start + depth)[:, None]
         right = tl.load(x + rows * K + inputs, mask=(rows < num_rows) & (inputs < K), other=0.0)
-        numbers = _numbers(codes, columns, kept, start, K, BITS, DEPTH, CENTRE)
-        if GROUP % DEPTH == 0 or GROUPS == 1:  # one scale for each column of the tile
-            groups, scaled = columns * GROUPS + start // GROUP, kept
-        else:
-            inputs = (start + depth)[None, :]
-            groups, scaled = columns * GROUPS + inputs // GROUP, kept & (inputs < K)
-        weight = numbers * tl.load(scales + groups, mask=scaled, other=0.0).to(tl.float32)
-        if minima is not None:
-            weight += tl.load(minima + groups, mask=scaled, other=0.0).to(tl.float32)
-        total = tl.dot(weight.to(dtype).to(dot_type), right.to(dot_type), total, input_precision="ieee")
+        weights = _weights(
+            codes, scales, minima, columns, kept, start, K, BITS, GROUP, GROUPS, SHARED, COLUMNS, DEPTH
+        )
+        total = tl.dot(weights.to(dtype).to(dot_type), right.to(dot_type), total, input_precision="ieee")
     if bias is not None:
         total += tl.load(bias + columns, mask=kept, other=0.0).to(tl.float32)
     target = out + (tl.program_id(1) * num_rows + rows) * N + columns

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine_server.modeling.kernels.codes import FLOAT8, LARGE
+from engine_server.modeling.kernels.codes import FLOAT8, LARGE, shared_inputs
 
 COLUMNS, DEPTH_BYTES = 4, 512  # of a step; DEPTH_BYTES: of an output's codes
 WARPS = 1
@@ -18,12 +18,15 @@ WARPS = 1
 LEAST_SHARED = 16
 
 
-def shared_inputs(inputs: int, group: int, bits: int) -> int | None:
-    """Return how many inputs of a step share a scale, or None if the kernel doesn't support such weights."""
+def multiplies_words(inputs: int, group: int, bits: int) -> bool:
+    """Return True if the codes of an output are whole words, and groups not too small for the kernel."""
     width = bits or 8
-    depth = DEPTH_BYTES * 8 // width
-    shared = depth if group >= inputs else min(depth, group & -group)
-    return shared if inputs * width % 32 == 0 and shared >= LEAST_SHARED else None
+    return inputs * width % 32 == 0 and shared_inputs(inputs, group, depth(bits)) >= LEAST_SHARED
+
+
+def depth(bits: int) -> int:
+    """Return the inputs of a step."""
+    return DEPTH_BYTES * 8 // (bits or 8)
 
 
 def multiply_row(
@@ -39,12 +42,12 @@ def multiply_row(
 
     x: [1, K]; codes (uint8), scales, minima: as in `IntegerFormat` or `Float8Format`; bias: [N].
     """
-    columns, depth = len(codes), x.shape[1]
+    columns, inputs = len(codes), x.shape[1]
     out = x.new_empty(1, columns)
     _multiply_row[(triton.cdiv(columns, COLUMNS),)](
-        out, x, codes.view(torch.int32), scales, minima, bias, columns, LARGE.value, K=depth, BITS=bits, GROUP=group,
-        GROUPS=scales.shape[1], SHARED=shared_inputs(depth, group, bits), COLUMNS=COLUMNS, WORDS=DEPTH_BYTES // 4,
-        num_warps=WARPS,
+        out, x, codes.view(torch.int32), scales, minima, bias, columns, LARGE.value, K=inputs, BITS=bits, GROUP=group,
+        GROUPS=scales.shape[1], SHARED=shared_inputs(inputs, group, depth(bits)), COLUMNS=COLUMNS,
+        WORDS=DEPTH_BYTES // 4, num_warps=WARPS,
     )  # fmt: skip
     return out
 
