@@ -61,7 +61,9 @@ class LocalCore:
         self.requests: list[AddRequest] = []
         # Set: the engine may start.
         self.may_start = threading.Event()
-        self.scripted: ScriptedCore
+        # A model that pools has no vocabulary, and so no script: its requests wait until they are aborted.
+        self.scripted = ScriptedCore(lambda request: [], ())
+        self.scripted.held_at = 0
         self._messages: deque[CoreMessage] = deque()
         self._changed = asyncio.Event()
 

@@ -14,22 +14,27 @@ import resource
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.record import save
-from benchmarks.router.engines import immediate_engines, streaming_engines
-from benchmarks.router.load import PATH, Measure, body, measure, middle, open_streams, script
-from benchmarks.router.processes import await_answer, free_port, resident_mb
-from benchmarks.router.sides import Side, Starter, starters
-
-ENGINES = 2
-CHUNKS = 128
-WHOLE_CONNECTIONS = (1, 32, 256)
-STREAM_CONNECTIONS = (1, 32)
+from benchmarks.router.engines import ENDLESS, immediate_engines, streaming_engines
+from benchmarks.router.load import (
+    CHUNKS,
+    STREAM_CONNECTIONS,
+    WHOLE_CONNECTIONS,
+    Measure,
+    body,
+    measure,
+    middle,
+    open_streams,
+    script,
+)
+from benchmarks.router.processes import resident_mb
+from benchmarks.router.running import ENGINES, running
+from benchmarks.router.sides import Side, starters
 
 # By connections and name of the side.
 Results = dict[int, dict[str, Measure]]
@@ -42,20 +47,6 @@ class Memory(NamedTuple):
     # With the open streams, and after they were closed.
     streams: float
     after: float
-
-
-@contextmanager
-def running(
-    engines: Callable[[list[int], Path], AbstractContextManager[None]], begin: Sequence[Starter], folder: Path
-) -> Iterator[list[Side]]:
-    """Run all sides in front of the engines; each of them answers."""
-    with ExitStack() as stack:
-        ports = [free_port() for _ in range(ENGINES)]
-        stack.enter_context(engines(ports, folder))
-        sides = [stack.enter_context(start(ports, folder)) for start in begin]
-        for side in sides:
-            await_answer(side.url + PATH, body(streamed=False, prompt="first"), side.headers)
-        yield sides
 
 
 def compare(
@@ -82,7 +73,8 @@ async def memory(side: Side, pid: int, streams: int) -> Memory:
     """Return the memory of a side before, with and after open streams, or NaN if it does not open all of them."""
     idle = resident_mb(pid)
     try:
-        async with open_streams(side, streams):
+        content = body(streamed=True, prompt="open", user=ENDLESS)
+        async with open_streams(side, content, streams):
             loaded = resident_mb(pid)
     except TimeoutError:
         return Memory(idle, math.nan, math.nan)

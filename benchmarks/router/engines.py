@@ -1,15 +1,17 @@
 """Mock engines: an nginx that answers immediately, and a process that streams chunks with reports of their tokens.
 
-python -m benchmarks.router.engines PORT PORT [--chunks 128]
+python -m benchmarks.router.engines PORT PORT [--chunks 128] [--rate 50]
 """
 
 import argparse
 import asyncio
 import json
+import random
 import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -37,7 +39,9 @@ NGINX = """
 daemon off; worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/error.log;
 events {{ worker_connections 4096; }}
 http {{
-  access_log off; keepalive_requests 1000000000; keepalive_timeout 600; client_body_temp_path {folder};
+  access_log off; keepalive_requests 1000000000; keepalive_timeout 600;
+  client_body_temp_path {folder}; proxy_temp_path {folder}/p; fastcgi_temp_path {folder}/f;
+  uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
   server {{
     {listens} default_type application/json;
     location /v1/models {{ return 200 '{models}'; }}
@@ -69,9 +73,12 @@ def immediate_engines(ports: list[int], folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def streaming_engines(chunks: int, ports: list[int], folder: Path) -> Iterator[None]:
-    """Run a process that answers each request on these ports with a stream."""
-    module = python("benchmarks.router.engines", *map(str, ports), f"--chunks={chunks}")
+def streaming_engines(
+    chunks: int, ports: list[int], folder: Path, *, rate: float | None = None
+) -> Iterator[None]:
+    """Run a process that answers each request on these ports with a stream, of `rate` chunks a second if given."""
+    pace = [] if rate is None else [f"--rate={rate}"]
+    module = python("benchmarks.router.engines", *map(str, ports), f"--chunks={chunks}", *pace)
     with process(*module, log=folder / "streams.log"):
         yield
 
@@ -104,11 +111,16 @@ def stream(chunks: int, *, reported: bool) -> list[bytes]:
 
 
 class StreamingEngine(asyncio.Protocol):
-    """Answers a POST with a stream whose chunks are written one at a time, and a GET with information."""
+    """Answers a POST with a stream whose chunks are written one at a time, and a GET with information.
 
-    def __init__(self, plain: list[bytes], reported: list[bytes]) -> None:
+    pause: the time in seconds between two chunks of a stream that is asked for. Streams begin within one pause, so that
+    they spread evenly over it.
+    """
+
+    def __init__(self, plain: list[bytes], reported: list[bytes], pause: float) -> None:
         self._plain = plain
         self._reported = reported
+        self._pause_of_streams = pause
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
 
@@ -121,6 +133,7 @@ class StreamingEngine(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._reports = self._endless = False
+        self._pause = self._pause_of_streams
 
     def on_url(self, url: bytes) -> None:
         self._url = url
@@ -130,11 +143,14 @@ class StreamingEngine(asyncio.Protocol):
 
     def on_body(self, data: bytes) -> None:
         self._endless = self._endless or ENDLESS.encode() in data
+        if b'"stream":false' in data.replace(b" ", b""):  # routers may write the body anew
+            self._pause = 0.0
 
     def on_message_complete(self) -> None:
         if self._parser.get_method() == b"POST":
             pieces = self._reported if self._reports else self._plain
-            self._send(STREAM_HEAD + pieces[0], iter(pieces[1:]))
+            begin = random.uniform(0, self._pause)
+            self._loop.call_later(begin, self._send, STREAM_HEAD + pieces[0], iter(pieces[1:]))
         else:
             body = (MODELS if self._url.startswith(b"/v1/models") else INFO).encode()
             head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
@@ -145,16 +161,17 @@ class StreamingEngine(asyncio.Protocol):
             return
         self._transport.write(piece)
         if not self._endless and (following := next(rest, None)) is not None:
-            self._loop.call_soon(self._send, following, rest)
+            self._loop.call_later(self._pause, self._send, following, rest)
 
 
-async def serve(ports: list[int], chunks: int) -> None:
+async def serve(ports: list[int], chunks: int, pause: float) -> None:
     plain, reported = stream(chunks, reported=False), stream(chunks, reported=True)
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
     loop.add_signal_handler(signal.SIGINT, stopped.set)
     for port in ports:
-        await loop.create_server(lambda: StreamingEngine(plain, reported), "127.0.0.1", port, backlog=4096)
+        engine = partial(StreamingEngine, plain, reported, pause)
+        await loop.create_server(engine, "127.0.0.1", port, backlog=4096)
     await stopped.wait()
 
 
@@ -162,9 +179,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Answer each request with a stream.")
     parser.add_argument("ports", type=int, nargs="+")
     parser.add_argument("--chunks", type=int, default=128)
+    parser.add_argument("--rate", type=float, help="chunks a second of each stream (as many as it can send)")
     flags = parser.parse_args()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(flags.ports, flags.chunks))
+        runner.run(serve(flags.ports, flags.chunks, 1 / flags.rate if flags.rate else 0.0))
 
 
 if __name__ == "__main__":

@@ -5,16 +5,19 @@ import json
 import re
 import subprocess
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
-from benchmarks.router.engines import ENDLESS, MODEL
+from benchmarks.router.engines import MODEL
 from benchmarks.router.processes import cpu_seconds
 from benchmarks.router.sides import Side
 
 PATH = "/v1/chat/completions"
+CHUNKS = 128
+WHOLE_CONNECTIONS = (1, 32, 256)
+STREAM_CONNECTIONS = (1, 32)
 # Requests have this many different prompts of 1 KB in turn, since policies spread requests by their prompts.
 PROMPTS = 64
 PROMPT_WORDS = 95
@@ -83,24 +86,44 @@ def middle(rounds: list[Measure]) -> Measure:
     return Measure(rate, p50, p99, sum(one.failed for one in rounds), cpu)
 
 
+class Stream(asyncio.Protocol):
+    """A stream of a client, which counts its chunks."""
+
+    def __init__(self, request: bytes) -> None:
+        self.chunks = 0
+        self.begun = asyncio.get_running_loop().create_future()
+        self._request = request
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self.chunks += data.count(b"data: ")
+        if self.chunks and not self.begun.done():
+            self.begun.set_result(None)
+
+
 @asynccontextmanager
-async def open_streams(side: Side, count: int) -> AsyncIterator[None]:
-    """Hold streams open that have got their first chunk."""
+async def open_streams(side: Side, content: bytes, count: int) -> AsyncIterator[list[Stream]]:
+    """Hold streams open that have got their first chunk; each request has the body `content`."""
+    loop = asyncio.get_running_loop()
     host, port = side.url.removeprefix("http://").split(":")
-    content = body(streamed=True, prompt="open", user=ENDLESS)
     lines = "".join(f"{name}: {value}\r\n" for name, value in side.headers.items())
     head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{lines}"
     request = f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
     turn = asyncio.Semaphore(OPENING)
 
-    async def open_stream() -> asyncio.StreamWriter:
+    async def open_stream() -> Stream:
         async with turn:
-            reader, writer = await asyncio.open_connection(host, int(port))
-            writer.write(request)
-            await reader.readuntil(b"data: ")
-            return writer
+            _, stream = await loop.create_connection(lambda: Stream(request), host, int(port))
+            await stream.begun
+            return stream
 
-    async with AsyncExitStack() as stack, asyncio.timeout(OPEN_SECONDS):
-        for writer in await asyncio.gather(*(open_stream() for _ in range(count))):
-            stack.callback(writer.transport.abort)
-        yield
+    async with asyncio.timeout(OPEN_SECONDS):
+        streams = await asyncio.gather(*(open_stream() for _ in range(count)))
+    try:
+        yield streams
+    finally:
+        for stream in streams:
+            stream.transport.abort()

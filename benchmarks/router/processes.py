@@ -22,10 +22,13 @@ def free_port() -> int:
 
 
 @contextmanager
-def process(*command: str, log: Path) -> Iterator[int]:
-    """Run a command in a session of its own, with its output in `log`; yield its pid, and stop it at the end."""
+def process(*command: str, log: Path, folder: Path | None = None) -> Iterator[int]:
+    """Run a command in a session of its own, with its output in `log`; yield its pid, and stop it at the end.
+
+    folder: in which it runs; a Python module comes from there.
+    """
     with log.open("wb") as output:
-        running = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+        running = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True, cwd=folder)
     try:
         yield running.pid
     finally:

@@ -18,7 +18,9 @@ PROXY = """
 daemon off; worker_processes 1; pid {folder}/proxy.pid; error_log {folder}/proxy-error.log;
 events {{ worker_connections 16384; }}
 http {{
-  access_log off; keepalive_requests 1000000000; keepalive_timeout 600; client_body_temp_path {folder};
+  access_log off; keepalive_requests 1000000000; keepalive_timeout 600;
+  client_body_temp_path {folder}; proxy_temp_path {folder}/p; fastcgi_temp_path {folder}/f;
+  uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
   client_body_buffer_size 1m; proxy_buffering off;
   upstream engines {{ {servers} keepalive 256; keepalive_requests 1000000000; }}
   server {{
@@ -58,8 +60,8 @@ def nginx_proxy(engines: Sequence[int], folder: Path) -> Iterator[Side]:
         yield Side("nginx proxy", f"http://127.0.0.1:{port}", pid)
 
 
-def fairlead(name: str, *options: str) -> Starter:
-    """Return the starter of this router with further options of its command line."""
+def fairlead(name: str, *options: str, checkout: Path | None = None) -> Starter:
+    """Return the starter of this router, or that of another checkout, with further options of its command line."""
 
     @contextmanager
     def run(engines: Sequence[int], folder: Path) -> Iterator[Side]:
@@ -69,7 +71,7 @@ def fairlead(name: str, *options: str) -> Starter:
         keys.write_text(KEYS.format(sha256=sha256(KEY.encode()).hexdigest()))
         flags = ("--host=127.0.0.1", f"--port={port}", "--metrics-port=0", f"--keys-file={keys}", *options)
         command = python("engine_server.cli", "router", *flags, *endpoints)
-        with process(*command, log=folder / f"{name.replace(' ', '-')}.log") as pid:
+        with process(*command, log=folder / f"{name.replace(' ', '-')}.log", folder=checkout) as pid:
             yield Side(name, f"http://127.0.0.1:{port}", pid, {"Authorization": f"Bearer {KEY}"})
 
     return run
@@ -95,6 +97,11 @@ def peer(name: str, *command: str) -> Starter:
     return run
 
 
+def vllm_router(peers: Path) -> Starter:
+    """Return the starter of vllm-router, from a virtual environment, as it is by default."""
+    return peer("vllm-router round_robin", str(peers / "bin/vllm-router"), "--policy=round_robin")
+
+
 def starters(peers: Path | None) -> list[Starter]:
     """Return all sides. `peers` is a virtual environment with vllm-router and smg; without it they are left out."""
     sides: list[Starter] = [
@@ -106,7 +113,7 @@ def starters(peers: Path | None) -> list[Starter]:
     if peers is not None:
         vllm, smg = str(peers / "bin/vllm-router"), str(peers / "bin/smg")
         sides += [
-            peer("vllm-router round_robin", vllm, "--policy=round_robin"),
+            vllm_router(peers),
             peer("vllm-router cache_aware", vllm, "--policy=cache_aware"),
             peer("smg round_robin", smg, "launch", "--policy=round_robin"),
             peer("smg cache_aware", smg, "launch", "--policy=cache_aware"),

@@ -16,6 +16,7 @@ from engine_server.contract.errors import (
     router_error_type,
 )
 from engine_server.contract.quoting import quote, shorten
+from engine_server.router.obstacle import UNKNOWN, Obstacle
 
 RESPONSES_PATH = b"/v1/responses"
 # Models that a 404 lists at most.
@@ -44,6 +45,7 @@ class RequestError(Exception):
         message: str,
         param: str | None = None,
         lines: Sequence[bytes] = (),
+        detail: str = "",
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -51,6 +53,8 @@ class RequestError(Exception):
         self.param = param
         # Further lines of the answer's head.
         self.lines = lines
+        # More about the cause, for the log alone.
+        self.detail = detail
 
     def event(self, path: bytes, num_events: int) -> bytes:
         """Return the event that ends a stream of the API of `path`, after `num_events` events."""
@@ -193,16 +197,17 @@ def rate_limited(limit: str, seconds: float) -> RequestError:
     return RequestError(429, ErrorCode.RATE_LIMITED, message, lines=lines)
 
 
-def no_replica(model: str, reason: str = "", seconds: float = 1.0) -> RequestError:
+def no_replica(model: str, obstacle: Obstacle = UNKNOWN, seconds: float = 1.0) -> RequestError:
     """Return the error for a deployment without a live endpoint to try; one is expected after `seconds`."""
-    message = f"No replica of {quote(model)} is ready" + (f": {reason}" if reason else "")
-    return RequestError(503, ErrorCode.NO_REPLICA, message, lines=[retry_after(seconds)])
+    message = f"No replica of {quote(model)} is ready" + (f": {obstacle.reason}" if obstacle.reason else "")
+    detail = str(obstacle) if obstacle.message else ""
+    return RequestError(503, ErrorCode.NO_REPLICA, message, lines=[retry_after(seconds)], detail=detail)
 
 
-def adapter_failed(model: str, reason: str) -> RequestError:
+def adapter_failed(model: str, detail: str) -> RequestError:
     """Return the error for an adapter that no replica can serve, for a reason that retries do not remove."""
-    message = f"No replica can serve the adapter {quote(model)}: {reason}"
-    return RequestError(503, ErrorCode.NO_REPLICA, message, lines=[NO_RETRY])
+    message = f"No replica can serve the adapter {quote(model)}"
+    return RequestError(503, ErrorCode.NO_REPLICA, message, lines=[NO_RETRY], detail=detail)
 
 
 def retry_after(seconds: float) -> bytes:

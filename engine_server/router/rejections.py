@@ -5,10 +5,9 @@ from collections import Counter
 from enum import StrEnum
 from itertools import product
 
-log = logging.getLogger(__name__)
+from engine_server.router.recent_subjects import RecentSubjects
 
-# Between two log lines on one subject.
-LOG_SECONDS = 60.0
+log = logging.getLogger(__name__)
 
 
 class Sender(StrEnum):
@@ -47,8 +46,7 @@ class Rejections:
     def __init__(self) -> None:
         # All of them from the start, since Prometheus sees no increase in a series' first value.
         self.counts: Counter[tuple[Sender, Reason]] = Counter(dict.fromkeys(product(Sender, Reason), 0))
-        # The times of the last log lines, by subject; none is older than LOG_SECONDS.
-        self._logged: dict[str, float] = {}
+        self._logged = RecentSubjects()
 
     def add(self, sender: Sender, reason: Reason) -> None:
         """Count one rejection."""
@@ -57,7 +55,5 @@ class Rejections:
     def report(self, sender: Sender, reason: Reason, subject: str, message: str, now: float) -> None:
         """Count one rejection, and log it unless one with the same subject was logged in the last minute."""
         self.add(sender, reason)
-        self._logged = {known: time for known, time in self._logged.items() if now < time + LOG_SECONDS}
-        if subject not in self._logged:
-            self._logged[subject] = now
+        if self._logged.add(subject, now):
             log.warning("%s: %s", subject, message)

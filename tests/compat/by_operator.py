@@ -337,7 +337,7 @@ def read_deployment(content: bytes) -> dict[str, Any]:
             "policy": found.spec.routing.policy,
             "drain timeout": found.spec.rollout.drain_timeout_seconds,
             "adapters": {one.name: [[*map(str, one.addresses)], one.hash, one.error] for one in adapters},
-            "obstacle": [obstacle.reason, obstacle.permanent],
+            "obstacle": [str(obstacle), obstacle.permanent],
         },
     }
 

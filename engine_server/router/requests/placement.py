@@ -1,12 +1,15 @@
 """The placement of requests: the route that the model's name means, and an endpoint of it or a wait for one."""
 
+import logging
 from time import perf_counter
 
 import msgspec
 
+from engine_server.contract.quoting import quote
 from engine_server.router.callers.account import usable_route
 from engine_server.router.errors import RequestError
 from engine_server.router.http.exchange import Exchange
+from engine_server.router.recent_subjects import RecentSubjects
 from engine_server.router.requests.hold.hold import Hold
 from engine_server.router.requests.lifecycle import Lifecycle
 from engine_server.router.requests.next_step import (
@@ -20,11 +23,13 @@ from engine_server.router.requests.next_step import (
     without_endpoint,
 )
 from engine_server.router.requests.retry_budget import RetryBudget
-from engine_server.router.routing.directory import Directory, Route
+from engine_server.router.routing.directory import Directory, Route, Target
 from engine_server.router.routing.health import Health
 from engine_server.router.routing.key import RouteKey
 from engine_server.router.routing.policies.policy import Choice
 from engine_server.router.routing.selection import Selector
+
+log = logging.getLogger(__name__)
 
 
 class Place(msgspec.Struct, frozen=True, gc=False):
@@ -47,6 +52,7 @@ class Placement:
         self._hold = hold
         self._selector = selector
         self._budget = budget
+        self._logged = RecentSubjects()
 
     async def acquire(
         self, exchange: Exchange, lifecycle: Lifecycle, key: RouteKey, attempts: Attempts
@@ -87,8 +93,16 @@ class Placement:
                     priority=caller.priority,
                 )
             except RequestError as error:
+                if error.detail:
+                    self._log_refusal(route.target, exchange, error)
                 return Fail(error=error, interrupts=begun)
             attempts = Attempts(attempts.unanswered, attempts.unreachable, unfit=attempts.unfit, held=held)
+
+    def _log_refusal(self, target: Target, exchange: Exchange, error: RequestError) -> None:
+        """Log what the caller is not told, at most once a minute for each deployment and adapter."""
+        if self._logged.add(str(target), perf_counter()):
+            detail = quote(error.detail)
+            log.warning("%s: request %s got %s: %s", target, exchange.request.id.decode(), error.code, detail)
 
     def view(self, place: Place, model: str) -> View:
         """Return the state of a place after the attempt there failed."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from engine_server.contract.api import Key
 from engine_server.contract.headers import ADAPTER, DEPLOYMENT, REPORT_TOKENS
 from engine_server.contract.served_names import NameClaim, holders
+from engine_server.router.obstacle import UNKNOWN, Obstacle
 from engine_server.router.routing.endpoint import Address, Endpoint
 from engine_server.router.routing.policies.policy import Policy
 from engine_server.router.routing.policies.registry import POLICIES
@@ -21,6 +22,9 @@ class Target(NamedTuple):
     # Empty: the deployment's own model.
     adapter: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.deployment} {self.adapter}".rstrip()
+
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
@@ -31,7 +35,7 @@ class Adapter:
     addresses: tuple[Address, ...] = ()
     # Identifies its content; empty if the source does not know.
     hash: str = ""
-    # Why no engine can serve it; empty while one does, or may do soon.
+    # Why no engine can serve it, for the log; empty while one does, or may do soon.
     error: str = ""
 
 
@@ -56,10 +60,8 @@ class Deployment:
     known_to_engines: bool = False
     # Its engines get the credentials of clients where the router has none for them.
     takes_credentials: bool = True
-    # Why no replica is ready, as the source reports it; empty if it does not.
-    reason: str = ""
-    # No replica will come until the deployment is changed.
-    cannot_start: bool = False
+    # Why no replica is ready, if none is.
+    obstacle: Obstacle = UNKNOWN
     # Set while the deployment has zero replicas and may be scaled up.
     waker: Waker | None = None
     adapters: tuple[Adapter, ...] = ()

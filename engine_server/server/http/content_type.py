@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from engine_server.contract.errors import ErrorCode
+from engine_server.contract.quoting import quote
 from engine_server.server.http.errors import ApiError
-from engine_server.shared.media_type import is_json
+from engine_server.shared.media_type import is_json, media_type
 
 
 def check_content_type(headers: Iterable[tuple[bytes, bytes]]) -> None:
@@ -16,11 +17,7 @@ def check_content_type(headers: Iterable[tuple[bytes, bytes]]) -> None:
     if given is None and fields.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in fields:
         return  # there is no body
     if given is None or not is_json(given):
-        found = (
-            "missing"
-            if given is None
-            else repr(given.decode("latin-1").partition(";")[0].strip().lower()[:100])
-        )
+        found = "missing" if given is None else quote(media_type(given).decode("latin-1"))
         raise ApiError(
             415,
             f"the content type is {found}; it takes application/json",

@@ -192,18 +192,20 @@ async def test_retries_after_a_404_for_the_adapter_stay_within_the_budget(
     assert sum(len(engine.received) for engine in engines) == requests + MINIMUM
 
 
-async def test_the_error_of_an_adapter_that_no_replica_can_serve_is_answered_immediately(
-    start_engine, start_router
+async def test_a_request_for_an_adapter_that_no_replica_can_serve_is_refused_immediately_and_the_log_says_why(
+    start_engine, start_router, caplog
 ):
     engine = await start_engine(Served())
     router = await start_router(sources=[AdapterSource(engine).give("sql", error="its rank is 512")])
 
     async with router.chat("sql") as response:
         assert (response.status, response.headers["x-should-retry"]) == (503, "false")
+        request_id = response.headers["X-Request-Id"]
         error = (await response.json())["error"]
 
     assert error["code"] == "no_replica"
-    assert "'sql'" in error["message"] and "its rank is 512" in error["message"]
+    assert "'sql'" in error["message"] and "its rank is 512" not in error["message"]
+    assert f"default/m sql: request {request_id} got no_replica: 'its rank is 512'" in caplog.messages
     assert not engine.received
 
 

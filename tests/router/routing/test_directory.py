@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_server.contract.api import Key
+from engine_server.router.obstacle import Obstacle
 from engine_server.router.routing.directory import Adapter, Deployment, Directory, Target
 from engine_server.router.routing.endpoint import Address, Endpoint
 
@@ -184,7 +185,7 @@ def test_counts_of_a_ring_start_again_with_its_endpoints_and_not_with_other_chan
     )
     directory.resolve("a").ring_picks[True] += 1
 
-    directory.put(Deployment(Key("x", "m"), ("m",), (one,), policy="prefix", reason="changed"))
+    directory.put(Deployment(Key("x", "m"), ("m",), (one,), policy="prefix", obstacle=Obstacle("Changed")))
     kept = directory.resolve("m").ring_picks[True]
     directory.put(Deployment(Key("x", "m"), ("m",), (one, two), policy="prefix"))
 

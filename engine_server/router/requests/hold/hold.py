@@ -11,6 +11,7 @@ from engine_server.contract.api import Key
 from engine_server.router import errors
 from engine_server.router.errors import RequestError
 from engine_server.router.http.exchange import Exchange, Wait
+from engine_server.router.obstacle import Obstacle
 from engine_server.router.requests.hold.cold_starts import ColdStarts
 from engine_server.router.requests.hold.line import Line, Place
 from engine_server.router.requests.hold.room import Window
@@ -21,7 +22,7 @@ from engine_server.router.routing.health import Health
 
 # Between two looks at all that wait.
 INTERVAL_SECONDS = 0.1
-ADAPTER_LOADING = "none has loaded the adapter yet"
+ADAPTER_LOADING = Obstacle("none has loaded the adapter yet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,8 +272,8 @@ class Hold:
         deployment, adapter = route.deployment, route.adapter
         if adapter is not None and adapter.error and route.replicas and not route.endpoints:
             return errors.adapter_failed(model, adapter.error)
-        if deployment.cannot_start and not self._live(route.replicas):
-            return errors.no_replica(model, deployment.reason)
+        if deployment.obstacle.permanent and not self._live(route.replicas):
+            return errors.no_replica(model, deployment.obstacle)
         return None
 
     def _refusal(self, route: Route, model: str, now: float) -> RequestError:
@@ -282,7 +283,7 @@ class Hold:
             return errors.saturated(model, min(one.full_until for one in live) - now)
         seconds = self._cold_starts.remaining(route.target, now)
         is_loading = route.adapter is not None and self._live(route.replicas)
-        return errors.no_replica(model, ADAPTER_LOADING if is_loading else route.deployment.reason, seconds)
+        return errors.no_replica(model, ADAPTER_LOADING if is_loading else route.deployment.obstacle, seconds)
 
     def _new_line(self, target: Target) -> Line[Held]:
         """Add a line, and forget those of deployments and adapters that no longer exist."""

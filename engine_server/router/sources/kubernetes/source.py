@@ -104,8 +104,7 @@ class KubernetesSource:
             vouched=True,
             known_to_engines=True,
             takes_credentials=self._forwards_credentials,
-            reason=obstacle.reason,
-            cannot_start=obstacle.permanent,
+            obstacle=obstacle,
             waker=ScaleFromZero(self, key, found.metadata.generation) if is_asleep else None,
             adapters=adapters_of(found, by_pod),
         )

@@ -7,12 +7,14 @@ import aiohttp
 import msgspec
 
 from engine_server.contract.api import Key, collection_path
+from engine_server.router.obstacle import UNKNOWN, Obstacle
 from engine_server.router.routing.waker import WakeError
 from engine_server.router.sources.kubernetes.access import Access
 from engine_server.router.sources.kubernetes.objects import LLMDeployment, Message
 
 TIMEOUT_SECONDS = 10.0
-STOPPED = "it is stopped: spec.replicas is 0, and there is no spec.autoscaling"
+# As the operator words it.
+STOPPED = Obstacle("Stopped", "spec.replicas is 0, and there is no spec.autoscaling", permanent=True)
 # Reasons of the condition Ready that time does not remove: somebody has to change an object, an image or a quota.
 # Others may pass, such as Unschedulable, which is how a cluster autoscaler comes to add a node.
 PERMANENT_REASONS = frozenset(
@@ -43,25 +45,15 @@ PERMANENT_REASONS = frozenset(
 LOOP_RESTARTS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Obstacle:
-    """The state of a deployment without a ready replica, as the cluster reports it."""
-
-    # Empty if it says nothing.
-    reason: str = ""
-    # No replica will come until somebody acts.
-    permanent: bool = False
-
-
 def find_obstacle(deployment: LLMDeployment) -> Obstacle:
     """Return what prevents the start of a deployment."""
     condition = deployment.not_ready
     if condition is not None and condition.reason in PERMANENT_REASONS and not is_first_failure(deployment):
-        return Obstacle(f"{condition.message} ({condition.reason})", permanent=True)
+        return Obstacle(condition.reason, condition.message, permanent=True)
     if deployment.spec.replicas == 0:
         stopped = deployment.spec.autoscaling is None
-        return Obstacle(STOPPED, permanent=True) if stopped else Obstacle()
-    return Obstacle(f"{condition.message} ({condition.reason})") if condition else Obstacle()
+        return STOPPED if stopped else UNKNOWN
+    return Obstacle(condition.reason, condition.message) if condition else UNKNOWN
 
 
 def is_first_failure(deployment: LLMDeployment) -> bool:

@@ -11,7 +11,6 @@ from fastapi import APIRouter, Request
 
 from engine_server.requests.pooling_params import PoolingParams
 from engine_server.server.api import openapi
-from engine_server.server.api.caller import reported_caller
 from engine_server.server.api.deadline import deadline
 from engine_server.server.api.generation_request import parse_request
 from engine_server.server.api.models import served_model
@@ -75,15 +74,7 @@ async def create_classification(
     )
     request_id, created = request.answer_id("classify-"), int(time.time())
     prompts = await input_prompts(model, request)
-    batch = Batch(
-        request_id,
-        prompts,
-        params,
-        request.priority or 0,
-        model.trace_headers(headers),
-        reported_caller(headers),
-        served.lora,
-    )
+    batch = Batch(request_id, prompts, params, request.context(model, headers, served))
     outputs = await encode(model.engine, batch)
     data = [to_classification(model, index, output.outputs.probs) for index, output in enumerate(outputs)]
     answer = ClassificationList(request_id, created, served.name, data, PromptUsage.of(batch.num_tokens))

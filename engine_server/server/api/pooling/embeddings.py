@@ -11,7 +11,6 @@ from fastapi import APIRouter, Request
 
 from engine_server.requests.pooling_params import PoolingParams
 from engine_server.server.api import openapi
-from engine_server.server.api.caller import reported_caller
 from engine_server.server.api.deadline import deadline
 from engine_server.server.api.fields import only
 from engine_server.server.api.generation_request import parse_request
@@ -94,15 +93,7 @@ async def create_embeddings(
     served, params = served_model(model, request.model, headers), request.pooling_params(headers)
     request_id, created = request.answer_id("embd-"), int(time.time())
     prompts = await input_prompts(model, request)
-    batch = Batch(
-        request_id,
-        prompts,
-        params,
-        request.priority or 0,
-        model.trace_headers(headers),
-        reported_caller(headers),
-        served.lora,
-    )
+    batch = Batch(request_id, prompts, params, request.context(model, headers, served))
     outputs = await encode(model.engine, batch)
     vectors = await encode_numbers(outputs, request.encoding_format or "float")
     data = [Embedding(index, vector) for index, vector in enumerate(vectors)]

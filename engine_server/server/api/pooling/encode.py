@@ -15,13 +15,11 @@ from engine_server.requests.errors import InvalidRequestError
 from engine_server.server.http.errors import ApiError, refusal
 
 if TYPE_CHECKING:
-    from engine_server.contract.caller import ReportedCaller
     from engine_server.engine.async_llm import AsyncLLMEngine
-    from engine_server.requests.adapters import LoRARequest
     from engine_server.requests.outputs import PoolingRequestOutput
     from engine_server.requests.pooling_params import PoolingParams
+    from engine_server.server.api.pooling.context import RequestContext
     from engine_server.server.api.pooling.prompts import NamedPrompt
-    from engine_server.server.loaded_model import TraceHeaders
 
 # Prompts of one request that are in the engine at the same time: more than a step takes, so that the next step's are
 # there when it ends, and few enough that other requests wait for none but these.
@@ -37,10 +35,7 @@ class Batch:
     request_id: str
     prompts: Sequence[NamedPrompt]
     params: PoolingParams
-    priority: int
-    trace_headers: TraceHeaders
-    caller: ReportedCaller | None = None
-    lora: LoRARequest | None = None
+    context: RequestContext
 
     @property
     def num_tokens(self) -> int:
@@ -71,15 +66,15 @@ async def encode_one(
     engine: AsyncLLMEngine, batch: Batch, index: int, request_id: str
 ) -> PoolingRequestOutput[Any]:
     """Return the output of the prompt at `index`."""
-    prompt, field = batch.prompts[index]
+    (prompt, field), context = batch.prompts[index], batch.context
     results = engine.encode(
         prompt,
         batch.params,
         request_id,
-        batch.lora,
-        batch.trace_headers,
-        priority=batch.priority,
-        caller=batch.caller,
+        context.lora,
+        context.trace_headers,
+        priority=context.priority,
+        caller=context.caller,
     )
     async with aclosing(results):
         try:

@@ -13,7 +13,6 @@ from engine_server.contract.bounds import POOLED_TOKENS
 from engine_server.contract.errors import ErrorCode
 from engine_server.requests.pooling_params import PoolingParams, PoolingTask
 from engine_server.server.api import openapi
-from engine_server.server.api.caller import reported_caller
 from engine_server.server.api.deadline import deadline
 from engine_server.server.api.generation_request import parse_request
 from engine_server.server.api.models import served_model
@@ -81,15 +80,7 @@ async def create_pooled(model: LoadedModel, request: PooledRequest, headers: Map
     served, params = served_model(model, request.model, headers), request.pooling_params(headers)
     request_id, created = request.answer_id("pool-"), int(time.time())
     prompts = await input_prompts(model, request)
-    batch = Batch(
-        request_id,
-        prompts,
-        params,
-        request.priority or 0,
-        model.trace_headers(headers),
-        reported_caller(headers),
-        served.lora,
-    )
+    batch = Batch(request_id, prompts, params, request.context(model, headers, served))
     several = params.task == "encode" and len(prompts) > 1
     if several and (message := POOLED_TOKENS.exceeded(batch.num_tokens)):
         raise ApiError(400, f"input: {message}", param="input", code=ErrorCode.INVALID_VALUE)

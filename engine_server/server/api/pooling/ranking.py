@@ -16,7 +16,6 @@ from engine_server.contract.errors import ErrorCode
 from engine_server.engine.input.tokenizer import Truncation
 from engine_server.requests.validation import MAX_INT32
 from engine_server.server.api import openapi
-from engine_server.server.api.caller import reported_caller
 from engine_server.server.api.deadline import deadline
 from engine_server.server.api.fields import check_bound
 from engine_server.server.api.generation_request import parse_request
@@ -201,10 +200,7 @@ async def create_scores(model: LoadedModel, request: ScoreRequest, headers: Mapp
         request.limits(model.max_model_len),
         request.use_activation,
         deadline(request.timeout, headers),
-        request.priority or 0,
-        model.trace_headers(headers),
-        reported_caller(headers),
-        served.lora,
+        request.context(model, headers, served),
     )
     scores = await score(model, scoring)
     data = [Score(index, value) for index, value in enumerate(scores.values)]
@@ -222,10 +218,7 @@ async def create_ranking(model: LoadedModel, request: RerankRequest, headers: Ma
         request.limits(model.max_model_len),
         request.use_activation,
         deadline(request.timeout, headers),
-        request.priority or 0,
-        model.trace_headers(headers),
-        reported_caller(headers),
-        served.lora,
+        request.context(model, headers, served),
     )
     scores = await score(model, scoring)
     results = rank(scores, documents, request)

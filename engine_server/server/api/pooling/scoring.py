@@ -20,11 +20,10 @@ from engine_server.server.api.pooling.prompts import (
 )
 
 if TYPE_CHECKING:
-    from engine_server.contract.caller import ReportedCaller
     from engine_server.engine.input.tokenizer import Truncation
-    from engine_server.requests.adapters import LoRARequest
     from engine_server.requests.pooling_params import PoolingTask
-    from engine_server.server.loaded_model import LoadedModel, TraceHeaders
+    from engine_server.server.api.pooling.context import RequestContext
+    from engine_server.server.loaded_model import LoadedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +38,11 @@ class Scoring:
     truncation: Truncation
     use_activation: bool | None
     timeout: float | None
-    priority: int
-    trace_headers: TraceHeaders
-    caller: ReportedCaller | None
-    lora: LoRARequest | None
+    context: RequestContext
 
     def batch(self, prompts: Sequence[NamedPrompt], task: PoolingTask) -> Batch:
         params = PoolingParams(task=task, use_activation=self.use_activation, timeout=self.timeout)
-        return Batch(
-            self.request_id, prompts, params, self.priority, self.trace_headers, self.caller, self.lora
-        )
+        return Batch(self.request_id, prompts, params, self.context)
 
 
 class Scores(NamedTuple):

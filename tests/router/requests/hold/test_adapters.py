@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 
 from engine_server.contract.demand import DEMAND_PATH
+from engine_server.router.obstacle import Obstacle
 from engine_server.router.requests.hold.hold import HoldSettings
 from engine_server.router.routing.directory import Adapter
 from engine_server.router.routing.endpoint import Address
@@ -88,7 +89,7 @@ async def test_requests_that_wait_are_refused_when_their_adapter_fails(
     scale.set(engine, adapters=(sql(error="it is not a LoRA adapter"),))
 
     for status, body in await asyncio.gather(*requests):
-        assert status == 503 and "it is not a LoRA adapter" in body["error"]["message"]
+        assert status == 503 and "can serve the adapter 'sql'" in body["error"]["message"]
 
 
 async def test_an_error_of_an_adapter_does_not_keep_a_deployment_at_zero(
@@ -124,9 +125,9 @@ async def test_requests_of_a_deployment_that_cannot_start_are_refused_for_its_ad
     start_scaled, scale
 ):
     router = await start_scaled()
-    scale.set(reason="there is no Secret hf", cannot_start=True, adapters=(sql(),))
+    scale.set(obstacle=Obstacle("SecretNotFound", permanent=True), adapters=(sql(),))
     status, body = await outcome_of(router.chat("sql"))
-    assert status == 503 and "there is no Secret hf" in body["error"]["message"]
+    assert status == 503 and "SecretNotFound" in body["error"]["message"]
 
 
 async def test_an_adapter_may_still_be_loaded_by_the_live_replicas_of_a_deployment_that_cannot_start_more(
@@ -134,10 +135,10 @@ async def test_an_adapter_may_still_be_loaded_by_the_live_replicas_of_a_deployme
 ):
     engine = await start_engine()
     router = await start_scaled()
-    scale.set(engine, reason="QuotaExceeded", cannot_start=True, adapters=(sql(),))
+    scale.set(engine, obstacle=Obstacle("QuotaExceeded", permanent=True), adapters=(sql(),))
     request = asyncio.create_task(outcome_of(router.chat("sql")))
     await eventually(lambda: held(router) == 1)
-    scale.set(engine, reason="QuotaExceeded", cannot_start=True, adapters=(sql(engine),))
+    scale.set(engine, obstacle=Obstacle("QuotaExceeded", permanent=True), adapters=(sql(engine),))
     assert (await request)[0] == 200
 
 

@@ -7,6 +7,7 @@ import aiohttp
 
 from engine_server.contract.api import Key
 from engine_server.router.callers.keys import digest_of
+from engine_server.router.obstacle import Obstacle
 from engine_server.router.requests.hold.hold import HoldSettings
 from engine_server.router.routing.directory import Deployment
 from engine_server.router.routing.endpoint import Address
@@ -113,12 +114,12 @@ async def test_a_deployment_that_returns_to_zero_is_woken_again(start_scaled, sc
 
 async def test_a_deployment_that_cannot_start_is_reported_immediately(start_scaled, scale):
     router = await start_scaled()
-    scale.set(reason="there is no Secret hf", cannot_start=True)
+    scale.set(obstacle=Obstacle("SecretNotFound", "there is no Secret hf", permanent=True))
 
     status, code, _, error = await error_of(router.chat())
 
     assert (status, code) == (503, "no_replica")
-    assert "there is no Secret hf" in error["message"]
+    assert "SecretNotFound" in error["message"]
     assert scale.wakes == 0
 
 
@@ -129,7 +130,7 @@ async def test_requests_that_wait_are_refused_when_the_deployment_cannot_start(
     requests = [asyncio.create_task(error_of(router.chat())) for _ in range(3)]
     await eventually(lambda: held(router) == 3)
 
-    scale.set(reason="ImagePullBackOff", cannot_start=True)
+    scale.set(obstacle=Obstacle("ImagePullBackOff", permanent=True))
 
     for status, code, _, error in await asyncio.gather(*requests):
         assert (status, code) == (503, "no_replica") and "ImagePullBackOff" in error["message"]
@@ -171,12 +172,12 @@ async def test_retry_after_is_estimated_from_the_last_cold_start(
 
 async def test_a_request_is_refused_after_the_longest_wait(start_scaled, scale):
     router = await start_scaled(HoldSettings(seconds=0.05))
-    scale.set(reason="0/3 nodes are available (Unschedulable)")
+    scale.set(obstacle=Obstacle("Unschedulable", "0/3 nodes are available"))
 
     status, code, headers, error = await error_of(router.chat())
 
     assert (status, code) == (503, "no_replica")
-    assert "0/3 nodes are available" in error["message"] and int(headers["Retry-After"]) >= 1
+    assert "Unschedulable" in error["message"] and int(headers["Retry-After"]) >= 1
     assert held(router) == 0
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from engine_server.contract.api import Key
 from engine_server.contract.continuation import ReportedUsage, TokenReport
+from engine_server.router.obstacle import Obstacle
 from engine_server.router.requests.hold.hold import HoldSettings
 from engine_server.router.routing.directory import Deployment
 from engine_server.router.routing.endpoint import Address
@@ -83,10 +84,10 @@ async def test_a_failure_after_comments_is_an_event_in_the_shape_of_the_api(
     router = await start_scaled(IMPATIENT)
     async with router.session.post(router.url + path, json={"model": "m", "stream": True}) as response:
         await commented(response)
-        scale.set(reason="the image cannot be pulled", cannot_start=True)
+        scale.set(obstacle=Obstacle("ImagePullBackOff", "no such image", permanent=True))
         event = await rest(response)
     assert event.startswith(beginning)
-    assert b"no_replica" in event and b"the image cannot be pulled" in event
+    assert b"no_replica" in event and b"ImagePullBackOff" in event and b"no such image" not in event
 
 
 async def test_a_refusal_of_the_engine_after_comments_is_an_event(start_engine, start_scaled, scale):

@@ -5,6 +5,7 @@ import pytest
 from kubernetes_objects import llmd
 
 from engine_server.contract.api import Key
+from engine_server.router.obstacle import Obstacle
 from engine_server.router.routing.directory import Target
 from engine_server.router.routing.waker import WakeError
 from engine_server.router.sources.kubernetes.access import Access, from_kubeconfig
@@ -45,13 +46,13 @@ def test_engines_of_a_cluster_take_clients_credentials_only_if_that_is_wanted(fo
 @pytest.mark.parametrize("reason", ["ImagePullBackOff", "InvalidSpec", "SecretNotFound", "CrashLoopBackOff"])
 def test_a_deployment_with_a_permanent_problem_cannot_start(reason):
     obstacle = find_obstacle(deployment(reason))
-    assert obstacle.permanent and obstacle.reason == f"words ({reason})"
+    assert obstacle.permanent and (obstacle.reason, obstacle.message) == (reason, "words")
 
 
 @pytest.mark.parametrize("reason", ["Loading", "Starting", "FetchingModel", "Unschedulable", "Restarting"])
 def test_a_deployment_with_a_problem_that_may_pass_can_start(reason):
     obstacle = find_obstacle(deployment(reason))
-    assert not obstacle.permanent and reason in obstacle.reason
+    assert obstacle == Obstacle(reason, "words")
 
 
 @pytest.mark.parametrize(("restarts", "permanent"), [(None, True), (0, False), (1, False), (2, True)])
@@ -62,21 +63,56 @@ def test_an_engine_that_ended_once_can_start(restarts, permanent):
 
 
 def test_a_condition_of_an_earlier_spec_says_nothing():
-    assert find_obstacle(deployment("ImagePullBackOff", observed=2)).reason == ""
+    assert find_obstacle(deployment("ImagePullBackOff", observed=2)) == Obstacle()
 
 
 def test_a_deployment_without_replicas_and_autoscaling_is_stopped():
     obstacle = find_obstacle(deployment("ScaledToZero", replicas=0))
-    assert obstacle.permanent and "spec.replicas is 0" in obstacle.reason
+    assert obstacle.permanent and obstacle.reason == "Stopped"
 
 
 def test_a_deployment_that_autoscaling_may_start_is_not_stopped():
     obstacle = find_obstacle(deployment("ScaledToZero", replicas=0, autoscaling={"min": 0, "max": 2}))
-    assert not obstacle.permanent and obstacle.reason == ""
+    assert obstacle == Obstacle()
 
 
 def test_a_deployment_at_zero_that_its_spec_makes_impossible_cannot_start():
     assert find_obstacle(deployment("InvalidSpec", replicas=0, autoscaling={"max": 2})).permanent
+
+
+class OneDeployment(KubernetesSource):
+    """A source that has seen one LLMDeployment, without a cluster."""
+
+    synced = True
+
+    def __init__(self, found: LLMDeployment) -> None:
+        super().__init__(Access("http://h"), [])
+        self._found = found
+
+    async def run(self, directory) -> None:
+        self._directory = directory
+        self._on_deployment(self._found, exists=True)
+
+
+@pytest.mark.parametrize("reason", ["CrashLoopBackOff", "Unschedulable"])
+async def test_callers_are_told_the_reason_and_an_id_with_which_the_log_has_the_message(
+    start_router, eventually, caplog, reason
+):
+    found = deployment(reason)
+    found.status.conditions[0].message = "RuntimeError: /models/secret\nrouter: a line of an engine's own"
+    router = await start_router(sources=[OneDeployment(found)])
+    await eventually(lambda: router.server._directory.resolve("m"))
+
+    answers = []
+    for _ in range(2):
+        async with router.chat() as response:
+            answers.append((response.status, response.headers["X-Request-Id"], await response.text()))
+
+    for status, _, text in answers:
+        assert status == 503 and '"no_replica"' in text and reason in text
+        assert "RuntimeError" not in text
+    (line,) = [record.getMessage() for record in caplog.records if "RuntimeError" in record.getMessage()]
+    assert line.startswith(f"x/m: request {answers[0][1]} ") and "\n" not in line and reason in line
 
 
 class Scales:
@@ -153,4 +189,4 @@ async def test_a_stopped_deployment_is_not_scaled(scales, eventually):
     scales.apply("m", replicas=0)
     await eventually(lambda: scales.route("m"))
     stopped = scales.route("m").deployment
-    assert stopped.waker is None and stopped.cannot_start
+    assert stopped.waker is None and stopped.obstacle.permanent
