@@ -174,6 +174,7 @@ def tune(dim: int) -> None:
     for name, tables, batch, rows in (
         ("PREFILL", (launch.PREFILL, launch.HOPPER), make_batch(heads, 2, 4096, 4096), (64, 128)),
         ("DECODE", (launch.DECODE,), make_batch(heads, 64, 1, 4096), (16,)),
+        ("DECODE_FLOAT8", (launch.DECODE_FLOAT8,), make_batch(heads, 64, 1, 4096, float8=True), (16,)),
     ):
         found = []
         for settings in itertools.product(rows, (16, 32, 64, 128), (2, 4, 8), (2, 3, 5, 7)):

@@ -43,6 +43,8 @@ from engine_server.modeling.kernels.work_list import plan_work  # noqa: E402
 MULTIPROCESSOR_BYTES = 99 << 10  # of shared memory, on the smallest GPUs with bfloat16
 # Of registers, where float8 is converted on compute capability 8.9.
 MOST_SPILLED = 8
+# Of a thread that decodes over a float8 cache: three programs of four warps fit on a multiprocessor.
+MOST_FLOAT8_REGISTERS = 168
 # Of shared memory that one program may take, by compute capability.
 SHARED_BYTES = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10}
 
@@ -94,14 +96,24 @@ def compile_for(
     return compile_launch
 
 
-def spilled_bytes(kernel: Any, capability: int, folder: Path) -> int:
-    """Return the bytes of registers that NVIDIA's assembler spills to memory."""
+def assembled(kernel: Any, capability: int, folder: Path) -> str:
+    """Return the report of NVIDIA's assembler."""
     ptx = folder / "kernel.ptx"
     ptx.write_text(kernel.asm["ptx"])
     name = f"sm_{capability}" + "a" * (capability >= 90)
     command = [triton.knobs.nvidia.ptxas.path, "-v", f"--gpu-name={name}", str(ptx), "-o", os.devnull]
-    report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    return subprocess.run(command, capture_output=True, text=True, check=True).stderr
+
+
+def spilled_bytes(kernel: Any, capability: int, folder: Path) -> int:
+    """Return the bytes of registers that NVIDIA's assembler spills to memory."""
+    report = assembled(kernel, capability, folder)
     return sum(map(int, re.findall(r"(\d+) bytes spill stores", report)))
+
+
+def used_registers(kernel: Any, capability: int, folder: Path) -> int:
+    """Return the registers of a thread."""
+    return sum(map(int, re.findall(r"Used (\d+) registers", assembled(kernel, capability, folder))))
 
 
 def copies_in_flight(kernel: Any) -> list[int]:
@@ -224,6 +236,32 @@ def test_attention_copies_the_next_keys_and_values_while_it_computes(
         assert spilled_bytes(kernel, capability, tmp_path) == 0
         # One copy each of K and V is under way, and those of the block table before them.
         assert max(copies_in_flight(kernel)) >= 3
+
+
+FLOAT8_CASES = [
+    (capability, heads, dim)
+    for capability in SHARED_BYTES
+    if capability >= 89
+    for heads, dim in ((32, 64), (32, 128), (16, 128), (16, 256))
+]
+
+
+@pytest.mark.parametrize(("capability", "heads", "dim"), tiered(FLOAT8_CASES, (90, 16, 128)))
+def test_decode_over_a_float8_cache_leaves_registers_for_several_programs(
+    compile_for: Any, tmp_path: Path, capability: int, heads: int, dim: int
+) -> None:
+    pages = Pages(tensor(3, 16, 8, dim, dtype=FLOAT8), tensor(3, 16, 8, 1, dtype=torch.float32))
+    query, out = tensor(8, heads, dim), tensor(8, heads, dim)
+    sequences, table = torch.empty(2, 4, dtype=torch.int32), torch.empty(2, 3, dtype=torch.int32)
+
+    def launch_decode() -> None:
+        work = plan_work(sequences, window=None, kv_heads=8, spare=4)
+        decode(out, query, pages, pages, table, sequences, Scoring(0.1), work)
+
+    _plan, part = compile_for(capability, launch_decode)
+    assert used_registers(part, capability, tmp_path) <= MOST_FLOAT8_REGISTERS
+    assert spilled_bytes(part, capability, tmp_path) == 0
+    assert max(copies_in_flight(part)) >= 3
 
 
 @pytest.mark.thorough

@@ -127,8 +127,9 @@ class BlockTable:
         if not self._changed_from:
             return np.zeros((4, 0), dtype=np.int32)
         held = [self._columns[kind][row] for kind, row in self._changed_from]
-        firsts = np.maximum(list(self._changed_from.values()), [columns.start for columns in held])
-        counts = [columns.stop for columns in held] - firsts
+        starts, stops = np.array([(columns.start, columns.stop) for columns in held]).T
+        firsts = np.maximum(list(self._changed_from.values()), starts)
+        counts = stops - firsts
         kinds, rows = np.repeat(np.array(list(self._changed_from)).T, counts, axis=1)
         columns = np.arange(len(rows)) + np.repeat(firsts - np.cumsum(counts) + counts, counts)
         self._changed_from.clear()

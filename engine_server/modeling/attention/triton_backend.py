@@ -8,7 +8,7 @@ from engine_server.modeling.device import Device
 from engine_server.modeling.kernels.attention import decode, prefill
 from engine_server.modeling.kernels.cache_write import write_cache
 from engine_server.modeling.kernels.head_write import write_heads
-from engine_server.modeling.kernels.launch import DECODE, MAX_DIM, prefill_table, settings
+from engine_server.modeling.kernels.launch import MAX_DIM, decode_table, prefill_table, settings
 from engine_server.modeling.kernels.work_list import WorkList, plan_work, spare_chunks
 from engine_server.modeling.memory.cache_layout import Layout, Pages
 from engine_server.modeling.pending_heads import PendingHeads
@@ -41,7 +41,7 @@ class TritonAttention(AttentionBackend):
         self._processors = processors
 
     def describe(self, query_heads: int, dtype: torch.dtype) -> str:
-        tables = {} if self.invariant else {"decode": DECODE}
+        tables = {} if self.invariant else {"decode": decode_table(self.keys[0].data.dtype)}
         tables["prefill"] = prefill_table()
         heads = {(max(one.key_dim, one.value_dim), query_heads // one.kv_heads) for one in self.layout.shapes}
         parts = [

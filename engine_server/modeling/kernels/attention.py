@@ -14,9 +14,9 @@ import triton.language as tl
 from torch import Tensor
 
 from engine_server.modeling.kernels.launch import (
-    DECODE,
     MIN_TILE,
     Launch,
+    decode_table,
     launch_for,
     prefill_table,
 )
@@ -66,7 +66,7 @@ def decode(
     work: WorkList,
 ) -> None:
     """Attend as `prefill` does, for sequences with one token in this step; `work`: `plan_work` of them."""
-    launch = launch_for(DECODE, query, keys.data, values.data)
+    launch = launch_for(decode_table(keys.data.dtype), query, keys.data, values.data)
     _launch(launch, len(work.items), work, out, query, keys, values, block_ids, sequences, scoring)
 
 

@@ -7,6 +7,8 @@ import torch
 import triton
 from torch import Tensor
 
+from engine_server.modeling.memory.cache_layout import FLOAT8
+
 
 class Launch(NamedTuple):
     """Settings for one size of head.
@@ -44,6 +46,9 @@ DECODE = {
     256: Launch(16, 32, 4, 5),
     512: Launch(16, 16, 4, 5),
 }
+# Those of DECODE that differ for a float8 cache, whose conversion takes registers: with these at most 168 a thread,
+# where those of DECODE take all 255.
+DECODE_FLOAT8 = {128: Launch(16, 32, 4, 5), 256: Launch(16, 16, 4, 5)}
 # Of elements of 4 bytes, for which there is no room to copy ahead.
 FLOAT32_STAGES = 2
 MIN_DIM, MAX_DIM = min(PREFILL), max(PREFILL)
@@ -54,6 +59,11 @@ MIN_TILE = 16
 def prefill_table() -> dict[int, Launch]:
     """Return the settings of prefill for the device that Triton compiles for."""
     return PREFILL | HOPPER if capability() == 90 else PREFILL
+
+
+def decode_table(cached: torch.dtype) -> dict[int, Launch]:
+    """Return the settings of decode for a cache of that dtype."""
+    return DECODE | DECODE_FLOAT8 if cached == FLOAT8 else DECODE
 
 
 def capability() -> int:
