@@ -20,7 +20,7 @@ from engine_server.modeling.loading.trial import kernel_of_gate
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's exponentials
 
-MOST = 16  # launches of a mixture's layer
+MOST = 17  # launches of a layer: 11 of attention, norms and sums, 2 of the router, 4 of the experts
 SIZES = TINY | {
     "vocab_size": 128, "max_position_embeddings": 128, "eos_token_id": 1, "bos_token_id": 0, "head_dim": 8,
     "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
@@ -67,6 +67,5 @@ def test_mixture_layer_is_few_launches(
     layer = list(three)
     for name in two:
         layer.remove(name)
-    print(layer)
     assert len(layer) == len(three) - len(two)
     assert len(layer) <= MOST, layer
