@@ -33,7 +33,8 @@ def experts_of(model: Any) -> Any:
     experts = next(module for module in model.modules() if has_experts(module))
     torch.manual_seed(1)
     for parameter in experts._parameters.values():
-        parameter.normal_(0.0, 0.25)
+        # Drawn in float32, so that they are the same in every dtype.
+        parameter.copy_(torch.empty(parameter.shape).normal_(0.0, 0.25))
     return experts
 
 

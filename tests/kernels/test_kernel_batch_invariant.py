@@ -1,12 +1,21 @@
 """The whole engine in batch-invariant mode: log-probabilities are bitwise independent of batch composition."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from interpreted import kernel_platform
 from tiny_models import TINY
-from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+from transformers import (
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams
 from engine_server.core import model_runner
@@ -41,11 +50,23 @@ def answer(engine: LLMEngine, prompts: list[list[int]]) -> list[tuple[list[int],
     return [(last[number].token_ids, last[number].cumulative_logprob) for number in range(len(prompts))]
 
 
+def llama() -> PreTrainedModel:
+    return LlamaForCausalLM(LlamaConfig(**SIZES))
+
+
+def mixture() -> PreTrainedModel:
+    counts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, **counts, head_dim=8))
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's exponentials
-def test_batch_invariant_engine_gives_the_same_logprobs_in_any_batch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", [llama, mixture])
+def test_batch_invariant_engine_gives_the_same_logprobs_in_any_batch(
+    make: Callable[[], PreTrainedModel], tmp_path: Path
+) -> None:
     """Requests run one by one, each whole; together, in chunks; and with the cache that this leaves."""
     torch.manual_seed(0)
-    LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained(tmp_path)
+    make().save_pretrained(tmp_path)
     expected = answer(start(tmp_path, budget=64, seats=1), PROMPTS)
     together = start(tmp_path, budget=21, seats=3)
     assert answer(together, PROMPTS) == expected
@@ -53,8 +74,9 @@ def test_batch_invariant_engine_gives_the_same_logprobs_in_any_batch(tmp_path: P
 
 
 def test_batch_invariant_engine_refuses_modules_with_an_unknown_order_of_sums(tmp_path: Path) -> None:
-    MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=2)).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"order of summation in Mixtral.* of MixtralForCausalLM"):
+    counts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "first_k_dense_replace": 0}
+    Glm4MoeForCausalLM(Glm4MoeConfig(**SIZES, **counts)).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"order of summation in Glm4MoeTopkRouter of Glm4MoeForCausalLM"):
         start(tmp_path, budget=64, seats=1)
 
 

@@ -1,11 +1,14 @@
 """Fused experts, against transformers' and against dequantised weights in float64."""
 
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from expert_updates import adapted, expected, result
+from tiers import tiered
 from tiny_experts import by_kind, experts_of, inputs, tiny
 from torch import Tensor
 
@@ -59,6 +62,26 @@ def test_fused_experts_compute_what_transformers_do(kind: str, device: torch.dev
     assert found.fused_gate == ("clamped_silu" if kind == "GptOss" else "silu")
     given = on(device, inputs())
     torch.testing.assert_close(found(*given), plain(*given), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["DeepseekV3", "DeepseekV2", "Glm4Moe", "Olmoe"])
+def test_classes_of_other_models_are_fused_too(kind: str, device: torch.device) -> None:
+    config = getattr(transformers, f"{kind}Config")(
+        hidden_size=HIDDEN, intermediate_size=INNER, moe_intermediate_size=INNER, n_routed_experts=EXPERTS,
+        num_experts=EXPERTS,
+    )  # fmt: skip
+    models = import_module(f"transformers.models.{config.model_type}.modeling_{config.model_type}")
+    plain = getattr(models, f"{kind}Experts")(config).requires_grad_(False)
+    torch.manual_seed(0)
+    for parameter in plain.parameters():
+        parameter.normal_(0.0, 0.25)
+    assert class_for(plain.to(device), TRITON.experts, device) is FusedExperts
+    given = on(device, inputs())
+    expected_rows = plain(*given)
+    gate = kernel_of_gate(plain, TRITON, device)
+    receive_gated(plain, FusedExperts, as_loaded).settle()
+    plain._apply_gate = gate
+    torch.testing.assert_close(plain(*given), expected_rows, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -255,7 +278,7 @@ def test_parts_of_two_ranks_add_up_to_the_whole(device: torch.device) -> None:
     torch.testing.assert_close(sum(parts), expected("Mixtral"), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("launch", [*DENSE.values(), INVARIANT], ids=str)
+@pytest.mark.parametrize("launch", tiered([*DENSE.values(), INVARIANT], DENSE[4], INVARIANT, ids=str))
 @pytest.mark.parametrize("gate", [None, "silu", "gelu_tanh", "clamped_silu"])
 def test_product_is_that_of_each_choice_alone(launch: Any, gate: Any, device: torch.device) -> None:
     """Sizes are no multiples of any tile's, and memory beyond the tensors is NaN."""

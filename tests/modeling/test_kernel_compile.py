@@ -37,6 +37,7 @@ from engine_server.modeling.kernels.matmul import linear  # noqa: E402
 from engine_server.modeling.kernels.norm import rms_norm  # noqa: E402
 from engine_server.modeling.kernels.quantized_matmul import float8_linear, integer_linear  # noqa: E402
 from engine_server.modeling.kernels.rotary import rotate  # noqa: E402
+from engine_server.modeling.kernels.router import choose  # noqa: E402
 from engine_server.modeling.kernels.sampling import sample  # noqa: E402
 from engine_server.modeling.kernels.work_list import plan_work  # noqa: E402
 
@@ -395,11 +396,12 @@ def test_products_of_experts_prefetch_without_spilling_registers(
 
 
 @pytest.mark.parametrize("capability", tiered(list(SHARED_BYTES), 90))
-def test_tiles_and_sums_of_experts_compile(compile_for: Any, tmp_path: Path, capability: int) -> None:
+def test_choices_tiles_and_sums_of_experts_compile(compile_for: Any, tmp_path: Path, capability: int) -> None:
     def launch() -> None:
         for tokens in (1, 8192):
             plan_tiles(torch.empty(tokens, 8, dtype=torch.int64), 128, 16)
         weighted_sum(tensor(64, 2048), torch.empty(8, 8))
+        choose(tensor(8, 128), 8, True, torch.bfloat16)
 
     for kernel in compile_for(capability, launch):
         assert kernel.metadata.shared <= MULTIPROCESSOR_BYTES

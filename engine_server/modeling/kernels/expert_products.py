@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine_server.modeling.kernels.activation import Activation, activated
-from engine_server.modeling.kernels.codes import FLOAT8, _numbers
+from engine_server.modeling.kernels.codes import _weights, shared_inputs
 from engine_server.modeling.kernels.expert_launch import ExpertLaunch
 from engine_server.modeling.kernels.expert_tiles import ExpertTiles
 from engine_server.modeling.kernels.launch import MIN_TILE
@@ -60,6 +60,7 @@ def multiply(
         out, values, choices.order, choices.tiles, weights.data, weights.scales, weights.minima, weights.bias,
         num_choices // len(values), N=columns, K=depth, GATE=gate, BITS=weights.bits, GROUP=weights.group,
         GROUPS=1 if weights.scales is None else weights.scales.shape[1],
+        SHARED=shared_inputs(depth, weights.group, launch.depth),
         ROWS=launch.rows, COLUMNS=max(MIN_TILE, tile), DEPTH=launch.depth, DOT=tl.float32 if INTERPRETED else None,
         num_warps=launch.warps, num_stages=launch.stages,
     )  # fmt: skip
@@ -70,7 +71,7 @@ def multiply(
 def _multiply(
     out, values, order, tiles, weights, scales, minima, bias, copies, N: tl.constexpr, K: tl.constexpr,
     GATE: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, DOT: tl.constexpr,
+    SHARED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """Multiply a tile of choices (axis 1) with a tile of outputs (axis 0). copies: choices of a row of `values`."""
     tile = tiles + tl.program_id(1) * 3
@@ -101,10 +102,14 @@ def _multiply(
         left = tl.load(rows + (start + depth)[None, :], mask=used[:, None] & inside[None, :], other=0.0).to(
             dot_type
         )
-        right = _weights(weights, scales, minima, outputs, kept, start, K, BITS, GROUP, GROUPS, DEPTH, dtype)
+        right = _columns(
+            weights, scales, minima, outputs, kept, start, K, BITS, GROUP, GROUPS, SHARED, COLUMNS, DEPTH, dtype
+        )  # fmt: skip
         total = tl.dot(left, right.to(dot_type), total, input_precision="ieee")
         if GATE is not None:
-            right = _weights(weights, scales, minima, ups, kept, start, K, BITS, GROUP, GROUPS, DEPTH, dtype)
+            right = _columns(
+                weights, scales, minima, ups, kept, start, K, BITS, GROUP, GROUPS, SHARED, COLUMNS, DEPTH, dtype
+            )  # fmt: skip
             up = tl.dot(left, right.to(dot_type), up, input_precision="ieee")
     if bias is not None:
         total += tl.load(bias + outputs, mask=kept, other=0.0).to(tl.float32)[None, :]
@@ -117,27 +122,19 @@ def _multiply(
 
 
 @triton.jit
-def _weights(
+def _columns(
     weights, scales, minima, outputs, kept, start, K: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
-    GROUPS: tl.constexpr, DEPTH: tl.constexpr, dtype: tl.constexpr,
+    GROUPS: tl.constexpr, SHARED: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, dtype: tl.constexpr,
 ):  # fmt: skip
     """Return the weights of some outputs from the input `start` on, [DEPTH, outputs]; those beyond K are finite."""
-    inputs = start + tl.arange(0, DEPTH)
     if BITS is None:
+        inputs = start + tl.arange(0, DEPTH)
         places = outputs[None, :] * K + inputs[:, None]
         result = tl.load(weights + places, mask=kept[None, :] & (inputs < K)[:, None], other=0.0)
     else:
-        # The codes of symmetric weights are around half of their range.
-        CENTRE: tl.constexpr = 0 if minima is not None or BITS == FLOAT8 else 1 << BITS - 1
-        numbers = _numbers(weights, outputs[:, None], kept[:, None], start, K, BITS, DEPTH, CENTRE)
-        if GROUP % DEPTH == 0 or GROUPS == 1:  # one scale for each output of the tile
-            groups, scaled = outputs[:, None] * GROUPS + start // GROUP, kept[:, None]
-        else:
-            groups = outputs[:, None] * GROUPS + inputs[None, :] // GROUP
-            scaled = kept[:, None] & (inputs < K)[None, :]
-        scale = tl.load(scales + groups, mask=scaled, other=0.0).to(tl.float32)
-        numbers *= scale
-        if minima is not None:
-            numbers += tl.load(minima + groups, mask=scaled, other=0.0).to(tl.float32)
-        result = tl.trans(numbers.to(dtype))
+        rows = _weights(
+            weights, scales, minima, outputs[:, None], kept[:, None], start, K, BITS, GROUP, GROUPS, SHARED, COLUMNS,
+            DEPTH,
+        )  # fmt: skip
+        result = tl.trans(rows.to(dtype))
     return result

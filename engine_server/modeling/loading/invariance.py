@@ -10,12 +10,15 @@ from engine_server.modeling.attention.interface import AttentionBackend, Unsuppo
 from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.layers.embedding import Embedding
 from engine_server.modeling.layers.experts import Experts
+from engine_server.modeling.layers.fused_router import FusedRouter
 from engine_server.modeling.layers.linear import FusedLinear, Linear
 from engine_server.modeling.layers.norm import FusedLayerNorm, FusedRMSNorm
 from engine_server.modeling.platform.interface import Platform
 
 # Layers in which each row's result depends on that row alone if its product does.
-ROW_BY_ROW = (Linear, FusedLinear, Embedding, FusedRMSNorm, FusedLayerNorm, nn.LayerNorm, nn.Embedding)
+ROW_BY_ROW = (
+    Linear, FusedLinear, Embedding, FusedRouter, FusedRMSNorm, FusedLayerNorm, nn.LayerNorm, nn.Embedding,
+)  # fmt: skip
 logger = logging.getLogger(__name__)
 
 

@@ -30,6 +30,7 @@ from engine_server.modeling.loading.replacements import (
 )
 from engine_server.modeling.loading.report import PassReport, Tally
 from engine_server.modeling.loading.rounding import round_weights
+from engine_server.modeling.loading.router_forms import fuse_routers
 from engine_server.modeling.loading.sample import sample_copy
 from engine_server.modeling.loading.sharding import shard
 from engine_server.modeling.loading.trial import Trial
@@ -80,6 +81,7 @@ def replace_modules(model: PreTrainedModel, plan: LoadPlan) -> list[PassReport]:
         replace_experts(model, plan.layout, choices.experts, plan.batch_invariant),
         shard(model, plan.ranks),
         round_weights(model, plan.quantization, plan.layout),
+        fuse_routers(model, kernels.choose, choices.routers, plan.layout),
         fuse_projections(model),
         fuse_mlps(model, choices.mlps),
         replace_norms(model, kernels, choices.norms),

@@ -15,6 +15,7 @@ from torch import nn
 from engine_server.modeling.device import Device
 from engine_server.modeling.layers.activation import Activation
 from engine_server.modeling.layers.decoder_layer import CHILDREN, fused_layer, link_layers
+from engine_server.modeling.layers.fused_router import RouterForm
 from engine_server.modeling.layers.gated_experts import GatedExperts
 from engine_server.modeling.layers.kernel_sets.kernel_set import Activation as ActivationKernel
 from engine_server.modeling.layers.kernel_sets.kernel_set import Gate, KernelSet
@@ -49,6 +50,8 @@ class Choices:
     mlps: frozenset[type] = frozenset()
     # By class of experts, that of ours which computes the same.
     experts: Mapping[type, type[GatedExperts]] = field(default_factory=dict)
+    # By class of routers, the form with which FusedRouter computes the same.
+    routers: Mapping[type, RouterForm] = field(default_factory=dict)
     # The weight's offset, by class of norm.
     norms: Mapping[type, float] = field(default_factory=dict)
     # Classes of norms that compute the same as FusedLayerNorm.

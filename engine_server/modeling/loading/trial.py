@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from engine_server.modeling.formats.weight_format import as_loaded
 from engine_server.modeling.layers.experts import has_experts
+from engine_server.modeling.layers.fused_router import RouterForm
 from engine_server.modeling.layers.gated_experts import GatedExperts
 from engine_server.modeling.layers.kernel_sets.comparison import same
 from engine_server.modeling.layers.kernel_sets.kernel_set import Activation, Gate, KernelSet
@@ -42,6 +44,7 @@ from engine_server.modeling.loading.replacements import (
     replace_rotations,
     rotation_of,
 )
+from engine_server.modeling.loading.router_forms import form_of, fuse_routers, is_router
 
 NUM_TOKENS = 5
 logger = logging.getLogger(__name__)
@@ -62,6 +65,7 @@ class Trial:
         choices = Choices()
         steps: tuple[tuple[str, Callable[[Choices], Any]], ...] = (
             ("experts", self._experts),
+            ("routers", self._routers),
             ("mlps", self._mlps),
             ("norms", self._norms),
             ("layer_norms", self._layer_norms),
@@ -85,6 +89,14 @@ class Trial:
             kind: class_for(module, self.kernels.experts, self.device) for kind, module in experts.items()
         }
         return {kind: own for kind, own in found.items() if own is not None}
+
+    def _routers(self, choices: Choices) -> dict[type, RouterForm]:
+        choose = self.kernels.choose
+        if choose is None:
+            return {}
+        routers = {original_class(module): module for module in self._plain.modules() if is_router(module)}
+        found = {kind: form_of(module, choose, self.device) for kind, module in routers.items()}
+        return {kind: form for kind, form in found.items() if form is not None}
 
     def _mlps(self, choices: Choices) -> frozenset[type]:
         kinds = {type(module) for module in self._plain.modules() if is_gated_mlp(module)}
@@ -151,6 +163,7 @@ class Trial:
 
     def _copy(self, choices: Choices) -> PreTrainedModel:
         copy = deepcopy(self._plain)
+        fuse_routers(copy, self.kernels.choose, choices.routers, as_loaded)
         fuse_mlps(copy, choices.mlps)
         replace_norms(copy, self.kernels, choices.norms)
         replace_layer_norms(copy, self.kernels, choices.layer_norms)

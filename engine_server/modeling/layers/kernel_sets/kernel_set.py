@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from engine_server.modeling.formats.low_rank import AddLowRank
@@ -13,6 +14,8 @@ from engine_server.modeling.pending_heads import PendingRotation
 Rotation = Callable[..., tuple[Tensor, Tensor]]
 # [...] to [...], each element alone.
 Activation = Callable[[Tensor], Tensor]
+# Takes logits [tokens, experts], a number of choices, a form and a dtype; see kernels/router.py.
+Choose = Callable[[Tensor, int, bool, torch.dtype], tuple[Tensor, Tensor]]
 # [..., 2 * dim] to [..., dim]; may overwrite its input.
 Gate = Callable[[Tensor], Tensor]
 
@@ -43,3 +46,5 @@ class KernelSet(NamedTuple):
     activations: Sequence[Activation] = ()
     # Classes of gated experts, the fastest first.
     experts: Sequence[type[GatedExperts]] = ()
+    # The choice of experts by a router's logits; None: torch's own is as good.
+    choose: Choose | None = None

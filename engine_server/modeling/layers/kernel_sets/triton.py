@@ -11,6 +11,7 @@ from engine_server.modeling.kernels.activation import Activation, gated
 from engine_server.modeling.kernels.low_rank import add_low_rank
 from engine_server.modeling.kernels.norm import rms_norm
 from engine_server.modeling.kernels.rotary import rotate
+from engine_server.modeling.kernels.router import choose
 from engine_server.modeling.layers.fused_experts import FusedExperts
 from engine_server.modeling.layers.grouped_experts import GroupedExperts
 from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet, Rotation
@@ -44,5 +45,5 @@ def rotations(width: int, dim: int) -> list[Rotation]:
 
 TRITON = KernelSet(
     rms_norm, (0.0, 1.0), [partial(gated, name) for name in get_args(Activation)], rotations, add_low_rank,
-    experts=(FusedExperts, GroupedExperts),
+    experts=(FusedExperts, GroupedExperts), choose=choose,
 )  # fmt: skip
