@@ -20,7 +20,7 @@ from engine_server.modeling.loading.trial import kernel_of_gate
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's exponentials
 
-MOST = 17  # launches of a layer: 11 of attention, norms and sums, 2 of the router, 4 of the experts
+MOST = 12  # launches of a layer: 6 of attention and norms, 2 of the router, 4 of the experts
 SIZES = TINY | {
     "vocab_size": 128, "max_position_embeddings": 128, "eos_token_id": 1, "bos_token_id": 0, "head_dim": 8,
     "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
@@ -68,5 +68,4 @@ def test_mixture_layer_is_few_launches(
     for name in two:
         layer.remove(name)
     assert len(layer) == len(three) - len(two)
-    assert len(layer) <= MOST, layer
-    print(len(layer), layer)
+    assert len(layer) == MOST, layer
