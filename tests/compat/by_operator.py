@@ -32,6 +32,7 @@ from llm_operator.api.spec_hash import spec_hash
 from llm_operator.api.status import Condition, ServedAdapter, Status
 from llm_operator.control import adapter_pusher
 from llm_operator.control.adapter_pusher import AdapterPusher, Goal
+from llm_operator.control.pod_questions import PodQuestions
 from llm_operator.control.record import is_applied, marked
 from llm_operator.control.resources import CHILDREN
 from llm_operator.control.watching.claims import claim_of
@@ -207,7 +208,7 @@ async def pushed_request() -> bytes:
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    pusher = AdapterPusher(lambda _: None)
+    pusher = AdapterPusher(lambda _: None, PodQuestions())
     goal = Goal(WantedAdapters([WantedAdapter(ADAPTER, ADAPTER_URI)]), derive_key(ADMIN_ROOTS[0], UID))
     with patch.object(adapter_pusher, "ADMIN_PORT", port):
         pusher.follow(KEY, goal, [Replica("llama-engine-1", "", "127.0.0.1")])
