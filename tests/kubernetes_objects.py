@@ -1,5 +1,7 @@
 """Manifests of LLMDeployments and EndpointSlices."""
 
+import json
+
 from engine_server.contract.labels import LLMDEPLOYMENT_LABEL as LABEL
 
 
@@ -27,3 +29,11 @@ def slice_of(owner: str, name: str, *endpoints: dict, family: str = "IPv4", **me
         "ports": [{"name": "metrics", "port": 9}, {"name": "http", "port": 8000}],
         "endpoints": [*endpoints],
     }
+
+
+def nested_llmd(name: str, levels: int) -> bytes:
+    """Return the JSON of an LLMDeployment whose podTemplate has so many levels, which Python does not encode."""
+    template = '{"spec":{"x":' + '{"a":' * levels + "{}" + "}" * levels + "}}"
+    manifest = llmd(name)
+    manifest["spec"]["podTemplate"] = "NESTED"
+    return json.dumps(manifest).replace('"NESTED"', template).encode()

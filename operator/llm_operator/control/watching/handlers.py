@@ -13,6 +13,7 @@ from llm_operator.control.cluster import REQUEST_SECONDS, Access, reload_credent
 from llm_operator.control.queue import Priority, WorkQueue
 from llm_operator.control.resources import LLMDEPLOYMENTS, WATCHED, Resource
 from llm_operator.control.watching.relist import PAGE_SIZE
+from llm_operator.control.watching.shallow_response import ShallowResponse
 from llm_operator.control.watching.store import Ref, Store, version_of
 
 Event = Mapping[str, Any]
@@ -62,6 +63,7 @@ def login(
         session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=access.as_ssl_context()),
             headers=access.as_http_headers(),
+            response_class=ShallowResponse,
             trace_configs=list(trace_configs),
         )
         return kopf.AiohttpSession(server=configuration.host, aiohttp_session=session)
