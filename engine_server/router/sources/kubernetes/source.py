@@ -9,6 +9,7 @@ import aiohttp
 from engine_server.contract.adapters import DeploymentAdapter
 from engine_server.contract.api import KIND, Key, collection_path
 from engine_server.contract.labels import LLMDEPLOYMENT_LABEL
+from engine_server.contract.served_names import claimable, is_printable
 from engine_server.router.metrics import WatchState
 from engine_server.router.routing.directory import Adapter, Deployment, Directory
 from engine_server.router.routing.endpoint import Address
@@ -95,7 +96,7 @@ class KubernetesSource:
         by_pod = serving_pods(self._slices[key].values())
         return Deployment(
             key,
-            tuple(found.spec.model.served_names) or (key.name,),
+            claimable(found.spec.model.served_names or (key.name,), key),
             tuple(sorted(by_pod.values())),
             created.timestamp() if created else 0.0,
             found.spec.routing.policy,
@@ -119,6 +120,8 @@ def adapters_of(found: LLMDeployment, by_pod: Mapping[str, Address]) -> tuple[Ad
     reported = {adapter.name: adapter for adapter in found.status.adapters}
     adapters: list[Adapter] = []
     for name in dict.fromkeys(adapter.name for adapter in found.spec.adapters):
+        if "/" in name or not is_printable(name):
+            continue
         state = reported.get(name, DeploymentAdapter(name))
         addresses = tuple(sorted(by_pod[pod] for pod in state.pods if pod in by_pod))
         error = "" if state.pods else state.error or ""

@@ -6,6 +6,8 @@ import pytest
 from fake_api import event
 from kubernetes_objects import endpoint, llmd, nested_llmd, slice_of
 
+from engine_server.router.callers.account import Account
+from engine_server.router.callers.keys import KeyEntry
 from engine_server.router.sources.kubernetes.access import Access, from_kubeconfig
 
 # The API server's own limit is 10,000.
@@ -63,3 +65,24 @@ async def test_an_object_that_becomes_unreadable_counts_as_it_was(api, follow, e
     events.put_nowait(None)
     await eventually(lambda: api.lists == 3)
     assert followed.live("m") == []
+
+
+@pytest.mark.parametrize("taken", ["victim/llama", "lla\x1b[2Jma", "lla\u0085ma", "lla\u200bma"])
+async def test_a_name_of_another_namespace_or_for_no_terminal_claims_nothing(api, follow, taken):
+    served = llmd("llama", taken, "mine", namespace="evil", resourceVersion="7")
+    served["spec"]["adapters"] = [{"name": taken, "uri": "hf://org/adapter"}]
+    api.items["llmdeployments"] = [served]
+
+    followed = await follow(Access(api.url))
+
+    assert followed.directory.resolve(taken) is None
+    assert followed.live("mine") == followed.live("evil/llama") == []
+    assert sorted(followed.directory.models()) == ["mine"]
+
+
+async def test_a_key_for_a_deployment_that_is_absent_opens_no_other(api, follow):
+    api.items["llmdeployments"] = [llmd("llama", "victim/llama", namespace="evil", resourceVersion="7")]
+    followed = await follow(Access(api.url))
+    account = Account(KeyEntry(name="team", sha256="0" * 64, models=("victim/llama",)))
+
+    assert not any(account.may_use(route, followed.directory) for route in followed.directory.routes)
