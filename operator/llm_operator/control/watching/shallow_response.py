@@ -22,6 +22,10 @@ class ShallowLines:
         async for line in lines(self._content.iter_any()):
             yield shallow(line) + b"\n"
 
+    def __getattr__(self, name: str) -> Any:
+        """Return what aiohttp itself asks of the stream."""
+        return getattr(self._content, name)
+
 
 class ShallowResponse(aiohttp.ClientResponse):
     """An answer with a list or a watch. The objects of all kinds but ours have a bounded depth."""
