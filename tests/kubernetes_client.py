@@ -33,6 +33,7 @@ KINDS = {
     "pdb": ("policy/v1", "PodDisruptionBudget"),
     "pod": ("v1", "Pod"),
     "pvc": ("v1", "PersistentVolumeClaim"),
+    "replicaset": ("apps/v1", "ReplicaSet"),
     "role": ("rbac.authorization.k8s.io/v1", "Role"),
     "rolebinding": ("rbac.authorization.k8s.io/v1", "RoleBinding"),
     "secret": ("v1", "Secret"),
@@ -46,6 +47,8 @@ CLUSTER_WIDE = {
     "CustomResourceDefinition",
     "Namespace",
     "SubjectAccessReview",
+    "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
 }
 
 

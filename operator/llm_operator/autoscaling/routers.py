@@ -11,14 +11,13 @@ import aiohttp
 from engine_server.contract.authority import authority
 from engine_server.contract.bodies import read_at_most
 from engine_server.contract.demand import DEMAND_PATH, DemandReport
-from engine_server.contract.labels import METRICS_PORT
+from engine_server.contract.labels import METRICS_PORT, SERVICE_NAME_LABEL
 from llm_operator.control.api_errors import FAILURES, describe
 from llm_operator.control.cluster import Cluster
 from llm_operator.control.resources import Resource
 from llm_operator.observed import Manifest
 
 ENDPOINT_SLICES = Resource("discovery.k8s.io", "v1", "endpointslices")
-SERVICE_LABEL = "kubernetes.io/service-name"
 METRICS_PORT_NAME = "metrics"
 LIST_SECONDS = 3.0
 ANSWER_SECONDS = 1.0
@@ -106,7 +105,9 @@ class Routers:
             return
         path = ENDPOINT_SLICES.path(self.service.namespace)
         try:
-            page = await self.cluster.call("GET", path, labelSelector=f"{SERVICE_LABEL}={self.service.name}")
+            page = await self.cluster.call(
+                "GET", path, labelSelector=f"{SERVICE_NAME_LABEL}={self.service.name}"
+            )
         except FAILURES as error:
             if describe(error) != self.failure:
                 self.failure = describe(error)

@@ -28,10 +28,10 @@ from llm_operator.control.start_poller import StartPoller
 from llm_operator.control.status_writer import StatusWriter
 from llm_operator.control.watching.store import Store
 from llm_operator.control.watching.trim import trimmed
-from llm_operator.observed import ChildKey, KeyHashes, Manifest, Observed, Problem
+from llm_operator.observed import ChildKey, KeyHashes, Manifest, Observed, Problem, workload_key
 from llm_operator.plan.decide import Decision, decide
 from llm_operator.plan.deletion_cost import is_scale_down
-from llm_operator.plan.ownership import field_manager
+from llm_operator.plan.ownership import field_manager, owned_by, owned_pods
 from llm_operator.settings import Settings
 from llm_operator.status.adapters import ready_replicas
 from llm_operator.status.assess import assess
@@ -191,11 +191,14 @@ class Reconciler:
 
     def observe(self, key: Key, manifest: Manifest, looked_up: dict[ChildKey, Manifest | None]) -> Observed:
         found = {child: existing for child, existing in looked_up.items() if existing is not None}
+        children = found | self.store.children(key)
+        workload = children.get(workload_key(key.name), {})
+        replica_sets = owned_by(workload, self.store.replica_sets(key))
         return Observed(
             subject=manifest,
-            children=found | self.store.children(key),
-            pods=self.store.pods(key),
-            replica_sets=self.store.replica_sets(key),
+            children=children,
+            pods=owned_pods(self.store.pods(key), replica_sets),
+            replica_sets=replica_sets,
             start_report=self.start_poller.reports.get(key),
             pod_adapters=self.adapter_pusher.answers(key),
             name_holders=self.store.claims.held_by_others(key),

@@ -104,7 +104,7 @@ async def test_a_cold_start_shows_its_percentage_and_then_its_seconds(
         {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"name": name, "labels": labels},
+            "metadata": {"name": name, "labels": labels, "ownerReferences": world.pod_owners(name)},
             "spec": {"containers": [container]},
         }
     )

@@ -18,7 +18,6 @@ from engine_server.router.sources.kubernetes.objects import Identity, Message, O
 
 log = logging.getLogger(__name__)
 
-PAGE_SIZE = 500
 # The API server ends a watch after this; the next one continues from its last version.
 WATCH_SECONDS = 60
 RELIST_SECONDS = 300.0
@@ -78,6 +77,8 @@ class Watch(Generic[T]):
         kind: type[T],
         on_change: Callable[[T, bool], None],
         selector: str = "",
+        *,
+        page_size: int,
     ) -> None:
         self._objects: dict[Identity, T] = {}
         # Why objects could not be decoded when they were read last.
@@ -95,6 +96,7 @@ class Watch(Generic[T]):
         self._access = access
         self._path = path
         self._query = {"labelSelector": selector} if selector else {}
+        self._page_size = page_size
         self._decoder = msgspec.json.Decoder(kind)
         self._on_change = on_change
 
@@ -126,7 +128,7 @@ class Watch(Generic[T]):
     async def _list(self, session: aiohttp.ClientSession) -> str:
         """List all objects, report the differences, and return the list's version."""
         found: dict[Identity, T] = {}
-        query = {**self._query, "limit": str(PAGE_SIZE)}
+        query = {**self._query, "limit": str(self._page_size)}
         while True:
             async with self._get(session, query, LIST_TIMEOUT_SECONDS) as response:
                 page = decode_shallow(PAGE.decode, await response.read())

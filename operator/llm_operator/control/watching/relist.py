@@ -15,6 +15,8 @@ from llm_operator.control.watching.store import Ref, Store
 from llm_operator.observed import Manifest
 
 PAGE_SIZE = 250
+# An LLMDeployment has up to 1.5 MB, and five times as much once it is decoded; a page is in memory as a whole.
+LLMDEPLOYMENTS_PAGE_SIZE = 25
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +86,7 @@ class Relist:
             return frozenset()
 
     async def pages(self, resource: Resource) -> AsyncIterator[ListPage]:
-        query = {"limit": str(PAGE_SIZE)}
+        query = {"limit": str(page_size(resource))}
         if resource != LLMDEPLOYMENTS:
             query["labelSelector"] = LLMDEPLOYMENT_LABEL
         while True:
@@ -94,3 +96,8 @@ class Relist:
             if not page.metadata.next_page:
                 return
             query["continue"] = page.metadata.next_page
+
+
+def page_size(resource: Resource) -> int:
+    """Return the number of objects that are listed at once."""
+    return LLMDEPLOYMENTS_PAGE_SIZE if resource == LLMDEPLOYMENTS else PAGE_SIZE
