@@ -117,8 +117,10 @@ def template(children: Any) -> Any:
 def read_service(service: Manifest) -> dict[str, Any]:
     """Return what the router makes of an EndpointSlice of a Service, whose labels and names of ports it has."""
     metadata = service["metadata"]
+    # As Kubernetes makes it.
+    slice_labels = metadata["labels"] | {"kubernetes.io/service-name": metadata["name"]}
     endpoint_slice = {
-        "metadata": {"name": "s", "namespace": metadata["namespace"], "labels": metadata["labels"]},
+        "metadata": {"name": "s", "namespace": metadata["namespace"], "labels": slice_labels},
         "ports": [{"name": port["name"], "port": 8000} for port in service["spec"]["ports"]],
         "endpoints": [{"addresses": ["10.0.0.7"], "targetRef": {"name": "llama-engine-1"}}],
     }
