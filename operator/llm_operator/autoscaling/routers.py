@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
@@ -68,6 +68,8 @@ class Routers:
 
     cluster: Cluster
     service: RouterService
+    # Returns the key for the routers' internal pages; empty for none.
+    key: Callable[[], str] = str
     # Addresses as HOST:PORT, and the event loop's time at which they were listed; None before the first list.
     addresses: frozenset[str] = frozenset()
     listed_at: float | None = None
@@ -120,8 +122,10 @@ class Routers:
     async def _ask(self, session: aiohttp.ClientSession, address: str) -> None:
         """Store the report of one router, if it answers."""
         try:
+            key = self.key()
             async with session.get(
                 f"http://{address}{DEMAND_PATH}",
+                headers={"Authorization": f"Bearer {key}"} if key else {},
                 allow_redirects=False,
                 raise_for_status=True,
                 timeout=aiohttp.ClientTimeout(total=ANSWER_SECONDS),
