@@ -17,6 +17,12 @@ EVERY_VALUE: dict[str, Any] = {
     "watchNamespaces": ["team-a", "team-b"],
     "engine": {"image": "registry.example/engine:2", "imagePullSecrets": [{"name": "engines"}]},
     "keys": {"enabled": True, "routerSecret": "router-root", "adminSecret": "admin-root"},
+    "admissionPolicy": {"enabled": True, "serviceAccounts": ["shared"]},
+    "podPolicy": {
+        "nodeName": False,
+        "images": ["registry.example/*"],
+        "requiredProfiles": {"team-a": ["gpu-l4"]},
+    },
     "profiles": {"gpu-l4": {"resources": {"gpu": 1}, "podTemplate": {"spec": {"priorityClassName": "high"}}}},
     "operator": {
         "args": ["--log-level=debug"],
@@ -65,6 +71,7 @@ EVERY_VALUE: dict[str, Any] = {
         "podDisruptionBudget": {"enabled": False},
         "keysSecret": {"name": "callers", "key": "callers.yaml"},
         "forwardCredentials": True,
+        "requireInternalKey": True,
         "forwardHeaders": ["x-team-*"],
         "resources": {"limits": {"cpu": 1}},
     },

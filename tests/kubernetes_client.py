@@ -11,6 +11,8 @@ import yaml
 from llm_operator.control.resources import Resource
 from waiting import NotYetError
 
+from engine_server.contract.nesting import decode_shallow
+
 Manifest = dict[str, Any]
 
 APPLY = "application/apply-patch+yaml"
@@ -31,6 +33,7 @@ KINDS = {
     "pdb": ("policy/v1", "PodDisruptionBudget"),
     "pod": ("v1", "Pod"),
     "pvc": ("v1", "PersistentVolumeClaim"),
+    "replicaset": ("apps/v1", "ReplicaSet"),
     "role": ("rbac.authorization.k8s.io/v1", "Role"),
     "rolebinding": ("rbac.authorization.k8s.io/v1", "RoleBinding"),
     "secret": ("v1", "Secret"),
@@ -44,6 +47,8 @@ CLUSTER_WIDE = {
     "CustomResourceDefinition",
     "Namespace",
     "SubjectAccessReview",
+    "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
 }
 
 
@@ -110,17 +115,17 @@ class Client:
         content_type: str = "application/json",
         **query: str,
     ) -> Manifest:
-        """Return the object that the API server answers. Raises RefusedError."""
+        """Return the object that the API server answers. Raises RefusedError. A body of bytes is sent as it is."""
         answer = self._pool.request(
             method,
             f"{self.url}{path}?{urlencode(query)}",
-            body=None if body is None else json.dumps(body),
+            body=body if body is None or isinstance(body, bytes) else json.dumps(body),
             headers={**self._pool.headers, "Content-Type": content_type},
         )
         if answer.status >= 400:
             raise RefusedError(answer.status, message_of(answer.data))
         self.warnings += answer.headers.getlist("Warning")
-        return dict(json.loads(answer.data))
+        return dict(decode_shallow(json.loads, answer.data))
 
     def path(self, kind: str, name: str = "", namespace: str | None = None) -> str:
         """Return the path of an object, without a name of a collection."""

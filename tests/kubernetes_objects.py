@@ -1,6 +1,9 @@
 """Manifests of LLMDeployments and EndpointSlices."""
 
+import json
+
 from engine_server.contract.labels import LLMDEPLOYMENT_LABEL as LABEL
+from engine_server.contract.labels import child_name
 
 
 def llmd(name: str, *served: str, policy: str | None = None, spec: dict | None = None, **metadata) -> dict:
@@ -18,12 +21,23 @@ def endpoint(ip: str, pod: str | None = None, **conditions: bool) -> dict:
     return {"addresses": [ip], "conditions": conditions, **target}
 
 
-def slice_of(owner: str, name: str, *endpoints: dict, family: str = "IPv4", **metadata) -> dict:
+def slice_of(
+    owner: str, name: str, *endpoints: dict, family: str = "IPv4", service: str | None = None, **metadata
+) -> dict:
+    labels = {LABEL: owner, "kubernetes.io/service-name": service or child_name(owner)}
     return {
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
-        "metadata": {"name": name, "labels": {LABEL: owner}, **metadata},
+        "metadata": {"name": name, "labels": labels, **metadata},
         "addressType": family,
         "ports": [{"name": "metrics", "port": 9}, {"name": "http", "port": 8000}],
         "endpoints": [*endpoints],
     }
+
+
+def nested_llmd(name: str, levels: int) -> bytes:
+    """Return the JSON of an LLMDeployment whose podTemplate has so many levels, which Python does not encode."""
+    template = '{"spec":{"x":' + '{"a":' * levels + "{}" + "}" * levels + "}}"
+    manifest = llmd(name)
+    manifest["spec"]["podTemplate"] = "NESTED"
+    return json.dumps(manifest).replace('"NESTED"', template).encode()

@@ -11,6 +11,9 @@ import re
 # A line of an engine's key file with a hash in place of a key.
 HASH_PATTERN = re.compile(rb"sha256:([0-9a-fA-F]{64})")
 
+# The message of the key for the pages of routers' internal ports. No UID and no NAMESPACE/NAME is equal to it.
+INTERNAL_PAGES = "internal pages"
+
 
 def parse_root_keys(content: bytes) -> tuple[bytes, ...]:
     """Return the root keys of a file, one per line: callers use the first, and engines accept those of all.

@@ -4,6 +4,8 @@ from engine_server.contract.api import GROUP
 
 # Carried by every child; EndpointSlices inherit it from their Service. Empty on a child that several share.
 LLMDEPLOYMENT_LABEL = f"{GROUP}/llmdeployment"
+# Kubernetes' own, on an EndpointSlice: the Service that it is of.
+SERVICE_NAME_LABEL = "kubernetes.io/service-name"
 # On a pod template: the hash of the files whose contents are in the spec, so that a change of them rolls.
 FILES_HASH_ANNOTATION = f"{GROUP}/files-hash"
 SPEC_HASH_ANNOTATION = f"{GROUP}/spec-hash"

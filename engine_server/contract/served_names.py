@@ -1,9 +1,13 @@
 """The names under which deployments and their adapters are reached, and what each name means."""
 
+import unicodedata
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from engine_server.contract.api import Key
+
+# White space, and control and format characters, which would change what a terminal shows.
+UNPRINTABLE = frozenset(("Cc", "Cf", "Co", "Cs", "Zl", "Zp", "Zs"))
 
 
 class NameClaim(NamedTuple):
@@ -58,6 +62,19 @@ def holders(claims: Iterable[NameClaim]) -> dict[str, NameClaim]:
             for name in names_by_rank[rank]:
                 table.setdefault(name, claim)
     return table
+
+
+def is_printable(name: str) -> bool:
+    """Return True for a name that logs and terminals show as it is."""
+    return UNPRINTABLE.isdisjoint(map(unicodedata.category, name))
+
+
+def claimable(served_names: Iterable[str], key: Key) -> tuple[str, ...]:
+    """Return the served names that a deployment of the cluster may claim: printable ones that are not foreign.
+
+    Whoever may create an LLMDeployment chooses its names, and one that is refused keeps its pods.
+    """
+    return tuple(name for name in served_names if is_printable(name) and not is_foreign(name, key))
 
 
 def is_foreign(served_name: str, key: Key) -> bool:

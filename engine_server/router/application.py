@@ -8,7 +8,7 @@ import msgspec
 
 from engine_server.contract.paths import MODEL_PATHS
 from engine_server.router import errors
-from engine_server.router.callers.account import Caller, usable_route, visible_models
+from engine_server.router.callers.account import Caller, usable_route
 from engine_server.router.callers.callers import Callers
 from engine_server.router.errors import RequestError
 from engine_server.router.http.client_address import FORWARDED_FOR, ClientAddresses
@@ -124,8 +124,8 @@ class Application:
     def _models(self, path: bytes, caller: Caller) -> bytes:
         """Return the JSON of all models or of one. Raises RequestError (404) for an unknown model."""
         if path == MODELS:
-            models = visible_models(caller, self._directory)
-            cards = [model_card(name, route, self._directory) for name, route in models.items()]
+            routes = ((name, self._directory.resolve(name)) for name in caller.models(self._directory))
+            cards = [model_card(name, route, self._directory) for name, route in routes if route is not None]
             return msgspec.json.encode(ModelList(data=cards))
         return self._model(path.removeprefix(ONE_MODEL), caller)
 

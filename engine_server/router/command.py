@@ -162,6 +162,12 @@ def build_parser() -> argparse.ArgumentParser:
         help="root key from which the keys for engines are derived, read again when it changes",
     )
     flag(
+        "--require-internal-key",
+        action="store_true",
+        help="/internal on the metrics port is for routers and the operator, by a key derived from --engine-key-file;"
+        " those of 0.2.0 send none",
+    )
+    flag(
         "--peer",
         type=parse_peer,
         action="append",
@@ -252,6 +258,8 @@ def main(argv: list[str]) -> int:
             parser.error(str(error))
     if not (flags.endpoint or sources):
         parser.error("no source of endpoints: give --endpoint, --endpoints-file or --kubernetes")
+    if flags.require_internal_key and not flags.engine_key_file:
+        parser.error("--require-internal-key needs --engine-key-file, from which the key is derived")
     try:
         callers = Callers(flags.keys_file, flags.engine_key_file)
     except ValueError as error:
@@ -273,6 +281,7 @@ def main(argv: list[str]) -> int:
         drain_grace=flags.drain_grace,
         drain_timeout=flags.drain_timeout,
         peers=PeerSettings(tuple(flags.peer), flags.peers_service),
+        requires_internal_key=flags.require_internal_key,
         watch=WatchTimes(stall=flags.stall_timeout),
         hold=HoldSettings(flags.hold_requests, flags.hold_seconds, flags.queue_when_full),
         prefix_chars=flags.prefix_chars,

@@ -182,6 +182,12 @@ def invalid_api_key() -> RequestError:
     return RequestError(401, ErrorCode.INVALID_API_KEY, message, lines=[b"WWW-Authenticate: Bearer\r\n"])
 
 
+def invalid_internal_key() -> RequestError:
+    """Return the error for a request for an internal page without the key of routers and the operator."""
+    message = "This page takes the key that routers and the operator derive from the router's root key"
+    return RequestError(401, ErrorCode.INVALID_API_KEY, message, lines=[b"WWW-Authenticate: Bearer\r\n"])
+
+
 def model_not_allowed(model: str, known: Sequence[str]) -> RequestError:
     """Return the error for a model that the request's key may not use, with those that it may."""
     message = f"The API key may not use the model {quote(model)}; {available(known)}"

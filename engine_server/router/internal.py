@@ -10,6 +10,8 @@ from engine_server.router.http.exchange import Exchange
 from engine_server.router.rejections import Reason, Rejections, Sender
 from engine_server.shared.hosts import Hosts
 
+GUARDED = b"/internal/"
+
 
 class Page(NamedTuple):
     """A page that is rendered at each request."""
@@ -21,8 +23,18 @@ class Page(NamedTuple):
 class InternalApplication:
     """Answers GET requests for a fixed set of pages."""
 
-    def __init__(self, pages: Mapping[bytes, Page], rejections: Rejections, hosts: Hosts | None) -> None:
-        """Serve `pages`, by path, to requests for `hosts`, or for all."""
+    def __init__(
+        self,
+        pages: Mapping[bytes, Page],
+        rejections: Rejections,
+        hosts: Hosts | None,
+        accepts: Callable[[Mapping[bytes, bytes]], bool] | None,
+    ) -> None:
+        """Serve `pages`, by path, to requests for `hosts`, or for all.
+
+        Those below /internal/ are for requests whose fields `accepts` takes, or for all.
+        """
+        self._accepts = accepts
         self._pages = pages
         self._rejections = rejections
         self._hosts = hosts
@@ -33,6 +45,9 @@ class InternalApplication:
         if self._hosts is not None and not self._hosts.accept(host):
             self._rejections.add(Sender.CLIENT, Reason.UNKNOWN_HOST)
             raise errors.unknown_host(host)
+        accepts = self._accepts if path.startswith(GUARDED) else None
+        if accepts is not None and not accepts(exchange.request.fields):
+            raise errors.invalid_internal_key()
         page = self._pages.get(path)
         if page is None:
             raise errors.unknown_path(path)

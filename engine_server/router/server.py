@@ -88,6 +88,8 @@ class Settings:
     watch: WatchTimes = field(default_factory=WatchTimes)
     # The other routers, with which the limits of keys are shared.
     peers: PeerSettings = field(default_factory=PeerSettings)
+    # The internal pages are for routers and the operator, which send a key derived from the root key for engines.
+    requires_internal_key: bool = False
     hold: HoldSettings = field(default_factory=HoldSettings)
 
 
@@ -116,7 +118,7 @@ class Server:
         self._settings = settings
         self._sources = sources
         self._callers = callers
-        self._peers = Peers(settings.peers, callers.ledger)
+        self._peers = Peers(settings.peers, callers.ledger, callers.engine_credentials)
         self._leaving = asyncio.Event()
         self._aborting = asyncio.Event()
         self._announce_seconds = 0.0
@@ -177,6 +179,7 @@ class Server:
             },
             metrics.rejections,
             hosts,
+            callers.engine_credentials.accepts_internal if settings.requires_internal_key else None,
         )
         limits = replace(settings.limits, body=min(settings.limits.body, budget.largest_body))
         forwarded = REQUEST_FIELDS.with_more(settings.forwarded_fields)

@@ -65,7 +65,8 @@ async def run(options: Options, configuration: Access, stop: asyncio.Event) -> i
         writers: list[Writer] = [reconciler.run]
         if options.router_service is not None:
             scales = reconciler.store.scales
-            routers = Routers(cluster, options.router_service)
+            key = root_keys.internal_key if root_keys is not None else str
+            routers = Routers(cluster, options.router_service, key)
             writers.append(Autoscaler(cluster, settings.operator, scales, routers).run)
             reconciler.deletion_costs = DeletionCosts(cluster, routers.reports)
         identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"

@@ -11,11 +11,12 @@ import msgspec
 
 from engine_server.contract.api import DEFAULT_NAMESPACE
 from engine_server.contract.labels import METRICS_PORT
+from llm_operator.api.pod_policy import read_pod_policy
 from llm_operator.api.profiles import read_profiles
 from llm_operator.api.schema import SpecError
 from llm_operator.autoscaling.routers import RouterService
 from llm_operator.control.root_keys import KeySecrets
-from llm_operator.settings import PodSecurity, Settings
+from llm_operator.settings import PodPolicy, PodSecurity, Settings
 
 LEASE_NAME = "fairlead-operator"
 OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -52,6 +53,7 @@ def parse(argv: list[str]) -> Options:
         namespaces=tuple(options.namespace),
         pod_security=options.pod_security,
         allow_service_account=options.allow_service_account,
+        pod_policy=options.pod_policy_file or PodPolicy(),
         profiles=options.profiles_file,
         image_pull_secrets=tuple(options.engine_image_pull_secret),
         network_peers=options.network_peers_file,
@@ -89,6 +91,13 @@ def parser() -> argparse.ArgumentParser:
         default="restricted",
         choices=typing.get_args(PodSecurity),
         help="the Pod Security Standard that engine pods must satisfy (default: %(default)s)",
+    )
+    flags.add_argument(
+        "--pod-policy-file",
+        type=pod_policy,
+        metavar="FILE",
+        help="YAML with the values that specs may ask of their pods: priorityClasses, nodeName, schedulers, "
+        "runtimeClasses, annotations, images, projectedSources, requiredProfiles",
     )
     flags.add_argument(
         "--profiles-file",
@@ -152,6 +161,14 @@ def parser() -> argparse.ArgumentParser:
 def own_namespace() -> str:
     """Return the namespace of this pod, or the default one outside a cluster."""
     return OWN_NAMESPACE.read_text().strip() if OWN_NAMESPACE.exists() else DEFAULT_NAMESPACE
+
+
+def pod_policy(path: str) -> PodPolicy:
+    """Return the policy in a file. Raises argparse.ArgumentTypeError."""
+    try:
+        return read_pod_policy(Path(path))
+    except SpecError as error:
+        raise argparse.ArgumentTypeError(f"{path}: {error}") from None
 
 
 def profiles(path: str) -> Mapping[str, Any]:

@@ -5,8 +5,33 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, Literal
 
+import msgspec
+
 # The Pod Security Standard that engine pods must satisfy.
 PodSecurity = Literal["restricted", "baseline", "any"]
+
+# Names, in which `*` stands for any characters; None allows all.
+Patterns = tuple[str, ...] | None
+PROJECTED_SOURCES = ("clusterTrustBundle", "configMap", "downwardAPI", "secret", "serviceAccountToken")
+
+
+class PodPolicy(
+    msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True, omit_defaults=True
+):
+    """What a spec may ask of its pods beyond the Pod Security Standard. A profile may have other values."""
+
+    priority_classes: Patterns = None
+    # False: only the scheduler chooses a node.
+    node_name: bool = True
+    schedulers: Patterns = None
+    runtime_classes: Patterns = None
+    # Keys, of pods and of the service account.
+    annotations: Patterns = None
+    images: Patterns = None
+    # Of projected volumes. Others, such as podCertificate, give pods more than the token of their account.
+    projected_sources: Patterns = PROJECTED_SOURCES
+    # By namespace: the profiles of which an LLMDeployment there must choose one, and whose fields it may not replace.
+    required_profiles: dict[str, tuple[str, ...]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +47,7 @@ class Settings:
     pod_security: PodSecurity = "restricted"
     # Allow a podTemplate to choose a service account.
     allow_service_account: bool = False
+    pod_policy: PodPolicy = field(default_factory=PodPolicy)
     # Values for the specs that choose one by name: `resources` and `podTemplate`.
     profiles: Mapping[str, Any] = field(default_factory=dict)
     # Secrets for the image of engines, in the namespace of each LLMDeployment.

@@ -1,15 +1,19 @@
 """Values of the chart that add or change objects; all of them are off by default."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from chart_manifests import EVERY_VALUE, Manifest, arguments, find, kinds, names, pod_of
 from llm_operator import flags
+from llm_operator.api.pod_policy import read_pod_policy
 from llm_operator.api.profiles import read_profiles
+from llm_operator.settings import PodPolicy
 
 from engine_server.contract.labels import selector
 
@@ -169,6 +173,34 @@ def test_pod_monitors_cover_operator_router_and_the_engines_of_all_namespaces(re
     assert engines["selector"]["matchLabels"].items() <= selector("any").items()
 
 
+def metrics_of(root: Path, *snapshots: str) -> set[str]:
+    """Return the names in the snapshots of metrics."""
+    return {
+        line.split()[0] for name in snapshots for line in (root / "tests" / name).read_text().splitlines()
+    }
+
+
+def test_engines_can_export_no_series_of_other_components_and_not_any_number(
+    render: Render, root: Path
+) -> None:
+    monitor = find(render(podMonitors={"enabled": True}), "PodMonitor", "fairlead-engines")["spec"]
+    (scrape,) = monitor["podMetricsEndpoints"]
+    (kept,) = scrape["metricRelabelings"]
+    own = metrics_of(root, "server/snapshots/engine_metrics.txt")
+    others = metrics_of(
+        root, "router/snapshots/router_metrics.txt", "operator/snapshots/operator_metrics.txt"
+    )
+
+    assert (kept["sourceLabels"], kept["action"]) == (["__name__"], "keep")
+    assert all(re.fullmatch(kept["regex"], name) for name in own)
+    # Those of any process have the labels of the pod.
+    forged = {name for name in others if re.fullmatch(kept["regex"], name)}
+    assert {name for name in forged if not name.startswith(("process_", "python_"))} == set()
+    assert not scrape.get("honorLabels")
+    assert monitor["sampleLimit"] == 5000
+    assert {"labelLimit", "labelNameLengthLimit", "labelValueLengthLimit"} <= monitor.keys()
+
+
 def test_engines_are_monitored_in_the_watched_namespaces(render: Render) -> None:
     monitor = find(render(**EVERY_VALUE), "PodMonitor", "fairlead-engines")["spec"]
     assert monitor["namespaceSelector"] == {"matchNames": ["team-a", "team-b"]}
@@ -203,6 +235,37 @@ def test_network_policies_admit_operator_router_and_further_peers(render: Render
     assert further == more
 
 
+@pytest.mark.parametrize("component", ["operator", "router"])
+def test_network_policies_of_the_release_admit_peers_to_the_ports_on_which_it_listens(
+    render: Render, component: str
+) -> None:
+    more = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    manifests = render(networkPolicies={"enabled": True, "allowFrom": [more]})
+    policy = find(manifests, "NetworkPolicy", f"fairlead-{component}")["spec"]
+    deployment = find(manifests, "Deployment", f"fairlead-{component}")["spec"]
+    listening = {port["name"]: port["containerPort"] for port in container(manifests, component)["ports"]}
+    admitted = {port["port"]: rule.get("from") for rule in policy["ingress"] for port in rule["ports"]}
+    selectors = {
+        name: find(manifests, "Deployment", f"fairlead-{name}")["spec"]["selector"]
+        for name in ("operator", "router")
+    }
+
+    assert policy["podSelector"] == deployment["selector"]
+    # The kubelet alone asks for health; it is on the node.
+    assert admitted.keys() == {port for name, port in listening.items() if name != "health"}
+    if component == "operator":
+        assert admitted == {listening["metrics"]: [more]}
+    else:
+        peers = [{"podSelector": selectors[name]} for name in ("operator", "router")]
+        assert admitted == {listening["http"]: None, listening["metrics"]: [*peers, more]}
+
+
+def test_nobody_is_admitted_to_the_operator_without_further_peers(render: Render) -> None:
+    policy = find(render(networkPolicies={"enabled": True}), "NetworkPolicy", "fairlead-operator")["spec"]
+    assert policy["policyTypes"] == ["Ingress"]
+    assert "ingress" not in policy
+
+
 def test_a_changed_profile_restarts_the_operator(render: Render) -> None:
     def checksum(gpus: int) -> str:
         manifests = render(profiles={"l4": {"resources": {"gpu": gpus}}})
@@ -219,6 +282,7 @@ def test_flags_of_files_name_what_the_operators_config_map_has(render: Render) -
     flags = dict(flag.split("=", 1) for flag in arguments(manifests, "operator") if "=" in flag)
     for flag, name in (
         ("--profiles-file", "profiles.yaml"),
+        ("--pod-policy-file", "pod-policy.yaml"),
         ("--network-peers-file", "network-peers.yaml"),
     ):
         assert flags[flag] == f"{mounts['files']}/{name}"
@@ -227,12 +291,20 @@ def test_flags_of_files_name_what_the_operators_config_map_has(render: Render) -
     assert flags["--engine-image-pull-secret"] == "engines"
 
 
+def test_values_of_the_chart_may_have_each_field_of_the_policy_and_no_other(root: Path) -> None:
+    schema = json.loads((root / "charts/fairlead/values.schema.json").read_text())
+    fields = {field.encode_name for field in msgspec.structs.fields(PodPolicy)}
+    assert schema["definitions"]["podPolicy"]["properties"].keys() == fields
+
+
 def test_the_operator_reads_the_files_of_its_config_map(render: Render, tmp_path: Path) -> None:
     files = find(render(**EVERY_VALUE), "ConfigMap", "fairlead-operator-files")["data"]
     for name, content in files.items():
         (tmp_path / name).write_text(content)
 
     assert read_profiles(tmp_path / "profiles.yaml") == EVERY_VALUE["profiles"]
+    policy = read_pod_policy(tmp_path / "pod-policy.yaml")
+    assert json.loads(msgspec.json.encode(policy)) == EVERY_VALUE["podPolicy"]
     peers = flags.read_network_peers(str(tmp_path / "network-peers.yaml"))
     assert peers[-1:] == tuple(EVERY_VALUE["networkPolicies"]["allowFrom"])
     assert len(peers) == 3

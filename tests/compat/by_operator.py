@@ -32,6 +32,7 @@ from llm_operator.api.spec_hash import spec_hash
 from llm_operator.api.status import Condition, ServedAdapter, Status
 from llm_operator.control import adapter_pusher
 from llm_operator.control.adapter_pusher import AdapterPusher, Goal
+from llm_operator.control.pod_questions import PodQuestions
 from llm_operator.control.record import is_applied, marked
 from llm_operator.control.resources import CHILDREN
 from llm_operator.control.watching.claims import claim_of
@@ -116,8 +117,10 @@ def template(children: Any) -> Any:
 def read_service(service: Manifest) -> dict[str, Any]:
     """Return what the router makes of an EndpointSlice of a Service, whose labels and names of ports it has."""
     metadata = service["metadata"]
+    # As Kubernetes makes it.
+    slice_labels = metadata["labels"] | {"kubernetes.io/service-name": metadata["name"]}
     endpoint_slice = {
-        "metadata": {"name": "s", "namespace": metadata["namespace"], "labels": metadata["labels"]},
+        "metadata": {"name": "s", "namespace": metadata["namespace"], "labels": slice_labels},
         "ports": [{"name": port["name"], "port": 8000} for port in service["spec"]["ports"]],
         "endpoints": [{"addresses": ["10.0.0.7"], "targetRef": {"name": "llama-engine-1"}}],
     }
@@ -207,7 +210,7 @@ async def pushed_request() -> bytes:
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    pusher = AdapterPusher(lambda _: None)
+    pusher = AdapterPusher(lambda _: None, PodQuestions())
     goal = Goal(WantedAdapters([WantedAdapter(ADAPTER, ADAPTER_URI)]), derive_key(ADMIN_ROOTS[0], UID))
     with patch.object(adapter_pusher, "ADMIN_PORT", port):
         pusher.follow(KEY, goal, [Replica("llama-engine-1", "", "127.0.0.1")])

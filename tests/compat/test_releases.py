@@ -26,6 +26,7 @@ WITHOUT_DECODER = [file for file in RECORDINGS if not EXCHANGES[file.stem].decod
 NOT_RECORDED = {
     "labels.ROUTER_PORT": "the chart has it",
     "labels.METRICS_PORT": "the chart has it",
+    "labels.SERVICE_NAME_LABEL": "Kubernetes has it",
 }
 
 

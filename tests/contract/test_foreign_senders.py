@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llm_operator.control import fetch, start_poller
+from llm_operator.control import fetch_poller, start_poller
 
 from engine_server.contract.adapters import AdapterStates
 from engine_server.contract.continuation import REPORT_PREFIX, ReportedUsage, TokenReport
@@ -75,7 +75,7 @@ READERS: dict[str, Callable[[bytes], Any]] = {
     "refusal": lambda body: read_refusal(503, None, body),
     "error event": lambda body: reported_error(b"data: " + body + b"\n\n"),
     "readiness": lambda body: decode(start_poller.decoder.decode, body),
-    "progress": lambda body: decode(fetch.decoder.decode, body),
+    "progress": lambda body: decode(fetch_poller.decoder.decode, body),
     "adapters": AdapterStates.decode,
     "demand": DemandReport.decode,
     "usage of a router": lambda body: decode(peers._decoder.decode, body),

@@ -1,5 +1,7 @@
 """The account of one key: what the key allows, and what requests with it have used at all routers."""
 
+from collections.abc import Iterator
+from itertools import chain, islice
 from typing import Protocol
 
 import msgspec
@@ -37,6 +39,10 @@ class Caller(Protocol):
         """Return True if it may send requests to this deployment."""
         ...
 
+    def models(self, directory: Directory) -> Iterator[str]:
+        """Yield the names to list of the models that it may use, in order."""
+        ...
+
     def admit(self, now: float, estimated_tokens: int) -> None:
         """Count a request that begins at the time `now` (perf_counter). Raises RequestError (429) beyond a limit."""
         ...
@@ -56,6 +62,9 @@ class Anyone:
     def may_use(self, route: Route, directory: Directory) -> bool:
         return True
 
+    def models(self, directory: Directory) -> Iterator[str]:
+        return directory.listed()
+
     def admit(self, now: float, estimated_tokens: int) -> None:
         pass
 
@@ -66,18 +75,17 @@ class Anyone:
 ANYONE = Anyone()
 
 
-def visible_models(caller: Caller, directory: Directory) -> dict[str, Route]:
-    """Return the models to list for a caller: those that it may use."""
-    return {name: route for name, route in directory.models().items() if caller.may_use(route, directory)}
-
-
 def usable_route(model: str, caller: Caller, directory: Directory) -> Route:
     """Return the route that a model name means. Raises RequestError if there is none that the caller may use."""
     route = directory.resolve(model)
     if route is None:
-        raise errors.unknown_model(model, list(visible_models(caller, directory)))
+        raise errors.unknown_model(
+            model, list(islice(caller.models(directory), errors.MAX_LISTED_MODELS + 1))
+        )
     if not caller.may_use(route, directory):
-        raise errors.model_not_allowed(model, list(visible_models(caller, directory)))
+        raise errors.model_not_allowed(
+            model, list(islice(caller.models(directory), errors.MAX_LISTED_MODELS + 1))
+        )
     return route
 
 
@@ -141,6 +149,14 @@ class Account:
             if directory.resolve(name) is route:
                 return True
         return route.deployment.key.namespace in self._namespaces
+
+    def models(self, directory: Directory) -> Iterator[str]:
+        """Yield the names of its own models alone: those of others may be many."""
+        if self._all_models:
+            return directory.listed()
+        routes = [route for name in self._names if (route := directory.resolve(name)) is not None]
+        routes += chain.from_iterable(map(directory.of_namespace, self._namespaces))
+        return iter(sorted({name for route in routes for name in directory.names(route)}))
 
     def admit(self, now: float, estimated_tokens: int = 0) -> None:
         limits = self.entry

@@ -1,15 +1,18 @@
 """The header lines by which engines recognise the router, and the callers of its requests."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from engine_server.contract.api import Key
 from engine_server.contract.caller import ReportedCaller, pseudonym
-from engine_server.contract.engine_keys import derive_key, parse_root_keys
+from engine_server.contract.engine_keys import INTERNAL_PAGES, derive_key, parse_root_keys
 from engine_server.contract.headers import CALLER
 from engine_server.router.callers.account import Caller
+from engine_server.router.callers.keys import digest_of
 from engine_server.router.http.forwarded_fields import CREDENTIAL_FIELDS
 from engine_server.router.routing.directory import Deployment
 from engine_server.router.watched_file import WatchedFile
+from engine_server.shared.bearer import bearer_key
 
 
 class EngineCredentials:
@@ -24,6 +27,9 @@ class EngineCredentials:
         self._pass_on = pass_on
         self._file = None if root_key_file is None else WatchedFile(root_key_file)
         self._root = b""
+        # Of the internal pages: what this router sends to others, and what it accepts from them.
+        self.internal_headers: dict[str, str] = {}
+        self._internal_digests: tuple[bytes, ...] = ()
         # By deployment, with the message that each was derived from.
         self._lines: dict[Key, tuple[str, bytes]] = {}
         # By name, with the scope and the priority that each was written for.
@@ -40,6 +46,11 @@ class EngineCredentials:
         if not (b"authorization" in fields or b"x-api-key" in fields):
             return b""
         return b"".join(b"%b: %b\r\n" % (name, fields[name]) for name in CREDENTIAL_FIELDS if name in fields)
+
+    def accepts_internal(self, fields: Mapping[bytes, bytes]) -> bool:
+        """Return True for the fields of a request for an internal page that comes from a router or the operator."""
+        key = bearer_key(fields.get(b"authorization", b""))
+        return key is not None and digest_of(key) in self._internal_digests
 
     def cache_scope(self, caller: Caller) -> str:
         """Return the scope in which engines cache the caller's prompts; empty if they are not told."""
@@ -72,6 +83,10 @@ class EngineCredentials:
         return known[2]
 
     def _apply(self, content: bytes) -> None:
-        self._root = parse_root_keys(content)[0]
+        roots = parse_root_keys(content)
+        self._root = roots[0]
+        own, *others = (derive_key(root, INTERNAL_PAGES) for root in roots)
+        self.internal_headers = {"Authorization": f"Bearer {own}"}
+        self._internal_digests = tuple(digest_of(key.encode()) for key in (own, *others))
         self._lines.clear()
         self._caller_lines.clear()

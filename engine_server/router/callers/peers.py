@@ -16,6 +16,7 @@ import msgspec
 from engine_server.contract.bodies import read_at_most
 from engine_server.contract.decoding import decode
 from engine_server.contract.labels import METRICS_PORT
+from engine_server.router.callers.engine_credentials import EngineCredentials
 from engine_server.router.callers.ledger import Ledger, UsageReport
 from engine_server.router.routing.endpoint import Address
 
@@ -50,8 +51,9 @@ class PeerSettings:
 class Peers:
     """Asks the other routers for their counts, and balances the ledger with these."""
 
-    def __init__(self, settings: PeerSettings, ledger: Ledger) -> None:
+    def __init__(self, settings: PeerSettings, ledger: Ledger, credentials: EngineCredentials) -> None:
         self._settings = settings
+        self._credentials = credentials
         self._ledger = ledger
         self._of_service: set[Address] = set()
         # Peers that did not answer last time.
@@ -81,7 +83,8 @@ class Peers:
     async def _ask(self, session: aiohttp.ClientSession, peer: Address) -> UsageReport | None:
         """Return the report of another router, or None if it gives none."""
         try:
-            async with session.get(f"{peer}{USAGE_PATH}", raise_for_status=True) as response:
+            headers = self._credentials.internal_headers
+            async with session.get(f"{peer}{USAGE_PATH}", headers=headers, raise_for_status=True) as response:
                 content = await read_at_most(MAX_REPORT_BYTES, response.content.iter_any())
                 report = decode(_decoder.decode, content)
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:

@@ -1,15 +1,16 @@
 """The directory of deployments, their adapters and their endpoints, by model name. Liveness is health's."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from engine_server.contract.api import Key
 from engine_server.contract.headers import ADAPTER, DEPLOYMENT, REPORT_TOKENS
-from engine_server.contract.served_names import NameClaim, holders
+from engine_server.contract.served_names import NameClaim
 from engine_server.router.obstacle import UNKNOWN, Obstacle
 from engine_server.router.routing.endpoint import Address, Endpoint
+from engine_server.router.routing.name_table import NameTable
 from engine_server.router.routing.policies.policy import Policy
 from engine_server.router.routing.policies.registry import POLICIES
 from engine_server.router.routing.waker import Waker
@@ -117,8 +118,8 @@ class Directory:
         self._on_added = on_added
         self._on_removed = on_removed
         self._routes: dict[Key, Route] = {}
-        # None: to be computed again.
-        self._names: dict[str, Route] | None = {}
+        self._by_namespace: defaultdict[str, dict[Key, Route]] = defaultdict(dict)
+        self._names: NameTable[Route] = NameTable()
 
     def put(self, deployment: Deployment) -> None:
         """Add a deployment, or replace the one with its key."""
@@ -137,22 +138,26 @@ class Directory:
             policy, ring_picks = before.policy, before.ring_picks
         else:
             policy, ring_picks = self._new_policy(deployment, endpoints), Counter()
-        self._routes[deployment.key] = new_route(deployment, policy, ring_picks, endpoints)
+        route = new_route(deployment, policy, ring_picks, endpoints)
+        self._routes[deployment.key] = self._by_namespace[deployment.key.namespace][deployment.key] = route
         forget_fingerprints(endpoints, before.deployment.adapters if before else (), deployment.adapters)
         for endpoint in known.values():
             self._on_removed(endpoint)
-        self._names = None
+        self._names.change(claims_of(before), {each.claim: each for each in with_adapters(route)})
 
     def remove(self, key: Key) -> None:
         """Remove the deployment with this key, if there is one."""
         if route := self._routes.pop(key, None):
             for endpoint in route.endpoints:
                 self._on_removed(endpoint)
-            self._names = None
+            del self._by_namespace[key.namespace][key]
+            if not self._by_namespace[key.namespace]:
+                del self._by_namespace[key.namespace]
+            self._names.change(claims_of(route), {})
 
     def resolve(self, model: str) -> Route | None:
         """Return the route that a model name means."""
-        return (self._names or self._table()).get(model)
+        return self._names.get(model)
 
     def route(self, target: Target) -> Route | None:
         """Return the route of a deployment or an adapter."""
@@ -163,20 +168,23 @@ class Directory:
 
     def models(self) -> dict[str, Route]:
         """Return the models to list: deployments and adapters by the names that `names` returns."""
-        listed = {name: route for route in self._all_routes() for name in self.names(route)}
-        return dict(sorted(listed.items()))
+        return {name: route for name in self._names.listed() if (route := self.resolve(name)) is not None}
 
-    def names(self, route: Route) -> list[str]:
+    def listed(self) -> Iterator[str]:
+        """Yield the names of `models`, without making the whole list."""
+        return self._names.listed()
+
+    def of_namespace(self, namespace: str) -> Iterator[Route]:
+        """Yield the routes of a namespace's deployments and adapters."""
+        for route in self._by_namespace.get(namespace, {}).values():
+            yield from with_adapters(route)
+
+    def names(self, route: Route) -> Sequence[str]:
         """Return the served names that a deployment holds, else NAMESPACE/NAME.
 
         Of an adapter it is its name, else NAMESPACE/ADAPTER, and nothing if an older one holds both.
         """
-        table, claim = self._table(), route.claim
-        for names in (claim.served_names, *claim.names_by_rank):
-            held = [name for name in names if table[name] is route]
-            if held:
-                return held
-        return []
+        return self._names.listed_of(route.claim)
 
     @property
     def routes(self) -> Iterable[Route]:
@@ -189,14 +197,7 @@ class Directory:
 
     def _all_routes(self) -> Iterator[Route]:
         for route in self._routes.values():
-            yield route
-            yield from route.adapters.values()
-
-    def _table(self) -> dict[str, Route]:
-        if self._names is None:
-            routes = {route.claim: route for route in self._all_routes()}
-            self._names = {name: routes[claim] for name, claim in holders(routes).items()}
-        return self._names
+            yield from with_adapters(route)
 
     def _new_policy(self, deployment: Deployment, endpoints: Sequence[Endpoint]) -> Policy:
         new = POLICIES.get(deployment.policy or self._default_policy, POLICIES[self._default_policy])
@@ -206,6 +207,17 @@ class Directory:
         endpoint = Endpoint(deployment.key, address)
         self._on_added(endpoint, deployment.vouched)
         return endpoint
+
+
+def with_adapters(route: Route) -> Iterator[Route]:
+    """Yield a deployment's route, and those of its adapters."""
+    yield route
+    yield from route.adapters.values()
+
+
+def claims_of(route: Route | None) -> list[NameClaim]:
+    """Return the claims of a deployment and its adapters."""
+    return [] if route is None else [each.claim for each in with_adapters(route)]
 
 
 def new_route(

@@ -5,7 +5,7 @@ import re
 from engine_server.contract import model_uri
 from engine_server.contract.api import DEFAULT_NAMESPACE, MAX_NAME_LENGTH, Key
 from engine_server.contract.model_uri import HubRepository
-from engine_server.contract.served_names import is_foreign
+from engine_server.contract.served_names import is_foreign, is_printable
 from llm_operator.api.schema import Object, Rule
 
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
@@ -133,15 +133,15 @@ NOT_OWNED = Rule(
     " rollout and adapters",
     holds=lambda argument: not is_owned(argument),
 )
-NOT_BLANK = Rule(
-    cel="self.matches('^[^\\\\s]+$')",
-    message="a served name has no white space in it",
-    holds=lambda name: re.search(r"\s", name) is None,
+PRINTABLE = Rule(
+    cel=r"self.matches('^[^\\s\\p{Z}\\p{C}]+$')",
+    message="a served name has no white space and no control characters in it",
+    holds=is_printable,
 )
 ADAPTER_NAME = Rule(
-    cel="self.matches('^[^\\\\s/]+$')",
-    message="the name of an adapter has no white space and no slash in it",
-    holds=lambda name: re.search(r"[\s/]", name) is None,
+    cel=r"self.matches('^[^\\s\\p{Z}\\p{C}/]+$')",
+    message="the name of an adapter has no white space, no control characters and no slash in it",
+    holds=lambda name: "/" not in name and is_printable(name),
 )
 ADAPTER_URI = Rule(
     cel=f'self.matches(r"^(?:{model_uri.PATTERN})$") && !self.matches("{HUB_FILE_PATTERN}")',

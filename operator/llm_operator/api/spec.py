@@ -8,6 +8,7 @@ from msgspec import Meta, inspect
 
 from engine_server.contract.api import API_VERSION, DEFAULT_NAMESPACE, KIND, Key
 from engine_server.contract.labels import ROLLED_AT_ANNOTATION
+from engine_server.contract.nesting import MOST_LEVELS, has_more_levels
 from engine_server.contract.served_names import NameClaim
 from llm_operator.api import rules, validation
 from llm_operator.api.schema import (
@@ -169,6 +170,8 @@ def parse(manifest: object) -> LLMDeployment:
 
     Raises SpecError, which names the field, the problem and what is allowed.
     """
+    if has_more_levels(manifest, MOST_LEVELS):
+        raise SpecError("spec", f"objects and arrays are nested in more than {MOST_LEVELS} levels")
     given = without_nulls(manifest)
     try:
         validation.check(given, LLMDEPLOYMENT)

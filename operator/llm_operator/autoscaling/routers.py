@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
@@ -11,14 +11,13 @@ import aiohttp
 from engine_server.contract.authority import authority
 from engine_server.contract.bodies import read_at_most
 from engine_server.contract.demand import DEMAND_PATH, DemandReport
-from engine_server.contract.labels import METRICS_PORT
+from engine_server.contract.labels import METRICS_PORT, SERVICE_NAME_LABEL
 from llm_operator.control.api_errors import FAILURES, describe
 from llm_operator.control.cluster import Cluster
 from llm_operator.control.resources import Resource
 from llm_operator.observed import Manifest
 
 ENDPOINT_SLICES = Resource("discovery.k8s.io", "v1", "endpointslices")
-SERVICE_LABEL = "kubernetes.io/service-name"
 METRICS_PORT_NAME = "metrics"
 LIST_SECONDS = 3.0
 ANSWER_SECONDS = 1.0
@@ -69,6 +68,8 @@ class Routers:
 
     cluster: Cluster
     service: RouterService
+    # Returns the key for the routers' internal pages; empty for none.
+    key: Callable[[], str] = str
     # Addresses as HOST:PORT, and the event loop's time at which they were listed; None before the first list.
     addresses: frozenset[str] = frozenset()
     listed_at: float | None = None
@@ -106,7 +107,9 @@ class Routers:
             return
         path = ENDPOINT_SLICES.path(self.service.namespace)
         try:
-            page = await self.cluster.call("GET", path, labelSelector=f"{SERVICE_LABEL}={self.service.name}")
+            page = await self.cluster.call(
+                "GET", path, labelSelector=f"{SERVICE_NAME_LABEL}={self.service.name}"
+            )
         except FAILURES as error:
             if describe(error) != self.failure:
                 self.failure = describe(error)
@@ -119,8 +122,10 @@ class Routers:
     async def _ask(self, session: aiohttp.ClientSession, address: str) -> None:
         """Store the report of one router, if it answers."""
         try:
+            key = self.key()
             async with session.get(
                 f"http://{address}{DEMAND_PATH}",
+                headers={"Authorization": f"Bearer {key}"} if key else {},
                 allow_redirects=False,
                 raise_for_status=True,
                 timeout=aiohttp.ClientTimeout(total=ANSWER_SECONDS),

@@ -5,14 +5,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-import aiohttp
 import msgspec
+from aiohttp import ClientTimeout
 
 from engine_server.contract.adapters import ADAPTERS_PATH, AdapterStates, WantedAdapters
 from engine_server.contract.api import Key
-from engine_server.contract.authority import authority
-from engine_server.contract.bodies import read_at_most
 from engine_server.contract.labels import ADMIN_PORT
+from llm_operator.control.pod_questions import PodQuestions
 from llm_operator.observed import PodAdapters, Replica
 
 # While adapters are being loaded.
@@ -22,8 +21,7 @@ FIRST_DELAY_SECONDS = 2.0
 LONGEST_DELAY_SECONDS = 300.0
 # A list that was reached is sent again at this interval, since others may have changed it.
 REPEAT_SECONDS = 300.0
-TIMEOUT = aiohttp.ClientTimeout(total=5, connect=2)
-MOST_CALLS = 64
+TIMEOUT = ClientTimeout(total=5, connect=2)
 # A longer answer is not an engine's.
 LARGEST_ANSWER = 1 << 20
 REFUSALS = {
@@ -74,12 +72,12 @@ class Push:
 class AdapterPusher:
     """Brings every ready replica to the adapters of its LLMDeployment, and wakes that when an answer changes.
 
-    Each replica has a task of its own, so that one that hangs delays no other.
+    Each replica has a task of its own, so that one that hangs delays no other namespace's.
     """
 
     wake: Callable[[Key], None]
+    questions: PodQuestions
     pushes: dict[Key, dict[Replica, Push]] = field(default_factory=dict)
-    calls: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_CALLS))
     # None while this operator does not work.
     tasks: asyncio.TaskGroup | None = None
 
@@ -143,31 +141,32 @@ class AdapterPusher:
 
     async def _ask(self, key: Key, push: Push, method: str) -> None:
         """Store the answer to a PUT with the list, or to a GET."""
-        answer = await self._call(push, method)
+        answer = await self._call(key.namespace, push, method)
         if answer != push.answer:
             push.answer = answer
             self.wake(key)
 
-    async def _call(self, push: Push, method: str) -> PodAdapters:
+    async def _call(self, namespace: str, push: Push, method: str) -> PodAdapters:
         """Return the answer of a replica. Without one, what it served last counts."""
-        url = f"http://{authority(push.replica.address, ADMIN_PORT)}{ADAPTERS_PATH}"
-        headers = {"Authorization": f"Bearer {push.goal.key}", "Content-Type": "application/json"}
-        body = msgspec.json.encode(push.goal.wanted) if method == "PUT" else None
         last = push.answer.states if push.answer is not None else ()
         try:
-            async with (
-                self.calls,
-                aiohttp.ClientSession(timeout=TIMEOUT) as session,
-                session.request(method, url, data=body, headers=headers, allow_redirects=False) as answer,
-            ):
-                if answer.status != 200:
-                    problem = REFUSALS.get(answer.status, f"the admin API answers {answer.status}")
-                    return PodAdapters(push.replica, last, problem)
-                content = await read_at_most(LARGEST_ANSWER, answer.content.iter_any())
-                states = AdapterStates.decode(content).adapters
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            problem = f"the admin API does not answer: {str(error) or type(error).__name__}"
-            return PodAdapters(push.replica, last, problem)
+            answer = await self.questions.ask(
+                namespace,
+                push.replica.address,
+                ADMIN_PORT,
+                ADAPTERS_PATH,
+                method=method,
+                body=msgspec.json.encode(push.goal.wanted) if method == "PUT" else None,
+                headers={"Authorization": f"Bearer {push.goal.key}", "Content-Type": "application/json"},
+                limits=TIMEOUT,
+                largest_answer=LARGEST_ANSWER,
+            )
+            if answer.status != 200:
+                problem = REFUSALS.get(answer.status, f"the admin API answers {answer.status}")
+                return PodAdapters(push.replica, last, problem)
+            states = AdapterStates.decode(answer.body).adapters
+        except ValueError as error:
+            return PodAdapters(push.replica, last, f"the admin API does not answer: {error}")
         return PodAdapters(push.replica, tuple(states))
 
 

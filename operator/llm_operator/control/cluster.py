@@ -12,6 +12,7 @@ from kubernetes.aio.config import load_incluster_config, load_kube_config
 
 from engine_server.contract.api import Key
 from engine_server.contract.labels import FIELD_MANAGER
+from engine_server.contract.nesting import decode_shallow
 from llm_operator.control.resources import LLMDEPLOYMENTS, child_path
 from llm_operator.control.tracing import counting
 from llm_operator.observed import ChildKey, Manifest
@@ -19,6 +20,7 @@ from llm_operator.observed import ChildKey, Manifest
 # The API server answers a page of a list within a second.
 REQUEST_SECONDS = 15
 APPLY = "application/apply-patch+yaml"
+MANIFEST = msgspec.json.Decoder(dict[str, Any])
 # Labels that the API server adds to the pods of a Job.
 JOB_LABELS = (
     "batch.kubernetes.io/controller-uid",
@@ -70,7 +72,7 @@ class Cluster:
     ) -> Manifest:
         """Call the API server and decode the object that it answers."""
         text = await self.request(method, path, body, content_type, query)
-        return msgspec.json.decode(text, type=dict[str, Any])
+        return decode_shallow(MANIFEST.decode, text)
 
     async def request(
         self,

@@ -17,7 +17,9 @@ from llm_operator.control.custody import Custody
 from llm_operator.control.default_accounts import DefaultAccounts
 from llm_operator.control.deletion_costs import DeletionCosts
 from llm_operator.control.events import Events
-from llm_operator.control.fetch import observe_fetch
+from llm_operator.control.fetch import addresses, observe_fetch
+from llm_operator.control.fetch_poller import FetchPoller
+from llm_operator.control.pod_questions import PodQuestions
 from llm_operator.control.queue import LONGEST_DELAY_SECONDS, WorkQueue
 from llm_operator.control.record import Record, marked
 from llm_operator.control.resources import CHILDREN
@@ -26,10 +28,10 @@ from llm_operator.control.start_poller import StartPoller
 from llm_operator.control.status_writer import StatusWriter
 from llm_operator.control.watching.store import Store
 from llm_operator.control.watching.trim import trimmed
-from llm_operator.observed import ChildKey, KeyHashes, Manifest, Observed, Problem
+from llm_operator.observed import ChildKey, KeyHashes, Manifest, Observed, Problem, workload_key
 from llm_operator.plan.decide import Decision, decide
 from llm_operator.plan.deletion_cost import is_scale_down
-from llm_operator.plan.ownership import field_manager
+from llm_operator.plan.ownership import field_manager, owned_by, owned_pods
 from llm_operator.settings import Settings
 from llm_operator.status.adapters import ready_replicas
 from llm_operator.status.assess import assess
@@ -65,14 +67,17 @@ class Reconciler:
     records: defaultdict[Key, Record] = field(default_factory=lambda: defaultdict(Record))
     custody: Custody = field(init=False)
     status_writer: StatusWriter = field(init=False)
+    fetch_poller: FetchPoller = field(init=False)
     start_poller: StartPoller = field(init=False)
     adapter_pusher: AdapterPusher = field(init=False)
     default_accounts: DefaultAccounts = field(init=False)
 
     def __post_init__(self) -> None:
         self.custody = Custody(self.cluster, self.store, self.settings.operator, self.settings.take_over)
-        self.start_poller = StartPoller(self.queue.add)
-        self.adapter_pusher = AdapterPusher(self.queue.add)
+        questions = PodQuestions()
+        self.fetch_poller = FetchPoller(questions)
+        self.start_poller = StartPoller(self.queue.add, questions)
+        self.adapter_pusher = AdapterPusher(self.queue.add, questions)
         self.default_accounts = DefaultAccounts(self.cluster)
         self.status_writer = StatusWriter(self.cluster, self.store, Events(self.cluster))
 
@@ -127,13 +132,17 @@ class Reconciler:
             self.forget(key)
             return None
         if "deletionTimestamp" in manifest["metadata"] or not await self.custody.take(key, manifest):
+            self.fetch_poller.follow(key, ())
             self.adapter_pusher.forget(key)
             return None
         manifest = self.store.llmdeployment(key) or manifest
         observed, decision = await self.decide(key, manifest)
         observed = await self.carry_out(key, decision, observed)
         if cache := decision.plan.fetches:
-            observed = replace(observed, fetch=await observe_fetch(self.cluster, key.namespace, cache))
+            progress = self.fetch_poller.progress.get(key)
+            fetch = await observe_fetch(self.cluster, key.namespace, cache, progress)
+            observed = replace(observed, fetch=fetch)
+        self.fetch_poller.follow(key, addresses(observed.fetch) if observed.fetch else ())
         self.push_adapters(key, observed)
         status = assess(decision.spec, observed)
         metrics.STATUS.put(key, observed.subject["spec"].get("replicas", 1), status)
@@ -158,6 +167,7 @@ class Reconciler:
         self.records.pop(key, None)
         self.custody.forget(key)
         self.status_writer.forget(key)
+        self.fetch_poller.follow(key, ())
         self.start_poller.forget(key)
         self.adapter_pusher.forget(key)
         metrics.STATUS.remove(key)
@@ -181,11 +191,14 @@ class Reconciler:
 
     def observe(self, key: Key, manifest: Manifest, looked_up: dict[ChildKey, Manifest | None]) -> Observed:
         found = {child: existing for child, existing in looked_up.items() if existing is not None}
+        children = found | self.store.children(key)
+        workload = children.get(workload_key(key.name), {})
+        replica_sets = owned_by(workload, self.store.replica_sets(key))
         return Observed(
             subject=manifest,
-            children=found | self.store.children(key),
-            pods=self.store.pods(key),
-            replica_sets=self.store.replica_sets(key),
+            children=children,
+            pods=owned_pods(self.store.pods(key), replica_sets),
+            replica_sets=replica_sets,
             start_report=self.start_poller.reports.get(key),
             pod_adapters=self.adapter_pusher.answers(key),
             name_holders=self.store.claims.held_by_others(key),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from engine_server.contract.engine_keys import derive_key, hash_line, parse_root_keys
+from engine_server.contract.engine_keys import INTERNAL_PAGES, derive_key, hash_line, parse_root_keys
 from llm_operator.control.api_errors import FAILURES, describe
 from llm_operator.control.cluster import Cluster
 from llm_operator.control.resources import SECRETS
@@ -54,6 +54,11 @@ class RootKeys:
         """Return the key for the admin API of the LLMDeployment with this UID; empty while none is known."""
         roots = self._roots(self.names.admin)
         return derive_key(roots[0], uid) if roots else ""
+
+    def internal_key(self) -> str:
+        """Return the key for the internal pages of routers; empty where these have no root key, or it is not known."""
+        roots = self._roots(self.names.router)
+        return derive_key(roots[0], INTERNAL_PAGES) if roots else ""
 
     async def load(self) -> None:
         """Read the Secrets. Where engines ask for the router's keys, wait until all are known."""

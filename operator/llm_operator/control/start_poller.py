@@ -5,22 +5,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
-from aiohttp import ClientError, ClientSession, ClientTimeout
 
 from engine_server.contract.api import Key
-from engine_server.contract.authority import authority
 from engine_server.contract.decoding import decode
 from engine_server.contract.labels import ENGINE_PORT
 from engine_server.contract.ranges import Percent, Seconds, Word
+from llm_operator.control.pod_questions import PodQuestions
 from llm_operator.observed import Replica, StartReport
 
 INTERVAL_SECONDS = 2.0
 # Failures in a row after which a replica is not asked again, as where a NetworkPolicy separates it from the operator.
 # The interval doubles with each.
 MOST_FAILURES = 7
-TIMEOUT = ClientTimeout(total=2)
-MOST_QUESTIONS = 16
-LARGEST_ANSWER = 4096
 
 
 class Readiness(msgspec.Struct, frozen=True):
@@ -40,11 +36,11 @@ class StartPoller:
     """Asks one replica of each LLMDeployment that starts, and wakes it when the answer changes."""
 
     wake: Callable[[Key], None]
+    questions: PodQuestions
     interval: float = INTERVAL_SECONDS
     reports: dict[Key, StartReport] = field(default_factory=dict)
     replicas: dict[Key, Replica] = field(default_factory=dict)
     tasks: dict[Key, asyncio.Task[None]] = field(default_factory=dict)
-    questions: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_QUESTIONS))
 
     def follow(self, key: Key, replica: Replica | None) -> None:
         """Ask `replica` from now on until it serves; with None, nobody."""
@@ -64,7 +60,7 @@ class StartPoller:
         failures = 0
         try:
             while replica := self.replicas.get(key):
-                report = await self._ask(replica)
+                report = await self._ask(key.namespace, replica)
                 failures = 0 if report else failures + 1
                 if failures == MOST_FAILURES:
                     report = StartReport(replica, "", 0, {}, is_final=True)
@@ -75,18 +71,12 @@ class StartPoller:
         finally:
             del self.tasks[key]
 
-    async def _ask(self, replica: Replica) -> StartReport | None:
+    async def _ask(self, namespace: str, replica: Replica) -> StartReport | None:
         """Return the report of a replica, None without an answer."""
         try:
-            async with (
-                self.questions,
-                ClientSession(timeout=TIMEOUT) as session,
-                session.get(
-                    f"http://{authority(replica.address, ENGINE_PORT)}/ready", allow_redirects=False
-                ) as answer,
-            ):
-                readiness = decode(decoder.decode, await answer.content.read(LARGEST_ANSWER))
-        except (ClientError, OSError, ValueError):
+            answer = await self.questions.ask(namespace, replica.address, ENGINE_PORT, "/ready")
+            readiness = decode(decoder.decode, answer.body)
+        except ValueError:
             return None
         is_final = readiness.status == "ready"
         return StartReport(replica, readiness.phase, readiness.percent, readiness.seconds, is_final)

@@ -1,5 +1,7 @@
 """The metadata that ties a child to its LLMDeployment, and the decisions that depend on it."""
 
+from collections.abc import Iterable
+
 from engine_server.contract import api, labels
 from llm_operator.api.spec import LLMDeployment
 from llm_operator.observed import ChildKey, Manifest
@@ -57,6 +59,23 @@ def is_owned(existing: Manifest, deployment: LLMDeployment) -> bool:
     """Return True if an object has our owner reference."""
     references = existing["metadata"].get("ownerReferences", [])
     return any(reference["uid"] == deployment.metadata.uid for reference in references)
+
+
+def owned_by(owner: Manifest, objects: Iterable[Manifest]) -> tuple[Manifest, ...]:
+    """Return the objects that refer to an owner. Anybody in the namespace may give an object our label."""
+    uid = owner.get("metadata", {}).get("uid")
+    return tuple(each for each in objects if uid in owners_of(each))
+
+
+def owned_pods(pods: Iterable[Manifest], replica_sets: Iterable[Manifest]) -> tuple[Manifest, ...]:
+    """Return the pods that one of these ReplicaSets owns."""
+    uids = {each["metadata"]["uid"] for each in replica_sets}
+    return tuple(pod for pod in pods if uids & owners_of(pod))
+
+
+def owners_of(existing: Manifest) -> set[str]:
+    """Return the UIDs of an object's owners."""
+    return {reference["uid"] for reference in existing["metadata"].get("ownerReferences", ())}
 
 
 def has_label(existing: Manifest, deployment: LLMDeployment) -> bool:

@@ -413,6 +413,11 @@ def test_the_api_server_and_the_operator_refuse_a_name(world: Any, manifest: Any
             {"adapters": [{"name": "wrong", "uri": "a/b"}]},
             "spec.adapters: Invalid value",
         ),
+        *(
+            ({"model": {"uri": "a/b", "servedNames": [name]}}, "no control characters")
+            for name in ("lla\x1b[2Jma", "lla\x85ma", "lla\u200bma", "lla\u2028ma", "lla ma")
+        ),
+        ({"adapters": [{"name": "a\x07", "uri": "a/b"}]}, "no control characters"),
         ({"engine": {"files": [{"path": "/a"}]}}, "a file has one of content, configMap and secret"),
         ({"engine": {"envFrom": [{}]}}, "variables come from a configMapRef or a secretRef"),
         ({"resources": {"gpuResource": "gpu"}}, "spec.resources.gpuResource in body should match"),

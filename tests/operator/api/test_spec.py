@@ -73,6 +73,8 @@ def test_null_counts_as_absent(manifest: Any) -> None:
         ({"model": {"uri": ""}}, "spec.model.uri: expected `str` of length >= 1"),
         ({"model": {"uri": "a/b", "servedNames": ["x", "x"]}}, "spec.model.servedNames: 'x' is there more than once"),
         ({"model": {"uri": "a/b", "servedNames": ["a b"]}}, "no white space"),
+        ({"model": {"uri": "a/b", "servedNames": ["a\x1b[2Jb"]}}, "no control characters"),
+        ({"model": {"uri": "a/b", "servedNames": ["a\u200bb"]}}, "no control characters"),
         ({"model": {"uri": "a/b", "servedNames": ["org/name"]}}, "spec.model.servedNames: a served name has a slash"),
         ({"model": {"uri": "a/b", "servedNames": ["other/smollm2"]}}, "the object's own NAMESPACE/NAME"),
         ({"model": {"uri": "a/b", "servedNames": [None]}}, "spec.model.servedNames[0]: expected `str`, got `null`"),

@@ -104,3 +104,24 @@ async def test_an_invalid_entry_of_a_page_is_dropped_and_the_others_count(
 
     assert [demand.name for demand in report.deployments] == ["good"] and is_complete
     assert caplog.text.count("4 of its deployments have no valid demand") == 1
+
+
+@pytest.mark.parametrize("key", ["", "secret"])
+async def test_routers_are_asked_with_the_key_of_their_internal_pages(key: str) -> None:
+    sent: list[str | None] = []
+
+    async def page(request: web.Request) -> web.Response:
+        sent.append(request.headers.get("Authorization"))
+        return web.Response(text='{"deployments": []}')
+
+    application = web.Application()
+    application.router.add_get(DEMAND_PATH, page)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    cluster: Any = OneRouter(runner.addresses[0][1])
+    asked = Routers(cluster, RouterService("default", "router"), lambda: key)
+    await asked.reports()
+    await runner.cleanup()
+
+    assert sent == [f"Bearer {key}" if key else None]

@@ -24,7 +24,11 @@ def test_a_scale_down_writes_the_requests_of_all_routers_as_the_cost_of_a_pod(
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": "busy", "labels": selector("shrinking")},
+        "metadata": {
+            "name": "busy",
+            "labels": selector("shrinking"),
+            "ownerReferences": scaling.world.pod_owners("shrinking"),
+        },
         "spec": {"containers": [{"name": "engine", "image": "x"}]},
     }
     scaling.world.apply(pod)

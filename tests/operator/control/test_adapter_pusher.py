@@ -9,6 +9,7 @@ import pytest
 from aiohttp import web
 from llm_operator.control import adapter_pusher
 from llm_operator.control.adapter_pusher import AdapterPusher, Goal
+from llm_operator.control.pod_questions import PodQuestions
 from llm_operator.observed import Replica
 from waiting import until_async
 
@@ -81,7 +82,7 @@ async def pusher(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[AdapterPusher
     """A pusher that works, with short delays; `woken` counts."""
     for name in ("POLL_SECONDS", "FIRST_DELAY_SECONDS"):
         monkeypatch.setattr(adapter_pusher, name, 0.01)
-    pusher = AdapterPusher(lambda _: None)
+    pusher = AdapterPusher(lambda _: None, PodQuestions())
     running = asyncio.create_task(pusher.run())
     await until_async(lambda: pusher.tasks is not None)
     yield pusher
@@ -169,7 +170,7 @@ async def test_delays_after_failures_grow_and_have_a_limit(
 async def test_a_replica_that_hangs_or_is_gone_delays_no_other(
     pusher: AdapterPusher, engines: dict[Replica, Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adapter_pusher, "TIMEOUT", adapter_pusher.aiohttp.ClientTimeout(total=0.2))
+    monkeypatch.setattr(adapter_pusher, "TIMEOUT", adapter_pusher.ClientTimeout(total=0.2))
     engines[ONE].hangs = True
     pusher.follow(KEY, goal(x="u"), (ONE, NOBODY, OTHER))
     pusher.follow(Key("default", "other"), goal(y="v"), (OTHER._replace(pod="q"),))
@@ -246,7 +247,7 @@ async def test_a_replica_that_is_gone_is_forgotten(
 async def test_an_operator_that_works_again_sends_every_list_again(
     engines: dict[Replica, Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pusher = AdapterPusher(lambda _: None)
+    pusher = AdapterPusher(lambda _: None, PodQuestions())
     pusher.follow(KEY, goal(x="u"), (ONE,))
     assert engines[ONE].calls == []
 

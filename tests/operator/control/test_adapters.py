@@ -98,7 +98,12 @@ def engine_key(world: Any, home: str) -> str:
 def ready_pod(world: Any, home: str) -> None:
     """Create a ready pod of the Deployment, as its controller and a kubelet do."""
     template = world.get("deployment", f"{NAME}-engine", home)["spec"]["template"]
-    metadata = {"name": "a", "namespace": home, "labels": template["metadata"]["labels"]}
+    metadata = {
+        "name": "a",
+        "namespace": home,
+        "labels": template["metadata"]["labels"],
+        "ownerReferences": world.pod_owners(NAME, home),
+    }
     container = {"name": "engine", "image": "x"}
     world.apply(
         {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container]}}

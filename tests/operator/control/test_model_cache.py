@@ -1,18 +1,23 @@
 """Model caches against a real API server; the tests act as the controllers of Jobs, claims and Deployments."""
 
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from aiohttp import ClientTimeout
+from llm_operator.control import pod_questions
+from llm_operator.control.reconcile import WORKERS
 from llm_operator.plan.children import cache
-from waiting import until
+from waiting import PATIENCE, until
 
 pytestmark = pytest.mark.usefixtures("operator")
 # Pods report on one port, so each process that runs the tests has loopback addresses of its own.
-ADDRESS = f"127.{os.getpid() >> 8 & 255}.{os.getpid() & 255}.91"
+NETWORK = f"127.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
+ADDRESS, SILENT_ADDRESS = f"{NETWORK}.91", f"{NETWORK}.92"
 # Shared children have the label of an LLMDeployment without a value.
 SHARED = "fairlead.dev/llmdeployment="
 DONE = {
@@ -254,6 +259,24 @@ def test_the_condition_reports_percent_and_bytes(
     expected = "34 %: 5.1 GB of 15.0 GB are downloaded"
     until(lambda: world.condition(name, "ModelCached").get("message") == expected)
     assert world.condition(name, "Ready")["message"] == expected
+
+
+def test_fetch_pods_that_accept_and_never_answer_delay_no_llmdeployment(
+    world: Any, manifest: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pod_questions, "TIMEOUT", ClientTimeout(total=2 * PATIENCE))
+    names = [f"{name[:40]}-{number}" for number in range(2 * WORKERS)]
+    with socket.create_server((SILENT_ADDRESS, 8000)):
+        world.apply(*(cached(manifest, each, each) for each in names))
+        for each in names:
+            create_fetch_pod(
+                world, each, {"phase": "Running", "podIP": SILENT_ADDRESS, "podIPs": [{"ip": SILENT_ADDRESS}]}
+            )
+        until(lambda: all(world.reason(each, "ModelCached") == "FetchingModel" for each in names))
+
+        world.apply(manifest(name))
+
+        until(lambda: name in deployments(world))
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,8 @@ def test_policies_follow_the_flag_of_the_operator(
 
     until(lambda: world.condition("a", "Ready"))
     policy = world.get("networkpolicy", "a-engine")
-    assert policy["spec"]["ingress"] == [{"from": [{"podSelector": {"matchLabels": {"app": "router"}}}]}]
+    (rule,) = policy["spec"]["ingress"]
+    assert rule["from"] == [{"podSelector": {"matchLabels": {"app": "router"}}}]
     assert fencing.stop() == 0
 
     start_operator(account, *flags)

@@ -102,6 +102,30 @@ def test_repairs_drift_of_children(world: Any, manifest: Any, name: str) -> None
     until(lambda: world.get("service", f"{name}-engine"))
 
 
+@pytest.mark.parametrize("owner", ["nobody", "a ReplicaSet of another Deployment"])
+def test_a_pod_with_the_label_of_a_replica_is_none_unless_the_deployment_owns_it(
+    world: Any, manifest: Any, name: str, owner: str
+) -> None:
+    other = f"{name[:40]}-other"
+    world.apply(manifest(name), manifest(other))
+    labels = until(lambda: template(world, name))["metadata"]["labels"]
+    until(lambda: template(world, other))
+    owners = [] if owner == "nobody" else world.pod_owners(other)
+    pod = {"metadata": {"name": name, "labels": labels, "ownerReferences": owners}}
+    world.apply(
+        {"apiVersion": "v1", "kind": "Pod", "spec": {"containers": [{"name": "engine", "image": "x"}]}} | pod
+    )
+    container = {"name": "engine", "image": "x", "imageID": "", "ready": False, "restartCount": 7}
+    waiting = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}}
+    world.set_status("pod", name, {"phase": "Pending", "containerStatuses": [container | waiting]})
+
+    # The operator has seen the pod by the time at which it has carried out a later edit.
+    world.apply(manifest(name, replicas=3))
+    until(lambda: world.observed_generation(name) == 2)
+    assert world.get("llmd", name)["status"]["restarts"] == 0
+    assert world.reason(name, "Degraded") != "CrashLoopBackOff"
+
+
 def test_a_pods_reason_becomes_a_condition_and_one_event(world: Any, manifest: Any, name: str) -> None:
     world.apply(manifest(name))
     labels = until(lambda: template(world, name))["metadata"]["labels"]
@@ -109,7 +133,7 @@ def test_a_pods_reason_becomes_a_condition_and_one_event(world: Any, manifest: A
         {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"name": name, "labels": labels},
+            "metadata": {"name": name, "labels": labels, "ownerReferences": world.pod_owners(name)},
             "spec": {
                 "containers": [{"name": "engine", "image": "x"}],
                 "initContainers": [{"name": "model", "image": "x"}],

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from llm_operator.control.pod_questions import PodQuestions
 from llm_operator.control.start_poller import StartPoller
 from llm_operator.observed import Replica, StartReport
 from waiting import until, until_async
@@ -48,7 +49,7 @@ async def engine() -> AsyncIterator[Engine]:
 
 async def test_each_change_of_a_start_wakes_the_llmdeployment(engine: Engine) -> None:
     woken: list[Key] = []
-    poller = StartPoller(woken.append, interval=0.01)
+    poller = StartPoller(woken.append, PodQuestions(), interval=0.01)
     poller.follow(KEY, REPLICA)
     await until_async(lambda: KEY in poller.reports)
     assert poller.reports[KEY] == StartReport(REPLICA, "load", 42, {"import": 4.0}, is_final=False)
@@ -63,7 +64,7 @@ async def test_each_change_of_a_start_wakes_the_llmdeployment(engine: Engine) ->
 
 
 async def test_a_replica_that_never_answers_is_not_asked_for_ever() -> None:
-    poller = StartPoller(lambda key: poller.follow(key, None), interval=0.001)
+    poller = StartPoller(lambda key: poller.follow(key, None), PodQuestions(), interval=0.001)
     poller.follow(KEY, REPLICA._replace(address=NOBODY))
 
     await until_async(lambda: not poller.tasks)
@@ -85,7 +86,7 @@ async def test_a_replica_that_never_answers_is_not_asked_for_ever() -> None:
 )
 async def test_an_answer_that_is_not_an_engines_is_no_report(engine: Engine, answer: dict[str, Any]) -> None:
     engine.answer = answer
-    poller = StartPoller(lambda key: poller.follow(key, None), interval=0.001)
+    poller = StartPoller(lambda key: poller.follow(key, None), PodQuestions(), interval=0.001)
     poller.follow(KEY, REPLICA)
     await until_async(lambda: not poller.tasks)
     assert poller.reports[KEY].seconds == {}
@@ -103,7 +104,7 @@ async def test_a_cold_start_shows_its_percentage_and_then_its_seconds(
         {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"name": name, "labels": labels},
+            "metadata": {"name": name, "labels": labels, "ownerReferences": world.pod_owners(name)},
             "spec": {"containers": [container]},
         }
     )

@@ -7,7 +7,7 @@ import msgspec
 from engine_server.contract.adapters import DeploymentAdapter
 from engine_server.contract.api import Key
 from engine_server.contract.drain import DEFAULT_DRAIN_TIMEOUT_SECONDS
-from engine_server.contract.labels import HTTP_PORT_NAME, LLMDEPLOYMENT_LABEL
+from engine_server.contract.labels import HTTP_PORT_NAME, LLMDEPLOYMENT_LABEL, SERVICE_NAME_LABEL, child_name
 from engine_server.contract.ranges import Count, PortNumber, Total
 
 # Namespace and name.
@@ -156,9 +156,13 @@ class EndpointSlice(Object, rename="camel"):
     ports: list[Port] | None = None
 
     @property
-    def owner(self) -> Key:
-        """The key of the deployment, from the label that slices inherit from their Service."""
-        return Key(self.metadata.namespace, self.metadata.labels.get(LLMDEPLOYMENT_LABEL, ""))
+    def owner(self) -> Key | None:
+        """The key of the deployment; None for a slice of another Service than its own, which may have its label."""
+        labels = self.metadata.labels
+        name = labels.get(LLMDEPLOYMENT_LABEL, "")
+        if labels.get(SERVICE_NAME_LABEL) != child_name(name):
+            return None
+        return Key(self.metadata.namespace, name)
 
     @property
     def port(self) -> int | None:

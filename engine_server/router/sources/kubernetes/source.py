@@ -9,6 +9,7 @@ import aiohttp
 from engine_server.contract.adapters import DeploymentAdapter
 from engine_server.contract.api import KIND, Key, collection_path
 from engine_server.contract.labels import LLMDEPLOYMENT_LABEL
+from engine_server.contract.served_names import claimable, is_printable
 from engine_server.router.metrics import WatchState
 from engine_server.router.routing.directory import Adapter, Deployment, Directory
 from engine_server.router.routing.endpoint import Address
@@ -16,6 +17,10 @@ from engine_server.router.sources.kubernetes.access import Access
 from engine_server.router.sources.kubernetes.objects import EndpointSlice, Identity, LLMDeployment
 from engine_server.router.sources.kubernetes.start import ScaleFromZero, find_obstacle
 from engine_server.router.sources.kubernetes.watch import Watch
+
+# A page is in memory as a whole, and an LLMDeployment has up to 1.5 MB.
+DEPLOYMENTS_PAGE_SIZE = 25
+SLICES_PAGE_SIZE = 500
 
 
 class KubernetesSource:
@@ -29,14 +34,24 @@ class KubernetesSource:
         self._forwards_credentials = forwards_credentials
         self._deployments: dict[Key, LLMDeployment] = {}
         self._slices: defaultdict[Key, dict[Identity, EndpointSlice]] = defaultdict(dict)
+        self._slice_owners: dict[Identity, Key] = {}
         # With kind and namespace, which is empty for all.
         self._watches: list[tuple[str, str, Watch[LLMDeployment] | Watch[EndpointSlice]]] = []
         for namespace in namespaces or (None,):
             path = collection_path(namespace)
-            deployments = Watch(access, path, LLMDeployment, self._on_deployment)
+            deployments = Watch(
+                access, path, LLMDeployment, self._on_deployment, page_size=DEPLOYMENTS_PAGE_SIZE
+            )
             scope = f"/namespaces/{namespace}" if namespace else ""
             path = f"/apis/discovery.k8s.io/v1{scope}/endpointslices"
-            slices = Watch(access, path, EndpointSlice, self._on_slice, selector=LLMDEPLOYMENT_LABEL)
+            slices = Watch(
+                access,
+                path,
+                EndpointSlice,
+                self._on_slice,
+                selector=LLMDEPLOYMENT_LABEL,
+                page_size=SLICES_PAGE_SIZE,
+            )
             self._watches += [
                 (KIND, namespace or "", deployments),
                 ("EndpointSlice", namespace or "", slices),
@@ -75,12 +90,16 @@ class KubernetesSource:
         self._update(key)
 
     def _on_slice(self, endpoint_slice: EndpointSlice, exists: bool) -> None:
-        slices = self._slices[endpoint_slice.owner]
-        if exists:
-            slices[endpoint_slice.identity] = endpoint_slice
-        else:
-            slices.pop(endpoint_slice.identity, None)
-        self._update(endpoint_slice.owner)
+        identity = endpoint_slice.identity
+        owner = endpoint_slice.owner if exists else None
+        before = self._slice_owners.pop(identity, None)
+        if before is not None and before != owner:
+            del self._slices[before][identity]
+            self._update(before)
+        if owner is not None:
+            self._slice_owners[identity] = owner
+            self._slices[owner][identity] = endpoint_slice
+            self._update(owner)
 
     def _update(self, key: Key) -> None:
         if found := self._deployments.get(key):
@@ -95,7 +114,7 @@ class KubernetesSource:
         by_pod = serving_pods(self._slices[key].values())
         return Deployment(
             key,
-            tuple(found.spec.model.served_names) or (key.name,),
+            claimable(found.spec.model.served_names or (key.name,), key),
             tuple(sorted(by_pod.values())),
             created.timestamp() if created else 0.0,
             found.spec.routing.policy,
@@ -118,6 +137,8 @@ def adapters_of(found: LLMDeployment, by_pod: Mapping[str, Address]) -> tuple[Ad
     reported = {adapter.name: adapter for adapter in found.status.adapters}
     adapters: list[Adapter] = []
     for name in dict.fromkeys(adapter.name for adapter in found.spec.adapters):
+        if "/" in name or not is_printable(name):
+            continue
         state = reported.get(name, DeploymentAdapter(name))
         addresses = tuple(sorted(by_pod[pod] for pod in state.pods if pod in by_pod))
         error = "" if state.pods else state.error or ""

@@ -10,13 +10,14 @@ from typing import Generic, TypeVar
 import aiohttp
 import msgspec
 
+from engine_server.contract.lines import lines
+from engine_server.contract.nesting import decode_shallow
 from engine_server.router.backoff import Backoff
 from engine_server.router.sources.kubernetes.access import Access
 from engine_server.router.sources.kubernetes.objects import Identity, Message, Object
 
 log = logging.getLogger(__name__)
 
-PAGE_SIZE = 500
 # The API server ends a watch after this; the next one continues from its last version.
 WATCH_SECONDS = 60
 RELIST_SECONDS = 300.0
@@ -57,11 +58,16 @@ class Event(msgspec.Struct):
     object: msgspec.Raw
 
 
+PAGE = msgspec.json.Decoder(Page)
+EVENT = msgspec.json.Decoder(Event)
+HEAD = msgspec.json.Decoder(Object)
+
+
 class Watch(Generic[T]):
     """Follows the objects of one kind.
 
     `on_change` is called with each object that was added, changed or removed, and whether it exists. While the API
-    server fails or cannot be reached, the objects stay as they were.
+    server fails or cannot be reached, the objects stay as they were, and so does one that cannot be decoded.
     """
 
     def __init__(
@@ -71,8 +77,12 @@ class Watch(Generic[T]):
         kind: type[T],
         on_change: Callable[[T, bool], None],
         selector: str = "",
+        *,
+        page_size: int,
     ) -> None:
         self._objects: dict[Identity, T] = {}
+        # Why objects could not be decoded when they were read last.
+        self._unreadable: dict[Identity, str] = {}
         # True once the collection was listed.
         self.synced = False
         # True while the API server answers that the collection may not be listed or is not there.
@@ -86,6 +96,7 @@ class Watch(Generic[T]):
         self._access = access
         self._path = path
         self._query = {"labelSelector": selector} if selector else {}
+        self._page_size = page_size
         self._decoder = msgspec.json.Decoder(kind)
         self._on_change = on_change
 
@@ -117,13 +128,15 @@ class Watch(Generic[T]):
     async def _list(self, session: aiohttp.ClientSession) -> str:
         """List all objects, report the differences, and return the list's version."""
         found: dict[Identity, T] = {}
-        query = {**self._query, "limit": str(PAGE_SIZE)}
+        query = {**self._query, "limit": str(self._page_size)}
         while True:
             async with self._get(session, query, LIST_TIMEOUT_SECONDS) as response:
-                page = msgspec.json.decode(await response.read(), type=Page)
+                page = decode_shallow(PAGE.decode, await response.read())
             for raw in page.items:
-                item = self._decoder.decode(raw)
-                found[item.identity] = item
+                head = HEAD.decode(raw)
+                item = self._read(head, raw) or self._objects.get(head.identity)
+                if item is not None:
+                    found[head.identity] = item
             if not page.metadata.continue_:
                 break
             query["continue"] = page.metadata.continue_
@@ -132,6 +145,18 @@ class Watch(Generic[T]):
                 self._change(item, identity in found)
         self.synced, self.refused = True, False
         return page.metadata.resource_version
+
+    def _read(self, head: Object, raw: msgspec.Raw) -> T | None:
+        """Return an object, None if it cannot be decoded."""
+        try:
+            item = self._decoder.decode(raw)
+        except msgspec.MsgspecError as error:
+            if self._unreadable.get(head.identity) != str(error):
+                self._unreadable[head.identity] = str(error)
+                log.warning("%s of %s cannot be read: %s", "/".join(head.identity), self._path, error)
+            return None
+        self._unreadable.pop(head.identity, None)
+        return item
 
     def _change(self, item: T, exists: bool) -> None:
         self._on_change(item, exists)
@@ -160,16 +185,23 @@ class Watch(Generic[T]):
             if self._last_failure:
                 log.info("watching %s again", self._path)
                 self._last_failure = ""
-            async for line in lines(response.content):
+            async for line in lines(response.content.iter_any()):
                 self._heard = time.monotonic()
-                event = msgspec.json.decode(line, type=Event)
+                event = decode_shallow(EVENT.decode, line)
                 if event.type == "ERROR":
                     status = msgspec.json.decode(event.object, type=Message)
                     log.info("the watch of %s ended: %s", self._path, status.message)
                     return None
-                item = self._decoder.decode(event.object)
-                version = item.metadata.resource_version
-                if event.type != "BOOKMARK":
+                head = HEAD.decode(event.object)
+                version = head.metadata.resource_version
+                if event.type == "BOOKMARK":
+                    continue
+                if event.type == "DELETED":
+                    self._unreadable.pop(head.identity, None)
+                    item = self._objects.get(head.identity)
+                else:
+                    item = self._read(head, event.object)
+                if item is not None:
                     self._change(item, event.type != "DELETED")
         return version
 
@@ -195,17 +227,3 @@ class Watch(Generic[T]):
                 raise failure(f"{response.status} {message}")
             self._heard = time.monotonic()
             yield response
-
-
-async def lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Yield complete lines of any length: an EndpointSlice can exceed the limit of aiohttp's own readline."""
-    rest: list[bytes] = []
-    async for data in content.iter_any():
-        *complete, last = data.split(b"\n")
-        if complete:
-            complete[0] = b"".join((*rest, complete[0]))
-            rest.clear()
-        rest.append(last)
-        for line in complete:
-            if line:
-                yield line

@@ -10,10 +10,15 @@ from llm_operator.api.schema import LIST_KEYS, LIST_TYPE, Name, Object, Positive
 # The key of an entry of a ConfigMap or Secret.
 DataKey = Annotated[str, Meta(pattern=r"^[-._a-zA-Z0-9]+$", max_length=253)]
 
+# Linux starts no program with a longer variable.
+MOST_VALUE_CHARACTERS = 128 * 1024
+
 
 class EnvVar(Section, frozen=True):
     name: Annotated[Name, about("The name of the variable.")]
-    value: Annotated[str | None, about("The value, as text.")] = None
+    value: Annotated[
+        Annotated[str, Meta(max_length=MOST_VALUE_CHARACTERS)] | None, about("The value, as text.")
+    ] = None
     value_from: Annotated[
         Object | None,
         about(

@@ -30,7 +30,7 @@ class Model(Section, frozen=True):
         ),
     ]
     served_names: Annotated[
-        tuple[Annotated[Name, ruled(rules.NOT_BLANK)], ...],
+        tuple[Annotated[Name, ruled(rules.PRINTABLE)], ...],
         Meta(max_length=16, extra_json_schema={LIST_TYPE: "set"}),
         NOT_IN_PODS,
         about("The model names that requests may use; metadata.name by default."),

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from engine_server.contract.api import Key
-from engine_server.contract.served_names import NameClaim, holders
+from engine_server.contract.served_names import NameClaim, claimable, holders
 from llm_operator.observed import Manifest
 
 
@@ -16,7 +16,8 @@ def claim_of(manifest: Manifest) -> NameClaim:
     adapters = [entry["name"] for entry in manifest.get("spec", {}).get("adapters") or ()]
     created = metadata.get("creationTimestamp")
     age = datetime.fromisoformat(created).timestamp() if created else 0.0
-    return NameClaim(age, Key.of(manifest), (*served, *adapters))
+    key = Key.of(manifest)
+    return NameClaim(age, key, claimable((*served, *adapters), key))
 
 
 @dataclass(slots=True)

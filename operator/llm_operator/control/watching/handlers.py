@@ -12,7 +12,8 @@ from engine_server.contract.labels import LLMDEPLOYMENT_LABEL
 from llm_operator.control.cluster import REQUEST_SECONDS, Access, reload_credentials
 from llm_operator.control.queue import Priority, WorkQueue
 from llm_operator.control.resources import LLMDEPLOYMENTS, WATCHED, Resource
-from llm_operator.control.watching.relist import PAGE_SIZE
+from llm_operator.control.watching.relist import LLMDEPLOYMENTS_PAGE_SIZE, PAGE_SIZE
+from llm_operator.control.watching.shallow_response import ShallowResponse
 from llm_operator.control.watching.store import Ref, Store, version_of
 
 Event = Mapping[str, Any]
@@ -62,11 +63,22 @@ def login(
         session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=access.as_ssl_context()),
             headers=access.as_http_headers(),
+            response_class=ShallowResponse,
+            middlewares=[small_pages],
             trace_configs=list(trace_configs),
         )
         return kopf.AiohttpSession(server=configuration.host, aiohttp_session=session)
 
     return login
+
+
+async def small_pages(
+    request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+) -> aiohttp.ClientResponse:
+    """Ask for pages of a size that suits LLMDeployments. kopf has one size for all kinds."""
+    if request.url.path.endswith(f"/{LLMDEPLOYMENTS.plural}") and "limit" in request.url.query:
+        request.url = request.url.update_query(limit=LLMDEPLOYMENTS_PAGE_SIZE)
+    return await handler(request)
 
 
 def on_event(resource: Resource, store: Store, queue: WorkQueue) -> Handler:

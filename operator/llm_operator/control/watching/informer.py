@@ -83,7 +83,8 @@ class Informer:
                 self.note_missing(None)
                 self.tried.set()
                 await self.follow(stop)
-            except FAILURES as error:
+            # Whatever an answer has in it, the operator goes on with what it knows.
+            except Exception as error:
                 self.note_missing(error)
                 self.tried.set()
                 pause = MISSING_SECONDS if self.is_missing else seconds_after(error)
@@ -97,7 +98,8 @@ class Informer:
         if was_missing and not self.is_missing:
             logger.info("%s can be read now", self)
         if error is not None and not (was_missing and self.is_missing):
-            logger.warning("cannot list %s: %s", self, describe(error))
+            unexpected = None if isinstance(error, FAILURES) else error
+            logger.warning("cannot list %s: %s", self, describe(error), exc_info=unexpected)
 
     async def follow(self, stop: asyncio.Event) -> None:
         """Watch and relist until one of them ends. Raises `ApiException` if the namespace may not be read any more."""

@@ -1,5 +1,6 @@
 """Lists that bring the store up to date, and make up for what a watch has lost."""
 
+import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -7,12 +8,17 @@ import msgspec
 
 from engine_server.contract.api import Key
 from engine_server.contract.labels import LLMDEPLOYMENT_LABEL
+from engine_server.contract.nesting import decode_shallow
 from llm_operator.control.cluster import Cluster
 from llm_operator.control.resources import LLMDEPLOYMENTS, Resource
 from llm_operator.control.watching.store import Ref, Store
 from llm_operator.observed import Manifest
 
 PAGE_SIZE = 250
+# An LLMDeployment has up to 1.5 MB, and five times as much once it is decoded; a page is in memory as a whole.
+LLMDEPLOYMENTS_PAGE_SIZE = 25
+
+logger = logging.getLogger(__name__)
 
 
 class ListMetadata(msgspec.Struct, frozen=True):
@@ -38,6 +44,11 @@ class Item(msgspec.Struct, frozen=True):
     metadata: ItemMetadata
 
 
+PAGE = msgspec.json.Decoder(ListPage)
+ITEM = msgspec.json.Decoder(Item)
+MANIFEST = msgspec.json.Decoder(Manifest)
+
+
 @dataclass(frozen=True, slots=True)
 class Relist:
     """Lists the objects of a namespace, or of the whole cluster if it is empty."""
@@ -56,24 +67,37 @@ class Relist:
         async for page in self.pages(resource):
             version = int(page.metadata.resource_version)
             for raw in page.items:
-                metadata = msgspec.json.decode(raw, type=Item).metadata
+                metadata = ITEM.decode(raw).metadata
                 ref = Ref(resource, metadata.namespace, metadata.name)
                 listed.add(ref)
                 if int(metadata.resource_version) > self.store.version(ref):
-                    yield self.store.put(resource, msgspec.json.decode(raw, type=Manifest))
+                    yield self.put(resource, ref, raw)
         for ref in self.store.refs(resource, self.namespace):
             if ref not in listed:
                 yield self.store.remove(ref, version)
         self.store.forget_deletions(resource, self.namespace, version)
 
+    def put(self, resource: Resource, ref: Ref, raw: msgspec.Raw) -> frozenset[Key]:
+        """Store an object; return the LLMDeployments that are affected. One that cannot be stored is logged."""
+        try:
+            return self.store.put(resource, MANIFEST.decode(raw))
+        except Exception:
+            logger.exception("cannot read %s %s/%s", resource.plural, ref.namespace, ref.name)
+            return frozenset()
+
     async def pages(self, resource: Resource) -> AsyncIterator[ListPage]:
-        query = {"limit": str(PAGE_SIZE)}
+        query = {"limit": str(page_size(resource))}
         if resource != LLMDEPLOYMENTS:
             query["labelSelector"] = LLMDEPLOYMENT_LABEL
         while True:
             text = await self.cluster.request("GET", resource.path(self.namespace), query=query)
-            page = msgspec.json.decode(text, type=ListPage)
+            page = decode_shallow(PAGE.decode, text)
             yield page
             if not page.metadata.next_page:
                 return
             query["continue"] = page.metadata.next_page
+
+
+def page_size(resource: Resource) -> int:
+    """Return the number of objects that are listed at once."""
+    return LLMDEPLOYMENTS_PAGE_SIZE if resource == LLMDEPLOYMENTS else PAGE_SIZE

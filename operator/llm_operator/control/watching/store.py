@@ -14,6 +14,7 @@ import msgspec
 from engine_server.contract import api
 from engine_server.contract.api import Key
 from engine_server.contract.labels import LLMDEPLOYMENT_LABEL
+from engine_server.contract.nesting import decode_shallow
 from llm_operator.control.resources import CHILD_KINDS, LLMDEPLOYMENTS, PODS, REPLICA_SETS, Resource
 from llm_operator.control.watching.claims import Claims, claim_of
 from llm_operator.control.watching.scales import Scales
@@ -21,6 +22,7 @@ from llm_operator.control.watching.trim import trimmed
 from llm_operator.observed import ChildKey, Manifest
 
 NOBODY: frozenset[Key] = frozenset()
+MANIFEST = msgspec.json.Decoder(dict[str, Any])
 
 
 class Ref(NamedTuple):
@@ -163,4 +165,4 @@ def version_of(manifest: Manifest) -> int:
 
 
 def decoded(entry: Entry) -> dict[str, Any]:
-    return msgspec.json.decode(entry.body, type=dict[str, Any])
+    return decode_shallow(MANIFEST.decode, entry.body)

@@ -1,6 +1,7 @@
 """Lists of a real API server that make up for what watches have lost."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -136,3 +137,26 @@ async def test_what_a_relist_finds_waits_for_events_and_edits(
 
     assert [await informer.queue.take() for _ in range(2)] == [edit, event]
     assert await informer.queue.take() in keys(world, *range(SIZE))
+
+
+async def test_llmdeployments_are_listed_in_small_pages_and_others_in_large_ones(
+    world: Any, proxied: tuple[FaultProxy, Informer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(informers, "CONFIRM_SECONDS", 1)
+    proxy, informer = proxied
+    limits: dict[str, list[str]] = defaultdict(list)
+
+    async def record(request: web.Request) -> None:
+        if "limit" in request.query:
+            limits[request.path.rsplit("/", 1)[1]].append(request.query["limit"])
+
+    proxy.fault = record
+    stop = asyncio.Event()
+    running = asyncio.create_task(informer.run(stop))
+    # Our own list, and kopf's.
+    await until_async(lambda: all(len(limits[resource.plural]) > 1 for resource in WATCHED))
+    stop.set()
+    await running
+
+    assert set(limits.pop("llmdeployments")) == {"25"}
+    assert {limit for given in limits.values() for limit in given} == {"250"}

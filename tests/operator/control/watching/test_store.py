@@ -132,3 +132,12 @@ def test_a_deletion_is_forgotten_with_the_first_list_that_is_not_older() -> None
     store.forget_deletions(SERVICES, "default", 8)
 
     assert store.deletions == {}
+
+
+def test_a_refused_name_is_no_claim() -> None:
+    store = Store()
+    names = ["mine", "victim/llama", "a\x1b[2Jb"]
+    metadata = {"name": "a", "namespace": "evil", "resourceVersion": "1"}
+    store.put(LLMDEPLOYMENTS, {"metadata": metadata, "spec": {"model": {"servedNames": names}}})
+
+    assert store.claims.by_key[Key("evil", "a")].served_names == ("mine",)

@@ -1,10 +1,11 @@
 """Deployments from a real API server."""
 
 from api_server import kubeconfig_of
+from fake_api import event
 from kubernetes_objects import endpoint, llmd, slice_of
 
 from engine_server.router.routing.policies.round_robin import RoundRobin
-from engine_server.router.sources.kubernetes.access import from_kubeconfig
+from engine_server.router.sources.kubernetes.access import Access, from_kubeconfig
 
 
 async def test_follows_deployments_and_slices_of_a_cluster(api_server, namespaces, follow, eventually):
@@ -82,3 +83,24 @@ async def test_namespace_that_may_not_be_read_delays_no_other_and_is_followed_on
     assert failures[blue.namespace] > 0
     blue.apply(*rights)
     await eventually(lambda: followed.live(f"{blue.namespace}/b") == [])
+
+
+async def test_the_slices_of_other_services_with_the_label_have_no_replicas(api, follow, eventually):
+    api.items["llmdeployments"] = [llmd("m", namespace="x", resourceVersion="7")]
+    version = {"namespace": "x", "resourceVersion": "7"}
+    api.items["endpointslices"] = [
+        slice_of("m", "ours", endpoint("10.0.0.1"), **version),
+        slice_of("m", "copied", endpoint("10.0.0.2"), service="m-copy", **version),
+    ]
+
+    followed = await follow(Access(api.url))
+
+    assert followed.live("m") == ["http://10.0.0.1:8000"]
+    becomes_ours = slice_of("m", "copied", endpoint("10.0.0.2"), namespace="x", resourceVersion="8")
+    api.watches["endpointslices"].put_nowait(event("MODIFIED", becomes_ours))
+    await eventually(lambda: followed.live("m") == ["http://10.0.0.1:8000", "http://10.0.0.2:8000"])
+    another = slice_of(
+        "m", "copied", endpoint("10.0.0.2"), service="m-copy", namespace="x", resourceVersion="9"
+    )
+    api.watches["endpointslices"].put_nowait(event("MODIFIED", another))
+    await eventually(lambda: followed.live("m") == ["http://10.0.0.1:8000"])

@@ -29,6 +29,8 @@ async def test_reads_all_pages_of_a_list(api, follow):
     followed = await follow(Access(api.url))
     assert list(followed.directory.models()) == [f"m{n}" for n in range(5)]
     assert api.lists == 4
+    limits = {(query["kind"], query["limit"]) for query in api.queries if "limit" in query}
+    assert limits == {("llmdeployments", "25"), ("endpointslices", "500")}
 
 
 async def test_a_watch_continues_from_the_last_version_or_bookmark(api, follow, eventually):

@@ -1,0 +1,69 @@
+"""Questions to the pods that download models: how much they have."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import msgspec
+
+from engine_server.contract.api import Key
+from engine_server.contract.decoding import decode
+from engine_server.contract.labels import ENGINE_PORT
+from engine_server.contract.paths import PROGRESS_PATH
+from engine_server.contract.ranges import Total
+from llm_operator.control.pod_questions import PodQuestions
+
+INTERVAL_SECONDS = 2.0
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """The answer of a container that fetches, in bytes."""
+
+    done: Total = 0
+    total: Total = 0
+
+
+decoder = msgspec.json.Decoder(Progress)
+
+
+@dataclass(slots=True)
+class FetchPoller:
+    """Asks the pods of each LLMDeployment that waits for a download, in a task of its own."""
+
+    questions: PodQuestions
+    interval: float = INTERVAL_SECONDS
+    # The last answer; none while no pod answers.
+    progress: dict[Key, Progress] = field(default_factory=dict)
+    addresses: dict[Key, tuple[str, ...]] = field(default_factory=dict)
+    tasks: dict[Key, asyncio.Task[None]] = field(default_factory=dict)
+
+    def follow(self, key: Key, addresses: tuple[str, ...]) -> None:
+        """Ask the pods at these addresses from now on; without any, nobody."""
+        if not addresses:
+            self.addresses.pop(key, None)
+            self.progress.pop(key, None)
+            return
+        self.addresses[key] = addresses
+        if key not in self.tasks:
+            self.tasks[key] = asyncio.create_task(self._poll(key), name=f"download of {key}")
+
+    async def _poll(self, key: Key) -> None:
+        try:
+            while addresses := self.addresses.get(key):
+                progress = await self._ask(key.namespace, addresses)
+                if progress is None or key not in self.addresses:
+                    self.progress.pop(key, None)
+                else:
+                    self.progress[key] = progress
+                await asyncio.sleep(self.interval)
+        finally:
+            del self.tasks[key]
+
+    async def _ask(self, namespace: str, addresses: tuple[str, ...]) -> Progress | None:
+        """Return the progress of the first pod that reports it."""
+        for address in addresses:
+            try:
+                answer = await self.questions.ask(namespace, address, ENGINE_PORT, PROGRESS_PATH)
+                return decode(decoder.decode, answer.body)
+            except ValueError:
+                continue
+        return None

@@ -1,0 +1,42 @@
+"""Answers of the API server for kopf, whose parser fails at objects that are nested too deeply."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+
+from engine_server.contract.lines import lines
+from engine_server.contract.nesting import decode_shallow, shallow
+from llm_operator.control.resources import LLMDEPLOYMENTS
+
+
+class ShallowLines:
+    """The lines of a watch, without values that are nested too deeply."""
+
+    def __init__(self, content: aiohttp.StreamReader) -> None:
+        self._content = content
+
+    async def iter_chunked(self, _: int) -> AsyncIterator[bytes]:
+        """Yield each line by itself, whatever its length."""
+        async for line in lines(self._content.iter_any()):
+            yield shallow(line) + b"\n"
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what aiohttp itself asks of the stream."""
+        return getattr(self._content, name)
+
+
+class ShallowResponse(aiohttp.ClientResponse):
+    """An answer with a list or a watch. The objects of all kinds but ours have a bounded depth."""
+
+    async def start(self, connection: Any) -> "ShallowResponse":
+        """Receive the head."""
+        await super().start(connection)
+        if self.url.path.endswith(f"/{LLMDEPLOYMENTS.plural}") and "watch" in self.url.query:
+            self.content = ShallowLines(self.content)  # type: ignore[assignment]
+        return self
+
+    async def json(self, **_: Any) -> Any:
+        """Return the decoded body."""
+        return decode_shallow(json.loads, await self.read())

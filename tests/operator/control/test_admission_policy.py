@@ -1,0 +1,136 @@
+"""The chart's admission policies: they let the operator work, and whoever has its token do nothing else."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes_client import STRATEGIC, Client, RefusedError
+from waiting import until
+
+CHART = Path(__file__).parents[3] / "charts" / "fairlead"
+TEMPLATE = "templates/operator/admission-policy.yaml"
+POD = {"containers": [{"name": "engine", "image": "x"}], "serviceAccountName": "m-engine"}
+LABELS = {"fairlead.dev/llmdeployment": "m"}
+
+
+@pytest.fixture(scope="module")
+def policies(world: Any) -> Iterator[None]:
+    """Apply the policies, for the operator's account of the test's namespace."""
+    helm = world.api_server.assets / "helm"
+    flags = ["--namespace", world.namespace, "--show-only", TEMPLATE, "--set", "admissionPolicy.enabled=true"]
+    flags += ["--set", "operator.serviceAccount.name=operator"]
+    rendered = subprocess.run(
+        [helm, "template", "fairlead", CHART, *flags], check=True, capture_output=True, text=True
+    )
+    manifests = [each for each in yaml.safe_load_all(rendered.stdout) if each]
+    world.apply(*manifests)
+    yield
+    for manifest in manifests:
+        world.call(
+            "DELETE",
+            f"/apis/admissionregistration.k8s.io/v1/{plural(manifest)}/{manifest['metadata']['name']}",
+        )
+
+
+def plural(manifest: dict[str, Any]) -> str:
+    kind = manifest["kind"].lower()
+    return kind.removesuffix("y") + "ies" if kind.endswith("y") else f"{kind}s"
+
+
+@pytest.fixture(scope="module")
+def thief(world: Any, policies: None) -> Client:
+    """Somebody with the operator's token, once the policies are in force."""
+    client = Client(world.service_account(), world.namespace)
+    until(lambda: refusal(client, child("ConfigMap", {}, owner=None)))
+    return client
+
+
+def child(
+    kind: str, content: dict[str, Any], owner: str | None = "LLMDeployment", **metadata: Any
+) -> dict[str, Any]:
+    reference = {"apiVersion": "fairlead.dev/v1alpha1", "kind": owner, "name": "m", "uid": "u"}
+    owners = [reference] if owner else []
+    named = {"name": "m-engine", "labels": LABELS, "ownerReferences": owners, **metadata}
+    group = {"Deployment": "apps/v1", "Job": "batch/v1"}.get(kind, "v1")
+    return {"apiVersion": group, "kind": kind, "metadata": named, **content}
+
+
+def deployment(**pod: Any) -> dict[str, Any]:
+    template = {"metadata": {"labels": LABELS}, "spec": {**POD, **pod}}
+    return child("Deployment", {"spec": {"selector": {"matchLabels": LABELS}, "template": template}})
+
+
+def job(**pod: Any) -> dict[str, Any]:
+    return child("Job", {"spec": {"template": {"spec": {**POD, "restartPolicy": "Never", **pod}}}})
+
+
+def refusal(client: Client, manifest: dict[str, Any]) -> str:
+    """Return the message with which a creation is refused by a policy; empty if it is not."""
+    try:
+        client.create(manifest, dryRun="All")
+    except RefusedError as error:
+        assert "ValidatingAdmissionPolicy" in error.message, error
+        return error.message
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("manifest", "words"),
+    [
+        (child("ConfigMap", {}, owner=None), "owned by an LLMDeployment"),
+        (child("ServiceAccount", {}, owner="Deployment"), "owned by an LLMDeployment"),
+        (child("ConfigMap", {}, labels={}), "has the label"),
+        (deployment(serviceAccountName="admin"), "the account NAME-engine"),
+        (deployment(serviceAccountName="other-engine"), "the account NAME-engine"),
+        (deployment(hostNetwork=True), "namespaces of their own"),
+        (deployment(volumes=[{"name": "v", "hostPath": {"path": "/"}}]), "no hostPath"),
+        (deployment(containers=[{"name": "e", "image": "x", "securityContext": {"privileged": True}}]), "privileged"),
+        (job(serviceAccountName="admin"), "the account NAME-engine"),
+    ],
+)  # fmt: skip
+def test_the_operators_token_creates_nothing_that_the_operator_would_not(
+    thief: Client, manifest: dict[str, Any], words: str
+) -> None:
+    assert words in refusal(thief, manifest)
+
+
+def test_the_operators_token_changes_one_annotation_of_replicas_alone(world: Any, thief: Client) -> None:
+    for name, labels in (("replica", LABELS), ("other", {})):
+        world.apply(
+            {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": POD}
+        )
+    cost = {"metadata": {"annotations": {"controller.kubernetes.io/pod-deletion-cost": "3"}}}
+
+    thief.patch("pod", "replica", cost)
+
+    for name, change in (
+        ("other", cost),
+        ("replica", {"metadata": {"labels": {"app": "x"}}}),
+        ("replica", {"metadata": {"annotations": {"a": "b"}}}),
+        ("replica", {"spec": {"containers": [{"name": "engine", "image": "evil"}]}}),
+    ):
+        with pytest.raises(RefusedError, match="ValidatingAdmissionPolicy"):
+            thief.patch("pod", name, change, content_type=STRATEGIC)
+
+
+def test_an_operator_works_under_the_policies(
+    world: Any, manifest: Any, thief: Client, run_operator: Any
+) -> None:
+    home = world.namespace
+    model = {"uri": "hf://tests/policies", "cache": {"size": "1Gi"}}
+    with run_operator(
+        world.service_account(), f"--namespace={home}", f"--lease-namespace={home}"
+    ) as operator:
+        world.apply(
+            manifest("cached", model=model), manifest("sharing", model=model), manifest("m", replicas=2)
+        )
+        until(lambda: world.list("job") and len(world.list("job")[0]["metadata"]["ownerReferences"]) == 2)
+        until(lambda: world.condition("m", "Ready"))
+        world.apply(manifest("m", replicas=1, engine={"env": [{"name": "A", "value": "b"}]}))
+        until(lambda: world.observed_generation("m") == 2)
+        world.delete("llmd", "sharing")
+        assert world.condition("m", "Degraded")["status"] == "False"
+        assert "ValidatingAdmissionPolicy" not in operator.log
