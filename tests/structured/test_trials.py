@@ -172,6 +172,11 @@ def test_equal_grammars_are_tried_once(trials: GrammarTrials) -> None:
     assert trials.start(StructuredOutputsParams(regex="x{3}"), "c").done()
 
 
+@pytest.mark.usefixtures("foreign_folder")
+def test_trials_import_nothing_from_the_working_folder() -> None:
+    assert verdict(GrammarTrials(vocabulary_of(byte_level())), StructuredOutputsParams(regex="a"))
+
+
 def test_trials_continue_after_their_process_was_killed(trials: GrammarTrials) -> None:
     assert verdict(trials, StructuredOutputsParams(regex="before"))
     process = trials._process
