@@ -22,6 +22,7 @@ from engine_server.requests.messages import (
     Call,
     CallResult,
     FrontEndMessage,
+    PromptLogprobsPart,
     Ready,
     RequestStep,
     StepOutputs,
@@ -41,8 +42,10 @@ IDLE_MS = 250
 
 @dataclass(slots=True)
 class Answer:
-    """A request in flight. `number`: how many of the answer's tokens have been sent."""
+    """A completion in flight. `number`: how many of the answer's tokens have been sent."""
 
+    request_id: str
+    index: int
     request: AddRequest
     tokens: Sequence[int]
     number: int
@@ -60,6 +63,8 @@ class ScriptedCore:
         self.held_at: int | None = None
         # Of each prompt, as the core reports them.
         self.num_cached = 0
+        # Log-probabilities of prompts, to be sent before the step's outputs.
+        self._parts: list[PromptLogprobsPart] = []
         self._eos_token_ids = eos_token_ids
         self._answers: dict[str, Answer] = {}
 
@@ -72,8 +77,9 @@ class ScriptedCore:
         """Take a message, and return the reply to it: for aborted requests, the state without them."""
         match message:
             case AddRequest():
-                answer = Answer(message, self.script(message), message.num_resumed)
-                self._answers[message.request_id] = answer
+                tokens = self.script(message)
+                for index, core_id in enumerate(message.request_ids):
+                    self._answers[core_id] = Answer(core_id, index, message, tokens, message.num_resumed)
             case AbortRequests():
                 for request_id in message.request_ids:
                     self._answers.pop(request_id, None)
@@ -82,10 +88,11 @@ class ScriptedCore:
                 return CallResult(message.call_id, error="the scripted core has no operations")
         return None
 
-    def step(self) -> StepOutputs:
-        """Give every request its next token."""
+    def step(self) -> list[PromptLogprobsPart | StepOutputs]:
+        """Give every request its next token; return the messages about it."""
         steps = [self._next(answer) for answer in list(self._answers.values()) if self._continues(answer)]
-        return StepOutputs(steps, self._stats(len(steps)))
+        parts, self._parts = self._parts, []
+        return [*parts, StepOutputs(steps, self._stats(len(steps)))]
 
     def _continues(self, answer: Answer) -> bool:
         return self.held_at is None or answer.number < self.held_at
@@ -95,7 +102,7 @@ class ScriptedCore:
         params = request.params
         ends = number >= len(tokens) and not params.ignore_eos
         token_id = self._eos_token_ids[0] if ends else tokens[number % len(tokens)]
-        step = RequestStep(request.request_id, [token_id])
+        step = RequestStep(answer.request_id, [token_id])
         step.finish_reason, step.stop_reason = params.end(
             token_id, number + 1, request.max_tokens, self._eos_token_ids
         )
@@ -103,12 +110,13 @@ class ScriptedCore:
             step.logprobs = [logprobs(token_id, params.logprobs)]
         if number == request.num_resumed:
             step.scheduled, step.num_cached_tokens = time.monotonic(), self.num_cached
-            if (count := params.prompt_logprobs) is not None:
+            if (count := params.prompt_logprobs) is not None and not answer.index:
                 end = len(request.prompt_token_ids) - request.num_resumed
-                step.prompt_logprobs = [logprobs(token, count) for token in request.prompt_token_ids[1:end]]
+                tokens = [logprobs(token, count) for token in request.prompt_token_ids[1:end]]
+                self._parts += PromptLogprobsPart.split(answer.request_id, tokens)
         answer.number += 1
         if step.finish_reason:
-            del self._answers[request.request_id]
+            del self._answers[answer.request_id]
         return step
 
     def _stats(self, num_tokens: int) -> SchedulerStats:
@@ -152,7 +160,8 @@ def serve(folder: str, fail: object) -> None:
         progress.tick()
         now = time.monotonic()
         if core.has_work and now >= due:
-            outputs.send(encoder.encode(core.step()))
+            for message in core.step():
+                outputs.send(encoder.encode(message))
             due = max(due + interval, now)
 
 

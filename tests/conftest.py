@@ -2,7 +2,7 @@
 
 import hypothesis
 
-pytest_plugins = ["engines", "api_server"]
+pytest_plugins = ["engines", "api_server", "foreign_folder"]
 
 # Speed is no property of these tests: a machine may be slow, or busy.
 # `make test` runs a few examples of each property, `make test TIER=all` many.

@@ -100,7 +100,8 @@ class LocalCore:
             return self._messages.popleft()
         for _ in range(TURNS):
             await asyncio.sleep(0)
-        return self.scripted.step()
+        self._messages.extend(self.scripted.step())
+        return self._messages.popleft()
 
     async def call(self, method: str, *args: Any) -> Any:
         return CallResult(0, error="the scripted core has no operations").result()

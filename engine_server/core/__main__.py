@@ -60,7 +60,10 @@ def serve(folder: str, fail: Callable[[str], None]) -> None:
         for returned in core.operations.finished():
             send(returned)
         if core.has_work or core.scheduler.seconds_to_deadline() <= 0:
-            send(core.outputs())
+            results = core.outputs()
+            for part in core.prompt_logprobs():
+                send(part)
+            send(results)
         else:
             core.idle()
 

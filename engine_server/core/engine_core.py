@@ -4,7 +4,7 @@ import logging
 import math
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,10 +17,11 @@ from engine_server.core.adapters.adapter_pools import AdapterPools
 from engine_server.core.debug_state import DebugState, debug_state
 from engine_server.core.executor import Executor
 from engine_server.core.heads.head import Pending
+from engine_server.core.heads.prompt_logprobs import take_parts
 from engine_server.core.logits.grammars import Grammars
 from engine_server.core.operations import Operations
 from engine_server.core.scheduling.batch import Batch, has_drafts, num_tokens
-from engine_server.core.scheduling.request import Request
+from engine_server.core.scheduling.request import GenerationRequest, Request
 from engine_server.core.scheduling.scheduler import Scheduler
 from engine_server.core.speculation.speculator import make_speculator
 from engine_server.modeling.adapters.prompt_folder import PromptAdapter, read_prompt_adapter
@@ -32,6 +33,7 @@ from engine_server.requests.messages import (
     Call,
     CallResult,
     FrontEndMessage,
+    PromptLogprobsPart,
     RequestStep,
     StepOutputs,
     Vocabulary,
@@ -93,6 +95,8 @@ class EngineCore:
         self._in_flight: StepInFlight | None = None
         # The batch of the latest step, which may not have been launched.
         self._batch: Batch = []
+        # Requests with log-probabilities of their prompts.
+        self._reporting: list[GenerationRequest] = []
         # Memory statistics, and the time of the step in which they were queried.
         self._memory: dict[str, int] = {}
         self._memory_taken = -math.inf
@@ -103,10 +107,12 @@ class EngineCore:
             case Call():
                 return self.operations.run(message)
             case AddRequest():
-                request = Request.from_message(message)
-                self.grammars.open(request)
-                request.adapters = self.adapters.open(message.lora, message.prompt_adapter)
-                self.scheduler.add(request)
+                for request in Request.from_message(message):
+                    self.grammars.open(request)
+                    request.adapters = self.adapters.open(message.lora, message.prompt_adapter)
+                    self.scheduler.add(request)
+                    if isinstance(request, GenerationRequest) and request.awaits_prompt_logprobs:
+                        self._reporting.append(request)
             case Vocabulary():
                 self.grammars.load(message)
             case AbortRequests(request_ids):
@@ -162,6 +168,17 @@ class EngineCore:
             **self._memory,
         )
         return StepOutputs(steps, stats)
+
+    def prompt_logprobs(self) -> Iterator[PromptLogprobsPart]:
+        """Yield the prompts' log-probabilities that were computed since the last call, in small parts.
+
+        To be sent before the outputs of the step that computed them.
+        """
+        for request in self._reporting:
+            yield from take_parts(request)
+        self._reporting = [
+            one for one in self._reporting if one.awaits_prompt_logprobs and one in self.scheduler
+        ]
 
     def debug_state(self) -> DebugState:
         """Return a copy of the core's state, for tests and bug reports."""

@@ -23,7 +23,7 @@ from engine_server.engine.input.tokenizer import adapter_tokenizer, backend_of
 from engine_server.engine.output.output_processor import OutputProcessor, PreparedRequest
 from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
 from engine_server.requests.errors import InvalidRequestError, QueueFullError
-from engine_server.requests.messages import AddRequest, RequestStep, Vocabulary
+from engine_server.requests.messages import AddRequest, PromptLogprobsPart, RequestStep, Vocabulary
 from engine_server.requests.outputs import Output
 from engine_server.requests.scheduler_stats import SchedulerStats
 from engine_server.requests.structured_outputs import StructuredOutputsParams
@@ -118,7 +118,6 @@ class FrontEnd:
     def prepare(self, submission: Submission) -> PreparedRequest:
         """Validate and tokenize a request. Raises InvalidRequestError."""
         request, text = self.processor.process(
-            submission.request_id,
             submission.prompt,
             submission.params,
             submission.arrival_time,
@@ -151,26 +150,24 @@ class FrontEnd:
         return self._trials.start(grammar, caller.id if caller else None)
 
     def set_grammar(self, prepared: PreparedRequest, verdict: Verdict) -> None:
-        """Write a request's grammar, which has been tried, to its messages. Raises InvalidRequestError."""
-        params = prepared.state.params
+        """Write a request's grammar, which has been tried, to its message. Raises InvalidRequestError."""
+        params = prepared.message.params
         assert params.structured_outputs is not None
         translated = StructuredOutputsParams(
             grammar=verdict.grammar(), starts_after=params.structured_outputs.starts_after
         )
-        params = msgspec.structs.replace(params, structured_outputs=translated)
-        for message in prepared.messages:
-            message.params = params
+        prepared.message.params = msgspec.structs.replace(params, structured_outputs=translated)
 
-    def add(self, prepared: PreparedRequest) -> list[AddRequest]:
-        """Store a request's state; return its messages to the core, none if the tokens that it resumes already end it.
+    def add(self, prepared: PreparedRequest) -> AddRequest | None:
+        """Store a request's state; return its message to the core, None if the tokens that it resumes already end it.
 
         Raises InvalidRequestError if a request with its id is in flight, QueueFullError if there is no room.
         """
-        self.check_room(len(prepared.messages))
+        self.check_room(len(prepared.message.request_ids))
         request_id = prepared.state.request_id
         if request_id in self.requests:
             raise InvalidRequestError(f"a request with the id {quote(request_id)} is in flight", "request_id")
-        return prepared.messages if self.requests.add(prepared.state) else []
+        return prepared.message if self.requests.add(prepared.state) else None
 
     def process(
         self,
@@ -185,6 +182,14 @@ class FrontEnd:
         stats = IterationStats(event_loop_stalls=list(stalls))
         outputs, aborts = self.requests.process(steps, stats)
         self.loggers.record(scheduler_stats, stats)
+        return outputs, aborts
+
+    def add_prompt_logprobs(self, part: PromptLogprobsPart) -> tuple[list[Output], list[str]]:
+        """Add log-probabilities of a prompt. Returns a last output and ids to abort if that ends its request."""
+        stats = IterationStats()
+        outputs, aborts = self.requests.add_prompt_logprobs(part, stats)
+        if outputs:
+            self.loggers.record(None, stats)
         return outputs, aborts
 
     def abort(self, request_ids: Iterable[str]) -> tuple[list[Output], list[str]]:

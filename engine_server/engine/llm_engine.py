@@ -131,7 +131,7 @@ class LLMEngine:
         prepared = self._front_end.prepare(submission)
         if trial := self._front_end.try_grammar(prepared):
             self._front_end.set_grammar(prepared, trial.result())
-        for message in self._front_end.add(prepared):
+        if message := self._front_end.add(prepared):
             self._core.handle(message)
 
     def abort_request(self, request_id: str | int | Iterable[str], internal: bool = False) -> None:
@@ -148,7 +148,11 @@ class LLMEngine:
         if not self.has_unfinished_requests():
             return []
         message = self._core.outputs()
-        outputs, aborts = self._front_end.process(message.steps, message.stats)
+        outputs, aborts = [], []
+        parts = [self._front_end.add_prompt_logprobs(part) for part in self._core.prompt_logprobs()]
+        for some_outputs, some_aborts in (*parts, self._front_end.process(message.steps, message.stats)):
+            outputs += some_outputs
+            aborts += some_aborts
         if aborts:
             self._core.handle(AbortRequests(aborts))
         if self.DO_VALIDATE_OUTPUT:

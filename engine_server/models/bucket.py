@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 PART_BYTES = 16 << 20
 CONCURRENT_FILES = 8
+MOST_OBJECTS = 10_000
 PART_TIMEOUT = timedelta(minutes=5)
 CONNECT_TIMEOUT = timedelta(seconds=10)
 RETRY_TIMEOUT = timedelta(minutes=1)
@@ -68,6 +69,8 @@ def fill(source: Bucket, into: Path, progress: Progress) -> None:
     with store.step(f"fetching {source} from {_endpoint()}"):
         objects = _list(opened, source)
         progress.total = sum(each.size for each in objects)
+        fetched = sum(path.stat().st_size for path in into.rglob(".*.part"))
+        store.check_space(into, progress.total - fetched, str(source))
         with ThreadPoolExecutor(CONCURRENT_FILES) as pool:
             parts = list(pool.map(lambda each: _fetch(opened, source, each, into), objects))
         for each, part in zip(objects, parts, strict=True):
@@ -110,6 +113,8 @@ def _list(opened: "S3Store", source: Bucket) -> list[Object]:
                 relative = meta["path"].removeprefix(f"{source.prefix}/")
                 if is_used(relative):
                     objects.append(Object(meta["path"], relative, meta["size"], meta["e_tag"] or ""))
+            if len(objects) > MOST_OBJECTS:
+                raise ModelSourceError(f"{source}: there are more than {MOST_OBJECTS} model files there")
     except (BaseError, OSError, ValueError) as error:
         raise _failure(source, "", error) from None
     if not objects:

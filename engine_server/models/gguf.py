@@ -59,8 +59,10 @@ def convert(gguf: Path, place: Path, dense: bool) -> None:
     from engine_server.models.gguf_weights import read_weights
 
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-        config = transformers.AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        # A folder's own code is never run: without the option transformers asks for it on a terminal.
+        own: dict[str, Any] = {"gguf_file": gguf.name, "trust_remote_code": False}
+        tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, **own)
+        config = transformers.AutoConfig.from_pretrained(gguf.parent, **own)
         _restore_expert_size(reader, config)
         with torch.device("meta"):
             causal: Any = transformers.AutoModelForCausalLM

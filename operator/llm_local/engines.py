@@ -2,13 +2,13 @@
 
 import itertools
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
+from engine_server.contract.python_module import module_command
 from llm_local import machine, replica
 from llm_local.processes import Program, StartError, say
 from llm_local.replica import HOST, Fetch, Pod
@@ -18,7 +18,7 @@ Command = Callable[[Sequence[str]], tuple[str, ...]]
 
 
 def fairlead(arguments: Sequence[str]) -> tuple[str, ...]:
-    return (sys.executable, "-m", "engine_server.cli", *arguments)
+    return tuple(module_command("engine_server.cli", *arguments))
 
 
 class Engine(NamedTuple):

@@ -59,6 +59,18 @@ def test_example_of_the_api_specification_runs_as_a_plain_script_after_the_exit_
     assert not psutil.pid_exists(int(core))
 
 
+@pytest.mark.usefixtures("foreign_folder")
+def test_core_and_ranks_import_nothing_from_the_working_folder(tiny_llama: Path) -> None:
+    arguments = AsyncEngineArgs(
+        model=str(tiny_llama),
+        skip_tokenizer_init=True,
+        num_gpu_blocks_override=32,
+        tensor_parallel_size=2,
+        device="cpu",
+    )
+    AsyncLLMEngine.from_engine_args(arguments).shutdown()
+
+
 UNTIL_KILLED = """
 import sys
 from engine_server.engine.loop.core_process import CoreProcess

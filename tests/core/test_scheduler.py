@@ -20,7 +20,7 @@ from engine_server.core.scheduling.scheduler import Scheduler
 from engine_server.core.scheduling.step_result import StepResult
 from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.modeling.staging import Staging
-from engine_server.requests.messages import RequestStep
+from engine_server.requests.messages import AddRequest, RequestStep
 from engine_server.requests.sampling_params import SamplingParams
 
 
@@ -403,9 +403,8 @@ def test_choices_of_one_prompt_hash_it_once(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr("engine_server.core.scheduling.request.block_hash", counted)
     scheduler = make(num_blocks=40, budget=64, seats=5)
-    for index in range(4):
-        one = request(str(index), 32, 2)
-        one.choice_index = index
+    message = AddRequest(["0", "1", "2", "3"], list(range(32)), SamplingParams(), 2, 0.0)
+    for one in Request.from_message(message):
         scheduler.add(one)
     batch = scheduler.schedule()
     assert [scheduled.num_tokens for scheduled in batch] == [32, 4, 4, 4]
@@ -413,7 +412,6 @@ def test_choices_of_one_prompt_hash_it_once(monkeypatch: pytest.MonkeyPatch) -> 
     run(scheduler, batch)
     for name in ("cache_salt", "cache_scope"):
         other = request(name, 32, 1)
-        other.choice_index = 1
         setattr(other, name, "other")
         scheduler.add(other)
         batch = scheduler.schedule()

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from engine_server import EngineArgs
+from engine_server.modeling.attention.interface import UnsupportedModelError
 from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.layers.kernel_sets.plain import CPU, NO_KERNELS, rms_norm
 from engine_server.modeling.layers.linear import Linear
@@ -73,6 +74,54 @@ def test_reports_give_the_reason_for_modules_that_are_left() -> None:
     assert found["decoder layers"] == (
         "nothing replaced; left: 2 GraniteDecoderLayer (computes something else)"
     )
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        ("PhimoeForCausalLM", MOE | {"sliding_window": 16, "head_dim": 8}),
+        ("MoshiForCausalLM", {"sliding_window": 16, "head_dim": 8, "ffn_dim": 64}),
+    ],
+)
+def test_model_that_passes_no_window_to_attention_is_refused_by_name(
+    tmp_path: Path, model: str, settings: dict[str, Any]
+) -> None:
+    save_config(tmp_path, model, settings)
+    with pytest.raises(UnsupportedModelError, match=rf"^{model}.*window"):
+        load(tmp_path, load_format="dummy")
+
+
+def test_window_beyond_the_context_is_not_compared(tmp_path: Path) -> None:
+    save_config(tmp_path, "PhimoeForCausalLM", MOE | {"sliding_window": 64, "head_dim": 8})
+    load(tmp_path, load_format="dummy")
+
+
+@pytest.mark.parametrize("window", [3, 4, 16, 1000])
+@pytest.mark.parametrize("model", ["MistralForCausalLM", "Starcoder2ForCausalLM"])
+def test_model_that_passes_its_window_to_attention_is_loaded(tmp_path: Path, model: str, window: int) -> None:
+    save_config(tmp_path, model, {"sliding_window": window})
+    load(tmp_path, load_format="dummy")
+
+
+@pytest.mark.parametrize("error", [TypeError, RuntimeError, AttributeError, AssertionError])
+def test_model_that_cannot_be_built_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def fail(self: object, *given: object) -> None:
+        raise error("no such size")
+
+    save_config(tmp_path, "LlamaForCausalLM", {})
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "__init__", fail)
+    with pytest.raises(
+        UnsupportedModelError, match=f"^LlamaForCausalLM can't be built.*{error.__name__}: no such"
+    ):
+        load(tmp_path, load_format="dummy")
+
+
+def save_config(folder: Path, model: str, settings: dict[str, Any]) -> None:
+    config = getattr(transformers, model).config_class(**SIZES, **settings)
+    config.architectures = [model]
+    config.save_pretrained(folder)
 
 
 def test_loading_logs_a_line_for_each_pass(tiny_llama: Path, caplog: pytest.LogCaptureFixture) -> None:

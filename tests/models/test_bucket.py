@@ -1,6 +1,7 @@
 """`s3://` against moto's server, in processes of its own and with real requests."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -15,6 +16,10 @@ import pytest
 from obstore.store import S3Store
 from tiers import tiered
 from waiting import until
+
+from engine_server.contract.model_uri import Bucket
+from engine_server.models import ModelSourceError, bucket
+from engine_server.models.progress import Progress
 
 MOTO = Path(sys.prefix) / "moto"
 KEYS = {
@@ -171,6 +176,38 @@ def test_downloads_the_used_files_below_the_prefix(
         "nested/model.safetensors",
     }  # fmt: skip
     assert "AKIAEXAMPLE" not in done.stderr and "very-secret-key" not in done.stderr
+
+
+class Listing:
+    """A bucket with objects of 1 GiB, which can only be listed."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def list(self, prefix: str) -> Iterator[list[dict[str, object]]]:
+        for index in range(self.number):
+            yield [{"path": f"{prefix}/{index}.safetensors", "size": 1 << 30, "e_tag": "v"}]
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (bucket.MOST_OBJECTS + 1, f"more than {bucket.MOST_OBJECTS} model files"),
+        (3, "it takes 3072 MiB, and 2048 MiB are free"),
+    ],
+)
+def test_bucket_with_too_many_or_too_large_files_is_refused_before_they_are_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, reason: str
+) -> None:
+    full = shutil.disk_usage("/")._replace(free=2 << 30)
+    monkeypatch.setattr("engine_server.models.store.shutil.disk_usage", lambda folder: full)
+    monkeypatch.setattr(bucket, "_open", lambda source: Listing(number))
+    monkeypatch.setattr(
+        bucket, "_fetch", lambda opened, source, wanted, into: pytest.fail("a file is fetched")
+    )
+
+    with pytest.raises(ModelSourceError, match=reason):
+        bucket.fill(Bucket("models", "org/model"), tmp_path, Progress())
 
 
 def test_the_cache_keeps_a_model_for_each_endpoint(

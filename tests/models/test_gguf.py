@@ -1,5 +1,6 @@
 """A GGUF file as the model."""
 
+import json
 import logging
 import shutil
 from pathlib import Path
@@ -36,6 +37,19 @@ def test_gguf_file_is_converted_once_for_load_formats_auto_and_gguf(
     written = (folder / "model.safetensors").stat().st_mtime_ns
     assert resolve(str(file)) == resolve(str(tmp_path)) == folder
     assert (folder / "model.safetensors").stat().st_mtime_ns == written
+
+
+def test_folders_own_tokenizer_code_is_not_offered_to_run(
+    cache: Path, tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = Path(shutil.copy(tiny_gguf, tmp_path))
+    settings = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    asked: list[object] = []
+    monkeypatch.setattr("builtins.input", lambda *question: asked.append(question) or "n")
+    with pytest.raises(ModelSourceError, match="trust_remote_code"):
+        resolve(str(file))
+    assert not asked
 
 
 def test_load_format_chooses_between_gguf_and_safetensors_in_one_folder(

@@ -1,5 +1,7 @@
+import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,6 +35,12 @@ def test_cached_package_needs_no_index(wheel: Wheel, cache: Path) -> None:
     assert resolve("pypi://Small") == folder
 
 
+@pytest.mark.usefixtures("foreign_folder")
+def test_download_imports_nothing_from_the_working_folder(wheel: Wheel, cache: Path) -> None:
+    wheel("small", **{"m/config.json": b"{}", "m/a.safetensors": b"w"})
+    assert (resolve("pypi://small") / "a.safetensors").exists()
+
+
 @pytest.mark.parametrize(
     ("files", "words"),
     [
@@ -59,6 +67,30 @@ def test_wheel_without_exactly_one_model_is_refused(
         resolve("pypi://small")
     assert words in str(refused.value)
     assert not (cache / "models/wheels/small").exists()
+
+
+def test_wheel_whose_files_are_far_larger_than_it_is_refused(
+    wheel: Wheel, cache: Path, tmp_path: Path
+) -> None:
+    packed = wheel("small", **{"m/config.json": b"{}", "m/a.safetensors": bytes(10 << 20)})
+    with zipfile.ZipFile(packed) as stored:
+        files = {name: stored.read(name) for name in stored.namelist()}
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    with pytest.raises(ModelSourceError, match="16 times as many at most are unpacked"):
+        resolve("pypi://small")
+    assert not any(path.stat().st_size > 1 << 20 for path in cache.rglob("*"))
+
+
+def test_wheel_that_does_not_fit_the_disk_is_refused_with_both_sizes(
+    wheel: Wheel, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel("small", **{"m/config.json": b"{}", "m/a.safetensors": bytes(3 << 20)})
+    full = shutil.disk_usage("/")._replace(free=2 << 20)
+    monkeypatch.setattr("engine_server.models.store.shutil.disk_usage", lambda folder: full)
+    with pytest.raises(ModelSourceError, match=r"it takes 3 MiB, and 2 MiB are free at "):
+        resolve("pypi://small")
 
 
 def test_damaged_wheel_is_refused(wheel: Wheel, cache: Path) -> None:

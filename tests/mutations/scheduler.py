@@ -27,8 +27,8 @@ FAULTS = (
     Fault(
         "each choice of a prompt hashes it anew",
         REQUEST,
-        "self.prompt_hashes = other.prompt_hashes",
-        "self.prompt_hashes = [*other.prompt_hashes]",
+        "request.prompt_hashes = requests[0].prompt_hashes",
+        "request.prompt_hashes = []",
         SCHEDULER_TESTS,
     ),
     # Overlap steps of engines with drafts while no drafts are wanted

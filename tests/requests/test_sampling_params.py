@@ -34,7 +34,7 @@ def test_clone_shares_nothing_with_the_original() -> None:
 
 def test_extra_args_are_sent_to_the_core_unchanged() -> None:
     params = SamplingParams(extra_args={"a": [1, {"b": None}], "c": "text"})
-    message = AddRequest("r", [1], params, max_tokens=1, arrival=0.0)
+    message = AddRequest(["r"], [1], params, max_tokens=1, arrival=0.0)
     decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=FrontEndMessage)
     assert decoded.params.extra_args == params.extra_args
     with pytest.raises(InvalidRequestError, match="extra_args"):

@@ -1,15 +1,23 @@
 """Trials of grammars: bad ones are refused with a message, whatever they do to the library."""
 
 import hashlib
+import itertools
 import json
+import subprocess
 from collections.abc import Iterator
+from concurrent.futures import Future
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from small_tokenizers import byte_level, vocabulary_of
+from waiting import until
 
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.structured_outputs import StructuredOutputsParams
+from engine_server.structured.trial_process import Verdict
+from engine_server.structured.trial_worker import WorkerEndedError
 from engine_server.structured.trials import GrammarTrials
 
 # Generous; a trial has a second of CPU time.
@@ -172,10 +180,53 @@ def test_equal_grammars_are_tried_once(trials: GrammarTrials) -> None:
     assert trials.start(StructuredOutputsParams(regex="x{3}"), "c").done()
 
 
+@pytest.mark.usefixtures("foreign_folder")
+def test_trials_import_nothing_from_the_working_folder() -> None:
+    assert verdict(GrammarTrials(vocabulary_of(byte_level())), StructuredOutputsParams(regex="a"))
+
+
 def test_trials_continue_after_their_process_was_killed(trials: GrammarTrials) -> None:
     assert verdict(trials, StructuredOutputsParams(regex="before"))
-    process = trials._process
-    assert process is not None
-    process.kill()
-    process.wait()
+    assert trials._worker is not None
+    trials._worker.process.kill()
+    trials._worker.process.wait()
     assert verdict(trials, StructuredOutputsParams(regex="after"))
+
+
+NUMBERS = itertools.count()
+ACTIONS = st.sampled_from(["fast", "fast", "slow", "kill", "kill with pending verdicts", "cancel", "wait"])
+
+
+@settings(max_examples=8)
+@given(actions=st.lists(ACTIONS, min_size=3, max_size=12))
+def test_every_verdict_comes_or_fails_whenever_the_process_is_killed(
+    trials: GrammarTrials, actions: list[str]
+) -> None:
+    pending: list[Future[Verdict]] = []
+    killed: subprocess.Popen[bytes] | None = None
+    for action in actions:
+        number = next(NUMBERS)
+        if action == "fast":
+            pending.append(trials.start(StructuredOutputsParams(regex=f"f{number}"), f"caller {number % 3}"))
+        elif action == "slow":
+            pending.append(trials.start(slow_grammar(10_000 + number), f"caller {number % 3}"))
+        elif action == "cancel" and pending:
+            pending.pop().cancel()
+        elif action == "wait" and pending:
+            assert ended(pending.pop(0))
+        elif action.startswith("kill") and (worker := trials._worker):
+            if action == "kill with pending verdicts":
+                until(lambda: trials._worker._trials or all(one.done() for one in pending))
+            worker.process.kill()
+            killed = worker.process
+    assert all(ended(one) for one in pending)
+    if killed is not None:
+        killed.wait()
+    assert verdict(trials, StructuredOutputsParams(regex=f"last{next(NUMBERS)}"))
+    until(lambda: not trials._line._waiting and not trials._line._running)
+
+
+def ended(pending: Future[Verdict]) -> bool:
+    """Wait for a verdict, or the error of a process that was killed."""
+    error = pending.exception(SECONDS)
+    return error is None or isinstance(error, WorkerEndedError)

@@ -19,6 +19,8 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from typing import IO
 
+from engine_server.contract.python_module import module_command
+
 logger = logging.getLogger(__name__)
 
 # Time to wait for the exit status, and for the end of standard error, after the lifeline has closed.
@@ -35,7 +37,7 @@ class Child:
     def __init__(self, name: str, module: str, *arguments: str) -> None:
         self.name = name
         self.lifeline, theirs = socket.socketpair()
-        command = [sys.executable, "-m", module, *arguments, str(theirs.fileno())]
+        command = module_command(module, *arguments, str(theirs.fileno()))
         with theirs, blocked(IGNORED):  # the child inherits the mask, until it has set its dispositions
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, pass_fds=[theirs.fileno()]

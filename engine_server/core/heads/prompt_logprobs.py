@@ -1,6 +1,6 @@
 """Log-probabilities of prompts: the logits of every token of a step, a few rows at a time."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +11,7 @@ from engine_server.core.scheduling.batch import Scheduled
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.modeling.attention.interface import IntArray
 from engine_server.modeling.platform.interface import Platform
+from engine_server.requests.messages import PromptLogprobsPart
 
 # Rows of logits that are computed together.
 ROWS = 256
@@ -34,12 +35,14 @@ class PromptChunk(NamedTuple):
 
     def record(self, ranked: list[Tensor]) -> None:
         """Add the result of `rank`, copied to the host, to the request."""
-        if self.request.prompt_logprobs is None:
-            return
-        count = ranked[-1].shape[1]
-        # A preempted prompt is computed again.
-        del self.request.prompt_logprobs[self.first - self.request.num_virtual :]
-        self.request.prompt_logprobs += token_logprobs(ranked, [count] * len(self.rows))
+        request, count = self.request, ranked[-1].shape[1]
+        assert request.prompt_logprobs is not None
+        known = request.num_ranked - (
+            self.first - request.num_virtual
+        )  # a preempted prompt is computed again
+        new = token_logprobs(ranked, [count] * len(self.rows))[known:]
+        request.prompt_logprobs += new
+        request.num_ranked += len(new)
 
 
 class PromptPart(NamedTuple):
@@ -54,10 +57,16 @@ def prompt_chunks(prompts: Sequence[PromptPart]) -> list[PromptChunk]:
     chunks = []
     for start, scheduled in prompts:
         request = scheduled.request
-        if not isinstance(request, GenerationRequest) or request.prompt_logprobs is None:
+        if not isinstance(request, GenerationRequest) or not request.awaits_prompt_logprobs:
             continue
         end = min(scheduled.end, request.num_prompt - 1)
         for first in range(max(scheduled.start, request.num_virtual), end, ROWS):
             positions = np.arange(first, min(first + ROWS, end))
             chunks.append(PromptChunk(request, first, start + positions - scheduled.start))
     return chunks
+
+
+def take_parts(request: GenerationRequest) -> Iterator[PromptLogprobsPart]:
+    """Yield a request's new log-probabilities, and forget them."""
+    tokens, request.prompt_logprobs = request.prompt_logprobs or [], []
+    return PromptLogprobsPart.split(request.request_id, tokens)

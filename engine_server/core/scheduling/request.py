@@ -74,8 +74,18 @@ class Request(ABC):
     needs_last_token: bool = False
 
     @classmethod
-    def from_message(cls, message: AddRequest) -> "Request":
-        """Build a request from a front end's message."""
+    def from_message(cls, message: AddRequest) -> "list[Request]":
+        """Build the requests of a front end's message. They share the hashes of the prompt's blocks."""
+        embeds = message.prompt_embeds.tensor() if message.prompt_embeds else None
+        requests = [cls._choice(message, index) for index in range(len(message.request_ids))]
+        for request in requests:
+            request.prompt_embeds = embeds
+            request.prompt_hashes = requests[0].prompt_hashes
+        return requests
+
+    @classmethod
+    def _choice(cls, message: AddRequest, index: int) -> "Request":
+        """Build the request for a completion. Only the first one reports the prompt's log-probabilities."""
         num_virtual = (
             message.prompt_adapter.prompt_adapter_num_virtual_tokens if message.prompt_adapter else 0
         )
@@ -84,7 +94,7 @@ class Request(ABC):
         request: Request
         if message.pooling is not None:
             request = PoolingRequest(
-                message.request_id,
+                message.request_ids[index],
                 token_ids,
                 len(token_ids),
                 message.pooling,
@@ -92,20 +102,19 @@ class Request(ABC):
             )
         else:
             request = GenerationRequest(
-                message.request_id,
+                message.request_ids[index],
                 token_ids,
                 len(token_ids) - message.num_resumed,
                 message.params,
                 message.max_tokens,
-                choice_index=message.child,
+                choice_index=index,
                 num_resumed=message.num_resumed,
-                prompt_logprobs=None if message.params.prompt_logprobs is None else [],
+                prompt_logprobs=None if index or message.params.prompt_logprobs is None else [],
             )
         request.priority = message.priority
         request.deadline = message.deadline
         request.cache_salt = message.cache_salt
         request.cache_scope = message.cache_scope
-        request.prompt_embeds = message.prompt_embeds.tensor() if message.prompt_embeds else None
         request.num_virtual = num_virtual
         return request
 
@@ -169,23 +178,6 @@ class Request(ABC):
         """Drop the hashes, which depend on the rope's regime, so that they are computed again."""
         self.hashes, self.prompt_hashes = [], []
 
-    def share_hashes(self, other: "Request") -> None:
-        """Share the prompt's hashes with another request if it is a choice of the same prompt."""
-        if self._has_prompt_of(other):
-            self.prompt_hashes = other.prompt_hashes
-
-    def _has_prompt_of(self, other: "Request") -> bool:
-        count, embeds, others = self.num_prompt, self.prompt_embeds, other.prompt_embeds
-        return (
-            count == other.num_prompt
-            and self.cache_salt == other.cache_salt
-            and self.cache_scope == other.cache_scope
-            and self.rope_regime == other.rope_regime
-            and self.adapters == other.adapters
-            and self.token_ids[:count] == other.token_ids[:count]
-            and (embeds is others or (embeds is not None and others is not None and embeds.equal(others)))
-        )
-
     def _root(self) -> bytes:
         """Hash everything but the tokens that must be equal for two requests to share blocks."""
         embeds = None if self.prompt_embeds is None else RawTensor.of(self.prompt_embeds)
@@ -206,8 +198,10 @@ class GenerationRequest(Request):
     choice_index: int = 0
     # Number of output tokens that the request already had on arrival.
     num_resumed: int = 0
-    # Log-probabilities of the prompt's tokens from the second on, so far; None if not requested, or delivered already.
+    # Log-probabilities of the prompt's tokens that the front end has not got yet; None if not requested.
     prompt_logprobs: list[TokenLogprobsArray] | None = None
+    # Number of the prompt's tokens, from the second on, whose log-probabilities were computed.
+    num_ranked: int = 0
     # The position in the grammar of the output, if it has one.
     matcher: Matcher | None = None
 
@@ -223,8 +217,13 @@ class GenerationRequest(Request):
         return self.adapters.settled and (self.matcher is None or self.matcher.ready)
 
     @property
+    def awaits_prompt_logprobs(self) -> bool:
+        """True if log-probabilities of the prompt are requested, and not all of them were computed."""
+        return self.prompt_logprobs is not None and self.num_ranked < self.num_prompt - self.num_virtual - 1
+
+    @property
     def reads_prefix_cache(self) -> bool:
-        return self.prompt_logprobs is None
+        return not self.awaits_prompt_logprobs
 
     def expect_result(self, draft: int = UNKNOWN) -> None:
         self.token_ids.append(draft)
@@ -252,7 +251,6 @@ class GenerationRequest(Request):
         step = RequestStep(self.request_id, tokens, logprobs, reason, stop)
         if index == self.num_prompt + self.num_resumed:
             step.scheduled, step.num_cached_tokens = self.scheduled, self.num_cached
-            step.prompt_logprobs, self.prompt_logprobs = self.prompt_logprobs, None
         return step
 
 

@@ -99,10 +99,6 @@ class Scheduler:
         request.queue_position = (request.priority, next(self._arrivals))
         if self.rope_regime is not None:
             request.rope_regime = self.rope_regime(request)
-        if (
-            isinstance(request, GenerationRequest) and request.choice_index and self.requests
-        ):  # the choices of a prompt arrive consecutively
-            request.share_hashes(next(reversed(self.requests.values())))
         self.requests[request.request_id] = request
         insort(self.waiting, request, key=by_queue_position)
 

@@ -160,15 +160,24 @@ def _generation_config(source: str, model: Path) -> tuple[Path, dict[str, Any]]:
 
 def _weights_per_token(config: Any) -> int:
     """Estimate the number of weights that multiply one token: attention's, and those of its routed experts."""
-    hidden = int(getattr(config, "hidden_size", 0) or 0)
-    layers = int(getattr(config, "num_hidden_layers", 0) or 0)
-    heads = int(getattr(config, "num_attention_heads", 0) or 1)
-    kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
-    head_dim = int(getattr(config, "head_dim", None) or hidden // heads)
-    inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
-    if experts := getattr(config, "num_experts_per_tok", None):
-        inner = int(getattr(config, "moe_intermediate_size", None) or inner) * int(experts)
+    hidden = _size(config, "hidden_size", 0)
+    layers = _size(config, "num_hidden_layers", 0)
+    heads = _size(config, "num_attention_heads", 1)
+    kv_heads = _size(config, "num_key_value_heads", heads)
+    head_dim = _size(config, "head_dim", hidden // heads)
+    inner = _size(config, "intermediate_size", 4 * hidden)
+    if experts := _size(config, "num_experts_per_tok", 0):
+        inner = _size(config, "moe_intermediate_size", inner) * experts
     return layers * hidden * (2 * head_dim * (heads + kv_heads) + 3 * inner)
+
+
+def _size(config: Any, name: str, default: int) -> int:
+    """Return a number of the config; `default` if there is none, or one for each layer."""
+    try:
+        value = getattr(config, name, None)
+    except RuntimeError:  # it has one for each layer
+        value = None
+    return int(value) if isinstance(value, int | float) and value else default
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -37,13 +37,12 @@ class Processor:
 
     def process(
         self,
-        request_id: str,
         prompt: object,
         params: SamplingParams | PoolingParams,
         arrival_time: float | None = None,
         num_virtual: int = 0,
     ) -> tuple[AddRequest, str | None]:
-        """Return the core's request, and the prompt's text if known.
+        """Return the core's message without the ids of its requests, and the prompt's text if known.
 
         prompt: any of the forms of PromptType. arrival_time: seconds of the monotonic clock; None: now.
         num_virtual: number of a prompt adapter's virtual tokens before the prompt.
@@ -80,7 +79,7 @@ class Processor:
             prompt_logprobs=self._num_logprobs("prompt_logprobs", params.prompt_logprobs),
         )
         request = AddRequest(
-            request_id=request_id,
+            request_ids=[],
             prompt_token_ids=token_ids + fields.resume_token_ids,
             params=params,
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -16,9 +16,9 @@ class Barrier:
 
 
 class HeldRequest(NamedTuple):
-    """A request's messages to the core, one for each completion."""
+    """A request's message to the core."""
 
-    messages: Sequence[AddRequest]
+    message: AddRequest
     # Ends the request at its deadline, if it has one.
     timer: asyncio.TimerHandle | None
 
@@ -26,10 +26,8 @@ class HeldRequest(NamedTuple):
 class AdmissionQueue:
     """Sends requests at once, or in their order once no barrier stands any more. Used on one event loop."""
 
-    def __init__(
-        self, send: Callable[[AddRequest], None], expire: Callable[[Sequence[AddRequest]], None]
-    ) -> None:
-        """expire: called with the messages of a request that is dropped because its deadline has passed."""
+    def __init__(self, send: Callable[[AddRequest], None], expire: Callable[[AddRequest], None]) -> None:
+        """expire: called with the message of a request that is dropped because its deadline has passed."""
         self._send = send
         self._expire = expire
         self._barriers: set[Barrier] = set()
@@ -40,12 +38,11 @@ class AdmissionQueue:
         """Return True for a request that is held back."""
         return request_id in self._held
 
-    def put(self, request_id: str, messages: Sequence[AddRequest]) -> None:
+    def put(self, request_id: str, message: AddRequest) -> None:
         if self._barriers:
-            self._held[request_id] = HeldRequest(messages, self._timer(request_id, messages[0].deadline))
+            self._held[request_id] = HeldRequest(message, self._timer(request_id, message.deadline))
         else:
-            for message in messages:
-                self._send(message)
+            self._send(message)
 
     def withdraw(self, request_id: str) -> None:
         """Drop a request if it is held back."""
@@ -75,8 +72,7 @@ class AdmissionQueue:
     def _flush(self) -> None:
         for request_id, held in list(self._held.items()):
             self.withdraw(request_id)
-            for message in held.messages:
-                self._send(message)
+            self._send(held.message)
 
     def _timer(self, request_id: str, deadline: float | None) -> asyncio.TimerHandle | None:
         """Start a timer that ends a request at its deadline, a time of the monotonic clock."""
@@ -86,4 +82,4 @@ class AdmissionQueue:
         return asyncio.get_running_loop().call_later(delay, self._end, request_id)
 
     def _end(self, request_id: str) -> None:
-        self._expire(self._held.pop(request_id).messages)
+        self._expire(self._held.pop(request_id).message)

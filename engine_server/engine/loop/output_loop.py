@@ -7,7 +7,7 @@ from typing import Any
 from engine_server.engine.loop.core_process import CoreProcess
 from engine_server.engine.loop.request_streams import RequestStreams
 from engine_server.requests.errors import EngineDeadError
-from engine_server.requests.messages import StepOutputs
+from engine_server.requests.messages import PromptLogprobsPart, StepOutputs
 
 
 class OutputLoop:
@@ -49,6 +49,9 @@ class OutputLoop:
             message = await self._core.receive()
             if isinstance(message, StepOutputs):
                 self._requests.process(message)
+            elif isinstance(message, PromptLogprobsPart):
+                self._requests.add_prompt_logprobs(message)
+                await asyncio.sleep(0)  # many follow each other
         except EngineDeadError as error:
             self.end(error)
             raise

@@ -2,18 +2,23 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from engine_server.engine.front_end import FrontEnd
 from engine_server.engine.loop.admission_queue import AdmissionQueue
 from engine_server.engine.loop.async_stream import AsyncStream
-from engine_server.engine.loop.conversions import Conversions
 from engine_server.engine.loop.core_process import CoreProcess
 from engine_server.engine.loop.stall_monitor import StallMonitor
 from engine_server.engine.output.output_processor import PreparedRequest
 from engine_server.requests.errors import EngineDeadError
-from engine_server.requests.messages import AbortRequests, AddRequest, RequestStep, StepOutputs
+from engine_server.requests.messages import (
+    AbortRequests,
+    AddRequest,
+    PromptLogprobsPart,
+    RequestStep,
+    StepOutputs,
+)
 from engine_server.requests.outputs import Output
 from engine_server.requests.scheduler_stats import SchedulerStats
 from engine_server.requests.submission import Submission
@@ -37,7 +42,6 @@ class RequestStreams:
         # By the caller's id.
         self._streams: dict[str, AsyncStream] = {}
         self._monitor = StallMonitor()
-        self._conversions = Conversions(front_end.requests.convert_prompt_logprobs, self._process_late)
         # A single thread: a tokenizer blocks a thread that changes its settings while others use it.
         self._executor = ThreadPoolExecutor(1, "prepare")
         self._num_preparing = 0
@@ -73,17 +77,16 @@ class RequestStreams:
 
     def add(self, prepared: PreparedRequest) -> AsyncStream:
         """Send a request to the core; return the stream of its outputs."""
-        messages = self._front_end.add(prepared)
+        message = self._front_end.add(prepared)
         state = prepared.state
         stream = self._streams[state.request_id] = AsyncStream(state.params.output_kind)
-        if self._log_requests:
-            for message in messages:
+        if message is not None:
+            if self._log_requests:
                 logger.info(
                     "request %s (%s in the core): %d prompt tokens",
-                    state.request_id, message.request_id, len(message.prompt_token_ids),
+                    state.request_id, ", ".join(message.request_ids), len(message.prompt_token_ids),
                 )  # fmt: skip
-        if messages:
-            self.queue.put(state.request_id, messages)
+            self.queue.put(state.request_id, message)
         else:
             self.abort(
                 [state.request_id]
@@ -105,7 +108,11 @@ class RequestStreams:
 
     def process(self, message: StepOutputs) -> None:
         """Put the outputs of a step into their streams."""
-        self._process(self._conversions.divert(message.steps), message.stats)
+        self._process(message.steps, message.stats)
+
+    def add_prompt_logprobs(self, part: PromptLogprobsPart) -> None:
+        """Add log-probabilities to those of their prompt."""
+        self._put(*self._front_end.add_prompt_logprobs(part))
 
     def fail(self, error: EngineDeadError) -> None:
         """Raise `error` in every stream, and drop them."""
@@ -126,14 +133,11 @@ class RequestStreams:
         while self._streams:
             await next(iter(self._streams.values())).ended.wait()
 
-    def _expire(self, messages: Sequence[AddRequest]) -> None:
+    def _expire(self, message: AddRequest) -> None:
         """End a request whose deadline has passed before the core had it, as the core does."""
         self._process(
-            [RequestStep(message.request_id, [], finish_reason="timeout") for message in messages], None
+            [RequestStep(core_id, [], finish_reason="timeout") for core_id in message.request_ids], None
         )
-
-    def _process_late(self, steps: list[RequestStep]) -> None:
-        self._process(steps, None)
 
     def _process(self, steps: list[RequestStep], scheduler_stats: SchedulerStats | None) -> None:
         self._put(*self._front_end.process(steps, scheduler_stats, self._monitor.take()))
@@ -141,7 +145,7 @@ class RequestStreams:
     def _put(self, outputs: list[Output], aborts: list[str]) -> None:
         for output in outputs:
             stream = self._streams.get(output.request_id)
-            if stream is not None:  # otherwise the engine died while its log-probabilities were converted
+            if stream is not None:
                 if output.finished:
                     del self._streams[output.request_id]
                 stream.put(output)

@@ -1,16 +1,14 @@
 """Conversion of log-probabilities from the core's arrays to outputs."""
 
-from collections.abc import Sequence
-
 from tokenizers import Tokenizer
 
 from engine_server.engine.output.token_decoder import UNFINISHED
-from engine_server.requests.logprobs import FlatLogprobs, Logprob, PromptLogprobs, TokenLogprobs
+from engine_server.requests.logprobs import Logprob, TokenLogprobs
 from engine_server.requests.messages import TokenLogprobsArray
 
 
 class LogprobsConverter:
-    """A converter that adds each token's text, decoded once per token id. May be used by several threads.
+    """A converter that adds each token's text, decoded once per token id.
 
     tokenizer: None: tokens have no text.
     """
@@ -25,11 +23,6 @@ class LogprobsConverter:
             token_id: Logprob(logprob, rank, self._text(token_id))
             for token_id, logprob, rank in zip(token.token_ids, token.logprobs, token.ranks, strict=True)
         }
-
-    def convert_prompt(self, tokens: Sequence[TokenLogprobsArray], flat: bool) -> PromptLogprobs:
-        """Return a prompt's log-probabilities; its first token has None, or an empty entry if `flat`."""
-        positions = [None, *map(self.convert, tokens)]
-        return FlatLogprobs(positions) if flat else positions
 
     def _text(self, token_id: int) -> str | None:
         """Return a token's text, empty for a token that is part of a character."""

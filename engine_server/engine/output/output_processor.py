@@ -20,7 +20,7 @@ from engine_server.engine.output.request_state import (
 from engine_server.engine.output.request_stats import finished_request, record_step
 from engine_server.engine.output.stop_matcher import StopAutomaton
 from engine_server.requests.logprobs import FlatLogprobs
-from engine_server.requests.messages import AddRequest, RequestStep
+from engine_server.requests.messages import AddRequest, PromptLogprobsPart, RequestStep
 from engine_server.requests.outputs import Output, RequestMetrics
 from engine_server.requests.submission import Submission
 from engine_server.telemetry.stats import EndedRequest, IterationStats
@@ -29,10 +29,10 @@ logger = logging.getLogger(__name__)
 
 
 class PreparedRequest(NamedTuple):
-    """A checked request: its state in the front end, and a message to the core for each completion."""
+    """A checked request: its state in the front end, and its message to the core."""
 
     state: RequestState
-    messages: list[AddRequest]
+    message: AddRequest
 
 
 class OutputProcessor:
@@ -64,16 +64,18 @@ class OutputProcessor:
         return len(self._running)
 
     def prepare(self, submission: Submission, request: AddRequest, prompt: str | None) -> PreparedRequest:
-        """Build a request's state and messages. Changes no request in flight, so any thread may call it."""
+        """Build a request's state, and complete its message.
+
+        Changes no request in flight, so any thread may call it.
+        """
         first = len(request.prompt_token_ids) - request.num_resumed
         prompt_token_ids, resumed = request.prompt_token_ids[:first], request.prompt_token_ids[first:]
         params = request.params
         stops = StopAutomaton(params.stop_strings) if params.stop_strings else None
-        messages = [
-            msgspec.structs.replace(message, request_id=str(next(self._core_ids)))
-            for message in fan_out(request)
-        ]
-        completions = [Completion(message.request_id, message.child) for message in messages]
+        request.request_ids = [str(next(self._core_ids)) for _ in range(params.num_children)]
+        if params.num_children > params.n and params.logprobs is None:
+            request.params = msgspec.structs.replace(params, logprobs=0)  # the likeliest are chosen by them
+        completions = [Completion(core_id, index) for index, core_id in enumerate(request.request_ids)]
         now = time.monotonic()
         metrics = RequestMetrics(arrival_time=time.time() - now + request.arrival, queued_ts=now)
         if params.flat_logprobs:
@@ -96,9 +98,11 @@ class OutputProcessor:
                 arrival=request.arrival, completions=completions, trace_headers=submission.trace_headers,
                 metrics=metrics, prompt=prompt, converter=converter,
             )  # fmt: skip
+            if params.prompt_logprobs is not None:  # the first token has none
+                state.prompt_logprobs = FlatLogprobs([None]) if params.flat_logprobs else [None]
         if resumed:
             self._replay(state, resumed, request.max_tokens)
-        return PreparedRequest(state, messages)
+        return PreparedRequest(state, request)
 
     def add(self, state: RequestState) -> bool:
         """Store a request's state; return False if the tokens that it resumes already end it."""
@@ -145,12 +149,21 @@ class OutputProcessor:
         self._forget_ended(states, time.monotonic(), stats)
         return outputs, aborts
 
-    def convert_prompt_logprobs(self, step: RequestStep) -> None:
-        """Convert a step's prompt log-probabilities, so that `process` needn't. Any thread may call it."""
-        running = self._running.get(step.request_id)
+    def add_prompt_logprobs(
+        self, part: PromptLogprobsPart, stats: IterationStats
+    ) -> tuple[list[Output], list[str]]:
+        """Add log-probabilities of a prompt. Returns a last output and ids to abort if that ends its request."""
+        outputs: list[Output] = []
+        aborts: list[str] = []
+        running = self._running.get(part.request_id)
         if running is not None and isinstance(state := running[0], GenerationState):
-            state.take_prompt_logprobs(step.prompt_logprobs or [])
-            step.prompt_logprobs = None
+            try:
+                state.add_prompt_logprobs(part.tokens)
+            except Exception as error:
+                aborts = self._fail(state, error)
+                outputs = self._outputs([state], aborts)
+                self._forget_ended([state], time.monotonic(), stats)
+        return outputs, aborts
 
     def _replay(self, state: RequestState, resumed: Sequence[int], max_tokens: int) -> None:
         """Add the tokens that a request resumes, up to one that ends it, as already reported."""
@@ -195,16 +208,3 @@ class OutputProcessor:
                 stats.ended.append(EndedRequest(state.request_id, state.params, state.trace_headers, ended))
                 del self._states[state.request_id]
                 self._ended.pop(state.request_id, None)
-
-
-def fan_out(request: AddRequest) -> list[AddRequest]:
-    """Return a request for each completion; only the first one reports the prompt."""
-    params, replace = request.params, msgspec.structs.replace
-    if params.num_children == 1:
-        return [request]
-    if params.num_children > params.n and params.logprobs is None:
-        params = replace(params, logprobs=0)  # the likeliest are chosen by them
-    return [
-        replace(request, child=index, params=params if index == 0 else replace(params, prompt_logprobs=None))
-        for index in range(params.num_children)
-    ]

@@ -100,6 +100,7 @@ class GenerationState(RequestState):
 
     prompt: str | None
     converter: LogprobsConverter
+    # Those that have arrived; None if they are not requested, or were reported.
     prompt_logprobs: PromptLogprobs | None = None
 
     def append(self, completion: Completion, step: RequestStep) -> None:
@@ -109,8 +110,6 @@ class GenerationState(RequestState):
         for token in step.logprobs or ():
             completion.logprobs.append(self.converter.convert(token))
             completion.cumulative_logprob += token.logprobs[0]
-        if step.prompt_logprobs is not None:
-            self.take_prompt_logprobs(step.prompt_logprobs)
         if completion.detokenizer is not None:
             # An end-of-sequence or stop token is not part of the text.
             ended_by_token = step.finish_reason == "stop" and not self.params.include_stop_str_in_output
@@ -118,9 +117,10 @@ class GenerationState(RequestState):
             if stop := completion.detokenizer.append(shown, bool(step.finish_reason)):
                 completion.finish_reason, completion.stop_reason = "stop", stop
 
-    def take_prompt_logprobs(self, tokens: Sequence[TokenLogprobsArray]) -> None:
-        """Convert a prompt's log-probabilities. Any thread may call it."""
-        self.prompt_logprobs = self.converter.convert_prompt(tokens, self.params.flat_logprobs)
+    def add_prompt_logprobs(self, tokens: Sequence[TokenLogprobsArray]) -> None:
+        """Convert the log-probabilities of the prompt's next tokens."""
+        assert self.prompt_logprobs is not None
+        self.prompt_logprobs.extend(map(self.converter.convert, tokens))
 
     def output(self) -> RequestOutput | None:
         params, completions = self.params, self.completions
@@ -134,7 +134,8 @@ class GenerationState(RequestState):
                 completion.index = rank
         output = self._output([], finished)
         if params.output_kind == RequestOutputKind.DELTA:
-            self.prompt_logprobs = None
+            if output.prompt_logprobs is not None:
+                self.prompt_logprobs = None
             completions = [completion for completion in completions if completion.changed]
             output.outputs = [self._delta(completion) for completion in completions]
         else:
@@ -153,8 +154,11 @@ class GenerationState(RequestState):
         )
 
     def _output(self, completions: list[CompletionOutput], finished: bool) -> RequestOutput:
+        logprobs = self.prompt_logprobs
+        if logprobs is not None and len(logprobs) < len(self.prompt_token_ids):
+            logprobs = None  # the request ends before its first token
         return RequestOutput(
-            self.request_id, self.prompt, self.prompt_token_ids, self.prompt_logprobs, completions, finished,
+            self.request_id, self.prompt, self.prompt_token_ids, logprobs, completions, finished,
             self.metrics, self.num_cached_tokens,
         )  # fmt: skip
 

@@ -25,6 +25,7 @@ from engine_server.modeling.formats.checkpoints.stored import StoredTensor, Stor
 from engine_server.modeling.loading.attention import implementation_for
 from engine_server.modeling.loading.invariance import check_setup
 from engine_server.modeling.loading.passes import LoadPlan, replace_modules, verified_choices
+from engine_server.modeling.loading.refusal import refused_by_name
 from engine_server.modeling.loading.replacements import Choices, tabulate_ropes
 from engine_server.modeling.loading.report import PassReport
 from engine_server.modeling.loading.room import check_room, needed_bytes, saved_bytes
@@ -73,9 +74,10 @@ def load_model(
             settings.dtype or (torch.bfloat16 if checkpoint else None),
             platform,
         )
-        skeleton = empty_model(config, settings, dtype)
         plan = LoadPlan(platform, ranks, bool(config.batch_invariant), Choices(), load.quantization)
-        plan = replace(plan, choices=verified_choices(skeleton, platform))
+        with refused_by_name(architecture(settings)):
+            skeleton = empty_model(config, settings, dtype)
+            plan = replace(plan, choices=verified_choices(skeleton, platform, config.max_model_len))
         dense = load.load_format == "dequantized"
         if load.load_format != "dummy":
             needed = needed_bytes(
@@ -102,6 +104,11 @@ def load_model(
             module.warn_if_padding_and_no_attention_mask = no_warning  # type: ignore[method-assign]
     complete(model, platform, config.max_model_len)
     return model
+
+
+def architecture(settings: PreTrainedConfig) -> str:
+    """Return the name of the model's class, or its type where the config has no class."""
+    return (settings.architectures or [settings.model_type])[0]
 
 
 def complete(model: PreTrainedModel, platform: Platform, max_model_len: int) -> None:

@@ -5,6 +5,7 @@ the checkpoint into the replaced modules. The pass after the loading ties layers
 """
 
 import logging
+import sys
 from dataclasses import dataclass
 
 from torch import nn
@@ -33,7 +34,7 @@ from engine_server.modeling.loading.rounding import round_weights
 from engine_server.modeling.loading.router_forms import fuse_routers
 from engine_server.modeling.loading.sample import sample_copy
 from engine_server.modeling.loading.sharding import shard
-from engine_server.modeling.loading.trial import Trial
+from engine_server.modeling.loading.trial import Trial, original_states
 from engine_server.modeling.loading.weights import (
     defer_tied,
     replace_embedding,
@@ -96,18 +97,22 @@ def replace_modules(model: PreTrainedModel, plan: LoadPlan) -> list[PassReport]:
     ]
 
 
-def verified_choices(model: PreTrainedModel, platform: Platform) -> Choices:
+def verified_choices(model: PreTrainedModel, platform: Platform, context: int = sys.maxsize) -> Choices:
     """Return the replacements that don't change the output of a two-layer copy of `model`.
 
-    model: on the meta device, as transformers built it.
+    model: on the meta device, as transformers built it. context: the longest sequence, in tokens. Raises
+    UnsupportedModelError for a model whose copy attends otherwise than by transformers' own attention.
     """
-    copy = sample_copy(model, platform.device)
+    copy = sample_copy(model, platform.device, context)
+    original = original_states(copy, platform.device)
     replace_attention(copy)
     try:
-        return Trial(copy, platform.module_kernels, platform.device).choose()
+        trial = Trial(copy, platform.module_kernels, platform.device)
     except UnsupportedModelError as error:
         logger.warning("no modules are replaced: a two-layer copy of the model can't run: %s", error)
         return Choices()
+    trial.check_attention(original)
+    return trial.choose()
 
 
 def check_sums(model: nn.Module, plan: LoadPlan) -> PassReport:

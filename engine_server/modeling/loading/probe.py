@@ -10,6 +10,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from engine_server.modeling.attention.hook import ForwardContext
 from engine_server.modeling.attention.interface import IntArray, StepInputs, UnsupportedModelError
 from engine_server.modeling.attention.step_attention import StepAttention
+from engine_server.modeling.loading.refusal import refused_by_name
 from engine_server.modeling.memory.cache_layout import LayerShape
 from engine_server.modeling.scoring import Scoring
 
@@ -50,7 +51,8 @@ def probe(
     seen, name = Probe(), type(model).__name__
     options = {"logits_to_keep": 1} if generates else {}
     positions = np.arange(num_tokens) + first_position
-    output = run(model, seen, positions, device, options)
+    with refused_by_name(name):
+        output = run(model, seen, positions, device, options)
     layers = config.num_hidden_layers
     if seen.calls.total() != layers if encoder else seen.calls != Counter(range(layers)):
         raise UnsupportedModelError(

@@ -2,9 +2,11 @@
 
 The copy has the model's own config and classes, and enough layers to include every kind: two in most models. Its
 linear layers have one non-zero weight per row and its experts none, so that it is built and run in milliseconds for
-any size of model.
+any size of model. Its windows and chunks are so short that a few tokens go beyond them.
 """
 
+import re
+import sys
 from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any, Self
@@ -23,6 +25,10 @@ from engine_server.modeling.loading.weights import replace_linears
 NUM_ROWS = 64
 # Elements of a parameter that is random throughout; a larger one repeats its last dimension.
 MOST_RANDOM = 1 << 22
+# The ends of names of settings that limit how many earlier tokens a token sees.
+WINDOW_SETTING = re.compile(r"(window|chunk|local_attention)(_size|_len|_length)?$")
+# The copy's windows and chunks, in tokens.
+WINDOW = 3
 
 
 class SampleFormat(WeightFormat):
@@ -58,11 +64,14 @@ class SampleExperts(nn.Module):
         return hidden_states.roll(1, -1)
 
 
-def sample_copy(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
-    """Return a copy of `model`, which may be on the meta device, with the classes that transformers gave it."""
+def sample_copy(model: PreTrainedModel, device: torch.device, context: int = sys.maxsize) -> PreTrainedModel:
+    """Return a copy of `model`, which may be on the meta device, with the classes that transformers gave it.
+
+    context: the longest sequence, in tokens; longer windows and chunks have no effect, and keep their lengths.
+    """
     kind: Any = original_class(model)
     with torch.device("meta"):
-        copy: PreTrainedModel = kind._from_config(sample_config(model), dtype=model.dtype)
+        copy: PreTrainedModel = kind._from_config(sample_config(model, context), dtype=model.dtype)
     copy.train(False)
     replace_linears(copy, as_loaded)
     for number, module in enumerate(copy.modules()):
@@ -83,15 +92,31 @@ def sample_copy(model: PreTrainedModel, device: torch.device) -> PreTrainedModel
     return copy.requires_grad_(False)
 
 
-def sample_config(model: PreTrainedModel) -> PreTrainedConfig:
+def sample_config(model: PreTrainedModel, context: int) -> PreTrainedConfig:
     """Return the config of a copy with at least one layer of each kind."""
     config = deepcopy(model.config)
     text, count = config.get_text_config(), num_layers(model)
-    kinds = getattr(text, "layer_types", None)
+    kinds = vars(text).get("layer_types")  # of some configs a property, which follows the number of layers
     text.num_hidden_layers = count
     if kinds is not None:
         text.layer_types = list(kinds)[:count]
+    for name in window_settings(text, context):
+        setattr(text, name, WINDOW)
     return config
+
+
+def window_settings(text: PreTrainedConfig, context: int) -> list[str]:
+    """Return the names of a config's settings that limit how many tokens of `context` a token sees."""
+    return [
+        name
+        for name, value in vars(text).items()
+        if type(value) is int and WINDOW < value < context and WINDOW_SETTING.search(name)
+    ]
+
+
+def shortened_settings(text: PreTrainedConfig) -> list[str]:
+    """Return the names of a copy's settings that `sample_config` shortened."""
+    return [name for name, value in vars(text).items() if value == WINDOW and WINDOW_SETTING.search(name)]
 
 
 def num_layers(model: PreTrainedModel) -> int:

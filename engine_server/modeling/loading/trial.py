@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from engine_server.modeling.attention.interface import UnsupportedModelError
 from engine_server.modeling.formats.weight_format import as_loaded
 from engine_server.modeling.layers.experts import has_experts
 from engine_server.modeling.layers.fused_router import RouterForm
@@ -24,6 +25,7 @@ from engine_server.modeling.layers.weight_layer import original_class
 from engine_server.modeling.loading.expert_classes import class_for
 from engine_server.modeling.loading.fusion import fuse_mlps, is_gated_mlp
 from engine_server.modeling.loading.probe import Probe, run
+from engine_server.modeling.loading.refusal import ERRORS
 from engine_server.modeling.loading.replacements import (
     ActivationKind,
     Choices,
@@ -45,8 +47,12 @@ from engine_server.modeling.loading.replacements import (
     rotation_of,
 )
 from engine_server.modeling.loading.router_forms import form_of, fuse_routers, is_router
+from engine_server.modeling.loading.sample import WINDOW, shortened_settings
 
-NUM_TOKENS = 5
+# More than two windows of the copy.
+NUM_TOKENS = 8
+# Some tables of positions reserve the first two rows for padding.
+POSITIONS = np.arange(NUM_TOKENS) + 2
 logger = logging.getLogger(__name__)
 
 
@@ -175,11 +181,56 @@ class Trial:
 
     def _run(self, copy: PreTrainedModel) -> Tensor:
         """Return the hidden states of some tokens."""
-        positions = (
-            np.arange(NUM_TOKENS) + 2
-        )  # some tables of positions reserve the first two rows for padding
         base: Any = copy.base_model
-        return run(base, Probe(), positions, self.device, {})
+        return run(base, Probe(), POSITIONS, self.device, {})
+
+    def check_attention(self, original: Tensor | None) -> None:
+        """Raise UnsupportedModelError if the copy attends otherwise than by transformers' own attention.
+
+        original: see `original_states`.
+        """
+        if original is None:
+            return
+        copy, seen = nn.Module.float(deepcopy(self._plain)), Probe()
+        base: Any = copy.base_model
+        found = run(base, seen, POSITIONS, self.device, {})
+        if seen.calls.total() != copy.config.get_text_config().num_hidden_layers:
+            return  # the model itself is refused for this
+        equal = torch.allclose(found, original, rtol=1e-3, atol=1e-3 * original.std().item())
+        if not equal or (
+            has_one_window(copy) and {shape.window for shape in seen.shapes.values()} != {WINDOW}
+        ):
+            windows = " or ".join(shortened_settings(copy.config.get_text_config()))
+            where = f" beyond its {windows}" if windows else ""
+            raise UnsupportedModelError(
+                f"{type(copy).__name__} does not attend as in transformers{where}; it would be computed wrongly"
+            )
+
+
+def has_one_window(copy: PreTrainedModel) -> bool:
+    """Return True if transformers keeps no more than the window in any layer's cache."""
+    text = copy.config.get_text_config()
+    return getattr(text, "layer_types", None) is None and getattr(text, "sliding_window", None) == WINDOW
+
+
+@torch.inference_mode()
+def original_states(copy: PreTrainedModel, device: torch.device) -> Tensor | None:
+    """Return the hidden states of the trial's tokens in float32, by transformers' own attention; None if that fails.
+
+    copy: see `sample_copy`, as transformers made it.
+    """
+    original = nn.Module.float(deepcopy(copy))
+    tokens, positions = (torch.from_numpy(one).to(device)[None] for one in (np.arange(NUM_TOKENS), POSITIONS))
+    base: Any = original.base_model
+    try:
+        original.set_attn_implementation("eager")
+        states: Tensor = base(input_ids=tokens, position_ids=positions, use_cache=False)[0]
+    except (KeyError, ValueError, *ERRORS) as error:
+        logger.warning(
+            "the attention of a two-layer copy is not compared with that of transformers: %s", error
+        )
+        return None
+    return states
 
 
 @torch.inference_mode()

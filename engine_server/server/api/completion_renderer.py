@@ -1,6 +1,7 @@
 """The answer of OpenAI's completions API, streamed or whole."""
 
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import msgspec
 
@@ -10,11 +11,13 @@ from engine_server.server.api.openai_answer import (
     AnswerOptions,
     ChunkEncoder,
     CompletionUsage,
-    PromptLogprob,
+    PromptLogprobs,
     StopReason,
     TokenIds,
+    encode_prompt_logprobs,
     finite,
-    prompt_logprobs,
+    in_turns,
+    join_arrays,
     token_text,
 )
 from engine_server.server.generation.events import (
@@ -25,6 +28,8 @@ from engine_server.server.generation.events import (
 )
 from engine_server.server.generation.plan import AnswerIdentity
 from engine_server.server.http.event_stream import OpenAIStream
+
+ARRAY = msgspec.Meta(extra_json_schema={"type": "array"})
 
 
 class Logprobs(msgspec.Struct):
@@ -37,22 +42,37 @@ class Logprobs(msgspec.Struct):
     top_logprobs: list[dict[str, float] | None] = []
 
 
-class ChunkChoice(msgspec.Struct):
-    """The part of a choice that a chunk adds to it."""
+class EncodedLogprobs(msgspec.Struct):
+    """The same, encoded before the rest of their answer."""
+
+    text_offset: Annotated[msgspec.Raw, ARRAY]
+    token_logprobs: Annotated[msgspec.Raw, ARRAY]
+    tokens: Annotated[msgspec.Raw, ARRAY]
+    top_logprobs: Annotated[msgspec.Raw, ARRAY]
+
+
+class ChoiceFields(msgspec.Struct):
+    """The fields that whole choices and chunks share."""
 
     index: int
     text: str
-    logprobs: Logprobs | None = None
     finish_reason: str | None = None
     stop_reason: StopReason = msgspec.UNSET
     token_ids: TokenIds = msgspec.UNSET
     prompt_token_ids: TokenIds = msgspec.UNSET
 
 
-class Choice(ChunkChoice):
+class ChunkChoice(ChoiceFields):
+    """The part of a choice that a chunk adds to it."""
+
+    logprobs: Logprobs | None = None
+
+
+class Choice(ChoiceFields):
     """A whole choice."""
 
-    prompt_logprobs: list[dict[int, PromptLogprob] | None] | None = None
+    logprobs: EncodedLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class Completion(AnswerHead, frozen=True):
@@ -92,9 +112,15 @@ class CompletionRenderer(OpenAIStream):
     def event(self, event: GenerationEvent) -> bytes:
         if isinstance(event, GenerationFinished):
             return self._encoder.usage(event.counts)
-        return self._encoder.choice(self._fill(ChunkChoice(event.choice, event.text), event), event.counts)
+        choice = ChunkChoice(event.choice, event.text)
+        self._fill(choice, event)
+        if self._logprobs and (tokens := self._tokens(event)):
+            offset = self._offsets.get(event.choice, 0)
+            choice.logprobs, end = to_logprobs(tokens, offset, self._options.tokens_as_ids)
+            self._offsets[event.choice] = end
+        return self._encoder.choice(choice, event.counts)
 
-    def body(self, choices: list[ChoiceDelta], counts: TokenCounts) -> bytes:
+    async def body(self, choices: list[ChoiceDelta], counts: TokenCounts) -> bytes:
         head = self._head
         answer = Completion(
             head.id,
@@ -102,33 +128,30 @@ class CompletionRenderer(OpenAIStream):
             head.created,
             head.model,
             head.system_fingerprint,
-            choices=[self._whole(delta) for delta in choices],
+            choices=[await self._whole(delta) for delta in choices],
             usage=CompletionUsage.of(counts, self._options),
         )
         return msgspec.json.encode(answer)
 
-    def _whole(self, delta: ChoiceDelta) -> Choice:
+    async def _whole(self, delta: ChoiceDelta) -> Choice:
         choice = Choice(delta.choice, delta.text)
         self._fill(choice, delta)
+        if self._logprobs and (tokens := self._tokens(delta)):
+            choice.logprobs = await encode_logprobs(tokens, self._options.tokens_as_ids)
         if delta.prompt is not None:
-            choice.prompt_logprobs = prompt_logprobs(delta.prompt.logprobs)
+            choice.prompt_logprobs = await encode_prompt_logprobs(delta.prompt.logprobs)
         return choice
 
-    def _fill(self, choice: ChunkChoice, delta: ChoiceDelta) -> ChunkChoice:
+    def _fill(self, choice: ChoiceFields, delta: ChoiceDelta) -> None:
         """Set the fields that whole choices and chunks share."""
         if self._echo and delta.prompt is not None:
             choice.text = (delta.prompt.text or "") + choice.text
-        if self._logprobs and (tokens := self._tokens(delta)):
-            offset = self._offsets.get(delta.choice, 0)
-            choice.logprobs, end = to_logprobs(tokens, offset, self._options.tokens_as_ids)
-            self._offsets[delta.choice] = end
         if delta.finish is not None:
             choice.finish_reason, choice.stop_reason = delta.finish.reason, delta.finish.stop
         if self._options.token_ids:
             choice.token_ids = delta.token_ids
             if delta.prompt is not None:
                 choice.prompt_token_ids = delta.prompt.token_ids
-        return choice
 
     def _tokens(self, delta: ChoiceDelta) -> list[tuple[int, TokenLogprobs]]:
         """Return each new token of the text, and its log-probabilities, those of an echoed prompt first."""
@@ -144,6 +167,15 @@ class CompletionRenderer(OpenAIStream):
         for entries in delta.logprobs or ():
             tokens.append((next(iter(entries)), entries))
         return tokens
+
+
+async def encode_logprobs(tokens: Sequence[tuple[int, TokenLogprobs]], as_ids: bool) -> EncodedLogprobs:
+    """Return the JSON of all tokens' log-probabilities, encoded in several turns of the event loop."""
+    offset, parts = 0, []
+    async for part in in_turns(tokens, len(tokens[-1][1])):
+        found, offset = to_logprobs(part, offset, as_ids)
+        parts.append([msgspec.json.encode(column) for column in msgspec.structs.astuple(found)])
+    return EncodedLogprobs(*map(join_arrays, zip(*parts, strict=True)))
 
 
 def to_logprobs(

@@ -1,7 +1,8 @@
 """Parts that the answers of OpenAI's completions and chat APIs share. Plain structs: a token costs one encoding."""
 
-from collections.abc import Sequence
-from typing import Literal
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from starlette.responses import Response
@@ -11,6 +12,17 @@ from engine_server.contract.headers import MODEL, USAGE
 from engine_server.requests.logprobs import Logprob, TokenLogprobs
 from engine_server.server.generation.events import TokenCounts
 
+T = TypeVar("T")
+# Log-probabilities that are rendered in one turn of the event loop, in about 5 ms.
+PER_TURN = 4096
+# vLLM's field, which is encoded before the rest of its answer.
+PromptLogprobs = Annotated[
+    msgspec.Raw,
+    msgspec.Meta(
+        description="For each token of the prompt, its log-probabilities by token id; null for the first one.",
+        extra_json_schema={"type": ["array", "null"]},
+    ),
+]
 # vLLM's field: the stop string or token id, present only beside the finish_reason.
 StopReason = int | str | None | msgspec.UnsetType
 # vLLM's field: present only if the request asks for it.
@@ -126,12 +138,35 @@ class PromptLogprob(msgspec.Struct, frozen=True):
     decoded_token: str | None
 
 
-def prompt_logprobs(
-    positions: Sequence[TokenLogprobs | None] | None,
-) -> list[dict[int, PromptLogprob] | None] | None:
-    """Return a prompt's log-probabilities by token id in vLLM's shape; its first token has None."""
+async def encode_prompt_logprobs(positions: Sequence[TokenLogprobs | None] | None) -> PromptLogprobs | None:
+    """Return the JSON of a prompt's log-probabilities, encoded in several turns of the event loop."""
     if positions is None:
         return None
+    parts = [
+        msgspec.json.encode(prompt_logprobs(part))
+        async for part in in_turns(positions, len(positions[-1] or ()))
+    ]
+    return join_arrays(parts)
+
+
+async def in_turns(items: Sequence[T], entries: int) -> AsyncIterator[Sequence[T]]:
+    """Yield parts of `items`, which have `entries` log-probabilities each, in one turn of the event loop each."""
+    size = max(1, PER_TURN // max(1, entries))
+    for start in range(0, len(items), size):
+        if start:
+            await asyncio.sleep(0)
+        yield items[start : start + size]
+
+
+def join_arrays(parts: Sequence[bytes]) -> msgspec.Raw:
+    """Return the JSON array with the items of several arrays, none of which is empty."""
+    return msgspec.Raw(b"[" + b",".join([part[1:-1] for part in parts]) + b"]")
+
+
+def prompt_logprobs(
+    positions: Sequence[TokenLogprobs | None],
+) -> list[dict[int, PromptLogprob] | None]:
+    """Return log-probabilities of a prompt by token id in vLLM's shape; its first token has None."""
     return [
         {
             token_id: PromptLogprob(finite(one), one.rank, one.decoded_token)

@@ -32,8 +32,11 @@ class Renderer(StreamFormat, Protocol):
     def event(self, event: GenerationEvent) -> bytes:
         """Return the server-sent events for `event`; b"" for none."""
 
-    def body(self, choices: list[ChoiceDelta], counts: TokenCounts) -> bytes:
-        """Return the JSON body of an answer that is not streamed. choices: one delta for each choice, in order."""
+    async def body(self, choices: list[ChoiceDelta], counts: TokenCounts) -> bytes:
+        """Return the JSON body of an answer that is not streamed; encode a long one in several turns of the event loop.
+
+        choices: one delta for each choice, in order.
+        """
 
 
 class StreamEncoder:
@@ -70,7 +73,8 @@ async def whole_answer(generation: Generation, renderer: Renderer) -> Response:
     choices.sort(key=lambda delta: delta.choice)
     reported = ReportedUsage(counts.prompt_tokens, counts.completion_tokens)
     headers = {USAGE: reported.header()}
-    return Response(renderer.body(choices, counts), headers=headers, media_type="application/json")
+    body = await renderer.body(choices, counts)
+    return Response(body, headers=headers, media_type="application/json")
 
 
 def stream_answer(

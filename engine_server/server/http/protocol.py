@@ -37,7 +37,9 @@ class ConnectionLimits:
     # From the first byte of a head to its end.
     head_seconds: float = 10.0
     # Between two pieces of a body.
-    body_seconds: float = 30.0
+    piece_seconds: float = 30.0
+    # From the end of a head to that of its body.
+    body_seconds: float = 300.0
     # Without a byte read by the client while a part of an answer is pending.
     read_seconds: float = 60.0
     # For the client to read an answer after which the connection closes.
@@ -95,6 +97,8 @@ class Connection(HttpToolsProtocol, Occupant):
         self._num_fields = 0
         # Bytes in which the parser found nothing to report, such as a part of a header field, which it keeps.
         self._unreported = 0
+        # The end of the time for the body, on the loop's clock.
+        self._body_ends = 0.0
         # Ends the wait for a head or for the next piece of a body.
         self._timer: asyncio.TimerHandle | None = None
         # The request that is being answered, or was answered last; later ones are queued.
@@ -177,6 +181,7 @@ class Connection(HttpToolsProtocol, Occupant):
             return
         self._stop_timer()
         self._input = Input.BODY
+        self._body_ends = self.loop.time() + self._limits.body_seconds
         self._missing = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
         super().on_headers_complete()
 
@@ -257,9 +262,13 @@ class Connection(HttpToolsProtocol, Occupant):
             if self._timer is None:
                 self._start_timer(self._limits.head_seconds, self._time_out_head)
         elif self._input is Input.BODY:
-            self._start_timer(self._limits.body_seconds, self._time_out_body)
+            self._wait_for_piece()
         elif self._running is None or self._running.response_complete:
             self._wait_for_request()
+
+    def _wait_for_piece(self) -> None:
+        left = self._body_ends - self.loop.time()
+        self._start_timer(min(self._limits.piece_seconds, left), self._time_out_body)
 
     def _wait_for_request(self) -> None:
         self._unset_keepalive_if_required()
@@ -298,10 +307,15 @@ class Connection(HttpToolsProtocol, Occupant):
         self._refuse(ApiError(408, message, code=ErrorCode.REQUEST_TIMEOUT))
 
     def _time_out_body(self) -> None:
+        limits = self._limits
         if self.flow.read_paused or self.cycle.waiting_for_100_continue:  # it is not the client that waits
-            self._start_timer(self._limits.body_seconds, self._time_out_body)
+            self._body_ends += limits.piece_seconds
+            self._wait_for_piece()
             return
-        message = f"no part of the request's body arrived for {self._limits.body_seconds:g} s"
+        if self.loop.time() < self._body_ends:
+            message = f"no part of the request's body arrived for {limits.piece_seconds:g} s"
+        else:
+            message = f"the request's body did not arrive within {limits.body_seconds:g} s"
         self._refuse(ApiError(408, message, code=ErrorCode.REQUEST_TIMEOUT))
 
     def _refuse(self, error: ApiError) -> None:

@@ -3,9 +3,11 @@
 import asyncio
 import gc
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 import pytest_asyncio
@@ -13,10 +15,13 @@ from waiting import until_async
 
 from engine_server import AsyncEngineArgs, AsyncLLMEngine, SamplingParams, StatLoggerBase
 from engine_server.engine.front_end import FrontEnd
-from engine_server.engine.loop import conversions, request_streams
-from engine_server.engine.output.logprobs import LogprobsConverter
+from engine_server.engine.loop import request_streams
+from engine_server.engine.loop.core_process import CoreProcess
+from engine_server.engine.output.request_state import GenerationState
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+# Of messages: those of 4,096 log-probabilities, with room for their ids and ranks.
+BYTES_PER_TURN = 16 * 4096
 
 
 class StallRecorder(StatLoggerBase):
@@ -39,7 +44,11 @@ async def recorder() -> StallRecorder:
 async def held(tiny_writer: Path, recorder: StallRecorder) -> list[AsyncLLMEngine]:
     """Return an engine in the only lasting reference to it, which the last test drops."""
     arguments = AsyncEngineArgs(
-        model=str(tiny_writer), dtype="float32", num_gpu_blocks_override=64, disable_log_stats=True
+        model=str(tiny_writer),
+        dtype="float32",
+        num_gpu_blocks_override=64,
+        max_logprobs=90,
+        disable_log_stats=True,
     )
     return [
         await asyncio.to_thread(
@@ -109,25 +118,38 @@ async def test_short_prompts_are_tokenized_in_the_thread_while_a_long_one_is(
     assert on_loop == {"long": False, "short": False, "ids": True}
 
 
-async def test_many_prompt_logprobs_are_converted_in_a_thread_with_the_same_result(
+async def test_prompt_logprobs_arrive_in_parts_with_turns_of_the_loop_between(
     engine: AsyncLLMEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prompt = {"prompt_token_ids": [7 + number % 90 for number in range(200)]}
-    options = {"max_tokens": 12, "prompt_logprobs": 5}
-    inline = await last_output(engine, prompt, "inline", **options)
-    monkeypatch.setattr(conversions, "MAX_INLINE", 100)
-    on_loop = record_threads(monkeypatch, LogprobsConverter, "convert_prompt")
-    late = await last_output(engine, prompt, "late", **options)
-    assert list(on_loop.values()) == [False]
-    assert late.prompt_logprobs == inline.prompt_logprobs and len(late.prompt_logprobs) == 200
-    assert late.outputs == inline.outputs
+    turn = 0
+    received: Counter[int] = Counter()
+    receive = CoreProcess.receive
+
+    async def count_turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    async def counted(self: CoreProcess) -> Any:
+        message = await receive(self)
+        received[turn] += len(msgspec.msgpack.encode(message))
+        return message
+
+    monkeypatch.setattr(CoreProcess, "receive", counted)
+    counting = asyncio.create_task(count_turns())
+    prompt = [7 + number % 90 for number in range(200)]
+    last = await last_output(engine, {"prompt_token_ids": prompt}, "long", max_tokens=2, prompt_logprobs=90)
+    counting.cancel()
+    assert sum(received.values()) > 3 * BYTES_PER_TURN > 3 * max(received.values())
+    first, *others = last.prompt_logprobs
+    assert first is None and [token in found for token, found in zip(prompt[1:], others, strict=True)]
 
 
 async def test_failed_logprobs_conversion_ends_its_request_alone(
     engine: AsyncLLMEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conversions, "MAX_INLINE", 100)
-    monkeypatch.setattr(LogprobsConverter, "convert_prompt", lambda self, tokens, flat: 1 / 0)
+    monkeypatch.setattr(GenerationState, "add_prompt_logprobs", lambda self, tokens: 1 / 0)
     prompt = {"prompt_token_ids": [7] * 100}
     failed, sound = await asyncio.gather(
         last_output(engine, prompt, "fails", max_tokens=12, prompt_logprobs=5),
@@ -138,25 +160,20 @@ async def test_failed_logprobs_conversion_ends_its_request_alone(
     assert engine.get_num_unfinished_requests() == 0
 
 
-async def test_request_aborted_during_logprobs_conversion_is_removed(
+async def test_request_aborted_between_parts_of_logprobs_is_removed(
     engine: AsyncLLMEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started, released = threading.Event(), threading.Event()
+    add, aborts = GenerationState.add_prompt_logprobs, []
 
-    def wait(self: LogprobsConverter, tokens: Any, flat: bool) -> list[Any]:
-        started.set()
-        released.wait(60)
-        return [None]
+    def add_and_abort(self: GenerationState, tokens: Any) -> None:
+        add(self, tokens)
+        aborts.append(asyncio.ensure_future(engine.abort("goes")))
 
-    monkeypatch.setattr(conversions, "MAX_INLINE", 100)
-    monkeypatch.setattr(LogprobsConverter, "convert_prompt", wait)
-    request = asyncio.create_task(
-        last_output(engine, {"prompt_token_ids": [7] * 100}, "goes", max_tokens=12, prompt_logprobs=5)
-    )
-    assert await asyncio.to_thread(started.wait, 60)
-    await engine.abort("goes")
-    assert (await request).outputs[0].finish_reason == "abort"
-    released.set()
+    monkeypatch.setattr(GenerationState, "add_prompt_logprobs", add_and_abort)
+    prompt = {"prompt_token_ids": [7] * 200}
+    last = await last_output(engine, prompt, "goes", max_tokens=12, prompt_logprobs=90)
+    assert last.outputs[0].finish_reason == "abort" and last.prompt_logprobs is None
+    assert len(aborts) == 1
     assert (await last_output(engine, "text", "goes", max_tokens=3)).outputs[0].finish_reason == "length"
 
 

@@ -36,7 +36,7 @@ def fails_after(calls: int, method: Callable[..., Any]) -> Callable[..., Any]:
         (TokenDecoder, "decode", {}, {"detokenize": False}),
         (StopMatcher, "find", {"stop": ["never there"]}, {}),
         (LogprobsConverter, "convert", {"logprobs": 2}, {}),
-        (LogprobsConverter, "convert_prompt", {"prompt_logprobs": 1}, {}),
+        (GenerationState, "add_prompt_logprobs", {"prompt_logprobs": 1}, {}),
         (GenerationState, "_delta", {"output_kind": RequestOutputKind.DELTA}, {}),
     ],
     ids=["detokenizing", "stop matching", "logprobs", "prompt logprobs", "output"],
@@ -52,7 +52,7 @@ def test_error_in_output_processing_ends_its_request_alone(
     other: dict[str, Any],
     n: int,
 ) -> None:
-    calls = 0 if method == "convert_prompt" else 3
+    calls = 0 if method == "add_prompt_logprobs" else 3
     monkeypatch.setattr(owner, method, fails_after(calls, getattr(owner, method)))
     sampled = COMMON | {"temperature": 1.0, "n": n}
     writer.add_request("fails", "some text", SamplingParams(**sampled | options))

@@ -4,6 +4,7 @@ from typing import Any
 
 import openai
 import pytest
+from local_server import LocalServer
 from tokenizers import Tokenizer
 
 from engine_server.models import resolve
@@ -36,6 +37,16 @@ def test_each_prompt_of_a_list_gets_a_choice(client: openai.OpenAI, singles: lis
     assert [choice.text for choice in answer.choices] == singles
     assert answer.usage
     assert answer.usage.completion_tokens == 12
+
+
+def test_choices_of_a_prompt_reach_the_core_in_one_message(
+    scripted: LocalServer, scripted_client: openai.OpenAI
+) -> None:
+    before = len(scripted.core.requests)
+    answer = scripted_client.completions.create(model="smollm2", prompt="A", n=3, max_tokens=2)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    (message,) = scripted.core.requests[before:]
+    assert len(message.request_ids) == 3
 
 
 def test_prompts_of_a_list_are_streamed_together(client: openai.OpenAI, singles: list[str]) -> None:

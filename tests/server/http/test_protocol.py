@@ -5,7 +5,7 @@ import json
 import random
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
@@ -121,6 +121,25 @@ def test_upgrade_offered_by_a_java_client_is_declined_and_its_body_is_kept(servi
             answers += connection.recv(1 << 16)
 
 
+@contextlib.contextmanager
+def trickling(connection: socket.socket, piece: bytes) -> Iterator[None]:
+    """Send a small piece again and again during the context."""
+    ended = threading.Event()
+
+    def trickle() -> None:
+        with contextlib.suppress(OSError):
+            while not ended.wait(0.02):
+                connection.sendall(piece)
+
+    thread = threading.Thread(target=trickle)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
 def test_head_that_does_not_arrive_in_time_is_refused() -> None:
     with serving(head_seconds=0.2) as service, service.connect() as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nHost")
@@ -130,30 +149,19 @@ def test_head_that_does_not_arrive_in_time_is_refused() -> None:
 def test_header_fields_that_trickle_do_not_extend_the_time_for_a_head() -> None:
     with serving(head_seconds=0.5) as service, service.connect() as connection:
         connection.sendall(b"GET / HTTP/1.1\r\n")
-        answered = threading.Event()
-
-        def trickle() -> None:
-            with contextlib.suppress(OSError):
-                while not answered.wait(0.02):
-                    connection.sendall(b"X: a\r\n")
-
-        thread = threading.Thread(target=trickle)
-        thread.start()
-        status, _, body = read_answer(connection)
-        answered.set()
-        thread.join()
-        assert (status, json.loads(body)["error"]["code"]) == (408, "request_timeout")
+        with trickling(connection, b"X: a\r\n"):
+            assert_refused(connection, 408, "request_timeout")
 
 
 def test_body_that_pauses_too_long_is_refused() -> None:
-    with serving(body_seconds=0.2) as service, service.connect() as connection:
+    with serving(piece_seconds=0.2) as service, service.connect() as connection:
         connection.sendall(POST + b"Content-Length: 10\r\n\r\n{")
         assert_refused(connection, 408, "request_timeout")
         until(lambda: service.app.running == 0)
 
 
 def test_body_whose_pauses_are_short_may_take_longer_in_all() -> None:
-    with serving(body_seconds=1) as service, service.connect() as connection:
+    with serving(piece_seconds=1) as service, service.connect() as connection:
         connection.sendall(POST + b"Content-Length: 11\r\n\r\n")
         pause = threading.Event()
         for _ in range(11):
@@ -162,8 +170,16 @@ def test_body_whose_pauses_are_short_may_take_longer_in_all() -> None:
         assert json.loads(read_answer(connection)[2])["body"] == "a" * 11
 
 
+def test_pieces_of_a_body_that_trickle_do_not_extend_its_time() -> None:
+    with serving(body_seconds=0.5) as service, service.connect() as connection:
+        connection.sendall(POST + b"Content-Length: 1000000\r\n\r\n")
+        with trickling(connection, b"a"):
+            assert_refused(connection, 408, "request_timeout")
+        until(lambda: service.app.running == 0)
+
+
 def test_request_in_flight_takes_longer_than_the_times_for_head_and_body() -> None:
-    with serving(head_seconds=0.05, body_seconds=0.05) as service, service.connect() as connection:
+    with serving(head_seconds=0.05, piece_seconds=0.05) as service, service.connect() as connection:
         connection.sendall(b"GET /stream HTTP/1.1\r\n\r\n")
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
         connection.settimeout(0.5)

@@ -10,10 +10,10 @@ from engine_server.server.api.openai_answer import (
     AnswerOptions,
     ChunkEncoder,
     CompletionUsage,
-    PromptLogprob,
+    PromptLogprobs,
     StopReason,
     TokenIds,
-    prompt_logprobs,
+    encode_prompt_logprobs,
 )
 from engine_server.server.generation.events import (
     ChoiceDelta,
@@ -117,7 +117,7 @@ class ChatCompletion(AnswerHead, frozen=True):
 
     choices: list[Choice]
     usage: CompletionUsage
-    prompt_logprobs: list[dict[int, PromptLogprob] | None] | None
+    prompt_logprobs: PromptLogprobs | None
     prompt_token_ids: TokenIds = msgspec.UNSET
     prompt_text: str | msgspec.UnsetType = msgspec.UNSET
 
@@ -175,7 +175,7 @@ class ChatRenderer(OpenAIStream):
             chunks += self._encoder.choice(choice, event.counts)
         return chunks
 
-    def body(self, choices: list[ChoiceDelta], counts: TokenCounts) -> bytes:
+    async def body(self, choices: list[ChoiceDelta], counts: TokenCounts) -> bytes:
         head, prompt = self._head, choices[0].prompt
         assert prompt is not None, "an answer that is not streamed has one event for each choice"
         fields = self._prompt_fields(prompt)
@@ -187,7 +187,7 @@ class ChatRenderer(OpenAIStream):
             head.system_fingerprint,
             choices=[self._whole(delta) for delta in choices],
             usage=CompletionUsage.of(counts, self._options),
-            prompt_logprobs=prompt_logprobs(prompt.logprobs),
+            prompt_logprobs=await encode_prompt_logprobs(prompt.logprobs),
             prompt_token_ids=fields.prompt_token_ids,
             prompt_text=fields.prompt_text,
         )

@@ -154,7 +154,7 @@ class MessagesRenderer:
             events += self._close()
         return events
 
-    def body(self, choices: list[ChoiceDelta], counts: TokenCounts) -> bytes:
+    async def body(self, choices: list[ChoiceDelta], counts: TokenCounts) -> bytes:
         (choice,) = choices
         assert choice.finish is not None, "an answer that is not streamed has one event"
         blocks = [self._block(part) for part in join_parts(choice.parts)]

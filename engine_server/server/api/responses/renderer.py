@@ -98,7 +98,7 @@ class ResponseRenderer:
             events += self._close(item_status(event.finish))
         return events
 
-    def body(self, choices: list[ChoiceDelta], counts: TokenCounts) -> bytes:
+    async def body(self, choices: list[ChoiceDelta], counts: TokenCounts) -> bytes:
         (choice,) = choices
         assert choice.finish is not None, "an answer that is not streamed has one event"
         self._finish = choice.finish

@@ -1,0 +1,35 @@
+"""Models that this engine can't run, which it refuses by name whatever transformers raises."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from tiny_models import TINY
+
+from engine_server import EngineArgs, LLMEngine
+
+pytestmark = pytest.mark.transformers
+
+SIZES = TINY | {"vocab_size": 96, "head_dim": 8, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
+MODELS: dict[str, dict[str, Any]] = {
+    "CodeGenForCausalLM": {},
+    "FalconH1ForCausalLM": {},
+    "FalconMambaForCausalLM": {},
+    "Gemma3nForCausalLM": {"vocab_size_per_layer_input": 96},
+    "JambaForCausalLM": {"num_experts": 4, "num_experts_per_tok": 2},
+    "JetMoeForCausalLM": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "MambaForCausalLM": {},
+    "RecurrentGemmaForCausalLM": {},
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_model_that_the_engine_cannot_run_is_refused_by_name(tmp_path: Path, model: str) -> None:
+    config = getattr(transformers, model).config_class(**SIZES | MODELS[model])
+    config.architectures = [model]
+    config.save_pretrained(tmp_path)
+    arguments = EngineArgs(model=str(tmp_path), load_format="dummy", skip_tokenizer_init=True, device="cpu")
+    reasons = f"^{model.removesuffix('ForCausalLM')}|^the model in {tmp_path} can't be loaded: "
+    with pytest.raises(ValueError, match=reasons):
+        LLMEngine.from_engine_args(arguments)
