@@ -104,8 +104,8 @@ def tune() -> None:
         names = ("COLUMNS", "DEPTH_BYTES", "WARPS")
         tried = [(4, 512, 1), (8, 512, 1), (16, 512, 4), (4, 1024, 1)]
         report(f"{name}, 1, {names}", best(quantized_row, names, tried, weights, 1))
-        for rows, launch in ((16, "FEW_ROWS"), (64, "MANY_ROWS")):
-            names, settings = (launch, "PROGRAMS"), itertools.product(LAUNCHES, (1, 2, 4))
+        for rows in (16, 64):
+            names, settings = ("LAUNCH", "PROGRAMS"), itertools.product(LAUNCHES, (1, 2, 4))
             report(f"{name}, {rows}, {names}", best(quantized_matmul, names, [*settings], weights, rows))
         for rows in (64, 128, 256, 512):
             found = best(quantized_matmul, ("MOST_ROWS",), [(0,), (rows,)], weights, rows)

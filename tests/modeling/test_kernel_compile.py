@@ -290,7 +290,7 @@ def quantised_products(rows: int, inputs: int, outputs: int) -> list[Callable[[]
 
 
 @pytest.mark.parametrize(
-    ("capability", "rows"), tiered([(c, r) for c in SHARED_BYTES for r in (1, 16, 64, 100)], (90, 16))
+    ("capability", "rows"), tiered([(c, r) for c in SHARED_BYTES for r in (1, 16, 64, 200)], (90, 16))
 )
 def test_products_with_quantised_weights_keep_to_registers(
     compile_for: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capability: int, rows: int
@@ -304,7 +304,7 @@ def test_products_with_quantised_weights_keep_to_registers(
         names = [kernel.name for kernel in kernels]
         if rows == 1:
             assert names == ["_multiply_row"]
-        elif rows == 100:
+        elif rows == 200:
             assert names == ["_dequantise"]
         else:
             assert names == ["_multiply_tile", "_add_parts"]
@@ -335,7 +335,7 @@ def test_programs_of_quantised_products_fill_an_h100(monkeypatch: pytest.MonkeyP
         product()
         name, number = programs[0]
         assert name in ("_multiply_row", "_multiply_tile")
-        assert number >= 2 * processors
+        assert number >= processors
 
 
 @pytest.mark.thorough

@@ -29,22 +29,25 @@ class ExpertLaunch(NamedTuple):
 # By the largest mean number of choices of an expert. Few are bound by the weights' bandwidth: small tiles, and many
 # bytes in flight.
 DENSE = {
-    4: ExpertLaunch(16, 64, 128, 4, 4),
-    16: ExpertLaunch(16, 128, 64, 4, 4),
-    32: ExpertLaunch(32, 128, 64, 4, 3),
+    4: ExpertLaunch(16, 64, 128, 4, 3),
+    16: ExpertLaunch(32, 128, 64, 4, 4),
+    32: ExpertLaunch(64, 128, 64, 4, 3),
     64: ExpertLaunch(64, 128, 64, 4, 3),
     256: ExpertLaunch(128, 128, 64, 8, 3),
 }
-# Those of DENSE that differ on Hopper, which has more shared memory, and whose products read both factors from it.
-HOPPER = {64: ExpertLaunch(64, 128, 64, 4, 4), 256: ExpertLaunch(128, 256, 64, 8, 4)}
+# Those of DENSE that differ on Hopper, which has more shared memory, and whose products read both factors from it. All
+# for Hopper were chosen on an H200 by `python -m benchmarks.gpu.mixture`.
+HOPPER = {16: ExpertLaunch(32, 128, 128, 4, 3), 256: ExpertLaunch(128, 256, 64, 8, 3)}
 # Of weights that are dequantised in registers.
 QUANTISED = {
-    4: ExpertLaunch(16, 64, 128, 4, 4),
-    16: ExpertLaunch(16, 64, 128, 4, 3),
+    4: ExpertLaunch(16, 128, 128, 4, 3),
+    16: ExpertLaunch(32, 128, 128, 4, 3),
     32: ExpertLaunch(32, 64, 128, 4, 3),
     64: ExpertLaunch(64, 64, 64, 4, 3),
-    256: ExpertLaunch(128, 64, 64, 8, 3),
+    256: ExpertLaunch(128, 128, 64, 8, 3),
 }
+# Those of QUANTISED that differ on Hopper.
+HOPPER_QUANTISED = {size: ExpertLaunch(64, 128, 64, 4, 3) for size in (32, 64)}
 # For any number of rows: a row's product is the same in each.
 INVARIANT = ExpertLaunch(64, 64, 64, 4, 3)
 # Of elements of 4 bytes, for which there is no room to copy ahead.
@@ -58,7 +61,9 @@ def launch_for(
     if invariant:
         launch = INVARIANT
     else:
-        table = QUANTISED if quantised else DENSE | HOPPER if capability() == 90 else DENSE
+        table, on_hopper = (QUANTISED, HOPPER_QUANTISED) if quantised else (DENSE, HOPPER)
+        if capability() == 90:
+            table = table | on_hopper
         launch = table[min((size for size in table if choices <= size * experts), default=max(table))]
     if dtype.itemsize == 2:
         return launch

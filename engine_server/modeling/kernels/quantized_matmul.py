@@ -26,7 +26,7 @@ PROGRAMS = 2
 # Steps of a part of K: with fewer, the first copies take longer than the products.
 LEAST_STEPS = 4
 # The largest number of rows for which dequantising again for each tile takes less than writing dense weights.
-MOST_ROWS = 64
+MOST_ROWS = 128
 # Sums that a program of `_add_parts` adds.
 ADDED = 1024
 
@@ -42,7 +42,8 @@ class Launch(NamedTuple):
     registers: int | None = None
 
 
-FEW_ROWS, MANY_ROWS = Launch(64, 4, 4), Launch(64, 4, 3)  # up to MIN_TILE rows, and more
+# Chosen on an H200 by `python -m benchmarks.gpu.quantised`.
+LAUNCH = Launch(64, 4, 3)
 
 
 class Tiling(NamedTuple):
@@ -65,13 +66,12 @@ def tiling(rows: int, columns: int, inputs: int, group: int, element_size: int, 
     group: inputs that share a scale; element_size: of values, in bytes.
     """
     rows = min(ROWS, max(MIN_TILE, triton.next_power_of_2(rows)))
-    launch = FEW_ROWS if rows == MIN_TILE else MANY_ROWS
     depth = DEPTH_BYTES // element_size
     shared = shared_inputs(inputs, group, depth)
     all_steps = triton.cdiv(inputs, depth)
-    wanted = triton.cdiv(PROGRAMS * processors, triton.cdiv(columns, launch.columns))
+    wanted = triton.cdiv(PROGRAMS * processors, triton.cdiv(columns, LAUNCH.columns))
     steps = triton.cdiv(all_steps, max(1, min(wanted, all_steps // LEAST_STEPS)))
-    return Tiling(launch, rows, depth, shared, triton.cdiv(all_steps, steps), steps)
+    return Tiling(LAUNCH, rows, depth, shared, triton.cdiv(all_steps, steps), steps)
 
 
 @cache

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from engine_server.modeling.kernels.codes import FLOAT8, LARGE, shared_inputs
 
-COLUMNS, DEPTH_BYTES = 4, 512  # of a step; DEPTH_BYTES: of an output's codes
-WARPS = 1
+# Chosen on an H200 by `python -m benchmarks.gpu.quantised`. Of a step; DEPTH_BYTES: of an output's codes.
+COLUMNS, DEPTH_BYTES, WARPS = 16, 512, 4
 # The smallest power of two that may divide a group.
 LEAST_SHARED = 16
 
