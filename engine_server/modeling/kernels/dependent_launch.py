@@ -10,8 +10,8 @@ from triton.language.extra import cuda
 
 from engine_server.modeling.kernels.launch import capability
 
-# Off: on an H200 it is worth 1 % of a layer (`python -m benchmarks.gpu.dependent_launch`), and the tests have not been run
-# with it on a GPU.
+# Off: it is worth 1 % of a layer on an H200 (`python -m benchmarks.gpu.dependent_launch`), and no test has run with it
+# on a GPU.
 ENABLED = False
 CAPABILITY = 90
 
