@@ -10,8 +10,9 @@ import aiohttp
 import pytest
 from llm_operator.autoscaling import routers
 from llm_operator.autoscaling.routers import Routers, RouterService
-from llm_operator.control import adapter_pusher, start_poller
+from llm_operator.control import adapter_pusher, pod_questions, start_poller
 from llm_operator.control.adapter_pusher import AdapterPusher, Goal, Push
+from llm_operator.control.pod_questions import PodQuestions
 from llm_operator.control.start_poller import StartPoller
 from llm_operator.observed import Replica
 
@@ -90,12 +91,13 @@ async def ask_a_router_for_usage(port: int) -> None:
 
 async def ask_an_engine_for_its_start(port: int) -> None:
     replica = Replica("p", "2026-01-01T00:00:00Z", "127.0.0.1")
-    assert await StartPoller(lambda _: None)._ask(replica) is None
+    assert await StartPoller(lambda _: None, PodQuestions())._ask("n", replica) is None
 
 
 async def ask_an_engine_for_adapters(port: int) -> None:
     replica = Replica("p", "2026-01-01T00:00:00Z", "127.0.0.1")
-    answer = await AdapterPusher(lambda _: None)._call(Push(replica, Goal(WantedAdapters(), "key")), "GET")
+    push = Push(replica, Goal(WantedAdapters(), "key"))
+    answer = await AdapterPusher(lambda _: None, PodQuestions())._call("n", push, "GET")
     assert "does not answer" in answer.problem
 
 
@@ -107,7 +109,7 @@ async def probe_an_engine(port: int) -> None:
 QUESTIONS: dict[str, tuple[Callable[[int], Awaitable[None]], int]] = {
     "demand": (ask_a_router_for_demand, routers.LONGEST_ANSWER),
     "usage": (ask_a_router_for_usage, peers.MAX_REPORT_BYTES),
-    "start": (ask_an_engine_for_its_start, start_poller.LARGEST_ANSWER),
+    "start": (ask_an_engine_for_its_start, pod_questions.LARGEST_ANSWER),
     "adapters": (ask_an_engine_for_adapters, adapter_pusher.LARGEST_ANSWER),
     "probe": (probe_an_engine, 65_536),
 }

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 from engine_server import EngineArgs, LLMEngine, LoRARequest, PromptAdapterRequest, SamplingParams
 from engine_server.core.scheduling.batch import Batch
 from engine_server.core.scheduling.request import GenerationRequest
-from engine_server.core.step_capture import StepCapture
+from engine_server.core.step_capture import Replay, StepCapture
 from engine_server.modeling.attention.hook import ForwardContext
 from engine_server.modeling.attention.interface import IntArray, StepInputs
 from engine_server.modeling.attention.step_attention import StepAttention
@@ -111,9 +111,9 @@ def record_steps(engine: LLMEngine, monkeypatch: pytest.MonkeyPatch) -> list[Rec
     executor, replay = engine._core.executor, StepCapture.states
     compute = executor.draft_logits
 
-    def replaying(capture: StepCapture, size: int, adapted: bool) -> Tensor:
-        replayed.append(size)
-        return replay(capture, size, adapted)
+    def replaying(capture: StepCapture, found: Replay) -> Tensor:
+        replayed.append(found.size)
+        return replay(capture, found)
 
     def recording(batch: Batch, sources: IntArray | None = None) -> Tensor:
         replayed.clear()

@@ -54,7 +54,7 @@ class PodQuestions:
             async with (
                 self._place(namespace),
                 ClientSession(
-                    timeout=limits or TIMEOUT or TIMEOUT, auto_decompress=False, cookie_jar=DummyCookieJar()
+                    timeout=limits or TIMEOUT, auto_decompress=False, cookie_jar=DummyCookieJar()
                 ) as session,
                 session.request(method, url, data=body, headers=identity, allow_redirects=False) as answer,
             ):
