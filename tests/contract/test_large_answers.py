@@ -17,9 +17,9 @@ from llm_operator.control.start_poller import StartPoller
 from llm_operator.observed import Replica
 
 from engine_server.contract.adapters import WantedAdapters
-from engine_server.router.callers import peers
+from engine_server.router.callers.engine_credentials import EngineCredentials
 from engine_server.router.callers.ledger import Ledger
-from engine_server.router.callers.peers import Peers, PeerSettings
+from engine_server.router.callers.peers import MAX_REPORT_BYTES, Peers, PeerSettings
 from engine_server.router.routing.endpoint import Address
 from engine_server.router.routing.health import probe
 
@@ -85,8 +85,9 @@ async def ask_a_router_for_demand(port: int) -> None:
 
 
 async def ask_a_router_for_usage(port: int) -> None:
+    peers = Peers(PeerSettings(), Ledger(0.0), EngineCredentials())
     async with aiohttp.ClientSession() as session:
-        assert await Peers(PeerSettings(), Ledger(0.0))._ask(session, Address("127.0.0.1", port)) is None
+        assert await peers._ask(session, Address("127.0.0.1", port)) is None
 
 
 async def ask_an_engine_for_its_start(port: int) -> None:
@@ -108,7 +109,7 @@ async def probe_an_engine(port: int) -> None:
 # The bound of each, in bytes.
 QUESTIONS: dict[str, tuple[Callable[[int], Awaitable[None]], int]] = {
     "demand": (ask_a_router_for_demand, routers.LONGEST_ANSWER),
-    "usage": (ask_a_router_for_usage, peers.MAX_REPORT_BYTES),
+    "usage": (ask_a_router_for_usage, MAX_REPORT_BYTES),
     "start": (ask_an_engine_for_its_start, pod_questions.LARGEST_ANSWER),
     "adapters": (ask_an_engine_for_adapters, adapter_pusher.LARGEST_ANSWER),
     "probe": (probe_an_engine, 65_536),
