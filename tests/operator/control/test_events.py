@@ -12,11 +12,11 @@ from waiting import until
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
-def pod(name: str, labels: dict[str, str]) -> dict[str, Any]:
+def pod(name: str, labels: dict[str, str], owners: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name, "labels": labels},
+        "metadata": {"name": name, "labels": labels, "ownerReferences": owners},
         "spec": {"containers": [{"name": "engine", "image": "x"}]},
     }
 
@@ -45,7 +45,8 @@ def events_of(world: Any, name: str) -> list[dict[str, Any]]:
 def test_a_crash_loop_has_one_reason_and_one_event(world: Any, manifest: Any, name: str) -> None:
     world.apply(manifest(name))
     workload = until(lambda: world.get("deployment", f"{name}-engine"))
-    world.apply(pod(name, workload["spec"]["template"]["metadata"]["labels"]))
+    labels = workload["spec"]["template"]["metadata"]["labels"]
+    world.apply(pod(name, labels, world.pod_owners(name)))
 
     for restarts in range(3):
         for status in crash(restarts):

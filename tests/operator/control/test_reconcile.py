@@ -106,7 +106,8 @@ def test_repairs_drift_of_children(world: Any, manifest: Any, name: str) -> None
 def test_a_pod_with_the_label_of_a_replica_is_none_unless_the_deployment_owns_it(
     world: Any, manifest: Any, name: str, owner: str
 ) -> None:
-    other = f"{name[:40]}-other"
+    name = f"{name[:40]}-{len(owner)}"
+    other = f"{name}-other"
     world.apply(manifest(name), manifest(other))
     labels = until(lambda: template(world, name))["metadata"]["labels"]
     until(lambda: template(world, other))

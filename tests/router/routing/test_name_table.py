@@ -11,6 +11,7 @@ from engine_server.contract.served_names import NameClaim, holders
 from engine_server.router.callers.account import ANYONE, Account, usable_route
 from engine_server.router.callers.keys import KeyEntry
 from engine_server.router.errors import RequestError
+from engine_server.router.obstacle import Obstacle
 from engine_server.router.routing.directory import Adapter, Deployment, Directory
 from engine_server.router.routing.name_table import NameTable
 
@@ -60,7 +61,8 @@ def crowded() -> Directory:
 
 def deployment(number: int, namespace: str, reason: str = "") -> Deployment:
     adapters = tuple(Adapter(f"{namespace}-{number}-{each}") for each in range(10))
-    return Deployment(Key(namespace, f"m{number}"), (f"m{number}",), reason=reason, adapters=adapters)
+    obstacle = Obstacle(reason)
+    return Deployment(Key(namespace, f"m{number}"), (f"m{number}",), obstacle=obstacle, adapters=adapters)
 
 
 def test_a_change_costs_its_own_names_and_not_those_of_others(crowded, monkeypatch):

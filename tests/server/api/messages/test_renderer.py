@@ -1,5 +1,6 @@
 """Rendering of Anthropic's answers, parsed by the types of Anthropic's own client."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -62,7 +63,7 @@ def deltas(parts: list[Part], finish: Finish = STOP) -> list[ChoiceDelta]:
 
 
 def whole(parts: list[Part], finish: Finish = STOP, counts: TokenCounts = USAGE, **options: Any) -> Message:
-    body = renderer(**options).body([ChoiceDelta(0, parts, [], None, finish, counts)], counts)
+    body = asyncio.run(renderer(**options).body([ChoiceDelta(0, parts, [], None, finish, counts)], counts))
     return Message.model_validate_json(body, strict=True)
 
 

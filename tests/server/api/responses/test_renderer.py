@@ -1,5 +1,6 @@
 """Rendering of the answers of the responses API, parsed by the types of OpenAI's own client."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -81,7 +82,7 @@ def stream(parts: list[Part], finish: Finish = STOP) -> list[dict[str, Any]]:
 
 
 def whole(parts: list[Part], finish: Finish = STOP) -> dict[str, Any]:
-    body = renderer().body([ChoiceDelta(0, parts, [], None, finish, USAGE)], USAGE)
+    body = asyncio.run(renderer().body([ChoiceDelta(0, parts, [], None, finish, USAGE)], USAGE))
     Response.model_validate_json(body)
     answer: dict[str, Any] = json.loads(body)
     return answer
@@ -173,7 +174,7 @@ def test_log_probabilities_belong_to_the_text() -> None:
     tokens = [{number: Logprob(-0.5, 1, text)} for number, text in enumerate(["They", " want", "I", " look"])]
     parts: list[Part] = [Reasoning("They want"), Text("I look")]
     rendering = renderer()
-    body = json.loads(rendering.body([ChoiceDelta(0, parts, [], tokens, STOP, USAGE)], USAGE))
+    body = json.loads(asyncio.run(rendering.body([ChoiceDelta(0, parts, [], tokens, STOP, USAGE)], USAGE)))
     _, message = body["output"]
     assert [token["token"] for token in message["content"][0]["logprobs"]] == ["I", " look"]
 
