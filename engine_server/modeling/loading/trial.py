@@ -215,10 +215,12 @@ def has_one_window(copy: PreTrainedModel) -> bool:
 
 @torch.inference_mode()
 def original_states(copy: PreTrainedModel, device: torch.device) -> Tensor | None:
-    """Return the hidden states of the trial's tokens in float32, by transformers' own attention; None if that fails.
+    """Return the hidden states of the trial's tokens in float32, by transformers' own attention.
 
-    copy: see `sample_copy`, as transformers made it.
+    copy: see `sample_copy`, as transformers made it. None if that attention fails, or is known to be wrong.
     """
+    if getattr(copy.config, "alibi", False):
+        return None  # in transformers 5.17 the eager attention of Falcon adds ALiBi twice
     original = nn.Module.float(deepcopy(copy))
     tokens, positions = (torch.from_numpy(one).to(device)[None] for one in (np.arange(NUM_TOKENS), POSITIONS))
     base: Any = original.base_model
