@@ -1,12 +1,30 @@
 """The weights of a tile of codes, in a few instructions for each: a conversion of integers is slow on a GPU."""
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
+from torch import Tensor
 
 # In place of the number of bits of integers.
 FLOAT8 = tl.constexpr(0)
 # 2 ** 23 in float32, whose low bits are those of the integer added to it.
 LARGE = tl.constexpr(0x4B000000)
+
+
+class QuantizedWeight(NamedTuple):
+    """A quantised weight [N, K] with its bias; codes, scales, minima: as in `IntegerFormat` or `Float8Format`."""
+
+    # uint8.
+    codes: Tensor
+    scales: Tensor
+    minima: Tensor | None
+    # [N]
+    bias: Tensor | None
+    # 4 or 8; FLOAT8.
+    bits: int
+    # Inputs that share a scale.
+    group: int
 
 
 def shared_inputs(inputs: int, group: int, depth: int) -> int:

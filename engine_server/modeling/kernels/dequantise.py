@@ -5,41 +5,34 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine_server.modeling.kernels.codes import _weights, shared_inputs
+from engine_server.modeling.kernels.codes import QuantizedWeight, _weights, shared_inputs
 
 COLUMNS, DEPTH = 16, 512  # of a tile
 # Of dense weights at a time. Those of a larger layer, as a language model's head, are multiplied slice by slice.
 DENSE_BYTES = 256 << 20
 
 
-def multiply_dequantised(
-    x: Tensor,
-    codes: Tensor,
-    scales: Tensor,
-    minima: Tensor | None,
-    bias: Tensor | None,
-    bits: int,
-    group: int,
-) -> Tensor:
+def multiply_dequantised(x: Tensor, weight: QuantizedWeight) -> Tensor:
     """Return x @ weight.T + bias in x's dtype, with weights rounded to x's dtype.
 
-    x: [T, K]; codes (uint8), scales, minima: as in `IntegerFormat` or `Float8Format`; bias: [N].
+    x: [T, K].
     """
+    codes, scales, minima, bias, bits, group = weight
     (count, depth), columns = x.shape, len(codes)
     out = x.new_empty(count, columns)
     width = min(columns, max(1, DENSE_BYTES // (depth * x.element_size())))
     dense = x.new_empty(width, depth)
     for first in range(0, columns, width):
         part = slice(first, min(first + width, columns))
-        weight = dense[: part.stop - first]
-        _dequantise[(triton.cdiv(len(weight), COLUMNS), triton.cdiv(depth, DEPTH))](
-            weight, codes, scales, minima, first, part.stop, K=depth, BITS=bits, GROUP=group,
+        rows = dense[: part.stop - first]
+        _dequantise[(triton.cdiv(len(rows), COLUMNS), triton.cdiv(depth, DEPTH))](
+            rows, codes, scales, minima, first, part.stop, K=depth, BITS=bits, GROUP=group,
             GROUPS=scales.shape[1], SHARED=shared_inputs(depth, group, DEPTH), COLUMNS=COLUMNS, DEPTH=DEPTH,
         )  # fmt: skip
         if bias is None:
-            torch.mm(x, weight.T, out=out[:, part])
+            torch.mm(x, rows.T, out=out[:, part])
         else:
-            torch.addmm(bias[part], x, weight.T, out=out[:, part])
+            torch.addmm(bias[part], x, rows.T, out=out[:, part])
     return out
 
 

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine_server.modeling.kernels.codes import FLOAT8, _weights, shared_inputs
+from engine_server.modeling.kernels.codes import FLOAT8, QuantizedWeight, _weights, shared_inputs
 from engine_server.modeling.kernels.dequantise import multiply_dequantised
 from engine_server.modeling.kernels.launch import MIN_TILE
 from engine_server.modeling.kernels.quantized_row import multiplies_words, multiply_row
@@ -93,7 +93,7 @@ def integer_linear(
 
     x: [..., K]; codes, scales, minima: as in `IntegerFormat`, contiguous; bits: 4 or 8; bias: [N].
     """
-    return _multiply(x, codes, scales, minima, bias, bits, group)
+    return _multiply(x, QuantizedWeight(codes, scales, minima, bias, bits, group))
 
 
 def float8_linear(x: Tensor, codes: Tensor, scales: Tensor, group: int, bias: Tensor | None) -> Tensor:
@@ -101,37 +101,22 @@ def float8_linear(x: Tensor, codes: Tensor, scales: Tensor, group: int, bias: Te
 
     x: [..., K]; codes, scales: as in `Float8Format`, contiguous; bias: [N].
     """
-    return _multiply(x, codes.view(torch.uint8), scales, None, bias, FLOAT8.value, group)
+    return _multiply(x, QuantizedWeight(codes.view(torch.uint8), scales, None, bias, FLOAT8.value, group))
 
 
-def _multiply(
-    x: Tensor,
-    codes: Tensor,
-    scales: Tensor,
-    minima: Tensor | None,
-    bias: Tensor | None,
-    bits: int,
-    group: int,
-) -> Tensor:
+def _multiply(x: Tensor, weight: QuantizedWeight) -> Tensor:
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     if len(rows) > MOST_ROWS:
         multiply = multiply_dequantised
-    elif len(rows) == 1 and multiplies_words(x.shape[-1], group, bits):
+    elif len(rows) == 1 and multiplies_words(x.shape[-1], weight.group, weight.bits):
         multiply = multiply_row
     else:
         multiply = _multiply_tiles
-    return multiply(rows, codes, scales, minima, bias, bits, group).view(*x.shape[:-1], len(codes))
+    return multiply(rows, weight).view(*x.shape[:-1], len(weight.codes))
 
 
-def _multiply_tiles(
-    x: Tensor,
-    codes: Tensor,
-    scales: Tensor,
-    minima: Tensor | None,
-    bias: Tensor | None,
-    bits: int,
-    group: int,
-) -> Tensor:
+def _multiply_tiles(x: Tensor, weight: QuantizedWeight) -> Tensor:
+    codes, scales, minima, bias, bits, group = weight
     (count, depth), columns = x.shape, len(codes)
     tile = tiling(count, columns, depth, group, x.element_size(), processors(x.device))
     out = x.new_empty(count, columns)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine_server.modeling.kernels.codes import FLOAT8, LARGE, shared_inputs
+from engine_server.modeling.kernels.codes import FLOAT8, LARGE, QuantizedWeight, shared_inputs
 
 # Chosen on an H200 by `python -m benchmarks.gpu.quantised`. Of a step; DEPTH_BYTES: of an output's codes.
 COLUMNS, DEPTH_BYTES, WARPS = 16, 512, 4
@@ -29,19 +29,12 @@ def depth(bits: int) -> int:
     return DEPTH_BYTES * 8 // (bits or 8)
 
 
-def multiply_row(
-    x: Tensor,
-    codes: Tensor,
-    scales: Tensor,
-    minima: Tensor | None,
-    bias: Tensor | None,
-    bits: int,
-    group: int,
-) -> Tensor:
+def multiply_row(x: Tensor, weight: QuantizedWeight) -> Tensor:
     """Return x @ weight.T + bias in x's dtype; weights are not rounded, and sums are in float32.
 
-    x: [1, K]; codes (uint8), scales, minima: as in `IntegerFormat` or `Float8Format`; bias: [N].
+    x: [1, K].
     """
+    codes, scales, minima, bias, bits, group = weight
     columns, inputs = len(codes), x.shape[1]
     out = x.new_empty(1, columns)
     _multiply_row[(triton.cdiv(columns, COLUMNS),)](
