@@ -90,6 +90,12 @@ def path_of(manifest: Manifest, namespace: str) -> str:
     return f"{collection_of(manifest, namespace)}/{manifest['metadata']['name']}"
 
 
+def reference_to(api_version: str, kind: str, owner: Manifest) -> Manifest:
+    """Return the owner reference to a controller."""
+    named = {key: owner["metadata"][key] for key in ("name", "uid")}
+    return {"apiVersion": api_version, "kind": kind, **named, "controller": True}
+
+
 class Client:
     """Calls with the rights of a kubeconfig, in one namespace by default. Threads may share it."""
 
@@ -187,6 +193,18 @@ class Client:
         if found := self.find(kind, name, namespace):
             return found
         raise NotYetError(f"there is no {kind} {name}")
+
+    def pod_owners(self, name: str, namespace: str | None = None) -> list[Manifest]:
+        """Create a ReplicaSet of an LLMDeployment's Deployment, and return the owner references of its pods."""
+        deployment = self.get("deployment", f"{name}-engine", namespace)
+        template = deployment["spec"]["template"]
+        home, owner = deployment["metadata"]["namespace"], f"{name}-engine-1"
+        labels = template["metadata"]["labels"]
+        reference = reference_to("apps/v1", "Deployment", deployment)
+        metadata = {"name": owner, "namespace": home, "labels": labels, "ownerReferences": [reference]}
+        spec = {"replicas": 1, "selector": {"matchLabels": labels}, "template": template}
+        self.apply({"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": metadata, "spec": spec})
+        return [reference_to("apps/v1", "ReplicaSet", self.get("replicaset", owner, home))]
 
     def list(self, kind: str, namespace: str | None = None, **selectors: str) -> list[Manifest]:
         """Return objects, those that `labelSelector` and `fieldSelector` select."""

@@ -61,12 +61,6 @@ def bound(
     return role, binding
 
 
-def reference_to(api_version: str, kind: str, owner: dict[str, Any]) -> dict[str, Any]:
-    """Return the owner reference to a controller."""
-    named = {key: owner["metadata"][key] for key in ("name", "uid")}
-    return {"apiVersion": api_version, "kind": kind, **named, "controller": True}
-
-
 class World(Client):
     """The API server with our CRD, used by an administrator in a namespace of the test's module."""
 
@@ -128,18 +122,6 @@ class World(Client):
             assert error.status in (400, 422), error
             return error.message
         return ""
-
-    def pod_owners(self, name: str, namespace: str | None = None) -> list[dict[str, Any]]:
-        """Create a ReplicaSet of an LLMDeployment's Deployment, and return the owner references of its pods."""
-        deployment = self.get("deployment", f"{name}-engine", namespace)
-        template = deployment["spec"]["template"]
-        home, owner = deployment["metadata"]["namespace"], f"{name}-engine-1"
-        labels = template["metadata"]["labels"]
-        reference = reference_to("apps/v1", "Deployment", deployment)
-        metadata = {"name": owner, "namespace": home, "labels": labels, "ownerReferences": [reference]}
-        spec = {"replicas": 1, "selector": {"matchLabels": labels}, "template": template}
-        self.apply({"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": metadata, "spec": spec})
-        return [reference_to("apps/v1", "ReplicaSet", self.get("replicaset", owner, home))]
 
     def condition(self, name: str, kind: str, namespace: str | None = None) -> dict[str, Any]:
         """Return a condition, empty before it is reported."""

@@ -20,6 +20,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding
 EVENT = b"b\r\ndata: one\n\n\r\n"
 MEGABYTE = 1 << 20
 STREAMS = [1_000, pytest.param(5_000, marks=pytest.mark.thorough)]
+STEADY_ROUNDS = 4
 WAVE = 50
 SILENT_CLIENTS = [100, pytest.param(1_000, marks=pytest.mark.thorough)]
 
@@ -90,8 +91,14 @@ async def test_open_streams_leave_no_memory_and_no_count(router, eventually, str
     async def ended() -> bool:
         return await metric("in_flight") == await metric("endpoint_in_flight{") == 0
 
-    sizes = []
-    for _ in range(7):
+    sizes: list[int] = []
+
+    def grows() -> bool:
+        # The allocator takes more in steps, the later the busier the machine; a leak grows in each round.
+        return len(sizes) < STEADY_ROUNDS or sizes[-1] > sizes[-STEADY_ROUNDS] + MEGABYTE // 4
+
+    while grows():
+        assert len(sizes) < 25, sizes
         clients = await open_streams(port, streams)
         assert await metric("in_flight") == streams
         sizes.append(process.memory_info().rss)
@@ -99,7 +106,6 @@ async def test_open_streams_leave_no_memory_and_no_count(router, eventually, str
             client.transport.abort()
         await eventually(ended)
     assert sizes[-1] < 250 * MEGABYTE
-    assert sizes[-1] < 1.05 * sizes[4]  # the rounds before fill the caches of the allocator
 
 
 async def test_ten_thousand_connects_and_disconnects_leave_no_memory_and_no_count(router, eventually):

@@ -255,7 +255,8 @@ def llmdeployment(name: str, **spec: Any) -> dict[str, Any]:
 
 def start_pod(client: Client) -> None:
     """Create a pod of the LLMDeployment `DOWN`, and report that a node took it, as a scheduler does."""
-    metadata = {"name": f"{DOWN}-0", "labels": {LLMDEPLOYMENT_LABEL: DOWN}}
+    owners = until(lambda: client.pod_owners(DOWN))
+    metadata = {"name": f"{DOWN}-0", "labels": {LLMDEPLOYMENT_LABEL: DOWN}, "ownerReferences": owners}
     spec = {"containers": [{"name": "engine", "image": "engine:1"}]}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
